@@ -1,0 +1,105 @@
+//! Samples made into steps.
+
+use crate::{DataError, Dataset, MicroBatch, Position, StepBatch, order::Order};
+
+/// How many samples an error message names before it only counts them.
+const SAMPLES_NAMED: usize = 8;
+
+/// The endless, deterministic sequence of a dataset's steps.
+///
+/// A step takes `accum` micro-batches of `micro_batch` samples, in order. Where an epoch ends, the
+/// next begins, within a micro-batch if need be: no sample is dropped or padded.
+#[derive(Debug)]
+pub struct Batches {
+    dataset: Dataset,
+    order: Order,
+    position: Position,
+}
+
+impl Batches {
+    pub(crate) fn new(dataset: Dataset) -> Self {
+        Self {
+            order: dataset.order(),
+            dataset,
+            position: Position::default(),
+        }
+    }
+
+    /// The dataset that the steps come from.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Where the next step begins.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Continues at a position that [`Self::position`] once gave: the steps that follow are those
+    /// that followed then.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::NoSuchPosition`] where the dataset has not that many samples; the position is
+    /// then unchanged.
+    pub fn seek(&mut self, position: Position) -> Result<(), DataError> {
+        let samples = self.dataset.samples() as u64;
+        if position.index >= samples {
+            return Err(DataError::NoSuchPosition {
+                file: self.dataset.name().to_owned(),
+                epoch: position.epoch,
+                index: position.index,
+                samples,
+            });
+        }
+        self.position = position;
+        Ok(())
+    }
+
+    /// Reads the next step.
+    ///
+    /// # Errors
+    ///
+    /// A token outside the vocabulary, or a step without a single target. The position is then
+    /// unchanged, so that asking again gives the same error.
+    pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
+        let (rows, accum) = {
+            let options = self.dataset.options();
+            (options.micro_batch, options.accum)
+        };
+        let samples = self.dataset.samples() as u64;
+        let mut position = self.position;
+        let mut micro = Vec::with_capacity(accum);
+        let mut taken = Vec::with_capacity(rows * accum);
+        for _ in 0..accum {
+            let mut batch = MicroBatch::with_room(rows, self.dataset.seq());
+            for _ in 0..rows {
+                let sample = self.order.sample(position);
+                self.dataset.read_sample(sample, &mut batch)?;
+                taken.push(sample);
+                position = position.next(samples);
+            }
+            micro.push(batch);
+        }
+        let step = StepBatch { micro };
+        if step.target_count() == 0 {
+            return Err(DataError::NoTargets {
+                file: self.dataset.name().to_owned(),
+                samples: list(&taken),
+                epoch: self.position.epoch,
+            });
+        }
+        self.position = position;
+        Ok(step)
+    }
+}
+
+/// The first few samples by number, the rest as a count.
+fn list(samples: &[usize]) -> String {
+    let (named, rest) = samples.split_at(samples.len().min(SAMPLES_NAMED));
+    let named: Vec<_> = named.iter().map(usize::to_string).collect();
+    match rest.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}

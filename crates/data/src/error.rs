@@ -1,0 +1,230 @@
+//! Everything that can be wrong with data, each with a sentence that says what to do.
+
+use std::io;
+
+/// Why there is no dataset, or no next step. Each message says what was wrong, where, and what to
+/// do about it.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says what its fields are")]
+pub enum DataError {
+    /// `data.format` is none of the known names.
+    #[error("data.format is \"{found}\"; use one of: {allowed}")]
+    UnknownFormat { found: String, allowed: String },
+
+    /// A size that must be at least 1 is 0.
+    #[error("{key} is 0; set it to 1 or more")]
+    Zero { key: &'static str },
+
+    /// Micro-batch, accumulation and sequence multiply to more than any step holds.
+    #[error(
+        "a step of {accum} micro-batches of {micro_batch} rows of {seq} tokens is more than {limit} tokens; \
+         lower batch.accum, batch.micro or data.seq"
+    )]
+    StepTooLarge {
+        micro_batch: usize,
+        accum: usize,
+        seq: usize,
+        limit: usize,
+    },
+
+    /// A format other than text was asked for without a file.
+    #[error(
+        "data.format is \"{format}\" but data.path is not set, and the built-in data is text; \
+         set data.path, or leave data.format at \"auto\""
+    )]
+    FormatNeedsPath { format: &'static str },
+
+    /// There is no such file.
+    #[error("data file {file} does not exist; check data.path")]
+    Missing { file: String },
+
+    /// The path is a directory, a pipe or a device.
+    #[error("data path {file} is {found}, not a file; set data.path to a file")]
+    NotAFile { file: String, found: &'static str },
+
+    /// The operating system would not open or map the file.
+    #[error("cannot read data file {file}: {reason}")]
+    Unreadable { file: String, reason: io::Error },
+
+    /// The file has no bytes.
+    #[error("data file {file} is empty; write it again, or check data.path")]
+    Empty { file: String },
+
+    /// The file ends inside llm.c's header.
+    #[error(
+        "data file {file} holds {bytes} bytes, less than the {needed} of an llm.c header; \
+         write it again, or set data.format=\"u16\" if it holds bare u16 tokens"
+    )]
+    HeaderTruncated {
+        file: String,
+        bytes: usize,
+        needed: usize,
+    },
+
+    /// The file does not begin as an llm.c token file does.
+    #[error(
+        "data file {file} begins with magic {found}, which is not llm.c's (20240520, or 20240801 for u32 tokens); \
+         if it holds bare u16 tokens, set data.format=\"u16\""
+    )]
+    WrongMagic { file: String, found: i32 },
+
+    /// An llm.c token file of a version that is not known here.
+    #[error(
+        "data file {file} has magic {magic} and version {found}, but that magic is read in version {expected} only; \
+         write it again in version {expected}"
+    )]
+    WrongVersion {
+        file: String,
+        magic: i32,
+        found: i32,
+        expected: i32,
+    },
+
+    /// Header and length of an llm.c token file disagree.
+    #[error(
+        "data file {file}: its header says {header} tokens of {width} bytes, but the file holds {held} \
+         ({bytes} bytes after the header); it was cut short or changed, so copy or write it again"
+    )]
+    TokenCount {
+        file: String,
+        header: i32,
+        held: usize,
+        width: usize,
+        bytes: usize,
+    },
+
+    /// A bare u16 file whose length is odd.
+    #[error(
+        "data file {file} holds {bytes} bytes, an odd number, so its last u16 token is cut in half; \
+         copy or write it again, or check data.format"
+    )]
+    OddLength { file: String, bytes: usize },
+
+    /// Not one sample of the wanted length.
+    #[error(
+        "data file {file} holds {tokens} tokens, but a sample of data.seq={seq} needs {needed}; \
+         lower data.seq or use a larger file"
+    )]
+    TooShort {
+        file: String,
+        tokens: usize,
+        seq: usize,
+        needed: usize,
+    },
+
+    /// The file is not safetensors, or is cut short.
+    #[error(
+        "data file {file} is not a whole safetensors file: {reason}; \
+         copy or write it again, or check data.format"
+    )]
+    NotSafetensors { file: String, reason: String },
+
+    /// A batch file without one of its two tensors.
+    #[error(
+        "data file {file} has no tensor `{tensor}` (it holds: {found}); \
+         a batch file needs `input_ids` and `targets`"
+    )]
+    MissingTensor {
+        file: String,
+        tensor: &'static str,
+        found: String,
+    },
+
+    /// A batch tensor that is not made of integers.
+    #[error(
+        "data file {file}: tensor `{tensor}` is {found}; a batch file needs I32 or I64, so convert it"
+    )]
+    TensorDtype {
+        file: String,
+        tensor: &'static str,
+        found: String,
+    },
+
+    /// A batch tensor that is not a matrix, or holds nothing.
+    #[error(
+        "data file {file}: tensor `{tensor}` has shape {found:?}; \
+         a batch file needs [rows, seq], both 1 or more"
+    )]
+    TensorShape {
+        file: String,
+        tensor: &'static str,
+        found: Vec<usize>,
+    },
+
+    /// The two batch tensors differ in shape.
+    #[error(
+        "data file {file}: `input_ids` has shape {input_ids:?} but `targets` has {targets:?}; \
+         write them with one target for each input"
+    )]
+    ShapesDiffer {
+        file: String,
+        input_ids: Vec<usize>,
+        targets: Vec<usize>,
+    },
+
+    /// A batch file brings its own sequence length, and it is not the one asked for.
+    #[error(
+        "data file {file} holds rows of {found} tokens, but data.seq={wanted}; \
+         leave data.seq unset, or set it to {found}"
+    )]
+    SeqDiffers {
+        file: String,
+        found: usize,
+        wanted: usize,
+    },
+
+    /// A token of a token file outside the vocabulary.
+    #[error(
+        "data file {file}: token {token} at position {position} is outside the vocabulary of {vocab}; \
+         raise model.vocab, or use data made with this model's tokenizer"
+    )]
+    TokenOutOfRange {
+        file: String,
+        token: u32,
+        position: usize,
+        vocab: usize,
+    },
+
+    /// A token of a batch file outside the vocabulary.
+    #[error(
+        "data file {file}: `{tensor}` holds {token} at row {row}, column {column} (position {position}), \
+         outside the vocabulary of {vocab}; raise model.vocab, or use data made with this model's tokenizer \
+         (only a target may be negative, and only -100, for no target)"
+    )]
+    EntryOutOfRange {
+        file: String,
+        tensor: &'static str,
+        token: i64,
+        row: usize,
+        column: usize,
+        position: usize,
+        vocab: usize,
+    },
+
+    /// A step in which nothing is to be learnt: its mean loss would be 0 / 0.
+    #[error(
+        "data file {file}: every target is masked in the step made of samples {samples} (epoch {epoch}); \
+         remove them, or raise batch.micro or batch.accum so that each step has a target"
+    )]
+    NoTargets {
+        file: String,
+        samples: String,
+        epoch: u64,
+    },
+
+    /// A saved position that this data does not have.
+    #[error(
+        "cannot continue at sample {index} of epoch {epoch}: data file {file} gives {samples} samples an epoch; \
+         resume with the data and data.seq that the run began with"
+    )]
+    NoSuchPosition {
+        file: String,
+        epoch: u64,
+        index: u64,
+        samples: u64,
+    },
+
+    /// The thread that reads ahead is gone.
+    #[error("the thread that reads data ahead {reason}; run again, and report it if it recurs")]
+    ReaderStopped { reason: String },
+}

@@ -1,0 +1,81 @@
+//! The bytes of a data file, mapped rather than read: token files may exceed the host's memory.
+
+use std::{
+    fs::{self, File},
+    io,
+    ops::Deref,
+    path::Path,
+};
+
+use memmap2::Mmap;
+
+use crate::{DataError, builtin};
+
+/// Bytes, and the name to use for them in messages. Never empty.
+#[derive(Debug)]
+pub(crate) struct DataFile {
+    pub(crate) name: String,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Mapped(Mmap),
+    Owned(Vec<u8>),
+}
+
+impl DataFile {
+    /// Maps the file at `path`.
+    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
+        let name = path.display().to_string();
+        let unreadable = |reason| DataError::Unreadable {
+            file: name.clone(),
+            reason,
+        };
+        // Before opening: to open a pipe would wait for its writer.
+        let metadata = fs::metadata(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => DataError::Missing { file: name.clone() },
+            _ => unreadable(error),
+        })?;
+        if !metadata.is_file() {
+            let found = if metadata.is_dir() {
+                "a directory"
+            } else {
+                "a pipe or device"
+            };
+            return Err(DataError::NotAFile { file: name, found });
+        }
+        if metadata.len() == 0 {
+            return Err(DataError::Empty { file: name });
+        }
+        let file = File::open(path).map_err(unreadable)?;
+        // SAFETY: the map is read-only, and read as plain bytes, for which any value is valid. It
+        // is undefined for another process to change the file meanwhile (cutting it short ends
+        // this process with SIGBUS); as in every program that maps its input, not doing so is
+        // left to the user, since locks are advisory.
+        let map = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
+        Ok(Self {
+            name,
+            bytes: Bytes::Mapped(map),
+        })
+    }
+
+    /// The text that ships in the binary.
+    pub(crate) fn builtin() -> Self {
+        Self {
+            name: "(built-in text)".to_owned(),
+            bytes: Bytes::Owned(builtin::text().into_bytes()),
+        }
+    }
+}
+
+impl Deref for DataFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Mapped(map) => map,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}

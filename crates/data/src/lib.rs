@@ -1,0 +1,52 @@
+//! Batches of tokens on the host, in a reproducible order, from token files, text files and
+//! ready-made batches.
+//!
+//! This crate never touches device memory, and never names a model: it knows a vocabulary's size
+//! and hands over plain `Vec<i32>`. The same options give the same batches on every machine,
+//! whatever the number of threads.
+//!
+//! ```
+//! use data::{Dataset, Format, Options};
+//!
+//! let dataset = Dataset::open(&Options {
+//!     path: None, // the text that ships in the binary
+//!     format: Format::Auto,
+//!     seq: Some(64),
+//!     micro_batch: 4,
+//!     accum: 2,
+//!     shuffle: true,
+//!     seed: 42,
+//!     vocab: 256,
+//! })?;
+//! println!("{}", dataset.describe());
+//!
+//! let mut steps = data::prefetch(dataset.batches(), 2);
+//! let step = steps.next_step()?;
+//! assert_eq!(step.micro.len(), 2);
+//! assert_eq!(step.target_count(), 2 * 4 * 64);
+//! # Ok::<(), data::DataError>(())
+//! ```
+//!
+//! Where to read on: [`Dataset`] for what can be opened, [`Batches`] for how samples become steps,
+//! [`Position`] for saving and restoring, [`DataError`] for all that can be wrong with a file.
+
+mod batch;
+mod batch_file;
+mod batches;
+mod builtin;
+mod dataset;
+mod error;
+mod file;
+mod llmc;
+mod options;
+mod order;
+mod prefetch;
+mod tokens;
+
+pub use batch::{MASKED, MicroBatch, StepBatch};
+pub use batches::Batches;
+pub use dataset::Dataset;
+pub use error::DataError;
+pub use options::{DEFAULT_SEQ, Format, Options};
+pub use order::Position;
+pub use prefetch::{Prefetched, prefetch};

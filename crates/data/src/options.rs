@@ -1,0 +1,137 @@
+//! What the caller chooses: the `data.*` and `batch.*` settings.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use crate::DataError;
+
+/// Tokens in a sequence where neither [`Options::seq`] nor the file says.
+pub const DEFAULT_SEQ: usize = 256;
+
+/// The most tokens that one step may hold: more is a mistyped setting, not a batch.
+const MAX_STEP_TOKENS: usize = i32::MAX as usize;
+
+/// What to read, and how to cut it into steps.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `data.path`; `None` reads the text that ships in the binary.
+    pub path: Option<PathBuf>,
+    /// `data.format`.
+    pub format: Format,
+    /// `data.seq`: tokens in a sequence. `None` takes a batch file's own, else [`DEFAULT_SEQ`].
+    pub seq: Option<usize>,
+    /// `batch.micro`: rows in a micro-batch.
+    pub micro_batch: usize,
+    /// `batch.accum`: micro-batches in a step.
+    pub accum: usize,
+    /// `data.shuffle`: a new order each epoch; without it, file order.
+    pub shuffle: bool,
+    /// `train.seed`: with the epoch, all that the shuffled order depends on.
+    pub seed: u64,
+    /// `model.vocab`: every token must be below it.
+    pub vocab: usize,
+}
+
+impl Options {
+    /// Refuses settings that no file could satisfy.
+    pub(crate) fn validate(&self) -> Result<(), DataError> {
+        let sizes = [
+            ("batch.micro", self.micro_batch),
+            ("batch.accum", self.accum),
+            ("data.seq", self.seq.unwrap_or(1)),
+            ("model.vocab", self.vocab),
+        ];
+        if let Some((key, _)) = sizes.into_iter().find(|&(_, size)| size == 0) {
+            return Err(DataError::Zero { key });
+        }
+        Ok(())
+    }
+
+    /// Refuses a step too large to be meant; `seq` is the resolved one.
+    pub(crate) fn check_step_size(&self, seq: usize) -> Result<(), DataError> {
+        self.micro_batch
+            .checked_mul(self.accum)
+            .and_then(|rows| rows.checked_mul(seq))
+            .filter(|&tokens| tokens <= MAX_STEP_TOKENS)
+            .map(drop)
+            .ok_or(DataError::StepTooLarge {
+                micro_batch: self.micro_batch,
+                accum: self.accum,
+                seq,
+                limit: MAX_STEP_TOKENS,
+            })
+    }
+}
+
+/// How a data file is laid out: the values of `data.format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Format {
+    /// `auto`: `.safetensors` is [`Batches`](Self::Batches), `.bin` is [`LlmC`](Self::LlmC),
+    /// anything else is [`Text`](Self::Text).
+    #[default]
+    Auto,
+    /// `text`: each byte is a token, vocabulary 256.
+    Text,
+    /// `u16`: little-endian u16 tokens and nothing else (nanoGPT's `train.bin`).
+    U16,
+    /// `llmc`: llm.c's 1024-byte header, then u16 tokens, or u32 in its Llama-3 variant.
+    LlmC,
+    /// `batches`: safetensors with `input_ids` and `targets`, integers `[N, seq]`.
+    Batches,
+}
+
+impl Format {
+    const ALL: [Self; 5] = [Self::Auto, Self::Text, Self::U16, Self::LlmC, Self::Batches];
+
+    /// The name used in `data.format`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Text => "text",
+            Self::U16 => "u16",
+            Self::LlmC => "llmc",
+            Self::Batches => "batches",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Format {
+    type Err = DataError;
+
+    fn from_str(name: &str) -> Result<Self, DataError> {
+        Self::ALL
+            .into_iter()
+            .find(|format| format.as_str() == name)
+            .ok_or_else(|| DataError::UnknownFormat {
+                found: name.to_owned(),
+                allowed: Self::ALL.map(Self::as_str).join(", "),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_reads_back_from_its_name() {
+        for format in Format::ALL {
+            assert_eq!(format.to_string().parse::<Format>().unwrap(), format);
+        }
+    }
+
+    #[test]
+    fn an_unknown_format_lists_the_known_ones() {
+        let message = "parquet".parse::<Format>().unwrap_err().to_string();
+        assert!(message.contains("\"parquet\""), "{message}");
+        assert!(
+            message.contains("auto, text, u16, llmc, batches"),
+            "{message}"
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! Reading ahead, so that a training step does not wait for the disk.
+
+use std::{
+    sync::mpsc::{Receiver, sync_channel},
+    thread::{self, JoinHandle},
+};
+
+use crate::{Batches, DataError, Position, StepBatch};
+
+/// A step or an error, and the position after it.
+type Read = (Result<StepBatch, DataError>, Position);
+
+/// Steps from a thread that reads ahead: the same steps, errors and positions as from the
+/// [`Batches`] that it was made of. Dropping it stops the thread.
+#[derive(Debug)]
+pub struct Prefetched {
+    position: Position,
+    steps: Option<Receiver<Read>>, // none only while being dropped
+    reader: Option<JoinHandle<()>>,
+    /// Why the channel will be found closed.
+    stopped: String,
+}
+
+/// Reads the steps of `batches` ahead in a thread, which holds up to `depth` of them ready and one
+/// more in hand.
+pub fn prefetch(mut batches: Batches, depth: usize) -> Prefetched {
+    let start = batches.position();
+    read_ahead(start, depth, move || {
+        let step = batches.next_step();
+        (step, batches.position())
+    })
+}
+
+fn read_ahead(
+    position: Position,
+    depth: usize,
+    mut read: impl FnMut() -> Read + Send + 'static,
+) -> Prefetched {
+    let (sender, steps) = sync_channel(depth);
+    let spawned = thread::Builder::new()
+        .name("data-prefetch".to_owned())
+        // An error does not end the thread: it is read again, as it would be without a thread.
+        .spawn(move || while sender.send(read()).is_ok() {});
+    let (reader, stopped) = match spawned {
+        Ok(reader) => (Some(reader), "panicked".to_owned()),
+        Err(error) => (None, format!("could not be started ({error})")),
+    };
+    Prefetched {
+        position,
+        steps: Some(steps),
+        reader,
+        stopped,
+    }
+}
+
+impl Prefetched {
+    /// Where the next step begins that [`Self::next_step`] has yet to give, however far ahead the
+    /// thread has read: the position to save.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Takes the next step, waiting for it if need be.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Batches::next_step`], at the same step; and [`DataError::ReaderStopped`] where
+    /// there is no thread.
+    pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
+        let read = self.steps.as_ref().and_then(|steps| steps.recv().ok());
+        let (step, position) = read.ok_or_else(|| DataError::ReaderStopped {
+            reason: self.stopped.clone(),
+        })?;
+        self.position = position;
+        step
+    }
+}
+
+impl Drop for Prefetched {
+    fn drop(&mut self) {
+        // Closes the channel, at which the thread's next send fails and it ends.
+        self.steps = None;
+        if let Some(reader) = self.reader.take() {
+            // A panic was already printed by its thread, and reported by `next_step`.
+            let _ = reader.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn no_step() -> Read {
+        (
+            Err(DataError::Zero { key: "test" }),
+            Position { epoch: 3, index: 1 },
+        )
+    }
+
+    #[test]
+    fn reads_depth_steps_ahead_and_no_more() {
+        let (saw, reads) = mpsc::channel();
+        let mut steps = read_ahead(Position::default(), 2, move || {
+            saw.send(()).unwrap();
+            no_step()
+        });
+        for _ in 0..3 {
+            reads
+                .recv_timeout(PATIENCE)
+                .expect("two held ready, one in hand");
+        }
+        assert!(reads.recv_timeout(Duration::from_millis(50)).is_err());
+        assert_eq!(steps.position(), Position::default());
+        steps.next_step().unwrap_err();
+        reads.recv_timeout(PATIENCE).expect("room for one more");
+        assert_eq!(steps.position(), Position { epoch: 3, index: 1 });
+    }
+
+    #[test]
+    fn dropping_stops_the_thread() {
+        let (alive, ended) = mpsc::channel::<()>();
+        let steps = read_ahead(Position::default(), 1, move || {
+            let _held = &alive;
+            no_step()
+        });
+        thread::spawn(move || drop(steps));
+        // Closed, rather than timed out: the thread has dropped its end.
+        let seen = ended.recv_timeout(PATIENCE);
+        assert_eq!(seen, Err(mpsc::RecvTimeoutError::Disconnected));
+    }
+
+    #[test]
+    fn a_panicking_reader_is_an_error_not_a_hang() {
+        let mut steps = read_ahead(Position::default(), 1, || panic!("on purpose"));
+        let message = steps.next_step().unwrap_err().to_string();
+        assert!(message.contains("panicked"), "{message}");
+    }
+}

@@ -1,0 +1,8 @@
+//! Tests of the public interface; every fixture is written by the test that reads it.
+
+mod bad_files;
+mod bad_values;
+mod fixture;
+mod fuzz;
+mod sources;
+mod steps;

@@ -1,0 +1,398 @@
+//! One check an operation, called first by every implementation.
+
+use crate::attention::{Pass, scratch_elements};
+use crate::{AdamW, AttentionShape, Init, KernelError, NORM_PARTS, Target};
+use memory::{DType, In, Out};
+
+type Checked = Result<(), KernelError>;
+
+/// What the checks read of a view.
+trait Shaped {
+    fn shape(&self) -> &[usize];
+    fn kind(&self) -> DType;
+    fn contiguous(&self) -> bool;
+}
+
+impl Shaped for In<'_> {
+    fn shape(&self) -> &[usize] {
+        self.dims()
+    }
+    fn kind(&self) -> DType {
+        self.dtype()
+    }
+    fn contiguous(&self) -> bool {
+        self.is_contiguous()
+    }
+}
+
+impl Shaped for Out<'_> {
+    fn shape(&self) -> &[usize] {
+        self.dims()
+    }
+    fn kind(&self) -> DType {
+        self.dtype()
+    }
+    fn contiguous(&self) -> bool {
+        self.is_contiguous()
+    }
+}
+
+/// Checks of one operation, with its name for the message.
+struct Check(&'static str);
+
+impl Check {
+    fn that(&self, condition: bool, message: impl FnOnce() -> String) -> Checked {
+        if condition {
+            Ok(())
+        } else {
+            Err(KernelError {
+                operation: self.0,
+                message: message(),
+            })
+        }
+    }
+
+    /// A contiguous tensor of this shape and type.
+    fn tensor(&self, name: &str, x: &dyn Shaped, shape: &[usize], dtype: DType) -> Checked {
+        self.that(x.shape() == shape, || {
+            format!("`{name}` is {:?}, expected {shape:?}", x.shape())
+        })?;
+        self.that(x.kind() == dtype, || {
+            format!("`{name}` holds {:?}, expected {dtype:?}", x.kind())
+        })?;
+        self.that(x.contiguous(), || {
+            format!("`{name}` is strided, expected contiguous")
+        })
+    }
+
+    fn real(&self, name: &str, x: &dyn Shaped) -> Checked {
+        let real = matches!(x.kind(), DType::F32 | DType::BF16);
+        self.that(real, || {
+            format!("`{name}` holds {:?}, expected F32 or BF16", x.kind())
+        })
+    }
+
+    fn rank(&self, name: &str, x: &dyn Shaped, rank: usize) -> Checked {
+        let fits = x.shape().len() == rank;
+        self.that(fits, || {
+            format!("`{name}` is {:?}, expected {rank} dimensions", x.shape())
+        })
+    }
+
+    fn init(&self, init: &Init, out: &dyn Shaped) -> Checked {
+        match init {
+            Init::Add(x) => self.tensor("init", x, out.shape(), out.kind()),
+            Init::Overwrite | Init::Accumulate => Ok(()),
+        }
+    }
+
+    fn no_residual(&self, init: &Init) -> Checked {
+        self.that(!matches!(init, Init::Add(_)), || {
+            "only matmul adds to another tensor".into()
+        })
+    }
+}
+
+pub(crate) fn fill(out: &Out) -> Checked {
+    let check = Check("fill");
+    check.real("out", out)?;
+    check.that(out.is_contiguous(), || {
+        "`out` is strided, expected contiguous".into()
+    })
+}
+
+pub(crate) fn copy(out: &Out, x: &In) -> Checked {
+    let check = Check("copy");
+    check.real("out", out)?;
+    check.real("x", x)?;
+    check.tensor("out", out, x.dims(), out.dtype())?;
+    check.tensor("x", x, x.dims(), x.dtype())
+}
+
+pub(crate) fn transfer(
+    operation: &'static str,
+    elements: usize,
+    dtype: DType,
+    contiguous: bool,
+    host: usize,
+) -> Checked {
+    let check = Check(operation);
+    let bytes = elements * dtype.size_in_bytes();
+    check.that(contiguous, || {
+        "the tensor is strided, expected contiguous".into()
+    })?;
+    check.that(bytes == host, || {
+        format!("the tensor has {bytes} bytes, the host side {host}")
+    })
+}
+
+pub(crate) fn matmul(out: &Out, a: &In, b: &In, init: &Init) -> Checked {
+    let check = Check("matmul");
+    for (name, x) in [("out", out as &dyn Shaped), ("a", a), ("b", b)] {
+        check.rank(name, x, 2)?;
+        check.real(name, x)?;
+    }
+    let (m, k, n) = (a.dims()[0], a.dims()[1], b.dims()[1]);
+    check.that(b.dims()[0] == k, || {
+        format!(
+            "`a` is {:?} and `b` {:?}: inner sizes differ",
+            a.dims(),
+            b.dims()
+        )
+    })?;
+    check.tensor("out", out, &[m, n], out.dtype())?;
+    check.init(init, out)
+}
+
+pub(crate) fn add_bias(out: &Out, bias: &In) -> Checked {
+    let check = Check("add_bias");
+    check.rank("out", out, 2)?;
+    check.real("out", out)?;
+    check.tensor("out", out, out.dims(), out.dtype())?;
+    check.tensor("bias", bias, &out.dims()[1..], out.dtype())
+}
+
+pub(crate) fn bias_backward(out: &Out, dy: &In, init: &Init) -> Checked {
+    let check = Check("bias_backward");
+    check.no_residual(init)?;
+    check.rank("dy", dy, 2)?;
+    check.real("dy", dy)?;
+    check.tensor("dy", dy, dy.dims(), dy.dtype())?;
+    check.tensor("out", out, &dy.dims()[1..], DType::F32)
+}
+
+pub(crate) fn embedding(out: &Out, table: &In, ids: &In) -> Checked {
+    let check = Check("embedding");
+    check.rank("table", table, 2)?;
+    check.rank("ids", ids, 1)?;
+    check.real("table", table)?;
+    check.tensor("table", table, table.dims(), table.dtype())?;
+    check.tensor("ids", ids, ids.dims(), DType::I32)?;
+    check.tensor("out", out, &[ids.dims()[0], table.dims()[1]], table.dtype())
+}
+
+pub(crate) fn embedding_backward(dtable: &Out, dout: &In, ids: &In, init: &Init) -> Checked {
+    let check = Check("embedding_backward");
+    check.no_residual(init)?;
+    check.rank("dtable", dtable, 2)?;
+    check.rank("ids", ids, 1)?;
+    check.real("dout", dout)?;
+    check.tensor("dtable", dtable, dtable.dims(), DType::F32)?;
+    check.tensor("ids", ids, ids.dims(), DType::I32)?;
+    check.tensor(
+        "dout",
+        dout,
+        &[ids.dims()[0], dtable.dims()[1]],
+        dout.dtype(),
+    )
+}
+
+pub(crate) fn rms_norm(y: &Option<Out>, rstd: &Option<Out>, x: &In, weight: &In) -> Checked {
+    let check = Check("rms_norm");
+    check.rank("x", x, 2)?;
+    check.real("x", x)?;
+    check.tensor("x", x, x.dims(), x.dtype())?;
+    check.tensor("weight", weight, &x.dims()[1..], x.dtype())?;
+    if let Some(y) = y {
+        check.tensor("y", y, x.dims(), x.dtype())?;
+    }
+    match rstd {
+        Some(rstd) => check.tensor("rstd", rstd, &x.dims()[..1], DType::F32),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn rms_norm_backward(
+    dx: (&Out, &Init),
+    dweight: (&Out, &Init),
+    dy: &In,
+    x: &In,
+    weight: &In,
+    rstd: &In,
+) -> Checked {
+    let check = Check("rms_norm_backward");
+    check.no_residual(dx.1)?;
+    check.no_residual(dweight.1)?;
+    check.rank("x", x, 2)?;
+    check.real("x", x)?;
+    for (name, tensor) in [("dx", dx.0 as &dyn Shaped), ("dy", dy), ("x", x)] {
+        check.tensor(name, tensor, x.dims(), x.dtype())?;
+    }
+    check.tensor("weight", weight, &x.dims()[1..], x.dtype())?;
+    check.tensor("dweight", dweight.0, &x.dims()[1..], DType::F32)?;
+    check.tensor("rstd", rstd, &x.dims()[..1], DType::F32)
+}
+
+pub(crate) fn rotary(x: &Out, table: &In) -> Checked {
+    let check = Check("rotary");
+    check.rank("x", x, 2)?;
+    check.real("x", x)?;
+    check.rank("table", table, 3)?;
+    check.tensor("x", x, x.dims(), x.dtype())?;
+    check.tensor(
+        "table",
+        table,
+        &[2, table.dims()[1], table.dims()[2]],
+        DType::F32,
+    )?;
+    let (seq, head_dim) = (table.dims()[1], 2 * table.dims()[2]);
+    let whole = x.dims()[0].is_multiple_of(seq) && x.dims()[1].is_multiple_of(head_dim);
+    check.that(whole, || {
+        format!(
+            "`x` is {:?}: not whole sequences of {seq} and heads of {head_dim}",
+            x.dims()
+        )
+    })
+}
+
+/// Shapes of q, k, v and what is shaped like them.
+fn attention_tensors(
+    check: &Check,
+    like_q: &[(&str, &dyn Shaped)],
+    like_k: &[(&str, &dyn Shaped)],
+    shape: AttentionShape,
+) -> Checked {
+    let whole = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
+    check.that(whole, || {
+        format!(
+            "{} heads do not divide into {} groups",
+            shape.heads, shape.kv_heads
+        )
+    })?;
+    let dtype = like_q[0].1.kind();
+    check.real(like_q[0].0, like_q[0].1)?;
+    let tokens = shape.batch * shape.seq;
+    for (name, x) in like_q {
+        check.tensor(name, *x, &[tokens, shape.heads * shape.head_dim], dtype)?;
+    }
+    for (name, x) in like_k {
+        check.tensor(name, *x, &[tokens, shape.kv_heads * shape.head_dim], dtype)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn attention(
+    target: Target,
+    out: &Option<Out>,
+    probs: &Option<Out>,
+    scratch: &Out,
+    (q, k, v): (&In, &In, &In),
+    shape: AttentionShape,
+) -> Checked {
+    let check = Check("attention");
+    attention_tensors(&check, &[("q", q)], &[("k", k), ("v", v)], shape)?;
+    if let Some(out) = out {
+        attention_tensors(&check, &[("q", q), ("out", out)], &[], shape)?;
+    }
+    if let Some(probs) = probs {
+        check.tensor("probs", probs, &shape.probs(), q.dtype())?;
+    }
+    let pass = Pass::Forward {
+        probs_kept: probs.is_some(),
+    };
+    check.tensor(
+        "scratch",
+        scratch,
+        &[scratch_elements(target, shape, q.dtype(), pass)],
+        DType::F32,
+    )
+}
+
+pub(crate) fn attention_backward(
+    target: Target,
+    (dq, dk, dv): (&Out, &Out, &Out),
+    scratch: &Out,
+    dout: &In,
+    probs: &In,
+    (q, k, v): (&In, &In, &In),
+    shape: AttentionShape,
+) -> Checked {
+    let check = Check("attention_backward");
+    let like_k: [(&str, &dyn Shaped); 4] = [("k", k), ("v", v), ("dk", dk), ("dv", dv)];
+    attention_tensors(
+        &check,
+        &[("q", q), ("dq", dq), ("dout", dout)],
+        &like_k,
+        shape,
+    )?;
+    check.tensor("probs", probs, &shape.probs(), q.dtype())?;
+    check.tensor(
+        "scratch",
+        scratch,
+        &[scratch_elements(target, shape, q.dtype(), Pass::Backward)],
+        DType::F32,
+    )
+}
+
+pub(crate) fn swiglu(act: &Out, gate: &In, up: &In) -> Checked {
+    let check = Check("swiglu");
+    check.real("gate", gate)?;
+    for (name, x) in [("gate", gate as &dyn Shaped), ("up", up), ("act", act)] {
+        check.tensor(name, x, gate.dims(), gate.dtype())?;
+    }
+    Ok(())
+}
+
+pub(crate) fn swiglu_backward(gate: &Out, up: &Out, dact: &In) -> Checked {
+    let check = Check("swiglu_backward");
+    check.real("gate", gate)?;
+    for (name, x) in [("gate", gate as &dyn Shaped), ("up", up), ("dact", dact)] {
+        check.tensor(name, x, gate.dims(), gate.dtype())?;
+    }
+    Ok(())
+}
+
+pub(crate) fn cross_entropy(losses: &Out, logits: &Out, targets: &In) -> Checked {
+    let check = Check("cross_entropy");
+    check.rank("logits", logits, 2)?;
+    check.real("logits", logits)?;
+    check.tensor("logits", logits, logits.dims(), logits.dtype())?;
+    check.tensor("losses", losses, &logits.dims()[..1], DType::F32)?;
+    check.tensor("targets", targets, &logits.dims()[..1], DType::I32)
+}
+
+pub(crate) fn sum(out: &Out, x: &In, init: &Init) -> Checked {
+    let check = Check("sum");
+    check.no_residual(init)?;
+    check.rank("x", x, 1)?;
+    check.tensor("x", x, x.dims(), DType::F32)?;
+    check.tensor("out", out, &[1], DType::F32)
+}
+
+pub(crate) fn norm_and_clip(out: &Out, parts: &Out, x: &In) -> Checked {
+    let check = Check("norm_and_clip");
+    check.rank("x", x, 1)?;
+    check.tensor("x", x, x.dims(), DType::F32)?;
+    check.tensor("parts", parts, &[NORM_PARTS], DType::F64)?;
+    check.tensor("out", out, &[2], DType::F32)
+}
+
+pub(crate) fn adamw(update: &AdamW) -> Checked {
+    let check = Check("adamw");
+    let parameters = &update.parameters;
+    check.rank("parameters", parameters, 1)?;
+    check.real("parameters", parameters)?;
+    check.tensor(
+        "parameters",
+        parameters,
+        parameters.dims(),
+        parameters.dtype(),
+    )?;
+    let states: [(&str, &dyn Shaped); 3] = [
+        ("first_moment", &update.first_moment),
+        ("second_moment", &update.second_moment),
+        ("gradients", &update.gradients),
+    ];
+    for (name, x) in states {
+        check.tensor(name, x, parameters.dims(), DType::F32)?;
+    }
+    if let Some(master) = &update.master {
+        check.tensor("master", master, parameters.dims(), DType::F32)?;
+    }
+    let complete = update.master.is_some() == (parameters.dtype() == DType::BF16);
+    check.that(complete, || {
+        "bf16 weights come with a master, f32 weights without".into()
+    })?;
+    check.tensor("rates", &update.rates, &[3], DType::F32)?;
+    check.tensor("clip", &update.clip, &[2], DType::F32)
+}

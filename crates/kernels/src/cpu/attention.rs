@@ -1,0 +1,394 @@
+//! Causal attention with stored probabilities.
+//!
+//! One task is one key-value head of one sequence: it walks its query heads in order and their rows in blocks, so
+//! sums into dk and dv have a fixed order and no two tasks write the same element. The part of a row beyond the
+//! diagonal is never computed.
+
+use super::Shared;
+use super::gemm::{Matrix, product};
+use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
+use crate::AttentionShape;
+use crate::attention::{CPU_ROW_BLOCK, Pass, cpu_task_scratch};
+use gemm::Parallelism;
+use memory::{In, Out};
+use rayon::prelude::*;
+
+/// Where a task is: its sequence, its key-value head, and widths.
+#[derive(Clone, Copy)]
+struct Task {
+    shape: AttentionShape,
+    sequence: usize,
+    kv_head: usize,
+}
+
+impl Task {
+    fn q_width(&self) -> usize {
+        self.shape.heads * self.shape.head_dim
+    }
+
+    fn kv_width(&self) -> usize {
+        self.shape.kv_heads * self.shape.head_dim
+    }
+
+    /// Offset of the first element of `head` at `row` in a tensor shaped like q.
+    fn q_offset(&self, head: usize, row: usize) -> usize {
+        (self.sequence * self.shape.seq + row) * self.q_width() + head * self.shape.head_dim
+    }
+
+    /// Offset of the task's first element in a tensor shaped like k.
+    fn kv_offset(&self) -> usize {
+        self.sequence * self.shape.seq * self.kv_width() + self.kv_head * self.shape.head_dim
+    }
+
+    fn probs_offset(&self, head: usize, row: usize) -> usize {
+        ((self.sequence * self.shape.heads + head) * self.shape.seq + row) * self.shape.seq
+    }
+
+    fn heads(&self) -> std::ops::Range<usize> {
+        let group = self.shape.group();
+        self.kv_head * group..(self.kv_head + 1) * group
+    }
+
+    /// Blocks of query rows: first row and number.
+    fn row_blocks(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let seq = self.shape.seq;
+        (0..seq)
+            .step_by(CPU_ROW_BLOCK)
+            .map(move |row| (row, CPU_ROW_BLOCK.min(seq - row)))
+    }
+}
+
+/// Runs one task for every key-value head of every sequence, each with its part of the scratch.
+fn for_each_task(
+    shape: AttentionShape,
+    scratch: &mut [f32],
+    run: impl Fn(Task, &mut [f32]) + Sync,
+) {
+    let tasks = shape.batch * shape.kv_heads;
+    let each = scratch.len() / tasks.max(1);
+    let scratch = Shared(scratch.as_mut_ptr());
+    (0..tasks).into_par_iter().for_each(|index| {
+        let task = Task {
+            shape,
+            sequence: index / shape.kv_heads,
+            kv_head: index % shape.kv_heads,
+        };
+        // SAFETY: task `index` alone has this part of the scratch.
+        run(task, unsafe {
+            std::slice::from_raw_parts_mut(scratch.at(index * each), each)
+        });
+    });
+}
+
+/// Scratch handed out piece by piece.
+struct Pieces<'a>(&'a mut [f32]);
+
+impl<'a> Pieces<'a> {
+    fn take(&mut self, elements: usize) -> &'a mut [f32] {
+        let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(elements);
+        self.0 = rest;
+        piece
+    }
+
+    /// A piece that only widened types need.
+    fn take_if(&mut self, needed: bool, elements: usize) -> &'a mut [f32] {
+        self.take(if needed { elements } else { 0 })
+    }
+}
+
+/// `rows` rows of `columns` at `source`, as f32: the tensor itself, or a widened copy.
+///
+/// # Safety
+/// The rows must lie in a live tensor that nobody writes.
+unsafe fn panel<T: Real>(
+    source: *const T,
+    stride: usize,
+    (rows, columns): (usize, usize),
+    copy: &mut [f32],
+) -> Matrix {
+    if !T::WIDEN {
+        return Matrix::rows(source.cast(), stride);
+    }
+    for (row, copy) in copy[..rows * columns].chunks_exact_mut(columns).enumerate() {
+        // SAFETY: the caller's promise.
+        let source =
+            unsafe { std::slice::from_raw_parts(source.wrapping_add(row * stride), columns) };
+        copy.iter_mut()
+            .zip(source)
+            .for_each(|(copy, value)| *copy = value.widen());
+    }
+    Matrix::rows(copy.as_ptr(), columns)
+}
+
+/// Where f32 results of `rows` rows go: the tensor itself, or a copy that [`narrow`] rounds into it.
+fn target<T: Real>(
+    tensor: *mut T,
+    stride: usize,
+    columns: usize,
+    copy: &mut [f32],
+) -> (*mut f32, usize) {
+    if T::WIDEN {
+        (copy.as_mut_ptr(), columns)
+    } else {
+        (tensor.cast(), stride)
+    }
+}
+
+/// Rounds a copy into the tensor it stands for.
+///
+/// # Safety
+/// The rows must lie in a live tensor that only this task touches.
+unsafe fn narrow<T: Real>(
+    tensor: *mut T,
+    stride: usize,
+    (rows, columns): (usize, usize),
+    copy: &[f32],
+) {
+    if T::WIDEN {
+        for (row, copy) in copy[..rows * columns].chunks_exact(columns).enumerate() {
+            // SAFETY: the caller's promise.
+            let tensor = unsafe {
+                std::slice::from_raw_parts_mut(tensor.wrapping_add(row * stride), columns)
+            };
+            tensor
+                .iter_mut()
+                .zip(copy)
+                .for_each(|(value, copy)| *value = T::narrow(*copy));
+        }
+    }
+}
+
+pub(super) fn attention<T: Real>(
+    out: Option<Out>,
+    probs: Option<Out>,
+    scratch: &mut [f32],
+    (q, k, v): (In, In, In),
+    shape: AttentionShape,
+) {
+    let out = out.map(|out| Shared(out.pointer().cast::<T>()));
+    let probs = probs.map(|probs| Shared(probs.pointer().cast::<T>()));
+    let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
+    for_each_task(shape, scratch, |task, scratch| {
+        forward_task(task, out, probs, scratch, inputs)
+    });
+}
+
+fn forward_task<T: Real>(
+    task: Task,
+    out: Option<Shared<T>>,
+    probs: Option<Shared<T>>,
+    scratch: &mut [f32],
+    (q, k, v): (&[T], &[T], &[T]),
+) {
+    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+    let (q_width, kv_width) = (task.q_width(), task.kv_width());
+    let block = CPU_ROW_BLOCK.min(seq);
+    debug_assert!(
+        scratch.len() >= cpu_task_scratch(task.shape, T::DTYPE, Pass::Forward { probs_kept: true })
+    );
+    let mut pieces = Pieces(scratch);
+    let scores = pieces.take_if(T::WIDEN || probs.is_none(), block * seq);
+    let [q_copy, out_copy] = [(); 2].map(|()| pieces.take_if(T::WIDEN, block * dim));
+    let [k_copy, v_copy] = [(); 2].map(|()| pieces.take_if(T::WIDEN, seq * dim));
+    let at = task.kv_offset();
+    // SAFETY: the task's rows of k and v lie in the tensors.
+    let keys = unsafe { panel(k[at..].as_ptr(), kv_width, (seq, dim), k_copy) };
+    // SAFETY: as above.
+    let values = unsafe { panel(v[at..].as_ptr(), kv_width, (seq, dim), v_copy) };
+    for head in task.heads() {
+        for (row, rows) in task.row_blocks() {
+            let visible = row + rows;
+            let at = task.q_offset(head, row);
+            // SAFETY: as above.
+            let queries = unsafe { panel(q[at..].as_ptr(), q_width, (rows, dim), q_copy) };
+            let stored = probs.map(|probs| probs.at(task.probs_offset(head, row)));
+            let (p, stride) = match stored {
+                Some(stored) if !T::WIDEN => (stored.cast::<f32>(), seq),
+                _ => (scores.as_mut_ptr(), seq),
+            };
+            let scale = task.shape.scale();
+            // SAFETY: `p` has `rows` rows of `seq`, in the scratch or in this task's part of the probabilities.
+            unsafe {
+                product(
+                    (rows, visible, dim),
+                    p,
+                    stride,
+                    false,
+                    queries,
+                    keys.t(),
+                    scale,
+                    Parallelism::None,
+                );
+                let p = std::slice::from_raw_parts_mut(p, rows * seq);
+                softmax_rows(p, seq, row);
+                if T::WIDEN {
+                    round_rows::<T>(p);
+                    if let Some(stored) = stored {
+                        narrow(stored, seq, (rows, seq), p);
+                    }
+                }
+            }
+            if let Some(out) = out {
+                let tensor = out.at(at);
+                let (pointer, out_stride) = target(tensor, q_width, dim, out_copy);
+                let p = Matrix::rows(p, stride);
+                // SAFETY: these rows and columns of the output belong to this task.
+                unsafe {
+                    product(
+                        (rows, dim, visible),
+                        pointer,
+                        out_stride,
+                        false,
+                        p,
+                        values,
+                        1.0,
+                        Parallelism::None,
+                    );
+                    narrow(tensor, q_width, (rows, dim), out_copy);
+                }
+            }
+        }
+    }
+}
+
+/// Rounds to the stored type's precision, so that what is multiplied is what is stored.
+fn round_rows<T: Real>(p: &mut [f32]) {
+    p.iter_mut()
+        .for_each(|value| *value = T::narrow(*value).widen());
+}
+
+vectorized! {
+    /// Softmax of each row up to its diagonal; zero beyond. The first row is query `first`.
+    fn softmax_rows(scores: &mut [f32], seq: usize, first: usize) {
+        for (row, scores) in scores.chunks_exact_mut(seq).enumerate() {
+            let (scores, hidden) = scores.split_at_mut(first + row + 1);
+            let largest = lane_max(scores.len(), |index| scores[index]);
+            scores.iter_mut().for_each(|score| *score = exp(*score - largest));
+            let factor = 1.0 / lane_sum(scores.len(), |index| scores[index]);
+            scores.iter_mut().for_each(|score| *score *= factor);
+            hidden.fill(0.0);
+        }
+    }
+
+    /// `dp` becomes the gradient of the scores before scaling: p (dp - sum(p dp)), row by row.
+    fn softmax_backward_rows(dp: &mut [f32], p: &[f32], seq: usize, visible: usize) {
+        for (dp, p) in dp.chunks_exact_mut(seq).zip(p.chunks_exact(seq)) {
+            let (dp, p) = (&mut dp[..visible], &p[..visible]);
+            let dot = lane_sum(visible, |index| p[index] * dp[index]);
+            dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = p * (*dp - dot));
+        }
+    }
+}
+
+pub(super) fn attention_backward<T: Real>(
+    (dq, dk, dv): (Out, Out, Out),
+    scratch: &mut [f32],
+    dout: In,
+    probs: In,
+    (q, k, v): (In, In, In),
+    shape: AttentionShape,
+) {
+    let outputs = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
+    let (dout, probs) = (dout.slice::<T>(), probs.slice::<T>());
+    let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
+    for_each_task(shape, scratch, |task, scratch| {
+        backward_task(task, outputs, scratch, dout, probs, inputs)
+    });
+}
+
+fn backward_task<T: Real>(
+    task: Task,
+    [dq, dk, dv]: [Shared<T>; 3],
+    scratch: &mut [f32],
+    dout: &[T],
+    probs: &[T],
+    (q, k, v): (&[T], &[T], &[T]),
+) {
+    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+    let (q_width, kv_width) = (task.q_width(), task.kv_width());
+    let block = CPU_ROW_BLOCK.min(seq);
+    let mut pieces = Pieces(scratch);
+    let dp = pieces.take(block * seq);
+    let p_copy = pieces.take_if(T::WIDEN, block * seq);
+    let [q_copy, dout_copy, dq_copy] = [(); 3].map(|()| pieces.take_if(T::WIDEN, block * dim));
+    let [k_copy, v_copy, dk_copy, dv_copy] = [(); 4].map(|()| pieces.take_if(T::WIDEN, seq * dim));
+    let at = task.kv_offset();
+    // SAFETY: the task's rows of k and v lie in the tensors.
+    let keys = unsafe { panel(k[at..].as_ptr(), kv_width, (seq, dim), k_copy) };
+    // SAFETY: as above.
+    let values = unsafe { panel(v[at..].as_ptr(), kv_width, (seq, dim), v_copy) };
+    let (dk_sum, dk_stride) = target(dk.at(at), kv_width, dim, dk_copy);
+    let (dv_sum, dv_stride) = target(dv.at(at), kv_width, dim, dv_copy);
+    for row in 0..seq {
+        // SAFETY: these rows and columns of dk and dv, or of their copies, belong to this task.
+        unsafe {
+            std::slice::from_raw_parts_mut(dk_sum.wrapping_add(row * dk_stride), dim).fill(0.0);
+            std::slice::from_raw_parts_mut(dv_sum.wrapping_add(row * dv_stride), dim).fill(0.0);
+        }
+    }
+    for head in task.heads() {
+        for (row, rows) in task.row_blocks() {
+            let visible = row + rows;
+            let (at, probs_at) = (task.q_offset(head, row), task.probs_offset(head, row));
+            let scale = task.shape.scale();
+            let none = Parallelism::None;
+            // SAFETY: every panel lies in its tensor or has room in its copy; dq's rows and columns of this head,
+            // and the sums, belong to this task.
+            unsafe {
+                let queries = panel(q[at..].as_ptr(), q_width, (rows, dim), q_copy);
+                let douts = panel(dout[at..].as_ptr(), q_width, (rows, dim), dout_copy);
+                let p = panel(probs[probs_at..].as_ptr(), seq, (rows, seq), p_copy);
+                product(
+                    (rows, visible, dim),
+                    dp.as_mut_ptr(),
+                    seq,
+                    false,
+                    douts,
+                    values.t(),
+                    1.0,
+                    none,
+                );
+                product(
+                    (visible, dim, rows),
+                    dv_sum,
+                    dv_stride,
+                    true,
+                    p.t(),
+                    douts,
+                    1.0,
+                    none,
+                );
+                let p = std::slice::from_raw_parts(p.pointer, rows * seq);
+                softmax_backward_rows(&mut dp[..rows * seq], p, seq, visible);
+                let ds = Matrix::rows(dp.as_ptr(), seq);
+                let (dq_rows, dq_stride) = target(dq.at(at), q_width, dim, dq_copy);
+                product(
+                    (rows, dim, visible),
+                    dq_rows,
+                    dq_stride,
+                    false,
+                    ds,
+                    keys,
+                    scale,
+                    none,
+                );
+                narrow(dq.at(at), q_width, (rows, dim), dq_copy);
+                product(
+                    (visible, dim, rows),
+                    dk_sum,
+                    dk_stride,
+                    true,
+                    ds.t(),
+                    queries,
+                    scale,
+                    none,
+                );
+            }
+        }
+    }
+    // SAFETY: as for the sums.
+    unsafe {
+        narrow(dk.at(at), kv_width, (seq, dim), dk_copy);
+        narrow(dv.at(at), kv_width, (seq, dim), dv_copy);
+    }
+}

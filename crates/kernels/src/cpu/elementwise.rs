@@ -1,0 +1,58 @@
+//! Fill, copy, bias.
+
+use super::simd::{CHUNK, Real, vectorized};
+use rayon::prelude::*;
+
+/// Columns of a bias gradient that one task sums.
+const COLUMNS: usize = 32;
+
+pub(super) fn fill<T: Real>(out: &mut [T], value: f32) {
+    let value = T::narrow(value);
+    out.par_chunks_mut(CHUNK)
+        .for_each(|chunk| chunk.fill(value));
+}
+
+pub(super) fn copy<O: Real, I: Real>(out: &mut [O], x: &[I]) {
+    out.par_chunks_mut(CHUNK)
+        .zip(x.par_chunks(CHUNK))
+        .for_each(|(out, x)| {
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = O::narrow(x.widen());
+            }
+        });
+}
+
+pub(super) fn add_bias<T: Real>(out: &mut [T], bias: &[T]) {
+    let rows = (CHUNK / bias.len()).max(1);
+    out.par_chunks_mut(rows * bias.len()).for_each(|chunk| {
+        for row in chunk.chunks_exact_mut(bias.len()) {
+            for (out, bias) in row.iter_mut().zip(bias) {
+                *out = T::narrow(out.widen() + bias.widen());
+            }
+        }
+    });
+}
+
+pub(super) fn bias_backward<T: Real>(out: &mut [f32], dy: &[T], overwrite: bool) {
+    let width = out.len();
+    out.par_chunks_mut(COLUMNS)
+        .enumerate()
+        .for_each(|(block, out)| {
+            let mut sums = [0.0f32; COLUMNS];
+            column_sums(&mut sums, dy, width, block * COLUMNS, out.len());
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = if overwrite { sum } else { *out + sum };
+            }
+        });
+}
+
+vectorized! {
+    /// Sums of `columns` columns from `first`, rows in order.
+    fn column_sums<T: Real>(sums: &mut [f32; COLUMNS], dy: &[T], width: usize, first: usize, columns: usize) {
+        for row in dy.chunks_exact(width) {
+            for (sum, dy) in sums.iter_mut().zip(&row[first..first + columns]) {
+                *sum += dy.widen();
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Root-mean-square normalisation (Zhang and Sennrich 2019).
+
+use super::simd::{CHUNK, Real, lane_sum, vectorized};
+use rayon::prelude::*;
+
+/// Columns of a weight gradient that one task sums.
+const COLUMNS: usize = 32;
+
+/// Rows that are summed before they are added to the total, so that long sums lose little.
+const ROWS: usize = 64;
+
+pub(super) fn rms_norm<T: Real>(
+    y: Option<&mut [T]>,
+    rstd: Option<&mut [f32]>,
+    x: &[T],
+    weight: &[T],
+    eps: f32,
+) {
+    let width = weight.len();
+    let rows = (CHUNK / width).max(1);
+    let step = rows * width;
+    match (y, rstd) {
+        (Some(y), Some(rstd)) => {
+            let outputs = y.par_chunks_mut(step).zip(rstd.par_chunks_mut(rows));
+            outputs
+                .zip(x.par_chunks(step))
+                .for_each(|((y, rstd), x)| normalise(Some(y), Some(rstd), x, weight, eps));
+        }
+        (Some(y), None) => {
+            y.par_chunks_mut(step)
+                .zip(x.par_chunks(step))
+                .for_each(|(y, x)| normalise(Some(y), None, x, weight, eps));
+        }
+        (None, Some(rstd)) => {
+            let outputs = rstd.par_chunks_mut(rows).zip(x.par_chunks(step));
+            outputs.for_each(|(rstd, x)| normalise(None, Some(rstd), x, weight, eps));
+        }
+        (None, None) => {}
+    }
+}
+
+vectorized! {
+    fn normalise<T: Real>(y: Option<&mut [T]>, rstd: Option<&mut [f32]>, x: &[T], weight: &[T], eps: f32) {
+        let width = weight.len();
+        let (mut y, mut rstd) = (y, rstd);
+        for (row, x) in x.chunks_exact(width).enumerate() {
+            let mean_square = lane_sum(width, |index| x[index].widen() * x[index].widen()) / width as f32;
+            let scale = 1.0 / (mean_square + eps).sqrt();
+            if let Some(y) = y.as_deref_mut() {
+                let y = &mut y[row * width..(row + 1) * width];
+                for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
+                    *y = T::narrow(x.widen() * scale * weight.widen());
+                }
+            }
+            if let Some(rstd) = rstd.as_deref_mut() {
+                rstd[row] = scale;
+            }
+        }
+    }
+}
+
+/// Gradient of the weight: column by column, rows in order.
+pub(super) fn dweight<T: Real>(
+    dweight: &mut [f32],
+    overwrite: bool,
+    dy: &[T],
+    x: &[T],
+    rstd: &[f32],
+) {
+    let width = dweight.len();
+    dweight
+        .par_chunks_mut(COLUMNS)
+        .enumerate()
+        .for_each(|(block, dweight)| {
+            let mut sums = [0.0; COLUMNS];
+            let first = block * COLUMNS;
+            column_sums(&mut sums, dy, x, rstd, width, first, dweight.len());
+            for (dweight, sum) in dweight.iter_mut().zip(sums) {
+                *dweight = if overwrite { sum } else { *dweight + sum };
+            }
+        });
+}
+
+vectorized! {
+    fn column_sums<T: Real>(
+        total: &mut [f32; COLUMNS],
+        dy: &[T],
+        x: &[T],
+        rstd: &[f32],
+        width: usize,
+        first: usize,
+        columns: usize,
+    ) {
+        let rows = dy.chunks(ROWS * width).zip(x.chunks(ROWS * width)).zip(rstd.chunks(ROWS));
+        for ((dy, x), rstd) in rows {
+            let mut sums = [0.0f32; COLUMNS];
+            for ((dy, x), rstd) in dy.chunks_exact(width).zip(x.chunks_exact(width)).zip(rstd) {
+                let pairs = dy[first..first + columns].iter().zip(&x[first..first + columns]);
+                for (sum, (dy, x)) in sums.iter_mut().zip(pairs) {
+                    *sum += dy.widen() * (x.widen() * *rstd);
+                }
+            }
+            for (total, sum) in total.iter_mut().zip(sums) {
+                *total += sum;
+            }
+        }
+    }
+}
+
+/// Gradient of the input.
+pub(super) fn dx<T: Real>(
+    dx: &mut [T],
+    overwrite: bool,
+    dy: &[T],
+    x: &[T],
+    weight: &[T],
+    rstd: &[f32],
+) {
+    let width = weight.len();
+    let rows = (CHUNK / width).max(1);
+    let step = rows * width;
+    let inputs = dy
+        .par_chunks(step)
+        .zip(x.par_chunks(step))
+        .zip(rstd.par_chunks(rows));
+    dx.par_chunks_mut(step)
+        .zip(inputs)
+        .for_each(|(dx, ((dy, x), rstd))| dx_rows(dx, overwrite, dy, x, weight, rstd));
+}
+
+vectorized! {
+    fn dx_rows<T: Real>(dx: &mut [T], overwrite: bool, dy: &[T], x: &[T], weight: &[T], rstd: &[f32]) {
+        let width = weight.len();
+        for (row, rstd) in rstd.iter().enumerate() {
+            let range = row * width..(row + 1) * width;
+            let (dx, dy, x) = (&mut dx[range.clone()], &dy[range.clone()], &x[range]);
+            let dot = lane_sum(width, |index| dy[index].widen() * weight[index].widen() * x[index].widen());
+            let correction = dot * rstd * rstd * rstd / width as f32;
+            for (((dx, dy), x), weight) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
+                let gradient = dy.widen() * weight.widen() * rstd - x.widen() * correction;
+                *dx = T::narrow(if overwrite { gradient } else { dx.widen() + gradient });
+            }
+        }
+    }
+}

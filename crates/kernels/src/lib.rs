@@ -1,0 +1,235 @@
+//! The operations that a training step is made of, once as a trait and once for each device.
+//!
+//! [`Kernels`] has one method an operation. [`cpu::Cpu`] computes; [`meta::Meta`] checks shapes and does nothing
+//! else, which is how a step is planned for a device that is not there. An operation writes into what it is
+//! handed and never allocates device memory; scratch comes from one constant workspace, leased when the kernels
+//! are made, or is leased by the caller in the size that [`attention::scratch_elements`] tells. Operations are
+//! deterministic: the order of every sum is fixed, for any number of threads. Nothing returns a number to the
+//! host but [`Kernels::download`].
+//!
+//! This crate knows no model and no policy.
+
+pub mod attention;
+mod check;
+pub mod cpu;
+pub mod meta;
+
+pub use attention::AttentionShape;
+
+use memory::{DType, In, Out};
+
+/// The device whose leases and scratch sizes apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// The process's own memory.
+    Cpu,
+    /// A CUDA GPU.
+    Cuda,
+}
+
+impl Target {
+    /// The name used in settings and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Cpu => "cpu",
+            Target::Cuda => "cuda",
+        }
+    }
+}
+
+/// What an operation's result is added to.
+#[derive(Clone, Copy)]
+pub enum Init<'a> {
+    /// Nothing: the output's contents are replaced.
+    Overwrite,
+    /// The output's contents.
+    Accumulate,
+    /// Another tensor of the output's shape and type: a residual connection.
+    Add(In<'a>),
+}
+
+/// Number of partial sums that [`Kernels::norm_and_clip`] keeps, whatever the size and the number of threads.
+pub const NORM_PARTS: usize = 256;
+
+/// The number of bytes that kernels of a target keep as constant workspace for a compute type.
+///
+/// On the CPU, bf16 products are widened to f32 in tiles of this workspace; on CUDA it is what cuBLAS is given.
+pub fn workspace_bytes(target: Target, dtype: DType) -> u64 {
+    match (target, dtype) {
+        (Target::Cpu, DType::F32) => 0,
+        (Target::Cpu, _) => cpu::WIDENING_WORKSPACE_BYTES,
+        (Target::Cuda, _) => 32 << 20,
+    }
+}
+
+/// One range of parameters, with everything that AdamW reads and writes of it.
+pub struct AdamW<'a> {
+    /// Weights `[n]`, f32 or bf16; written.
+    pub parameters: Out<'a>,
+    /// f32 master weights `[n]` where the weights are bf16; read and written.
+    pub master: Option<Out<'a>>,
+    /// First moment `[n]`, f32; read and written.
+    pub first_moment: Out<'a>,
+    /// Second moment `[n]`, f32; read and written.
+    pub second_moment: Out<'a>,
+    /// Gradients `[n]`, f32, before clipping.
+    pub gradients: In<'a>,
+    /// `[3]` f32: learning rate, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t). In device memory, so that a captured
+    /// step can be launched again with other values.
+    pub rates: In<'a>,
+    /// `[2]` f32 from [`Kernels::norm_and_clip`]: the factor on gradients is the second. If it is not finite,
+    /// nothing is changed.
+    pub clip: In<'a>,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Decoupled weight decay, applied before the update.
+    pub weight_decay: f32,
+}
+
+/// The operations of a training step. Shapes are in brackets; `t` tokens, `b` batch, `s` sequence, `h` hidden, `v`
+/// vocabulary. Outputs come first. Unless said otherwise, tensors hold the compute type (f32 or bf16), are
+/// contiguous, and statistics and sums are f32.
+///
+/// # Errors
+/// Every operation returns [`KernelError`] if a shape or type does not fit, before anything is written.
+pub trait Kernels {
+    /// The device whose scratch sizes apply.
+    fn target(&self) -> Target;
+
+    /// Sets every element.
+    fn fill(&self, out: Out, value: f32) -> Result<(), KernelError>;
+
+    /// Copies between tensors of one shape, converting between f32 and bf16.
+    fn copy(&self, out: Out, x: In) -> Result<(), KernelError>;
+
+    /// Copies host bytes into a contiguous tensor of as many bytes.
+    fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError>;
+
+    /// Copies a contiguous tensor into as many host bytes, when all work before it is done.
+    fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError>;
+
+    /// `out [m, n] = init + a [m, k] b [k, n]`. `a` and `b` may be strided (`.t()`); types may differ: the sum is
+    /// f32 and is rounded once, on its way into `out`.
+    fn matmul(&self, out: Out, a: In, b: In, init: Init) -> Result<(), KernelError>;
+
+    /// `out [t, n] += bias [n]` on every row.
+    fn add_bias(&self, out: Out, bias: In) -> Result<(), KernelError>;
+
+    /// `out [n] (f32) = init + sum of the rows of dy [t, n]`.
+    fn bias_backward(&self, out: Out, dy: In, init: Init) -> Result<(), KernelError>;
+
+    /// `out [t, h]` = rows of `table [v, h]` named by `ids [t]` (i32).
+    fn embedding(&self, out: Out, table: In, ids: In) -> Result<(), KernelError>;
+
+    /// `dtable [v, h] (f32) = init + ` the rows of `dout [t, h]`, each added to the row named by `ids [t]`.
+    fn embedding_backward(
+        &self,
+        dtable: Out,
+        dout: In,
+        ids: In,
+        init: Init,
+    ) -> Result<(), KernelError>;
+
+    /// `y [t, h] = x rstd weight`, `rstd [t] (f32) = 1 / sqrt(mean(x^2) + eps)`. Either output may be left out.
+    fn rms_norm(
+        &self,
+        y: Option<Out>,
+        rstd: Option<Out>,
+        x: In,
+        weight: In,
+        eps: f32,
+    ) -> Result<(), KernelError>;
+
+    /// `dx [t, h] = dx_init + ...`, `dweight [h] (f32) = dweight_init + ...` from `dy [t, h]` and what the forward
+    /// pass read and made.
+    fn rms_norm_backward(
+        &self,
+        dx: Out,
+        dx_init: Init,
+        dweight: Out,
+        dweight_init: Init,
+        dy: In,
+        x: In,
+        weight: In,
+        rstd: In,
+    ) -> Result<(), KernelError>;
+
+    /// Rotates pairs (i, i + head_dim / 2) of every head of `x [b * s, heads * head_dim]`, in place. `table` is
+    /// `[2, s, head_dim / 2]` f32: cosines, sines. `inverse` turns the other way: the backward pass.
+    fn rotary(&self, x: Out, table: In, inverse: bool) -> Result<(), KernelError>;
+
+    /// Causal attention with stored probabilities. `q [b * s, heads * d]`, `k`, `v [b * s, kv_heads * d]`; `out` like
+    /// `q`; `probs [b, heads, s, s]`, zero above the diagonal. Either output may be left out. `scratch` is f32 of
+    /// [`attention::scratch_elements`].
+    fn attention(
+        &self,
+        out: Option<Out>,
+        probs: Option<Out>,
+        scratch: Out,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+    ) -> Result<(), KernelError>;
+
+    /// Gradients of [`Kernels::attention`]: `dq`, `dk`, `dv` from `dout` and `probs`; all are replaced.
+    fn attention_backward(
+        &self,
+        dq: Out,
+        dk: Out,
+        dv: Out,
+        scratch: Out,
+        dout: In,
+        probs: In,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+    ) -> Result<(), KernelError>;
+
+    /// `act = silu(gate) up`, all `[t, f]`.
+    fn swiglu(&self, act: Out, gate: In, up: In) -> Result<(), KernelError>;
+
+    /// Gradients of [`Kernels::swiglu`] in place: `gate` becomes its own gradient, and so does `up`.
+    fn swiglu_backward(&self, gate: Out, up: Out, dact: In) -> Result<(), KernelError>;
+
+    /// Cross-entropy of `logits [t, v]` against `targets [t]` (i32; negative: masked). `losses [t]` (f32) receives
+    /// each token's loss, 0 where masked; `logits` become their gradient times `scale`.
+    fn cross_entropy(
+        &self,
+        losses: Out,
+        logits: Out,
+        targets: In,
+        scale: f32,
+    ) -> Result<(), KernelError>;
+
+    /// `out [1] (f32) = init + sum of x [n] (f32)`.
+    fn sum(&self, out: Out, x: In, init: Init) -> Result<(), KernelError>;
+
+    /// `out [2] (f32)` = the Euclidean norm of `x [n]` (f32) and the clipping factor min(1, max_norm / (norm +
+    /// 1e-6)); NaN where the norm is not finite, 1 where `max_norm` is none. `parts [NORM_PARTS]` (f64) is scratch.
+    fn norm_and_clip(
+        &self,
+        out: Out,
+        parts: Out,
+        x: In,
+        max_norm: Option<f32>,
+    ) -> Result<(), KernelError>;
+
+    /// One AdamW update of a range of parameters (Loshchilov and Hutter 2019).
+    fn adamw(&self, update: AdamW) -> Result<(), KernelError>;
+}
+
+/// An operation was called with tensors that do not fit: a defect of the caller.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{operation}: {message}")]
+pub struct KernelError {
+    /// The operation.
+    pub operation: &'static str,
+    /// What does not fit.
+    pub message: String,
+}

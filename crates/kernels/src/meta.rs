@@ -1,0 +1,211 @@
+//! The operations on shapes: everything is checked, nothing is computed.
+
+use crate::{AdamW, AttentionShape, Init, KernelError, Kernels, Target, check, workspace_bytes};
+use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
+
+/// Kernels for planning: they check what they are handed as the target's do, and hold the same workspace.
+pub struct Meta {
+    target: Target,
+    _workspace: Option<Buffer>,
+}
+
+impl Meta {
+    /// Leases the target's workspace for a compute type.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if a limit refuses the workspace.
+    pub fn new(memory: &Memory, target: Target, dtype: DType) -> Result<Meta, OutOfMemory> {
+        Ok(Meta {
+            target,
+            _workspace: lease_workspace(memory, target, dtype)?,
+        })
+    }
+}
+
+/// The constant workspace of a target's kernels, if they need one.
+pub(crate) fn lease_workspace(
+    memory: &Memory,
+    target: Target,
+    dtype: DType,
+) -> Result<Option<Buffer>, OutOfMemory> {
+    match workspace_bytes(target, dtype) {
+        0 => Ok(None),
+        bytes => memory
+            .lease_persistent(
+                Category::Temporary,
+                "kernel_workspace",
+                [bytes as usize / 4],
+                DType::F32,
+            )
+            .map(Some),
+    }
+}
+
+impl Kernels for Meta {
+    fn target(&self) -> Target {
+        self.target
+    }
+
+    fn fill(&self, out: Out, _value: f32) -> Result<(), KernelError> {
+        check::fill(&out)
+    }
+
+    fn copy(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::copy(&out, &x)
+    }
+
+    fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+        check::transfer(
+            "upload",
+            out.elements(),
+            out.dtype(),
+            out.is_contiguous(),
+            bytes.len(),
+        )
+    }
+
+    fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+        check::transfer(
+            "download",
+            x.elements(),
+            x.dtype(),
+            x.is_contiguous(),
+            bytes.len(),
+        )
+    }
+
+    fn matmul(&self, out: Out, a: In, b: In, init: Init) -> Result<(), KernelError> {
+        check::matmul(&out, &a, &b, &init)
+    }
+
+    fn add_bias(&self, out: Out, bias: In) -> Result<(), KernelError> {
+        check::add_bias(&out, &bias)
+    }
+
+    fn bias_backward(&self, out: Out, dy: In, init: Init) -> Result<(), KernelError> {
+        check::bias_backward(&out, &dy, &init)
+    }
+
+    fn embedding(&self, out: Out, table: In, ids: In) -> Result<(), KernelError> {
+        check::embedding(&out, &table, &ids)
+    }
+
+    fn embedding_backward(
+        &self,
+        dtable: Out,
+        dout: In,
+        ids: In,
+        init: Init,
+    ) -> Result<(), KernelError> {
+        check::embedding_backward(&dtable, &dout, &ids, &init)
+    }
+
+    fn rms_norm(
+        &self,
+        y: Option<Out>,
+        rstd: Option<Out>,
+        x: In,
+        weight: In,
+        _eps: f32,
+    ) -> Result<(), KernelError> {
+        check::rms_norm(&y, &rstd, &x, &weight)
+    }
+
+    fn rms_norm_backward(
+        &self,
+        dx: Out,
+        dx_init: Init,
+        dweight: Out,
+        dweight_init: Init,
+        dy: In,
+        x: In,
+        weight: In,
+        rstd: In,
+    ) -> Result<(), KernelError> {
+        check::rms_norm_backward(
+            (&dx, &dx_init),
+            (&dweight, &dweight_init),
+            &dy,
+            &x,
+            &weight,
+            &rstd,
+        )
+    }
+
+    fn rotary(&self, x: Out, table: In, _inverse: bool) -> Result<(), KernelError> {
+        check::rotary(&x, &table)
+    }
+
+    fn attention(
+        &self,
+        out: Option<Out>,
+        probs: Option<Out>,
+        scratch: Out,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+    ) -> Result<(), KernelError> {
+        check::attention(self.target, &out, &probs, &scratch, (&q, &k, &v), shape)
+    }
+
+    fn attention_backward(
+        &self,
+        dq: Out,
+        dk: Out,
+        dv: Out,
+        scratch: Out,
+        dout: In,
+        probs: In,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+    ) -> Result<(), KernelError> {
+        check::attention_backward(
+            self.target,
+            (&dq, &dk, &dv),
+            &scratch,
+            &dout,
+            &probs,
+            (&q, &k, &v),
+            shape,
+        )
+    }
+
+    fn swiglu(&self, act: Out, gate: In, up: In) -> Result<(), KernelError> {
+        check::swiglu(&act, &gate, &up)
+    }
+
+    fn swiglu_backward(&self, gate: Out, up: Out, dact: In) -> Result<(), KernelError> {
+        check::swiglu_backward(&gate, &up, &dact)
+    }
+
+    fn cross_entropy(
+        &self,
+        losses: Out,
+        logits: Out,
+        targets: In,
+        _scale: f32,
+    ) -> Result<(), KernelError> {
+        check::cross_entropy(&losses, &logits, &targets)
+    }
+
+    fn sum(&self, out: Out, x: In, init: Init) -> Result<(), KernelError> {
+        check::sum(&out, &x, &init)
+    }
+
+    fn norm_and_clip(
+        &self,
+        out: Out,
+        parts: Out,
+        x: In,
+        _max_norm: Option<f32>,
+    ) -> Result<(), KernelError> {
+        check::norm_and_clip(&out, &parts, &x)
+    }
+
+    fn adamw(&self, update: AdamW) -> Result<(), KernelError> {
+        check::adamw(&update)
+    }
+}

@@ -1,0 +1,134 @@
+//! An implementation with the memory that it works in, reached through leases, uploads and downloads alone.
+
+use crate::host::Host;
+use kernels::cpu::Cpu;
+use kernels::meta::Meta;
+use kernels::{Init, Kernels, Target};
+use memory::{Buffer, Category, DType, Dims, In, Memory, Out};
+use std::ops::Range;
+
+/// Kernels and their memory.
+pub struct Device {
+    pub name: String,
+    pub memory: Memory,
+    pub kernels: Box<dyn Kernels>,
+}
+
+/// Every implementation that computes.
+pub fn computing(dtype: DType) -> Vec<Device> {
+    let memory = Memory::host();
+    let kernels = Box::new(Cpu::new(&memory, dtype).unwrap());
+    let name = format!("cpu for {dtype:?}");
+    vec![Device { name, memory, kernels }]
+}
+
+/// The implementation that only checks, in place of every target.
+pub fn planning(dtype: DType) -> Vec<Device> {
+    let device = |target: Target| {
+        let memory = Memory::shapes();
+        let kernels = Box::new(Meta::new(&memory, target, dtype).unwrap());
+        let name = format!("meta of {} for {dtype:?}", target.name());
+        Device { name, memory, kernels }
+    };
+    [Target::Cpu, Target::Cuda].map(device).into()
+}
+
+/// A leased tensor between two guards that nothing may write, and that turn what reads them into NaN.
+pub struct Tensor {
+    buffer: Buffer,
+    dims: Dims,
+}
+
+/// Elements on either side of a tensor: of any type, they keep the alignment of a lease.
+const GUARD: usize = 256;
+
+impl Tensor {
+    fn range(&self) -> Range<usize> {
+        GUARD..GUARD + self.dims.elements()
+    }
+
+    fn guards(&self) -> [Range<usize>; 2] {
+        let end = self.range().end;
+        [0..GUARD, end..end + GUARD]
+    }
+
+    pub fn view(&self) -> In<'_> {
+        self.buffer.view().rows(self.range()).reshape(self.dims)
+    }
+
+    pub fn view_mut(&mut self) -> Out<'_> {
+        let (range, dims) = (self.range(), self.dims);
+        self.buffer.view_mut().rows(range).reshape(dims)
+    }
+}
+
+impl Device {
+    /// A tensor with unspecified contents.
+    pub fn room(&self, dtype: DType, dims: impl Into<Dims>) -> Tensor {
+        let dims = dims.into();
+        let elements = dims.elements() + 2 * GUARD;
+        let buffer = self.memory.lease(Category::Temporary, "tensor", [elements], dtype).unwrap();
+        let mut tensor = Tensor { buffer, dims };
+        for guard in tensor.guards() {
+            let bytes = vec![0xff; GUARD * dtype.size_in_bytes()];
+            self.kernels.upload(tensor.buffer.view_mut().rows(guard), &bytes).unwrap();
+        }
+        tensor
+    }
+
+    /// A tensor with these contents.
+    pub fn put(&self, host: &Host) -> Tensor {
+        let mut tensor = self.room(host.dtype, host.dims);
+        self.kernels.upload(tensor.view_mut(), &host.bytes).unwrap();
+        tensor
+    }
+
+    /// The contents of a tensor, whose guards must be as they were.
+    pub fn take(&self, tensor: &Tensor) -> Host {
+        let dtype = tensor.buffer.dtype();
+        let size = dtype.size_in_bytes();
+        let mut bytes = vec![0; tensor.buffer.dims().elements() * size];
+        self.kernels.download(&mut bytes, tensor.buffer.view()).unwrap();
+        for guard in tensor.guards() {
+            let untouched = bytes[guard.start * size..guard.end * size].iter().all(|byte| *byte == 0xff);
+            assert!(untouched || self.memory.is_shapes(), "{}: written outside {:?}", self.name, tensor.dims);
+        }
+        let range = tensor.range();
+        let bytes = bytes[range.start * size..range.end * size].to_vec();
+        Host { dtype, dims: tensor.dims, bytes }
+    }
+
+    /// Room for a result, with its initial contents where it accumulates.
+    pub fn start(&self, start: Start, initial: &Host) -> Tensor {
+        match start {
+            Start::Accumulate => self.put(initial),
+            Start::Overwrite | Start::Add => self.room(initial.dtype, initial.dims),
+        }
+    }
+}
+
+/// An [`Init`] without its tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Start {
+    Overwrite,
+    Accumulate,
+    Add,
+}
+
+impl Start {
+    pub fn init(self, residual: &Tensor) -> Init<'_> {
+        match self {
+            Start::Overwrite => Init::Overwrite,
+            Start::Accumulate => Init::Accumulate,
+            Start::Add => Init::Add(residual.view()),
+        }
+    }
+
+    /// What a result is added to.
+    pub fn values(self, initial: &Host) -> Vec<f64> {
+        match self {
+            Start::Overwrite => vec![0.0; initial.dims.elements()],
+            Start::Accumulate | Start::Add => initial.values(),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What every implementation of [`kernels::Kernels`] must do, whatever the device.
+//!
+//! An operation is tested by cases ([`case::Case`]): inputs made from a seed, a call, and what an oracle in f64
+//! expects. The same cases are then run for planning, on pools of several sizes, and on poisoned memory. A new
+//! implementation joins in [`device::computing`]. Run with `--nocapture` to see the worst errors.
+
+mod adamw;
+mod attention;
+mod case;
+mod compare;
+mod cross_entropy;
+mod determinism;
+mod device;
+mod elementwise;
+mod embedding;
+mod host;
+mod matmul;
+mod norm;
+mod optional_outputs;
+mod oracle;
+mod poison;
+mod properties;
+mod refusals;
+mod rms_norm;
+mod rotary;
+mod swiglu;
+
+use case::Cases;
+use memory::DType;
+
+/// The compute types.
+const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+
+/// One test for each module of cases, and the list of them all.
+macro_rules! suite {
+    ($($module:ident),* $(,)?) => {
+        const SUITE: &[(&str, Cases)] = &[$((stringify!($module), $module::cases)),*];
+        $(
+            #[test]
+            fn $module() {
+                case::conform($module::cases);
+            }
+        )*
+    };
+}
+
+suite![
+    adamw,
+    attention,
+    cross_entropy,
+    elementwise,
+    embedding,
+    matmul,
+    norm,
+    rms_norm,
+    rotary,
+    swiglu,
+];
+
+#[test]
+fn planning_accepts_every_case() {
+    for dtype in DTYPES {
+        for device in device::planning(dtype) {
+            for (_, cases) in SUITE {
+                for case in cases(dtype) {
+                    case::run(case.as_ref(), &device);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Every byte of device memory has a name.
+//!
+//! All memory that a training step touches is leased from one [`Memory`], with a [`Category`], a name and a
+//! [`Place`]. The [`Ledger`] behind it knows, at any instant, what is live and what was live at the peak. What
+//! lives across steps sits in an [`Arena`]; what lives within a step sits in a slab, where a deterministic
+//! allocator ([`Slab`]) places it. [`Memory::shapes`] runs the same ledger and the same allocator without any
+//! memory behind them: that is how a plan is made.
+//!
+//! This crate never computes anything on the data, never decides what to keep or drop, and never allocates
+//! device memory other than through a lease.
+//!
+//! ```
+//! use memory::{Category, DType, Layer, Memory, Phase};
+//!
+//! let memory = Memory::host();
+//! let _place = memory.enter(Phase::Forward, Layer::Block(3));
+//! let gate = memory.lease(Category::Activation, "gate", [8, 64], DType::F32)?;
+//! assert_eq!(memory.live_bytes(), 8 * 64 * 4);
+//! drop(gate);
+//! assert_eq!(memory.live_bytes(), 0);
+//! # Ok::<(), memory::OutOfMemory>(())
+//! ```
+
+mod arena;
+mod buffer;
+mod bytes;
+mod category;
+mod dims;
+mod host;
+mod ledger;
+mod memory;
+mod out_of_memory;
+mod place;
+mod slab;
+mod view;
+
+pub use arena::{
+    Arena, Entry, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING,
+};
+pub use buffer::Buffer;
+pub use bytes::format_bytes;
+pub use candle_core::DType;
+pub use category::{ByCategory, Category, Space};
+pub use dims::Dims;
+pub use ledger::{Lease, Ledger, LiveLease, Peak};
+pub use memory::{Memory, PlaceGuard, StepMemory};
+pub use out_of_memory::{Cause, OutOfMemory};
+pub use place::{ByPhase, Layer, Phase, Place};
+pub use slab::Slab;
+pub use view::{Element, In, Out};
+
+/// Every lease is rounded up to a multiple of this many bytes, on every target: enough for any vector load, for
+/// tensor-core tiles and for NVIDIA's libraries, which ask for 256-byte alignment.
+pub const GRANULARITY_BYTES: u64 = 256;
+
+/// `bytes` rounded up to the granularity of a lease.
+pub fn round_up(bytes: u64) -> u64 {
+    bytes.next_multiple_of(GRANULARITY_BYTES)
+}

@@ -1,0 +1,495 @@
+//! The one place that hands out memory.
+
+use crate::host::HostBlock;
+use crate::ledger::{Lease, Ledger};
+use crate::{
+    Buffer, ByPhase, Category, Cause, DType, Dims, Layer, LiveLease, OutOfMemory, Peak, Phase,
+    Place, Slab, Space, round_up,
+};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Hands out all memory that a training step touches, and knows what is live.
+///
+/// Cheap to clone: every clone is the same memory. Single-threaded: one thread takes and gives back leases;
+/// kernels work on views in as many threads as they like.
+#[derive(Clone)]
+pub struct Memory {
+    state: Rc<RefCell<State>>,
+}
+
+struct State {
+    ledger: Ledger,
+    slab: Slab,
+    backing: Backing,
+    limit: Option<u64>,
+    poison: bool,
+    clock: PhaseClock,
+}
+
+/// What stands behind a lease.
+enum Backing {
+    /// Host memory; once a slab is reserved, leases of a step lie in it.
+    Host { slab: Option<HostBlock> },
+    /// Nothing: shapes only.
+    Shapes,
+}
+
+/// Time spent in each phase, without what was spent in phases entered from it.
+struct PhaseClock {
+    since: Instant,
+    spent: ByPhase<Duration>,
+}
+
+impl PhaseClock {
+    fn new() -> PhaseClock {
+        PhaseClock {
+            since: Instant::now(),
+            spent: ByPhase::default(),
+        }
+    }
+
+    fn leave(&mut self, phase: Phase) {
+        let now = Instant::now();
+        *self.spent.get_mut(phase) += now - self.since;
+        self.since = now;
+    }
+}
+
+/// What the ledger saw since [`Memory::begin_step`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepMemory {
+    /// The instant of the highest device use.
+    pub peak: Peak,
+    /// Highest device use in each phase.
+    pub phase_peaks: ByPhase<u64>,
+    /// Bytes of addresses that leases of a step have needed so far.
+    pub slab_bytes: u64,
+    /// Highest use of pinned host memory.
+    pub host_pinned_bytes: u64,
+    /// Time spent in each phase, exclusive; zero on [`Memory::shapes`].
+    pub phase_time: ByPhase<Duration>,
+}
+
+/// Where the physical bytes of a lease are, and how they are given back.
+pub(crate) enum Storage {
+    /// A range of the slab.
+    Slab,
+    /// A block of its own, freed with the lease.
+    Own { _block: HostBlock },
+    /// None: shapes only.
+    Nothing,
+}
+
+/// A live lease: gives itself back when dropped. Owned by a [`Buffer`].
+pub(crate) struct Held {
+    memory: Memory,
+    number: usize,
+    /// Offset in the slab; none for what lives across steps.
+    offset: Option<u64>,
+    bytes: u64,
+    pub(crate) storage: Storage,
+}
+
+impl Held {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn recategorize(&self, category: Category) {
+        self.memory
+            .state
+            .borrow_mut()
+            .ledger
+            .recategorize(self.number, category);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut state = self.memory.state.borrow_mut();
+        state.ledger.give_back(self.number);
+        if let Some(offset) = self.offset {
+            state.slab.free(offset, self.bytes);
+        }
+    }
+}
+
+impl Memory {
+    fn new(backing: Backing) -> Memory {
+        let state = State {
+            ledger: Ledger::default(),
+            slab: Slab::new(u64::MAX),
+            backing,
+            limit: None,
+            poison: false,
+            clock: PhaseClock::new(),
+        };
+        Memory {
+            state: Rc::new(RefCell::new(state)),
+        }
+    }
+
+    /// The process's own memory: what the CPU device works in. Until [`Memory::reserve_slab`], every lease has an
+    /// allocation of its own.
+    pub fn host() -> Memory {
+        Memory::new(Backing::Host { slab: None })
+    }
+
+    /// No memory at all: the same ledger and the same placement, for planning.
+    pub fn shapes() -> Memory {
+        Memory::new(Backing::Shapes)
+    }
+
+    /// Whether leases have no memory behind them.
+    pub fn is_shapes(&self) -> bool {
+        matches!(self.state.borrow().backing, Backing::Shapes)
+    }
+
+    /// Refuses leases that would bring the live device bytes above `limit`, as a full card would.
+    pub fn set_limit(&self, limit: Option<u64>) {
+        self.state.borrow_mut().limit = limit;
+    }
+
+    /// Fills every lease with NaN (all bits set) before handing it out. For tests: it must change nothing.
+    pub fn set_poison(&self, poison: bool) {
+        self.state.borrow_mut().poison = poison;
+    }
+
+    /// Reserves the addresses in which the leases of every step will be placed, once, before step 1.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if the system refuses.
+    ///
+    /// # Panics
+    /// If a lease of a step is live, or a slab is reserved already.
+    pub fn reserve_slab(&self, bytes: u64) -> Result<(), OutOfMemory> {
+        let mut state = self.state.borrow_mut();
+        assert_eq!(
+            state.slab.free_below_top(),
+            0,
+            "the slab is reserved before the first lease of a step"
+        );
+        assert_eq!(state.slab.capacity(), u64::MAX, "the slab is reserved once");
+        let lease = Lease {
+            name: "slab",
+            category: Category::Temporary,
+            place: state.ledger.place(),
+            space: Space::Device,
+            bytes,
+        };
+        if let Backing::Host { slab } = &mut state.backing {
+            let block = HostBlock::new(bytes);
+            match block {
+                Some(block) => *slab = Some(block),
+                None => return Err(state.refuse(lease, Cause::Host)),
+            }
+        }
+        state.slab = Slab::new(bytes);
+        Ok(())
+    }
+
+    /// Leases a tensor within a step. Its contents are unspecified.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if the limit, the slab or the system refuses.
+    pub fn lease(
+        &self,
+        category: Category,
+        name: &'static str,
+        shape: impl Into<Dims>,
+        dtype: DType,
+    ) -> Result<Buffer, OutOfMemory> {
+        self.take(category, name, shape.into(), dtype, true)
+    }
+
+    /// Leases memory that lives across steps, before step 1. It is zeroed.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if the limit or the system refuses.
+    pub fn lease_persistent(
+        &self,
+        category: Category,
+        name: &'static str,
+        shape: impl Into<Dims>,
+        dtype: DType,
+    ) -> Result<Buffer, OutOfMemory> {
+        self.take(category, name, shape.into(), dtype, false)
+    }
+
+    fn take(
+        &self,
+        category: Category,
+        name: &'static str,
+        dims: Dims,
+        dtype: DType,
+        within_step: bool,
+    ) -> Result<Buffer, OutOfMemory> {
+        let mut guard = self.state.borrow_mut();
+        let state = &mut *guard;
+        let wanted = dims.elements() * dtype.size_in_bytes();
+        let bytes = round_up(wanted as u64);
+        let lease = Lease {
+            name,
+            category,
+            place: state.ledger.place(),
+            space: Space::Device,
+            bytes,
+        };
+        if state
+            .limit
+            .is_some_and(|limit| state.ledger.live_bytes(Space::Device) + bytes > limit)
+        {
+            return Err(state.refuse(lease, Cause::Capacity));
+        }
+        let offset = match within_step {
+            true => match state.slab.place(bytes) {
+                Some(offset) => Some(offset),
+                None => return Err(state.refuse(lease, Cause::Fragmentation)),
+            },
+            false => None,
+        };
+        let (storage, pointer) = match (&state.backing, offset) {
+            (Backing::Shapes, _) => (Storage::Nothing, std::ptr::null_mut()),
+            (Backing::Host { slab: Some(slab) }, Some(offset)) => {
+                (Storage::Slab, slab.pointer().wrapping_add(offset as usize))
+            }
+            (Backing::Host { .. }, _) => match HostBlock::new(bytes) {
+                Some(block) => {
+                    let pointer = block.pointer();
+                    (Storage::Own { _block: block }, pointer)
+                }
+                None => {
+                    if let Some(offset) = offset {
+                        state.slab.free(offset, bytes);
+                    }
+                    return Err(state.refuse(lease, Cause::Host));
+                }
+            },
+        };
+        if state.poison && within_step && !pointer.is_null() {
+            // SAFETY: `pointer` starts `bytes` of memory that no live lease shares.
+            unsafe { std::ptr::write_bytes(pointer, 0xff, bytes as usize) };
+        }
+        let number = state.ledger.take(lease);
+        drop(guard);
+        let held = Held {
+            memory: self.clone(),
+            number,
+            offset,
+            bytes,
+            storage,
+        };
+        Ok(Buffer::new(held, pointer, dims, dtype))
+    }
+
+    /// Enters a phase and a part of the model until the guard is dropped; opens a `tracing` span of the same name.
+    #[must_use = "the place is left when the guard is dropped"]
+    pub fn enter(&self, phase: Phase, layer: Layer) -> PlaceGuard {
+        let mut state = self.state.borrow_mut();
+        let left = state.ledger.enter(Place { phase, layer });
+        if !matches!(state.backing, Backing::Shapes) {
+            state.clock.leave(left.phase);
+        }
+        let span = tracing::trace_span!("place", phase = phase.name(), %layer).entered();
+        PlaceGuard {
+            memory: self.clone(),
+            left,
+            _span: span,
+        }
+    }
+
+    /// Peaks and phase times count from here.
+    pub fn begin_step(&self) {
+        let mut state = self.state.borrow_mut();
+        state.ledger.begin_step();
+        state.clock = PhaseClock::new();
+    }
+
+    /// What happened since [`Memory::begin_step`].
+    pub fn step_memory(&self) -> StepMemory {
+        let state = self.state.borrow();
+        StepMemory {
+            peak: state.ledger.peak(),
+            phase_peaks: state.ledger.phase_peaks(),
+            slab_bytes: state.slab.high_water(),
+            host_pinned_bytes: state.ledger.host_peak_bytes(),
+            phase_time: state.clock.spent,
+        }
+    }
+
+    /// What was live at the peak, largest first.
+    pub fn largest_at_peak(&self) -> Vec<LiveLease> {
+        self.state.borrow().ledger.largest_at_peak()
+    }
+
+    /// Device bytes leased now.
+    pub fn live_bytes(&self) -> u64 {
+        self.state.borrow().ledger.live_bytes(Space::Device)
+    }
+
+    /// Number of leases held now.
+    pub fn live_leases(&self) -> usize {
+        self.state.borrow().ledger.live_leases()
+    }
+
+    /// Where the step is.
+    pub fn place(&self) -> Place {
+        self.state.borrow().ledger.place()
+    }
+}
+
+impl State {
+    fn refuse(&self, lease: Lease, cause: Cause) -> OutOfMemory {
+        OutOfMemory {
+            device: "CPU",
+            requested_bytes: lease.bytes,
+            name: lease.name,
+            category: lease.category,
+            place: lease.place,
+            space: lease.space,
+            live_by_category: self.ledger.live_by_category(),
+            live_largest: self.ledger.live_largest(),
+            reserved_bytes: if self.slab.capacity() == u64::MAX {
+                0
+            } else {
+                self.slab.capacity()
+            },
+            limit_bytes: self.limit,
+            cause,
+        }
+    }
+}
+
+/// Leaves the place it entered when dropped.
+pub struct PlaceGuard {
+    memory: Memory,
+    left: Place,
+    _span: tracing::span::EnteredSpan,
+}
+
+impl Drop for PlaceGuard {
+    fn drop(&mut self) {
+        let mut state = self.memory.state.borrow_mut();
+        let entered = state.ledger.enter(self.left);
+        if !matches!(state.backing, Backing::Shapes) {
+            state.clock.leave(entered.phase);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_refuses_one_granule_too_many_and_names_the_lease() {
+        let memory = Memory::host();
+        memory.set_limit(Some(1024));
+        let kept = memory
+            .lease(Category::Activation, "kept", [128], DType::F32)
+            .unwrap();
+        let _place = memory.enter(Phase::Backward, Layer::Block(7));
+        let error = memory
+            .lease(Category::Temporary, "gate", [129], DType::F32)
+            .unwrap_err();
+        assert_eq!(
+            (error.requested_bytes, error.name, error.cause),
+            (768, "gate", Cause::Capacity)
+        );
+        let message = error.to_string();
+        assert!(
+            message.starts_with("CPU out of memory. Tried to allocate 768 B"),
+            "{message}"
+        );
+        assert!(
+            message.contains("`gate` (temporary; block 7, backward)"),
+            "{message}"
+        );
+        assert!(
+            message.contains("the largest being `kept` with 512 B"),
+            "{message}"
+        );
+        assert_eq!(
+            memory.live_leases(),
+            1,
+            "a refused lease leaves nothing behind"
+        );
+        drop(kept);
+        memory
+            .lease(Category::Temporary, "gate", [256], DType::F32)
+            .unwrap();
+    }
+
+    #[test]
+    fn leases_of_a_reserved_slab_reuse_its_addresses() {
+        let memory = Memory::host();
+        memory.reserve_slab(1024).unwrap();
+        let first = memory
+            .lease(Category::Temporary, "first", [64], DType::F32)
+            .unwrap();
+        let second = memory
+            .lease(Category::Temporary, "second", [64], DType::F32)
+            .unwrap();
+        let address = first.view().pointer();
+        assert_eq!(second.view().pointer(), address.wrapping_add(256));
+        drop(first);
+        let third = memory
+            .lease(Category::Temporary, "third", [64], DType::F32)
+            .unwrap();
+        assert_eq!(third.view().pointer(), address);
+        assert!(
+            memory
+                .lease(Category::Temporary, "large", [1024], DType::F32)
+                .is_err()
+        );
+        assert_eq!(memory.step_memory().slab_bytes, 512);
+    }
+
+    #[test]
+    fn shapes_and_host_agree_on_every_figure() {
+        let run = |memory: Memory| {
+            let arena = memory
+                .lease_persistent(Category::Parameter, "parameters", [1000], DType::F32)
+                .unwrap();
+            memory.begin_step();
+            let place = memory.enter(Phase::Forward, Layer::Block(0));
+            let a = memory
+                .lease(Category::Activation, "a", [3, 100], DType::BF16)
+                .unwrap();
+            let b = memory
+                .lease(Category::Temporary, "b", [7], DType::F32)
+                .unwrap();
+            drop(a);
+            let c = memory
+                .lease(Category::Temporary, "c", [2, 2, 2, 2], DType::F32)
+                .unwrap();
+            drop((arena, b, c, place));
+            let step = memory.step_memory();
+            (
+                step.peak,
+                step.phase_peaks,
+                step.slab_bytes,
+                memory.largest_at_peak(),
+            )
+        };
+        assert_eq!(run(Memory::host()), run(Memory::shapes()));
+    }
+
+    #[test]
+    fn poison_fills_a_lease_with_nan() {
+        let memory = Memory::host();
+        memory.set_poison(true);
+        let lease = memory
+            .lease(Category::Temporary, "x", [8], DType::F32)
+            .unwrap();
+        assert!(
+            lease
+                .view()
+                .slice::<f32>()
+                .iter()
+                .all(|value| value.is_nan())
+        );
+    }
+}

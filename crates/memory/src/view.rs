@@ -1,0 +1,313 @@
+//! Strided views of leased tensors: what kernels read and write.
+
+use crate::{DType, Dims};
+use candle_core::Tensor;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A plain number type that a tensor can hold.
+pub trait Element: bytemuck::Pod + candle_core::WithDType + Send + Sync {}
+
+impl Element for f32 {}
+impl Element for f64 {}
+impl Element for half::bf16 {}
+impl Element for i32 {}
+impl Element for u8 {}
+
+/// A strided view for reading.
+#[derive(Clone, Copy)]
+pub struct In<'a> {
+    pointer: *const u8,
+    dtype: DType,
+    dims: Dims,
+    strides: Dims,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+/// A strided view for writing.
+pub struct Out<'a> {
+    pointer: *mut u8,
+    dtype: DType,
+    dims: Dims,
+    strides: Dims,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a view is a borrow of plain numbers; `In` is shared and never written through, `Out` is exclusive.
+unsafe impl Send for In<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for In<'_> {}
+// SAFETY: as above.
+unsafe impl Send for Out<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Out<'_> {}
+
+macro_rules! geometry {
+    () => {
+        /// Element type.
+        pub fn dtype(&self) -> DType {
+            self.dtype
+        }
+
+        /// Shape, outermost dimension first.
+        pub fn dims(&self) -> &[usize] {
+            self.dims.as_slice()
+        }
+
+        /// Distance between neighbours in each dimension, in elements.
+        pub fn strides(&self) -> &[usize] {
+            self.strides.as_slice()
+        }
+
+        /// Number of elements.
+        pub fn elements(&self) -> usize {
+            self.dims.elements()
+        }
+
+        /// Whether the elements lie one after the other in row-major order.
+        pub fn is_contiguous(&self) -> bool {
+            self.strides == self.dims.row_major_strides()
+        }
+
+        fn offset_of_row(&self, row: usize) -> usize {
+            row * self.strides[0] * self.dtype.size_in_bytes()
+        }
+
+        fn check_rows(&self, rows: &Range<usize>) {
+            assert!(
+                rows.start <= rows.end && rows.end <= self.dims[0],
+                "rows {rows:?} of {:?}",
+                self.dims
+            );
+        }
+
+        fn check_reshape(&self, dims: Dims) {
+            assert!(
+                self.is_contiguous(),
+                "only a contiguous view can be reshaped"
+            );
+            assert_eq!(
+                dims.elements(),
+                self.dims.elements(),
+                "{:?} reshaped to {dims:?}",
+                self.dims
+            );
+        }
+
+        fn check_slice<T: Element>(&self) {
+            assert_eq!(self.dtype, T::DTYPE, "the view holds {:?}", self.dtype);
+            assert!(
+                self.is_contiguous(),
+                "a strided view is no slice: {:?} by {:?}",
+                self.dims,
+                self.strides
+            );
+            assert!(!self.pointer.is_null(), "a shape has no data");
+        }
+    };
+}
+
+impl<'a> In<'a> {
+    /// A row-major view.
+    ///
+    /// # Safety
+    /// `pointer` must start `dims` elements of `dtype` that nothing writes during `'a` (or be null: a shape).
+    pub(crate) unsafe fn new(pointer: *const u8, dtype: DType, dims: Dims) -> In<'a> {
+        In {
+            pointer,
+            dtype,
+            dims,
+            strides: dims.row_major_strides(),
+            lifetime: PhantomData,
+        }
+    }
+
+    /// A view of host data.
+    pub fn of_slice<T: Element>(data: &'a [T], dims: impl Into<Dims>) -> In<'a> {
+        let dims = dims.into();
+        assert_eq!(data.len(), dims.elements(), "the slice fills the shape");
+        // SAFETY: the slice is borrowed for 'a.
+        unsafe { In::new(data.as_ptr().cast(), T::DTYPE, dims) }
+    }
+
+    geometry!();
+
+    /// Address of the first element; null for a shape.
+    pub fn pointer(&self) -> *const u8 {
+        self.pointer
+    }
+
+    /// The last two dimensions exchanged.
+    pub fn t(self) -> In<'a> {
+        let rank = self.dims().len();
+        assert!(
+            rank >= 2,
+            "a transpose needs two dimensions, not {:?}",
+            self.dims
+        );
+        let (a, b) = (rank - 2, rank - 1);
+        In {
+            dims: self.dims.swap(a, b),
+            strides: self.strides.swap(a, b),
+            ..self
+        }
+    }
+
+    /// Some rows of the first dimension.
+    pub fn rows(self, rows: Range<usize>) -> In<'a> {
+        self.check_rows(&rows);
+        let pointer = self.pointer.wrapping_add(self.offset_of_row(rows.start));
+        In {
+            pointer,
+            dims: self.dims.with_first(rows.len()),
+            ..self
+        }
+    }
+
+    /// The same elements in another shape.
+    pub fn reshape(self, dims: impl Into<Dims>) -> In<'a> {
+        let dims = dims.into();
+        self.check_reshape(dims);
+        In {
+            dims,
+            strides: dims.row_major_strides(),
+            ..self
+        }
+    }
+
+    /// The elements of a contiguous view in host memory.
+    ///
+    /// # Panics
+    /// If the view holds another type, is strided, or has no data.
+    pub fn slice<T: Element>(self) -> &'a [T] {
+        self.check_slice::<T>();
+        // SAFETY: in bounds by construction, aligned because leases are and views step by whole elements, and
+        // nothing writes during 'a.
+        unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.elements()) }
+    }
+
+    /// A copy as a candle tensor on the CPU, for export, inspection and tests. A copy, since a view that outlives
+    /// the lease would read the next tenant's data.
+    ///
+    /// # Errors
+    /// Those of candle, for a dtype that it has no tensor of.
+    pub fn to_tensor(self) -> candle_core::Result<Tensor> {
+        let cpu = &candle_core::Device::Cpu;
+        match self.dtype {
+            DType::F32 => Tensor::from_slice(self.slice::<f32>(), self.dims(), cpu),
+            DType::F64 => Tensor::from_slice(self.slice::<f64>(), self.dims(), cpu),
+            DType::BF16 => Tensor::from_slice(self.slice::<half::bf16>(), self.dims(), cpu),
+            DType::I32 => Tensor::from_slice(self.slice::<i32>(), self.dims(), cpu),
+            DType::U8 => Tensor::from_slice(self.slice::<u8>(), self.dims(), cpu),
+            other => candle_core::bail!("no leased tensor holds {other:?}"),
+        }
+    }
+}
+
+impl<'a> Out<'a> {
+    /// A row-major view.
+    ///
+    /// # Safety
+    /// `pointer` must start `dims` elements of `dtype` that nothing else touches during `'a` (or be null: a shape).
+    pub(crate) unsafe fn new(pointer: *mut u8, dtype: DType, dims: Dims) -> Out<'a> {
+        Out {
+            pointer,
+            dtype,
+            dims,
+            strides: dims.row_major_strides(),
+            lifetime: PhantomData,
+        }
+    }
+
+    /// A view of host data.
+    pub fn of_slice<T: Element>(data: &'a mut [T], dims: impl Into<Dims>) -> Out<'a> {
+        let dims = dims.into();
+        assert_eq!(data.len(), dims.elements(), "the slice fills the shape");
+        // SAFETY: the slice is borrowed exclusively for 'a.
+        unsafe { Out::new(data.as_mut_ptr().cast(), T::DTYPE, dims) }
+    }
+
+    geometry!();
+
+    /// Address of the first element; null for a shape.
+    pub fn pointer(&self) -> *mut u8 {
+        self.pointer
+    }
+
+    /// A shorter borrow of the same view.
+    pub fn reborrow(&mut self) -> Out<'_> {
+        Out {
+            lifetime: PhantomData,
+            ..*self
+        }
+    }
+
+    /// Reads what has been written.
+    pub fn as_in(&self) -> In<'_> {
+        In {
+            pointer: self.pointer,
+            dtype: self.dtype,
+            dims: self.dims,
+            strides: self.strides,
+            lifetime: PhantomData,
+        }
+    }
+
+    /// Some rows of the first dimension.
+    pub fn rows(self, rows: Range<usize>) -> Out<'a> {
+        self.check_rows(&rows);
+        let pointer = self.pointer.wrapping_add(self.offset_of_row(rows.start));
+        Out {
+            pointer,
+            dims: self.dims.with_first(rows.len()),
+            ..self
+        }
+    }
+
+    /// The same elements in another shape.
+    pub fn reshape(self, dims: impl Into<Dims>) -> Out<'a> {
+        let dims = dims.into();
+        self.check_reshape(dims);
+        Out {
+            dims,
+            strides: dims.row_major_strides(),
+            ..self
+        }
+    }
+
+    /// The elements of a contiguous view in host memory.
+    ///
+    /// # Panics
+    /// If the view holds another type, is strided, or has no data.
+    pub fn slice_mut<T: Element>(self) -> &'a mut [T] {
+        self.check_slice::<T>();
+        // SAFETY: as in `In::slice`, and the view is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.cast(), self.elements()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_step_through_rows_and_transposes() {
+        let data: Vec<f32> = (0..12).map(|value| value as f32).collect();
+        let view = In::of_slice(&data, [4, 3]);
+        assert_eq!(
+            view.rows(1..3).slice::<f32>(),
+            [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+        );
+        let transposed = view.t();
+        assert_eq!(
+            (transposed.dims(), transposed.strides()),
+            (&[3, 4][..], &[1, 3][..])
+        );
+        assert!(!transposed.is_contiguous());
+        assert_eq!(view.reshape([2, 6]).rows(1..2).slice::<f32>()[0], 6.0);
+        assert_eq!(
+            view.to_tensor().unwrap().to_vec2::<f32>().unwrap()[3],
+            [9.0, 10.0, 11.0]
+        );
+    }
+}

@@ -1,0 +1,37 @@
+//! Decoder-only transformers of the Llama family, with an explicit backward pass and a table of saved activations.
+//!
+//! A block is a list of [`Stage`]s ([`stage`]), each reading and writing named [`Activation`]s. A [`Policy`] says
+//! for every activation of every layer whether it is kept or made again. The backward pass pulls what it needs
+//! from the [`saved`] table; what was dropped is replayed by running its stage again. Forward and replay are the
+//! same code on the same inputs, so every policy gives the same bits.
+//!
+//! This crate leases memory and calls [`kernels::Kernels`]; it never computes on data itself, and never decides
+//! a policy.
+
+mod backward;
+mod block;
+mod config;
+mod flops;
+mod gradients;
+mod head;
+mod hf_config;
+mod init;
+mod model;
+mod parameters;
+mod pass;
+mod policy;
+mod rope;
+pub mod saved;
+pub mod stage;
+mod weights;
+
+pub use config::{ConfigError, ModelConfig, RopeScaling};
+pub use flops::flops_per_token;
+pub use gradients::Gradients;
+pub use hf_config::HfConfigError;
+pub use init::initial_values;
+pub use model::{Batch, Model, ModelError, StepTotals};
+pub use parameters::{BlockParameters, ParameterIds, layout};
+pub use policy::{Action, Policy, PolicyError};
+pub use stage::{Activation, Label, ReplayCounts, Stage};
+pub use weights::{WeightsError, encode, export, import};

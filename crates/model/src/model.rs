@@ -1,0 +1,210 @@
+//! A model: configuration, layout, tables; runs micro-batches.
+
+use crate::gradients::Gradients;
+use crate::parameters::{ParameterIds, layout};
+use crate::pass::Pass;
+use crate::policy::Policy;
+use crate::saved::Saved;
+use crate::stage::{Activation, ReplayCounts};
+use crate::{ModelConfig, rope};
+use kernels::{Init, KernelError, Kernels};
+use memory::{Arena, Buffer, Category, DType, Layout, Memory, OutOfMemory};
+use std::rc::Rc;
+
+/// Why a pass could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A lease was refused.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// An operation was called wrongly, or the device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// A micro-batch in device memory.
+pub struct Batch {
+    /// Sequences.
+    pub rows: usize,
+    /// Tokens in each.
+    pub seq: usize,
+    /// `[rows seq]` i32, each within the vocabulary.
+    pub input_ids: Buffer,
+    /// `[rows seq]` i32; negative: masked.
+    pub targets: Buffer,
+}
+
+impl Batch {
+    /// Leases and uploads a micro-batch of `rows` sequences of `seq` tokens.
+    ///
+    /// # Errors
+    /// [`ModelError`] if memory is refused or the slices have other lengths.
+    pub fn upload(
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        (rows, seq): (usize, usize),
+        input_ids: &[i32],
+        targets: &[i32],
+    ) -> Result<Batch, ModelError> {
+        let send = |name, data: &[i32]| -> Result<Buffer, ModelError> {
+            let mut buffer = memory.lease(Category::Input, name, [rows * seq], DType::I32)?;
+            kernels.upload(buffer.view_mut(), bytemuck::cast_slice(data))?;
+            Ok(buffer)
+        };
+        Ok(Batch {
+            rows,
+            seq,
+            input_ids: send("input_ids", input_ids)?,
+            targets: send("targets", targets)?,
+        })
+    }
+}
+
+/// What the micro-batches of one step add up.
+pub struct StepTotals<'a> {
+    /// `[1]` f32: sum of the losses of all targets so far.
+    pub loss: &'a mut Buffer,
+    /// Replays so far.
+    pub replayed: &'a mut ReplayCounts,
+    /// Whether nothing has been added yet.
+    pub is_first: bool,
+    /// Gradients are multiplied by this: 1 / targets of the whole step.
+    pub gradient_scale: f32,
+}
+
+/// A decoder-only transformer.
+pub struct Model {
+    pub(crate) config: ModelConfig,
+    pub(crate) layout: Rc<Layout>,
+    pub(crate) ids: ParameterIds,
+    /// `[2, s, head_dim / 2]` f32: cosines, sines.
+    pub(crate) rope: Buffer,
+    pub(crate) dtype: DType,
+    pub(crate) head_chunk: usize,
+}
+
+impl Model {
+    /// Lays out a model for sequences of `seq` tokens that computes in `dtype` and runs its head in chunks of
+    /// `head_chunk` tokens.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the rotary table does not fit.
+    pub fn new(
+        config: ModelConfig,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        seq: usize,
+        dtype: DType,
+        head_chunk: usize,
+    ) -> Result<Model, ModelError> {
+        let layout = Rc::new(layout(&config));
+        let ids = ParameterIds::new(&config, &layout);
+        let shape = [2, seq, config.head_dim / 2];
+        let mut rope =
+            memory.lease_persistent(Category::Parameter, "rotary_table", shape, DType::F32)?;
+        if !rope.is_shape() {
+            kernels.upload(
+                rope.view_mut(),
+                bytemuck::cast_slice(&rope::table(&config, seq)),
+            )?;
+        }
+        Ok(Model {
+            config,
+            layout,
+            ids,
+            rope,
+            dtype,
+            head_chunk,
+        })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Where each parameter lies.
+    pub fn layout(&self) -> &Rc<Layout> {
+        &self.layout
+    }
+
+    /// Compute type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Shape and type of an activation for `rows` sequences of `seq` tokens; no elements where the model has none.
+    pub fn activation_shape(
+        &self,
+        activation: Activation,
+        rows: usize,
+        seq: usize,
+    ) -> (Vec<usize>, DType) {
+        let config = &self.config;
+        let tokens = rows * seq;
+        match activation {
+            Activation::X | Activation::H1 | Activation::X2 | Activation::H2 => {
+                (vec![tokens, config.hidden], self.dtype)
+            }
+            Activation::Rstd1 | Activation::Rstd2 => (vec![tokens], DType::F32),
+            Activation::Q | Activation::QRaw | Activation::O => {
+                (vec![tokens, config.q_width()], self.dtype)
+            }
+            Activation::K | Activation::KRaw | Activation::V => {
+                (vec![tokens, config.kv_width()], self.dtype)
+            }
+            Activation::Probs => (vec![rows, config.heads, seq, seq], self.dtype),
+            Activation::Gate | Activation::Up | Activation::Act => {
+                (vec![tokens, config.ffn], self.dtype)
+            }
+        }
+    }
+
+    /// Whether the model has an activation at all.
+    pub fn has(&self, activation: Activation) -> bool {
+        self.config.qk_norm || !matches!(activation, Activation::QRaw | Activation::KRaw)
+    }
+
+    /// Forward and backward of one micro-batch: adds its loss to the totals and its gradients to `gradients`.
+    ///
+    /// # Errors
+    /// [`ModelError`] if a lease is refused; the step is then lost, the parameters are not.
+    pub fn forward_backward(
+        &self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        parameters: &Arena,
+        gradients: &mut Gradients,
+        policy: &Policy,
+        batch: &Batch,
+        totals: &mut StepTotals,
+    ) -> Result<(), ModelError> {
+        let mut pass = Pass {
+            kernels,
+            memory,
+            model: self,
+            parameters,
+            gradients,
+            policy,
+            batch,
+            saved: Saved::new(self.config.layers),
+            replayed: ReplayCounts::default(),
+            backward_at: None,
+        };
+        pass.forward()?;
+        let init = if totals.is_first {
+            Init::Overwrite
+        } else {
+            Init::Accumulate
+        };
+        let dx = pass.head(totals.loss, init, totals.gradient_scale)?;
+        pass.backward(dx)?;
+        assert!(
+            pass.saved.is_empty(),
+            "every activation is released by the last stage that needs it"
+        );
+        totals.replayed.add_all(&pass.replayed);
+        totals.is_first = false;
+        Ok(())
+    }
+}

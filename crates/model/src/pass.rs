@@ -1,0 +1,230 @@
+//! One micro-batch on its way through the model: leases, the saved table, pulling and replaying.
+
+use crate::gradients::Gradients;
+use crate::model::{Batch, Model, ModelError};
+use crate::policy::{Action, Policy};
+use crate::saved::Saved;
+use crate::stage::{Activation, ReplayCounts, Stage};
+use kernels::{AttentionShape, Kernels};
+use memory::{Arena, Buffer, Category, DType, Dims, In, Layer, Memory, Phase};
+use std::rc::Rc;
+
+/// A stage of a certain block. The embedding comes before block 0, the head after the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position {
+    pub(crate) layer: usize,
+    pub(crate) stage: Stage,
+}
+
+/// The forward and backward pass of one micro-batch.
+pub(crate) struct Pass<'a> {
+    pub(crate) kernels: &'a dyn Kernels,
+    pub(crate) memory: &'a Memory,
+    pub(crate) model: &'a Model,
+    pub(crate) parameters: &'a Arena,
+    pub(crate) gradients: &'a mut Gradients,
+    pub(crate) policy: &'a Policy,
+    pub(crate) batch: &'a Batch,
+    pub(crate) saved: Saved,
+    pub(crate) replayed: ReplayCounts,
+    /// The stage whose backward pass runs; none during forward.
+    pub(crate) backward_at: Option<Position>,
+}
+
+impl Pass<'_> {
+    /// Reads a parameter.
+    pub(crate) fn parameter(&self, index: usize) -> In<'_> {
+        self.parameters.view(index)
+    }
+
+    /// Tokens of the micro-batch.
+    pub(crate) fn tokens(&self) -> usize {
+        self.batch.rows * self.batch.seq
+    }
+
+    pub(crate) fn attention_shape(&self) -> AttentionShape {
+        let config = &self.model.config;
+        AttentionShape {
+            batch: self.batch.rows,
+            seq: self.batch.seq,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+        }
+    }
+
+    /// Leases a temporary of the compute type.
+    pub(crate) fn temporary(
+        &self,
+        name: &'static str,
+        shape: impl Into<Dims>,
+    ) -> Result<Buffer, ModelError> {
+        Ok(self
+            .memory
+            .lease(Category::Temporary, name, shape, self.model.dtype)?)
+    }
+
+    /// Leases an f32 temporary.
+    pub(crate) fn temporary_f32(
+        &self,
+        name: &'static str,
+        shape: impl Into<Dims>,
+    ) -> Result<Buffer, ModelError> {
+        Ok(self
+            .memory
+            .lease(Category::Temporary, name, shape, DType::F32)?)
+    }
+
+    /// An activation that a stage reads. During backward, one that was dropped is made again.
+    pub(crate) fn pull(
+        &mut self,
+        layer: usize,
+        activation: Activation,
+    ) -> Result<Rc<Buffer>, ModelError> {
+        if self.saved.get(layer, activation).is_none() {
+            assert!(
+                self.backward_at.is_some(),
+                "forward keeps {} until its last reader",
+                activation.name()
+            );
+            self.replay(producer(layer, activation))?;
+        }
+        let buffer = self.saved.get(layer, activation);
+        Ok(buffer
+            .expect("a replay files the outputs that are still needed")
+            .clone())
+    }
+
+    fn replay(&mut self, position: Position) -> Result<(), ModelError> {
+        let layer = match position.stage {
+            Stage::Embedding => Layer::Embedding,
+            _ => Layer::Block(position.layer),
+        };
+        let _place = self.memory.enter(Phase::Recompute, layer);
+        self.replayed.add(position.stage);
+        self.run_stage(position)
+    }
+
+    /// Leases a stage's output, if anybody needs it and it is not there: forward needs what is kept and what a
+    /// later stage reads; a replay needs what the rest of backward reads.
+    pub(crate) fn output(
+        &self,
+        layer: usize,
+        activation: Activation,
+    ) -> Result<Option<Buffer>, ModelError> {
+        let kept = self.policy.action(layer, activation) == Action::Keep;
+        let wanted = match self.backward_at {
+            None => kept || Stage::first_and_last_reader(activation).is_some(),
+            Some(at) => {
+                let released = Position {
+                    layer,
+                    stage: Stage::released_after(activation),
+                };
+                released <= at && self.saved.get(layer, activation).is_none()
+            }
+        };
+        if !wanted {
+            return Ok(None);
+        }
+        let category = match self.backward_at {
+            None if kept => Category::Activation,
+            _ => Category::Temporary,
+        };
+        let (shape, dtype) =
+            self.model
+                .activation_shape(activation, self.batch.rows, self.batch.seq);
+        let dims =
+            Dims::try_from(shape.as_slice()).expect("an activation has at most four dimensions");
+        Ok(Some(self.memory.lease(
+            category,
+            activation.name(),
+            dims,
+            dtype,
+        )?))
+    }
+
+    /// Files a stage's output for those who read it.
+    pub(crate) fn put(&mut self, layer: usize, activation: Activation, buffer: Option<Buffer>) {
+        if let Some(buffer) = buffer {
+            self.saved.put(layer, activation, buffer);
+        }
+    }
+
+    /// Runs a stage of the forward pass and drops what nobody keeps and no later stage reads.
+    pub(crate) fn forward_stage(&mut self, position: Position) -> Result<(), ModelError> {
+        self.run_stage(position)?;
+        for activation in position.stage.reads() {
+            let last = Stage::first_and_last_reader(*activation)
+                .is_some_and(|(_, last)| last == position.stage);
+            if last && self.policy.action(position.layer, *activation) == Action::Recompute {
+                self.saved.release(position.layer, *activation);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the backward pass of a stage and releases what it was the last to need.
+    pub(crate) fn backward_stage<T>(
+        &mut self,
+        position: Position,
+        run: impl FnOnce(&mut Self) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        self.backward_at = Some(position);
+        let result = run(self)?;
+        for activation in Activation::ALL {
+            if Stage::released_after(activation) == position.stage {
+                self.saved.release(position.layer, activation);
+            }
+        }
+        Ok(result)
+    }
+
+    /// Lets go of an activation in the stage after whose backward pass it is released anyway, before that ends.
+    pub(crate) fn release(&mut self, layer: usize, activation: Activation, buffer: Rc<Buffer>) {
+        self.assert_last_use(layer, activation);
+        drop(buffer);
+        self.saved.release(layer, activation);
+    }
+
+    /// Takes an activation in the stage after whose backward pass it is released anyway, to overwrite it.
+    pub(crate) fn take(
+        &mut self,
+        layer: usize,
+        activation: Activation,
+    ) -> Result<Buffer, ModelError> {
+        self.assert_last_use(layer, activation);
+        drop(self.pull(layer, activation)?);
+        Ok(self.saved.take(layer, activation))
+    }
+
+    fn assert_last_use(&self, layer: usize, activation: Activation) {
+        let last = Position {
+            layer,
+            stage: Stage::released_after(activation),
+        };
+        assert_eq!(
+            self.backward_at,
+            Some(last),
+            "{} is needed after this stage",
+            activation.name()
+        );
+    }
+}
+
+/// The stage that makes an activation.
+fn producer(layer: usize, activation: Activation) -> Position {
+    match (layer, activation) {
+        (0, Activation::X) => Position {
+            layer: 0,
+            stage: Stage::Embedding,
+        },
+        (_, Activation::X) => Position {
+            layer: layer - 1,
+            stage: Stage::MlpDown,
+        },
+        _ => Position {
+            layer,
+            stage: activation.producer(),
+        },
+    }
+}

@@ -1,0 +1,106 @@
+//! The table of the rotary embedding.
+
+use crate::{ModelConfig, RopeScaling};
+use std::f64::consts::PI;
+
+/// Cosines `[s, head_dim / 2]`, then sines: angle = position x frequency, both rounded to f32 first, as Hugging
+/// Face and PyTorch do.
+pub(crate) fn table(config: &ModelConfig, seq: usize) -> Vec<f32> {
+    let frequencies: Vec<f32> = frequencies(config)
+        .into_iter()
+        .map(|frequency| frequency as f32)
+        .collect();
+    let angles = (0..seq).flat_map(|position| {
+        frequencies
+            .iter()
+            .map(move |frequency| position as f32 * frequency)
+    });
+    let angles: Vec<f64> = angles.map(f64::from).collect();
+    let (cosines, sines) = (
+        angles.iter().map(|angle| angle.cos()),
+        angles.iter().map(|angle| angle.sin()),
+    );
+    cosines.chain(sines).map(|value| value as f32).collect()
+}
+
+/// Radians per position of each pair.
+fn frequencies(config: &ModelConfig) -> Vec<f64> {
+    let pairs = config.head_dim / 2;
+    let plain = (0..pairs).map(|pair| config.rope_theta.powf(-(pair as f64) / pairs as f64));
+    plain
+        .map(|frequency| {
+            config
+                .rope_scaling
+                .as_ref()
+                .map_or(frequency, |scaling| stretch(frequency, scaling))
+        })
+        .collect()
+}
+
+/// Llama 3's scaling of one frequency.
+fn stretch(frequency: f64, scaling: &RopeScaling) -> f64 {
+    let original = scaling.original_max_position as f64;
+    let turns = original * frequency / (2.0 * PI);
+    let blend =
+        (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+    let kept = blend.clamp(0.0, 1.0);
+    frequency * (kept + (1.0 - kept) / scaling.factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(rope_scaling: Option<RopeScaling>) -> ModelConfig {
+        let text = r#"{"hidden": 8, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 128, "ffn": 8, "vocab": 8,
+            "rope_theta": 500000.0}"#;
+        ModelConfig {
+            rope_scaling,
+            ..serde_json::from_str(text).unwrap()
+        }
+    }
+
+    #[test]
+    fn positions_turn_by_the_base() {
+        let table = table(&config(None), 3);
+        let sines = &table[3 * 64..];
+        assert_eq!((table[0], sines[0]), (1.0, 0.0));
+        assert!(
+            (table[2 * 64] - 2f32.cos()).abs() < 1e-6,
+            "pair 0 turns one radian a position"
+        );
+        assert!((f64::from(sines[64 + 63]) - 500_000f64.powf(-63.0 / 64.0)).abs() < 1e-9);
+    }
+
+    /// Against Hugging Face transformers' `_compute_llama3_parameters`, with Llama-3.1-8B's settings: short
+    /// wavelengths are kept, long ones divided by 8.
+    #[test]
+    fn llama3_scaling_keeps_short_and_stretches_long_wavelengths() {
+        let scaling = RopeScaling {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position: 8192,
+        };
+        let (plain, scaled) = (
+            frequencies(&config(None)),
+            frequencies(&config(Some(scaling))),
+        );
+        assert_eq!(plain[0], scaled[0]);
+        assert!((plain[63] / scaled[63] - 8.0).abs() < 1e-12);
+        let between: Vec<f64> = plain
+            .iter()
+            .zip(&scaled)
+            .map(|(plain, scaled)| plain / scaled)
+            .collect();
+        assert!(
+            between.windows(2).all(|pair| pair[0] <= pair[1] + 1e-12),
+            "the stretch grows with the wavelength"
+        );
+        let blended = between
+            .iter()
+            .filter(|ratio| **ratio > 1.0 + 1e-9 && **ratio < 8.0 - 1e-9)
+            .count();
+        assert_eq!(blended, 6, "wavelengths from 2048 to 8192 are blended");
+    }
+}

@@ -1,0 +1,160 @@
+//! `metrics.jsonl`: one JSON object a line, `kind` first.
+
+use memory::{ByCategory, ByPhase, Layer, Phase};
+use model::ReplayCounts;
+use serde::Serialize;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::Duration;
+
+/// The first line: what runs, and where.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename = "run")]
+pub struct RunRecord {
+    /// Version of the trainer.
+    pub version: &'static str,
+    /// `cpu` or `cuda:N`.
+    pub device: String,
+    /// Compute type.
+    pub dtype: &'static str,
+    /// Name of the configuration.
+    pub model: String,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Model FLOPs of forward and backward, for one token.
+    pub flops_per_token: u64,
+    /// Leases are rounded up to this.
+    pub granularity_bytes: u64,
+    /// The most that the GEMM library's packing buffers take, outside the ledger.
+    pub untracked_host_bytes_max: u64,
+}
+
+/// What depends on the clock, and so differs between identical runs.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Timing {
+    /// Wall-clock time of the step.
+    pub step_ms: f64,
+    /// The same by phase, each without the phases entered from it.
+    pub phase_ms: ByPhase<f64>,
+    /// Tokens processed (masked ones too) per second.
+    pub tokens_per_s: f64,
+    /// Model FLOPs per second, in units of 10^12; recompute is not counted.
+    pub tflops: f64,
+    /// `tflops` over the device's peak; none where that is unknown.
+    pub mfu: Option<f64>,
+}
+
+impl Timing {
+    /// The timing of a step that processed `tokens` tokens.
+    pub fn new(
+        elapsed: Duration,
+        phases: &ByPhase<Duration>,
+        tokens: usize,
+        flops_per_token: u64,
+        peak_tflops: Option<f64>,
+    ) -> Timing {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+        let mut phase_ms = ByPhase::default();
+        Phase::ALL
+            .iter()
+            .for_each(|phase| *phase_ms.get_mut(*phase) = ms(*phases.get(*phase)));
+        let tokens_per_s = tokens as f64 / elapsed.as_secs_f64();
+        let tflops = tokens_per_s * flops_per_token as f64 / 1e12;
+        Timing {
+            step_ms: ms(elapsed),
+            phase_ms,
+            tokens_per_s,
+            tflops,
+            mfu: peak_tflops.map(|peak| tflops / peak),
+        }
+    }
+}
+
+/// One step. Outside [`Timing`], identical commands write identical lines.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename = "step")]
+pub struct StepRecord {
+    /// From 1.
+    pub step: usize,
+    /// Mean over all targets of the step.
+    pub loss: f32,
+    /// Global norm of the gradients before clipping.
+    pub grad_norm: f32,
+    /// Whether both are finite.
+    pub finite: bool,
+    /// Learning rate.
+    pub lr: f32,
+    /// Targets counted.
+    pub tokens: usize,
+    /// What depends on the clock.
+    #[serde(flatten)]
+    pub timing: Timing,
+    /// Most live device bytes in this step.
+    pub peak_bytes: u64,
+    /// What the plan said.
+    pub planned_peak_bytes: u64,
+    /// Live at the peak; sums to `peak_bytes`.
+    pub peak_by_category: ByCategory,
+    /// What was going on at the peak.
+    pub peak_phase: Phase,
+    /// The block at work at the peak; none outside the blocks.
+    pub peak_layer: Layer,
+    /// Most live device bytes in each phase.
+    pub phase_peak_bytes: ByPhase<u64>,
+    /// Bytes reserved for the leases of a step.
+    pub slab_bytes: u64,
+    /// Bytes of pinned host memory.
+    pub host_pinned_bytes: u64,
+    /// Replays of each stage.
+    pub replayed: ReplayCounts,
+}
+
+/// The last line.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename = "end")]
+pub struct EndRecord {
+    /// `done`, `interrupted`, `diverged`, `out_of_memory` or `failed`.
+    pub reason: &'static str,
+    /// Steps made.
+    pub steps: usize,
+    /// The process's largest resident set.
+    pub max_rss_bytes: Option<u64>,
+}
+
+/// Writes records as they come, each line whole.
+pub struct MetricsFile {
+    file: BufWriter<File>,
+}
+
+impl MetricsFile {
+    /// Starts the file.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn create(path: &Path) -> std::io::Result<MetricsFile> {
+        Ok(MetricsFile {
+            file: BufWriter::new(File::create(path)?),
+        })
+    }
+
+    /// Appends a record and flushes it.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn write(&mut self, record: &impl Serialize) -> std::io::Result<()> {
+        serde_json::to_writer(&mut self.file, record)?;
+        self.file.write_all(b"\n")?;
+        self.file.flush()
+    }
+}
+
+/// The largest resident set that this process has had; none where the system does not tell.
+pub fn max_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}

@@ -1,0 +1,76 @@
+//! Progress of a run: a bar on a terminal, lines elsewhere.
+
+use crate::metrics::StepRecord;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use memory::format_bytes;
+use std::io::IsTerminal;
+
+/// Tells how a run is going, on stderr.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    quiet: bool,
+    every: usize,
+    total: usize,
+}
+
+impl Progress {
+    /// A bar if stderr is a terminal; else a line every `every` steps. Nothing if `quiet`.
+    pub fn new(total: usize, every: usize, quiet: bool) -> Progress {
+        let terminal = !quiet && std::io::stderr().is_terminal();
+        let bar = terminal.then(|| {
+            let bar =
+                ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
+            let template = "{bar:24} {pos}/{len} {msg} {eta}";
+            bar.set_style(
+                ProgressStyle::with_template(template)
+                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
+            );
+            bar
+        });
+        Progress {
+            bar,
+            quiet,
+            every,
+            total,
+        }
+    }
+
+    /// A step is done.
+    pub fn step(&self, record: &StepRecord) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(record.step as u64);
+                bar.set_message(status(record));
+            }
+            None if self.quiet => {}
+            None => {
+                let due = record.step == 1
+                    || record.step == self.total
+                    || record.step.is_multiple_of(self.every);
+                if due {
+                    eprintln!("step {:>4}/{} {}", record.step, self.total, status(record));
+                }
+            }
+        }
+    }
+
+    /// The run is over: the bar goes.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// `loss 2.3112  norm 0.71  lr 3.0e-3  41200 tok/s  peak 18.2 MiB (plan 18.2 MiB)`.
+fn status(record: &StepRecord) -> String {
+    format!(
+        "loss {:.4}  norm {:.3}  lr {:.1e}  {:.0} tok/s  peak {} (plan {})",
+        record.loss,
+        record.grad_norm,
+        record.lr,
+        record.timing.tokens_per_s,
+        format_bytes(record.peak_bytes),
+        format_bytes(record.planned_peak_bytes),
+    )
+}

@@ -1,0 +1,159 @@
+//! Tables for people.
+
+use memory::{ByCategory, ByPhase, Category, Phase, format_bytes};
+
+/// How a column is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// Words.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// Rows of text in aligned columns.
+pub struct Table {
+    columns: Vec<(String, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these column heads.
+    pub fn new(columns: &[(&str, Align)]) -> Table {
+        Table {
+            columns: columns
+                .iter()
+                .map(|(name, align)| ((*name).to_string(), *align))
+                .collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row; missing cells are empty.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
+        let mut row: Vec<String> = cells.into_iter().map(Into::into).collect();
+        row.resize(self.columns.len(), String::new());
+        self.rows.push(row);
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let heads: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
+        let widths: Vec<usize> = (0..heads.len())
+            .map(|column| {
+                let cells = self.rows.iter().map(|row| row[column].chars().count());
+                cells
+                    .chain([heads[column].chars().count()])
+                    .max()
+                    .unwrap_or(0)
+            })
+            .collect();
+        for row in [&heads].into_iter().chain(&self.rows) {
+            let mut line = String::new();
+            for ((cell, width), (_, align)) in row.iter().zip(&widths).zip(&self.columns) {
+                let padded = match align {
+                    Align::Left => format!("{cell:<width$}"),
+                    Align::Right => format!("{cell:>width$}"),
+                };
+                line = if line.is_empty() {
+                    format!("  {padded}")
+                } else {
+                    format!("{line}  {padded}")
+                };
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory by category and by phase, planned and, where there was a run, measured.
+pub fn memory_table(
+    planned: (&ByCategory, &ByPhase<u64>),
+    measured: Option<(&ByCategory, &ByPhase<u64>)>,
+) -> Table {
+    let mut columns = vec![("memory", Align::Left), ("planned", Align::Right)];
+    if measured.is_some() {
+        columns.extend([("measured", Align::Right), ("difference", Align::Right)]);
+    }
+    let mut table = Table::new(&columns);
+    let mut row = |name: String, planned: u64, measured: Option<u64>| {
+        let mut cells = vec![name, format_bytes(planned)];
+        if let Some(measured) = measured {
+            cells.extend([
+                format_bytes(measured),
+                format!("{} B", i128::from(measured) - i128::from(planned)),
+            ]);
+        }
+        table.row(cells);
+    };
+    row(
+        "peak".into(),
+        planned.0.total(),
+        measured.map(|measured| measured.0.total()),
+    );
+    for category in Category::ALL {
+        let name = format!("  {}", category.name());
+        row(
+            name,
+            planned.0.get(category),
+            measured.map(|measured| measured.0.get(category)),
+        );
+    }
+    for phase in Phase::ALL {
+        let measured = measured.map(|measured| *measured.1.get(phase));
+        if *planned.1.get(phase) > 0 || measured.is_some_and(|bytes| bytes > 0) {
+            row(
+                format!("peak in {}", phase.name()),
+                *planned.1.get(phase),
+                measured,
+            );
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        let mut table = Table::new(&[("name", Align::Left), ("bytes", Align::Right)]);
+        table.row(["gate", "1"]);
+        table.row(["attention", "12345678"]);
+        assert_eq!(
+            table.to_string(),
+            "  name          bytes\n  gate              1\n  attention  12345678\n"
+        );
+    }
+
+    #[test]
+    fn planned_and_measured_stand_side_by_side() {
+        let planned = ByCategory {
+            parameter: 1 << 20,
+            ..ByCategory::default()
+        };
+        let measured = ByCategory {
+            parameter: 1 << 20,
+            temporary: 512,
+            ..ByCategory::default()
+        };
+        let phases = ByPhase {
+            forward: 1 << 20,
+            ..ByPhase::default()
+        };
+        let text = memory_table((&planned, &phases), Some((&measured, &phases))).to_string();
+        assert!(text.contains("temporary"), "{text}");
+        assert!(text.lines().nth(1).unwrap().ends_with("512 B"), "{text}");
+        assert!(
+            text.lines()
+                .last()
+                .unwrap()
+                .trim_start()
+                .starts_with("peak in forward"),
+            "{text}"
+        );
+    }
+}

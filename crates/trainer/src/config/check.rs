@@ -1,0 +1,272 @@
+//! What a configuration may not contain: parts that are not built, and settings that contradict.
+
+use std::collections::BTreeMap;
+
+use toml::{Table, Value};
+
+use super::choices::{DataFormat, Schedule};
+use super::error::ConfigError;
+use super::keys;
+use super::schema::Config;
+
+/// Something that interfaces promise and this version does not have.
+struct NotBuilt {
+    what: What,
+    /// Why, and what to do; ends an error message.
+    sentence: &'static str,
+}
+
+/// What is refused.
+enum What {
+    /// These values of a key.
+    Values(&'static str, &'static [&'static str]),
+    /// Every value of a key but its default.
+    Changed(&'static str),
+    /// A GPU to train on; planning for one is fine.
+    TrainingOnCuda,
+    /// A flag, without a key of its own.
+    Flag(&'static str),
+    /// A command.
+    Command(&'static str),
+}
+
+/// Everything that is refused for now. What gets built loses its row.
+const NOT_BUILT: &[NotBuilt] = &[
+    no(
+        What::TrainingOnCuda,
+        "this binary was built without CUDA; train with --device cpu, or predict the memory of a GPU \
+         with `trainer plan`",
+    ),
+    no(
+        What::Values("attention.backend", &["flash", "cudnn"]),
+        "attention without stored scores is not built yet; use eager",
+    ),
+    no(
+        What::Values("optim.state_dtype", &["bf16", "8bit"]),
+        "smaller optimizer states are not built yet; use f32",
+    ),
+    no(
+        What::Values("optim.master", &["bf16-split", "none"]),
+        "smaller master weights are not built yet; use f32",
+    ),
+    no(
+        What::Values("optim.grad_dtype", &["bf16"]),
+        "bf16 gradients are not built yet; use f32",
+    ),
+    no(
+        What::Changed("optim.f32_states"),
+        "it only matters for 8-bit states, which are not built yet; leave it out",
+    ),
+    no(
+        What::Changed("recompute.layers"),
+        "recompute by layer is not built yet; set recompute.spec for all layers",
+    ),
+    no(What::Flag("--recompute-granularity"), MEGATRON),
+    no(What::Flag("--recompute-modules"), MEGATRON),
+    no(What::Flag("--recompute-method"), MEGATRON),
+    no(What::Flag("--recompute-num-layers"), MEGATRON),
+    no(What::Changed("offload.optimizer"), OFFLOAD),
+    no(What::Changed("offload.activations"), OFFLOAD),
+    no(What::Changed("offload.fraction"), OFFLOAD),
+    no(What::Changed("offload.window"), OFFLOAD),
+    no(What::Changed("offload.path"), OFFLOAD),
+    no(
+        What::Changed("memory.budget"),
+        "automatic choices within a budget are not built yet; choose with --recompute and compare \
+         with `trainer plan`",
+    ),
+    no(
+        What::Flag("--device-memory"),
+        "advice for a device's memory is not built yet; compare the plan's peak yourself",
+    ),
+    no(
+        What::Changed("log.trace"),
+        "recording of memory traces is not built yet; leave it out",
+    ),
+    no(What::Flag("--resume"), CHECKPOINTS),
+    no(What::Flag("--save-every"), CHECKPOINTS),
+    no(What::Flag("--keep-last"), CHECKPOINTS),
+    no(
+        What::Command("bench"),
+        "the table of strategies is not built yet; compare runs of `trainer plan --json`",
+    ),
+    no(
+        What::Command("prepare"),
+        "it is not built yet; `trainer train --data` reads text, batch and token files as they are",
+    ),
+    no(
+        What::Command("eval"),
+        "it is not built yet; this version has train, plan and init",
+    ),
+    no(
+        What::Command("generate"),
+        "it is not built yet; this version has train, plan and init",
+    ),
+    no(
+        What::Command("export"),
+        "it is not built yet; `trainer train --save-final DIR` writes Hugging Face layout",
+    ),
+    no(
+        What::Command("doctor"),
+        "it is not built yet; this version has train, plan and init",
+    ),
+    no(
+        What::Command("report"),
+        "it is not built yet; a run directory's metrics.jsonl has every number of the run",
+    ),
+];
+
+const MEGATRON: &str = "Megatron's recompute flags are not built yet; use --recompute";
+const OFFLOAD: &str = "offload to host memory is not built yet; use --recompute to save memory";
+const CHECKPOINTS: &str =
+    "checkpoints are not built yet; `--save-final DIR` writes the weights when the run ends";
+
+const fn no(what: What, sentence: &'static str) -> NotBuilt {
+    NotBuilt { what, sentence }
+}
+
+/// More elements than any machine holds in one tensor; products of sizes stay far from overflow.
+const MOST_ELEMENTS: f64 = 1e15;
+
+/// The error for the command `name`, which is not built.
+pub fn command(name: &str) -> ConfigError {
+    let row = NOT_BUILT
+        .iter()
+        .find(|row| matches!(row.what, What::Command(command) if command == name));
+    ConfigError::NotBuilt {
+        what: format!("`trainer {name}`"),
+        sentence: row.map_or("it is not built yet", |row| row.sentence),
+    }
+}
+
+/// Refuses the flag `name` (with its dashes) if it is not built.
+///
+/// # Errors
+/// The sentence that says so.
+pub fn flag(name: &str) -> Result<(), ConfigError> {
+    let row = NOT_BUILT
+        .iter()
+        .find(|row| matches!(row.what, What::Flag(flag) if flag == name));
+    refuse(row, || format!("`{name}`"))
+}
+
+/// Refuses values of keys that are not built. `places` has the argument that set a key.
+///
+/// # Errors
+/// The first such value, as it was given.
+pub fn values(
+    config: &Config,
+    places: &BTreeMap<String, String>,
+    trains: bool,
+) -> Result<(), ConfigError> {
+    let table = Table::try_from(config)?;
+    let defaults = Table::try_from(Config::default())?;
+    for row in NOT_BUILT {
+        let (key, refused) = match &row.what {
+            What::Values(key, names) => {
+                let value = keys::get(&table, key).and_then(Value::as_str);
+                (*key, value.is_some_and(|value| names.contains(&value)))
+            }
+            What::Changed(key) => (*key, keys::get(&table, key) != keys::get(&defaults, key)),
+            What::TrainingOnCuda => {
+                let key = "train.device";
+                let value = keys::get(&table, key).and_then(Value::as_str);
+                (key, trains && value.is_some_and(|value| value != "cpu"))
+            }
+            What::Flag(_) | What::Command(_) => continue,
+        };
+        refuse(refused.then_some(row), || {
+            let value = keys::get(&table, key).map_or_else(String::new, Value::to_string);
+            let written = || format!("`{key} = {value}`");
+            places.get(key).cloned().unwrap_or_else(written)
+        })?;
+    }
+    Ok(())
+}
+
+fn refuse(row: Option<&NotBuilt>, what: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    match row {
+        None => Ok(()),
+        Some(row) => Err(ConfigError::NotBuilt {
+            what: what(),
+            sentence: row.sentence,
+        }),
+    }
+}
+
+/// Refuses settings that make no sense together. The model's own shape is checked by
+/// [`model::ModelConfig::validate`].
+///
+/// # Errors
+/// The first contradiction, with what to write instead.
+pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
+    let Config {
+        lr, data, train, ..
+    } = config;
+    if let Some(decay_steps) = lr.decay_steps {
+        if lr.schedule == Schedule::Constant {
+            return contradiction(
+                "`lr.decay_steps` is set, but the schedule is constant; choose lr.schedule linear, \
+                 cosine or wsd, or leave lr.decay_steps out",
+            );
+        }
+        if lr.schedule == Schedule::Wsd && decay_steps > train.steps {
+            return contradiction(format!(
+                "`lr.decay_steps` is {decay_steps}, but the run has only {} steps; wsd decays within \
+                 the run, so make it shorter",
+                train.steps
+            ));
+        }
+    }
+    if data.path.is_none() && !matches!(data.format, DataFormat::Auto | DataFormat::Text) {
+        return contradiction(format!(
+            "`data.format` is {}, but there is no file to read; give one with --data",
+            data.format
+        ));
+    }
+    sizes(config)
+}
+
+/// Refuses shapes whose sizes would overflow.
+fn sizes(config: &Config) -> Result<(), ConfigError> {
+    let model = &config.model;
+    let [
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn,
+        vocab,
+        seq,
+        micro,
+        accum,
+    ] = [
+        model.hidden,
+        model.layers,
+        model.heads,
+        model.kv_heads,
+        model.head_dim,
+        model.ffn,
+        model.vocab,
+        config.data.seq,
+        config.batch.micro,
+        config.batch.accum,
+    ]
+    .map(|size| size as f64);
+    let widths = (2.0 * heads + 2.0 * kv_heads) * head_dim + 3.0 * ffn;
+    let parameters = hidden * (layers * widths + 2.0 * vocab);
+    let rows = micro * seq;
+    let activations = rows * (vocab + widths + hidden + heads * seq);
+    if parameters > MOST_ELEMENTS || activations > MOST_ELEMENTS || rows * accum > MOST_ELEMENTS {
+        return contradiction(
+            "the model or its batch is larger than any machine holds; check the sizes in model.*, \
+             data.seq, batch.micro and batch.accum",
+        );
+    }
+    Ok(())
+}
+
+fn contradiction(sentence: impl Into<String>) -> Result<(), ConfigError> {
+    Err(ConfigError::Contradiction(sentence.into()))
+}

@@ -1,0 +1,144 @@
+//! A command line made into everything that a command needs to know.
+
+use std::path::PathBuf;
+
+use super::args::RunArgs;
+use super::choices::Dtype;
+use super::device::Device;
+use super::load::{self, Override, Source};
+use super::{Config, ConfigError, check, preset};
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Train a model.
+    Train,
+    /// Predict a run's memory.
+    Plan,
+    /// Write a freshly initialised model.
+    Init,
+}
+
+/// What a run reads and writes, beside its configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    /// Run directory; of `init`: the model's folder.
+    pub out: Option<PathBuf>,
+    /// Hugging Face folder to start from; it sets the model.
+    pub init_from: Option<PathBuf>,
+    /// Folder for the trained model.
+    pub save_final: Option<PathBuf>,
+    /// The step, from 1, whose gradients are written.
+    pub dump_gradients: Option<u64>,
+    /// No progress.
+    pub quiet: bool,
+    /// Machine-readable output on stdout.
+    pub json: bool,
+}
+
+/// A command with its configuration and options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// What to do.
+    pub action: Action,
+    /// The preset's name, or the configuration file's without its extension.
+    pub name: String,
+    /// The configuration.
+    pub config: Config,
+    /// What is read and written.
+    pub options: RunOptions,
+    /// Keys of `[model]` that the user set, as `model.key`, sorted: by `--set`, or in the preset or
+    /// file of an explicit `--config`. With `init_from` they must agree with the model there.
+    pub explicit_model_keys: Vec<String>,
+    /// The command line sets `data.seq`: a batch file must agree with it.
+    pub seq_is_explicit: bool,
+}
+
+impl Resolved {
+    /// The device to use: the configured one, else the action's default in a binary without CUDA.
+    pub fn device(&self) -> Device {
+        let default = match self.action {
+            Action::Plan => Device::Cuda { index: 0 },
+            Action::Train | Action::Init => Device::Cpu,
+        };
+        match self.action {
+            Action::Init => Device::Cpu,
+            _ => self.config.train.device.unwrap_or(default),
+        }
+    }
+
+    /// The data type to use: the configured one, else the device's default.
+    pub fn dtype(&self) -> Dtype {
+        let default = match self.device() {
+            Device::Cpu => Dtype::F32,
+            Device::Cuda { .. } => Dtype::Bf16,
+        };
+        self.config.train.dtype.unwrap_or(default)
+    }
+}
+
+/// Loads and checks the configuration that `run` describes.
+///
+/// # Errors
+/// A flag or setting that is unknown, contradictory, out of range or not built.
+pub fn resolve(
+    action: Action,
+    run: &RunArgs,
+    options: RunOptions,
+) -> Result<Resolved, ConfigError> {
+    for flag in run.keyless_flags() {
+        check::flag(flag)?;
+    }
+    let given = run.source.config.as_deref();
+    let source = match (given, &options.init_from) {
+        (Some(name), _) => Source::open(name)?,
+        // A model of the user's own is trained with the defaults, not with a preset's settings.
+        (None, Some(folder)) => Source::defaults(folder),
+        (None, None) => Source::open(preset::DEFAULT)?,
+    };
+    let mut overrides = Vec::new();
+    for argument in &run.source.set {
+        overrides.push(Override::from_set(argument)?);
+    }
+    overrides.extend(run.overrides());
+
+    let model_elsewhere = options.init_from.is_some();
+    let loaded = load::load(&source, &overrides, model_elsewhere)?;
+    let config = loaded.config;
+    check::values(&config, &loaded.places, action == Action::Train)?;
+    check::contradictions(&config)?;
+    if !model_elsewhere {
+        config.model.validate()?;
+    }
+    if let Some(step) = options.dump_gradients
+        && step > config.train.steps as u64
+    {
+        return Err(ConfigError::Contradiction(format!(
+            "--dump-gradients {step} asks for a step after the last; the run has {} steps",
+            config.train.steps
+        )));
+    }
+
+    let mut explicit_model_keys = match given {
+        Some(_) => source.model_keys(),
+        None => Vec::new(),
+    };
+    explicit_model_keys.extend(loaded.places.keys().filter_map(|key| model_key(key)));
+    explicit_model_keys.sort();
+    explicit_model_keys.dedup();
+    Ok(Resolved {
+        action,
+        name: source.name,
+        config,
+        options,
+        explicit_model_keys,
+        seq_is_explicit: loaded.places.contains_key("data.seq"),
+    })
+}
+
+/// The key of `[model]` that a dotted key is or lies in.
+fn model_key(key: &str) -> Option<String> {
+    let mut parts = key.split('.');
+    let is_model = parts.next() == Some("model");
+    is_model.then(|| parts.next().map(|name| format!("model.{name}")))?
+}

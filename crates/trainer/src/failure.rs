@@ -1,0 +1,148 @@
+//! Why a command ended early, and with which exit code.
+
+use crate::config::ConfigError;
+use data::DataError;
+use memory::OutOfMemory;
+use model::{HfConfigError, ModelError, PolicyError, WeightsError};
+use std::path::PathBuf;
+
+/// A command that could not be carried out. The text says what was wrong, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// Bad usage or configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A recompute specification that cannot be followed.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// Bad usage that only shows when the command is carried out.
+    #[error("{0}")]
+    Usage(String),
+    /// A lease was refused.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// Bad data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Bad weights.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A bad `config.json`.
+    #[error("{path}: {source}")]
+    HfConfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: HfConfigError,
+    },
+    /// A file of the run could not be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The device, its driver, or an operation on it failed.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// Loss or gradients are not finite.
+    #[error(
+        "step {step} diverged: loss {loss}, gradient norm {grad_norm}; weights and optimizer state are as they were \
+         before that step"
+    )]
+    Diverged {
+        /// The step.
+        step: usize,
+        /// Its loss.
+        loss: f32,
+        /// Its gradient norm.
+        grad_norm: f32,
+    },
+    /// A signal ended the run.
+    #[error(
+        "interrupted after step {step}; nothing was saved, since this version writes no checkpoints yet"
+    )]
+    Interrupted {
+        /// Steps made.
+        step: usize,
+        /// The signal's number.
+        signal: i32,
+    },
+}
+
+impl Failure {
+    /// A file that could not be read or written.
+    pub fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Failure {
+        let path = path.into();
+        move |source| Failure::File { path, source }
+    }
+
+    /// The process's exit code.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Config(_) | Failure::Policy(_) | Failure::Usage(_) => 2,
+            Failure::OutOfMemory(_) => 3,
+            Failure::Data(error) if is_usage(error) => 2,
+            Failure::Data(_)
+            | Failure::Weights(_)
+            | Failure::HfConfig { .. }
+            | Failure::File { .. } => 4,
+            Failure::Device(_) => 5,
+            Failure::Diverged { .. } => 6,
+            Failure::Interrupted { signal, .. } => 128 + *signal as u8,
+        }
+    }
+
+    /// The reason in the last record of the metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Failure::OutOfMemory(_) => "out_of_memory",
+            Failure::Diverged { .. } => "diverged",
+            Failure::Interrupted { .. } => "interrupted",
+            _ => "failed",
+        }
+    }
+
+    /// What else may help.
+    pub fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Failure::Config(error) => error.hint(),
+            Failure::OutOfMemory(_) => Some(
+                "`trainer plan` with the same settings shows what needs the memory; a smaller --micro-batch with a \
+                 larger --accum, or --recompute full, needs less"
+                    .into(),
+            ),
+            Failure::Diverged { .. } => Some("a lower --lr or a longer lr.warmup_steps often helps".into()),
+            _ => None,
+        };
+        hint.into_iter().collect()
+    }
+}
+
+/// Whether bad data is really a bad setting.
+fn is_usage(error: &DataError) -> bool {
+    matches!(
+        error,
+        DataError::UnknownFormat { .. }
+            | DataError::Zero { .. }
+            | DataError::StepTooLarge { .. }
+            | DataError::FormatNeedsPath { .. }
+            | DataError::SeqDiffers { .. }
+    )
+}
+
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Failure {
+        match error {
+            ModelError::OutOfMemory(error) => Failure::OutOfMemory(error),
+            ModelError::Kernel(error) => Failure::Device(error.to_string()),
+        }
+    }
+}
+
+impl From<kernels::KernelError> for Failure {
+    fn from(error: kernels::KernelError) -> Failure {
+        Failure::Device(error.to_string())
+    }
+}

@@ -1,0 +1,40 @@
+//! The `init` command.
+
+use crate::config::Resolved;
+use crate::failure::Failure;
+use crate::run_dir::refuse_non_empty;
+use crate::settings::dtype;
+use model::{encode, export, initial_values, layout};
+
+/// Writes a freshly initialised model in Hugging Face layout.
+pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
+    let folder = resolved
+        .options
+        .out
+        .as_deref()
+        .ok_or_else(|| Failure::Usage("init needs --out DIR".into()))?;
+    refuse_non_empty(folder)?;
+    std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
+    let config = &resolved.config;
+    let (layout, dtype) = (layout(&config.model), dtype(resolved.dtype()));
+    let path = folder.join("model.safetensors");
+    export(&path, &layout, dtype, |index| {
+        let values = initial_values(
+            &config.model,
+            &layout.entries()[index],
+            index,
+            config.train.seed,
+        );
+        encode(&values, dtype).into_owned()
+    })?;
+    let name = if resolved.dtype() == crate::config::Dtype::Bf16 {
+        "bfloat16"
+    } else {
+        "float32"
+    };
+    let path = folder.join("config.json");
+    let text = config.model.to_hf(config.data.seq, name);
+    std::fs::write(&path, text).map_err(Failure::file(path))?;
+    println!("{} parameters in {}", layout.parameters(), folder.display());
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! The trainer: configuration, planning, the training loop, run directories.
+//!
+//! [`session::Session`] composes a step from the other crates; it is the same code for a run and, on shapes, for
+//! the plan ([`plan`]). The binary is a thin shell around [`run`].
+
+pub mod cli;
+pub mod config;
+pub mod failure;
+mod initialise;
+mod interrupt;
+mod memory_size;
+pub mod plan;
+mod run;
+mod run_dir;
+pub mod session;
+pub mod settings;
+mod train;
+mod weights;
+
+pub use run::run;

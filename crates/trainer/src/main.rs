@@ -1,0 +1,32 @@
+//! The `trainer` binary.
+
+use clap::Parser;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colour = std::env::var_os("NO_COLOR").is_none()
+        && std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        .with_target(false)
+        .without_time()
+        .init();
+    let outcome = trainer::cli::Cli::parse()
+        .resolve()
+        .map_err(Into::into)
+        .and_then(trainer::run);
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            for hint in failure.hints() {
+                eprintln!("hint: {hint}");
+            }
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Carries a command out.
+
+use crate::config::{Action, Device, Resolved};
+use crate::failure::Failure;
+use crate::plan::Plan;
+use crate::settings::Settings;
+use kernels::Target;
+use model::ModelConfig;
+use std::path::Path;
+
+/// Carries a resolved command out.
+///
+/// # Errors
+/// [`Failure`], with its exit code.
+pub fn run(mut resolved: Resolved) -> Result<(), Failure> {
+    start_threads(resolved.config.train.threads)?;
+    if let Some(folder) = resolved.options.init_from.clone() {
+        adopt_model(&mut resolved, &folder)?;
+    }
+    match resolved.action {
+        Action::Train => crate::train::train(resolved),
+        Action::Plan => print_plan(&resolved),
+        Action::Init => crate::initialise::initialise(&resolved),
+    }
+}
+
+/// The main thread is one of the pool's: operations start without handing over.
+fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
+    let all = || std::thread::available_parallelism().map_or(1, |threads| threads.get());
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads.unwrap_or_else(all))
+        .use_current_thread();
+    pool.build_global()
+        .map_err(|error| Failure::Usage(format!("the worker threads did not start: {error}")))
+}
+
+/// `--init-from` sets the model; what the user said about it must agree.
+fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(Failure::file(&path))?;
+    let model = ModelConfig::from_hf(&text).map_err(|source| Failure::HfConfig { path, source })?;
+    let as_toml = |model: &ModelConfig| {
+        toml::Value::try_from(model).map_err(|error| Failure::Usage(error.to_string()))
+    };
+    let (given, found) = (as_toml(&resolved.config.model)?, as_toml(&model)?);
+    for key in &resolved.explicit_model_keys {
+        let name = key.trim_start_matches("model.");
+        let show = |value: &toml::Value| {
+            value
+                .get(name)
+                .map_or("absent".to_string(), ToString::to_string)
+        };
+        if given.get(name) != found.get(name) {
+            return Err(Failure::Usage(format!(
+                "{key} is {}, but {} says {}; leave the setting out, or start from another model",
+                show(&given),
+                folder.display(),
+                show(&found)
+            )));
+        }
+    }
+    resolved.config.model = model;
+    crate::config::check::contradictions(&resolved.config)?;
+    Ok(())
+}
+
+fn print_plan(resolved: &Resolved) -> Result<(), Failure> {
+    let target = match resolved.device() {
+        Device::Cpu => Target::Cpu,
+        Device::Cuda { .. } => Target::Cuda,
+    };
+    let plan = Plan::new(&Settings::new(resolved, resolved.config.data.seq)?, target)?;
+    if resolved.options.json {
+        let json = serde_json::to_string_pretty(&plan)
+            .map_err(|error| Failure::Usage(error.to_string()))?;
+        println!("{json}");
+    } else {
+        print!("{plan}");
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! The directory that a run writes into.
+
+use crate::config::Resolved;
+use crate::failure::Failure;
+use crate::plan::Plan;
+use std::path::{Path, PathBuf};
+
+/// `--out`, or a new folder under `runs/`.
+pub(crate) struct RunDir {
+    path: PathBuf,
+}
+
+impl RunDir {
+    /// Makes the directory and writes the resolved configuration and the plan into it.
+    pub(crate) fn create(resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
+        let path = match &resolved.options.out {
+            Some(out) => {
+                refuse_non_empty(out)?;
+                out.clone()
+            }
+            None => new_folder(&resolved.name),
+        };
+        std::fs::create_dir_all(&path).map_err(Failure::file(&path))?;
+        let directory = RunDir { path };
+        directory.write("config.toml", &resolved.config.to_toml()?)?;
+        let plan = serde_json::to_string_pretty(plan)
+            .map_err(|error| Failure::Usage(error.to_string()))?;
+        directory.write("plan.json", &format!("{plan}\n"))?;
+        Ok(directory)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the gradients of a step go.
+    pub(crate) fn gradients(&self, step: usize) -> Result<PathBuf, Failure> {
+        let folder = self.path.join("gradients");
+        std::fs::create_dir_all(&folder).map_err(Failure::file(&folder))?;
+        Ok(folder.join(format!("step-{step}.safetensors")))
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
+        let path = self.path.join(name);
+        std::fs::write(&path, text).map_err(Failure::file(path))
+    }
+}
+
+/// An existing folder with something in it is somebody's.
+pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
+    let mut entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => {
+            return Err(Failure::Usage(format!(
+                "{}: {error}; name a new or empty folder",
+                folder.display()
+            )));
+        }
+    };
+    match entries.next() {
+        None => Ok(()),
+        Some(_) => Err(Failure::Usage(format!(
+            "{} is not empty; name a new or empty folder with --out",
+            folder.display()
+        ))),
+    }
+}
+
+/// `runs/<name>-<time>`, numbered where two runs start in one second.
+fn new_folder(name: &str) -> PathBuf {
+    let time = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
+    let plain = Path::new("runs").join(format!("{name}-{time}"));
+    let numbered = (2..).map(|number| Path::new("runs").join(format!("{name}-{time}-{number}")));
+    let mut candidates = [plain].into_iter().chain(numbered);
+    candidates
+        .find(|path| !path.exists())
+        .expect("the numbers do not end")
+}

@@ -1,0 +1,259 @@
+//! The `train` command: plan, load, loop, summary.
+
+use crate::config::{DataFormat, Resolved, Size};
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::plan::Plan;
+use crate::run_dir::RunDir;
+use crate::session::{Session, StepOutcome};
+use crate::settings::Settings;
+use data::{Dataset, Format, Options, Prefetched, prefetch};
+use kernels::Target;
+use memory::{GRANULARITY_BYTES, Layer, Memory, Phase, format_bytes};
+use report::{
+    EndRecord, MetricsFile, Progress, RunRecord, StepRecord, Timing, max_rss_bytes, memory_table,
+};
+use std::time::{Duration, Instant};
+
+/// Steps that are read ahead of the one being made.
+const PREFETCH_STEPS: usize = 2;
+
+/// Trains a model.
+pub(crate) fn train(resolved: Resolved) -> Result<(), Failure> {
+    let dataset = Dataset::open(&data_options(&resolved))?;
+    let settings = Settings::new(&resolved, dataset.seq())?;
+    let plan = Plan::new(&settings, Target::Cpu)?;
+    let directory = RunDir::create(&resolved, &plan)?;
+    tracing::info!("training on {}", dataset.describe());
+    let mut run = Run {
+        metrics: MetricsFile::create(&directory.path().join("metrics.jsonl"))
+            .map_err(Failure::file(directory.path()))?,
+        progress: Progress::new(
+            resolved.config.train.steps,
+            resolved.config.log.every,
+            resolved.options.quiet,
+        ),
+        interrupt: Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?,
+        resolved,
+        plan,
+        tokens_per_step: settings.tokens_per_step(),
+        directory,
+        made: Made::default(),
+    };
+    run.write_run_record()?;
+    let outcome = run.steps(settings, prefetch(dataset.batches(), PREFETCH_STEPS));
+    run.progress.finish();
+    run.write_end_record(outcome.as_ref().err())?;
+    outcome?;
+    run.print_summary();
+    Ok(())
+}
+
+fn data_options(resolved: &Resolved) -> Options {
+    let config = &resolved.config;
+    let format = match config.data.format {
+        DataFormat::Auto => Format::Auto,
+        DataFormat::Batches => Format::Batches,
+        DataFormat::LlmC => Format::LlmC,
+        DataFormat::U16 => Format::U16,
+        DataFormat::Text => Format::Text,
+    };
+    let from_file = matches!(format, Format::Auto | Format::Batches)
+        && config
+            .data
+            .path
+            .as_ref()
+            .is_some_and(|path| path.extension().is_some_and(|end| end == "safetensors"));
+    Options {
+        path: config.data.path.clone(),
+        format,
+        // A batch file says its own sequence length, unless the user insists.
+        seq: if from_file && !resolved.seq_is_explicit {
+            None
+        } else {
+            Some(config.data.seq)
+        },
+        micro_batch: config.batch.micro,
+        accum: config.batch.accum,
+        shuffle: config.data.shuffle,
+        seed: config.train.seed,
+        vocab: config.model.vocab,
+    }
+}
+
+/// A run under way.
+struct Run {
+    resolved: Resolved,
+    plan: Plan,
+    /// Masked tokens included.
+    tokens_per_step: usize,
+    directory: RunDir,
+    metrics: MetricsFile,
+    progress: Progress,
+    interrupt: Interrupt,
+    made: Made,
+}
+
+/// What has been made so far.
+#[derive(Default)]
+struct Made {
+    steps: usize,
+    time: Duration,
+    last: Option<StepOutcome>,
+}
+
+impl Run {
+    /// Loads the model and makes all steps.
+    fn steps(&mut self, settings: Settings, mut batches: Prefetched) -> Result<(), Failure> {
+        let mut session = self.load(settings)?;
+        for step in 1..=self.resolved.config.train.steps {
+            let batch = batches.next_step()?;
+            let start = Instant::now();
+            let outcome = session.step(&batch)?;
+            self.record(&outcome, start.elapsed())?;
+            if self.resolved.options.dump_gradients == Some(step as u64) {
+                session.export_gradients(&self.directory.gradients(step)?)?;
+            }
+            if !outcome.is_finite() {
+                let (loss, grad_norm) = (outcome.loss, outcome.grad_norm);
+                return Err(Failure::Diverged {
+                    step,
+                    loss,
+                    grad_norm,
+                });
+            }
+            if let Some(signal) = self.interrupt.signal() {
+                return Err(Failure::Interrupted { step, signal });
+            }
+        }
+        match &self.resolved.options.save_final {
+            Some(folder) => session.export(folder),
+            None => Ok(()),
+        }
+    }
+
+    /// Leases everything that lives across steps, fills the weights, and reserves the slab.
+    fn load(&self, settings: Settings) -> Result<Session, Failure> {
+        let memory = Memory::host();
+        memory.set_limit(self.limit()?);
+        let mut session = Session::on_cpu(settings, &memory)?;
+        {
+            let _place = memory.enter(Phase::Load, Layer::Whole);
+            match &self.resolved.options.init_from {
+                Some(folder) => session.import(folder)?,
+                None => session.initialise(self.resolved.config.train.seed)?,
+            }
+        }
+        memory.reserve_slab(self.plan.slab_bytes)?;
+        Ok(session)
+    }
+
+    /// The limit on live device bytes; says beforehand if the plan is above it.
+    fn limit(&self) -> Result<Option<u64>, Failure> {
+        let limit = match self.resolved.config.memory.limit {
+            None => return Ok(None),
+            Some(Size::Bytes(bytes)) => bytes,
+            Some(size @ Size::Percent(_)) => size.bytes_of(crate::memory_size::host_bytes()?),
+        };
+        let planned = self.plan.peak_bytes;
+        if planned > limit {
+            let (planned, limit) = (format_bytes(planned), format_bytes(limit));
+            tracing::warn!(
+                "the plan's peak of {planned} is above the limit of {limit}: this run will not fit"
+            );
+        }
+        Ok(Some(limit))
+    }
+
+    fn record(&mut self, outcome: &StepOutcome, elapsed: Duration) -> Result<(), Failure> {
+        let config = &self.resolved.config;
+        let peak_tflops = config.hardware.peak_tflops;
+        let times = &outcome.memory.phase_time;
+        let record = StepRecord {
+            step: outcome.step,
+            loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            finite: outcome.is_finite(),
+            lr: outcome.lr as f32,
+            tokens: outcome.targets,
+            timing: Timing::new(
+                elapsed,
+                times,
+                self.tokens_per_step,
+                self.plan.flops_per_token,
+                peak_tflops,
+            ),
+            peak_bytes: outcome.memory.peak.bytes,
+            planned_peak_bytes: self.plan.peak_bytes,
+            peak_by_category: outcome.memory.peak.by_category,
+            peak_phase: outcome.memory.peak.place.phase,
+            peak_layer: outcome.memory.peak.place.layer,
+            phase_peak_bytes: outcome.memory.phase_peaks,
+            slab_bytes: outcome.memory.slab_bytes,
+            host_pinned_bytes: outcome.memory.host_pinned_bytes,
+            replayed: outcome.replayed,
+        };
+        self.progress.step(&record);
+        self.made = Made {
+            steps: outcome.step,
+            time: self.made.time + elapsed,
+            last: Some(outcome.clone()),
+        };
+        self.metrics
+            .write(&record)
+            .map_err(Failure::file(self.directory.path()))
+    }
+
+    fn write_run_record(&mut self) -> Result<(), Failure> {
+        let record = RunRecord {
+            version: env!("CARGO_PKG_VERSION"),
+            device: "cpu".into(),
+            dtype: self.plan.dtype,
+            model: self.resolved.name.clone(),
+            parameters: self.plan.parameters,
+            flops_per_token: self.plan.flops_per_token,
+            granularity_bytes: GRANULARITY_BYTES,
+            untracked_host_bytes_max: kernels::cpu::untracked_bytes_max(
+                rayon::current_num_threads(),
+            ),
+        };
+        self.metrics
+            .write(&record)
+            .map_err(Failure::file(self.directory.path()))
+    }
+
+    fn write_end_record(&mut self, failure: Option<&Failure>) -> Result<(), Failure> {
+        let record = EndRecord {
+            reason: failure.map_or("done", Failure::reason),
+            steps: self.made.steps,
+            max_rss_bytes: max_rss_bytes(),
+        };
+        self.metrics
+            .write(&record)
+            .map_err(Failure::file(self.directory.path()))
+    }
+
+    fn print_summary(&self) {
+        let Some(last) = &self.made.last else { return };
+        let seconds = self.made.time.as_secs_f64();
+        let config = &self.resolved.config;
+        let tokens = self.tokens_per_step * self.made.steps;
+        println!(
+            "{} steps of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}",
+            self.made.steps,
+            self.resolved.name,
+            self.plan.dtype,
+            last.loss,
+            tokens as f64 / seconds,
+            config.recompute.spec,
+        );
+        println!();
+        let planned = (&self.plan.peak_by_category, &self.plan.phase_peak_bytes);
+        let measured = (&last.memory.peak.by_category, &last.memory.phase_peaks);
+        println!("{}", memory_table(planned, Some(measured)));
+        if let Some(bytes) = max_rss_bytes() {
+            println!("  resident set at most {}", format_bytes(bytes));
+        }
+        println!("  run directory {}", self.directory.path().display());
+    }
+}
