@@ -262,9 +262,9 @@ vectorized! {
     fn softmax_rows(scores: &mut [f32], seq: usize, first: usize) {
         for (row, scores) in scores.chunks_exact_mut(seq).enumerate() {
             let (scores, hidden) = scores.split_at_mut(first + row + 1);
-            let largest = lane_max(scores.len(), |index| scores[index]);
+            let largest = lane_max(scores);
             scores.iter_mut().for_each(|score| *score = exp(*score - largest));
-            let factor = 1.0 / lane_sum(scores.len(), |index| scores[index]);
+            let factor = 1.0 / lane_sum([&*scores], |[score]| score);
             scores.iter_mut().for_each(|score| *score *= factor);
             hidden.fill(0.0);
         }
@@ -274,7 +274,7 @@ vectorized! {
     fn softmax_backward_rows(dp: &mut [f32], p: &[f32], seq: usize, visible: usize) {
         for (dp, p) in dp.chunks_exact_mut(seq).zip(p.chunks_exact(seq)) {
             let (dp, p) = (&mut dp[..visible], &p[..visible]);
-            let dot = lane_sum(visible, |index| p[index] * dp[index]);
+            let dot = lane_sum([p, &*dp], |[p, dp]| p * dp);
             dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = p * (*dp - dot));
         }
     }

@@ -29,16 +29,22 @@ pub(super) fn cross_entropy<T: Real>(
 vectorized! {
     /// Returns the loss of one token and replaces its logits by their gradient.
     fn row<T: Real>(logits: &mut [T], target: usize, scale: f32) -> f32 {
-        let n = logits.len();
-        let largest = lane_max(n, |index| logits[index].widen());
-        let sum = lane_sum(n, |index| exp(logits[index].widen() - largest));
-        let loss = sum.ln() + largest - logits[target].widen();
+        let largest = lane_max(logits);
+        let at_target = logits[target].widen() - largest;
+        // f32 has room for the exponentials in place; bf16 would round them before they are scaled.
+        let sum = if T::WIDEN {
+            lane_sum([&*logits], |[logit]| exp(logit - largest))
+        } else {
+            logits.iter_mut().for_each(|logit| *logit = T::narrow(exp(logit.widen() - largest)));
+            lane_sum([&*logits], |[exponential]| exponential)
+        };
         let factor = scale / sum;
-        let at_target = exp(logits[target].widen() - largest) * factor - scale;
         for logit in logits.iter_mut() {
-            *logit = T::narrow(exp(logit.widen() - largest) * factor);
+            let value = logit.widen();
+            let exponential = if T::WIDEN { exp(value - largest) } else { value };
+            *logit = T::narrow(exponential * factor);
         }
-        logits[target] = T::narrow(at_target);
-        loss
+        logits[target] = T::narrow(exp(at_target) * factor - scale);
+        sum.ln() - at_target
     }
 }

@@ -36,6 +36,6 @@ pub(super) fn norm_and_clip(out: &mut [f32], parts: &mut [f64], x: &[f32], max_n
 
 vectorized! {
     fn sum_of_squares(x: &[f32]) -> f32 {
-        lane_sum(x.len(), |index| x[index] * x[index])
+        lane_sum([x], |[x]| x * x)
     }
 }

@@ -44,7 +44,7 @@ vectorized! {
         let width = weight.len();
         let (mut y, mut rstd) = (y, rstd);
         for (row, x) in x.chunks_exact(width).enumerate() {
-            let mean_square = lane_sum(width, |index| x[index].widen() * x[index].widen()) / width as f32;
+            let mean_square = lane_sum([x], |[x]| x * x) / width as f32;
             let scale = 1.0 / (mean_square + eps).sqrt();
             if let Some(y) = y.as_deref_mut() {
                 let y = &mut y[row * width..(row + 1) * width];
@@ -134,7 +134,7 @@ vectorized! {
         for (row, rstd) in rstd.iter().enumerate() {
             let range = row * width..(row + 1) * width;
             let (dx, dy, x) = (&mut dx[range.clone()], &dy[range.clone()], &x[range]);
-            let dot = lane_sum(width, |index| dy[index].widen() * weight[index].widen() * x[index].widen());
+            let dot = lane_sum([dy, weight, x], |[dy, weight, x]| dy * weight * x);
             let correction = dot * rstd * rstd * rstd / width as f32;
             for (((dx, dy), x), weight) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
                 let gradient = dy.widen() * weight.widen() * rstd - x.widen() * correction;

@@ -125,46 +125,71 @@ pub(super) fn exp(x: f32) -> f32 {
     sum * f32::from_bits(exponent.wrapping_shl(23))
 }
 
-/// Sum of `term(i)` for i in 0..n, in fixed lanes.
+/// The lanes of every slice at `start`. Fixed-size arrays, so that no bounds check stands in a loop over lanes;
+/// plain loops, since `map` on arrays was not inlined here.
 #[inline(always)]
-pub(super) fn lane_sum(n: usize, term: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    let whole = n / LANES * LANES;
-    let mut start = 0;
-    while start < whole {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += term(start + lane);
+fn lanes_at<T: Real, const N: usize>(slices: &[&[T]; N], start: usize) -> [[f32; LANES]; N] {
+    let mut lanes = [[0.0; LANES]; N];
+    for (lanes, slice) in lanes.iter_mut().zip(slices) {
+        let chunk: &[T; LANES] = slice[start..start + LANES]
+            .try_into()
+            .expect("the range has LANES elements");
+        for lane in 0..LANES {
+            lanes[lane] = chunk[lane].widen();
         }
-        start += LANES;
+    }
+    lanes
+}
+
+/// Sum of `term` over the elements of slices of one length, in fixed lanes.
+#[inline(always)]
+pub(super) fn lane_sum<T: Real, const N: usize>(
+    slices: [&[T]; N],
+    term: impl Fn([f32; N]) -> f32,
+) -> f32 {
+    let n = slices[0].len();
+    let mut sums = [0.0f32; LANES];
+    let whole = n / LANES * LANES;
+    for start in (0..whole).step_by(LANES) {
+        let lanes = lanes_at(&slices, start);
+        for lane in 0..LANES {
+            let mut values = [0.0; N];
+            for slice in 0..N {
+                values[slice] = lanes[slice][lane];
+            }
+            sums[lane] += term(values);
+        }
     }
     for (lane, index) in (whole..n).enumerate() {
-        lanes[lane] += term(index);
+        let mut values = [0.0; N];
+        for slice in 0..N {
+            values[slice] = slices[slice][index].widen();
+        }
+        sums[lane] += term(values);
     }
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
+            sums[lane] += sums[lane + width];
         }
         width /= 2;
     }
-    lanes[0]
+    sums[0]
 }
 
-/// Largest of `term(i)` for i in 0..n; negative infinity for n = 0. NaN is passed over.
+/// Largest element; negative infinity of an empty slice. NaN is passed over.
 #[inline(always)]
-pub(super) fn lane_max(n: usize, term: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let whole = n / LANES * LANES;
-    let mut start = 0;
-    while start < whole {
-        for (lane, largest) in lanes.iter_mut().enumerate() {
-            let value = term(start + lane);
-            *largest = if value > *largest { value } else { *largest };
+pub(super) fn lane_max<T: Real>(x: &[T]) -> f32 {
+    let mut largest = [f32::NEG_INFINITY; LANES];
+    let whole = x.len() / LANES * LANES;
+    for start in (0..whole).step_by(LANES) {
+        let [lanes] = lanes_at(&[x], start);
+        for lane in 0..LANES {
+            largest[lane] = if lanes[lane] > largest[lane] { lanes[lane] } else { largest[lane] };
         }
-        start += LANES;
     }
-    let tail = (whole..n).map(term).fold(f32::NEG_INFINITY, f32::max);
-    lanes.into_iter().fold(tail, f32::max)
+    let tail = x[whole..].iter().map(|value| value.widen());
+    tail.chain(largest).fold(f32::NEG_INFINITY, f32::max)
 }
 
 #[cfg(test)]
@@ -205,16 +230,11 @@ mod tests {
     #[test]
     fn sums_and_maxima_cover_every_tail() {
         for n in 0..70 {
-            assert_eq!(
-                lane_sum(n, |index| index as f32),
-                (n * n.saturating_sub(1) / 2) as f32
-            );
-            let expected = if n == 0 {
-                f32::NEG_INFINITY
-            } else {
-                (n - 1) as f32
-            };
-            assert_eq!(lane_max(n, |index| index as f32), expected);
+            let values: Vec<f32> = (0..n).map(|value| value as f32).collect();
+            let sum = lane_sum([&values, &values], |[a, b]| a + b);
+            assert_eq!(sum, (n * n.max(1) - n) as f32);
+            let expected = if n == 0 { f32::NEG_INFINITY } else { (n - 1) as f32 };
+            assert_eq!(lane_max(&values), expected);
         }
     }
 }

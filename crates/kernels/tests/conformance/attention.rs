@@ -1,0 +1,192 @@
+//! Causal attention with grouped queries, forward and backward.
+
+use crate::case::Case;
+use crate::compare::{Expected, Rule};
+use crate::device::{Device, Tensor};
+use crate::host::Host;
+use crate::oracle::{constant, gradients, softmax, values, variable};
+use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
+use kernels::attention::{Pass, scratch_elements};
+use kernels::{AttentionShape, KernelError};
+use memory::DType;
+
+/// Where queries and keys come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Scores {
+    /// Uniform entries up to this.
+    Random(f64),
+    /// The later a key, the larger its score, by so much that every query sees its own token alone.
+    Steep,
+}
+
+#[derive(Debug)]
+pub struct Attention {
+    pub dtype: DType,
+    pub shape: AttentionShape,
+    pub scores: Scores,
+}
+
+impl Attention {
+    fn tokens(&self) -> usize {
+        self.shape.batch * self.shape.seq
+    }
+
+    pub fn q_dims(&self) -> [usize; 2] {
+        [self.tokens(), self.shape.heads * self.shape.head_dim]
+    }
+
+    fn kv_dims(&self) -> [usize; 2] {
+        [self.tokens(), self.shape.kv_heads * self.shape.head_dim]
+    }
+
+    pub fn qkv(&self) -> [Host; 3] {
+        let (q, kv, dtype) = (self.q_dims(), self.kv_dims(), self.dtype);
+        let v = Host::random(dtype, kv, 1.0, 3);
+        match self.scores {
+            Scores::Random(range) => [Host::random(dtype, q, range, 1), Host::random(dtype, kv, range, 2), v],
+            Scores::Steep => {
+                let keys = (0..kv[0] * kv[1]).map(|index| (index / kv[1] % self.shape.seq) as f64);
+                [Host::new(dtype, q, vec![50.0; q[0] * q[1]]), Host::new(dtype, kv, keys), v]
+            }
+        }
+    }
+
+    fn dout(&self) -> Host {
+        Host::random(self.dtype, self.q_dims(), 1.0, 4)
+    }
+
+    /// `[b * s, heads * d]` as `[b, query heads, s, d]`, key-value heads repeated for their group.
+    fn by_head(&self, x: &CandleTensor) -> Result<CandleTensor> {
+        let AttentionShape { batch, seq, heads, head_dim, .. } = self.shape;
+        let own = x.dim(1)? / head_dim;
+        let x = x.reshape((batch, seq, own, 1, head_dim))?.permute((0, 2, 3, 1, 4))?;
+        x.broadcast_as((batch, own, heads / own, seq, head_dim))?.reshape((batch, heads, seq, head_dim))
+    }
+
+    /// Probabilities and output.
+    fn forward(&self, [q, k, v]: [&Var; 3]) -> Result<[CandleTensor; 2]> {
+        let seq = self.shape.seq;
+        let mask = (0..seq * seq).map(|index| if index % seq > index / seq { f64::NEG_INFINITY } else { 0.0 });
+        let mask = CandleTensor::from_iter(mask, &CandleDevice::Cpu)?.reshape((seq, seq))?;
+        let [q, k, v] = [self.by_head(q)?, self.by_head(k)?, self.by_head(v)?];
+        let scores = (q.matmul(&k.t()?)? / (self.shape.head_dim as f64).sqrt())?;
+        let probs = softmax(&scores.broadcast_add(&mask)?)?;
+        let out = probs.matmul(&v)?.permute((0, 2, 1, 3))?.reshape(&self.q_dims())?;
+        Ok([probs, out])
+    }
+
+    /// Probabilities, output, dq, dk, dv.
+    fn oracle(&self) -> Result<[Vec<f64>; 5]> {
+        let [q, k, v] = self.qkv();
+        let [q, k, v] = [variable(&q)?, variable(&k)?, variable(&v)?];
+        let [probs, out] = self.forward([&q, &k, &v])?;
+        let mut found = gradients(&out, &constant(&self.dout())?, &[&q, &k, &v])?.into_iter();
+        let [dq, dk, dv] = std::array::from_fn(|_| found.next().unwrap());
+        Ok([values(&probs)?, values(&out)?, dq, dk, dv])
+    }
+
+    pub fn scratch(&self, device: &Device, pass: Pass) -> Tensor {
+        let elements = scratch_elements(device.kernels.target(), self.shape, self.dtype, pass);
+        device.room(DType::F32, [elements])
+    }
+
+    /// The entries of the probabilities above the diagonal.
+    fn hidden(&self, probs: &Host) -> Host {
+        let seq = self.shape.seq;
+        let entries = probs.values().into_iter().enumerate();
+        let hidden: Vec<f64> =
+            entries.filter(|(index, _)| index % seq > index / seq % seq).map(|(_, value)| value).collect();
+        Host::new(self.dtype, [hidden.len()], hidden)
+    }
+
+    fn run_backward(&self, device: &Device, [q, k, v]: [&Tensor; 3], probs: &Tensor) -> std::result::Result<Vec<Host>, KernelError> {
+        let [mut dq, mut dk, mut dv] =
+            [self.q_dims(), self.kv_dims(), self.kv_dims()].map(|dims| device.room(self.dtype, dims));
+        let mut scratch = self.scratch(device, Pass::Backward);
+        device.kernels.attention_backward(
+            dq.view_mut(),
+            dk.view_mut(),
+            dv.view_mut(),
+            scratch.view_mut(),
+            device.put(&self.dout()).view(),
+            probs.view(),
+            q.view(),
+            k.view(),
+            v.view(),
+            self.shape,
+        )?;
+        device.take(&scratch);
+        Ok([&dq, &dk, &dv].map(|tensor| device.take(tensor)).into())
+    }
+}
+
+impl Case for Attention {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let [q, k, v] = self.qkv().map(|host| device.put(&host));
+        let mut out = device.room(self.dtype, self.q_dims());
+        let mut probs = device.room(self.dtype, self.shape.probs());
+        let mut scratch = self.scratch(device, Pass::Forward { probs_kept: true });
+        device.kernels.attention(
+            Some(out.view_mut()),
+            Some(probs.view_mut()),
+            scratch.view_mut(),
+            q.view(),
+            k.view(),
+            v.view(),
+            self.shape,
+        )?;
+        device.take(&scratch);
+        let backward = self.run_backward(device, [&q, &k, &v], &probs)?;
+        let probs = device.take(&probs);
+        let forward = [self.hidden(&probs), probs, device.take(&out)];
+        Ok(forward.into_iter().chain(backward).collect())
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let AttentionShape { batch, seq, heads, head_dim, .. } = self.shape;
+        let hidden = vec![0.0; batch * heads * seq * (seq - 1) / 2];
+        let [probs, out, dq, dk, dv] = self.oracle().unwrap();
+        // Where every query sees one token, no score has a gradient: what cancels is a product of dout and v.
+        let vanish = seq == 1 || matches!(self.scores, Scores::Steep);
+        let terms = if vanish { (head_dim as f64).sqrt() } else { 0.0 };
+        vec![
+            Expected::new("attention: probs above the diagonal", hidden, Rule::Exact),
+            Expected::new("attention: probs", probs, Rule::Standard),
+            Expected::new("attention: out", out, Rule::Chained),
+            Expected::new("attention_backward: dq", dq, Rule::Chained).with_terms(terms),
+            Expected::new("attention_backward: dk", dk, Rule::Chained).with_terms(terms),
+            Expected::new("attention_backward: dv", dv, Rule::Chained),
+        ]
+    }
+}
+
+/// batch, seq, heads, kv_heads, head_dim: a token alone; below, at and above the row block; groups of 1 to 8.
+const SHAPES: [[usize; 5]; 11] = [
+    [1, 1, 1, 1, 20],
+    [3, 1, 4, 2, 20],
+    [2, 37, 1, 1, 20],
+    [2, 37, 8, 1, 20],
+    [1, 37, 6, 6, 20],
+    [2, 37, 6, 2, 20],
+    [1, 63, 2, 1, 48],
+    [1, 64, 2, 2, 16],
+    [2, 65, 4, 1, 20],
+    [1, 150, 4, 2, 33],
+    [1, 200, 8, 2, 64],
+];
+
+pub fn shape([batch, seq, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
+    AttentionShape { batch, seq, heads, kv_heads, head_dim }
+}
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut cases: Vec<Box<dyn Case>> = Vec::new();
+    for sizes in SHAPES {
+        for scores in [Scores::Random(1.0), Scores::Random(2.5)] {
+            cases.push(Box::new(Attention { dtype, shape: shape(sizes), scores }));
+        }
+    }
+    let steep = shape([2, 150, 4, 2, 20]);
+    cases.push(Box::new(Attention { dtype, shape: steep, scores: Scores::Steep }));
+    cases
+}

@@ -1,0 +1,92 @@
+//! Cross-entropy with its gradient in place of the logits.
+
+use crate::case::Case;
+use crate::compare::{Expected, Rule};
+use crate::device::Device;
+use crate::host::Host;
+use crate::oracle::{constant, gradients, values, variable};
+use candle_core::{DType as CandleType, Result};
+use kernels::KernelError;
+use memory::DType;
+
+#[derive(Clone, Copy, Debug)]
+enum Masked {
+    None,
+    /// Every third token.
+    Some,
+    All,
+}
+
+#[derive(Debug)]
+struct CrossEntropy {
+    dtype: DType,
+    tokens: usize,
+    vocabulary: usize,
+    /// Of the logits' entries.
+    range: f64,
+    masked: Masked,
+    scale: f32,
+}
+
+impl CrossEntropy {
+    fn logits(&self) -> Host {
+        Host::random(self.dtype, [self.tokens, self.vocabulary], self.range, 1)
+    }
+
+    fn is_masked(&self, token: usize) -> bool {
+        match self.masked {
+            Masked::None => false,
+            Masked::Some => token % 3 == 1,
+            Masked::All => true,
+        }
+    }
+
+    /// Ids, where masked with a negative number instead.
+    fn targets(&self) -> Host {
+        let ids = Host::random_ids(self.tokens, self.vocabulary, 2).values();
+        let negative = [-1.0, -100.0];
+        let target = |(token, id)| if self.is_masked(token) { negative[token % 2] } else { id };
+        Host::new(DType::I32, [self.tokens], ids.into_iter().enumerate().map(target))
+    }
+
+    fn oracle(&self) -> Result<[Vec<f64>; 2]> {
+        let logits = variable(&self.logits())?;
+        let targets = constant(&self.targets())?.unsqueeze(1)?;
+        let counted = targets.ge(0.0)?.to_dtype(CandleType::F64)?;
+        let ids = targets.maximum(0.0)?.to_dtype(CandleType::U32)?;
+        let largest = logits.max_keepdim(1)?.detach();
+        let sums = logits.broadcast_sub(&largest)?.exp()?.sum_keepdim(1)?;
+        let losses = ((sums.log()? + largest)? - logits.gather(&ids, 1)?)?.mul(&counted)?;
+        let scale = (losses.ones_like()? * f64::from(self.scale))?;
+        let mut found = gradients(&losses, &scale, &[&logits])?;
+        Ok([values(&losses)?, found.remove(0)])
+    }
+}
+
+impl Case for CrossEntropy {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let (mut logits, targets) = (device.put(&self.logits()), device.put(&self.targets()));
+        let mut losses = device.room(DType::F32, [self.tokens]);
+        device.kernels.cross_entropy(losses.view_mut(), logits.view_mut(), targets.view(), self.scale)?;
+        Ok(vec![device.take(&losses), device.take(&logits)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let [losses, dlogits] = self.oracle().unwrap();
+        vec![
+            Expected::new("cross_entropy: losses", losses, Rule::Standard),
+            Expected::new("cross_entropy: gradient", dlogits, Rule::Standard),
+        ]
+    }
+}
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut cases: Vec<Box<dyn Case>> = Vec::new();
+    for (tokens, vocabulary) in [(1, 131), (37, 131), (37, 2), (5, 33_000)] {
+        for (range, masked) in [(4.0, Masked::None), (1000.0, Masked::Some), (4.0, Masked::Some), (4.0, Masked::All)] {
+            let scale = 1.0 / tokens as f32;
+            cases.push(Box::new(CrossEntropy { dtype, tokens, vocabulary, range, masked, scale }));
+        }
+    }
+    cases
+}

@@ -1,0 +1,147 @@
+//! Fill, copy, bias.
+
+use crate::DTYPES;
+use crate::case::Case;
+use crate::compare::{Expected, Rule};
+use crate::device::{Device, Start};
+use crate::host::Host;
+use crate::oracle::{add, constant, gradients, values, variable};
+use candle_core::Result;
+use half::bf16;
+use kernels::KernelError;
+use memory::DType;
+
+#[derive(Debug)]
+struct Fill {
+    dtype: DType,
+    elements: usize,
+    value: f32,
+}
+
+impl Case for Fill {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let mut out = device.room(self.dtype, [self.elements]);
+        device.kernels.fill(out.view_mut(), self.value)?;
+        Ok(vec![device.take(&out)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        vec![Expected::new("fill", vec![f64::from(self.value); self.elements], Rule::Exact)]
+    }
+}
+
+#[derive(Debug)]
+struct Copy {
+    from: DType,
+    to: DType,
+    rows: usize,
+    columns: usize,
+}
+
+/// What a conversion may get wrong: signs of zero, ties, the edges of the range, and no number at all.
+const SPECIAL: [f32; 12] = [
+    0.0,
+    -0.0,
+    1.0 + 1.0 / 256.0,
+    1.0 + 3.0 / 256.0,
+    1.0 + 1.0 / 256.0 + 1e-6,
+    -1.0 - 1.0 / 256.0,
+    f32::MAX,
+    f32::MIN_POSITIVE,
+    1e-40,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::NAN,
+];
+
+impl Copy {
+    fn x(&self) -> Host {
+        let random = Host::random(DType::F32, [self.rows * self.columns], 3.0, 1).values();
+        let special = SPECIAL.iter().map(|value| f64::from(*value));
+        let values = special.chain(random).take(self.rows * self.columns);
+        Host::new(self.from, [self.rows, self.columns], values)
+    }
+}
+
+impl Case for Copy {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let x = device.put(&self.x());
+        let mut out = device.room(self.to, [self.rows, self.columns]);
+        device.kernels.copy(out.view_mut(), x.view())?;
+        Ok(vec![device.take(&out)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let round = |x: f64| if self.to == DType::BF16 { bf16::from_f32(x as f32).to_f64() } else { x };
+        let out = self.x().values().into_iter().map(round).collect();
+        vec![Expected::new("copy", out, Rule::Exact)]
+    }
+}
+
+/// A bias forward, and backward into a gradient of f32.
+#[derive(Debug)]
+struct Bias {
+    dtype: DType,
+    tokens: usize,
+    width: usize,
+    start: Start,
+}
+
+impl Bias {
+    fn tensors(&self) -> [Host; 4] {
+        let Bias { dtype, tokens, width, .. } = *self;
+        [
+            Host::random(dtype, [tokens, width], 1.0, 1),
+            Host::random(dtype, [width], 1.0, 2),
+            Host::random(dtype, [tokens, width], 1.0, 3),
+            Host::random(DType::F32, [width], 1.0, 4),
+        ]
+    }
+
+    fn oracle(&self) -> Result<[Vec<f64>; 2]> {
+        let [x, bias, dy, earlier] = self.tensors();
+        let bias = variable(&bias)?;
+        let y = constant(&x)?.broadcast_add(&bias)?;
+        let mut found = gradients(&y, &constant(&dy)?, &[&bias])?;
+        Ok([values(&y)?, add(found.remove(0), &self.start.values(&earlier))])
+    }
+}
+
+impl Case for Bias {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let [x, bias, dy, earlier] = self.tensors();
+        let mut dbias = device.start(self.start, &earlier);
+        let [mut out, bias, dy, earlier] = [x, bias, dy, earlier].map(|host| device.put(&host));
+        device.kernels.add_bias(out.view_mut(), bias.view())?;
+        device.kernels.bias_backward(dbias.view_mut(), dy.view(), self.start.init(&earlier))?;
+        Ok(vec![device.take(&out), device.take(&dbias)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let [y, dbias] = self.oracle().unwrap();
+        vec![
+            Expected::new("add_bias", y, Rule::Standard),
+            Expected::new("bias_backward", dbias, Rule::Standard),
+        ]
+    }
+}
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut cases: Vec<Box<dyn Case>> = Vec::new();
+    for elements in [1, 131, 40_000] {
+        for value in [0.0, -0.375] {
+            cases.push(Box::new(Fill { dtype, elements, value }));
+        }
+    }
+    for (rows, columns) in [(1, 1), (37, 131), (131, 288)] {
+        for to in DTYPES {
+            cases.push(Box::new(Copy { from: dtype, to, rows, columns }));
+        }
+    }
+    for (tokens, width) in [(1, 48), (37, 1), (37, 131), (300, 288), (3000, 20), (2, 20_000)] {
+        for start in [Start::Overwrite, Start::Accumulate] {
+            cases.push(Box::new(Bias { dtype, tokens, width, start }));
+        }
+    }
+    cases
+}

@@ -1,0 +1,90 @@
+//! Rows of a table, and their gradients added up where an id repeats.
+
+use crate::case::Case;
+use crate::compare::{Expected, Rule};
+use crate::device::{Device, Start};
+use crate::host::Host;
+use crate::oracle::{add, constant, gradients, values, variable};
+use candle_core::{DType as CandleType, Result};
+use kernels::KernelError;
+use memory::DType;
+
+#[derive(Clone, Copy, Debug)]
+enum Ids {
+    Random,
+    /// All the same, the last one.
+    Last,
+}
+
+#[derive(Debug)]
+struct Embedding {
+    dtype: DType,
+    tokens: usize,
+    vocabulary: usize,
+    hidden: usize,
+    ids: Ids,
+    start: Start,
+}
+
+impl Embedding {
+    fn ids(&self) -> Host {
+        match self.ids {
+            Ids::Random => Host::random_ids(self.tokens, self.vocabulary, 1),
+            Ids::Last => {
+                let last = (self.vocabulary - 1) as f64;
+                Host::new(DType::I32, [self.tokens], vec![last; self.tokens])
+            }
+        }
+    }
+
+    fn tensors(&self) -> [Host; 3] {
+        let Embedding { dtype, tokens, vocabulary, hidden, .. } = *self;
+        [
+            Host::random(dtype, [vocabulary, hidden], 1.0, 2),
+            Host::random(dtype, [tokens, hidden], 1.0, 3),
+            Host::random(DType::F32, [vocabulary, hidden], 1.0, 4),
+        ]
+    }
+
+    fn oracle(&self) -> Result<[Vec<f64>; 2]> {
+        let [table, dout, earlier] = self.tensors();
+        let (table, ids) = (variable(&table)?, constant(&self.ids())?.to_dtype(CandleType::U32)?);
+        let out = table.index_select(&ids, 0)?;
+        let mut found = gradients(&out, &constant(&dout)?, &[&table])?;
+        Ok([values(&out)?, add(found.remove(0), &self.start.values(&earlier))])
+    }
+}
+
+impl Case for Embedding {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let [table, dout, earlier] = self.tensors();
+        let mut out = device.room(dout.dtype, dout.dims);
+        let mut dtable = device.start(self.start, &earlier);
+        let [table, dout, earlier, ids] = [table, dout, earlier, self.ids()].map(|host| device.put(&host));
+        device.kernels.embedding(out.view_mut(), table.view(), ids.view())?;
+        let init = self.start.init(&earlier);
+        device.kernels.embedding_backward(dtable.view_mut(), dout.view(), ids.view(), init)?;
+        Ok(vec![device.take(&out), device.take(&dtable)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let [out, dtable] = self.oracle().unwrap();
+        vec![
+            Expected::new("embedding", out, Rule::Exact),
+            Expected::new("embedding_backward", dtable, Rule::Standard),
+        ]
+    }
+}
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut cases: Vec<Box<dyn Case>> = Vec::new();
+    let sizes = [(1, 131, 48), (37, 131, 48), (300, 131, 20), (150, 7, 288), (37, 1, 3), (90, 1000, 33)];
+    for (tokens, vocabulary, hidden) in sizes {
+        for ids in [Ids::Random, Ids::Last] {
+            for start in [Start::Overwrite, Start::Accumulate] {
+                cases.push(Box::new(Embedding { dtype, tokens, vocabulary, hidden, ids, start }));
+            }
+        }
+    }
+    cases
+}

@@ -1,0 +1,112 @@
+//! Root-mean-square normalisation, forward and backward.
+
+use crate::case::Case;
+use crate::compare::{Expected, Rule};
+use crate::device::{Device, Start};
+use crate::host::Host;
+use crate::oracle::{add, constant, gradients, values, variable};
+use candle_core::{Result, Tensor};
+use kernels::KernelError;
+use memory::DType;
+
+#[derive(Debug)]
+struct RmsNorm {
+    dtype: DType,
+    tokens: usize,
+    hidden: usize,
+    /// Of the input's entries: where it is small, `eps` counts.
+    range: f64,
+    dx_start: Start,
+    dweight_start: Start,
+}
+
+const EPS: f32 = 1e-5;
+
+struct Tensors {
+    x: Host,
+    weight: Host,
+    dy: Host,
+    earlier_dx: Host,
+    earlier_dweight: Host,
+}
+
+struct Oracle {
+    y: Vec<f64>,
+    rstd: Vec<f64>,
+    dx: Vec<f64>,
+    dweight: Vec<f64>,
+}
+
+impl RmsNorm {
+    fn tensors(&self) -> Tensors {
+        let RmsNorm { dtype, tokens, hidden, range, .. } = *self;
+        Tensors {
+            x: Host::random(dtype, [tokens, hidden], range, 1),
+            weight: Host::random(dtype, [hidden], 2.0, 2),
+            dy: Host::random(dtype, [tokens, hidden], 1.0, 3),
+            earlier_dx: Host::random(dtype, [tokens, hidden], 1.0, 4),
+            earlier_dweight: Host::random(DType::F32, [hidden], 1.0, 5),
+        }
+    }
+
+    fn oracle(&self) -> Result<Oracle> {
+        let tensors = self.tensors();
+        let (x, weight) = (variable(&tensors.x)?, variable(&tensors.weight)?);
+        let mean_square: Tensor = (x.sqr()?.sum_keepdim(1)? / self.hidden as f64)?;
+        let rstd = (mean_square + f64::from(EPS))?.sqrt()?.recip()?;
+        let y = x.broadcast_mul(&rstd)?.broadcast_mul(&weight)?;
+        let mut found = gradients(&y, &constant(&tensors.dy)?, &[&x, &weight])?;
+        let dweight = add(found.remove(1), &self.dweight_start.values(&tensors.earlier_dweight));
+        let dx = add(found.remove(0), &self.dx_start.values(&tensors.earlier_dx));
+        Ok(Oracle { y: values(&y)?, rstd: values(&rstd)?, dx, dweight })
+    }
+}
+
+impl Case for RmsNorm {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let tensors = self.tensors();
+        let [x, weight, dy] = [&tensors.x, &tensors.weight, &tensors.dy].map(|host| device.put(host));
+        let mut y = device.room(self.dtype, tensors.x.dims);
+        let mut rstd = device.room(DType::F32, [self.tokens]);
+        device.kernels.rms_norm(Some(y.view_mut()), Some(rstd.view_mut()), x.view(), weight.view(), EPS)?;
+        let mut dx = device.start(self.dx_start, &tensors.earlier_dx);
+        let mut dweight = device.start(self.dweight_start, &tensors.earlier_dweight);
+        let (earlier_dx, earlier_dweight) = (device.put(&tensors.earlier_dx), device.put(&tensors.earlier_dweight));
+        device.kernels.rms_norm_backward(
+            dx.view_mut(),
+            self.dx_start.init(&earlier_dx),
+            dweight.view_mut(),
+            self.dweight_start.init(&earlier_dweight),
+            dy.view(),
+            x.view(),
+            weight.view(),
+            rstd.view(),
+        )?;
+        Ok([&y, &rstd, &dx, &dweight].map(|tensor| device.take(tensor)).into())
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let Oracle { y, rstd, dx, dweight } = self.oracle().unwrap();
+        vec![
+            Expected::new("rms_norm: y", y, Rule::Standard),
+            Expected::new("rms_norm: rstd", rstd, Rule::Standard),
+            Expected::new("rms_norm_backward: dx", dx, Rule::Standard),
+            Expected::new("rms_norm_backward: dweight", dweight, Rule::Standard),
+        ]
+    }
+}
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut cases: Vec<Box<dyn Case>> = Vec::new();
+    let (replace, accumulate) = (Start::Overwrite, Start::Accumulate);
+    let starts = [[replace, replace], [accumulate, accumulate], [replace, accumulate], [accumulate, replace]];
+    let sizes = [(1, 48), (37, 48), (37, 288), (150, 288), (400, 131), (3, 20_000)];
+    for (index, (tokens, hidden)) in sizes.into_iter().enumerate() {
+        for [dx_start, dweight_start] in [starts[index % 4], starts[(index + 1) % 4]] {
+            for range in [2.0, 1e-3] {
+                cases.push(Box::new(RmsNorm { dtype, tokens, hidden, range, dx_start, dweight_start }));
+            }
+        }
+    }
+    cases
+}

@@ -1,0 +1,159 @@
+//! The references that PyTorch made (`tests/golden/README.md`).
+
+use super::constant_rate;
+use candle_core::Device;
+use data::{MicroBatch, StepBatch};
+use memory::{DType, Memory};
+use model::{ModelConfig, Policy};
+use optim::Hyperparameters;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use trainer::session::Session;
+use trainer::settings::Settings;
+
+/// Tensors by Hugging Face name.
+pub type Tensors = BTreeMap<String, Vec<f32>>;
+
+/// One reference run.
+pub struct Golden {
+    /// Its folder.
+    pub folder: PathBuf,
+    reference: Value,
+}
+
+/// What PyTorch computed in a step.
+pub struct ReferenceStep {
+    /// Mean over the step's targets.
+    pub loss: f64,
+    /// Before clipping.
+    pub grad_norm: f64,
+    /// Targets that are not masked.
+    pub targets: usize,
+}
+
+impl Golden {
+    /// Both references.
+    pub fn all() -> [Golden; 2] {
+        ["torch_llama_tiny", "torch_llama_masked_tied"].map(Golden::open)
+    }
+
+    fn open(name: &str) -> Golden {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/golden")
+            .join(name);
+        let text = std::fs::read_to_string(folder.join("reference.json")).unwrap();
+        let reference = serde_json::from_str(&text).unwrap();
+        Golden { folder, reference }
+    }
+
+    /// The reference's name.
+    pub fn name(&self) -> &str {
+        self.folder.file_name().unwrap().to_str().unwrap()
+    }
+
+    /// The settings that the reference was made with. The head's chunk is ours: small enough for several.
+    pub fn settings(&self, dtype: DType, mode: &str) -> Settings {
+        let text = std::fs::read_to_string(self.folder.join("config.json")).unwrap();
+        let model = ModelConfig::from_hf(&text).unwrap();
+        let optimizer = &self.reference["optimizer"];
+        let number = |value: &Value| value.as_f64().unwrap();
+        let size = |key: &str| self.reference[key].as_u64().unwrap() as usize;
+        assert_eq!(number(&optimizer["clip_eps"]), 1e-6);
+        Settings {
+            policy: Policy::parse(mode, model.layers).unwrap(),
+            model,
+            dtype,
+            seq: size("seq"),
+            micro_batch: size("micro_batch"),
+            accum: size("accum"),
+            head_chunk: 40,
+            optimizer: Hyperparameters {
+                beta1: number(&optimizer["betas"][0]),
+                beta2: number(&optimizer["betas"][1]),
+                eps: number(&optimizer["eps"]),
+                weight_decay: number(&optimizer["weight_decay"]),
+                clip_norm: number(&optimizer["clip_grad_norm"]),
+            },
+            schedule: constant_rate(number(&optimizer["lr"])),
+        }
+    }
+
+    /// A session with the reference's first weights.
+    pub fn session(&self, settings: &Settings) -> Session {
+        let mut session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
+        session.import(&self.folder).unwrap();
+        session
+    }
+
+    /// The batches of all steps.
+    pub fn batches(&self) -> Vec<StepBatch> {
+        let list = |value: &Value| value.as_array().unwrap().clone();
+        let (ids, targets) = (
+            list(&self.reference["input_ids"]),
+            list(&self.reference["targets"]),
+        );
+        let steps = ids.iter().zip(&targets).map(|(ids, targets)| StepBatch {
+            micro: list(ids)
+                .iter()
+                .zip(list(targets))
+                .map(|(ids, targets)| micro_batch(ids, &targets))
+                .collect(),
+        });
+        steps.collect()
+    }
+
+    /// What PyTorch computed in every step.
+    pub fn steps(&self) -> Vec<ReferenceStep> {
+        let steps = self.reference["steps"].as_array().unwrap().iter();
+        steps
+            .map(|step| ReferenceStep {
+                loss: step["loss"].as_f64().unwrap(),
+                grad_norm: step["grad_norm"].as_f64().unwrap(),
+                targets: step["target_tokens"].as_u64().unwrap() as usize,
+            })
+            .collect()
+    }
+
+    /// The tensors of one of the reference's files.
+    pub fn tensors(&self, file: &str) -> Tensors {
+        tensors(&self.folder.join(file))
+    }
+}
+
+fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
+    let rows = |value: &Value| -> Vec<Vec<i32>> { serde_json::from_value(value.clone()).unwrap() };
+    let (ids, targets) = (rows(ids), rows(targets));
+    MicroBatch {
+        rows: ids.len(),
+        seq: ids[0].len(),
+        input_ids: ids.concat(),
+        targets: targets.concat(),
+    }
+}
+
+/// The tensors of a safetensors file, as f32.
+pub fn tensors(path: &Path) -> Tensors {
+    let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
+    let values = tensors.into_iter().map(|(name, tensor)| {
+        assert_eq!(tensor.dtype(), candle_core::DType::F32, "{name}");
+        (name, tensor.flatten_all().unwrap().to_vec1().unwrap())
+    });
+    values.collect()
+}
+
+/// The gradients of a session's last step.
+pub fn gradients(session: &Session) -> Tensors {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gradients.safetensors");
+    session.export_gradients(&path).unwrap();
+    tensors(&path)
+}
+
+/// A session's weights by name.
+pub fn weights(session: &Session) -> Tensors {
+    let entries = session.model().layout().entries().iter().enumerate();
+    entries
+        .map(|(index, entry)| (entry.name.clone(), session.parameter(index).unwrap()))
+        .collect()
+}

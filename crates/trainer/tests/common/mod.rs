@@ -1,0 +1,170 @@
+//! What the tests of the trainer as a library share: settings, sessions, data.
+#![allow(dead_code, reason = "every test binary uses its own part")]
+
+pub mod golden;
+
+use data::{MASKED, MicroBatch, StepBatch};
+use kernels::Target;
+use memory::{DType, Memory};
+use model::{ModelConfig, Policy};
+use optim::{Hyperparameters, Schedule, ScheduleKind};
+use trainer::plan::Plan;
+use trainer::session::Session;
+use trainer::settings::Settings;
+
+/// Every recompute mode of the command line.
+pub const MODES: [&str; 9] = [
+    "none",
+    "core_attn",
+    "layernorm",
+    "mlp",
+    "core_attn,layernorm",
+    "core_attn,mlp",
+    "layernorm,mlp",
+    "core_attn,layernorm,mlp",
+    "full",
+];
+
+/// Both compute types.
+pub const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+
+/// A small model in which no two widths agree: grouped queries, heads that do not add up to the hidden width, odd
+/// sizes.
+pub fn odd_model(layers: usize) -> ModelConfig {
+    ModelConfig {
+        hidden: 52,
+        layers,
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 20,
+        ffn: 151,
+        vocab: 131,
+        tie_embeddings: false,
+        qkv_bias: false,
+        qk_norm: false,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        init_std: 0.1,
+    }
+}
+
+/// The odd model with the features that families of models differ in.
+pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 3] {
+    let plain = odd_model(layers);
+    let bias = ModelConfig {
+        qkv_bias: true,
+        ..plain.clone()
+    };
+    let norm = ModelConfig {
+        qk_norm: true,
+        heads: 4,
+        kv_heads: 2,
+        ..plain.clone()
+    };
+    let tied = ModelConfig {
+        tie_embeddings: true,
+        ..plain
+    };
+    [
+        ("q/k/v bias", bias),
+        ("q/k norm", norm),
+        ("tied embeddings", tied),
+    ]
+}
+
+/// Settings for a model: two rows of 71 tokens (two blocks of attention rows), two micro-batches, a head in two
+/// chunks of which the second is short.
+pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
+    let policy = Policy::parse(mode, model.layers).unwrap();
+    Settings {
+        model,
+        dtype,
+        seq: 71,
+        micro_batch: 2,
+        accum: 2,
+        policy,
+        head_chunk: 100,
+        optimizer: hyperparameters(),
+        schedule: constant_rate(3e-3),
+    }
+}
+
+/// AdamW as the references use it.
+pub fn hyperparameters() -> Hyperparameters {
+    Hyperparameters {
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        clip_norm: 1.0,
+    }
+}
+
+/// The same learning rate at every step.
+pub fn constant_rate(peak: f64) -> Schedule {
+    Schedule {
+        kind: ScheduleKind::Constant,
+        peak,
+        warmup_steps: 0,
+        decay_steps: None,
+        min_ratio: 0.0,
+        total_steps: 100,
+    }
+}
+
+/// The plan of a run on the CPU.
+pub fn plan(settings: &Settings) -> Plan {
+    Plan::new(settings, Target::Cpu).unwrap()
+}
+
+/// A session with fresh weights, in a slab of exactly the planned bytes.
+pub fn session(settings: &Settings) -> Session {
+    let memory = Memory::host();
+    let mut session = Session::on_cpu(settings.clone(), &memory).unwrap();
+    session.initialise(7).unwrap();
+    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
+    session
+}
+
+/// The batch of a step: random tokens, about one target in nine masked, not equally many in each micro-batch.
+pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
+    let mut random = Random(step as u64);
+    let tokens = settings.micro_batch * settings.seq;
+    let vocab = settings.model.vocab as u64;
+    let micro = (0..settings.accum).map(|_| MicroBatch {
+        input_ids: (0..tokens).map(|_| random.below(vocab) as i32).collect(),
+        targets: (0..tokens)
+            .map(|_| match random.below(9) {
+                0 => MASKED,
+                _ => random.below(vocab) as i32,
+            })
+            .collect(),
+        rows: settings.micro_batch,
+        seq: settings.seq,
+    });
+    StepBatch {
+        micro: micro.collect(),
+    }
+}
+
+/// A sequence of numbers (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (value ^ (value >> 31)) % limit
+    }
+}
+
+/// Every parameter's values, in the layout's order.
+pub fn parameters(session: &Session) -> Vec<Vec<f32>> {
+    (0..session.model().layout().entries().len())
+        .map(|index| session.parameter(index).unwrap())
+        .collect()
+}
