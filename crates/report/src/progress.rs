@@ -3,7 +3,7 @@
 use crate::metrics::StepRecord;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use memory::format_bytes;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write, stderr};
 
 /// Tells how a run is going, on stderr.
 pub struct Progress {
@@ -16,7 +16,7 @@ pub struct Progress {
 impl Progress {
     /// A bar if stderr is a terminal; else a line every `every` steps. Nothing if `quiet`.
     pub fn new(total: usize, every: usize, quiet: bool) -> Progress {
-        let terminal = !quiet && std::io::stderr().is_terminal();
+        let terminal = !quiet && stderr().is_terminal();
         let bar = terminal.then(|| {
             let bar =
                 ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
@@ -48,7 +48,9 @@ impl Progress {
                     || record.step == self.total
                     || record.step.is_multiple_of(self.every);
                 if due {
-                    eprintln!("step {:>4}/{} {}", record.step, self.total, status(record));
+                    let (step, total) = (record.step, self.total);
+                    // A reader that left (`2>&1 | head`) is no reason to stop training.
+                    let _ = writeln!(stderr(), "step {step:>4}/{total} {}", status(record));
                 }
             }
         }

@@ -35,8 +35,16 @@ pub enum Failure {
         /// Why.
         source: HfConfigError,
     },
-    /// A file of the run could not be read or written.
-    #[error("{path}: {source}")]
+    /// A file of the model to start from could not be read.
+    #[error("cannot read {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file of the run could not be written.
+    #[error("cannot write {path}: {source}")]
     File {
         /// The file.
         path: PathBuf,
@@ -72,7 +80,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// A file that could not be read or written.
+    /// A file that could not be written.
     pub fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Failure {
         let path = path.into();
         move |source| Failure::File { path, source }
@@ -87,6 +95,7 @@ impl Failure {
             Failure::Data(_)
             | Failure::Weights(_)
             | Failure::HfConfig { .. }
+            | Failure::Unreadable { .. }
             | Failure::File { .. } => 4,
             Failure::Device(_) => 5,
             Failure::Diverged { .. } => 6,
@@ -111,6 +120,17 @@ impl Failure {
             Failure::OutOfMemory(_) => Some(
                 "`trainer plan` with the same settings shows what needs the memory; a smaller --micro-batch with a \
                  larger --accum, or --recompute full, needs less"
+                    .into(),
+            ),
+            Failure::Weights(WeightsError::Write { .. }) => None,
+            Failure::Unreadable { .. } | Failure::Weights(_) => Some(
+                "--init-from takes a folder in Hugging Face layout: config.json and model.safetensors, as `trainer \
+                 init` and --save-final write it"
+                    .into(),
+            ),
+            Failure::Diverged { step: 1, .. } => Some(
+                "nothing was trained yet, so the weights that the run started from are not sound: look at --init-from \
+                 or model.init_std"
                     .into(),
             ),
             Failure::Diverged { .. } => Some("a lower --lr or a longer lr.warmup_steps often helps".into()),

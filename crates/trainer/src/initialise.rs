@@ -2,8 +2,9 @@
 
 use crate::config::Resolved;
 use crate::failure::Failure;
-use crate::run_dir::refuse_non_empty;
+use crate::run_dir::{make_folder, refuse_non_empty};
 use crate::settings::dtype;
+use crate::stdout::print;
 use model::{encode, export, initial_values, layout};
 
 /// Writes a freshly initialised model in Hugging Face layout.
@@ -14,7 +15,7 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
         .as_deref()
         .ok_or_else(|| Failure::Usage("init needs --out DIR".into()))?;
     refuse_non_empty(folder)?;
-    std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
+    make_folder(folder, "--out")?;
     let config = &resolved.config;
     let (layout, dtype) = (layout(&config.model), dtype(resolved.dtype()));
     let path = folder.join("model.safetensors");
@@ -35,6 +36,9 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
     let path = folder.join("config.json");
     let text = config.model.to_hf(config.data.seq, name);
     std::fs::write(&path, text).map_err(Failure::file(path))?;
-    println!("{} parameters in {}", layout.parameters(), folder.display());
-    Ok(())
+    print(format_args!(
+        "{} parameters in {}\n",
+        layout.parameters(),
+        folder.display()
+    ))
 }

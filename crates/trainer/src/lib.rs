@@ -14,6 +14,7 @@ mod run;
 mod run_dir;
 pub mod session;
 pub mod settings;
+mod stdout;
 mod train;
 mod weights;
 

@@ -1,8 +1,10 @@
 //! The `trainer` binary.
 
 use clap::Parser;
+use std::io::{Write, stderr};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
+use trainer::failure::Failure;
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -14,6 +16,7 @@ fn main() -> ExitCode {
         .with_ansi(colour)
         .with_target(false)
         .without_time()
+        .log_internal_errors(false)
         .init();
     let outcome = trainer::cli::Cli::parse()
         .resolve()
@@ -22,11 +25,16 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
-            for hint in failure.hints() {
-                eprintln!("hint: {hint}");
-            }
+            tell(&failure);
             ExitCode::from(failure.exit_code())
         }
+    }
+}
+
+/// Says what was wrong, if anyone still reads: the exit code says it too.
+fn tell(failure: &Failure) {
+    let _ = writeln!(stderr(), "error: {failure}");
+    for hint in failure.hints() {
+        let _ = writeln!(stderr(), "hint: {hint}");
     }
 }

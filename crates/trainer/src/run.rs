@@ -4,6 +4,9 @@ use crate::config::{Action, Device, Resolved};
 use crate::failure::Failure;
 use crate::plan::Plan;
 use crate::settings::Settings;
+use crate::stdout::print;
+use crate::train::data_options;
+use data::Dataset;
 use kernels::Target;
 use model::ModelConfig;
 use std::path::Path;
@@ -37,8 +40,14 @@ fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
 /// `--init-from` sets the model; what the user said about it must agree.
 fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(Failure::file(&path))?;
-    let model = ModelConfig::from_hf(&text).map_err(|source| Failure::HfConfig { path, source })?;
+    let text = std::fs::read_to_string(&path).map_err(|source| Failure::Unreadable {
+        path: path.clone(),
+        source,
+    })?;
+    let model = ModelConfig::from_hf(&text).map_err(|source| Failure::HfConfig {
+        path: path.clone(),
+        source,
+    })?;
     let as_toml = |model: &ModelConfig| {
         toml::Value::try_from(model).map_err(|error| Failure::Usage(error.to_string()))
     };
@@ -54,7 +63,7 @@ fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
             return Err(Failure::Usage(format!(
                 "{key} is {}, but {} says {}; leave the setting out, or start from another model",
                 show(&given),
-                folder.display(),
+                path.display(),
                 show(&found)
             )));
         }
@@ -69,13 +78,21 @@ fn print_plan(resolved: &Resolved) -> Result<(), Failure> {
         Device::Cpu => Target::Cpu,
         Device::Cuda { .. } => Target::Cuda,
     };
-    let plan = Plan::new(&Settings::new(resolved, resolved.config.data.seq)?, target)?;
+    let plan = Plan::new(&Settings::new(resolved, planned_seq(resolved)?)?, target)?;
     if resolved.options.json {
         let json = serde_json::to_string_pretty(&plan)
             .map_err(|error| Failure::Usage(error.to_string()))?;
-        println!("{json}");
+        print(format_args!("{json}\n"))
     } else {
-        print!("{plan}");
+        print(plan)
     }
-    Ok(())
+}
+
+/// The sequence length that a run would have: a batch file brings its own.
+fn planned_seq(resolved: &Resolved) -> Result<usize, Failure> {
+    let options = data_options(resolved);
+    match options.seq {
+        Some(seq) => Ok(seq),
+        None => Ok(Dataset::open(&options)?.seq()),
+    }
 }

@@ -20,7 +20,7 @@ impl RunDir {
             }
             None => new_folder(&resolved.name),
         };
-        std::fs::create_dir_all(&path).map_err(Failure::file(&path))?;
+        make_folder(&path, "--out")?;
         let directory = RunDir { path };
         directory.write("config.toml", &resolved.config.to_toml()?)?;
         let plan = serde_json::to_string_pretty(plan)
@@ -46,6 +46,16 @@ impl RunDir {
     }
 }
 
+/// Makes the folder that `flag` names, before anything is computed for it.
+pub(crate) fn make_folder(folder: &Path, flag: &str) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder).map_err(|error| {
+        let folder = folder.display();
+        Failure::Usage(format!(
+            "cannot make the folder {folder}: {error}; name another one with {flag}"
+        ))
+    })
+}
+
 /// An existing folder with something in it is somebody's.
 pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
     let mut entries = match std::fs::read_dir(folder) {
@@ -53,7 +63,7 @@ pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(error) => {
             return Err(Failure::Usage(format!(
-                "{}: {error}; name a new or empty folder",
+                "cannot use {} as a folder: {error}; name a new or empty one with --out",
                 folder.display()
             )));
         }

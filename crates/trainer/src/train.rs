@@ -4,9 +4,10 @@ use crate::config::{DataFormat, Resolved, Size};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
-use crate::run_dir::RunDir;
+use crate::run_dir::{RunDir, make_folder};
 use crate::session::{Session, StepOutcome};
 use crate::settings::Settings;
+use crate::stdout::print;
 use data::{Dataset, Format, Options, Prefetched, prefetch};
 use kernels::Target;
 use memory::{GRANULARITY_BYTES, Layer, Memory, Phase, format_bytes};
@@ -19,11 +20,15 @@ use std::time::{Duration, Instant};
 const PREFETCH_STEPS: usize = 2;
 
 /// Trains a model.
-pub(crate) fn train(resolved: Resolved) -> Result<(), Failure> {
+pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let dataset = Dataset::open(&data_options(&resolved))?;
     let settings = Settings::new(&resolved, dataset.seq())?;
     let plan = Plan::new(&settings, Target::Cpu)?;
+    decide(&mut resolved, settings.seq);
     let directory = RunDir::create(&resolved, &plan)?;
+    if let Some(folder) = &resolved.options.save_final {
+        make_folder(folder, "--save-final")?;
+    }
     tracing::info!("training on {}", dataset.describe());
     let mut run = Run {
         metrics: MetricsFile::create(&directory.path().join("metrics.jsonl"))
@@ -45,11 +50,18 @@ pub(crate) fn train(resolved: Resolved) -> Result<(), Failure> {
     run.progress.finish();
     run.write_end_record(outcome.as_ref().err())?;
     outcome?;
-    run.print_summary();
-    Ok(())
+    print(run.summary())
 }
 
-fn data_options(resolved: &Resolved) -> Options {
+/// Sets what the configuration left to the command, the device and the data: planned or trained again from its
+/// run directory, the run is the same.
+fn decide(resolved: &mut Resolved, seq: usize) {
+    resolved.config.train.device = Some(resolved.device());
+    resolved.config.train.dtype = Some(resolved.dtype());
+    resolved.config.data.seq = seq;
+}
+
+pub(crate) fn data_options(resolved: &Resolved) -> Options {
     let config = &resolved.config;
     let format = match config.data.format {
         DataFormat::Auto => Format::Auto,
@@ -233,27 +245,30 @@ impl Run {
             .map_err(Failure::file(self.directory.path()))
     }
 
-    fn print_summary(&self) {
-        let Some(last) = &self.made.last else { return };
+    /// What a person wants to know at the end.
+    fn summary(&self) -> String {
+        let Some(last) = &self.made.last else {
+            return String::new();
+        };
         let seconds = self.made.time.as_secs_f64();
         let config = &self.resolved.config;
         let tokens = self.tokens_per_step * self.made.steps;
-        println!(
-            "{} steps of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}",
+        let planned = (&self.plan.peak_by_category, &self.plan.phase_peak_bytes);
+        let measured = (&last.memory.peak.by_category, &last.memory.phase_peaks);
+        let resident = max_rss_bytes().map_or(String::new(), |bytes| {
+            format!("  resident set at most {}\n", format_bytes(bytes))
+        });
+        format!(
+            "{} steps of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}\n\n{}\n{resident}  \
+             run directory {}\n",
             self.made.steps,
             self.resolved.name,
             self.plan.dtype,
             last.loss,
             tokens as f64 / seconds,
             config.recompute.spec,
-        );
-        println!();
-        let planned = (&self.plan.peak_by_category, &self.plan.phase_peak_bytes);
-        let measured = (&last.memory.peak.by_category, &last.memory.phase_peaks);
-        println!("{}", memory_table(planned, Some(measured)));
-        if let Some(bytes) = max_rss_bytes() {
-            println!("  resident set at most {}", format_bytes(bytes));
-        }
-        println!("  run directory {}", self.directory.path().display());
+            memory_table(planned, Some(measured)),
+            self.directory.path().display(),
+        )
     }
 }

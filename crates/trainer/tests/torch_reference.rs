@@ -2,8 +2,8 @@
 
 mod common;
 
+use common::MODES;
 use common::golden::{Golden, Tensors, gradients, weights};
-use common::{DTYPES, MODES};
 use memory::DType;
 
 /// How far a run is from the reference.
@@ -15,7 +15,7 @@ struct Distance {
     grad_norm: f64,
     /// Largest difference of a first-step gradient, relative to its tensor's largest entry.
     gradient: f64,
-    /// Largest absolute difference of a weight after the last step.
+    /// Largest difference of a weight after the last step, absolute.
     weight: f64,
 }
 
@@ -34,9 +34,10 @@ fn largest_difference(actual: &Tensors, expected: &Tensors, scale: fn(&[f32]) ->
     for (name, expected) in expected {
         let actual = &actual[name];
         assert_eq!(actual.len(), expected.len(), "{name}");
-        for (actual, value) in actual.iter().zip(expected) {
+        let scale = scale(expected);
+        for (actual, expected) in actual.iter().zip(expected) {
             assert!(actual.is_finite(), "{name}");
-            let difference = f64::from((actual - value).abs()) / scale(expected);
+            let difference = f64::from((actual - expected).abs()) / scale;
             largest = f64::max(largest, difference);
         }
     }
@@ -44,7 +45,9 @@ fn largest_difference(actual: &Tensors, expected: &Tensors, scale: fn(&[f32]) ->
 }
 
 fn largest_entry(tensor: &[f32]) -> f64 {
-    let largest = tensor.iter().fold(0f32, |most, value| most.max(value.abs()));
+    let largest = tensor
+        .iter()
+        .fold(0f32, |most, value| most.max(value.abs()));
     assert!(largest > 0.0, "the reference is not zero");
     f64::from(largest)
 }
@@ -101,31 +104,29 @@ fn f32_agrees_with_pytorch_in_every_mode() {
     }
 }
 
-/// The bound that was seen, rounded up. bf16 keeps 8 bits: a relative step of 0.4 %.
+/// Twice what was seen: losses 2.1e-4, gradient norms 2.6e-3, gradients 1.9e-2 of their tensor's largest entry. A bf16
+/// has 8 bits, so each rounding is up to 0.4 %. Weights may differ by Adam steps of opposite sign, five of 1e-3 each.
 #[test]
 fn bf16_is_near_pytorchs_f32_in_every_mode() {
     for golden in Golden::all() {
         for mode in MODES {
             let distance = distance(&golden, DType::BF16, mode);
             println!("{} {mode}: {distance:?}", golden.name());
-            let within = distance.loss < 1e-3
+            let within = distance.loss < 5e-4
                 && distance.grad_norm < 5e-3
-                && distance.gradient < 2e-2
-                && distance.weight < 5e-3;
+                && distance.gradient < 4e-2
+                && distance.weight < 1e-2;
             assert!(within, "{} {mode}: {distance:?}", golden.name());
-            assert!(
-                distance.gradient > 1e-4,
-                "this was not bf16: {distance:?}"
-            );
+            assert!(distance.gradient > 1e-4, "this was not bf16: {distance:?}");
         }
     }
 }
 
-/// Another run on the same weights must not pass: other batches, or a step more of decay.
+/// Another run from the same weights does not pass.
 #[test]
 fn the_comparison_sees_a_wrong_learning_rate_and_a_wrong_batch() {
     let [golden, _] = Golden::all();
-    let mut settings = golden.settings(DTYPES[0], "none");
+    let mut settings = golden.settings(DType::F32, "none");
     settings.schedule.peak *= 1.1;
     let mut session = golden.session(&settings);
     let batches = golden.batches();

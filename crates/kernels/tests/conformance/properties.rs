@@ -3,14 +3,19 @@
 use crate::attention::{Attention, Scores, shape};
 use crate::case::judge;
 use crate::device::{Start, computing, planning};
-use crate::matmul::{COLUMNS, Layout, PLAIN, Product, TRANSPOSED, TRANSPOSED_COLUMNS};
+use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
+use crate::matmul::Product;
 use crate::{DTYPES, case};
 use memory::DType;
 use proptest::prelude::*;
 use proptest::sample::select;
 
 fn config() -> ProptestConfig {
-    ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 /// A case on everything that takes it.
@@ -34,7 +39,11 @@ fn starts() -> impl Strategy<Value = Start> {
 
 /// Compute type, then types of `out`, `a`, `b`.
 fn dtypes() -> impl Strategy<Value = (DType, [DType; 3])> {
-    let mixed = [select(&DTYPES[..]), select(&DTYPES[..]), select(&DTYPES[..])];
+    let mixed = [
+        select(&DTYPES[..]),
+        select(&DTYPES[..]),
+        select(&DTYPES[..]),
+    ];
     prop_oneof![
         Just((DType::F32, [DType::F32; 3])),
         Just((DType::BF16, [DType::BF16; 3])),

@@ -115,6 +115,9 @@ impl ConfigError {
                 "the presets are {} (listed by `trainer --help`)",
                 preset::names().collect::<Vec<_>>().join(", ")
             )),
+            Self::Unreadable { .. } => Some(
+                "--config takes a TOML file or a preset (`trainer --help` lists them)".to_owned(),
+            ),
             Self::NotAnAssignment(_) => {
                 Some("for example --set optim.beta2=0.99 or --set lr.schedule=cosine".to_owned())
             }

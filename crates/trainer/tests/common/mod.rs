@@ -1,6 +1,7 @@
 //! What the tests of the trainer as a library share: settings, sessions, data.
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
+pub mod allocations;
 pub mod golden;
 
 use data::{MASKED, MicroBatch, StepBatch};

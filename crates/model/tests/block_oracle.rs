@@ -1,0 +1,230 @@
+//! A whole model, embedding to loss, forward and backward, against candle's autograd in f64.
+
+mod common;
+
+use candle_core::Tensor;
+use common::{Oracle, Vars, gradients, var};
+use kernels::Kernels;
+use kernels::cpu::Cpu;
+use memory::{Arena, Category, DType, Memory};
+use model::{Batch, Gradients, Model, ModelConfig, Policy, ReplayCounts, RopeScaling, StepTotals};
+
+const ROWS: usize = 2;
+const SEQ: usize = 37;
+const VOCAB: usize = 131;
+
+/// Relative to a tensor's largest entry.
+const TOLERANCE: f64 = 2e-5;
+
+fn plain() -> ModelConfig {
+    ModelConfig {
+        hidden: 44,
+        layers: 2,
+        heads: 3,
+        kv_heads: 1,
+        head_dim: 20,
+        ffn: 67,
+        vocab: VOCAB,
+        tie_embeddings: false,
+        qkv_bias: false,
+        qk_norm: false,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        init_std: 0.02,
+    }
+}
+
+/// Pseudo-random numbers between -1 and 1 (SplitMix64).
+fn noise(seed: u64, index: u64) -> f32 {
+    let mut value = (seed << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^= value >> 31;
+    (value >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// Values that leave no term of any gradient small: norm weights far from 1, biases far from 0.
+fn values(seed: u64, name: &str, elements: usize) -> Vec<f32> {
+    let value = |index: usize| {
+        let noise = noise(seed, index as u64);
+        match name {
+            name if name.ends_with("norm.weight") => 1.0 + 0.5 * noise,
+            name if name.ends_with("bias") => 0.5 * noise,
+            _ => 0.25 * noise,
+        }
+    };
+    (0..elements).map(value).collect()
+}
+
+/// Ids and targets of a micro-batch; every seventh target is masked.
+fn batch(seed: u64) -> (Vec<i32>, Vec<i32>) {
+    let token = |seed: u64, index: usize| {
+        let unit = (noise(seed, index as u64) + 1.0) / 2.0;
+        ((unit * VOCAB as f32) as i32).min(VOCAB as i32 - 1)
+    };
+    let ids = (0..ROWS * SEQ).map(|index| token(seed, index)).collect();
+    let target = |index: usize| {
+        if index % 7 == 3 {
+            -100
+        } else {
+            token(seed + 1, index)
+        }
+    };
+    (ids, (0..ROWS * SEQ).map(target).collect())
+}
+
+/// Runs two micro-batches through the model and the oracle, and compares the loss and every gradient.
+fn assert_agrees(name: &str, config: &ModelConfig) {
+    let memory = Memory::host();
+    let cpu = Cpu::new(&memory, DType::F32).unwrap();
+    let model = Model::new(config.clone(), &memory, &cpu, SEQ, DType::F32, 29).unwrap();
+    let layout = model.layout();
+    let lease = |category, name| Arena::lease(&memory, category, name, layout, DType::F32);
+    let mut parameters = lease(Category::Parameter, "parameters").unwrap();
+    let mut vars = Vars::new();
+    for (index, entry) in layout.entries().iter().enumerate() {
+        let values = values(index as u64 + 1, &entry.name, entry.elements());
+        parameters
+            .view_mut(index)
+            .slice_mut()
+            .copy_from_slice(&values);
+        vars.insert(entry.name.clone(), var(&values, &entry.shape).unwrap());
+    }
+
+    let mut summed = Gradients::lease(&memory, layout).unwrap();
+    summed.begin_step();
+    let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32);
+    let (mut loss, mut replayed) = (loss.unwrap(), ReplayCounts::default());
+    let scale = 1.0 / 64.0;
+    let mut expected_loss: Option<Tensor> = None;
+    for micro in 0..2 {
+        let (ids, targets) = batch(100 + 10 * micro);
+        let on_device = Batch::upload(&memory, &cpu, (ROWS, SEQ), &ids, &targets).unwrap();
+        let mut totals = StepTotals {
+            loss: &mut loss,
+            replayed: &mut replayed,
+            is_first: micro == 0,
+            gradient_scale: scale,
+        };
+        let policy = Policy::parse("core_attn", config.layers).unwrap();
+        let done = model.forward_backward(
+            &memory,
+            &cpu,
+            &parameters,
+            &mut summed,
+            &policy,
+            &on_device,
+            &mut totals,
+        );
+        done.unwrap();
+        let oracle = Oracle {
+            config,
+            vars: &vars,
+        };
+        let sum = oracle.loss_sum(&ids, &targets, (ROWS, SEQ)).unwrap();
+        expected_loss = Some(match expected_loss {
+            None => sum,
+            Some(before) => (before + sum).unwrap(),
+        });
+    }
+    let expected_loss = expected_loss.unwrap();
+
+    let mut actual = [0f32];
+    let bytes = bytemuck::cast_slice_mut(&mut actual);
+    cpu.download(bytes, loss.view()).unwrap();
+    let expected = expected_loss.to_scalar::<f64>().unwrap();
+    let error = (f64::from(actual[0]) / expected - 1.0).abs();
+    println!("{name}: loss {expected:.4}, off by {error:.1e}");
+    assert!(
+        error < TOLERANCE,
+        "{name}: loss {} or {expected}",
+        actual[0]
+    );
+
+    assert!(summed.missing().is_empty());
+    let expected = gradients(&(expected_loss * f64::from(scale)).unwrap(), &vars).unwrap();
+    assert_eq!(expected.len(), layout.entries().len());
+    let mut worst = (0.0, "");
+    for (index, entry) in layout.entries().iter().enumerate() {
+        let (actual, expected) = (summed.arena().view(index), &expected[&entry.name]);
+        let actual = actual.slice::<f32>();
+        assert_eq!(actual.len(), expected.len());
+        let largest = expected
+            .iter()
+            .fold(0f64, |most, value| most.max(value.abs()));
+        assert!(largest > 1e-3, "{name}: {} says little", entry.name);
+        let differences = actual
+            .iter()
+            .zip(expected)
+            .map(|(a, b)| (f64::from(*a) - b).abs());
+        let difference = differences.fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
+        let error = difference / largest;
+        assert!(
+            error < TOLERANCE,
+            "{name}: {} is off by {error:.1e}",
+            entry.name
+        );
+        if error > worst.0 {
+            worst = (error, &entry.name);
+        }
+    }
+    println!(
+        "{name}: gradients at most off by {:.1e}, {}",
+        worst.0, worst.1
+    );
+}
+
+#[test]
+fn a_plain_model() {
+    assert_agrees("plain", &plain());
+}
+
+#[test]
+fn with_biases_as_qwen2() {
+    let config = ModelConfig {
+        qkv_bias: true,
+        rope_theta: 500.0,
+        ..plain()
+    };
+    assert_agrees("bias", &config);
+}
+
+#[test]
+fn with_query_and_key_norms_as_qwen3() {
+    let config = ModelConfig {
+        qk_norm: true,
+        heads: 4,
+        kv_heads: 2,
+        norm_eps: 1e-2,
+        ..plain()
+    };
+    assert_agrees("norm", &config);
+}
+
+#[test]
+fn tied_with_scaled_rotary_embedding_as_llama_3() {
+    let scaling = RopeScaling {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position: 64,
+    };
+    let config = ModelConfig {
+        tie_embeddings: true,
+        rope_scaling: Some(scaling),
+        ..plain()
+    };
+    assert_agrees("tied, scaled", &config);
+}
+
+#[test]
+fn everything_at_once() {
+    let config = ModelConfig {
+        tie_embeddings: true,
+        qkv_bias: true,
+        qk_norm: true,
+        ..plain()
+    };
+    assert_agrees("everything", &config);
+}

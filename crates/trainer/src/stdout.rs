@@ -1,0 +1,16 @@
+//! Standard output: the data of a command, in one piece.
+
+use crate::failure::Failure;
+use std::fmt::Display;
+use std::io::{ErrorKind, Write, stdout};
+
+/// Prints, and ends the command if that fails. A reader that left early (`| head`) has what it wanted.
+pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
+    let mut out = stdout().lock();
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::file("standard output")(error))
+        }
+        _ => Ok(()),
+    }
+}

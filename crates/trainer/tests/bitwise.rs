@@ -1,0 +1,212 @@
+//! Loss and gradient norm have the same bits in every recompute mode, for every number of threads, whatever was in
+//! the memory before.
+
+mod common;
+
+use common::{DTYPES, MODES, odd_model, parameters, plan, session, settings, step_batch, variants};
+use memory::{DType, Memory};
+use model::{Action, Activation, ModelConfig, Policy, ReplayCounts};
+use proptest::prelude::*;
+use std::collections::HashSet;
+use trainer::session::Session;
+use trainer::settings::Settings;
+
+const STEPS: usize = 20;
+
+/// What must be the same, and what must not.
+struct Run {
+    /// Loss and gradient norm of every step, as bits.
+    bits: Vec<(u32, u32)>,
+    peak_bytes: u64,
+    replayed: ReplayCounts,
+    threads: usize,
+}
+
+fn run_session(session: &mut Session, settings: &Settings, steps: usize) -> Run {
+    let mut run = Run {
+        bits: Vec::new(),
+        peak_bytes: 0,
+        replayed: ReplayCounts::default(),
+        threads: rayon::current_num_threads(),
+    };
+    for step in 0..steps {
+        let outcome = session.step(&step_batch(settings, step)).unwrap();
+        assert!(outcome.is_finite());
+        run.bits
+            .push((outcome.loss.to_bits(), outcome.grad_norm.to_bits()));
+        (run.peak_bytes, run.replayed) = (outcome.memory.peak.bytes, outcome.replayed);
+    }
+    run
+}
+
+fn run(settings: &Settings, steps: usize) -> Run {
+    run_session(&mut session(settings), settings, steps)
+}
+
+fn in_pool(threads: usize, run: impl FnOnce() -> Run + Send) -> Run {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    pool.build().unwrap().install(run)
+}
+
+/// Steps that differ from one another: otherwise equal bits say little.
+fn assert_varied(bits: &[(u32, u32)]) {
+    let different: HashSet<_> = bits.iter().collect();
+    assert_eq!(different.len(), bits.len());
+}
+
+fn assert_same_in_every_mode(name: &str, model: &ModelConfig, dtype: DType, threads: usize) {
+    let run_mode = |mode: &str| {
+        let settings = settings(model.clone(), dtype, mode);
+        in_pool(threads, || run(&settings, STEPS))
+    };
+    let runs: Vec<Run> = MODES.into_iter().map(run_mode).collect();
+    let (none, others) = runs.split_first().unwrap();
+    assert_eq!(none.replayed.total(), 0);
+    assert_varied(&none.bits);
+    for (mode, other) in MODES[1..].iter().zip(others) {
+        assert!(other.peak_bytes < none.peak_bytes, "{name} {mode}");
+        assert!(other.replayed.total() > 0, "{name} {mode}");
+    }
+    for (index, run) in runs.iter().enumerate() {
+        for other in &runs[..index] {
+            assert_ne!(run.replayed, other.replayed, "{name} {}", MODES[index]);
+            assert_ne!(run.peak_bytes, other.peak_bytes, "{name} {}", MODES[index]);
+        }
+    }
+    for (mode, other) in MODES[1..].iter().zip(others) {
+        assert_eq!(other.bits, none.bits, "{name} {dtype:?} {mode}");
+    }
+}
+
+#[test]
+fn f32_is_the_same_in_every_mode() {
+    for (name, model) in variants(3) {
+        assert_same_in_every_mode(name, &model, DType::F32, 2);
+    }
+}
+
+#[test]
+fn bf16_is_the_same_in_every_mode() {
+    for (name, model) in variants(3) {
+        assert_same_in_every_mode(name, &model, DType::BF16, 2);
+    }
+}
+
+#[test]
+fn every_number_of_threads_gives_the_same() {
+    for dtype in DTYPES {
+        for (name, model) in variants(3) {
+            for mode in ["none", "core_attn,mlp", "full"] {
+                let settings = settings(model.clone(), dtype, mode);
+                let [one, two, four] =
+                    [1, 2, 4].map(|threads| in_pool(threads, || run(&settings, STEPS)));
+                assert_eq!([one.threads, two.threads, four.threads], [1, 2, 4]);
+                assert_eq!(one.bits, two.bits, "{name} {dtype:?} {mode}");
+                assert_eq!(one.bits, four.bits, "{name} {dtype:?} {mode}");
+            }
+        }
+    }
+}
+
+/// Products beyond one block of the GEMM in rows, columns and depth.
+#[test]
+fn products_of_several_blocks_are_the_same() {
+    for dtype in DTYPES {
+        let model = ModelConfig {
+            vocab: 2100,
+            ffn: 530,
+            ..odd_model(1)
+        };
+        let with = |mode: &str| Settings {
+            seq: 300,
+            accum: 1,
+            head_chunk: 513,
+            ..settings(model.clone(), dtype, mode)
+        };
+        let (none, full) = (with("none"), with("full"));
+        let one = in_pool(1, || run(&none, 2));
+        assert_varied(&one.bits);
+        for threads in [2, 4] {
+            let many = in_pool(threads, || run(&full, 2));
+            assert_eq!(
+                (many.threads, &many.bits),
+                (threads, &one.bits),
+                "{dtype:?}"
+            );
+        }
+    }
+}
+
+/// The other side of the above: what does change the arithmetic is seen.
+#[test]
+fn another_head_chunk_gives_other_bits() {
+    let settings = settings(odd_model(2), DType::F32, "none");
+    let halved = Settings {
+        head_chunk: settings.head_chunk / 2,
+        ..settings.clone()
+    };
+    assert_ne!(run(&settings, STEPS).bits, run(&halved, STEPS).bits);
+}
+
+#[test]
+fn what_was_in_the_memory_before_changes_nothing() {
+    for dtype in DTYPES {
+        for (name, model) in variants(2) {
+            for mode in MODES {
+                let settings = settings(model.clone(), dtype, mode);
+                let clean = run(&settings, 3);
+                let mut poisoned = session(&settings);
+                poisoned.memory().set_poison(true);
+                let run = run_session(&mut poisoned, &settings, 3);
+                assert_eq!(run.bits, clean.bits, "{name} {dtype:?} {mode}");
+            }
+        }
+    }
+}
+
+/// Poison reaches the kernels: read before written, it would show.
+#[test]
+fn poison_is_nan() {
+    let memory = Memory::host();
+    memory.set_poison(true);
+    let leased = memory.lease(memory::Category::Temporary, "x", [3], DType::F32);
+    let values = leased.unwrap();
+    assert!(values.view().slice::<f32>().iter().all(|x| x.is_nan()));
+}
+
+const LAYERS: usize = 4;
+
+/// Any activations of any layers.
+fn any_policy() -> impl Strategy<Value = Policy> {
+    let all = LAYERS * Activation::ALL.len();
+    proptest::collection::vec(any::<bool>(), all).prop_map(|dropped| {
+        let mut policy = Policy::keep_all(LAYERS);
+        for (index, dropped) in dropped.into_iter().enumerate() {
+            let (layer, activation) = (index % LAYERS, Activation::ALL[index / LAYERS]);
+            if dropped {
+                policy.set(layer, activation, Action::Recompute);
+            }
+        }
+        policy
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_subset_of_activations_gives_the_same(policy in any_policy(), variant in 0usize..3) {
+        let (name, model) = variants(LAYERS)[variant].clone();
+        for dtype in DTYPES {
+            let none = settings(model.clone(), dtype, "none");
+            let subset = Settings { policy: policy.clone(), ..none.clone() };
+            let (mut none_session, mut subset_session) = (session(&none), session(&subset));
+            let expected = run_session(&mut none_session, &none, 2);
+            let actual = run_session(&mut subset_session, &subset, 2);
+            prop_assert!(actual.replayed.total() > 0);
+            prop_assert_eq!(&actual.bits, &expected.bits, "{} {:?}", name, dtype);
+            prop_assert_eq!(parameters(&subset_session), parameters(&none_session));
+            prop_assert_eq!(actual.peak_bytes, plan(&subset).peak_bytes);
+        }
+    }
+}

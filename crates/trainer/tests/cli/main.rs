@@ -1,0 +1,27 @@
+//! Tests of the binary, as a person or a script uses it: what it prints, what it writes, and how it ends.
+//!
+//! Each test runs it in a folder of its own ([`workplace`]); `small.toml` there trains a model of 34,000 parameters
+//! in milliseconds.
+
+mod batches;
+mod metrics;
+mod workplace;
+
+mod bad_batches;
+mod bad_folders;
+mod bad_model;
+mod bad_settings;
+mod bad_sizes;
+mod bad_token_files;
+mod default_run;
+mod diverged;
+mod init;
+mod memory_limit;
+mod not_built;
+mod output;
+mod plan;
+mod references;
+mod run_directory;
+mod same_lines;
+mod signals;
+mod token_files;

@@ -1,0 +1,124 @@
+//! What later versions will have is refused with a sentence, not with "unexpected argument".
+
+use crate::workplace::Workplace;
+
+#[track_caller]
+fn refused(arguments: &str, words: &[&str]) {
+    let outcome = Workplace::new().trainer(arguments);
+    let words = [&["is not available: "], words].concat();
+    let outcome = outcome.fails(2, &words);
+    assert!(!outcome.stderr.contains("unexpected"), "{outcome:?}");
+}
+
+#[test]
+fn commands() {
+    for command in [
+        "bench", "prepare", "eval", "generate", "export", "doctor", "report",
+    ] {
+        let name = format!("`trainer {command}`");
+        refused(command, &[&name, "not built yet"]);
+        refused(&format!("{command} --json --config tiny A B"), &[&name]);
+    }
+}
+
+#[test]
+fn flags() {
+    for (arguments, words) in [
+        (
+            "--offload-activations mlp",
+            ["--offload-activations mlp", "not built yet"],
+        ),
+        (
+            "--offload-optimizer pinned",
+            ["--offload-optimizer pinned", "not built yet"],
+        ),
+        ("--state-dtype 8bit", ["--state-dtype 8bit", "use f32"]),
+        ("--state-dtype bf16", ["--state-dtype bf16", "use f32"]),
+        (
+            "--optimizer adamw8bit",
+            ["--optimizer adamw8bit", "use f32"],
+        ),
+        ("--master bf16-split", ["--master bf16-split", "use f32"]),
+        ("--master none", ["--master none", "use f32"]),
+        ("--grad-dtype bf16", ["--grad-dtype bf16", "use f32"]),
+        (
+            "--memory-budget 2GiB",
+            ["--memory-budget 2GiB", "not built yet"],
+        ),
+        (
+            "--device-memory 24GiB",
+            ["--device-memory", "not built yet"],
+        ),
+        ("--attention flash", ["--attention flash", "use eager"]),
+        ("--attention cudnn", ["--attention cudnn", "use eager"]),
+        ("--trace", ["--trace", "not built yet"]),
+        ("--resume latest", ["--resume", "--save-final"]),
+        ("--save-every 5", ["--save-every", "--save-final"]),
+        ("--keep-last 2", ["--keep-last", "--save-final"]),
+        (
+            "--recompute-granularity full",
+            ["--recompute-granularity", "use --recompute"],
+        ),
+        (
+            "--recompute-modules mlp core_attn",
+            ["--recompute-modules", "use --recompute"],
+        ),
+        (
+            "--recompute-method uniform",
+            ["--recompute-method", "use --recompute"],
+        ),
+        (
+            "--recompute-num-layers 1",
+            ["--recompute-num-layers", "use --recompute"],
+        ),
+    ] {
+        for command in ["train", "plan"] {
+            refused(&format!("{command} {arguments}"), &words);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_this_binary_does_not_have() {
+    for device in ["cuda", "cuda:1"] {
+        let words = [
+            device,
+            "built without CUDA",
+            "--device cpu",
+            "`trainer plan`",
+        ];
+        refused(&format!("--device {device}"), &words);
+    }
+    Workplace::new()
+        .trainer("plan --config tiny --device cuda:1")
+        .succeeds();
+}
+
+/// The same settings under their keys.
+#[test]
+fn keys() {
+    for setting in [
+        "optim.state_dtype=8bit",
+        "offload.optimizer=pinned",
+        "memory.budget=1GiB",
+        "log.trace=true",
+    ] {
+        refused(&format!("--set {setting}"), &[setting, "not built yet"]);
+    }
+    for form in ["auto", "full:uniform:2", "mlp_act"] {
+        let place = Workplace::new();
+        place
+            .trainer(&format!("--recompute {form}"))
+            .fails(2, &[&format!("`{form}` is not built yet")]);
+    }
+}
+
+/// Their defaults are no requests.
+#[test]
+fn defaults_are_accepted() {
+    let defaults = "--state-dtype f32 --master f32 --grad-dtype f32 --optimizer adamw --attention eager \
+                    --offload-optimizer none --offload-activations none";
+    Workplace::new()
+        .trainer(&format!("--config small.toml --steps 1 {defaults}"))
+        .succeeds();
+}

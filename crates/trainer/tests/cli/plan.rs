@@ -1,0 +1,176 @@
+//! `plan`: the table, the file, and every preset.
+
+use crate::workplace::Workplace;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+fn plan_json(place: &Workplace, settings: &str) -> Value {
+    let outcome = place.trainer(&format!("plan --json {settings}")).succeeds();
+    assert_eq!(outcome.stderr, "", "{settings}");
+    serde_json::from_str(&outcome.stdout).unwrap()
+}
+
+#[test]
+fn the_table_is_for_people() {
+    let place = Workplace::new();
+    let settings = "--config llama-3-8b --recompute full --seq 8192 --micro-batch 2";
+    let outcome = place.trainer(&format!("plan {settings}")).succeeds();
+    assert_eq!(outcome.stderr, "");
+    let table = &outcome.stdout;
+    let peak = plan_json(&place, settings)["peak_bytes"].to_string();
+    let mut expected = vec!["plan for cuda in bf16: 8030261248 parameters", &peak];
+    expected.extend(["parameter ", "gradient ", "optimizer_state", "activation "]);
+    expected.extend(["peak in forward", "peak in recompute", "peak in backward"]);
+    expected.extend(["kept", "core_attn", "largest at the peak", "GiB"]);
+    for part in expected {
+        assert!(table.contains(part), "no {part:?} in\n{table}");
+    }
+    let longest = table.lines().map(|line| line.chars().count()).max();
+    assert!(longest <= Some(160), "{table}");
+    assert!(table.lines().count() < 50, "{table}");
+}
+
+#[test]
+fn the_file_has_the_fields_of_the_contract() {
+    let place = Workplace::new();
+    let plan = plan_json(&place, "--config small.toml --recompute layernorm");
+    let bytes = |name: &str| plan[name].as_u64().unwrap_or_else(|| panic!("{name}"));
+    let by_category = plan["peak_by_category"].as_object().unwrap();
+    let names: Vec<&String> = by_category.keys().collect();
+    assert_eq!(
+        names,
+        [
+            "parameter",
+            "gradient",
+            "optimizer_state",
+            "activation",
+            "temporary",
+            "input"
+        ]
+    );
+    let sum: u64 = by_category
+        .values()
+        .map(|bytes| bytes.as_u64().unwrap())
+        .sum();
+    assert_eq!(bytes("peak_bytes"), sum);
+    let phases = plan["phase_peak_bytes"].as_object().unwrap();
+    let names: Vec<&String> = phases.keys().collect();
+    assert_eq!(
+        names,
+        [
+            "load",
+            "forward",
+            "recompute",
+            "backward",
+            "optimizer",
+            "eval",
+            "checkpoint"
+        ]
+    );
+    assert!(phases.contains_key(plan["peak_phase"].as_str().unwrap()));
+    assert!(plan["peak_layer"].is_null() || plan["peak_layer"].is_u64());
+    assert_eq!(
+        bytes("reserved_bytes"),
+        bytes("persistent_bytes") + bytes("slab_bytes")
+    );
+    assert_eq!(bytes("host_pinned_bytes"), 0);
+    assert!(bytes("peak_bytes") <= bytes("reserved_bytes"));
+    assert_eq!(bytes("peak_bytes") % bytes("granularity_bytes"), 0);
+    assert!(bytes("parameters") > 0 && bytes("flops_per_token") > 6 * bytes("parameters") / 2);
+    // bf16 weights, f32 gradient, master and two moments: 18 bytes, and padding.
+    let each = plan["bytes_per_parameter"].as_f64().unwrap();
+    assert!((18.0..19.0).contains(&each), "{each}");
+
+    let activations = plan["activations"].as_array().unwrap();
+    for activation in activations {
+        assert!(activation["layer"].as_u64().unwrap() < 2);
+        let shape = activation["shape"].as_array().unwrap();
+        let elements: u64 = shape.iter().map(|size| size.as_u64().unwrap()).product();
+        assert!(activation["bytes"].as_u64().unwrap() >= 2 * elements);
+        assert!(activation["name"].is_string() && activation["dtype"].is_string());
+        let is_norm = activation["label"] == "layernorm";
+        let expected = if is_norm { "recompute" } else { "keep" };
+        assert_eq!(activation["action"], expected, "{activation}");
+    }
+    assert!(activations.iter().any(|one| one["action"] == "recompute"));
+
+    let largest = plan["largest_at_peak"].as_array().unwrap();
+    let sizes: Vec<u64> = largest
+        .iter()
+        .map(|one| one["bytes"].as_u64().unwrap())
+        .collect();
+    assert!(
+        sizes.len() > 3 && sizes.is_sorted_by(|a, b| a >= b),
+        "{sizes:?}"
+    );
+    assert!(largest.iter().all(|one| one["name"].is_string()));
+    assert!(
+        largest
+            .iter()
+            .all(|one| by_category.contains_key(one["category"].as_str().unwrap()))
+    );
+}
+
+/// Shapes alone: the largest takes milliseconds, and no memory.
+#[test]
+fn every_preset_is_planned_at_once() {
+    let place = Workplace::new();
+    let presets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs")).unwrap();
+    let start = Instant::now();
+    let mut planned = 0;
+    for preset in presets {
+        let path = preset.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        if name == "reference" {
+            continue;
+        }
+        for device in ["cpu", "cuda"] {
+            let plan = plan_json(&place, &format!("--config {name} --device {device}"));
+            assert_eq!(plan["device"], device);
+            assert!(
+                plan["peak_bytes"].as_u64() > plan["parameters"].as_u64(),
+                "{name}"
+            );
+        }
+        planned += 1;
+    }
+    assert!(planned >= 10, "{planned}");
+    assert!(
+        start.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn recompute_lowers_the_peak() {
+    let place = Workplace::new();
+    let peak = |mode: &str| {
+        let plan = plan_json(
+            &place,
+            &format!("--config llama-3.1-405b --recompute {mode}"),
+        );
+        plan["peak_bytes"].as_u64().unwrap()
+    };
+    let (none, core_attn, full) = (peak("none"), peak("core_attn"), peak("full"));
+    assert!(
+        full < core_attn && core_attn < none,
+        "{full} {core_attn} {none}"
+    );
+}
+
+/// A plan needs no data: only the sequence length of a batch file, unless that is given.
+#[test]
+fn data_need_not_be_there() {
+    let place = Workplace::new();
+    let tokens = plan_json(&place, "--config small.toml --data elsewhere.bin");
+    assert_eq!(tokens, plan_json(&place, "--config small.toml"));
+    let rows = plan_json(
+        &place,
+        "--config small.toml --data elsewhere.safetensors --seq 32",
+    );
+    assert_eq!(rows, tokens);
+    place
+        .trainer("plan --config small.toml --data elsewhere.safetensors")
+        .fails(4, &["elsewhere.safetensors", "does not exist"]);
+}

@@ -1,0 +1,59 @@
+//! Ctrl-C and `kill`: the run ends cleanly, and says what it did not do.
+
+use crate::metrics::Metrics;
+use crate::workplace::Workplace;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than a start takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn ends_a_run(signal: &str, code: i32) {
+    let place = Workplace::new();
+    let mut child = place
+        .command("--config small.toml --steps 100000000 --save-final model --out run")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let is_training = || {
+        let text = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap_or_default();
+        text.contains(r#""kind":"step""#)
+    };
+    while !is_training() && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let sent = Command::new("kill")
+        .args(["-s", signal, &child.id().to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+    while child.try_wait().unwrap().is_none() && start.elapsed() < 2 * PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Ends it if the signal did not; else does nothing.
+    let _ = child.kill();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{signal}: {stderr}");
+
+    let metrics = Metrics::read(&place, "run");
+    assert_eq!(metrics.end_reason(), "interrupted");
+    let made = metrics.steps().len();
+    assert!(made > 0);
+    assert_eq!(metrics.0.last().unwrap()["steps"], made);
+    let message = format!("error: interrupted after step {made}; nothing was saved");
+    assert!(stderr.contains(&message), "{stderr}");
+    assert_eq!(output.stdout, b"", "a run that did not end has no summary");
+    assert!(!place.path("model/model.safetensors").exists());
+}
+
+#[test]
+fn an_interrupt() {
+    ends_a_run("INT", 130);
+}
+
+#[test]
+fn a_request_to_end() {
+    ends_a_run("TERM", 143);
+}

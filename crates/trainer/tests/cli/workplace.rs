@@ -1,0 +1,138 @@
+//! A folder to run the binary in, and what came of running it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A model that trains in milliseconds: 4 steps of 2 x 2 samples of 32 bytes.
+pub const SMALL: &str = r#"
+[model]
+hidden = 32
+layers = 2
+heads = 2
+ffn = 48
+vocab = 256
+[data]
+seq = 32
+[batch]
+micro = 2
+accum = 2
+[train]
+steps = 4
+[lr]
+peak = 1e-3
+"#;
+
+/// Nothing that these tests do takes nearly as long; a binary that hangs fails its test.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// A folder that is removed at the end of the test, with `small.toml` in it.
+pub struct Workplace(TempDir);
+
+impl Workplace {
+    pub fn new() -> Workplace {
+        let workplace = Workplace(tempfile::tempdir().unwrap());
+        workplace.file("small.toml", SMALL);
+        workplace
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub fn file(&self, name: &str, contents: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), contents).unwrap();
+    }
+
+    pub fn folder(&self, name: &str) {
+        std::fs::create_dir_all(self.path(name)).unwrap();
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        let path = self.path(name);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// Runs the binary in this folder, with arguments split at spaces.
+    pub fn trainer(&self, arguments: &str) -> Outcome {
+        let mut command = assert_cmd::Command::from_std(self.command(arguments));
+        let output = command.timeout(LONGEST).output().unwrap();
+        Outcome {
+            command: format!("trainer {arguments}"),
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// The binary, ready to be run in this folder.
+    pub fn command(&self, arguments: &str) -> std::process::Command {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command
+            .args(arguments.split_whitespace())
+            .current_dir(self.0.path())
+            .env_remove("RUST_LOG")
+            .env_remove("NO_COLOR")
+            .stdin(Stdio::null());
+        command
+    }
+}
+
+/// How the binary ended.
+pub struct Outcome {
+    command: String,
+    /// None where a signal ended it.
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// As a terminal would show it.
+impl fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Outcome {
+            command,
+            code,
+            stdout,
+            stderr,
+        } = self;
+        write!(
+            f,
+            "$ {command}\nended with {code:?}\nstdout:\n{stdout}\nstderr:\n{stderr}"
+        )
+    }
+}
+
+impl Outcome {
+    /// It did what it was asked to.
+    #[track_caller]
+    pub fn succeeds(self) -> Outcome {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self
+    }
+
+    /// It ended with `code` and an error on stderr that has all of `words`; nothing on stdout, and no panic.
+    #[track_caller]
+    pub fn fails(self, code: i32, words: &[&str]) -> Outcome {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stdout, "", "{self:?}");
+        assert!(!self.stderr.contains("panicked"), "{self:?}");
+        let message = self.message();
+        for word in words {
+            assert!(message.contains(word), "no {word:?}: {self:?}");
+        }
+        self
+    }
+
+    /// The error and its hints.
+    #[track_caller]
+    fn message(&self) -> &str {
+        let begins_line = |at: &usize| *at == 0 || self.stderr[..*at].ends_with('\n');
+        let errors = self.stderr.match_indices("error: ").map(|(at, _)| at);
+        let errors: Vec<usize> = errors.filter(begins_line).collect();
+        assert_eq!(errors.len(), 1, "one error: {self:?}");
+        &self.stderr[errors[0]..]
+    }
+}
