@@ -44,7 +44,9 @@ fn largest_difference(actual: &Tensors, expected: &Tensors, scale: fn(&[f32]) ->
 }
 
 fn largest_entry(tensor: &[f32]) -> f64 {
-    let largest = tensor.iter().fold(0f32, |most, value| most.max(value.abs()));
+    let largest = tensor
+        .iter()
+        .fold(0f32, |most, value| most.max(value.abs()));
     assert!(largest > 0.0, "the reference is not zero");
     f64::from(largest)
 }
@@ -113,10 +115,7 @@ fn bf16_is_near_pytorchs_f32_in_every_mode() {
                 && distance.gradient < 2e-2
                 && distance.weight < 5e-3;
             assert!(within, "{} {mode}: {distance:?}", golden.name());
-            assert!(
-                distance.gradient > 1e-4,
-                "this was not bf16: {distance:?}"
-            );
+            assert!(distance.gradient > 1e-4, "this was not bf16: {distance:?}");
         }
     }
 }

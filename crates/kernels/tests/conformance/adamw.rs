@@ -33,7 +33,10 @@ impl Steps {
     /// In f32; the weights' rounding to bf16 is the first step's to make.
     fn initial(&self) -> [Host; 3] {
         let n = [self.elements];
-        let squares = Host::random(DType::F32, n, 0.1, 3).values().into_iter().map(f64::abs);
+        let squares = Host::random(DType::F32, n, 0.1, 3)
+            .values()
+            .into_iter()
+            .map(f64::abs);
         [
             Host::random(DType::F32, n, 1.0, 1),
             Host::random(DType::F32, n, 0.1, 2),
@@ -44,7 +47,10 @@ impl Steps {
     /// Gradients of a step, counted from 1; some are zero at every step.
     fn gradients(&self, step: usize) -> Host {
         let random = Host::random(DType::F32, [self.elements], 0.5, 10 + step as u64).values();
-        let values = random.into_iter().enumerate().map(|(index, value)| if index % 7 == 3 { 0.0 } else { value });
+        let values = random
+            .into_iter()
+            .enumerate()
+            .map(|(index, value)| if index % 7 == 3 { 0.0 } else { value });
         Host::new(DType::F32, [self.elements], values)
     }
 
@@ -84,11 +90,13 @@ impl Steps {
 impl Case for Steps {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
         let initial = self.initial();
-        let mut parameters = device.put(&Host::new(self.dtype, [self.elements], initial[0].values()));
+        let mut parameters =
+            device.put(&Host::new(self.dtype, [self.elements], initial[0].values()));
         let [mut master, mut first, mut second] = initial.map(|host| device.put(&host));
         let clip = device.put(&Host::new(DType::F32, [2], [17.0, f64::from(self.clip)]));
         for step in 1..=self.steps {
-            let [gradients, rates] = [self.gradients(step), self.rates(step)].map(|host| device.put(&host));
+            let [gradients, rates] =
+                [self.gradients(step), self.rates(step)].map(|host| device.put(&host));
             device.kernels.adamw(AdamW {
                 parameters: parameters.view_mut(),
                 master: self.has_master().then(|| master.view_mut()),
@@ -105,12 +113,20 @@ impl Case for Steps {
         }
         let master = self.has_master().then_some(&master);
         let state = [Some(&parameters), Some(&first), Some(&second), master];
-        Ok(state.into_iter().flatten().map(|tensor| device.take(tensor)).collect())
+        Ok(state
+            .into_iter()
+            .flatten()
+            .map(|tensor| device.take(tensor))
+            .collect())
     }
 
     fn expected(&self) -> Vec<Expected> {
         let [weights, first, second] = self.oracle();
-        let rule = if self.clip.is_finite() { Rule::Standard } else { Rule::Exact };
+        let rule = if self.clip.is_finite() {
+            Rule::Standard
+        } else {
+            Rule::Exact
+        };
         let mut expected = vec![
             Expected::new("adamw: parameters", weights.clone(), rule),
             Expected::new("adamw: first moment", first, rule),
@@ -126,8 +142,20 @@ impl Case for Steps {
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for elements in [1, 37, 40_000] {
-        for (weight_decay, clip) in [(0.0, 1.0), (0.1, 1.0), (0.1, 0.25), (0.1, f32::NAN), (0.1, f32::INFINITY)] {
-            cases.push(Box::new(Steps { dtype, elements, steps: 6, weight_decay, clip }));
+        for (weight_decay, clip) in [
+            (0.0, 1.0),
+            (0.1, 1.0),
+            (0.1, 0.25),
+            (0.1, f32::NAN),
+            (0.1, f32::INFINITY),
+        ] {
+            cases.push(Box::new(Steps {
+                dtype,
+                elements,
+                steps: 6,
+                weight_decay,
+                clip,
+            }));
         }
     }
     cases

@@ -43,10 +43,18 @@ impl Attention {
         let (q, kv, dtype) = (self.q_dims(), self.kv_dims(), self.dtype);
         let v = Host::random(dtype, kv, 1.0, 3);
         match self.scores {
-            Scores::Random(range) => [Host::random(dtype, q, range, 1), Host::random(dtype, kv, range, 2), v],
+            Scores::Random(range) => [
+                Host::random(dtype, q, range, 1),
+                Host::random(dtype, kv, range, 2),
+                v,
+            ],
             Scores::Steep => {
                 let keys = (0..kv[0] * kv[1]).map(|index| (index / kv[1] % self.shape.seq) as f64);
-                [Host::new(dtype, q, vec![50.0; q[0] * q[1]]), Host::new(dtype, kv, keys), v]
+                [
+                    Host::new(dtype, q, vec![50.0; q[0] * q[1]]),
+                    Host::new(dtype, kv, keys),
+                    v,
+                ]
             }
         }
     }
@@ -57,21 +65,39 @@ impl Attention {
 
     /// `[b * s, heads * d]` as `[b, query heads, s, d]`, key-value heads repeated for their group.
     fn by_head(&self, x: &CandleTensor) -> Result<CandleTensor> {
-        let AttentionShape { batch, seq, heads, head_dim, .. } = self.shape;
+        let AttentionShape {
+            batch,
+            seq,
+            heads,
+            head_dim,
+            ..
+        } = self.shape;
         let own = x.dim(1)? / head_dim;
-        let x = x.reshape((batch, seq, own, 1, head_dim))?.permute((0, 2, 3, 1, 4))?;
-        x.broadcast_as((batch, own, heads / own, seq, head_dim))?.reshape((batch, heads, seq, head_dim))
+        let x = x
+            .reshape((batch, seq, own, 1, head_dim))?
+            .permute((0, 2, 3, 1, 4))?;
+        x.broadcast_as((batch, own, heads / own, seq, head_dim))?
+            .reshape((batch, heads, seq, head_dim))
     }
 
     /// Probabilities and output.
     fn forward(&self, [q, k, v]: [&Var; 3]) -> Result<[CandleTensor; 2]> {
         let seq = self.shape.seq;
-        let mask = (0..seq * seq).map(|index| if index % seq > index / seq { f64::NEG_INFINITY } else { 0.0 });
+        let mask = (0..seq * seq).map(|index| {
+            if index % seq > index / seq {
+                f64::NEG_INFINITY
+            } else {
+                0.0
+            }
+        });
         let mask = CandleTensor::from_iter(mask, &CandleDevice::Cpu)?.reshape((seq, seq))?;
         let [q, k, v] = [self.by_head(q)?, self.by_head(k)?, self.by_head(v)?];
         let scores = (q.matmul(&k.t()?)? / (self.shape.head_dim as f64).sqrt())?;
         let probs = softmax(&scores.broadcast_add(&mask)?)?;
-        let out = probs.matmul(&v)?.permute((0, 2, 1, 3))?.reshape(&self.q_dims())?;
+        let out = probs
+            .matmul(&v)?
+            .permute((0, 2, 1, 3))?
+            .reshape(&self.q_dims())?;
         Ok([probs, out])
     }
 
@@ -94,14 +120,21 @@ impl Attention {
     fn hidden(&self, probs: &Host) -> Host {
         let seq = self.shape.seq;
         let entries = probs.values().into_iter().enumerate();
-        let hidden: Vec<f64> =
-            entries.filter(|(index, _)| index % seq > index / seq % seq).map(|(_, value)| value).collect();
+        let hidden: Vec<f64> = entries
+            .filter(|(index, _)| index % seq > index / seq % seq)
+            .map(|(_, value)| value)
+            .collect();
         Host::new(self.dtype, [hidden.len()], hidden)
     }
 
-    fn run_backward(&self, device: &Device, [q, k, v]: [&Tensor; 3], probs: &Tensor) -> std::result::Result<Vec<Host>, KernelError> {
-        let [mut dq, mut dk, mut dv] =
-            [self.q_dims(), self.kv_dims(), self.kv_dims()].map(|dims| device.room(self.dtype, dims));
+    fn run_backward(
+        &self,
+        device: &Device,
+        [q, k, v]: [&Tensor; 3],
+        probs: &Tensor,
+    ) -> std::result::Result<Vec<Host>, KernelError> {
+        let [mut dq, mut dk, mut dv] = [self.q_dims(), self.kv_dims(), self.kv_dims()]
+            .map(|dims| device.room(self.dtype, dims));
         let mut scratch = self.scratch(device, Pass::Backward);
         device.kernels.attention_backward(
             dq.view_mut(),
@@ -143,12 +176,22 @@ impl Case for Attention {
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let AttentionShape { batch, seq, heads, head_dim, .. } = self.shape;
+        let AttentionShape {
+            batch,
+            seq,
+            heads,
+            head_dim,
+            ..
+        } = self.shape;
         let hidden = vec![0.0; batch * heads * seq * (seq - 1) / 2];
         let [probs, out, dq, dk, dv] = self.oracle().unwrap();
         // Where every query sees one token, no score has a gradient: what cancels is a product of dout and v.
         let vanish = seq == 1 || matches!(self.scores, Scores::Steep);
-        let terms = if vanish { (head_dim as f64).sqrt() } else { 0.0 };
+        let terms = if vanish {
+            (head_dim as f64).sqrt()
+        } else {
+            0.0
+        };
         vec![
             Expected::new("attention: probs above the diagonal", hidden, Rule::Exact),
             Expected::new("attention: probs", probs, Rule::Standard),
@@ -176,17 +219,31 @@ const SHAPES: [[usize; 5]; 11] = [
 ];
 
 pub fn shape([batch, seq, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
-    AttentionShape { batch, seq, heads, kv_heads, head_dim }
+    AttentionShape {
+        batch,
+        seq,
+        heads,
+        kv_heads,
+        head_dim,
+    }
 }
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for sizes in SHAPES {
         for scores in [Scores::Random(1.0), Scores::Random(2.5)] {
-            cases.push(Box::new(Attention { dtype, shape: shape(sizes), scores }));
+            cases.push(Box::new(Attention {
+                dtype,
+                shape: shape(sizes),
+                scores,
+            }));
         }
     }
     let steep = shape([2, 150, 4, 2, 20]);
-    cases.push(Box::new(Attention { dtype, shape: steep, scores: Scores::Steep }));
+    cases.push(Box::new(Attention {
+        dtype,
+        shape: steep,
+        scores: Scores::Steep,
+    }));
     cases
 }

@@ -23,7 +23,8 @@ pub type Cases = fn(DType) -> Vec<Box<dyn Case>>;
 
 /// Runs a case that must be accepted.
 pub fn run(case: &dyn Case, device: &Device) -> Vec<Host> {
-    case.run(device).unwrap_or_else(|error| panic!("{case:?} on {}: {error}", device.name))
+    case.run(device)
+        .unwrap_or_else(|error| panic!("{case:?} on {}: {error}", device.name))
 }
 
 /// Runs a case and judges its outputs: for each its name, and its worst error as a share of what is allowed.
@@ -32,7 +33,10 @@ pub fn judge(case: &dyn Case, device: &Device) -> Vec<(&'static str, f64)> {
     assert_eq!(outputs.len(), expected.len(), "{case:?}");
     let judged = outputs.iter().zip(expected).map(|(output, expected)| {
         let share = expected.judge(output).unwrap_or_else(|message| {
-            panic!("`{}` of {case:?} on {}: {message}", expected.name, device.name)
+            panic!(
+                "`{}` of {case:?} on {}: {message}",
+                expected.name, device.name
+            )
         });
         (expected.name, share)
     });
@@ -52,7 +56,11 @@ pub fn conform(cases: Cases) {
                 }
             }
             for (name, share) in worst {
-                println!("{}: {name}: {:.1} % of the allowed error", device.name, 100.0 * share);
+                println!(
+                    "{}: {name}: {:.1} % of the allowed error",
+                    device.name,
+                    100.0 * share
+                );
             }
         }
     }

@@ -33,7 +33,12 @@ pub struct Expected {
 
 impl Expected {
     pub fn new(name: &'static str, values: Vec<f64>, rule: Rule) -> Expected {
-        Expected { name, values, rule, terms: 0.0 }
+        Expected {
+            name,
+            values,
+            rule,
+            terms: 0.0,
+        }
     }
 
     /// For results that vanish: the size of the terms that cancel.
@@ -45,20 +50,34 @@ impl Expected {
     pub fn judge(&self, got: &Host) -> Result<f64, String> {
         let got_values = got.values();
         if got_values.len() != self.values.len() {
-            return Err(format!("{} elements, expected {}", got_values.len(), self.values.len()));
+            return Err(format!(
+                "{} elements, expected {}",
+                got_values.len(),
+                self.values.len()
+            ));
         }
         let finite = self.values.iter().filter(|value| value.is_finite());
         let largest = finite.fold(self.terms, |largest, value| largest.max(value.abs()));
         let mut worst: f64 = 0.0;
         for (index, (got_value, want)) in got_values.into_iter().zip(&self.values).enumerate() {
-            let want = if got.dtype == DType::BF16 { bf16::from_f64(*want).to_f64() } else { *want };
+            let want = if got.dtype == DType::BF16 {
+                bf16::from_f64(*want).to_f64()
+            } else {
+                *want
+            };
             let same = got_value == want || (got_value.is_nan() && want.is_nan());
             let allowed = self.allowed(got.dtype, want, largest);
-            let share = if same { 0.0 } else { (got_value - want).abs() / allowed };
+            let share = if same {
+                0.0
+            } else {
+                (got_value - want).abs() / allowed
+            };
             // A NaN is no share of anything.
             if !(share <= 1.0) {
                 let dims = got.dims;
-                return Err(format!("element {index} of {dims:?} is {got_value}, expected {want} +- {allowed}"));
+                return Err(format!(
+                    "element {index} of {dims:?} is {got_value}, expected {want} +- {allowed}"
+                ));
             }
             worst = worst.max(share);
         }
@@ -99,5 +118,10 @@ fn the_rule_can_refuse() {
     assert!(!judge(DType::F32, Rule::Standard, 0.5, f64::NAN));
     assert!(judge(DType::F32, Rule::Exact, f64::NAN, f64::NAN));
     assert!(!judge(DType::F32, Rule::Standard, f64::INFINITY, 0.5));
-    assert!(judge(DType::F32, Rule::Standard, f64::INFINITY, f64::INFINITY));
+    assert!(judge(
+        DType::F32,
+        Rule::Standard,
+        f64::INFINITY,
+        f64::INFINITY
+    ));
 }

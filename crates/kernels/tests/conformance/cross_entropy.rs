@@ -45,8 +45,18 @@ impl CrossEntropy {
     fn targets(&self) -> Host {
         let ids = Host::random_ids(self.tokens, self.vocabulary, 2).values();
         let negative = [-1.0, -100.0];
-        let target = |(token, id)| if self.is_masked(token) { negative[token % 2] } else { id };
-        Host::new(DType::I32, [self.tokens], ids.into_iter().enumerate().map(target))
+        let target = |(token, id)| {
+            if self.is_masked(token) {
+                negative[token % 2]
+            } else {
+                id
+            }
+        };
+        Host::new(
+            DType::I32,
+            [self.tokens],
+            ids.into_iter().enumerate().map(target),
+        )
     }
 
     fn oracle(&self) -> Result<[Vec<f64>; 2]> {
@@ -67,7 +77,12 @@ impl Case for CrossEntropy {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let (mut logits, targets) = (device.put(&self.logits()), device.put(&self.targets()));
         let mut losses = device.room(DType::F32, [self.tokens]);
-        device.kernels.cross_entropy(losses.view_mut(), logits.view_mut(), targets.view(), self.scale)?;
+        device.kernels.cross_entropy(
+            losses.view_mut(),
+            logits.view_mut(),
+            targets.view(),
+            self.scale,
+        )?;
         Ok(vec![device.take(&losses), device.take(&logits)])
     }
 
@@ -83,9 +98,21 @@ impl Case for CrossEntropy {
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for (tokens, vocabulary) in [(1, 131), (37, 131), (37, 2), (5, 33_000)] {
-        for (range, masked) in [(4.0, Masked::None), (1000.0, Masked::Some), (4.0, Masked::Some), (4.0, Masked::All)] {
+        for (range, masked) in [
+            (4.0, Masked::None),
+            (1000.0, Masked::Some),
+            (4.0, Masked::Some),
+            (4.0, Masked::All),
+        ] {
             let scale = 1.0 / tokens as f32;
-            cases.push(Box::new(CrossEntropy { dtype, tokens, vocabulary, range, masked, scale }));
+            cases.push(Box::new(CrossEntropy {
+                dtype,
+                tokens,
+                vocabulary,
+                range,
+                masked,
+                scale,
+            }));
         }
     }
     cases

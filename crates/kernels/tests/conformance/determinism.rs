@@ -12,7 +12,10 @@ fn outputs(dtype: DType) -> Vec<(String, Vec<Host>)> {
     for device in computing(dtype) {
         for (_, cases) in SUITE {
             for case in cases(dtype) {
-                outputs.push((format!("{case:?} on {}", device.name), case::run(case.as_ref(), &device)));
+                outputs.push((
+                    format!("{case:?} on {}", device.name),
+                    case::run(case.as_ref(), &device),
+                ));
             }
         }
     }
@@ -21,8 +24,16 @@ fn outputs(dtype: DType) -> Vec<(String, Vec<Host>)> {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    let pools = [1, 2, 4].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
-    let sizes: BTreeSet<usize> = pools.iter().map(|pool| pool.install(rayon::current_num_threads)).collect();
+    let pools = [1, 2, 4].map(|threads| {
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .unwrap()
+    });
+    let sizes: BTreeSet<usize> = pools
+        .iter()
+        .map(|pool| pool.install(rayon::current_num_threads))
+        .collect();
     assert_eq!(sizes.len(), pools.len(), "the pools differ");
     for dtype in DTYPES {
         let [one, others @ ..] = &pools;
@@ -32,7 +43,10 @@ fn any_number_of_threads_gives_the_same_bits() {
             let got = pool.install(|| outputs(dtype));
             assert_eq!(got.len(), reference.len());
             for ((case, reference), (_, got)) in reference.iter().zip(got) {
-                assert!(*reference == got, "{case}: {threads} threads give other bits than one");
+                assert!(
+                    *reference == got,
+                    "{case}: {threads} threads give other bits than one"
+                );
             }
         }
     }

@@ -19,7 +19,11 @@ pub fn computing(dtype: DType) -> Vec<Device> {
     let memory = Memory::host();
     let kernels = Box::new(Cpu::new(&memory, dtype).unwrap());
     let name = format!("cpu for {dtype:?}");
-    vec![Device { name, memory, kernels }]
+    vec![Device {
+        name,
+        memory,
+        kernels,
+    }]
 }
 
 /// The implementation that only checks, in place of every target.
@@ -28,7 +32,11 @@ pub fn planning(dtype: DType) -> Vec<Device> {
         let memory = Memory::shapes();
         let kernels = Box::new(Meta::new(&memory, target, dtype).unwrap());
         let name = format!("meta of {} for {dtype:?}", target.name());
-        Device { name, memory, kernels }
+        Device {
+            name,
+            memory,
+            kernels,
+        }
     };
     [Target::Cpu, Target::Cuda].map(device).into()
 }
@@ -67,11 +75,16 @@ impl Device {
     pub fn room(&self, dtype: DType, dims: impl Into<Dims>) -> Tensor {
         let dims = dims.into();
         let elements = dims.elements() + 2 * GUARD;
-        let buffer = self.memory.lease(Category::Temporary, "tensor", [elements], dtype).unwrap();
+        let buffer = self
+            .memory
+            .lease(Category::Temporary, "tensor", [elements], dtype)
+            .unwrap();
         let mut tensor = Tensor { buffer, dims };
         for guard in tensor.guards() {
             let bytes = vec![0xff; GUARD * dtype.size_in_bytes()];
-            self.kernels.upload(tensor.buffer.view_mut().rows(guard), &bytes).unwrap();
+            self.kernels
+                .upload(tensor.buffer.view_mut().rows(guard), &bytes)
+                .unwrap();
         }
         tensor
     }
@@ -88,14 +101,27 @@ impl Device {
         let dtype = tensor.buffer.dtype();
         let size = dtype.size_in_bytes();
         let mut bytes = vec![0; tensor.buffer.dims().elements() * size];
-        self.kernels.download(&mut bytes, tensor.buffer.view()).unwrap();
+        self.kernels
+            .download(&mut bytes, tensor.buffer.view())
+            .unwrap();
         for guard in tensor.guards() {
-            let untouched = bytes[guard.start * size..guard.end * size].iter().all(|byte| *byte == 0xff);
-            assert!(untouched || self.memory.is_shapes(), "{}: written outside {:?}", self.name, tensor.dims);
+            let untouched = bytes[guard.start * size..guard.end * size]
+                .iter()
+                .all(|byte| *byte == 0xff);
+            assert!(
+                untouched || self.memory.is_shapes(),
+                "{}: written outside {:?}",
+                self.name,
+                tensor.dims
+            );
         }
         let range = tensor.range();
         let bytes = bytes[range.start * size..range.end * size].to_vec();
-        Host { dtype, dims: tensor.dims, bytes }
+        Host {
+            dtype,
+            dims: tensor.dims,
+            bytes,
+        }
     }
 
     /// Room for a result, with its initial contents where it accumulates.

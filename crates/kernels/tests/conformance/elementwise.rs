@@ -26,7 +26,11 @@ impl Case for Fill {
     }
 
     fn expected(&self) -> Vec<Expected> {
-        vec![Expected::new("fill", vec![f64::from(self.value); self.elements], Rule::Exact)]
+        vec![Expected::new(
+            "fill",
+            vec![f64::from(self.value); self.elements],
+            Rule::Exact,
+        )]
     }
 }
 
@@ -72,7 +76,13 @@ impl Case for Copy {
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let round = |x: f64| if self.to == DType::BF16 { bf16::from_f32(x as f32).to_f64() } else { x };
+        let round = |x: f64| {
+            if self.to == DType::BF16 {
+                bf16::from_f32(x as f32).to_f64()
+            } else {
+                x
+            }
+        };
         let out = self.x().values().into_iter().map(round).collect();
         vec![Expected::new("copy", out, Rule::Exact)]
     }
@@ -89,7 +99,12 @@ struct Bias {
 
 impl Bias {
     fn tensors(&self) -> [Host; 4] {
-        let Bias { dtype, tokens, width, .. } = *self;
+        let Bias {
+            dtype,
+            tokens,
+            width,
+            ..
+        } = *self;
         [
             Host::random(dtype, [tokens, width], 1.0, 1),
             Host::random(dtype, [width], 1.0, 2),
@@ -103,7 +118,10 @@ impl Bias {
         let bias = variable(&bias)?;
         let y = constant(&x)?.broadcast_add(&bias)?;
         let mut found = gradients(&y, &constant(&dy)?, &[&bias])?;
-        Ok([values(&y)?, add(found.remove(0), &self.start.values(&earlier))])
+        Ok([
+            values(&y)?,
+            add(found.remove(0), &self.start.values(&earlier)),
+        ])
     }
 }
 
@@ -113,7 +131,9 @@ impl Case for Bias {
         let mut dbias = device.start(self.start, &earlier);
         let [mut out, bias, dy, earlier] = [x, bias, dy, earlier].map(|host| device.put(&host));
         device.kernels.add_bias(out.view_mut(), bias.view())?;
-        device.kernels.bias_backward(dbias.view_mut(), dy.view(), self.start.init(&earlier))?;
+        device
+            .kernels
+            .bias_backward(dbias.view_mut(), dy.view(), self.start.init(&earlier))?;
         Ok(vec![device.take(&out), device.take(&dbias)])
     }
 
@@ -130,17 +150,38 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for elements in [1, 131, 40_000] {
         for value in [0.0, -0.375] {
-            cases.push(Box::new(Fill { dtype, elements, value }));
+            cases.push(Box::new(Fill {
+                dtype,
+                elements,
+                value,
+            }));
         }
     }
     for (rows, columns) in [(1, 1), (37, 131), (131, 288)] {
         for to in DTYPES {
-            cases.push(Box::new(Copy { from: dtype, to, rows, columns }));
+            cases.push(Box::new(Copy {
+                from: dtype,
+                to,
+                rows,
+                columns,
+            }));
         }
     }
-    for (tokens, width) in [(1, 48), (37, 1), (37, 131), (300, 288), (3000, 20), (2, 20_000)] {
+    for (tokens, width) in [
+        (1, 48),
+        (37, 1),
+        (37, 131),
+        (300, 288),
+        (3000, 20),
+        (2, 20_000),
+    ] {
         for start in [Start::Overwrite, Start::Accumulate] {
-            cases.push(Box::new(Bias { dtype, tokens, width, start }));
+            cases.push(Box::new(Bias {
+                dtype,
+                tokens,
+                width,
+                start,
+            }));
         }
     }
     cases

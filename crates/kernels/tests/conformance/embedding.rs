@@ -38,7 +38,13 @@ impl Embedding {
     }
 
     fn tensors(&self) -> [Host; 3] {
-        let Embedding { dtype, tokens, vocabulary, hidden, .. } = *self;
+        let Embedding {
+            dtype,
+            tokens,
+            vocabulary,
+            hidden,
+            ..
+        } = *self;
         [
             Host::random(dtype, [vocabulary, hidden], 1.0, 2),
             Host::random(dtype, [tokens, hidden], 1.0, 3),
@@ -48,10 +54,16 @@ impl Embedding {
 
     fn oracle(&self) -> Result<[Vec<f64>; 2]> {
         let [table, dout, earlier] = self.tensors();
-        let (table, ids) = (variable(&table)?, constant(&self.ids())?.to_dtype(CandleType::U32)?);
+        let (table, ids) = (
+            variable(&table)?,
+            constant(&self.ids())?.to_dtype(CandleType::U32)?,
+        );
         let out = table.index_select(&ids, 0)?;
         let mut found = gradients(&out, &constant(&dout)?, &[&table])?;
-        Ok([values(&out)?, add(found.remove(0), &self.start.values(&earlier))])
+        Ok([
+            values(&out)?,
+            add(found.remove(0), &self.start.values(&earlier)),
+        ])
     }
 }
 
@@ -60,10 +72,15 @@ impl Case for Embedding {
         let [table, dout, earlier] = self.tensors();
         let mut out = device.room(dout.dtype, dout.dims);
         let mut dtable = device.start(self.start, &earlier);
-        let [table, dout, earlier, ids] = [table, dout, earlier, self.ids()].map(|host| device.put(&host));
-        device.kernels.embedding(out.view_mut(), table.view(), ids.view())?;
+        let [table, dout, earlier, ids] =
+            [table, dout, earlier, self.ids()].map(|host| device.put(&host));
+        device
+            .kernels
+            .embedding(out.view_mut(), table.view(), ids.view())?;
         let init = self.start.init(&earlier);
-        device.kernels.embedding_backward(dtable.view_mut(), dout.view(), ids.view(), init)?;
+        device
+            .kernels
+            .embedding_backward(dtable.view_mut(), dout.view(), ids.view(), init)?;
         Ok(vec![device.take(&out), device.take(&dtable)])
     }
 
@@ -78,11 +95,25 @@ impl Case for Embedding {
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
-    let sizes = [(1, 131, 48), (37, 131, 48), (300, 131, 20), (150, 7, 288), (37, 1, 3), (90, 1000, 33)];
+    let sizes = [
+        (1, 131, 48),
+        (37, 131, 48),
+        (300, 131, 20),
+        (150, 7, 288),
+        (37, 1, 3),
+        (90, 1000, 33),
+    ];
     for (tokens, vocabulary, hidden) in sizes {
         for ids in [Ids::Random, Ids::Last] {
             for start in [Start::Overwrite, Start::Accumulate] {
-                cases.push(Box::new(Embedding { dtype, tokens, vocabulary, hidden, ids, start }));
+                cases.push(Box::new(Embedding {
+                    dtype,
+                    tokens,
+                    vocabulary,
+                    hidden,
+                    ids,
+                    start,
+                }));
             }
         }
     }

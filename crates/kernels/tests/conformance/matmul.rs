@@ -17,19 +17,37 @@ pub struct Layout {
     pub margin: usize,
 }
 
-pub const PLAIN: Layout = Layout { transposed: false, margin: 0 };
-pub const TRANSPOSED: Layout = Layout { transposed: true, margin: 0 };
-pub const COLUMNS: Layout = Layout { transposed: false, margin: 3 };
-pub const TRANSPOSED_COLUMNS: Layout = Layout { transposed: true, margin: 3 };
+pub const PLAIN: Layout = Layout {
+    transposed: false,
+    margin: 0,
+};
+pub const TRANSPOSED: Layout = Layout {
+    transposed: true,
+    margin: 0,
+};
+pub const COLUMNS: Layout = Layout {
+    transposed: false,
+    margin: 3,
+};
+pub const TRANSPOSED_COLUMNS: Layout = Layout {
+    transposed: true,
+    margin: 3,
+};
 
 impl Layout {
     /// The tensor that a matrix is a view of; NaN beyond it.
     fn stored(self, dtype: DType, [rows, columns]: [usize; 2], seed: u64) -> Host {
-        let [rows, columns] = if self.transposed { [columns, rows] } else { [rows, columns] };
+        let [rows, columns] = if self.transposed {
+            [columns, rows]
+        } else {
+            [rows, columns]
+        };
         let margin = self.margin;
         let inner = Host::random(dtype, [rows, columns], 1.0, seed).values();
         let nan = || std::iter::repeat_n(f64::NAN, margin);
-        let values = inner.chunks(columns).flat_map(|row| nan().chain(row.iter().copied()).chain(nan()));
+        let values = inner
+            .chunks(columns)
+            .flat_map(|row| nan().chain(row.iter().copied()).chain(nan()));
         Host::new(dtype, [rows, columns + 2 * margin], values)
     }
 
@@ -41,7 +59,11 @@ impl Layout {
 
     fn view_of_oracle(self, x: &Tensor) -> Result<Tensor> {
         let inner = x.narrow(1, self.margin, x.dim(1)? - 2 * self.margin)?;
-        if self.transposed { inner.t()?.contiguous() } else { inner.contiguous() }
+        if self.transposed {
+            inner.t()?.contiguous()
+        } else {
+            inner.contiguous()
+        }
     }
 }
 
@@ -74,7 +96,10 @@ impl Product {
         let [a, b] = self.operands();
         let a = self.layouts[0].view_of_oracle(&constant(&a)?)?;
         let b = self.layouts[1].view_of_oracle(&constant(&b)?)?;
-        Ok([values(&a.matmul(&b)?)?, values(&a.abs()?.matmul(&b.abs()?)?)?])
+        Ok([
+            values(&a.matmul(&b)?)?,
+            values(&a.abs()?.matmul(&b.abs()?)?)?,
+        ])
     }
 }
 
@@ -84,8 +109,13 @@ impl Case for Product {
         let [a, b] = [device.put(&operands[0]), device.put(&operands[1])];
         let mut out = device.start(self.start, &initial);
         let residual = device.put(&initial);
-        let (a, b) = (self.layouts[0].view(a.view()), self.layouts[1].view(b.view()));
-        device.kernels.matmul(out.view_mut(), a, b, self.start.init(&residual))?;
+        let (a, b) = (
+            self.layouts[0].view(a.view()),
+            self.layouts[1].view(b.view()),
+        );
+        device
+            .kernels
+            .matmul(out.view_mut(), a, b, self.start.init(&residual))?;
         Ok(vec![device.take(&out)])
     }
 
@@ -96,7 +126,11 @@ impl Case for Product {
         // Few enough entries may all cancel.
         let few = self.sizes[0] * self.sizes[2] < 64;
         let largest = sizes.into_iter().fold(0.0, f64::max);
-        vec![if few { expected.with_terms(largest) } else { expected }]
+        vec![if few {
+            expected.with_terms(largest)
+        } else {
+            expected
+        }]
     }
 }
 
@@ -111,7 +145,12 @@ struct Linear {
 
 impl Linear {
     fn tensors(&self) -> [Host; 4] {
-        let Linear { dtype, tokens, inputs, outputs } = *self;
+        let Linear {
+            dtype,
+            tokens,
+            inputs,
+            outputs,
+        } = *self;
         [
             Host::random(dtype, [tokens, inputs], 1.0, 1),
             Host::random(dtype, [outputs, inputs], 1.0, 2),
@@ -139,8 +178,17 @@ impl Case for Linear {
         let kernels = &device.kernels;
         kernels.matmul(y.view_mut(), x.view(), weight.view().t(), Init::Overwrite)?;
         kernels.matmul(dx.view_mut(), dy.view(), weight.view(), Init::Overwrite)?;
-        kernels.matmul(dweight.view_mut(), dy.view().t(), x.view(), Init::Accumulate)?;
-        Ok(vec![device.take(&y), device.take(&dx), device.take(&dweight)])
+        kernels.matmul(
+            dweight.view_mut(),
+            dy.view().t(),
+            x.view(),
+            Init::Accumulate,
+        )?;
+        Ok(vec![
+            device.take(&y),
+            device.take(&dx),
+            device.take(&dweight),
+        ])
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -172,13 +220,29 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let starts = [Start::Overwrite, Start::Accumulate, Start::Add];
     for (seed, sizes) in SIZES.into_iter().enumerate() {
         let (start, seed) = (starts[seed % 3], 10 * seed as u64);
-        cases.push(Box::new(Product { sizes, dtypes: [dtype; 3], layouts: [PLAIN; 2], start, seed }));
+        cases.push(Box::new(Product {
+            sizes,
+            dtypes: [dtype; 3],
+            layouts: [PLAIN; 2],
+            start,
+            seed,
+        }));
     }
     let layouts = [PLAIN, TRANSPOSED, COLUMNS, TRANSPOSED_COLUMNS];
-    for (index, layouts) in layouts.into_iter().flat_map(|a| layouts.map(|b| [a, b])).enumerate() {
+    for (index, layouts) in layouts
+        .into_iter()
+        .flat_map(|a| layouts.map(|b| [a, b]))
+        .enumerate()
+    {
         let (start, seed) = (starts[index % 3], 1000 + index as u64);
         for sizes in [[37, 48, 131], [260, 520, 530]] {
-            cases.push(Box::new(Product { sizes, dtypes: [dtype; 3], layouts, start, seed }));
+            cases.push(Box::new(Product {
+                sizes,
+                dtypes: [dtype; 3],
+                layouts,
+                start,
+                seed,
+            }));
         }
     }
     for start in starts {
@@ -192,14 +256,29 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     }
     if dtype == DType::BF16 {
         let both = [DType::F32, DType::BF16];
-        let mixes = both.map(|out| both.map(|a| both.map(|b| [out, a, b]))).into_iter().flatten().flatten();
+        let mixes = both
+            .map(|out| both.map(|a| both.map(|b| [out, a, b])))
+            .into_iter()
+            .flatten()
+            .flatten();
         for (dtypes, start) in mixes.flat_map(|dtypes| starts.map(|start| (dtypes, start))) {
             let (sizes, layouts) = ([65, 530, 48], [TRANSPOSED, PLAIN]);
-            cases.push(Box::new(Product { sizes, dtypes, layouts, start, seed: 3000 }));
+            cases.push(Box::new(Product {
+                sizes,
+                dtypes,
+                layouts,
+                start,
+                seed: 3000,
+            }));
         }
     }
     for (tokens, inputs, outputs) in [(1, 48, 131), (37, 288, 131), (600, 48, 288)] {
-        cases.push(Box::new(Linear { dtype, tokens, inputs, outputs }));
+        cases.push(Box::new(Linear {
+            dtype,
+            tokens,
+            inputs,
+            outputs,
+        }));
     }
     cases
 }

@@ -40,7 +40,9 @@ impl Case for Sum {
         let x = device.put(&entries(self.elements));
         let mut out = device.start(self.start, &self.earlier());
         let earlier = device.put(&self.earlier());
-        device.kernels.sum(out.view_mut(), x.view(), self.start.init(&earlier))?;
+        device
+            .kernels
+            .sum(out.view_mut(), x.view(), self.start.init(&earlier))?;
         Ok(vec![device.take(&out)])
     }
 
@@ -80,8 +82,16 @@ impl NormAndClip {
     }
 
     fn oracle(&self) -> Result<[f64; 2]> {
-        let norm = constant(&self.x())?.sqr()?.sum_all()?.sqrt()?.to_scalar::<f64>()?;
-        let norm = if norm > f64::from(f32::MAX) { f64::INFINITY } else { norm };
+        let norm = constant(&self.x())?
+            .sqr()?
+            .sum_all()?
+            .sqrt()?
+            .to_scalar::<f64>()?;
+        let norm = if norm > f64::from(f32::MAX) {
+            f64::INFINITY
+        } else {
+            norm
+        };
         let factor = match self.max_norm {
             _ if !norm.is_finite() => f64::NAN,
             Some(max_norm) => (f64::from(max_norm) / (norm + 1e-6)).min(1.0),
@@ -96,10 +106,15 @@ impl Case for NormAndClip {
         let x = device.put(&self.x());
         let mut parts = device.room(DType::F64, [NORM_PARTS]);
         let mut out = device.room(DType::F32, [2]);
-        device.kernels.norm_and_clip(out.view_mut(), parts.view_mut(), x.view(), self.max_norm)?;
+        device
+            .kernels
+            .norm_and_clip(out.view_mut(), parts.view_mut(), x.view(), self.max_norm)?;
         device.take(&parts);
         let out = device.take(&out).values();
-        Ok(vec![Host::new(DType::F32, [1], [out[0]]), Host::new(DType::F32, [1], [out[1]])])
+        Ok(vec![
+            Host::new(DType::F32, [1], [out[0]]),
+            Host::new(DType::F32, [1], [out[1]]),
+        ])
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -121,12 +136,20 @@ pub fn cases(_: DType) -> Vec<Box<dyn Case>> {
             cases.push(Box::new(Sum { elements, start }));
         }
         for max_norm in [None, Some(1.0), Some(1e6)] {
-            cases.push(Box::new(NormAndClip { elements, entries: Entries::Finite, max_norm }));
+            cases.push(Box::new(NormAndClip {
+                elements,
+                entries: Entries::Finite,
+                max_norm,
+            }));
         }
     }
     for entries in [Entries::Overflow, Entries::Infinite, Entries::Nan] {
         for (elements, max_norm) in [(37, None), (37, Some(1.0)), (9001, Some(1.0))] {
-            cases.push(Box::new(NormAndClip { elements, entries, max_norm }));
+            cases.push(Box::new(NormAndClip {
+                elements,
+                entries,
+                max_norm,
+            }));
         }
     }
     cases

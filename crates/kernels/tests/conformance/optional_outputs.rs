@@ -12,11 +12,24 @@ fn attention(case: &Attention, device: &Device, [out, probs]: [bool; 2]) -> [Opt
     let [q, k, v] = case.qkv().map(|host| device.put(&host));
     let mut out = out.then(|| device.room(case.dtype, case.q_dims()));
     let mut probs = probs.then(|| device.room(case.dtype, case.shape.probs()));
-    let mut scratch = case.scratch(device, Pass::Forward { probs_kept: probs.is_some() });
-    let outputs = [&mut out, &mut probs].map(|output| output.as_mut().map(|output| output.view_mut()));
+    let mut scratch = case.scratch(
+        device,
+        Pass::Forward {
+            probs_kept: probs.is_some(),
+        },
+    );
+    let outputs =
+        [&mut out, &mut probs].map(|output| output.as_mut().map(|output| output.view_mut()));
     let [out_view, probs_view] = outputs;
-    let called =
-        device.kernels.attention(out_view, probs_view, scratch.view_mut(), q.view(), k.view(), v.view(), case.shape);
+    let called = device.kernels.attention(
+        out_view,
+        probs_view,
+        scratch.view_mut(),
+        q.view(),
+        k.view(),
+        v.view(),
+        case.shape,
+    );
     called.unwrap();
     device.take(&scratch);
     [out, probs].map(|output| output.map(|output| device.take(&output)))
@@ -28,12 +41,21 @@ fn attention_without_an_output() {
         for device in computing(dtype) {
             device.memory.set_poison(true);
             for sizes in [[1, 1, 1, 1, 20], [2, 37, 8, 1, 20], [1, 150, 4, 2, 33]] {
-                let case = Attention { dtype, shape: shape(sizes), scores: Scores::Random(2.0) };
+                let case = Attention {
+                    dtype,
+                    shape: shape(sizes),
+                    scores: Scores::Random(2.0),
+                };
                 let both = attention(&case, &device, [true, true]);
                 assert!(both.iter().all(Option::is_some));
-                let [out, probs] = [[true, false], [false, true]].map(|wanted| attention(&case, &device, wanted));
+                let [out, probs] =
+                    [[true, false], [false, true]].map(|wanted| attention(&case, &device, wanted));
                 assert!(out[0] == both[0], "{}: out alone of {case:?}", device.name);
-                assert!(probs[1] == both[1], "{}: probs alone of {case:?}", device.name);
+                assert!(
+                    probs[1] == both[1],
+                    "{}: probs alone of {case:?}",
+                    device.name
+                );
                 assert_eq!(attention(&case, &device, [false, false]), [None, None]);
             }
         }
@@ -41,13 +63,23 @@ fn attention_without_an_output() {
 }
 
 /// The normalised input and the statistic, as far as they are wanted.
-fn rms_norm(dtype: DType, tokens: usize, hidden: usize, device: &Device, [y, rstd]: [bool; 2]) -> [Option<Host>; 2] {
+fn rms_norm(
+    dtype: DType,
+    tokens: usize,
+    hidden: usize,
+    device: &Device,
+    [y, rstd]: [bool; 2],
+) -> [Option<Host>; 2] {
     let x = device.put(&Host::random(dtype, [tokens, hidden], 2.0, 1));
     let weight = device.put(&Host::random(dtype, [hidden], 1.0, 2));
     let mut y = y.then(|| device.room(dtype, [tokens, hidden]));
     let mut rstd = rstd.then(|| device.room(DType::F32, [tokens]));
-    let [y_view, rstd_view] = [&mut y, &mut rstd].map(|output| output.as_mut().map(|output| output.view_mut()));
-    device.kernels.rms_norm(y_view, rstd_view, x.view(), weight.view(), 1e-5).unwrap();
+    let [y_view, rstd_view] =
+        [&mut y, &mut rstd].map(|output| output.as_mut().map(|output| output.view_mut()));
+    device
+        .kernels
+        .rms_norm(y_view, rstd_view, x.view(), weight.view(), 1e-5)
+        .unwrap();
     [y, rstd].map(|output| output.map(|output| device.take(&output)))
 }
 
@@ -58,10 +90,19 @@ fn rms_norm_without_an_output() {
             device.memory.set_poison(true);
             for (tokens, hidden) in [(1, 48), (37, 48), (150, 288)] {
                 let wanted = [[true, true], [true, false], [false, true], [false, false]];
-                let [both, y, rstd, none] = wanted.map(|wanted| rms_norm(dtype, tokens, hidden, &device, wanted));
+                let [both, y, rstd, none] =
+                    wanted.map(|wanted| rms_norm(dtype, tokens, hidden, &device, wanted));
                 assert!(both.iter().all(Option::is_some));
-                assert!(y[0] == both[0], "{}: y alone of {tokens} x {hidden}", device.name);
-                assert!(rstd[1] == both[1], "{}: rstd alone of {tokens} x {hidden}", device.name);
+                assert!(
+                    y[0] == both[0],
+                    "{}: y alone of {tokens} x {hidden}",
+                    device.name
+                );
+                assert!(
+                    rstd[1] == both[1],
+                    "{}: rstd alone of {tokens} x {hidden}",
+                    device.name
+                );
                 assert_eq!(none, [None, None]);
             }
         }

@@ -16,7 +16,8 @@ pub fn variable(host: &Host) -> Result<Var> {
 /// The gradients of `sum(output * doutput)`; every variable must have one.
 pub fn gradients(output: &Tensor, doutput: &Tensor, variables: &[&Var]) -> Result<Vec<Vec<f64>>> {
     let store = (output * doutput)?.sum_all()?.backward()?;
-    let gradient = |variable: &&Var| values(store.get(variable).expect("the oracle dropped a gradient"));
+    let gradient =
+        |variable: &&Var| values(store.get(variable).expect("the oracle dropped a gradient"));
     variables.iter().map(gradient).collect()
 }
 

@@ -10,7 +10,11 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 fn config() -> ProptestConfig {
-    ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 /// A case on everything that takes it.
@@ -34,7 +38,11 @@ fn starts() -> impl Strategy<Value = Start> {
 
 /// Compute type, then types of `out`, `a`, `b`.
 fn dtypes() -> impl Strategy<Value = (DType, [DType; 3])> {
-    let mixed = [select(&DTYPES[..]), select(&DTYPES[..]), select(&DTYPES[..])];
+    let mixed = [
+        select(&DTYPES[..]),
+        select(&DTYPES[..]),
+        select(&DTYPES[..]),
+    ];
     prop_oneof![
         Just((DType::F32, [DType::F32; 3])),
         Just((DType::BF16, [DType::BF16; 3])),

@@ -39,7 +39,13 @@ struct Oracle {
 
 impl RmsNorm {
     fn tensors(&self) -> Tensors {
-        let RmsNorm { dtype, tokens, hidden, range, .. } = *self;
+        let RmsNorm {
+            dtype,
+            tokens,
+            hidden,
+            range,
+            ..
+        } = *self;
         Tensors {
             x: Host::random(dtype, [tokens, hidden], range, 1),
             weight: Host::random(dtype, [hidden], 2.0, 2),
@@ -56,22 +62,40 @@ impl RmsNorm {
         let rstd = (mean_square + f64::from(EPS))?.sqrt()?.recip()?;
         let y = x.broadcast_mul(&rstd)?.broadcast_mul(&weight)?;
         let mut found = gradients(&y, &constant(&tensors.dy)?, &[&x, &weight])?;
-        let dweight = add(found.remove(1), &self.dweight_start.values(&tensors.earlier_dweight));
+        let dweight = add(
+            found.remove(1),
+            &self.dweight_start.values(&tensors.earlier_dweight),
+        );
         let dx = add(found.remove(0), &self.dx_start.values(&tensors.earlier_dx));
-        Ok(Oracle { y: values(&y)?, rstd: values(&rstd)?, dx, dweight })
+        Ok(Oracle {
+            y: values(&y)?,
+            rstd: values(&rstd)?,
+            dx,
+            dweight,
+        })
     }
 }
 
 impl Case for RmsNorm {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let tensors = self.tensors();
-        let [x, weight, dy] = [&tensors.x, &tensors.weight, &tensors.dy].map(|host| device.put(host));
+        let [x, weight, dy] =
+            [&tensors.x, &tensors.weight, &tensors.dy].map(|host| device.put(host));
         let mut y = device.room(self.dtype, tensors.x.dims);
         let mut rstd = device.room(DType::F32, [self.tokens]);
-        device.kernels.rms_norm(Some(y.view_mut()), Some(rstd.view_mut()), x.view(), weight.view(), EPS)?;
+        device.kernels.rms_norm(
+            Some(y.view_mut()),
+            Some(rstd.view_mut()),
+            x.view(),
+            weight.view(),
+            EPS,
+        )?;
         let mut dx = device.start(self.dx_start, &tensors.earlier_dx);
         let mut dweight = device.start(self.dweight_start, &tensors.earlier_dweight);
-        let (earlier_dx, earlier_dweight) = (device.put(&tensors.earlier_dx), device.put(&tensors.earlier_dweight));
+        let (earlier_dx, earlier_dweight) = (
+            device.put(&tensors.earlier_dx),
+            device.put(&tensors.earlier_dweight),
+        );
         device.kernels.rms_norm_backward(
             dx.view_mut(),
             self.dx_start.init(&earlier_dx),
@@ -82,11 +106,18 @@ impl Case for RmsNorm {
             weight.view(),
             rstd.view(),
         )?;
-        Ok([&y, &rstd, &dx, &dweight].map(|tensor| device.take(tensor)).into())
+        Ok([&y, &rstd, &dx, &dweight]
+            .map(|tensor| device.take(tensor))
+            .into())
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let Oracle { y, rstd, dx, dweight } = self.oracle().unwrap();
+        let Oracle {
+            y,
+            rstd,
+            dx,
+            dweight,
+        } = self.oracle().unwrap();
         vec![
             Expected::new("rms_norm: y", y, Rule::Standard),
             Expected::new("rms_norm: rstd", rstd, Rule::Standard),
@@ -99,12 +130,31 @@ impl Case for RmsNorm {
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     let (replace, accumulate) = (Start::Overwrite, Start::Accumulate);
-    let starts = [[replace, replace], [accumulate, accumulate], [replace, accumulate], [accumulate, replace]];
-    let sizes = [(1, 48), (37, 48), (37, 288), (150, 288), (400, 131), (3, 20_000)];
+    let starts = [
+        [replace, replace],
+        [accumulate, accumulate],
+        [replace, accumulate],
+        [accumulate, replace],
+    ];
+    let sizes = [
+        (1, 48),
+        (37, 48),
+        (37, 288),
+        (150, 288),
+        (400, 131),
+        (3, 20_000),
+    ];
     for (index, (tokens, hidden)) in sizes.into_iter().enumerate() {
         for [dx_start, dweight_start] in [starts[index % 4], starts[(index + 1) % 4]] {
             for range in [2.0, 1e-3] {
-                cases.push(Box::new(RmsNorm { dtype, tokens, hidden, range, dx_start, dweight_start }));
+                cases.push(Box::new(RmsNorm {
+                    dtype,
+                    tokens,
+                    hidden,
+                    range,
+                    dx_start,
+                    dweight_start,
+                }));
             }
         }
     }

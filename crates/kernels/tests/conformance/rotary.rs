@@ -26,8 +26,10 @@ impl Rotary {
 
     fn table(&self) -> Host {
         let half = self.head_dim / 2;
-        let angle = |position: usize, pair: usize| position as f64 / 1e4f64.powf(pair as f64 / half as f64);
-        let angles = (0..self.seq).flat_map(|position| (0..half).map(move |pair| angle(position, pair)));
+        let angle =
+            |position: usize, pair: usize| position as f64 / 1e4f64.powf(pair as f64 / half as f64);
+        let angles =
+            (0..self.seq).flat_map(|position| (0..half).map(move |pair| angle(position, pair)));
         let values = angles.clone().map(f64::cos).chain(angles.map(f64::sin));
         Host::new(DType::F32, [2, self.seq, half], values)
     }
@@ -59,7 +61,9 @@ impl Case for Rotary {
         let turned = |turns: &[bool]| {
             let mut x = device.put(&self.x());
             for inverse in turns {
-                device.kernels.rotary(x.view_mut(), table.view(), *inverse)?;
+                device
+                    .kernels
+                    .rotary(x.view_mut(), table.view(), *inverse)?;
             }
             Ok(device.take(&x))
         };
@@ -77,9 +81,21 @@ impl Case for Rotary {
 }
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
-    let sizes = [(1, 1, 1, 2), (2, 37, 3, 20), (3, 65, 1, 20), (1, 37, 6, 48), (2, 150, 8, 64)];
+    let sizes = [
+        (1, 1, 1, 2),
+        (2, 37, 3, 20),
+        (3, 65, 1, 20),
+        (1, 37, 6, 48),
+        (2, 150, 8, 64),
+    ];
     let case = |(batch, seq, heads, head_dim)| {
-        Box::new(Rotary { dtype, batch, seq, heads, head_dim }) as Box<dyn Case>
+        Box::new(Rotary {
+            dtype,
+            batch,
+            seq,
+            heads,
+            head_dim,
+        }) as Box<dyn Case>
     };
     sizes.into_iter().map(case).collect()
 }

@@ -43,8 +43,12 @@ impl Case for Swiglu {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [mut gate, mut up, dact] = self.tensors().map(|host| device.put(&host));
         let mut act = device.room(self.dtype, [self.tokens, self.width]);
-        device.kernels.swiglu(act.view_mut(), gate.view(), up.view())?;
-        device.kernels.swiglu_backward(gate.view_mut(), up.view_mut(), dact.view())?;
+        device
+            .kernels
+            .swiglu(act.view_mut(), gate.view(), up.view())?;
+        device
+            .kernels
+            .swiglu_backward(gate.view_mut(), up.view_mut(), dact.view())?;
         Ok([&act, &gate, &up].map(|tensor| device.take(tensor)).into())
     }
 
@@ -62,7 +66,12 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for (tokens, width) in [(1, 1), (1, 131), (37, 131), (37, 1000)] {
         for range in [3.0, 200.0] {
-            cases.push(Box::new(Swiglu { dtype, tokens, width, range }));
+            cases.push(Box::new(Swiglu {
+                dtype,
+                tokens,
+                width,
+                range,
+            }));
         }
     }
     cases
