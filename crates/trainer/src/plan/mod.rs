@@ -113,6 +113,15 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Fa
 }
 
 impl Plan {
+    /// Live peak and reserved bytes alone, without alternatives.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn peak_and_reserved_bytes(settings: &Settings, target: Target) -> Result<(u64, u64), Failure> {
+        let figures = figures(settings, target)?;
+        Ok((figures.peak.bytes, figures.reserved_bytes))
+    }
+
     /// Plans a run by making one step of it on shapes.
     ///
     /// # Errors
