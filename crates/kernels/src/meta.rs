@@ -1,12 +1,31 @@
 //! The operations on shapes: everything is checked, nothing is computed.
 
 use crate::{AdamW, AttentionShape, Init, KernelError, Kernels, Target, check, workspace_bytes};
-use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
+use memory::{Buffer, ByPhase, Category, DType, In, Memory, Out, OutOfMemory};
+use std::cell::Cell;
+use std::rc::Rc;
 
-/// Kernels for planning: they check what they are handed as the target's do, and hold the same workspace.
+/// Kernels for planning: they check what they are handed as the target's do, hold the same workspace, and count
+/// the floating-point operations of matrix products.
 pub struct Meta {
     target: Target,
+    memory: Memory,
+    flops: FlopCounter,
     _workspace: Option<Buffer>,
+}
+
+/// Floating-point operations of matrix products (two for each multiplication), by the phase in which they were
+/// asked for; attention counts without regard to causality. Clones count together.
+#[derive(Clone, Default)]
+pub struct FlopCounter {
+    by_phase: Rc<Cell<ByPhase<u64>>>,
+}
+
+impl FlopCounter {
+    /// What has been counted.
+    pub fn by_phase(&self) -> ByPhase<u64> {
+        self.by_phase.get()
+    }
 }
 
 impl Meta {
@@ -14,12 +33,32 @@ impl Meta {
     ///
     /// # Errors
     /// [`OutOfMemory`] if a limit refuses the workspace.
-    pub fn new(memory: &Memory, target: Target, dtype: DType) -> Result<Meta, OutOfMemory> {
+    pub fn new(
+        memory: &Memory,
+        target: Target,
+        dtype: DType,
+        flops: FlopCounter,
+    ) -> Result<Meta, OutOfMemory> {
         Ok(Meta {
             target,
+            memory: memory.clone(),
+            flops,
             _workspace: lease_workspace(memory, target, dtype)?,
         })
     }
+}
+
+impl Meta {
+    fn count(&self, multiplications: usize) {
+        let mut by_phase = self.flops.by_phase.get();
+        *by_phase.get_mut(self.memory.place().phase) += 2 * multiplications as u64;
+        self.flops.by_phase.set(by_phase);
+    }
+}
+
+/// Multiplications of one of attention's matrix products.
+fn attention_product(shape: &AttentionShape) -> usize {
+    shape.batch * shape.heads * shape.seq * shape.seq * shape.head_dim
 }
 
 /// The constant workspace of a target's kernels, if they need one.
@@ -75,7 +114,9 @@ impl Kernels for Meta {
     }
 
     fn matmul(&self, out: Out, a: In, b: In, init: Init) -> Result<(), KernelError> {
-        check::matmul(&out, &a, &b, &init)
+        check::matmul(&out, &a, &b, &init)?;
+        self.count(out.elements() * a.dims()[1]);
+        Ok(())
     }
 
     fn add_bias(&self, out: Out, bias: In) -> Result<(), KernelError> {
@@ -146,7 +187,10 @@ impl Kernels for Meta {
         v: In,
         shape: AttentionShape,
     ) -> Result<(), KernelError> {
-        check::attention(self.target, &out, &probs, &scratch, (&q, &k, &v), shape)
+        check::attention(self.target, &out, &probs, &scratch, (&q, &k, &v), shape)?;
+        let products = 1 + usize::from(out.is_some());
+        self.count(products * attention_product(&shape));
+        Ok(())
     }
 
     fn attention_backward(
@@ -170,7 +214,9 @@ impl Kernels for Meta {
             &probs,
             (&q, &k, &v),
             shape,
-        )
+        )?;
+        self.count(4 * attention_product(&shape));
+        Ok(())
     }
 
     fn swiglu(&self, act: Out, gate: In, up: In) -> Result<(), KernelError> {

@@ -24,6 +24,8 @@ struct State {
     slab: Slab,
     backing: Backing,
     limit: Option<u64>,
+    /// Leases to grant before one is refused, for tests.
+    refuse_after: Option<usize>,
     poison: bool,
     clock: PhaseClock,
 }
@@ -123,6 +125,7 @@ impl Memory {
             slab: Slab::new(u64::MAX),
             backing,
             limit: None,
+            refuse_after: None,
             poison: false,
             clock: PhaseClock::new(),
         };
@@ -150,6 +153,12 @@ impl Memory {
     /// Refuses leases that would bring the live device bytes above `limit`, as a full card would.
     pub fn set_limit(&self, limit: Option<u64>) {
         self.state.borrow_mut().limit = limit;
+    }
+
+    /// Grants `leases` leases, then refuses one as if the limit had been reached. For tests: whatever lease fails
+    /// must be explained, and nothing may be lost.
+    pub fn refuse_after(&self, leases: usize) {
+        self.state.borrow_mut().refuse_after = Some(leases);
     }
 
     /// Fills every lease with NaN (all bits set) before handing it out. For tests: it must change nothing.
@@ -237,10 +246,7 @@ impl Memory {
             space: Space::Device,
             bytes,
         };
-        if state
-            .limit
-            .is_some_and(|limit| state.ledger.live_bytes(Space::Device) + bytes > limit)
-        {
+        if state.injects_refusal() || state.exceeds_limit(bytes) {
             return Err(state.refuse(lease, Cause::Capacity));
         }
         let offset = match within_step {
@@ -341,6 +347,18 @@ impl Memory {
 }
 
 impl State {
+    fn exceeds_limit(&self, bytes: u64) -> bool {
+        let needed = self.ledger.live_bytes(Space::Device) + bytes;
+        self.limit.is_some_and(|limit| needed > limit)
+    }
+
+    /// Counts a lease towards [`Memory::refuse_after`].
+    fn injects_refusal(&mut self) -> bool {
+        let left = self.refuse_after.take();
+        self.refuse_after = left.and_then(|leases| leases.checked_sub(1));
+        left == Some(0)
+    }
+
     fn refuse(&self, lease: Lease, cause: Cause) -> OutOfMemory {
         OutOfMemory {
             device: "CPU",

@@ -1,6 +1,9 @@
 //! Which activations are kept for the backward pass, and which are made again.
 
-use crate::stage::{Activation, Label};
+use crate::spec::{Spec, SpecError};
+use crate::stage::Activation;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What happens to an activation between forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -19,49 +22,6 @@ pub struct Policy {
     recomputed: Vec<u16>,
 }
 
-/// A recompute specification cannot be followed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyError {
-    /// No such label.
-    #[error("unknown recompute label `{label}`; use none, full, or a comma list of {known}{hint}")]
-    UnknownLabel {
-        /// As given.
-        label: String,
-        /// The labels there are.
-        known: String,
-        /// The nearest one, as a clause.
-        hint: String,
-    },
-    /// A part of the model that these models do not have.
-    #[error(
-        "recompute label `{0}` names a layer that this model does not have; dense Llama-family models know {1}"
-    )]
-    NoSuchLayer(String, String),
-    /// A form that is not built yet.
-    #[error(
-        "recompute `{0}` is not built yet: it comes with the full recompute policy; use none, full, or a comma list of {1}"
-    )]
-    NotBuilt(String, String),
-    /// `none` or `full` inside a list.
-    #[error("recompute `{0}` stands alone; write `{0}`, or a comma list of {1}")]
-    StandsAlone(&'static str, String),
-    /// The same label twice.
-    #[error("recompute label `{0}` is given twice; name it once")]
-    Twice(String),
-    /// Nothing given.
-    #[error("the recompute specification is empty; write `none` to keep every activation")]
-    Empty,
-}
-
-/// Labels that may be named in a list, and what each drops.
-const LABELS: [Label; 3] = [Label::CoreAttn, Label::Layernorm, Label::Mlp];
-
-/// Labels of layers that other models have.
-const OTHER_MODELS: [&str; 5] = ["moe", "moe_act", "shared_experts", "mla_up_proj", "mhc"];
-
-/// Forms that the full policy will know.
-const NOT_BUILT: [&str; 4] = ["qkv", "attn_out", "mlp_act", "auto"];
-
 impl Policy {
     /// Keeps everything.
     pub fn keep_all(layers: usize) -> Policy {
@@ -70,36 +30,60 @@ impl Policy {
         }
     }
 
-    /// Reads a specification: `none`, `full` (only block inputs are kept), or a comma list of labels.
+    /// The policy of a specification for all layers ([`Spec`]).
     ///
     /// # Errors
-    /// What is wrong with it and what to write instead.
-    pub fn parse(spec: &str, layers: usize) -> Result<Policy, PolicyError> {
+    /// What is wrong with the specification and what to write instead.
+    pub fn parse(spec: &str, layers: usize) -> Result<Policy, SpecError> {
+        Policy::with_layers(spec, &BTreeMap::new(), layers)
+    }
+
+    /// The policy of a specification, with others for some layers: `overrides` maps a layer (`7`), a range
+    /// (`0-3`) or an open range (`20-`) to a specification of its own.
+    ///
+    /// # Errors
+    /// What is wrong with the specifications or the ranges and what to write instead.
+    pub fn with_layers(
+        spec: &str,
+        overrides: &BTreeMap<String, String>,
+        layers: usize,
+    ) -> Result<Policy, SpecError> {
         let mut policy = Policy::keep_all(layers);
-        let labels: Vec<&str> = spec.split(',').map(str::trim).collect();
-        match labels.as_slice() {
-            [""] => return Err(PolicyError::Empty),
-            ["none"] => return Ok(policy),
-            ["full"] => {
-                let dropped = Activation::ALL
-                    .into_iter()
-                    .filter(|activation| *activation != Activation::X);
-                dropped.for_each(|activation| policy.set_all_layers(activation, Action::Recompute));
-                return Ok(policy);
-            }
-            _ => {}
+        let base = Spec::parse(spec)?;
+        base.check_layers(layers)?;
+        if let (true, Some(_)) = (base.divides_layers(), overrides.first_key_value()) {
+            return Err(SpecError::DividesLayers(spec.into()));
         }
-        for (index, name) in labels.iter().enumerate() {
-            let label = parse_label(name)?;
-            if labels[..index].contains(name) {
-                return Err(PolicyError::Twice((*name).to_string()));
+        policy.apply(&base, 0..layers);
+        let mut claimed: Vec<Option<&str>> = vec![None; layers];
+        for (key, spec) in overrides {
+            let range = layer_range(key, layers)?;
+            if let Some(other) = claimed[range.clone()].iter().flatten().next() {
+                return Err(SpecError::Overlap(key.clone(), (*other).into()));
             }
-            let dropped = Activation::ALL
-                .into_iter()
-                .filter(|activation| activation.label() == label);
-            dropped.for_each(|activation| policy.set_all_layers(activation, Action::Recompute));
+            claimed[range.clone()].fill(Some(key));
+            let own = Spec::parse(spec)?;
+            if own.divides_layers() {
+                return Err(SpecError::DividesLayers(spec.clone()));
+            }
+            for activation in Activation::ALL {
+                range
+                    .clone()
+                    .for_each(|layer| policy.set(layer, activation, Action::Keep));
+            }
+            policy.apply(&own, range);
         }
         Ok(policy)
+    }
+
+    fn apply(&mut self, spec: &Spec, layers: Range<usize>) {
+        for layer in layers {
+            for activation in Activation::ALL {
+                if spec.drops(layer, activation) {
+                    self.set(layer, activation, Action::Recompute);
+                }
+            }
+        }
     }
 
     /// Sets the action for one activation of one layer.
@@ -109,10 +93,6 @@ impl Policy {
             Action::Keep => self.recomputed[layer] &= !bit,
             Action::Recompute => self.recomputed[layer] |= bit,
         }
-    }
-
-    fn set_all_layers(&mut self, activation: Activation, action: Action) {
-        (0..self.recomputed.len()).for_each(|layer| self.set(layer, activation, action));
     }
 
     /// The action for one activation of one layer. What the head reads, beyond the last layer, is always kept.
@@ -129,92 +109,84 @@ impl Policy {
     }
 }
 
-fn known_labels() -> String {
-    LABELS.map(Label::name).join(", ")
-}
-
-fn parse_label(name: &str) -> Result<Label, PolicyError> {
-    if let Some(label) = LABELS.into_iter().find(|label| label.name() == name) {
-        return Ok(label);
+/// Reads `7`, `0-3` or `20-`; both ends count.
+fn layer_range(key: &str, layers: usize) -> Result<Range<usize>, SpecError> {
+    let wrong = || SpecError::LayerRange(key.into(), layers);
+    let number = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
+    let range = match key.split_once('-') {
+        None => number(key)?..number(key)? + 1,
+        Some((first, last)) if last.trim().is_empty() => number(first)?..layers,
+        Some((first, last)) => number(first)?..number(last)? + 1,
+    };
+    if range.is_empty() || range.end > layers {
+        return Err(wrong());
     }
-    let known = known_labels();
-    Err(match name {
-        "" => PolicyError::Empty,
-        "none" => PolicyError::StandsAlone("none", known),
-        "full" => PolicyError::StandsAlone("full", known),
-        name if OTHER_MODELS.contains(&name) => PolicyError::NoSuchLayer(name.into(), known),
-        name if NOT_BUILT.contains(&name) || name.starts_with("full:") => {
-            PolicyError::NotBuilt(name.into(), known)
-        }
-        name => {
-            let near = LABELS
-                .into_iter()
-                .map(Label::name)
-                .find(|label| alike(label, name));
-            let hint = near.map_or(String::new(), |label| format!("; did you mean `{label}`?"));
-            PolicyError::UnknownLabel {
-                label: name.into(),
-                known,
-                hint,
-            }
-        }
-    })
-}
-
-/// Whether two names share their first three letters, or differ only in `_` and `-`.
-fn alike(label: &str, name: &str) -> bool {
-    let plain = |text: &str| text.to_lowercase().replace(['_', '-'], "");
-    plain(label) == plain(name)
-        || (name.len() >= 3 && label.starts_with(&name.to_lowercase()[..3.min(name.len())]))
+    Ok(range)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn labels_drop_what_the_table_says() {
-        let policy = Policy::parse("core_attn, layernorm", 2).unwrap();
-        for activation in Activation::ALL {
-            let dropped = matches!(activation.label(), Label::CoreAttn | Label::Layernorm);
-            let expected = if dropped {
-                Action::Recompute
-            } else {
-                Action::Keep
-            };
-            assert_eq!(policy.action(1, activation), expected, "{activation:?}");
-        }
-        assert_eq!(policy.action(2, Activation::X), Action::Keep);
-        assert_eq!(Policy::parse("none", 2).unwrap(), Policy::keep_all(2));
+    fn dropped(policy: &Policy, layer: usize) -> Vec<&'static str> {
+        let is_dropped =
+            |activation: &Activation| policy.action(layer, *activation) == Action::Recompute;
+        let dropped = Activation::ALL.into_iter().filter(is_dropped);
+        dropped.map(Activation::name).collect()
     }
 
     #[test]
-    fn full_keeps_block_inputs_alone() {
-        let policy = Policy::parse("full", 3).unwrap();
-        for activation in Activation::ALL {
-            let kept = policy.action(0, activation) == Action::Keep;
-            assert_eq!(kept, activation == Activation::X, "{activation:?}");
-        }
+    fn full_keeps_the_inputs_that_its_form_says() {
+        let full = Policy::parse("full", 5).unwrap();
+        let uniform = Policy::parse("full:uniform:2", 5).unwrap();
+        let block = Policy::parse("full:block:2", 5).unwrap();
+        let keeps_x = |policy: &Policy| -> Vec<bool> {
+            let keeps = |layer| policy.action(layer, Activation::X) == Action::Keep;
+            (0..5).map(keeps).collect()
+        };
+        assert_eq!(keeps_x(&full), [true; 5]);
+        assert_eq!(keeps_x(&uniform), [true, false, true, false, true]);
+        assert_eq!(keeps_x(&block), [true; 5]);
+        assert_eq!(dropped(&full, 4).len(), Activation::ALL.len() - 1);
+        assert_eq!(dropped(&block, 1).len(), Activation::ALL.len() - 1);
+        assert!(dropped(&block, 2).is_empty());
+        assert_eq!(full, Policy::parse("full:uniform:1", 5).unwrap());
+        assert_eq!(full, Policy::parse("full:block:5", 5).unwrap());
     }
 
     #[test]
-    fn what_cannot_be_followed_says_what_to_write() {
-        let cases = [
-            ("", "is empty; write `none`"),
-            ("core_atn", "did you mean `core_attn`?"),
-            ("moe", "does not have"),
-            ("mlp,mlp", "given twice"),
-            ("mlp,full", "`full` stands alone"),
-            ("none,mlp", "`none` stands alone"),
-            ("full:uniform:2", "not built yet"),
-            (
-                "swish",
-                "use none, full, or a comma list of core_attn, layernorm, mlp",
-            ),
-        ];
-        for (spec, expected) in cases {
-            let message = Policy::parse(spec, 2).unwrap_err().to_string();
-            assert!(message.contains(expected), "{spec}: {message}");
+    fn layers_have_specifications_of_their_own() {
+        let map = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            let owned = pairs
+                .iter()
+                .map(|(key, spec)| (key.to_string(), spec.to_string()));
+            owned.collect()
+        };
+        let layers = map(&[("0-1", "full"), ("3", "none"), ("5-", "mlp_act")]);
+        let policy = Policy::with_layers("core_attn", &layers, 7).unwrap();
+        assert_eq!(dropped(&policy, 2), ["probs"]);
+        assert!(
+            dropped(&policy, 3).is_empty(),
+            "an override replaces, it does not add"
+        );
+        assert_eq!(dropped(&policy, 6), ["act"]);
+        assert_eq!(dropped(&policy, 1).len(), Activation::ALL.len() - 1);
+        for (pairs, expected) in [
+            (map(&[("0-2", "full"), ("2", "none")]), "overlap"),
+            (map(&[("5-7", "full")]), "7 layers"),
+            (map(&[("x", "full")]), "is no layer"),
+            (map(&[("3-1", "full")]), "is no layer"),
+            (map(&[("1", "full:uniform:2")]), "divides all layers"),
+        ] {
+            let message = Policy::with_layers("none", &pairs, 7)
+                .unwrap_err()
+                .to_string();
+            assert!(message.contains(expected), "{message}");
         }
+        let message = Policy::with_layers("full:block:2", &map(&[("1", "none")]), 7).unwrap_err();
+        assert!(
+            message.to_string().contains("divides all layers"),
+            "{message}"
+        );
     }
 }

@@ -43,7 +43,7 @@ pub enum Activation {
 /// What a recompute policy calls a group of activations; Megatron's module names where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Label {
-    /// `x`: dropped by `full` alone.
+    /// The block's input: dropped by `full:uniform:N` alone.
     BlockInput,
     /// Both norms' outputs and statistics.
     Layernorm,
@@ -51,12 +51,14 @@ pub enum Label {
     Qkv,
     /// Attention probabilities.
     CoreAttn,
-    /// `o`: what the output projection reads.
-    AttnOutput,
+    /// What attention hands to its projection: dropped by `full` alone.
+    AttnValue,
     /// The residual stream between attention and feed-forward.
     AttnOut,
     /// Gate, up and their product.
     Mlp,
+    /// The product alone.
+    MlpAct,
 }
 
 impl Activation {
@@ -102,7 +104,7 @@ impl Activation {
         }
     }
 
-    /// The group that a policy names it by.
+    /// The smallest group that a policy names it by.
     pub fn label(self) -> Label {
         match self {
             Activation::X => Label::BlockInput,
@@ -113,9 +115,10 @@ impl Activation {
                 Label::Qkv
             }
             Activation::Probs => Label::CoreAttn,
-            Activation::O => Label::AttnOutput,
+            Activation::O => Label::AttnValue,
             Activation::X2 => Label::AttnOut,
-            Activation::Gate | Activation::Up | Activation::Act => Label::Mlp,
+            Activation::Gate | Activation::Up => Label::Mlp,
+            Activation::Act => Label::MlpAct,
         }
     }
 
@@ -131,15 +134,41 @@ impl Activation {
 
 impl Label {
     /// All labels, in forward order.
-    pub const ALL: [Label; 7] = [
+    pub const ALL: [Label; 8] = [
         Label::BlockInput,
         Label::Layernorm,
         Label::Qkv,
         Label::CoreAttn,
-        Label::AttnOutput,
+        Label::AttnValue,
         Label::AttnOut,
         Label::Mlp,
+        Label::MlpAct,
     ];
+
+    /// The labels that a comma list may name.
+    pub const NAMED: [Label; 6] = [
+        Label::Layernorm,
+        Label::Qkv,
+        Label::CoreAttn,
+        Label::AttnOut,
+        Label::Mlp,
+        Label::MlpAct,
+    ];
+
+    /// What naming the label drops.
+    pub fn drops(self) -> &'static [Activation] {
+        use Activation::*;
+        match self {
+            Label::BlockInput => &[X],
+            Label::Layernorm => &[H1, Rstd1, H2, Rstd2],
+            Label::Qkv => &[QRaw, KRaw, Q, K, V],
+            Label::CoreAttn => &[Probs],
+            Label::AttnValue => &[O],
+            Label::AttnOut => &[X2],
+            Label::Mlp => &[Gate, Up, Act],
+            Label::MlpAct => &[Act],
+        }
+    }
 
     /// The name in reports and settings.
     pub fn name(self) -> &'static str {
@@ -148,9 +177,10 @@ impl Label {
             Label::Layernorm => "layernorm",
             Label::Qkv => "qkv",
             Label::CoreAttn => "core_attn",
-            Label::AttnOutput => "attn_output",
+            Label::AttnValue => "attn_value",
             Label::AttnOut => "attn_out",
             Label::Mlp => "mlp",
+            Label::MlpAct => "mlp_act",
         }
     }
 }

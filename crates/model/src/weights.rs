@@ -1,10 +1,9 @@
 //! Weights in Hugging Face layout: safetensors, one file or sharded.
 
 use candle_core::safetensors::MmapedSafetensors;
-use candle_core::{Device, Tensor};
-use half::bf16;
+use half::{bf16, f16};
 use memory::{DType, Entry, Layout};
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{Dtype, TensorView, View, serialize_to_file};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -46,8 +45,11 @@ pub enum WeightsError {
     },
 }
 
-/// Reads every parameter of a layout from a folder, one tensor at a time, as f32, and hands it to `set` with its
-/// index. Tensors that the model does not have are ignored.
+/// Values that are handed over at a time when a model is filled: what host memory loading needs.
+pub(crate) const CHUNK: usize = 256 * 1024;
+
+/// Reads every parameter of a layout from a folder and hands it to `set` in chunks: the first element's place in
+/// the arena, and f32 values. Tensors that the model does not have are ignored.
 ///
 /// # Errors
 /// [`WeightsError`], or what `set` returns.
@@ -63,11 +65,8 @@ pub fn import<E: From<WeightsError>>(
     };
     // SAFETY: the files are mapped for reading; whoever truncates them meanwhile ends the process, as with any map.
     let tensors = unsafe { MmapedSafetensors::multi(&files) }.map_err(read)?;
-    if let Some((name, _)) = tensors
-        .tensors()
-        .into_iter()
-        .find(|(name, _)| name.ends_with("o_proj.bias"))
-    {
+    let names = tensors.tensors().into_iter().map(|(name, _)| name);
+    if let Some(name) = names.into_iter().find(|name| name.ends_with("o_proj.bias")) {
         let problem = "is a bias that these models do not have".into();
         return Err(WeightsError::Tensor {
             path: folder.into(),
@@ -76,37 +75,61 @@ pub fn import<E: From<WeightsError>>(
         }
         .into());
     }
-    for (index, entry) in layout.entries().iter().enumerate() {
-        set(index, &load(folder, &tensors, entry)?)?;
+    let mut values = Vec::with_capacity(CHUNK);
+    for entry in layout.entries() {
+        let tensor = find(folder, &tensors, entry)?;
+        let bytes = CHUNK * tensor.dtype().bitsize() / 8;
+        for (chunk, data) in tensor.data().chunks(bytes).enumerate() {
+            values.clear();
+            widen(tensor.dtype(), data, &mut values);
+            set(entry.offset + chunk * CHUNK, &values)?;
+        }
     }
     Ok(())
 }
 
-fn load(
+/// A tensor of the model, of the right shape and a type that can be widened.
+fn find<'a>(
     folder: &Path,
-    tensors: &MmapedSafetensors,
+    tensors: &'a MmapedSafetensors,
     entry: &Entry,
-) -> Result<Vec<f32>, WeightsError> {
+) -> Result<TensorView<'a>, WeightsError> {
     let wrong = |problem: String| WeightsError::Tensor {
         path: folder.into(),
         name: entry.name.clone(),
         problem,
     };
     let tensor = tensors
-        .load(&entry.name, &Device::Cpu)
+        .get(&entry.name)
         .map_err(|_| wrong("is missing".into()))?;
-    if tensor.dims() != entry.shape {
+    if tensor.shape() != entry.shape {
         return Err(wrong(format!(
             "has shape {:?}; the model needs {:?}",
-            tensor.dims(),
+            tensor.shape(),
             entry.shape
         )));
     }
-    let flat = |tensor: Tensor| tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
-    flat(tensor).map_err(|source| WeightsError::Read {
-        path: folder.into(),
-        source,
-    })
+    match tensor.dtype() {
+        Dtype::F32 | Dtype::BF16 | Dtype::F16 => Ok(tensor),
+        other => Err(wrong(format!(
+            "holds {other:?}; convert the model to F32, BF16 or F16"
+        ))),
+    }
+}
+
+/// Appends little-endian elements as f32.
+fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
+    let halves = || data.chunks_exact(2).map(|bytes| [bytes[0], bytes[1]]);
+    match dtype {
+        Dtype::BF16 => values.extend(halves().map(|bytes| bf16::from_le_bytes(bytes).to_f32())),
+        Dtype::F16 => values.extend(halves().map(|bytes| f16::from_le_bytes(bytes).to_f32())),
+        _ => {
+            let words = data
+                .chunks_exact(4)
+                .map(|bytes| [bytes[0], bytes[1], bytes[2], bytes[3]]);
+            values.extend(words.map(f32::from_le_bytes));
+        }
+    }
 }
 
 /// The files that hold a model's weights.
@@ -133,7 +156,34 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, WeightsError> {
     }
 }
 
-/// Writes tensors of a layout to one safetensors file. `bytes(index)` are the tensor's little-endian elements.
+/// A tensor whose bytes are fetched when they are written, so that a model is never twice in memory.
+struct Lazy<'a, F> {
+    dtype: Dtype,
+    entry: &'a Entry,
+    index: usize,
+    bytes: &'a F,
+}
+
+impl<F: Fn(usize) -> Vec<u8>> View for Lazy<'_, F> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.entry.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned((self.bytes)(self.index))
+    }
+
+    fn data_len(&self) -> usize {
+        self.entry.elements() * self.dtype.bitsize() / 8
+    }
+}
+
+/// Writes tensors of a layout to one safetensors file. `bytes(index)` are the tensor's little-endian elements; it is
+/// called for one tensor after the other.
 ///
 /// # Errors
 /// [`WeightsError::Write`].
@@ -143,22 +193,28 @@ pub fn export(
     dtype: DType,
     bytes: impl Fn(usize) -> Vec<u8>,
 ) -> Result<(), WeightsError> {
-    let write = |source| WeightsError::Write {
-        path: path.to_path_buf(),
-        source,
-    };
     let dtype = if dtype == DType::BF16 {
         Dtype::BF16
     } else {
         Dtype::F32
     };
-    let data: Vec<Vec<u8>> = (0..layout.entries().len()).map(bytes).collect();
-    let views = layout.entries().iter().zip(&data).map(|(entry, data)| {
-        TensorView::new(dtype, entry.shape.clone(), data).map(|view| (entry.name.as_str(), view))
+    let tensors = layout.entries().iter().enumerate().map(|(index, entry)| {
+        (
+            entry.name.as_str(),
+            Lazy {
+                dtype,
+                entry,
+                index,
+                bytes: &bytes,
+            },
+        )
     });
-    let views: Vec<_> = views.collect::<Result<_, _>>().map_err(write)?;
     let metadata = [("format".to_string(), "pt".to_string())].into();
-    serialize_to_file(views, Some(metadata), path).map_err(write)
+    let written = serialize_to_file(tensors, Some(metadata), path);
+    written.map_err(|source| WeightsError::Write {
+        path: path.to_path_buf(),
+        source,
+    })
 }
 
 /// The bytes of f32 values in a compute type.

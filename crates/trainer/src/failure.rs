@@ -3,7 +3,7 @@
 use crate::config::ConfigError;
 use data::DataError;
 use memory::OutOfMemory;
-use model::{HfConfigError, ModelError, PolicyError, WeightsError};
+use model::{HfConfigError, ModelError, SpecError, WeightsError};
 use std::path::PathBuf;
 
 /// A command that could not be carried out. The text says what was wrong, where, and what to do.
@@ -14,13 +14,18 @@ pub enum Failure {
     Config(#[from] ConfigError),
     /// A recompute specification that cannot be followed.
     #[error(transparent)]
-    Policy(#[from] PolicyError),
+    Policy(#[from] SpecError),
     /// Bad usage that only shows when the command is carried out.
     #[error("{0}")]
     Usage(String),
     /// A lease was refused.
-    #[error(transparent)]
-    OutOfMemory(#[from] OutOfMemory),
+    #[error("{error}")]
+    OutOfMemory {
+        /// The refused lease.
+        error: Box<OutOfMemory>,
+        /// What would help, once it has been looked for.
+        hints: Vec<String>,
+    },
     /// Bad data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -90,7 +95,7 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Config(_) | Failure::Policy(_) | Failure::Usage(_) => 2,
-            Failure::OutOfMemory(_) => 3,
+            Failure::OutOfMemory { .. } => 3,
             Failure::Data(error) if is_usage(error) => 2,
             Failure::Data(_)
             | Failure::Weights(_)
@@ -106,7 +111,7 @@ impl Failure {
     /// The reason in the last record of the metrics.
     pub fn reason(&self) -> &'static str {
         match self {
-            Failure::OutOfMemory(_) => "out_of_memory",
+            Failure::OutOfMemory { .. } => "out_of_memory",
             Failure::Diverged { .. } => "diverged",
             Failure::Interrupted { .. } => "interrupted",
             _ => "failed",
@@ -117,11 +122,7 @@ impl Failure {
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
             Failure::Config(error) => error.hint(),
-            Failure::OutOfMemory(_) => Some(
-                "`trainer plan` with the same settings shows what needs the memory; a smaller --micro-batch with a \
-                 larger --accum, or --recompute full, needs less"
-                    .into(),
-            ),
+            Failure::OutOfMemory { hints, .. } => return hints.clone(),
             Failure::Weights(WeightsError::Write { .. }) => None,
             Failure::Unreadable { .. } | Failure::Weights(_) => Some(
                 "--init-from takes a folder in Hugging Face layout: config.json and model.safetensors, as `trainer \
@@ -155,7 +156,7 @@ fn is_usage(error: &DataError) -> bool {
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Failure {
         match error {
-            ModelError::OutOfMemory(error) => Failure::OutOfMemory(error),
+            ModelError::OutOfMemory(error) => error.into(),
             ModelError::Kernel(error) => Failure::Device(error.to_string()),
         }
     }
@@ -164,5 +165,15 @@ impl From<ModelError> for Failure {
 impl From<kernels::KernelError> for Failure {
     fn from(error: kernels::KernelError) -> Failure {
         Failure::Device(error.to_string())
+    }
+}
+
+impl From<OutOfMemory> for Failure {
+    fn from(error: OutOfMemory) -> Failure {
+        let error = Box::new(error);
+        Failure::OutOfMemory {
+            error,
+            hints: Vec::new(),
+        }
     }
 }

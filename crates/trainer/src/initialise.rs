@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::run_dir::{make_folder, refuse_non_empty};
 use crate::settings::dtype;
 use crate::stdout::print;
-use model::{encode, export, initial_values, layout};
+use model::{InitialValues, encode, export, layout};
 
 /// Writes a freshly initialised model in Hugging Face layout.
 pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
@@ -20,12 +20,9 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
     let (layout, dtype) = (layout(&config.model), dtype(resolved.dtype()));
     let path = folder.join("model.safetensors");
     export(&path, &layout, dtype, |index| {
-        let values = initial_values(
-            &config.model,
-            &layout.entries()[index],
-            index,
-            config.train.seed,
-        );
+        let entry = &layout.entries()[index];
+        let values = InitialValues::new(&config.model, entry, index, config.train.seed);
+        let values: Vec<f32> = values.take(entry.elements()).collect();
         encode(&values, dtype).into_owned()
     })?;
     let name = if resolved.dtype() == crate::config::Dtype::Bf16 {

@@ -9,6 +9,7 @@ pub mod failure;
 mod initialise;
 mod interrupt;
 mod memory_size;
+pub mod oom;
 pub mod plan;
 mod run;
 mod run_dir;

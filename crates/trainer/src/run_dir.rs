@@ -3,6 +3,7 @@
 use crate::config::Resolved;
 use crate::failure::Failure;
 use crate::plan::Plan;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// `--out`, or a new folder under `runs/`.
@@ -23,9 +24,7 @@ impl RunDir {
         make_folder(&path, "--out")?;
         let directory = RunDir { path };
         directory.write("config.toml", &resolved.config.to_toml()?)?;
-        let plan = serde_json::to_string_pretty(plan)
-            .map_err(|error| Failure::Usage(error.to_string()))?;
-        directory.write("plan.json", &format!("{plan}\n"))?;
+        directory.write_json("plan.json", plan)?;
         Ok(directory)
     }
 
@@ -38,6 +37,18 @@ impl RunDir {
         let folder = self.path.join("gradients");
         std::fs::create_dir_all(&folder).map_err(Failure::file(&folder))?;
         Ok(folder.join(format!("step-{step}.safetensors")))
+    }
+
+    /// Writes a record for people and programs; returns where.
+    pub(crate) fn write_json(
+        &self,
+        name: &str,
+        record: &impl Serialize,
+    ) -> Result<PathBuf, Failure> {
+        let json = serde_json::to_string_pretty(record)
+            .map_err(|error| Failure::Usage(error.to_string()))?;
+        self.write(name, &format!("{json}\n"))?;
+        Ok(self.path.join(name))
     }
 
     fn write(&self, name: &str, text: &str) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::settings::Settings;
 use data::StepBatch;
 use kernels::cpu::Cpu;
-use kernels::meta::Meta;
+use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Arena, Buffer, Category, DType, Layer, Memory, Phase, StepMemory};
 use model::{Batch, Gradients, Model, ReplayCounts, StepTotals};
@@ -61,7 +61,7 @@ impl Session {
         Session::new(settings, memory, kernels)
     }
 
-    /// A session on shapes, which leases what the target would and computes nothing.
+    /// A session on shapes, which leases what the target would, computes nothing, and counts operations.
     ///
     /// # Errors
     /// As [`Session::on_cpu`].
@@ -69,9 +69,10 @@ impl Session {
         settings: Settings,
         memory: &Memory,
         target: Target,
+        flops: FlopCounter,
     ) -> Result<Session, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
-        let kernels = Box::new(Meta::new(memory, target, settings.dtype)?);
+        let kernels = Box::new(Meta::new(memory, target, settings.dtype, flops)?);
         Session::new(settings, memory, kernels)
     }
 

@@ -43,7 +43,11 @@ impl Settings {
             seq,
             micro_batch: config.batch.micro,
             accum: config.batch.accum,
-            policy: Policy::parse(&config.recompute.spec, config.model.layers)?,
+            policy: Policy::with_layers(
+                &config.recompute.spec,
+                &config.recompute.layers,
+                config.model.layers,
+            )?,
             head_chunk: config.memory.head_chunk,
             optimizer: hyperparameters(config),
             schedule: schedule(config),

@@ -3,6 +3,7 @@
 use crate::config::{DataFormat, Resolved, Size};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
+use crate::oom::OomReport;
 use crate::plan::Plan;
 use crate::run_dir::{RunDir, make_folder};
 use crate::session::{Session, StepOutcome};
@@ -46,7 +47,10 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
         made: Made::default(),
     };
     run.write_run_record()?;
-    let outcome = run.steps(settings, prefetch(dataset.batches(), PREFETCH_STEPS));
+    let batches = prefetch(dataset.batches(), PREFETCH_STEPS);
+    let outcome = run
+        .steps(settings.clone(), batches)
+        .map_err(|failure| run.explain(failure, &settings));
     run.progress.finish();
     run.write_end_record(outcome.as_ref().err())?;
     outcome?;
@@ -160,6 +164,29 @@ impl Run {
         Ok(session)
     }
 
+    /// Looks for fixes of an out-of-memory error and writes them to `oom.json`; leaves other failures alone.
+    fn explain(&self, failure: Failure, settings: &Settings) -> Failure {
+        let Failure::OutOfMemory { error, .. } = failure else {
+            return failure;
+        };
+        let layer_specs = &self.resolved.config.recompute.layers;
+        let report = match OomReport::new(&error, settings, layer_specs, Target::Cpu) {
+            Ok(report) => report,
+            Err(_) => {
+                return Failure::OutOfMemory {
+                    error,
+                    hints: Vec::new(),
+                };
+            }
+        };
+        let mut hints = report.hints();
+        match self.directory.write_json("oom.json", &report) {
+            Ok(path) => hints.push(format!("{} has all figures and fixes", path.display())),
+            Err(failure) => hints.push(format!("oom.json could not be written: {failure}")),
+        }
+        Failure::OutOfMemory { error, hints }
+    }
+
     /// The limit on live device bytes; says beforehand if the plan is above it.
     fn limit(&self) -> Result<Option<u64>, Failure> {
         let limit = match self.resolved.config.memory.limit {
@@ -171,7 +198,7 @@ impl Run {
         if planned > limit {
             let (planned, limit) = (format_bytes(planned), format_bytes(limit));
             tracing::warn!(
-                "the plan's peak of {planned} is above the limit of {limit}: this run will not fit"
+                "the plan's peak of {planned} is above the limit of {limit}; this run will not fit"
             );
         }
         Ok(Some(limit))

@@ -4,21 +4,21 @@ use crate::failure::Failure;
 use crate::session::Session;
 use half::bf16;
 use memory::{Arena, DType};
-use model::{WeightsError, encode, export, import, initial_values};
+use model::{WeightsError, encode, export, import, initialise};
 use std::path::Path;
 
 impl Session {
-    /// Sets one parameter, and its master where there is one.
+    /// Sets values from an element of the arena on, and their masters where there are any.
     ///
     /// # Errors
     /// [`Failure::Device`] if the device fails.
-    pub fn set_parameter(&mut self, index: usize, values: &[f32]) -> Result<(), Failure> {
-        let dtype = self.parameters.dtype();
-        self.kernels
-            .upload(self.parameters.view_mut(index), &encode(values, dtype))?;
+    pub fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), Failure> {
+        let (range, dtype) = (offset..offset + values.len(), self.parameters.dtype());
+        let parameters = self.parameters.flat_mut(range.clone());
+        self.kernels.upload(parameters, &encode(values, dtype))?;
         if let Some(master) = self.optimizer.master_mut() {
             self.kernels
-                .upload(master.view_mut(index), bytemuck::cast_slice(values))?;
+                .upload(master.flat_mut(range), bytemuck::cast_slice(values))?;
         }
         Ok(())
     }
@@ -28,12 +28,10 @@ impl Session {
     /// # Errors
     /// [`Failure::Device`] if the device fails.
     pub fn initialise(&mut self, seed: u64) -> Result<(), Failure> {
-        let layout = self.model.layout().clone();
-        for (index, entry) in layout.entries().iter().enumerate() {
-            let values = initial_values(self.model.config(), entry, index, seed);
-            self.set_parameter(index, &values)?;
-        }
-        Ok(())
+        let (config, layout) = (self.model.config().clone(), self.model.layout().clone());
+        initialise(&config, &layout, seed, |offset, values| {
+            self.set_values(offset, values)
+        })
     }
 
     /// Fills the model from a folder in Hugging Face layout.
@@ -42,8 +40,8 @@ impl Session {
     /// [`Failure::Weights`] if a tensor is missing or has another shape.
     pub fn import(&mut self, folder: &Path) -> Result<(), Failure> {
         let layout = self.model.layout().clone();
-        import(folder, &layout, |index, values| {
-            self.set_parameter(index, values)
+        import(folder, &layout, |offset, values| {
+            self.set_values(offset, values)
         })
     }
 

@@ -185,7 +185,11 @@ pub(super) fn lane_max<T: Real>(x: &[T]) -> f32 {
     for start in (0..whole).step_by(LANES) {
         let [lanes] = lanes_at(&[x], start);
         for lane in 0..LANES {
-            largest[lane] = if lanes[lane] > largest[lane] { lanes[lane] } else { largest[lane] };
+            largest[lane] = if lanes[lane] > largest[lane] {
+                lanes[lane]
+            } else {
+                largest[lane]
+            };
         }
     }
     let tail = x[whole..].iter().map(|value| value.widen());
@@ -233,7 +237,11 @@ mod tests {
             let values: Vec<f32> = (0..n).map(|value| value as f32).collect();
             let sum = lane_sum([&values, &values], |[a, b]| a + b);
             assert_eq!(sum, (n * n.max(1) - n) as f32);
-            let expected = if n == 0 { f32::NEG_INFINITY } else { (n - 1) as f32 };
+            let expected = if n == 0 {
+                f32::NEG_INFINITY
+            } else {
+                (n - 1) as f32
+            };
             assert_eq!(lane_max(&values), expected);
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::host::Host;
 use kernels::cpu::Cpu;
-use kernels::meta::Meta;
+use kernels::meta::{FlopCounter, Meta};
 use kernels::{Init, Kernels, Target};
 use memory::{Buffer, Category, DType, Dims, In, Memory, Out};
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub fn computing(dtype: DType) -> Vec<Device> {
 pub fn planning(dtype: DType) -> Vec<Device> {
     let device = |target: Target| {
         let memory = Memory::shapes();
-        let kernels = Box::new(Meta::new(&memory, target, dtype).unwrap());
+        let kernels = Box::new(Meta::new(&memory, target, dtype, FlopCounter::default()).unwrap());
         let name = format!("meta of {} for {dtype:?}", target.name());
         Device {
             name,

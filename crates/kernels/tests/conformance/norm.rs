@@ -54,6 +54,8 @@ impl Case for Sum {
 #[derive(Clone, Copy, Debug)]
 enum Entries {
     Finite,
+    /// So small that what is added to the norm shows.
+    Tiny,
     /// The norm is above every f32, its entries are not.
     Overflow,
     Infinite,
@@ -69,15 +71,15 @@ struct NormAndClip {
 
 impl NormAndClip {
     fn x(&self) -> Host {
-        let last = match self.entries {
-            Entries::Finite => return entries(self.elements),
-            Entries::Overflow => f64::from(f32::MAX),
-            Entries::Infinite => f64::INFINITY,
-            Entries::Nan => f64::NAN,
-        };
         let mut values = entries(self.elements).values();
-        values[self.elements / 2] = last;
-        values[self.elements - 1] = last;
+        let mut last = |last: f64| values[self.elements / 2..].fill(last);
+        match self.entries {
+            Entries::Finite => {}
+            Entries::Tiny => values.iter_mut().for_each(|value| *value *= 1e-7),
+            Entries::Overflow => last(f64::from(f32::MAX)),
+            Entries::Infinite => last(f64::INFINITY),
+            Entries::Nan => last(f64::NAN),
+        }
         Host::new(DType::F32, [self.elements], values)
     }
 
@@ -143,6 +145,12 @@ pub fn cases(_: DType) -> Vec<Box<dyn Case>> {
             }));
         }
     }
+    let (entries, max_norm) = (Entries::Tiny, Some(1e-6));
+    cases.push(Box::new(NormAndClip {
+        elements: 37,
+        entries,
+        max_norm,
+    }));
     for entries in [Entries::Overflow, Entries::Infinite, Entries::Nan] {
         for (elements, max_norm) in [(37, None), (37, Some(1.0)), (9001, Some(1.0))] {
             cases.push(Box::new(NormAndClip {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use model::MegatronFlags;
 
 use super::load::Override;
 
@@ -85,9 +86,22 @@ pub struct TrainingArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Memory")]
 pub struct MemoryArgs {
-    /// Activations to recompute: none, full, or a list of core_attn, layernorm, mlp
+    /// Activations to recompute: none, full, full:uniform:N, full:block:N, or a list of layernorm, qkv, core_attn,
+    /// attn_out, mlp, mlp_act
     #[arg(long, value_name = "SPEC")]
     pub recompute: Option<String>,
+    /// Megatron's granularity: none, selective, full
+    #[arg(long, value_name = "NAME")]
+    pub recompute_granularity: Option<String>,
+    /// Megatron's modules for selective recompute [default: core_attn]
+    #[arg(long, value_name = "NAMES", num_args = 0..)]
+    pub recompute_modules: Option<Vec<String>>,
+    /// Megatron's method for full recompute: uniform, block
+    #[arg(long, value_name = "NAME")]
+    pub recompute_method: Option<String>,
+    /// Megatron's number of layers for full recompute
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub recompute_num_layers: Option<String>,
     /// Attention implementation
     #[arg(long, value_name = "auto|eager")]
     pub attention: Option<String>,
@@ -141,18 +155,6 @@ pub struct OutputArgs {
 /// Flags without a key that are not built yet: recognised, and refused with a sentence.
 #[derive(Debug, Default, Args)]
 pub struct LaterArgs {
-    /// Megatron's granularity
-    #[arg(long, hide = true, value_name = "NAME")]
-    pub recompute_granularity: Option<String>,
-    /// Megatron's modules
-    #[arg(long, hide = true, value_name = "NAMES", num_args = 0..)]
-    pub recompute_modules: Option<Vec<String>>,
-    /// Megatron's method
-    #[arg(long, hide = true, value_name = "NAME")]
-    pub recompute_method: Option<String>,
-    /// Megatron's number of layers
-    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
-    pub recompute_num_layers: Option<String>,
     /// Steps between checkpoints
     #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
     pub save_every: Option<String>,
@@ -218,20 +220,21 @@ impl RunArgs {
         overrides
     }
 
+    /// Megatron's recompute flags.
+    pub fn megatron(&self) -> MegatronFlags {
+        let memory = &self.memory;
+        MegatronFlags {
+            granularity: memory.recompute_granularity.clone(),
+            modules: memory.recompute_modules.clone(),
+            method: memory.recompute_method.clone(),
+            num_layers: memory.recompute_num_layers.clone(),
+        }
+    }
+
     /// The flags given that have no key and may not be built.
     pub fn keyless_flags(&self) -> impl Iterator<Item = &'static str> {
         let later = &self.later;
         let flags = [
-            (
-                "--recompute-granularity",
-                later.recompute_granularity.is_some(),
-            ),
-            ("--recompute-modules", later.recompute_modules.is_some()),
-            ("--recompute-method", later.recompute_method.is_some()),
-            (
-                "--recompute-num-layers",
-                later.recompute_num_layers.is_some(),
-            ),
             ("--save-every", later.save_every.is_some()),
             ("--keep-last", later.keep_last.is_some()),
             ("--resume", later.resume.is_some()),

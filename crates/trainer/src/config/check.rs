@@ -57,14 +57,6 @@ const NOT_BUILT: &[NotBuilt] = &[
         What::Changed("optim.f32_states"),
         "it only matters for 8-bit states, which are not built yet; leave it out",
     ),
-    no(
-        What::Changed("recompute.layers"),
-        "recompute by layer is not built yet; set recompute.spec for all layers",
-    ),
-    no(What::Flag("--recompute-granularity"), MEGATRON),
-    no(What::Flag("--recompute-modules"), MEGATRON),
-    no(What::Flag("--recompute-method"), MEGATRON),
-    no(What::Flag("--recompute-num-layers"), MEGATRON),
     no(What::Changed("offload.optimizer"), OFFLOAD),
     no(What::Changed("offload.activations"), OFFLOAD),
     no(What::Changed("offload.fraction"), OFFLOAD),
@@ -116,7 +108,6 @@ const NOT_BUILT: &[NotBuilt] = &[
     ),
 ];
 
-const MEGATRON: &str = "Megatron's recompute flags are not built yet; use --recompute";
 const OFFLOAD: &str = "offload to host memory is not built yet; use --recompute to save memory";
 const CHECKPOINTS: &str =
     "checkpoints are not built yet; `--save-final DIR` writes the weights when the run ends";

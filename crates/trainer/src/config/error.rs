@@ -74,6 +74,9 @@ pub enum ConfigError {
         /// The other, as given.
         second: String,
     },
+    /// A recompute specification that cannot be followed.
+    #[error(transparent)]
+    Recompute(#[from] model::SpecError),
     /// Settings that make no sense together.
     #[error("{0}")]
     Contradiction(String),

@@ -167,8 +167,8 @@ impl Override {
 /// model's shape comes from another place (a Hugging Face folder) and need not be complete.
 ///
 /// # Errors
-/// An unknown key or unfitting value in an override, a flag that contradicts another flag or a
-/// `--set`, or an incomplete model.
+/// An unknown key or unfitting value in an override, a flag that contradicts another flag, or an
+/// incomplete model.
 pub fn load(
     source: &Source,
     overrides: &[Override],
@@ -184,7 +184,8 @@ pub fn load(
         keys::visit(&argument.key, &argument.value, &argument.place, &mut found)?;
         for (key, value) in found {
             if let Some((earlier_value, earlier)) = set.get(&key)
-                && (earlier.is_flag || argument.is_flag)
+                && earlier.is_flag
+                && argument.is_flag
                 && *earlier_value != value
             {
                 return Err(ConfigError::Conflict {

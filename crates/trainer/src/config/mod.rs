@@ -1,6 +1,6 @@
 //! The configuration of a run: its keys, where their values come from, and what is refused.
 //!
-//! Defaults are overridden by a preset or file, that by `--set`, and that by dedicated flags. Each
+//! Defaults are overridden by a preset or file, that by dedicated flags, and that by `--set`. Each
 //! layer is checked key by key ([`keys`]) before the layers are merged ([`load`]); what the merged
 //! configuration may not contain is in [`check`].
 

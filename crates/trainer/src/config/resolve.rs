@@ -96,11 +96,14 @@ pub fn resolve(
         (None, Some(folder)) => Source::defaults(folder),
         (None, None) => Source::open(preset::DEFAULT)?,
     };
-    let mut overrides = Vec::new();
+    let mut overrides = run.overrides();
+    if let Some(spec) = run.megatron().spec()? {
+        let flag = "--recompute-granularity";
+        overrides.push(Override::from_flag(flag, "recompute.spec", &spec));
+    }
     for argument in &run.source.set {
         overrides.push(Override::from_set(argument)?);
     }
-    overrides.extend(run.overrides());
 
     let model_elsewhere = options.init_from.is_some();
     let loaded = load::load(&source, &overrides, model_elsewhere)?;

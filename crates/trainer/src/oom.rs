@@ -1,0 +1,219 @@
+//! An out-of-memory error explained: `oom.json`, with fixes that were found by planning them.
+
+use crate::failure::Failure;
+use crate::plan::{STRATEGIES, figures};
+use crate::settings::Settings;
+use kernels::Target;
+use memory::{
+    ByCategory, Category, Cause, Layer, LiveLease, OutOfMemory, Phase, Space, format_bytes,
+};
+use model::Policy;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Everything about a refused lease, and what would help.
+#[derive(Clone, Debug, Serialize)]
+pub struct OomReport {
+    /// Size of the refused lease.
+    pub requested_bytes: u64,
+    /// Its name.
+    pub name: &'static str,
+    /// What it was for.
+    pub category: Category,
+    /// What was going on.
+    pub phase: Phase,
+    /// The block at work; none outside the blocks.
+    pub layer: Layer,
+    /// Which memory.
+    pub space: Space,
+    /// What was live, by category.
+    pub live_by_category: ByCategory,
+    /// What was live, largest first.
+    pub live_largest: Vec<LiveLease>,
+    /// The limit that refused the lease; none where the system did.
+    pub limit_bytes: Option<u64>,
+    /// The peak that the run would have.
+    pub planned_peak_bytes: u64,
+    /// Why it was refused.
+    pub cause: Cause,
+    /// What would fit, cheapest first; those that keep the loss bitwise the same before those that do not.
+    pub fixes: Vec<Fix>,
+}
+
+/// Settings under which the run fits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fix {
+    /// Settings to add, each as `--set` takes it.
+    pub set: Vec<String>,
+    /// The peak then.
+    pub peak_bytes: u64,
+    /// What that saves.
+    pub saves_bytes: u64,
+    /// Extra FLOPs over those of forward and backward, above what the run already has.
+    pub cost_fraction: f64,
+    /// The loss is no longer bitwise the same, if only by the order of sums.
+    pub changes_math: bool,
+}
+
+impl OomReport {
+    /// Explains a refused lease of a run with these settings.
+    ///
+    /// # Errors
+    /// None but a defect: planning needs no memory.
+    pub fn new(
+        error: &OutOfMemory,
+        settings: &Settings,
+        layer_specs: &BTreeMap<String, String>,
+        target: Target,
+    ) -> Result<OomReport, Failure> {
+        let planned = figures(settings, target)?;
+        // Where the system refused, what was live is what there is.
+        let room = error.limit_bytes.unwrap_or(error.live_by_category.total());
+        let search = Search {
+            settings,
+            layer_specs,
+            target,
+            room,
+            peak_bytes: planned.peak.bytes,
+            cost: planned.recompute_flops_fraction,
+        };
+        Ok(OomReport {
+            requested_bytes: error.requested_bytes,
+            name: error.name,
+            category: error.category,
+            phase: error.place.phase,
+            layer: error.place.layer,
+            space: error.space,
+            live_by_category: error.live_by_category,
+            live_largest: error.live_largest.clone(),
+            limit_bytes: error.limit_bytes,
+            planned_peak_bytes: planned.peak.bytes,
+            cause: error.cause,
+            fixes: search.fixes()?,
+        })
+    }
+
+    /// What to tell a person, a line each.
+    pub fn hints(&self) -> Vec<String> {
+        let Some(cheapest) = self.fixes.first() else {
+            return vec!["no recompute specification, smaller micro-batch or smaller head chunk fits; this model \
+                         needs more memory, or a shorter --seq"
+                .into()];
+        };
+        let mut hints = vec![format!("cheapest fix: {}", cheapest.describe())];
+        let least = self.fixes.iter().min_by_key(|fix| fix.peak_bytes);
+        if let Some(least) = least.filter(|least| *least != cheapest) {
+            hints.push(format!("least memory: {}", least.describe()));
+        }
+        hints
+    }
+}
+
+impl Fix {
+    fn describe(&self) -> String {
+        let settings: Vec<String> = self
+            .set
+            .iter()
+            .map(|setting| format!("--set {setting}"))
+            .collect();
+        let bits = if self.changes_math {
+            "sums are in another order"
+        } else {
+            "bitwise the same loss"
+        };
+        format!(
+            "{} has a peak of {} (saves {}, {:.1} % more FLOPs, {bits})",
+            settings.join(" "),
+            format_bytes(self.peak_bytes),
+            format_bytes(self.saves_bytes),
+            100.0 * self.cost_fraction,
+        )
+    }
+}
+
+/// Tries settings by planning them.
+struct Search<'a> {
+    settings: &'a Settings,
+    layer_specs: &'a BTreeMap<String, String>,
+    target: Target,
+    room: u64,
+    peak_bytes: u64,
+    cost: f64,
+}
+
+impl Search<'_> {
+    fn fixes(&self) -> Result<Vec<Fix>, Failure> {
+        let mut fixes = Vec::new();
+        for spec in STRATEGIES {
+            let Some(recompute) = self.with_recompute(self.settings, spec) else {
+                continue;
+            };
+            let set = vec![format!("recompute.spec={spec}")];
+            fixes.extend(self.attempt(&recompute, set, false)?);
+        }
+        for micro in (1..self.settings.micro_batch).rev() {
+            if !self.settings.micro_batch.is_multiple_of(micro) {
+                continue;
+            }
+            let accum = self.settings.accum * (self.settings.micro_batch / micro);
+            let set = vec![
+                format!("batch.micro={micro}"),
+                format!("batch.accum={accum}"),
+            ];
+            let smaller = Settings {
+                micro_batch: micro,
+                accum,
+                ..self.settings.clone()
+            };
+            fixes.extend(self.attempt(&smaller, set.clone(), true)?);
+            if let Some(both) = self.with_recompute(&smaller, "full") {
+                let set = [set, vec!["recompute.spec=full".into()]].concat();
+                fixes.extend(self.attempt(&both, set, true)?);
+            }
+        }
+        let head_chunk = self.settings.head_chunk.div_ceil(4);
+        let smaller = Settings {
+            head_chunk,
+            ..self.settings.clone()
+        };
+        fixes.extend(self.attempt(
+            &smaller,
+            vec![format!("memory.head_chunk={head_chunk}")],
+            true,
+        )?);
+        let order = |fix: &Fix| (fix.changes_math, fix.cost_fraction.max(0.0), fix.peak_bytes);
+        fixes.sort_by(|a, b| order(a).partial_cmp(&order(b)).expect("costs are finite"));
+        Ok(fixes)
+    }
+
+    /// The settings with another specification; none if it does not go with those of single layers.
+    fn with_recompute(&self, settings: &Settings, spec: &str) -> Option<Settings> {
+        let policy = Policy::with_layers(spec, self.layer_specs, settings.model.layers).ok()?;
+        (policy != settings.policy).then(|| Settings {
+            policy,
+            ..settings.clone()
+        })
+    }
+
+    fn attempt(
+        &self,
+        settings: &Settings,
+        set: Vec<String>,
+        changes_math: bool,
+    ) -> Result<Option<Fix>, Failure> {
+        let planned = figures(settings, self.target)?;
+        let peak_bytes = planned.peak.bytes;
+        if peak_bytes > self.room || peak_bytes >= self.peak_bytes {
+            return Ok(None);
+        }
+        let saves_bytes = self.peak_bytes - peak_bytes;
+        let cost_fraction = planned.recompute_flops_fraction - self.cost;
+        Ok(Some(Fix {
+            set,
+            peak_bytes,
+            saves_bytes,
+            cost_fraction,
+            changes_math,
+        }))
+    }
+}

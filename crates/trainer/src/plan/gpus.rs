@@ -1,0 +1,42 @@
+//! Which GPUs a plan fits.
+
+use kernels::Target;
+use std::collections::BTreeMap;
+
+/// What context, modules and libraries of a CUDA process take beside the plan: an estimate from the range of 400
+/// to 800 MiB that PyTorch processes show on an H100, until it is measured on the device itself.
+pub(super) const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
+
+/// Names and memory in MiB, as `nvidia-smi` shows the total.
+const GPUS: [(&str, u64); 9] = [
+    ("RTX 4090 24GB", 24_564),
+    ("A100 40GB", 40_960),
+    ("L40S 48GB", 46_068),
+    ("RTX PRO 6000 96GB", 97_887),
+    ("A100 80GB", 81_920),
+    ("H100 80GB", 81_559),
+    ("GH200 96GB", 97_871),
+    ("H200 141GB", 143_771),
+    ("B200 180GB", 183_359),
+];
+
+/// Bytes beside the plan on a target.
+pub(super) fn overhead_bytes(target: Target) -> u64 {
+    match target {
+        Target::Cpu => 0,
+        Target::Cuda => CUDA_OVERHEAD_BYTES,
+    }
+}
+
+/// For each GPU, whether what is reserved and the overhead fit. Nothing for a plan for the CPU.
+pub(super) fn fits(target: Target, reserved_bytes: u64) -> BTreeMap<&'static str, bool> {
+    match target {
+        Target::Cpu => BTreeMap::new(),
+        Target::Cuda => {
+            let needed = reserved_bytes + CUDA_OVERHEAD_BYTES;
+            GPUS.into_iter()
+                .map(|(name, mib)| (name, needed <= mib << 20))
+                .collect()
+        }
+    }
+}

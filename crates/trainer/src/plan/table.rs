@@ -1,0 +1,187 @@
+//! The plan as tables for people.
+
+use super::{Plan, total_bytes};
+use memory::format_bytes;
+use model::Label;
+use report::{Align, Table, memory_table};
+use std::fmt::{Display, Formatter, Result};
+
+/// How many of the largest leases are listed.
+const LARGEST: usize = 8;
+
+impl Display for Plan {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        self.headline(f)?;
+        writeln!(
+            f,
+            "\n{}",
+            memory_table((&self.peak_by_category, &self.phase_peak_bytes), None)
+        )?;
+        writeln!(f, "{}", self.largest_table())?;
+        writeln!(f, "{}", self.activation_table())?;
+        writeln!(f, "{}", self.strategy_table())?;
+        writeln!(f, "{}", self.effect_table())?;
+        write!(f, "{}", self.formula_table())?;
+        self.explanations(f)
+    }
+}
+
+impl Plan {
+    fn headline(&self, f: &mut Formatter<'_>) -> Result {
+        writeln!(
+            f,
+            "plan for {} in {}: {} parameters",
+            self.device, self.dtype, self.parameters
+        )?;
+        writeln!(
+            f,
+            "peak {} ({} bytes) at {}, {}",
+            format_bytes(self.peak_bytes),
+            self.peak_bytes,
+            self.peak_layer,
+            self.peak_phase.name()
+        )?;
+        writeln!(
+            f,
+            "reserved {}: {} across steps ({:.2} bytes a parameter), slab {} ({:.2} % lost in placement)",
+            format_bytes(self.reserved_bytes),
+            format_bytes(self.persistent_bytes),
+            self.bytes_per_parameter,
+            format_bytes(self.slab_bytes),
+            100.0 * self.fragmentation,
+        )?;
+        if self.fits.is_empty() {
+            return Ok(());
+        }
+        let list = |fitting| -> Vec<&str> {
+            let matching = self.fits.iter().filter(|(_, fits)| **fits == fitting);
+            matching.map(|(name, _)| *name).collect()
+        };
+        let (fitting, too_small) = (list(true), list(false));
+        let overhead = format_bytes(self.device_overhead_bytes);
+        write!(
+            f,
+            "with about {overhead} for context and libraries (an estimate) it "
+        )?;
+        match (fitting.is_empty(), too_small.is_empty()) {
+            (true, _) => writeln!(f, "fits none of {}", too_small.join(", ")),
+            (_, true) => writeln!(f, "fits {}", fitting.join(", ")),
+            _ => writeln!(
+                f,
+                "fits {}; not {}",
+                fitting.join(", "),
+                too_small.join(", ")
+            ),
+        }
+    }
+
+    fn largest_table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("largest at the peak", Align::Left),
+            ("", Align::Left),
+            ("bytes", Align::Right),
+        ]);
+        for lease in self.largest_at_peak.iter().take(LARGEST) {
+            let place = lease
+                .layer
+                .block()
+                .map_or(String::new(), |block| format!("block {block}"));
+            table.row([lease.name.to_string(), place, format_bytes(lease.bytes)]);
+        }
+        table
+    }
+
+    fn activation_table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("activations of a micro-batch", Align::Left),
+            ("all", Align::Right),
+            ("kept", Align::Right),
+            ("a layer", Align::Right),
+        ]);
+        let layers = self
+            .activations
+            .last()
+            .map_or(1, |activation| activation.layer as u64 + 1);
+        let mut row = |name: &str, (all, kept): (u64, u64)| {
+            table.row([
+                name.to_string(),
+                format_bytes(all),
+                format_bytes(kept),
+                format_bytes(all / layers),
+            ]);
+        };
+        for label in Label::ALL {
+            row(label.name(), total_bytes(&self.activations, Some(label)));
+        }
+        row("total", total_bytes(&self.activations, None));
+        table
+    }
+
+    fn strategy_table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("--recompute", Align::Left),
+            ("peak", Align::Right),
+            ("reserved", Align::Right),
+            ("extra FLOPs", Align::Right),
+        ]);
+        for strategy in &self.strategies {
+            table.row([
+                strategy.recompute.clone(),
+                format_bytes(strategy.peak_bytes),
+                format_bytes(strategy.reserved_bytes),
+                format!("{:.1} %", 100.0 * strategy.recompute_flops_fraction),
+            ]);
+        }
+        table
+    }
+
+    fn effect_table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("what another setting would change", Align::Left),
+            ("peak", Align::Right),
+            ("difference", Align::Right),
+        ]);
+        for effect in &self.effects {
+            let sign = if effect.difference_bytes < 0 {
+                "-"
+            } else {
+                "+"
+            };
+            let difference = format!(
+                "{sign}{}",
+                format_bytes(effect.difference_bytes.unsigned_abs())
+            );
+            table.row([
+                effect.change.clone(),
+                format_bytes(effect.peak_bytes),
+                difference,
+            ]);
+        }
+        table
+    }
+
+    fn formula_table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("rule of thumb", Align::Left),
+            ("formula", Align::Left),
+            ("says", Align::Right),
+            ("plan", Align::Right),
+        ]);
+        for formula in &self.formulas {
+            table.row([
+                formula.name.to_string(),
+                formula.formula.to_string(),
+                format_bytes(formula.bytes),
+                format_bytes(formula.plan_bytes),
+            ]);
+        }
+        table
+    }
+
+    fn explanations(&self, f: &mut Formatter<'_>) -> Result {
+        for formula in &self.formulas {
+            writeln!(f, "    {}: {}", formula.name, formula.difference)?;
+        }
+        Ok(())
+    }
+}

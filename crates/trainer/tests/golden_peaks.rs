@@ -1,0 +1,120 @@
+//! Planned peaks of every preset, exactly as they were when somebody last looked at them.
+//!
+//! A change of memory shows here as a difference. If it is meant, `BLESS_PEAKS=1 cargo test --release -p trainer
+//! --test golden_peaks` rewrites the file and prints every difference, for the review of the change.
+
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use trainer::plan::Plan;
+use trainer::settings::Settings;
+
+const SPECS: [&str; 8] = [
+    "none",
+    "core_attn",
+    "layernorm",
+    "mlp",
+    "mlp_act",
+    "core_attn,layernorm,mlp",
+    "full",
+    "full:uniform:4",
+];
+
+fn golden_file() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../benches/golden/peaks.json")
+}
+
+/// The settings of a command line.
+fn settings(arguments: &[&str]) -> (Settings, kernels::Target) {
+    use clap::Parser;
+    let arguments = ["trainer", "plan"].iter().chain(arguments);
+    let cli = trainer::cli::Cli::try_parse_from(arguments).expect("the arguments are well-formed");
+    let resolved = cli.resolve().expect("the preset resolves");
+    let target = match resolved.device() {
+        trainer::config::Device::Cpu => kernels::Target::Cpu,
+        trainer::config::Device::Cuda { .. } => kernels::Target::Cuda,
+    };
+    let settings = Settings::new(&resolved, resolved.config.data.seq).expect("the spec is valid");
+    (settings, target)
+}
+
+/// Peak and reserved bytes of one cell.
+fn cell(preset: &str, spec: &str, micro: &str, (device, dtype): (&str, &str)) -> Value {
+    let arguments = [
+        "--config",
+        preset,
+        "--recompute",
+        spec,
+        "--micro-batch",
+        micro,
+    ];
+    let target = ["--device", device, "--dtype", dtype];
+    let (settings, target) = settings(&[&arguments[..], &target].concat());
+    let plan = Plan::peak_and_reserved_bytes(&settings, target).expect("shapes need no memory");
+    json!([plan.0, plan.1])
+}
+
+fn computed() -> Map<String, Value> {
+    let mut cells = Map::new();
+    for preset in trainer::config::preset::names() {
+        let layers = settings(&["--config", preset]).0.model.layers;
+        let half = format!("full:block:{}", layers / 2);
+        for spec in SPECS.into_iter().chain([half.as_str()]) {
+            for micro in ["1", "4"] {
+                for target in [("cpu", "f32"), ("cuda", "bf16")] {
+                    let key = format!(
+                        "{preset} {spec} micro-batch {micro} {} {}",
+                        target.0, target.1
+                    );
+                    cells.insert(key, cell(preset, spec, micro, target));
+                }
+            }
+        }
+    }
+    cells
+}
+
+#[test]
+fn planned_peaks_are_the_golden_ones() {
+    let computed = computed();
+    let text = std::fs::read_to_string(golden_file()).unwrap_or_else(|_| "{}".into());
+    let golden: Map<String, Value> = serde_json::from_str(&text).expect("the golden file is a map");
+    let keys = golden
+        .keys()
+        .chain(computed.keys().filter(|key| !golden.contains_key(*key)));
+    let differences: Vec<String> = keys
+        .filter(|key| golden.get(*key) != computed.get(*key))
+        .map(|key| {
+            let show = |cells: &Map<String, Value>| {
+                cells.get(key).map_or("absent".into(), Value::to_string)
+            };
+            format!(
+                "{key}: [peak, reserved] {} -> {}",
+                show(&golden),
+                show(&computed)
+            )
+        })
+        .collect();
+    if std::env::var_os("BLESS_PEAKS").is_some() {
+        differences
+            .iter()
+            .for_each(|difference| println!("{difference}"));
+        let lines: Vec<String> = computed
+            .iter()
+            .map(|(key, cell)| format!("  {}: {cell}", json!(key)))
+            .collect();
+        std::fs::write(golden_file(), format!("{{\n{}\n}}\n", lines.join(",\n")))
+            .expect("the file can be written");
+        return;
+    }
+    assert!(
+        computed.len() >= 396,
+        "every preset, spec, micro-batch and target: {}",
+        computed.len()
+    );
+    assert!(
+        differences.is_empty(),
+        "{} peaks changed:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
+}

@@ -1,0 +1,150 @@
+//! Plans of models that no test machine could train.
+
+use kernels::Target;
+use memory::DType;
+use model::{ModelConfig, Policy};
+use optim::{Hyperparameters, Schedule, ScheduleKind};
+use std::time::{Duration, Instant};
+use trainer::plan::Plan;
+use trainer::settings::Settings;
+
+fn settings(model: ModelConfig, spec: &str) -> Settings {
+    Settings {
+        dtype: DType::BF16,
+        seq: 4096,
+        micro_batch: 1,
+        accum: 1,
+        policy: Policy::parse(spec, model.layers).unwrap(),
+        head_chunk: 512,
+        optimizer: Hyperparameters {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+        },
+        schedule: Schedule {
+            kind: ScheduleKind::Constant,
+            peak: 1e-3,
+            warmup_steps: 0,
+            decay_steps: None,
+            min_ratio: 0.1,
+            total_steps: 1,
+        },
+        model,
+    }
+}
+
+fn dense(hidden: usize, layers: usize, ffn: usize, vocab: usize) -> ModelConfig {
+    let text = format!(
+        r#"{{"hidden": {hidden}, "layers": {layers}, "heads": 32, "kv_heads": 32, "head_dim": {}, "ffn": {ffn},
+            "vocab": {vocab}}}"#,
+        hidden / 32
+    );
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Megatron-LM's and DeepSpeed's 18 bytes: bf16 weight, f32 gradient, master and two moments.
+#[test]
+fn four_billion_parameters_need_72_gigabytes_across_steps() {
+    let model = dense(3072, 32, 8192, 50_304);
+    let plan = Plan::new(&settings(model, "full"), Target::Cuda).unwrap();
+    let billions = plan.parameters as f64 / 1e9;
+    assert!(
+        (3.9..4.1).contains(&billions),
+        "{billions} billion parameters"
+    );
+    let per_parameter = plan.bytes_per_parameter;
+    assert!(
+        (18.0..18.001).contains(&per_parameter),
+        "{per_parameter} bytes a parameter"
+    );
+    let arenas = per_parameter * plan.parameters as f64 / 1e9;
+    assert!((arenas - 18.0 * billions).abs() < 0.01, "{arenas} GB");
+    assert!((70.0..74.0).contains(&arenas), "{arenas} GB");
+}
+
+/// The largest preset's shape; a debug machine may be slow, so the best of three counts.
+#[test]
+fn the_largest_model_is_planned_in_under_a_second() {
+    let model = ModelConfig {
+        kv_heads: 8,
+        heads: 128,
+        head_dim: 128,
+        ..dense(16_384, 126, 53_248, 128_256)
+    };
+    let settings = settings(model, "full:uniform:2");
+    let plan = || {
+        let start = Instant::now();
+        let plan = Plan::new(&settings, Target::Cuda).unwrap();
+        assert!(plan.parameters > 400_000_000_000);
+        start.elapsed()
+    };
+    let best = (0..3).map(|_| plan()).min().unwrap();
+    assert!(best < Duration::from_secs(1), "{best:?}");
+}
+
+/// No stage is replayed more often than once a block, whatever the chunk; a chunk's last `mlp_down` not at all.
+#[test]
+fn uniform_recompute_replays_each_stage_once() {
+    let layers = 12;
+    let model = dense(64, layers, 128, 256);
+    let replays = |spec: &str| {
+        let memory = memory::Memory::shapes();
+        let settings = settings(model.clone(), spec);
+        let flops = kernels::meta::FlopCounter::default();
+        let mut session =
+            trainer::session::Session::on_shapes(settings, &memory, Target::Cuda, flops).unwrap();
+        let ids = vec![0; 4096];
+        let micro = data::MicroBatch {
+            input_ids: ids.clone(),
+            targets: ids,
+            rows: 1,
+            seq: 4096,
+        };
+        session
+            .step(&data::StepBatch { micro: vec![micro] })
+            .unwrap()
+            .replayed
+    };
+    for (chunk, expected_mlp_down) in [(1, 0), (2, 6), (4, 9), (5, 9), (12, 11)] {
+        let replayed = replays(&format!("full:uniform:{chunk}"));
+        for stage in model::Stage::BLOCK {
+            let expected = if stage == model::Stage::MlpDown {
+                expected_mlp_down
+            } else {
+                layers
+            };
+            assert_eq!(
+                replayed.get(stage),
+                expected,
+                "chunks of {chunk}: {}",
+                stage.name()
+            );
+        }
+    }
+    assert_eq!(replays("full:block:5").total(), 5 * 7);
+    assert_eq!(replays("none").total(), 0);
+}
+
+/// A chunk's activations live at once while it is replayed: larger chunks keep less and need more for a moment.
+#[test]
+fn uniform_recompute_shows_its_transient_peak() {
+    let figures = |spec: &str| {
+        let plan = Plan::new(&settings(dense(1024, 24, 4096, 32_000), spec), Target::Cuda).unwrap();
+        (
+            plan.peak_by_category.activation,
+            plan.peak_by_category.temporary,
+            plan.peak_bytes,
+        )
+    };
+    let (one, four) = (figures("full:uniform:1"), figures("full:uniform:4"));
+    assert!(
+        four.0 < one.0,
+        "fewer block inputs are kept: {four:?} {one:?}"
+    );
+    assert!(
+        four.1 > one.1,
+        "four blocks' activations are live in a replay: {four:?} {one:?}"
+    );
+}
