@@ -44,7 +44,7 @@ pub use category::{ByCategory, Category, Space};
 pub use dims::Dims;
 pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};
-pub use out_of_memory::{Cause, OutOfMemory};
+pub use out_of_memory::{Cause, OutOfMemory, Refusal};
 pub use place::{ByPhase, Layer, Phase, Place};
 pub use slab::Slab;
 pub use view::{Element, In, Out};

@@ -4,7 +4,7 @@ use crate::host::HostBlock;
 use crate::ledger::{Lease, Ledger};
 use crate::{
     Buffer, ByPhase, Category, Cause, DType, Dims, Layer, LiveLease, OutOfMemory, Peak, Phase,
-    Place, Slab, Space, round_up,
+    Place, Refusal, Slab, Space, round_up,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -360,7 +360,7 @@ impl State {
     }
 
     fn refuse(&self, lease: Lease, cause: Cause) -> OutOfMemory {
-        OutOfMemory {
+        let refusal = Refusal {
             device: "CPU",
             requested_bytes: lease.bytes,
             name: lease.name,
@@ -376,7 +376,8 @@ impl State {
             },
             limit_bytes: self.limit,
             cause,
-        }
+        };
+        refusal.into()
     }
 }
 

@@ -15,9 +15,27 @@ pub enum Cause {
     Host,
 }
 
-/// A lease was refused.
+/// A lease was refused. One pointer wide, since it is the error of every lease.
 #[derive(Clone, Debug, thiserror::Error)]
-pub struct OutOfMemory {
+pub struct OutOfMemory(Box<Refusal>);
+
+impl From<Refusal> for OutOfMemory {
+    fn from(refusal: Refusal) -> OutOfMemory {
+        OutOfMemory(Box::new(refusal))
+    }
+}
+
+impl std::ops::Deref for OutOfMemory {
+    type Target = Refusal;
+
+    fn deref(&self) -> &Refusal {
+        &self.0
+    }
+}
+
+/// The facts about a refused lease.
+#[derive(Clone, Debug)]
+pub struct Refusal {
     /// Device, as a person calls it: `CPU`, `CUDA`.
     pub device: &'static str,
     /// Size of the refused lease, rounded to the granularity.

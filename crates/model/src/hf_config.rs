@@ -62,13 +62,13 @@ impl ModelConfig {
             },
             ffn: size("intermediate_size")?,
             vocab: size("vocab_size")?,
-            tie_embeddings: json["tie_word_embeddings"].as_bool().unwrap_or(false),
-            qkv_bias: family == "qwen2" || json["attention_bias"].as_bool().unwrap_or(false),
+            tie_embeddings: flag(&json, "tie_word_embeddings")?,
+            qkv_bias: family == "qwen2" || flag(&json, "attention_bias")?,
             qk_norm: family == "qwen3",
-            norm_eps: json["rms_norm_eps"].as_f64().unwrap_or(1e-6),
-            rope_theta: rope_theta(&json),
+            norm_eps: number(&json, "rms_norm_eps")?.unwrap_or(1e-6),
+            rope_theta: rope_theta(&json)?,
             rope_scaling: rope_scaling(&json)?,
-            init_std: json["initializer_range"].as_f64().unwrap_or(0.02),
+            init_std: number(&json, "initializer_range")?.unwrap_or(0.02),
         };
         config.validate()?;
         Ok(config)
@@ -116,7 +116,8 @@ impl ModelConfig {
 
 /// Features that the forward pass does not have.
 fn refuse_unsupported(json: &Value) -> Result<(), HfConfigError> {
-    let refused: [(&'static str, fn(&Value) -> bool); 5] = [
+    type IsRefused = fn(&Value) -> bool;
+    let refused: [(&'static str, IsRefused); 5] = [
         ("hidden_act", |value| !(value.is_null() || value == "silu")),
         ("mlp_bias", |value| value == true),
         ("attention_dropout", |value| {
@@ -140,9 +141,34 @@ fn refuse_unsupported(json: &Value) -> Result<(), HfConfigError> {
     Ok(())
 }
 
-fn rope_theta(json: &Value) -> f64 {
-    let newer = json["rope_parameters"]["rope_theta"].as_f64();
-    json["rope_theta"].as_f64().or(newer).unwrap_or(10_000.0)
+/// A number that may be left out.
+fn number(json: &Value, key: &'static str) -> Result<Option<f64>, HfConfigError> {
+    match &json[key] {
+        Value::Null => Ok(None),
+        value => value
+            .as_f64()
+            .map(Some)
+            .ok_or(HfConfigError::Key(key, "a number")),
+    }
+}
+
+/// A switch that may be left out.
+fn flag(json: &Value, key: &'static str) -> Result<bool, HfConfigError> {
+    match &json[key] {
+        Value::Null => Ok(false),
+        value => value
+            .as_bool()
+            .ok_or(HfConfigError::Key(key, "true or false")),
+    }
+}
+
+/// Newer files keep the base in `rope_parameters`.
+fn rope_theta(json: &Value) -> Result<f64, HfConfigError> {
+    let given = match number(json, "rope_theta")? {
+        None => number(&json["rope_parameters"], "rope_theta")?,
+        given => given,
+    };
+    Ok(given.unwrap_or(10_000.0))
 }
 
 fn rope_scaling(json: &Value) -> Result<Option<RopeScaling>, HfConfigError> {

@@ -22,7 +22,7 @@ pub enum Failure {
     #[error("{error}")]
     OutOfMemory {
         /// The refused lease.
-        error: Box<OutOfMemory>,
+        error: OutOfMemory,
         /// What would help, once it has been looked for.
         hints: Vec<String>,
     },
@@ -170,7 +170,6 @@ impl From<kernels::KernelError> for Failure {
 
 impl From<OutOfMemory> for Failure {
     fn from(error: OutOfMemory) -> Failure {
-        let error = Box::new(error);
         Failure::OutOfMemory {
             error,
             hints: Vec::new(),

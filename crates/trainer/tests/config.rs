@@ -124,7 +124,7 @@ fn every_flag_sets_its_key() {
                      --grad-dtype f32 --offload-optimizer none --offload-activations none --out o \
                      --init-from i --save-final s --dump-gradients 5 --quiet";
     let run = resolve(&arguments.split_whitespace().collect::<Vec<_>>()).unwrap();
-    let mut expected = config(&[]);
+    let mut expected = config(&["--init-from", "i"]);
     expected.data.path = Some("d.bin".into());
     (expected.data.shuffle, expected.data.seq) = (false, 16);
     (expected.batch.micro, expected.batch.accum) = (2, 3);

@@ -1,39 +1,14 @@
-//! The plan is what the run uses, to the byte; a step leaves nothing behind; a limit is met or refused exactly.
+//! The plan is what the run uses, to the byte; a step leaves nothing behind.
 
 mod common;
 
 use common::golden::gradients;
-use common::{DTYPES, MODES, odd_model, parameters, plan, session, settings, step_batch, variants};
-use memory::{Category, Cause, GRANULARITY_BYTES, Layer, LiveLease, Memory, OutOfMemory};
+use common::{
+    MODES, assert_as_planned, for_every_mode, odd_model, plan, session, settings, step_batch,
+};
+use memory::{DType, Layer, round_up};
 use model::{Action, Policy};
 use std::collections::HashSet;
-use trainer::failure::Failure;
-use trainer::plan::Plan;
-use trainer::session::{Session, StepOutcome};
-use trainer::settings::Settings;
-
-/// Runs `check` for every variant of the model, type and mode.
-fn for_every_mode(check: impl Fn(&str, &Settings)) {
-    for (variant, model) in variants(3) {
-        for dtype in DTYPES {
-            for mode in MODES {
-                let name = format!("{variant}, {dtype:?}, {mode}");
-                check(&name, &settings(model.clone(), dtype, mode));
-            }
-        }
-    }
-}
-
-fn assert_as_planned(name: &str, plan: &Plan, outcome: &StepOutcome) {
-    let memory = &outcome.memory;
-    assert_eq!(memory.peak.bytes, plan.peak_bytes, "{name}");
-    assert_eq!(memory.peak.by_category, plan.peak_by_category, "{name}");
-    assert_eq!(memory.peak.place.phase, plan.peak_phase, "{name}");
-    assert_eq!(memory.peak.place.layer, plan.peak_layer, "{name}");
-    assert_eq!(memory.phase_peaks, plan.phase_peak_bytes, "{name}");
-    assert_eq!(memory.slab_bytes, plan.slab_bytes, "{name}");
-    assert_eq!(memory.host_pinned_bytes, plan.host_pinned_bytes, "{name}");
-}
 
 #[test]
 fn every_step_uses_what_was_planned_and_gives_it_back() {
@@ -71,14 +46,13 @@ fn a_plan_adds_up() {
     });
 }
 
-/// The list of activations is what the ledger sees: where the head makes the peak, every kept activation of every
-/// layer is live, and nothing else is an activation.
+/// The list of activations is what the ledger sees. Where the head makes the peak, every kept activation of every
+/// layer is live, and the rest can be counted by hand.
 #[test]
-fn kept_activations_are_those_listed() {
+fn a_peak_in_the_head_can_be_counted_by_hand() {
     for_every_mode(|name, settings| {
         let mut settings = settings.clone();
-        settings.model.vocab = 4099;
-        settings.head_chunk = 1000;
+        (settings.model.vocab, settings.head_chunk) = (4099, 1000);
         let plan = plan(&settings);
         let of_action = |action: Action| -> u64 {
             let with = plan.activations.iter().filter(|one| one.action == action);
@@ -89,7 +63,43 @@ fn kept_activations_are_those_listed() {
         assert_eq!(plan.peak_layer, Layer::Head, "{name}");
         let kept = of_action(Action::Keep);
         assert_eq!(plan.peak_by_category.activation, kept, "{name}");
+
+        let tokens = settings.seq * settings.micro_batch; // all in one chunk
+        let (width, vocab) = (settings.model.hidden, settings.model.vocab);
+        let compute = settings.dtype.size_in_bytes();
+        let bytes = |elements: usize, size: usize| round_up((elements * size) as u64);
+        let ids_and_targets = 2 * bytes(tokens, 4);
+        let losses_and_rstd = 2 * bytes(tokens, 4);
+        let x_normed_and_dx = 3 * bytes(tokens * width, compute);
+        let logits = bytes(tokens * vocab, compute);
+        let head = ids_and_targets + losses_and_rstd + x_normed_and_dx + logits;
+        assert_eq!(
+            plan.peak_bytes,
+            plan.persistent_bytes + kept + head,
+            "{name}"
+        );
     });
+}
+
+/// Peak and slab of each mode as they were when this was written. Whoever changes one says why; whoever raises one
+/// says what it bought.
+#[test]
+fn peaks_are_those_written_down() {
+    let expected: [(u64, u64); 9] = [
+        (3_752_704, 1_908_992), // none
+        (3_389_440, 1_545_728), // core_attn
+        (3_569_920, 1_726_208), // layernorm
+        (3_132_160, 1_318_912), // mlp
+        (3_206_656, 1_362_944), // core_attn,layernorm
+        (2_768_896, 955_648),   // core_attn,mlp
+        (2_979_840, 1_136_128), // layernorm,mlp
+        (2_616_576, 772_864),   // core_attn,layernorm,mlp
+        (2_525_440, 686_848),   // full
+    ];
+    for (mode, expected) in MODES.into_iter().zip(expected) {
+        let plan = plan(&settings(odd_model(3), DType::F32, mode));
+        assert_eq!((plan.peak_bytes, plan.slab_bytes), expected, "{mode}");
+    }
 }
 
 /// Step 1, before any update: every row of every matrix but the embedding receives something, the embedding's rows
@@ -115,109 +125,4 @@ fn every_parameter_has_a_gradient_at_the_first_step() {
             }
         }
     });
-}
-
-fn limited(settings: &Settings, limit: u64) -> Session {
-    let memory = Memory::host();
-    memory.set_limit(Some(limit));
-    let mut session = Session::on_cpu(settings.clone(), &memory).unwrap();
-    session.initialise(7).unwrap();
-    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
-    session
-}
-
-fn refused(session: &mut Session, settings: &Settings) -> OutOfMemory {
-    match session.step(&step_batch(settings, 0)) {
-        Err(Failure::OutOfMemory(refused)) => refused,
-        Err(other) => panic!("{other}"),
-        Ok(outcome) => panic!("{:?} fits", outcome.memory.peak),
-    }
-}
-
-#[test]
-fn a_limit_of_the_planned_peak_is_enough() {
-    for_every_mode(|name, settings| {
-        let plan = plan(settings);
-        let mut session = limited(settings, plan.peak_bytes);
-        for step in 0..2 {
-            let outcome = session.step(&step_batch(settings, step));
-            assert_as_planned(name, &plan, &outcome.unwrap());
-        }
-    });
-}
-
-/// The lease that is refused is the one that would have made the peak; nothing is updated, everything is given back,
-/// and with the memory there the session goes on as if nothing had happened.
-#[test]
-fn a_granule_less_is_refused_where_the_peak_is() {
-    for_every_mode(|name, settings| {
-        let plan = plan(settings);
-        let mut session = limited(settings, plan.peak_bytes - GRANULARITY_BYTES);
-        let memory = session.memory().clone();
-        let weights = parameters(&session);
-        let before = (memory.live_leases(), memory.live_bytes(), memory.place());
-
-        let error = refused(&mut session, settings);
-        assert_eq!(error.cause, Cause::Capacity, "{name}");
-        assert_eq!(error.place.phase, plan.peak_phase, "{name}");
-        assert_eq!(error.place.layer, plan.peak_layer, "{name}");
-        let live = error.live_by_category.total();
-        assert_eq!(live + error.requested_bytes, plan.peak_bytes, "{name}");
-        let is_it =
-            |lease: &LiveLease| (lease.name, lease.bytes) == (error.name, error.requested_bytes);
-        assert!(plan.largest_at_peak.iter().any(is_it), "{name}: {error}");
-        assert!(error.to_string().contains(error.name), "{error}");
-
-        let after = (memory.live_leases(), memory.live_bytes(), memory.place());
-        assert_eq!(after, before, "{name}");
-        assert_eq!(parameters(&session), weights, "{name}");
-        assert!(session.padding_is_zero(), "{name}");
-
-        memory.set_limit(None);
-        let recovered = session.step(&step_batch(settings, 0)).unwrap();
-        let fresh = common::session(settings)
-            .step(&step_batch(settings, 0))
-            .unwrap();
-        assert_eq!(
-            (recovered.step, recovered.loss, recovered.grad_norm),
-            (fresh.step, fresh.loss, fresh.grad_norm),
-            "{name}"
-        );
-    });
-}
-
-/// Too small a slab is refused like too low a limit.
-#[test]
-fn a_slab_a_granule_short_is_refused() {
-    for dtype in DTYPES {
-        let settings = settings(odd_model(2), dtype, "full");
-        let memory = Memory::host();
-        let mut session = Session::on_cpu(settings.clone(), &memory).unwrap();
-        let slab = plan(&settings).slab_bytes;
-        memory.reserve_slab(slab - GRANULARITY_BYTES).unwrap();
-        let live = memory.live_bytes();
-        let error = refused(&mut session, &settings);
-        assert_eq!(error.cause, Cause::Fragmentation);
-        assert_eq!(memory.live_bytes(), live);
-    }
-}
-
-/// What lives across steps is refused while it is loaded, not at a step.
-#[test]
-fn arenas_that_do_not_fit_are_refused_before_the_first_step() {
-    let settings = settings(odd_model(2), memory::DType::F32, "none");
-    let persistent = plan(&settings).persistent_bytes;
-    for (limit, fits) in [(persistent, true), (persistent - GRANULARITY_BYTES, false)] {
-        let memory = Memory::host();
-        memory.set_limit(Some(limit));
-        match Session::on_cpu(settings.clone(), &memory) {
-            Ok(_) => assert!(fits),
-            Err(Failure::OutOfMemory(error)) => {
-                assert!(!fits);
-                assert_eq!(error.category, Category::OptimizerState);
-            }
-            Err(other) => panic!("{other}"),
-        }
-        assert_eq!(memory.live_leases(), 0, "a session gives all back");
-    }
 }

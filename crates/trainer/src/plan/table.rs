@@ -180,7 +180,10 @@ impl Plan {
 
     fn explanations(&self, f: &mut Formatter<'_>) -> Result {
         for formula in &self.formulas {
-            writeln!(f, "    {}: {}", formula.name, formula.difference)?;
+            writeln!(f, "  the plan differs from \"{}\":", formula.name)?;
+            for reason in formula.difference.split("; ") {
+                writeln!(f, "    {reason}")?;
+            }
         }
         Ok(())
     }

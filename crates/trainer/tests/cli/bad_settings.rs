@@ -119,26 +119,31 @@ fn recompute_labels_that_cannot_be_followed() {
         refused("core_atn", &["`core_atn`", "did you mean `core_attn`?"]);
         refused(
             "everything",
-            &["`everything`", "none, full, or a comma list"],
+            &["`everything`", "full:block:N, or a comma list"],
         );
         refused("mlp,full", &["`full` stands alone"]);
         refused("none,mlp", &["`none` stands alone"]);
         refused("mlp,mlp", &["`mlp` is given twice"]);
         refused("mlp,", &["empty"]);
         refused("moe", &["`moe`", "does not have"]);
+        refused("full:uniform:0", &["from 1 to 4"]);
+        refused("full:sideways:2", &["no form of full"]);
     }
 }
 
 #[test]
 fn settings_that_contradict() {
     refused(
-        "--steps 3 --set train.steps=4",
-        &[
-            "`--steps 3`",
-            "`--set train.steps=4`",
-            "contradict",
-            "keep one",
-        ],
+        "--recompute mlp --recompute-granularity selective",
+        &["`--recompute mlp`", "contradict", "keep one"],
+    );
+    refused(
+        "--recompute-granularity full --recompute-modules mlp",
+        &["--recompute-modules", "selective"],
+    );
+    refused(
+        "--config small.toml --recompute full:uniform:9",
+        &["full:uniform:9", "from 1 to 2"],
     );
     refused(
         "--config small.toml --set lr.decay_steps=3",

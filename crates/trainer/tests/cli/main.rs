@@ -20,6 +20,7 @@ mod memory_limit;
 mod not_built;
 mod output;
 mod plan;
+mod recompute;
 mod references;
 mod run_directory;
 mod same_lines;

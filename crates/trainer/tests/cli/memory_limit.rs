@@ -22,7 +22,7 @@ fn the_limit_acts_to_the_granule() {
         assert!(!enough.stderr.contains("WARN"), "{enough:?}");
 
         let short =
-            run(peak - granule, "short").fails(3, &["hint: `trainer plan`", "--micro-batch"]);
+            run(peak - granule, "short").fails(3, &["hint: cheapest fix: --set ", "oom.json"]);
         assert!(short.stderr.contains("WARN the plan's peak"), "{short:?}");
         let limit = format!("({} bytes)", peak - granule);
         assert!(short.stderr.contains(&limit), "{short:?}");
@@ -34,6 +34,46 @@ fn the_limit_acts_to_the_granule() {
             (metrics.steps().len(), metrics.end_reason()),
             (0, "out_of_memory")
         );
+    }
+}
+
+/// `oom.json` has the facts, and each of its fixes, added to the same command, fits under the same limit.
+#[test]
+fn every_fix_of_an_out_of_memory_error_works() {
+    let place = Workplace::new();
+    let settings = "--config small.toml --device cpu --micro-batch 4 --recompute none --steps 1";
+    let plan = place.trainer(&format!("plan --json {settings}")).succeeds();
+    let plan: Value = serde_json::from_str(&plan.stdout).unwrap();
+    let peak = plan["peak_bytes"].as_u64().unwrap();
+    let limit = peak - plan["granularity_bytes"].as_u64().unwrap();
+    let limited = format!("{settings} --memory-limit {limit}");
+    place
+        .trainer(&format!("{limited} --out short"))
+        .fails(3, &["cheapest fix"]);
+    let oom: Value = serde_json::from_str(&place.text("short/oom.json")).unwrap();
+    assert_eq!(oom["limit_bytes"], limit);
+    assert_eq!(oom["planned_peak_bytes"], peak);
+    assert_eq!(
+        (&oom["cause"], &oom["space"]),
+        (&"capacity".into(), &"device".into())
+    );
+    assert!(oom["name"].is_string() && oom["phase"].is_string());
+    assert!(oom["requested_bytes"].as_u64().unwrap() > 0);
+    let fixes = oom["fixes"].as_array().unwrap();
+    assert!(fixes.len() >= 5, "{fixes:?}");
+    let changes = |fix: &&Value| fix["changes_math"] == true;
+    assert!(fixes.iter().any(|fix| changes(&fix)) && !fixes.iter().all(|fix| changes(&fix)));
+    for (number, fix) in fixes.iter().enumerate() {
+        let set = fix["set"].as_array().unwrap().iter();
+        let set: Vec<String> = set
+            .map(|one| format!("--set {}", one.as_str().unwrap()))
+            .collect();
+        let out = format!("fixed-{number}");
+        place
+            .trainer(&format!("{limited} {} --out {out}", set.join(" ")))
+            .succeeds();
+        let step = Metrics::read(&place, &out).steps()[0].clone();
+        assert_eq!(step["peak_bytes"], fix["peak_bytes"], "{fix}");
     }
 }
 

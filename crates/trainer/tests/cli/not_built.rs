@@ -55,22 +55,6 @@ fn flags() {
         ("--resume latest", ["--resume", "--save-final"]),
         ("--save-every 5", ["--save-every", "--save-final"]),
         ("--keep-last 2", ["--keep-last", "--save-final"]),
-        (
-            "--recompute-granularity full",
-            ["--recompute-granularity", "use --recompute"],
-        ),
-        (
-            "--recompute-modules mlp core_attn",
-            ["--recompute-modules", "use --recompute"],
-        ),
-        (
-            "--recompute-method uniform",
-            ["--recompute-method", "use --recompute"],
-        ),
-        (
-            "--recompute-num-layers 1",
-            ["--recompute-num-layers", "use --recompute"],
-        ),
     ] {
         for command in ["train", "plan"] {
             refused(&format!("{command} {arguments}"), &words);
@@ -105,12 +89,7 @@ fn keys() {
     ] {
         refused(&format!("--set {setting}"), &[setting, "not built yet"]);
     }
-    for form in ["auto", "full:uniform:2", "mlp_act"] {
-        let place = Workplace::new();
-        place
-            .trainer(&format!("--recompute {form}"))
-            .fails(2, &[&format!("`{form}` is not built yet")]);
-    }
+    refused("--recompute auto", &["`auto` is not built yet"]);
 }
 
 /// Their defaults are no requests.

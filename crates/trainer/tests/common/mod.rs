@@ -10,7 +10,7 @@ use memory::{DType, Memory};
 use model::{ModelConfig, Policy};
 use optim::{Hyperparameters, Schedule, ScheduleKind};
 use trainer::plan::Plan;
-use trainer::session::Session;
+use trainer::session::{Session, StepOutcome};
 use trainer::settings::Settings;
 
 /// Every recompute mode of the command line.
@@ -117,6 +117,30 @@ pub fn constant_rate(peak: f64) -> Schedule {
 /// The plan of a run on the CPU.
 pub fn plan(settings: &Settings) -> Plan {
     Plan::new(settings, Target::Cpu).unwrap()
+}
+
+/// Runs `check` for every variant of the model, type and mode.
+pub fn for_every_mode(check: impl Fn(&str, &Settings)) {
+    for (variant, model) in variants(3) {
+        for dtype in DTYPES {
+            for mode in MODES {
+                let name = format!("{variant}, {dtype:?}, {mode}");
+                check(&name, &settings(model.clone(), dtype, mode));
+            }
+        }
+    }
+}
+
+/// Checks a step's memory against the plan.
+pub fn assert_as_planned(name: &str, plan: &Plan, outcome: &StepOutcome) {
+    let memory = &outcome.memory;
+    assert_eq!(memory.peak.bytes, plan.peak_bytes, "{name}");
+    assert_eq!(memory.peak.by_category, plan.peak_by_category, "{name}");
+    assert_eq!(memory.peak.place.phase, plan.peak_phase, "{name}");
+    assert_eq!(memory.peak.place.layer, plan.peak_layer, "{name}");
+    assert_eq!(memory.phase_peaks, plan.phase_peak_bytes, "{name}");
+    assert_eq!(memory.slab_bytes, plan.slab_bytes, "{name}");
+    assert_eq!(memory.host_pinned_bytes, plan.host_pinned_bytes, "{name}");
 }
 
 /// A session with fresh weights, in a slab of exactly the planned bytes.
