@@ -59,20 +59,16 @@ impl Plan {
         };
         let (fitting, too_small) = (list(true), list(false));
         let overhead = format_bytes(self.device_overhead_bytes);
-        write!(
+        writeln!(
             f,
-            "with about {overhead} for context and libraries (an estimate) it "
+            "with about {overhead} for context and libraries (an estimate)"
         )?;
-        match (fitting.is_empty(), too_small.is_empty()) {
-            (true, _) => writeln!(f, "fits none of {}", too_small.join(", ")),
-            (_, true) => writeln!(f, "fits {}", fitting.join(", ")),
-            _ => writeln!(
-                f,
-                "fits {}; not {}",
-                fitting.join(", "),
-                too_small.join(", ")
-            ),
+        for (verdict, gpus) in [("fits", fitting), ("too large for", too_small)] {
+            if !gpus.is_empty() {
+                writeln!(f, "  {verdict} {}", gpus.join(", "))?;
+            }
         }
+        Ok(())
     }
 
     fn largest_table(&self) -> Table {

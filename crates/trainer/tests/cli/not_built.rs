@@ -89,7 +89,9 @@ fn keys() {
     ] {
         refused(&format!("--set {setting}"), &[setting, "not built yet"]);
     }
-    refused("--recompute auto", &["`auto` is not built yet"]);
+    Workplace::new()
+        .trainer("--recompute auto")
+        .fails(2, &["recompute `auto` is not built yet"]);
 }
 
 /// Their defaults are no requests.

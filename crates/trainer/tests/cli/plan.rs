@@ -22,7 +22,12 @@ fn the_table_is_for_people() {
     expected.extend(["parameter ", "gradient ", "optimizer_state", "activation "]);
     expected.extend(["peak in forward", "peak in recompute", "peak in backward"]);
     expected.extend(["kept", "core_attn", "largest at the peak", "GiB"]);
-    expected.extend(["fits B200", "not A100 40GB", "extra FLOPs", "kv_heads = 32"]);
+    expected.extend([
+        "fits B200",
+        "too large for A100 40GB",
+        "extra FLOPs",
+        "kv_heads = 32",
+    ]);
     expected.extend([
         "head_chunk = 16384",
         "accum",
@@ -34,7 +39,7 @@ fn the_table_is_for_people() {
     }
     let longest = table.lines().map(|line| line.chars().count()).max();
     assert!(longest <= Some(160), "{table}");
-    assert!(table.lines().count() < 80, "{table}");
+    assert!(table.lines().count() < 90, "{table}");
 }
 
 #[test]
