@@ -59,6 +59,17 @@ impl CrossEntropy {
         )
     }
 
+    /// The gradient without the targets, whose entries dwarf the others.
+    fn others(&self, mut gradient: Vec<f64>) -> Vec<f64> {
+        let rows = gradient.chunks_mut(self.vocabulary);
+        for (row, target) in rows.zip(self.targets().values()) {
+            if target >= 0.0 {
+                row[target as usize] = 0.0;
+            }
+        }
+        gradient
+    }
+
     fn oracle(&self) -> Result<[Vec<f64>; 2]> {
         let logits = variable(&self.logits())?;
         let targets = constant(&self.targets())?.unsqueeze(1)?;
@@ -83,14 +94,22 @@ impl Case for CrossEntropy {
             targets.view(),
             self.scale,
         )?;
-        Ok(vec![device.take(&losses), device.take(&logits)])
+        let gradient = device.take(&logits);
+        let others = Host::new(self.dtype, gradient.dims, self.others(gradient.values()));
+        Ok(vec![device.take(&losses), gradient, others])
     }
 
     fn expected(&self) -> Vec<Expected> {
         let [losses, dlogits] = self.oracle().unwrap();
+        let others = self.others(dlogits.clone());
         vec![
             Expected::new("cross_entropy: losses", losses, Rule::Standard),
             Expected::new("cross_entropy: gradient", dlogits, Rule::Standard),
+            Expected::new(
+                "cross_entropy: gradient beside the targets",
+                others,
+                Rule::Standard,
+            ),
         ]
     }
 }
