@@ -126,7 +126,8 @@ pub(crate) fn transfer(
     })
 }
 
-pub(crate) fn matmul(out: &Out, a: &In, b: &In, init: &Init) -> Checked {
+/// `widens`: whether there is a workspace to widen bf16 in, or no need for one.
+pub(crate) fn matmul(widens: bool, out: &Out, a: &In, b: &In, init: &Init) -> Checked {
     let check = Check("matmul");
     for (name, x) in [("out", out as &dyn Shaped), ("a", a), ("b", b)] {
         check.rank(name, x, 2)?;
@@ -141,6 +142,10 @@ pub(crate) fn matmul(out: &Out, a: &In, b: &In, init: &Init) -> Checked {
         )
     })?;
     check.tensor("out", out, &[m, n], out.dtype())?;
+    let all_f32 = [out.dtype(), a.dtype(), b.dtype()] == [DType::F32; 3];
+    check.that(widens || all_f32, || {
+        "these kernels were made for f32 and have no workspace to widen bf16 in".into()
+    })?;
     check.init(init, out)
 }
 

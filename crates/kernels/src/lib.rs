@@ -92,7 +92,7 @@ pub struct AdamW<'a> {
 
 /// The operations of a training step. Shapes are in brackets; `t` tokens, `b` batch, `s` sequence, `h` hidden, `v`
 /// vocabulary. Outputs come first. Unless said otherwise, tensors hold the compute type (f32 or bf16), are
-/// contiguous, and statistics and sums are f32.
+/// contiguous, and statistics and sums are f32. Token ids lie within the vocabulary: whoever reads the data checks that.
 ///
 /// # Errors
 /// Every operation returns [`KernelError`] if a shape or type does not fit, before anything is written.
@@ -211,7 +211,8 @@ pub trait Kernels {
     fn sum(&self, out: Out, x: In, init: Init) -> Result<(), KernelError>;
 
     /// `out [2] (f32)` = the Euclidean norm of `x [n]` (f32) and the clipping factor min(1, max_norm / (norm +
-    /// 1e-6)); NaN where the norm is not finite, 1 where `max_norm` is none. `parts [NORM_PARTS]` (f64) is scratch.
+    /// 1e-6)); NaN where the norm is not finite, 1 where `max_norm` is none. Squares are f32: a norm above 1.8e19 counts
+    /// as not finite. `parts [NORM_PARTS]` (f64) is scratch.
     fn norm_and_clip(
         &self,
         out: Out,

@@ -11,7 +11,7 @@ pub struct Meta {
     target: Target,
     memory: Memory,
     flops: FlopCounter,
-    _workspace: Option<Buffer>,
+    workspace: Option<Buffer>,
 }
 
 /// Floating-point operations of matrix products (two for each multiplication), by the phase in which they were
@@ -43,7 +43,7 @@ impl Meta {
             target,
             memory: memory.clone(),
             flops,
-            _workspace: lease_workspace(memory, target, dtype)?,
+            workspace: lease_workspace(memory, target, dtype)?,
         })
     }
 }
@@ -114,7 +114,8 @@ impl Kernels for Meta {
     }
 
     fn matmul(&self, out: Out, a: In, b: In, init: Init) -> Result<(), KernelError> {
-        check::matmul(&out, &a, &b, &init)?;
+        let widens = self.target != Target::Cpu || self.workspace.is_some();
+        check::matmul(widens, &out, &a, &b, &init)?;
         self.count(out.elements() * a.dims()[1]);
         Ok(())
     }

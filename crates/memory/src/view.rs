@@ -69,7 +69,11 @@ macro_rules! geometry {
             self.strides == self.dims.row_major_strides()
         }
 
+        /// Bytes from the first element to a row; none in a shape, whose pointer stays null.
         fn offset_of_row(&self, row: usize) -> usize {
+            if self.pointer.is_null() {
+                return 0;
+            }
             row * self.strides[0] * self.dtype.size_in_bytes()
         }
 

@@ -107,23 +107,15 @@ impl Kernels for Cpu {
     }
 
     fn matmul(&self, out: Out, a: In, b: In, init: Init) -> Result<(), KernelError> {
-        check::matmul(&out, &a, &b, &init)?;
-        if [out.dtype(), a.dtype(), b.dtype()] == [DType::F32; 3] {
-            gemm::matmul_f32(out, a, b, init);
-            return Ok(());
-        }
+        check::matmul(self.workspace.is_some(), &out, &a, &b, &init)?;
         match &self.workspace {
-            Some(workspace) => {
+            Some(workspace) if [out.dtype(), a.dtype(), b.dtype()] != [DType::F32; 3] => {
                 let mut workspace = workspace.borrow_mut();
                 gemm::matmul_widened(out, a, b, init, workspace.view_mut().slice_mut());
-                Ok(())
             }
-            None => Err(KernelError {
-                operation: "matmul",
-                message: "these kernels were made for f32 and have no workspace to widen bf16 in"
-                    .into(),
-            }),
+            _ => gemm::matmul_f32(out, a, b, init),
         }
+        Ok(())
     }
 
     fn add_bias(&self, out: Out, bias: In) -> Result<(), KernelError> {

@@ -13,8 +13,8 @@ use trainer::plan::Plan;
 use trainer::session::{Session, StepOutcome};
 use trainer::settings::Settings;
 
-/// Every recompute mode of the command line.
-pub const MODES: [&str; 9] = [
+/// Recompute modes of every form.
+pub const MODES: [&str; 15] = [
     "none",
     "core_attn",
     "layernorm",
@@ -23,6 +23,12 @@ pub const MODES: [&str; 9] = [
     "core_attn,mlp",
     "layernorm,mlp",
     "core_attn,layernorm,mlp",
+    "qkv",
+    "attn_out",
+    "mlp_act",
+    "qkv,attn_out,mlp_act",
+    "full:block:1",
+    "full:uniform:2",
     "full",
 ];
 
