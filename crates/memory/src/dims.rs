@@ -1,5 +1,7 @@
 //! Shapes of up to four dimensions, copied by value.
 
+use crate::DType;
+
 /// A shape of up to four dimensions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
@@ -16,6 +18,15 @@ impl Dims {
     /// Number of elements; 1 for a scalar.
     pub fn elements(&self) -> usize {
         self.as_slice().iter().product()
+    }
+
+    /// Bytes of a tensor of this shape; none if no address reaches that far.
+    pub fn bytes(&self, dtype: DType) -> Option<u64> {
+        let sizes = self.as_slice().iter().map(|size| *size as u64);
+        let bytes = sizes
+            .chain([dtype.size_in_bytes() as u64])
+            .try_fold(1, u64::checked_mul)?;
+        (bytes < isize::MAX as u64).then_some(bytes)
     }
 
     /// The distance between neighbours in each dimension of a row-major tensor, in elements.

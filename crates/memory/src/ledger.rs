@@ -158,6 +158,12 @@ impl Ledger {
         if record.lease.space == Space::Device {
             *self.live.get_mut(record.lease.category) -= record.lease.bytes;
             *self.live.get_mut(category) += record.lease.bytes;
+            if record.sequence <= self.peak_sequence {
+                // At the peak it was what it was; from now on it is a lease after the peak.
+                self.freed_since_peak.push(record.lease);
+                self.sequence += 1;
+                record.sequence = self.sequence;
+            }
         }
         record.lease.category = category;
     }
@@ -314,6 +320,31 @@ mod tests {
         assert_eq!(ledger.largest_at_peak().len(), 1);
         ledger.give_back(weights);
         assert_eq!(ledger.live_leases(), 0);
+    }
+
+    #[test]
+    fn what_changes_its_category_after_the_peak_keeps_it_in_the_list() {
+        let mut ledger = Ledger::default();
+        let gate = ledger.take(lease("gate", Category::Activation, 512));
+        let scratch = ledger.take(lease("scratch", Category::Temporary, 256));
+        ledger.give_back(scratch);
+        ledger.recategorize(gate, Category::Temporary);
+        assert_eq!(ledger.live_by_category().temporary, 512);
+        let at_peak: Vec<_> = ledger
+            .largest_at_peak()
+            .iter()
+            .map(|live| (live.name, live.category))
+            .collect();
+        assert_eq!(
+            at_peak,
+            [
+                ("gate", Category::Activation),
+                ("scratch", Category::Temporary)
+            ]
+        );
+        ledger.give_back(gate);
+        assert_eq!(ledger.largest_at_peak().len(), 2);
+        assert_eq!(ledger.live_by_category(), ByCategory::default());
     }
 
     #[test]

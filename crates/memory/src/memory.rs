@@ -24,6 +24,7 @@ struct State {
     slab: Slab,
     backing: Backing,
     limit: Option<u64>,
+    pinned_limit: Option<u64>,
     /// Leases to grant before one is refused, for tests.
     refuse_after: Option<usize>,
     poison: bool,
@@ -72,6 +73,26 @@ pub struct StepMemory {
     pub host_pinned_bytes: u64,
     /// Time spent in each phase, exclusive; zero on [`Memory::shapes`].
     pub phase_time: ByPhase<Duration>,
+}
+
+/// Where a lease lives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Home {
+    /// In the slab, within a step.
+    Slab,
+    /// Alone in device memory, across steps.
+    Own,
+    /// Alone in pinned host memory, across steps.
+    Pinned,
+}
+
+impl Home {
+    fn space(self) -> Space {
+        match self {
+            Home::Slab | Home::Own => Space::Device,
+            Home::Pinned => Space::Host,
+        }
+    }
 }
 
 /// Where the physical bytes of a lease are, and how they are given back.
@@ -125,6 +146,7 @@ impl Memory {
             slab: Slab::new(u64::MAX),
             backing,
             limit: None,
+            pinned_limit: None,
             refuse_after: None,
             poison: false,
             clock: PhaseClock::new(),
@@ -155,6 +177,11 @@ impl Memory {
         self.state.borrow_mut().limit = limit;
     }
 
+    /// Refuses leases that would bring the pinned host bytes above `limit`.
+    pub fn set_pinned_limit(&self, limit: Option<u64>) {
+        self.state.borrow_mut().pinned_limit = limit;
+    }
+
     /// Grants `leases` leases, then refuses one as if the limit had been reached. For tests: whatever lease fails
     /// must be explained, and nothing may be lost.
     pub fn refuse_after(&self, leases: usize) {
@@ -172,12 +199,11 @@ impl Memory {
     /// [`OutOfMemory`] if the system refuses.
     ///
     /// # Panics
-    /// If a lease of a step is live, or a slab is reserved already.
+    /// If a lease of a step is live, or a slab is reserved already: leases would lie on one another.
     pub fn reserve_slab(&self, bytes: u64) -> Result<(), OutOfMemory> {
         let mut state = self.state.borrow_mut();
-        assert_eq!(
-            state.slab.free_below_top(),
-            0,
+        assert!(
+            state.slab.is_empty(),
             "the slab is reserved before the first lease of a step"
         );
         assert_eq!(state.slab.capacity(), u64::MAX, "the slab is reserved once");
@@ -210,7 +236,7 @@ impl Memory {
         shape: impl Into<Dims>,
         dtype: DType,
     ) -> Result<Buffer, OutOfMemory> {
-        self.take(category, name, shape.into(), dtype, true)
+        self.take(category, name, shape.into(), dtype, Home::Slab)
     }
 
     /// Leases memory that lives across steps, before step 1. It is zeroed.
@@ -224,7 +250,22 @@ impl Memory {
         shape: impl Into<Dims>,
         dtype: DType,
     ) -> Result<Buffer, OutOfMemory> {
-        self.take(category, name, shape.into(), dtype, false)
+        self.take(category, name, shape.into(), dtype, Home::Own)
+    }
+
+    /// Leases pinned host memory that lives across steps, before step 1. It is zeroed, and counts in a space of its
+    /// own, with a limit of its own. On the CPU device it is ordinary memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if the limit or the system refuses.
+    pub fn lease_pinned(
+        &self,
+        category: Category,
+        name: &'static str,
+        shape: impl Into<Dims>,
+        dtype: DType,
+    ) -> Result<Buffer, OutOfMemory> {
+        self.take(category, name, shape.into(), dtype, Home::Pinned)
     }
 
     fn take(
@@ -233,28 +274,31 @@ impl Memory {
         name: &'static str,
         dims: Dims,
         dtype: DType,
-        within_step: bool,
+        home: Home,
     ) -> Result<Buffer, OutOfMemory> {
         let mut guard = self.state.borrow_mut();
         let state = &mut *guard;
-        let wanted = dims.elements() * dtype.size_in_bytes();
-        let bytes = round_up(wanted as u64);
+        let space = home.space();
+        let bytes = dims.bytes(dtype).map_or(u64::MAX, round_up);
         let lease = Lease {
             name,
             category,
             place: state.ledger.place(),
-            space: Space::Device,
+            space,
             bytes,
         };
-        if state.injects_refusal() || state.exceeds_limit(bytes) {
+        if bytes == u64::MAX {
+            return Err(state.refuse(lease, Cause::Host));
+        }
+        if state.injects_refusal() || state.exceeds_limit(space, bytes) {
             return Err(state.refuse(lease, Cause::Capacity));
         }
-        let offset = match within_step {
-            true => match state.slab.place(bytes) {
+        let offset = match home {
+            Home::Slab => match state.slab.place(bytes) {
                 Some(offset) => Some(offset),
                 None => return Err(state.refuse(lease, Cause::Fragmentation)),
             },
-            false => None,
+            Home::Own | Home::Pinned => None,
         };
         let (storage, pointer) = match (&state.backing, offset) {
             (Backing::Shapes, _) => (Storage::Nothing, std::ptr::null_mut()),
@@ -274,7 +318,7 @@ impl Memory {
                 }
             },
         };
-        if state.poison && within_step && !pointer.is_null() {
+        if state.poison && home == Home::Slab && !pointer.is_null() {
             // SAFETY: `pointer` starts `bytes` of memory that no live lease shares.
             unsafe { std::ptr::write_bytes(pointer, 0xff, bytes as usize) };
         }
@@ -347,9 +391,16 @@ impl Memory {
 }
 
 impl State {
-    fn exceeds_limit(&self, bytes: u64) -> bool {
-        let needed = self.ledger.live_bytes(Space::Device) + bytes;
-        self.limit.is_some_and(|limit| needed > limit)
+    fn limit(&self, space: Space) -> Option<u64> {
+        match space {
+            Space::Device => self.limit,
+            Space::Host => self.pinned_limit,
+        }
+    }
+
+    fn exceeds_limit(&self, space: Space, bytes: u64) -> bool {
+        let needed = self.ledger.live_bytes(space).saturating_add(bytes);
+        self.limit(space).is_some_and(|limit| needed > limit)
     }
 
     /// Counts a lease towards [`Memory::refuse_after`].
@@ -374,7 +425,10 @@ impl State {
             } else {
                 self.slab.capacity()
             },
-            limit_bytes: self.limit,
+            limit_bytes: match cause {
+                Cause::Capacity => self.limit(lease.space),
+                Cause::Fragmentation | Cause::Host => None,
+            },
             cause,
         };
         refusal.into()
@@ -464,6 +518,36 @@ mod tests {
                 .is_err()
         );
         assert_eq!(memory.step_memory().slab_bytes, 512);
+    }
+
+    #[test]
+    fn pinned_memory_is_a_space_of_its_own() {
+        let memory = Memory::host();
+        memory.set_pinned_limit(Some(1024));
+        memory.set_limit(Some(0));
+        let lease = |elements: usize| {
+            memory.lease_pinned(Category::OptimizerState, "moments", [elements], DType::F32)
+        };
+        let pinned = lease(200).unwrap();
+        assert_eq!(
+            (memory.live_bytes(), memory.step_memory().host_pinned_bytes),
+            (0, 1024)
+        );
+        let error = lease(1).unwrap_err();
+        assert_eq!((error.space, error.limit_bytes), (Space::Host, Some(1024)));
+        drop(pinned);
+        lease(1).unwrap();
+        assert_eq!(memory.live_leases(), 0);
+    }
+
+    #[test]
+    fn a_tensor_larger_than_any_memory_is_refused() {
+        let memory = Memory::shapes();
+        let error = memory
+            .lease(Category::Temporary, "x", [usize::MAX, 3], DType::F32)
+            .unwrap_err();
+        assert_eq!((error.cause, error.limit_bytes), (Cause::Host, None));
+        assert!(error.to_string().contains("The system refused"), "{error}");
     }
 
     #[test]

@@ -83,6 +83,11 @@ impl Slab {
         }
     }
 
+    /// Whether nothing is placed.
+    pub fn is_empty(&self) -> bool {
+        self.top == 0
+    }
+
     /// The largest top so far: what a run must reserve.
     pub fn high_water(&self) -> u64 {
         self.high_water

@@ -139,7 +139,7 @@ impl Pass<'_> {
                 let (shape, _) = self
                     .model
                     .activation_shape(raw, self.batch.rows, self.batch.seq);
-                let mut fresh = self.temporary(raw.name(), [shape[0], shape[1]])?;
+                let mut fresh = self.temporary(raw.name(), shape)?;
                 self.project(fresh.view_mut(), h1, weight, bias)?;
                 transient = fresh;
                 transient.view()

@@ -143,8 +143,23 @@ impl ModelConfig {
             ("rope_theta", self.rope_theta),
             ("init_std", self.init_std),
         ];
+        let scaling = self.rope_scaling.iter().flat_map(|scaling| {
+            [
+                ("rope_scaling.factor", scaling.factor),
+                ("rope_scaling.low_freq_factor", scaling.low_freq_factor),
+                (
+                    "rope_scaling.high_freq_factor - low_freq_factor",
+                    scaling.high_freq_factor - scaling.low_freq_factor,
+                ),
+                (
+                    "rope_scaling.original_max_position",
+                    scaling.original_max_position as f64,
+                ),
+            ]
+        });
         match reals
             .into_iter()
+            .chain(scaling)
             .find(|(_, value)| !(value.is_finite() && *value > 0.0))
         {
             Some((name, value)) => Err(ConfigError::NotPositive { name, value }),

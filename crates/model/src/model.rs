@@ -8,7 +8,7 @@ use crate::saved::Saved;
 use crate::stage::{Activation, ReplayCounts};
 use crate::{ModelConfig, rope};
 use kernels::{Init, KernelError, Kernels};
-use memory::{Arena, Buffer, Category, DType, Layout, Memory, OutOfMemory};
+use memory::{Arena, Buffer, Category, DType, Dims, Layout, Memory, OutOfMemory};
 use std::rc::Rc;
 
 /// Why a pass could not be made.
@@ -139,23 +139,23 @@ impl Model {
         activation: Activation,
         rows: usize,
         seq: usize,
-    ) -> (Vec<usize>, DType) {
+    ) -> (Dims, DType) {
         let config = &self.config;
         let tokens = rows * seq;
         match activation {
             Activation::X | Activation::H1 | Activation::X2 | Activation::H2 => {
-                (vec![tokens, config.hidden], self.dtype)
+                (Dims::from([tokens, config.hidden]), self.dtype)
             }
-            Activation::Rstd1 | Activation::Rstd2 => (vec![tokens], DType::F32),
+            Activation::Rstd1 | Activation::Rstd2 => (Dims::from([tokens]), DType::F32),
             Activation::Q | Activation::QRaw | Activation::O => {
-                (vec![tokens, config.q_width()], self.dtype)
+                (Dims::from([tokens, config.q_width()]), self.dtype)
             }
             Activation::K | Activation::KRaw | Activation::V => {
-                (vec![tokens, config.kv_width()], self.dtype)
+                (Dims::from([tokens, config.kv_width()]), self.dtype)
             }
-            Activation::Probs => (vec![rows, config.heads, seq, seq], self.dtype),
+            Activation::Probs => (Dims::from([rows, config.heads, seq, seq]), self.dtype),
             Activation::Gate | Activation::Up | Activation::Act => {
-                (vec![tokens, config.ffn], self.dtype)
+                (Dims::from([tokens, config.ffn]), self.dtype)
             }
         }
     }
@@ -165,7 +165,8 @@ impl Model {
         self.config.qk_norm || !matches!(activation, Activation::QRaw | Activation::KRaw)
     }
 
-    /// Forward and backward of one micro-batch: adds its loss to the totals and its gradients to `gradients`.
+    /// Forward and backward of one micro-batch: adds its loss to the totals and its gradients to `gradients`. `saved`
+    /// is empty before and after, whatever happens.
     ///
     /// # Errors
     /// [`ModelError`] if a lease is refused; the step is then lost, the parameters are not.
@@ -176,6 +177,7 @@ impl Model {
         parameters: &Arena,
         gradients: &mut Gradients,
         policy: &Policy,
+        saved: &mut Saved,
         batch: &Batch,
         totals: &mut StepTotals,
     ) -> Result<(), ModelError> {
@@ -187,24 +189,36 @@ impl Model {
             gradients,
             policy,
             batch,
-            saved: Saved::new(self.config.layers),
+            saved,
             replayed: ReplayCounts::default(),
             backward_at: None,
+            let_go: Default::default(),
         };
-        pass.forward()?;
+        let outcome = pass.forward_backward(totals);
+        let replayed = pass.replayed;
+        if outcome.is_err() {
+            saved.clear();
+        }
+        totals.replayed.add_all(&replayed);
+        outcome
+    }
+}
+
+impl Pass<'_> {
+    fn forward_backward(&mut self, totals: &mut StepTotals) -> Result<(), ModelError> {
+        self.forward()?;
         let init = if totals.is_first {
             Init::Overwrite
         } else {
             Init::Accumulate
         };
-        let dx = pass.head(totals.loss, init, totals.gradient_scale)?;
-        pass.backward(dx)?;
+        let dx = self.head(totals.loss, init, totals.gradient_scale)?;
+        self.backward(dx)?;
+        totals.is_first = false;
         assert!(
-            pass.saved.is_empty(),
+            self.saved.is_empty(),
             "every activation is released by the last stage that needs it"
         );
-        totals.replayed.add_all(&pass.replayed);
-        totals.is_first = false;
         Ok(())
     }
 }

@@ -25,10 +25,12 @@ pub(crate) struct Pass<'a> {
     pub(crate) gradients: &'a mut Gradients,
     pub(crate) policy: &'a Policy,
     pub(crate) batch: &'a Batch,
-    pub(crate) saved: Saved,
+    pub(crate) saved: &'a mut Saved,
     pub(crate) replayed: ReplayCounts,
     /// The stage whose backward pass runs; none during forward.
     pub(crate) backward_at: Option<Position>,
+    /// What that stage has let go of before its end.
+    pub(crate) let_go: [bool; Activation::ALL.len()],
 }
 
 impl Pass<'_> {
@@ -120,7 +122,8 @@ impl Pass<'_> {
                     layer,
                     stage: Stage::released_after(activation),
                 };
-                released <= at && self.saved.get(layer, activation).is_none()
+                let let_go = released == at && self.let_go[activation as usize];
+                released <= at && !let_go && self.saved.get(layer, activation).is_none()
             }
         };
         if !wanted {
@@ -130,11 +133,9 @@ impl Pass<'_> {
             None if kept => Category::Activation,
             _ => Category::Temporary,
         };
-        let (shape, dtype) =
+        let (dims, dtype) =
             self.model
                 .activation_shape(activation, self.batch.rows, self.batch.seq);
-        let dims =
-            Dims::try_from(shape.as_slice()).expect("an activation has at most four dimensions");
         Ok(Some(self.memory.lease(
             category,
             activation.name(),
@@ -170,6 +171,7 @@ impl Pass<'_> {
         run: impl FnOnce(&mut Self) -> Result<T, ModelError>,
     ) -> Result<T, ModelError> {
         self.backward_at = Some(position);
+        self.let_go = Default::default();
         let result = run(self)?;
         for activation in Activation::ALL {
             if Stage::released_after(activation) == position.stage {
@@ -183,6 +185,7 @@ impl Pass<'_> {
     pub(crate) fn release(&mut self, layer: usize, activation: Activation, buffer: Rc<Buffer>) {
         self.assert_last_use(layer, activation);
         drop(buffer);
+        self.let_go[activation as usize] = true;
         self.saved.release(layer, activation);
     }
 
@@ -194,6 +197,7 @@ impl Pass<'_> {
     ) -> Result<Buffer, ModelError> {
         self.assert_last_use(layer, activation);
         drop(self.pull(layer, activation)?);
+        self.let_go[activation as usize] = true;
         Ok(self.saved.take(layer, activation))
     }
 

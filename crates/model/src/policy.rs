@@ -18,15 +18,14 @@ pub enum Action {
 /// An action for every activation of every layer. Any combination is valid and gives the same bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// For each layer, the activations to recompute, as bits.
-    recomputed: Vec<u16>,
+    layers: Vec<[Action; Activation::ALL.len()]>,
 }
 
 impl Policy {
     /// Keeps everything.
     pub fn keep_all(layers: usize) -> Policy {
         Policy {
-            recomputed: vec![0; layers],
+            layers: vec![[Action::Keep; Activation::ALL.len()]; layers],
         }
     }
 
@@ -88,24 +87,18 @@ impl Policy {
 
     /// Sets the action for one activation of one layer.
     pub fn set(&mut self, layer: usize, activation: Activation, action: Action) {
-        let bit = 1 << activation as u16;
-        match action {
-            Action::Keep => self.recomputed[layer] &= !bit,
-            Action::Recompute => self.recomputed[layer] |= bit,
-        }
+        self.layers[layer][activation as usize] = action;
     }
 
     /// The action for one activation of one layer. What the head reads, beyond the last layer, is always kept.
     pub fn action(&self, layer: usize, activation: Activation) -> Action {
-        match self.recomputed.get(layer) {
-            Some(bits) if bits & (1 << activation as u16) != 0 => Action::Recompute,
-            _ => Action::Keep,
-        }
+        let actions = self.layers.get(layer);
+        actions.map_or(Action::Keep, |actions| actions[activation as usize])
     }
 
     /// Number of layers.
     pub fn layers(&self) -> usize {
-        self.recomputed.len()
+        self.layers.len()
     }
 }
 

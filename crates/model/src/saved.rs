@@ -1,4 +1,4 @@
-//! The table of saved activations of one micro-batch.
+//! The table of saved activations of one micro-batch, made once and used for every one.
 
 use crate::stage::Activation;
 use memory::{Buffer, Category};
@@ -27,7 +27,7 @@ impl Saved {
     /// Files an activation.
     pub fn put(&mut self, layer: usize, activation: Activation, buffer: Buffer) {
         let previous = self.layers[layer][activation as usize].replace(Rc::new(buffer));
-        debug_assert!(
+        assert!(
             previous.is_none(),
             "{} of layer {layer} was made twice",
             activation.name()
@@ -64,6 +64,14 @@ impl Saved {
         });
         buffer.recategorize(Category::Temporary);
         buffer
+    }
+
+    /// Drops everything: a pass ended early.
+    pub fn clear(&mut self) {
+        self.layers
+            .iter_mut()
+            .flatten()
+            .for_each(|entry| *entry = None);
     }
 
     /// Whether nothing is live.

@@ -114,6 +114,7 @@ fn assert_agrees(name: &str, config: &ModelConfig) {
             &parameters,
             &mut summed,
             &policy,
+            &mut model::Saved::new(model.config().layers),
             &on_device,
             &mut totals,
         );

@@ -60,10 +60,7 @@ pub enum Failure {
     #[error("the device failed: {0}")]
     Device(String),
     /// Loss or gradients are not finite.
-    #[error(
-        "step {step} diverged: loss {loss}, gradient norm {grad_norm}; weights and optimizer state are as they were \
-         before that step"
-    )]
+    #[error("step {step} diverged: loss {loss}, gradient norm {grad_norm}; {}", after_divergence(*grad_norm))]
     Diverged {
         /// The step.
         step: usize,
@@ -138,6 +135,15 @@ impl Failure {
             _ => None,
         };
         hint.into_iter().collect()
+    }
+}
+
+/// The optimizer skips a step whose gradients are not finite; finite ones are used, whatever the loss.
+fn after_divergence(grad_norm: f32) -> &'static str {
+    if grad_norm.is_finite() {
+        "its gradients were finite and have been used"
+    } else {
+        "weights and optimizer state are as they were before that step"
     }
 }
 

@@ -67,8 +67,8 @@ impl OomReport {
         target: Target,
     ) -> Result<OomReport, Failure> {
         let planned = figures(settings, target)?;
-        // Where the system refused, what was live is what there is.
-        let room = error.limit_bytes.unwrap_or(error.live_by_category.total());
+        // Where the system refused, no limit is known: anything smaller is worth a try.
+        let room = error.limit_bytes.unwrap_or(planned.peak.bytes - 1);
         let search = Search {
             settings,
             layer_specs,

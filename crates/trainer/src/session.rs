@@ -7,7 +7,7 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Arena, Buffer, Category, DType, Layer, Memory, Phase, StepMemory};
-use model::{Batch, Gradients, Model, ReplayCounts, StepTotals};
+use model::{Batch, Gradients, Model, ReplayCounts, Saved, StepTotals};
 use optim::AdamW;
 
 /// Everything that lives across steps.
@@ -19,6 +19,8 @@ pub struct Session {
     pub(crate) parameters: Arena,
     pub(crate) gradients: Gradients,
     pub(crate) optimizer: AdamW,
+    /// The table of activations, empty between micro-batches.
+    saved: Saved,
     /// `[1]` f32: sum of the step's losses.
     loss: Buffer,
     step: usize,
@@ -44,7 +46,7 @@ pub struct StepOutcome {
 }
 
 impl StepOutcome {
-    /// Whether loss and gradients are finite. If not, the update was skipped.
+    /// Whether loss and gradients are finite. The update was skipped if the gradients are not.
     pub fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.grad_norm.is_finite()
     }
@@ -100,6 +102,7 @@ impl Session {
         let gradients = Gradients::lease(memory, layout)?;
         let optimizer = AdamW::lease(memory, layout, dtype, settings.optimizer)?;
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32)?;
+        let saved = Saved::new(settings.model.layers);
         let memory = memory.clone();
         Ok(Session {
             memory,
@@ -109,6 +112,7 @@ impl Session {
             parameters,
             gradients,
             optimizer,
+            saved,
             loss,
             step: 0,
         })
@@ -173,6 +177,7 @@ impl Session {
                 &self.parameters,
                 &mut self.gradients,
                 &self.settings.policy,
+                &mut self.saved,
                 &batch,
                 &mut totals,
             )?;
@@ -197,6 +202,7 @@ impl Session {
 
     /// Loss sum and gradient norm of the step.
     fn read_back(&self) -> Result<(f32, f32), Failure> {
+        let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let (mut loss, mut norm_and_clip) = ([0f32; 1], [0f32; 2]);
         self.kernels
             .download(bytemuck::cast_slice_mut(&mut loss), self.loss.view())?;

@@ -60,7 +60,7 @@ fn computed() -> Map<String, Value> {
         let half = format!("full:block:{}", layers / 2);
         for spec in SPECS.into_iter().chain([half.as_str()]) {
             for micro in ["1", "4"] {
-                for target in [("cpu", "f32"), ("cuda", "bf16")] {
+                for target in [("cpu", "f32"), ("cpu", "bf16"), ("cuda", "bf16")] {
                     let key = format!(
                         "{preset} {spec} micro-batch {micro} {} {}",
                         target.0, target.1
@@ -71,6 +71,26 @@ fn computed() -> Map<String, Value> {
         }
     }
     cells
+}
+
+/// Placement loses under 3 % of the peak where training is meant to happen: f32 on the CPU, bf16 on a GPU. bf16 on the
+/// CPU is there to test what a GPU will run; its widening scratch weighs more, in the smallest model up to 6 %.
+#[test]
+fn fragmentation_is_under_three_percent() {
+    let cells = computed();
+    let loss = |cell: &Value| cell[1].as_f64().unwrap() / cell[0].as_f64().unwrap() - 1.0;
+    for (name, cell) in &cells {
+        let bound = if name.ends_with("cpu bf16") {
+            0.06
+        } else {
+            0.03
+        };
+        assert!(loss(cell) < bound, "{name}: {}", loss(cell));
+    }
+    assert!(
+        cells.values().any(|cell| loss(cell) > 0.01),
+        "placement is measured at all"
+    );
 }
 
 #[test]
@@ -107,7 +127,7 @@ fn planned_peaks_are_the_golden_ones() {
         return;
     }
     assert!(
-        computed.len() >= 396,
+        computed.len() >= 594,
         "every preset, spec, micro-batch and target: {}",
         computed.len()
     );

@@ -112,11 +112,6 @@ fn assert_that_leases_are_seen() {
         .filter(|made| made.callers[0].place.contains("memory/src/host.rs"))
         .collect();
     let layers = settings.model.layers * settings.accum;
-    if leases.is_empty() {
-        for m in watched.made.iter().take(5) {
-            println!("{m}");
-        }
-    }
     assert!(leases.len() > 20 * layers, "{}", leases.len());
     let within_step = outcome.memory.peak.bytes - plan(&settings).persistent_bytes;
     assert!(watched.most_bytes as f64 > 0.9 * within_step as f64);

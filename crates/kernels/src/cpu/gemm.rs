@@ -54,6 +54,7 @@ impl Matrix {
     }
 
     fn of(view: In) -> Matrix {
+        assert!(!view.pointer().is_null(), "a shape has no data");
         let strides = view.strides();
         Matrix {
             pointer: view.pointer().cast(),

@@ -1,7 +1,7 @@
 //! The operations on the processor, f32 and bf16.
 //!
 //! Work is cut into pieces of fixed size, so results do not depend on the number of threads. Loops are written for
-//! vectorisation with explicit lanes and compiled for several instruction sets ([`simd`]).
+//! vectorisation with explicit lanes and compiled for several instruction sets.
 
 mod adamw;
 mod attention;
@@ -88,6 +88,7 @@ impl Kernels for Cpu {
             out.is_contiguous(),
             bytes.len(),
         )?;
+        assert!(!out.pointer().is_null(), "a shape has no data");
         // SAFETY: the view covers as many bytes as `bytes`, which the borrow checker keeps apart from it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.pointer(), bytes.len()) };
         Ok(())
@@ -101,6 +102,7 @@ impl Kernels for Cpu {
             x.is_contiguous(),
             bytes.len(),
         )?;
+        assert!(!x.pointer().is_null(), "a shape has no data");
         // SAFETY: as in `upload`.
         unsafe { std::ptr::copy_nonoverlapping(x.pointer(), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())

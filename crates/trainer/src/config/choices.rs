@@ -50,7 +50,7 @@ choices! {
     /// How the data file is read.
     #[derive(Default)]
     DataFormat {
-        /// By the file's name and magic number.
+        /// By the file's ending: .safetensors, .bin, else text.
         #[default]
         Auto = "auto",
         /// A safetensors file with `input_ids` and `targets`.

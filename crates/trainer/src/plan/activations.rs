@@ -33,12 +33,12 @@ pub(super) fn planned_activations(model: &Model, settings: &Settings) -> Vec<Pla
         present.map(move |activation| {
             let (shape, dtype) =
                 model.activation_shape(activation, settings.micro_batch, settings.seq);
-            let bytes = shape.iter().product::<usize>() * dtype.size_in_bytes();
+            let bytes = shape.elements() * dtype.size_in_bytes();
             PlannedActivation {
                 layer,
                 label: activation.label().name(),
                 name: activation.name(),
-                shape,
+                shape: shape.as_slice().to_vec(),
                 dtype: dtype_name(dtype),
                 bytes: memory::round_up(bytes as u64),
                 action: settings.policy.action(layer, activation),
