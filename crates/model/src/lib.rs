@@ -2,7 +2,7 @@
 //!
 //! A block is a list of [`Stage`]s ([`stage`]), each reading and writing named [`Activation`]s. A [`Policy`] says
 //! for every activation of every layer whether it is kept or made again. The backward pass pulls what it needs
-//! from the [`saved`] table; what was dropped is replayed by running its stage again. Forward and replay are the
+//! from the [`Saved`] table; what was dropped is replayed by running its stage again. Forward and replay are the
 //! same code on the same inputs, so every policy gives the same bits.
 //!
 //! This crate leases memory and calls [`kernels::Kernels`]; it never computes on data itself, and never decides
