@@ -15,7 +15,7 @@ pub enum WeightsError {
     #[error("{0} holds neither model.safetensors nor model.safetensors.index.json")]
     Missing(PathBuf),
     /// A file could not be read.
-    #[error("{path}: {source}")]
+    #[error("the weights in {path} cannot be read ({source}); copy or write them again")]
     Read {
         /// The file.
         path: PathBuf,

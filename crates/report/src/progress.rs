@@ -20,7 +20,7 @@ impl Progress {
         let bar = terminal.then(|| {
             let bar =
                 ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-            let template = "{bar:24} {pos}/{len} {msg} {eta}";
+            let template = "{bar:12} {pos}/{len}  {msg}  {eta}";
             bar.set_style(
                 ProgressStyle::with_template(template)
                     .unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -40,7 +40,7 @@ impl Progress {
         match &self.bar {
             Some(bar) => {
                 bar.set_position(record.step as u64);
-                bar.set_message(status(record));
+                bar.set_message(short_status(record));
             }
             None if self.quiet => {}
             None => {
@@ -64,15 +64,29 @@ impl Progress {
     }
 }
 
+/// `loss 2.31  41200 tok/s  peak 18.2 MiB (plan 18.2 MiB)`: with the bar under 80 columns.
+fn short_status(record: &StepRecord) -> String {
+    format!(
+        "loss {:.2}  {:.0} tok/s  {}",
+        record.loss,
+        record.timing.tokens_per_s,
+        peak(record)
+    )
+}
+
+fn peak(record: &StepRecord) -> String {
+    let (peak, plan) = (record.peak_bytes, record.planned_peak_bytes);
+    format!("peak {} (plan {})", format_bytes(peak), format_bytes(plan))
+}
+
 /// `loss 2.3112  norm 0.71  lr 3.0e-3  41200 tok/s  peak 18.2 MiB (plan 18.2 MiB)`.
 fn status(record: &StepRecord) -> String {
     format!(
-        "loss {:.4}  norm {:.3}  lr {:.1e}  {:.0} tok/s  peak {} (plan {})",
+        "loss {:.4}  norm {:.3}  lr {:.1e}  {:.0} tok/s  {}",
         record.loss,
         record.grad_norm,
         record.lr,
         record.timing.tokens_per_s,
-        format_bytes(record.peak_bytes),
-        format_bytes(record.planned_peak_bytes),
+        peak(record),
     )
 }

@@ -4,28 +4,32 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Planned peak and largest resident set of a fresh process.
-fn run(folder: &Path, spec: &str) -> (f64, f64) {
-    let out = folder.join(spec);
-    let status = Command::new(env!("CARGO_BIN_EXE_trainer"))
-        .args([
-            "--config",
-            "llama-15m",
-            "--device",
-            "cpu",
-            "--steps",
-            "2",
-            "--quiet",
-            "--recompute",
-            spec,
-        ])
-        .args(["--micro-batch", "6", "--set", "model.vocab=4096", "--out"])
-        .arg(&out)
+const MODEL: [&str; 4] = ["--config", "llama-15m", "--set", "model.vocab=4096"];
+
+fn trainer(arguments: &[&str]) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command
+        .args(arguments)
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .unwrap();
-    assert!(status.success());
+        .stderr(Stdio::null());
+    assert!(command.status().unwrap().success(), "{arguments:?}");
+}
+
+/// Planned peak and largest resident set of a fresh process.
+fn run(folder: &Path, name: &str, arguments: &[&str]) -> (f64, f64) {
+    let out = folder.join(name);
+    let settings = [
+        "train",
+        "--device",
+        "cpu",
+        "--steps",
+        "2",
+        "--quiet",
+        "--micro-batch",
+        "6",
+    ];
+    let out_flag = ["--out", out.to_str().unwrap()];
+    trainer(&[&settings[..], &MODEL, arguments, &out_flag].concat());
     let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = text
         .lines()
@@ -33,17 +37,15 @@ fn run(folder: &Path, spec: &str) -> (f64, f64) {
         .collect();
     let planned = lines[1]["planned_peak_bytes"].as_f64().unwrap();
     assert_eq!(lines[1]["peak_bytes"].as_f64().unwrap(), planned);
-    (
-        planned,
-        lines.last().unwrap()["max_rss_bytes"].as_f64().unwrap(),
-    )
+    let resident = lines.last().unwrap()["max_rss_bytes"].as_f64().unwrap();
+    (planned, resident)
 }
 
 #[test]
 fn recompute_saves_what_the_plan_says() {
     let folder = tempfile::tempdir().unwrap();
-    let none = run(folder.path(), "none");
-    let full = run(folder.path(), "full");
+    let none = run(folder.path(), "none", &["--recompute", "none"]);
+    let full = run(folder.path(), "full", &["--recompute", "full"]);
     assert!(
         none.0 >= f64::from(200 << 20),
         "the rule holds from 200 MiB on: {}",
@@ -58,5 +60,27 @@ fn recompute_saves_what_the_plan_says() {
     assert!(
         error < 0.05,
         "planned {planned} bytes less, the resident set {measured} less: {error}"
+    );
+}
+
+/// A model is read in pieces: the process that reads one needs no more than the one that makes its own.
+#[test]
+fn reading_a_model_needs_no_more_than_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let model = model.to_str().unwrap();
+    trainer(&[&["init", "--out", model][..], &MODEL].concat());
+    let fresh = run(folder.path(), "fresh", &["--recompute", "full"]);
+    let read = run(
+        folder.path(),
+        "read",
+        &["--recompute", "full", "--init-from", model],
+    );
+    assert_eq!(fresh.0, read.0);
+    assert!(
+        read.1 < 1.02 * fresh.1,
+        "resident set {} after reading, {} without",
+        read.1,
+        fresh.1
     );
 }
