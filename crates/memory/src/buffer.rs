@@ -1,6 +1,6 @@
 //! A leased tensor.
 
-use crate::memory::{Held, Storage};
+use crate::memory::Held;
 use crate::{Category, DType, Dims, In, Out};
 
 /// A leased, row-major tensor; dropping it gives the lease back.
@@ -52,7 +52,7 @@ impl Buffer {
 
     /// Whether there is no memory behind the shape.
     pub fn is_shape(&self) -> bool {
-        matches!(self.held.storage, Storage::Nothing)
+        self.held.is_shape()
     }
 
     /// Changes what the lease is for in every report from now on.

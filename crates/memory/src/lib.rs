@@ -25,6 +25,7 @@ mod arena;
 mod buffer;
 mod bytes;
 mod category;
+mod clock;
 mod dims;
 mod host;
 mod ledger;
@@ -32,6 +33,7 @@ mod memory;
 mod out_of_memory;
 mod place;
 mod slab;
+mod state;
 mod view;
 
 pub use arena::{

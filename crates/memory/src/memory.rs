@@ -1,14 +1,16 @@
 //! The one place that hands out memory.
 
+use crate::clock::PhaseClock;
 use crate::host::HostBlock;
-use crate::ledger::{Lease, Ledger};
+use crate::ledger::Lease;
+use crate::state::{Backing, Grant, Home, State, Storage};
 use crate::{
     Buffer, ByPhase, Category, Cause, DType, Dims, Layer, LiveLease, OutOfMemory, Peak, Phase,
-    Place, Refusal, Slab, Space, round_up,
+    Place, Slab, Space,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Hands out all memory that a training step touches, and knows what is live.
 ///
@@ -17,47 +19,6 @@ use std::time::{Duration, Instant};
 #[derive(Clone)]
 pub struct Memory {
     state: Rc<RefCell<State>>,
-}
-
-struct State {
-    ledger: Ledger,
-    slab: Slab,
-    backing: Backing,
-    limit: Option<u64>,
-    pinned_limit: Option<u64>,
-    /// Leases to grant before one is refused, for tests.
-    refuse_after: Option<usize>,
-    poison: bool,
-    clock: PhaseClock,
-}
-
-/// What stands behind a lease.
-enum Backing {
-    /// Host memory; once a slab is reserved, leases of a step lie in it.
-    Host { slab: Option<HostBlock> },
-    /// Nothing: shapes only.
-    Shapes,
-}
-
-/// Time spent in each phase, without what was spent in phases entered from it.
-struct PhaseClock {
-    since: Instant,
-    spent: ByPhase<Duration>,
-}
-
-impl PhaseClock {
-    fn new() -> PhaseClock {
-        PhaseClock {
-            since: Instant::now(),
-            spent: ByPhase::default(),
-        }
-    }
-
-    fn leave(&mut self, phase: Phase) {
-        let now = Instant::now();
-        *self.spent.get_mut(phase) += now - self.since;
-        self.since = now;
-    }
 }
 
 /// What the ledger saw since [`Memory::begin_step`].
@@ -75,84 +36,37 @@ pub struct StepMemory {
     pub phase_time: ByPhase<Duration>,
 }
 
-/// Where a lease lives.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Home {
-    /// In the slab, within a step.
-    Slab,
-    /// Alone in device memory, across steps.
-    Own,
-    /// Alone in pinned host memory, across steps.
-    Pinned,
-}
-
-impl Home {
-    fn space(self) -> Space {
-        match self {
-            Home::Slab | Home::Own => Space::Device,
-            Home::Pinned => Space::Host,
-        }
-    }
-}
-
-/// Where the physical bytes of a lease are, and how they are given back.
-pub(crate) enum Storage {
-    /// A range of the slab.
-    Slab,
-    /// A block of its own, freed with the lease.
-    Own { _block: HostBlock },
-    /// None: shapes only.
-    Nothing,
-}
-
 /// A live lease: gives itself back when dropped. Owned by a [`Buffer`].
 pub(crate) struct Held {
     memory: Memory,
-    number: usize,
-    /// Offset in the slab; none for what lives across steps.
-    offset: Option<u64>,
-    bytes: u64,
-    pub(crate) storage: Storage,
+    grant: Grant,
 }
 
 impl Held {
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.grant.bytes
+    }
+
+    pub(crate) fn is_shape(&self) -> bool {
+        matches!(self.grant.storage, Storage::Nothing)
     }
 
     pub(crate) fn recategorize(&self, category: Category) {
-        self.memory
-            .state
-            .borrow_mut()
-            .ledger
-            .recategorize(self.number, category);
+        let mut state = self.memory.state.borrow_mut();
+        state.ledger.recategorize(self.grant.number, category);
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut state = self.memory.state.borrow_mut();
-        state.ledger.give_back(self.number);
-        if let Some(offset) = self.offset {
-            state.slab.free(offset, self.bytes);
-        }
+        self.memory.state.borrow_mut().give_back(&self.grant);
     }
 }
 
 impl Memory {
     fn new(backing: Backing) -> Memory {
-        let state = State {
-            ledger: Ledger::default(),
-            slab: Slab::new(u64::MAX),
-            backing,
-            limit: None,
-            pinned_limit: None,
-            refuse_after: None,
-            poison: false,
-            clock: PhaseClock::new(),
-        };
         Memory {
-            state: Rc::new(RefCell::new(state)),
+            state: Rc::new(RefCell::new(State::new(backing))),
         }
     }
 
@@ -276,60 +190,13 @@ impl Memory {
         dtype: DType,
         home: Home,
     ) -> Result<Buffer, OutOfMemory> {
-        let mut guard = self.state.borrow_mut();
-        let state = &mut *guard;
-        let space = home.space();
-        let bytes = dims.bytes(dtype).map_or(u64::MAX, round_up);
-        let lease = Lease {
-            name,
-            category,
-            place: state.ledger.place(),
-            space,
-            bytes,
-        };
-        if bytes == u64::MAX {
-            return Err(state.refuse(lease, Cause::Host));
-        }
-        if state.injects_refusal() || state.exceeds_limit(space, bytes) {
-            return Err(state.refuse(lease, Cause::Capacity));
-        }
-        let offset = match home {
-            Home::Slab => match state.slab.place(bytes) {
-                Some(offset) => Some(offset),
-                None => return Err(state.refuse(lease, Cause::Fragmentation)),
-            },
-            Home::Own | Home::Pinned => None,
-        };
-        let (storage, pointer) = match (&state.backing, offset) {
-            (Backing::Shapes, _) => (Storage::Nothing, std::ptr::null_mut()),
-            (Backing::Host { slab: Some(slab) }, Some(offset)) => {
-                (Storage::Slab, slab.pointer().wrapping_add(offset as usize))
-            }
-            (Backing::Host { .. }, _) => match HostBlock::new(bytes) {
-                Some(block) => {
-                    let pointer = block.pointer();
-                    (Storage::Own { _block: block }, pointer)
-                }
-                None => {
-                    if let Some(offset) = offset {
-                        state.slab.free(offset, bytes);
-                    }
-                    return Err(state.refuse(lease, Cause::Host));
-                }
-            },
-        };
-        if state.poison && home == Home::Slab && !pointer.is_null() {
-            // SAFETY: `pointer` starts `bytes` of memory that no live lease shares.
-            unsafe { std::ptr::write_bytes(pointer, 0xff, bytes as usize) };
-        }
-        let number = state.ledger.take(lease);
-        drop(guard);
+        let (grant, pointer) = self
+            .state
+            .borrow_mut()
+            .take(category, name, dims, dtype, home)?;
         let held = Held {
             memory: self.clone(),
-            number,
-            offset,
-            bytes,
-            storage,
+            grant,
         };
         Ok(Buffer::new(held, pointer, dims, dtype))
     }
@@ -387,51 +254,6 @@ impl Memory {
     /// Where the step is.
     pub fn place(&self) -> Place {
         self.state.borrow().ledger.place()
-    }
-}
-
-impl State {
-    fn limit(&self, space: Space) -> Option<u64> {
-        match space {
-            Space::Device => self.limit,
-            Space::Host => self.pinned_limit,
-        }
-    }
-
-    fn exceeds_limit(&self, space: Space, bytes: u64) -> bool {
-        let needed = self.ledger.live_bytes(space).saturating_add(bytes);
-        self.limit(space).is_some_and(|limit| needed > limit)
-    }
-
-    /// Counts a lease towards [`Memory::refuse_after`].
-    fn injects_refusal(&mut self) -> bool {
-        let left = self.refuse_after.take();
-        self.refuse_after = left.and_then(|leases| leases.checked_sub(1));
-        left == Some(0)
-    }
-
-    fn refuse(&self, lease: Lease, cause: Cause) -> OutOfMemory {
-        let refusal = Refusal {
-            device: "CPU",
-            requested_bytes: lease.bytes,
-            name: lease.name,
-            category: lease.category,
-            place: lease.place,
-            space: lease.space,
-            live_by_category: self.ledger.live_by_category(),
-            live_largest: self.ledger.live_largest(),
-            reserved_bytes: if self.slab.capacity() == u64::MAX {
-                0
-            } else {
-                self.slab.capacity()
-            },
-            limit_bytes: match cause {
-                Cause::Capacity => self.limit(lease.space),
-                Cause::Fragmentation | Cause::Host => None,
-            },
-            cause,
-        };
-        refusal.into()
     }
 }
 

@@ -1,37 +1,21 @@
 //! Plans of models that no test machine could train.
 
+mod common;
+
 use kernels::Target;
 use memory::DType;
-use model::{ModelConfig, Policy};
-use optim::{Hyperparameters, Schedule, ScheduleKind};
+use model::ModelConfig;
 use std::time::{Duration, Instant};
 use trainer::plan::Plan;
 use trainer::settings::Settings;
 
 fn settings(model: ModelConfig, spec: &str) -> Settings {
     Settings {
-        dtype: DType::BF16,
         seq: 4096,
         micro_batch: 1,
         accum: 1,
-        policy: Policy::parse(spec, model.layers).unwrap(),
         head_chunk: 512,
-        optimizer: Hyperparameters {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            clip_norm: 1.0,
-        },
-        schedule: Schedule {
-            kind: ScheduleKind::Constant,
-            peak: 1e-3,
-            warmup_steps: 0,
-            decay_steps: None,
-            min_ratio: 0.1,
-            total_steps: 1,
-        },
-        model,
+        ..common::settings(model, DType::BF16, spec)
     }
 }
 

@@ -1,7 +1,10 @@
 //! Whatever lease is refused, the error is explained, nothing is lost, and the fixes fit.
 
+mod common;
+
+use common::{odd_model, parameters, step_batch};
 use kernels::Target;
-use memory::{Cause, GRANULARITY_BYTES, Memory};
+use memory::{Cause, DType, GRANULARITY_BYTES, Memory};
 use model::Policy;
 use std::collections::BTreeMap;
 use trainer::failure::Failure;
@@ -11,63 +14,17 @@ use trainer::session::Session;
 use trainer::settings::Settings;
 
 fn settings(spec: &str) -> Settings {
-    let text = r#"{"hidden": 48, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 12, "ffn": 80, "vocab": 101}"#;
-    let model: model::ModelConfig = serde_json::from_str(text).unwrap();
-    Settings {
-        dtype: memory::DType::F32,
-        seq: 24,
-        micro_batch: 2,
-        accum: 2,
-        policy: Policy::parse(spec, model.layers).unwrap(),
-        head_chunk: 16,
-        optimizer: optim::Hyperparameters {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            clip_norm: 1.0,
-        },
-        schedule: optim::Schedule {
-            kind: optim::ScheduleKind::Constant,
-            peak: 1e-3,
-            warmup_steps: 0,
-            decay_steps: None,
-            min_ratio: 0.1,
-            total_steps: 1,
-        },
-        model,
-    }
+    common::settings(odd_model(3), DType::F32, spec)
 }
 
 fn batch(settings: &Settings) -> data::StepBatch {
-    let (rows, seq) = (settings.micro_batch, settings.seq);
-    let ids = |shift: usize| -> Vec<i32> {
-        (0..rows * seq)
-            .map(|i| ((i * 7 + shift) % 101) as i32)
-            .collect()
-    };
-    let micro = |shift| data::MicroBatch {
-        input_ids: ids(shift),
-        targets: ids(shift + 3),
-        rows,
-        seq,
-    };
-    data::StepBatch {
-        micro: (0..settings.accum).map(micro).collect(),
-    }
+    step_batch(settings, 0)
 }
 
 fn session(settings: &Settings, memory: &Memory) -> Session {
     let mut session = Session::on_cpu(settings.clone(), memory).unwrap();
     session.initialise(1).unwrap();
     session
-}
-
-fn weights(session: &Session) -> Vec<Vec<f32>> {
-    let entries = session.model().layout().entries().len();
-    (0..entries)
-        .map(|index| session.parameter(index).unwrap())
-        .collect()
 }
 
 /// Refuses each lease of a step in turn, the arenas' included, until a step needs no more.
@@ -77,7 +34,7 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
         let settings = settings(spec);
         let memory = Memory::host();
         let mut session = session(&settings, &memory);
-        let (before, live) = (weights(&session), memory.live_bytes());
+        let (before, live) = (parameters(&session), memory.live_bytes());
         let batch = batch(&settings);
         let mut refused = std::collections::BTreeSet::new();
         for lease in 0.. {
@@ -112,7 +69,7 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
                 error.name
             );
             assert_eq!(
-                weights(&session),
+                parameters(&session),
                 before,
                 "lease {lease}: the weights are as they were"
             );
