@@ -30,6 +30,9 @@ pub enum Command {
     #[command(after_help = preset::help())]
     Train(Box<RunArgs>),
     /// Predict the memory of a run, without its device
+    ///
+    /// Takes the flags of `train`, so that a command can be planned as it is; those that only say what a run writes
+    /// have no effect.
     #[command(after_help = preset::help())]
     Plan(Box<PlanArgs>),
     /// Write a freshly initialised model in Hugging Face layout

@@ -1,6 +1,6 @@
 //! Carries a command out.
 
-use crate::config::{Action, Device, Resolved};
+use crate::config::{Action, Device, Resolved, Size};
 use crate::failure::Failure;
 use crate::plan::Plan;
 use crate::settings::Settings;
@@ -8,6 +8,7 @@ use crate::stdout::print;
 use crate::train::data_options;
 use data::Dataset;
 use kernels::Target;
+use memory::format_bytes;
 use model::ModelConfig;
 use std::path::Path;
 
@@ -82,9 +83,27 @@ fn print_plan(resolved: &Resolved) -> Result<(), Failure> {
     if resolved.options.json {
         let json = serde_json::to_string_pretty(&plan)
             .map_err(|error| Failure::Usage(error.to_string()))?;
-        print(format_args!("{json}\n"))
-    } else {
-        print(plan)
+        return print(format_args!("{json}\n"));
+    }
+    let verdict = verdict(resolved, plan.peak_bytes);
+    print(format_args!("{plan}{verdict}"))
+}
+
+/// Whether the plan's peak fits a limit in bytes; a share of a device that is not there says nothing.
+fn verdict(resolved: &Resolved, peak_bytes: u64) -> String {
+    match resolved.config.memory.limit {
+        Some(Size::Bytes(limit)) => {
+            let fits = if peak_bytes <= limit {
+                "fits"
+            } else {
+                "does not fit"
+            };
+            format!(
+                "\nthe peak {fits} the limit of {} ({limit} bytes)\n",
+                format_bytes(limit)
+            )
+        }
+        _ => String::new(),
     }
 }
 

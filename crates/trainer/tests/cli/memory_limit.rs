@@ -78,6 +78,20 @@ fn every_fix_of_an_out_of_memory_error_works() {
 }
 
 #[test]
+fn a_plan_says_whether_a_limit_is_enough() {
+    let place = Workplace::new();
+    for (limit, verdict) in [
+        ("10GiB", "the peak fits the limit"),
+        ("1KiB", "the peak does not fit"),
+    ] {
+        let plan = place
+            .trainer(&format!("plan --config small.toml --memory-limit {limit}"))
+            .succeeds();
+        assert!(plan.stdout.contains(verdict), "{plan:?}");
+    }
+}
+
+#[test]
 fn a_limit_below_the_weights() {
     let place = Workplace::new();
     place
