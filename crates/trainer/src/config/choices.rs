@@ -137,6 +137,18 @@ choices! {
 }
 
 choices! {
+    /// When offloaded optimizer state is updated.
+    #[derive(Default)]
+    OffloadWindow {
+        /// During the next forward pass, each layer before it is needed.
+        #[default]
+        Forward = "forward",
+        /// At the end of the step.
+        End = "end",
+    }
+}
+
+choices! {
     /// Where the optimizer's state lives.
     #[derive(Default)]
     OptimizerOffload {

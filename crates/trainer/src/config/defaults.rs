@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use model::ModelConfig;
 
-use super::choices::{DataFormat, GradDtype, Master, OptimizerOffload, Schedule, StateDtype};
+use super::choices::{
+    DataFormat, GradDtype, Master, OffloadWindow, OptimizerOffload, Schedule, StateDtype,
+};
 use super::schema::{
     AttentionConfig, BatchConfig, Config, DataConfig, HardwareConfig, LogConfig, LrConfig,
     MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig, TrainConfig,
@@ -121,7 +123,7 @@ impl Default for OffloadConfig {
             optimizer: OptimizerOffload::None,
             activations: "none".to_owned(),
             fraction: 1.0,
-            window: 2,
+            window: OffloadWindow::Forward,
             path: None,
         }
     }

@@ -3,7 +3,8 @@
 use toml::{Table, Value};
 
 use super::choices::{
-    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OptimizerOffload, Schedule, StateDtype,
+    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerOffload,
+    Schedule, StateDtype,
 };
 use super::error::ConfigError;
 use super::kind::{Kind, Range};
@@ -65,7 +66,7 @@ pub const KEYS: &[(&str, Kind)] = &[
     ("offload.optimizer", Kind::Choice(OptimizerOffload::NAMES)),
     ("offload.activations", Kind::Text),
     ("offload.fraction", Kind::Real(Range::Share)),
-    ("offload.window", Kind::Whole(1)),
+    ("offload.window", Kind::Choice(OffloadWindow::NAMES)),
     ("offload.path", Kind::Text),
     ("memory.limit", Kind::Size),
     ("memory.budget", Kind::Size),

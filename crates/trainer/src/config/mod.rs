@@ -22,7 +22,8 @@ mod tests;
 mod unknown;
 
 pub use choices::{
-    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OptimizerOffload, Schedule, StateDtype,
+    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerOffload,
+    Schedule, StateDtype,
 };
 pub use device::{Device, DeviceError};
 pub use error::ConfigError;

@@ -7,7 +7,8 @@ use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
-    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OptimizerOffload, Schedule, StateDtype,
+    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerOffload,
+    Schedule, StateDtype,
 };
 use super::device::Device;
 use super::error::ConfigError;
@@ -151,8 +152,8 @@ pub struct OffloadConfig {
     pub activations: String,
     /// Share of the optimizer's state that is offloaded, from 0 to 1.
     pub fraction: f64,
-    /// Layers whose offloaded data may be on the device at once.
-    pub window: usize,
+    /// When offloaded optimizer state is updated.
+    pub window: OffloadWindow,
     /// Folder on a disk for offloaded state.
     pub path: Option<PathBuf>,
 }

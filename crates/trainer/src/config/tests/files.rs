@@ -9,8 +9,8 @@ use crate::config::load::Source;
 use crate::config::{
     AttentionBackend, AttentionConfig, BatchConfig, Config, DataConfig, DataFormat, Device, Dtype,
     GradDtype, HardwareConfig, LogConfig, LrConfig, Master, MemoryConfig, OffloadConfig,
-    OptimConfig, OptimizerOffload, RecomputeConfig, Schedule, Size, StateDtype, TrainConfig, keys,
-    preset,
+    OffloadWindow, OptimConfig, OptimizerOffload, RecomputeConfig, Schedule, Size, StateDtype,
+    TrainConfig, keys, preset,
 };
 
 const REFERENCE: &str = include_str!("../../../../../configs/reference.toml");
@@ -83,7 +83,7 @@ fn full() -> Config {
             optimizer: OptimizerOffload::Pinned,
             activations: "block_input".to_owned(),
             fraction: 0.5,
-            window: 1,
+            window: OffloadWindow::End,
             path: Some("/scratch".into()),
         },
         memory: MemoryConfig {

@@ -203,7 +203,7 @@ fn what_is_not_built_is_refused_with_a_sentence() {
         &["--save-every", "5"],
         &["--keep-last", "2"],
         &["--set", "offload.fraction=0.5"],
-        &["--set", "offload.window=3"],
+        &["--set", "offload.window=end"],
         &["--set", "offload.path=/scratch"],
         &["--set", "optim.f32_states=[]"],
     ];
