@@ -246,17 +246,6 @@ impl<'a> Out<'a> {
         }
     }
 
-    /// Reads what has been written.
-    pub fn as_in(&self) -> In<'_> {
-        In {
-            pointer: self.pointer,
-            dtype: self.dtype,
-            dims: self.dims,
-            strides: self.strides,
-            lifetime: PhantomData,
-        }
-    }
-
     /// Some rows of the first dimension.
     pub fn rows(self, rows: Range<usize>) -> Out<'a> {
         self.check_rows(&rows);

@@ -154,7 +154,12 @@ impl Session {
         targets: usize,
     ) -> Result<ReplayCounts, Failure> {
         let mut replayed = ReplayCounts::default();
-        let mut is_first = true;
+        let mut totals = StepTotals {
+            loss: &mut self.loss,
+            replayed: &mut replayed,
+            is_first: true,
+            gradient_scale: 1.0 / targets as f32,
+        };
         for micro in &step.micro {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
             let shape = (micro.rows, micro.seq);
@@ -165,12 +170,6 @@ impl Session {
                 &micro.input_ids,
                 &micro.targets,
             )?;
-            let mut totals = StepTotals {
-                loss: &mut self.loss,
-                replayed: &mut replayed,
-                is_first,
-                gradient_scale: 1.0 / targets as f32,
-            };
             self.model.forward_backward(
                 &self.memory,
                 &*self.kernels,
@@ -181,7 +180,6 @@ impl Session {
                 &batch,
                 &mut totals,
             )?;
-            is_first = false;
         }
         Ok(replayed)
     }
