@@ -1,7 +1,8 @@
 //! One check an operation, called first by every implementation.
 
 use crate::attention::{Pass, scratch_elements};
-use crate::{AdamW, AttentionShape, Init, KernelError, NORM_PARTS, Target};
+use crate::quantise::BLOCK;
+use crate::{AdamW, AttentionShape, Init, KernelError, Master, Moment, NORM_PARTS, Target};
 use memory::{DType, In, Out};
 
 type Checked = Result<(), KernelError>;
@@ -70,6 +71,12 @@ impl Check {
         self.that(real, || {
             format!("`{name}` holds {:?}, expected F32 or BF16", x.kind())
         })
+    }
+
+    /// A contiguous tensor of this shape that holds f32 or bf16, whatever the compute type: gradients.
+    fn gradient(&self, name: &str, x: &dyn Shaped, shape: &[usize]) -> Checked {
+        self.real(name, x)?;
+        self.tensor(name, x, shape, x.kind())
     }
 
     fn rank(&self, name: &str, x: &dyn Shaped, rank: usize) -> Checked {
@@ -163,7 +170,7 @@ pub(crate) fn bias_backward(out: &Out, dy: &In, init: &Init) -> Checked {
     check.rank("dy", dy, 2)?;
     check.real("dy", dy)?;
     check.tensor("dy", dy, dy.dims(), dy.dtype())?;
-    check.tensor("out", out, &dy.dims()[1..], DType::F32)
+    check.gradient("out", out, &dy.dims()[1..])
 }
 
 pub(crate) fn embedding(out: &Out, table: &In, ids: &In) -> Checked {
@@ -182,7 +189,7 @@ pub(crate) fn embedding_backward(dtable: &Out, dout: &In, ids: &In, init: &Init)
     check.rank("dtable", dtable, 2)?;
     check.rank("ids", ids, 1)?;
     check.real("dout", dout)?;
-    check.tensor("dtable", dtable, dtable.dims(), DType::F32)?;
+    check.gradient("dtable", dtable, dtable.dims())?;
     check.tensor("ids", ids, ids.dims(), DType::I32)?;
     check.tensor(
         "dout",
@@ -224,7 +231,7 @@ pub(crate) fn rms_norm_backward(
         check.tensor(name, tensor, x.dims(), x.dtype())?;
     }
     check.tensor("weight", weight, &x.dims()[1..], x.dtype())?;
-    check.tensor("dweight", dweight.0, &x.dims()[1..], DType::F32)?;
+    check.gradient("dweight", dweight.0, &x.dims()[1..])?;
     check.tensor("rstd", rstd, &x.dims()[..1], DType::F32)
 }
 
@@ -364,12 +371,39 @@ pub(crate) fn sum(out: &Out, x: &In, init: &Init) -> Checked {
     check.tensor("out", out, &[1], DType::F32)
 }
 
-pub(crate) fn norm_and_clip(out: &Out, parts: &Out, x: &In) -> Checked {
+pub(crate) fn norm_and_clip(out: &Out, parts: &Out, x: &In, loss: &In) -> Checked {
     let check = Check("norm_and_clip");
     check.rank("x", x, 1)?;
-    check.tensor("x", x, x.dims(), DType::F32)?;
+    check.gradient("x", x, x.dims())?;
+    check.tensor("loss", loss, &[1], DType::F32)?;
     check.tensor("parts", parts, &[NORM_PARTS], DType::F64)?;
     check.tensor("out", out, &[2], DType::F32)
+}
+
+fn moment(check: &Check, name: &str, moment: &Moment, elements: usize) -> Checked {
+    match moment {
+        Moment::Plain(moment) => check.gradient(name, moment, &[elements]),
+        Moment::Quantised { codes, absmax } => {
+            let blocks = elements.div_ceil(BLOCK);
+            check.tensor(&format!("{name}.codes"), codes, &[elements], DType::U8)?;
+            check.tensor(&format!("{name}.absmax"), absmax, &[blocks], DType::F32)
+        }
+    }
+}
+
+fn master(check: &Check, master: &Master, elements: usize, weights: DType) -> Checked {
+    let needless = || "f32 weights are their own master".into();
+    match master {
+        Master::Parameters => Ok(()),
+        Master::F32(master) => {
+            check.tensor("master", master, &[elements], DType::F32)?;
+            check.that(weights == DType::BF16, needless)
+        }
+        Master::Remainder(remainder) => {
+            check.tensor("remainder", remainder, &[elements], DType::I16)?;
+            check.that(weights == DType::BF16, needless)
+        }
+    }
 }
 
 pub(crate) fn adamw(update: &AdamW) -> Checked {
@@ -377,27 +411,19 @@ pub(crate) fn adamw(update: &AdamW) -> Checked {
     let parameters = &update.parameters;
     check.rank("parameters", parameters, 1)?;
     check.real("parameters", parameters)?;
-    check.tensor(
-        "parameters",
-        parameters,
-        parameters.dims(),
-        parameters.dtype(),
-    )?;
-    let states: [(&str, &dyn Shaped); 3] = [
-        ("first_moment", &update.first_moment),
-        ("second_moment", &update.second_moment),
-        ("gradients", &update.gradients),
-    ];
-    for (name, x) in states {
-        check.tensor(name, x, parameters.dims(), DType::F32)?;
-    }
-    if let Some(master) = &update.master {
-        check.tensor("master", master, parameters.dims(), DType::F32)?;
-    }
-    let complete = update.master.is_some() == (parameters.dtype() == DType::BF16);
-    check.that(complete, || {
-        "bf16 weights come with a master, f32 weights without".into()
-    })?;
+    let (elements, weights) = (parameters.elements(), parameters.dtype());
+    check.tensor("parameters", parameters, &[elements], weights)?;
+    master(&check, &update.master, elements, weights)?;
+    moment(&check, "first_moment", &update.first_moment, elements)?;
+    moment(&check, "second_moment", &update.second_moment, elements)?;
+    check.gradient("gradients", &update.gradients, &[elements])?;
     check.tensor("rates", &update.rates, &[3], DType::F32)?;
-    check.tensor("clip", &update.clip, &[2], DType::F32)
+    check.tensor("clip", &update.clip, &[2], DType::F32)?;
+    check.tensor("key", &update.key, &[2], DType::U32)?;
+    check.that(update.first_index.is_multiple_of(BLOCK as u64), || {
+        format!(
+            "`first_index` is {}, expected a multiple of {BLOCK}",
+            update.first_index
+        )
+    })
 }

@@ -9,11 +9,16 @@
 //!
 //! This crate knows no model and no policy.
 
+mod adamw;
 pub mod attention;
 mod check;
 pub mod cpu;
 pub mod meta;
+pub mod quantise;
+pub mod random;
+pub mod split;
 
+pub use adamw::{AdamW, Master, Moment};
 pub use attention::AttentionShape;
 
 use memory::{DType, In, Out};
@@ -51,7 +56,8 @@ pub enum Init<'a> {
 /// Number of partial sums that [`Kernels::norm_and_clip`] keeps, whatever the size and the number of threads.
 pub const NORM_PARTS: usize = 256;
 
-/// The number of bytes that kernels of a target keep as constant workspace for a compute type.
+/// The number of bytes that kernels of a target keep as constant workspace, where `dtype` is the narrowest type of a
+/// matrix product's operands.
 ///
 /// On the CPU, bf16 products are widened to f32 in tiles of this workspace; on CUDA it is what cuBLAS is given.
 pub fn workspace_bytes(target: Target, dtype: DType) -> u64 {
@@ -60,34 +66,6 @@ pub fn workspace_bytes(target: Target, dtype: DType) -> u64 {
         (Target::Cpu, _) => cpu::WIDENING_WORKSPACE_BYTES,
         (Target::Cuda, _) => 32 << 20,
     }
-}
-
-/// One range of parameters, with everything that AdamW reads and writes of it.
-pub struct AdamW<'a> {
-    /// Weights `[n]`, f32 or bf16; written.
-    pub parameters: Out<'a>,
-    /// f32 master weights `[n]` where the weights are bf16; read and written.
-    pub master: Option<Out<'a>>,
-    /// First moment `[n]`, f32; read and written.
-    pub first_moment: Out<'a>,
-    /// Second moment `[n]`, f32; read and written.
-    pub second_moment: Out<'a>,
-    /// Gradients `[n]`, f32, before clipping.
-    pub gradients: In<'a>,
-    /// `[3]` f32: learning rate, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t). In device memory, so that a captured
-    /// step can be launched again with other values.
-    pub rates: In<'a>,
-    /// `[2]` f32 from [`Kernels::norm_and_clip`]: the factor on gradients is the second. If it is not finite,
-    /// nothing is changed.
-    pub clip: In<'a>,
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// Decoupled weight decay, applied before the update.
-    pub weight_decay: f32,
 }
 
 /// The operations of a training step. Shapes are in brackets; `t` tokens, `b` batch, `s` sequence, `h` hidden, `v`
@@ -119,13 +97,14 @@ pub trait Kernels {
     /// `out [t, n] += bias [n]` on every row.
     fn add_bias(&self, out: Out, bias: In) -> Result<(), KernelError>;
 
-    /// `out [n] (f32) = init + sum of the rows of dy [t, n]`.
+    /// `out [n] = init + sum of the rows of dy [t, n]`. A gradient: f32 or bf16, summed in f32 and rounded once.
     fn bias_backward(&self, out: Out, dy: In, init: Init) -> Result<(), KernelError>;
 
     /// `out [t, h]` = rows of `table [v, h]` named by `ids [t]` (i32).
     fn embedding(&self, out: Out, table: In, ids: In) -> Result<(), KernelError>;
 
-    /// `dtable [v, h] (f32) = init + ` the rows of `dout [t, h]`, each added to the row named by `ids [t]`.
+    /// `dtable [v, h] = init + ` the rows of `dout [t, h]`, each added to the row named by `ids [t]`. A gradient: f32
+    /// or bf16, summed in f32 and rounded once.
     fn embedding_backward(
         &self,
         dtable: Out,
@@ -144,8 +123,8 @@ pub trait Kernels {
         eps: f32,
     ) -> Result<(), KernelError>;
 
-    /// `dx [t, h] = dx_init + ...`, `dweight [h] (f32) = dweight_init + ...` from `dy [t, h]` and what the forward
-    /// pass read and made.
+    /// `dx [t, h] = dx_init + ...`, `dweight [h] = dweight_init + ...` from `dy [t, h]` and what the forward pass read
+    /// and made. `dweight` is a gradient: f32 or bf16, summed in f32 and rounded once.
     fn rms_norm_backward(
         &self,
         dx: Out,
@@ -210,14 +189,16 @@ pub trait Kernels {
     /// `out [1] (f32) = init + sum of x [n] (f32)`.
     fn sum(&self, out: Out, x: In, init: Init) -> Result<(), KernelError>;
 
-    /// `out [2] (f32)` = the Euclidean norm of `x [n]` (f32) and the clipping factor min(1, max_norm / (norm +
-    /// 1e-6)); NaN where the norm is not finite, 1 where `max_norm` is none. Squares are f32: a norm above 1.8e19 counts
-    /// as not finite. `parts [NORM_PARTS]` (f64) is scratch.
+    /// `out [2] (f32)` = the Euclidean norm of `x [n]` (f32 or bf16) and the clipping factor min(1, max_norm / (norm +
+    /// 1e-6)); 1 where `max_norm` is none; NaN where the norm or `loss [1]` (f32) is not finite, so that
+    /// [`Kernels::adamw`] skips the step. Squares are f32: a norm above 1.8e19 counts as not finite. `parts
+    /// [NORM_PARTS]` (f64) is scratch.
     fn norm_and_clip(
         &self,
         out: Out,
         parts: Out,
         x: In,
+        loss: In,
         max_norm: Option<f32>,
     ) -> Result<(), KernelError>;
 

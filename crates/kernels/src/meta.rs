@@ -29,7 +29,7 @@ impl FlopCounter {
 }
 
 impl Meta {
-    /// Leases the target's workspace for a compute type.
+    /// Leases the target's workspace for matrix products whose narrowest type is `dtype`.
     ///
     /// # Errors
     /// [`OutOfMemory`] if a limit refuses the workspace.
@@ -247,9 +247,10 @@ impl Kernels for Meta {
         out: Out,
         parts: Out,
         x: In,
+        loss: In,
         _max_norm: Option<f32>,
     ) -> Result<(), KernelError> {
-        check::norm_and_clip(&out, &parts, &x)
+        check::norm_and_clip(&out, &parts, &x, &loss)
     }
 
     fn adamw(&self, update: AdamW) -> Result<(), KernelError> {

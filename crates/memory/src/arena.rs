@@ -33,14 +33,21 @@ impl Entry {
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.elements()
     }
+
+    /// Where the next tensor may start.
+    fn padded_end(&self) -> usize {
+        self.offset + self.elements().next_multiple_of(PARAMETER_PADDING)
+    }
 }
 
-/// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors,
-/// so that weight decay by kind is two ranges.
+/// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors, so
+/// that weight decay by kind is two ranges. Tensors that must stay precise (see [`LayoutBuilder::build_precise`])
+/// stand at both ends, so that the others, which may be quantised, are one range too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     entries: Vec<Entry>,
     matrix_elements: usize,
+    quantisable: Range<usize>,
     elements: usize,
 }
 
@@ -58,37 +65,54 @@ impl LayoutBuilder {
 
     /// Places matrices, then vectors, each in the order added.
     pub fn build(self) -> Layout {
+        self.build_precise(|_, _| false)
+    }
+
+    /// Places precise matrices, other matrices, other vectors, precise vectors, each in the order added.
+    /// `is_precise(name, elements)` says which tensors must never be quantised. Entries are numbered as
+    /// [`LayoutBuilder::build`] numbers them, wherever they lie.
+    pub fn build_precise(self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
         let (matrices, vectors): (Vec<_>, Vec<_>) = self
             .tensors
             .into_iter()
             .partition(|(_, shape)| shape.len() > 1);
-        let mut entries = Vec::with_capacity(matrices.len() + vectors.len());
+        let matrix_count = matrices.len();
+        let mut entries: Vec<Entry> = matrices
+            .into_iter()
+            .chain(vectors)
+            .map(|(name, shape)| Entry {
+                name,
+                offset: 0,
+                shape,
+            })
+            .collect();
+        let precise: Vec<bool> = entries
+            .iter()
+            .map(|entry| is_precise(&entry.name, entry.elements()))
+            .collect();
+        let mut ends = [0; 4];
         let mut offset = 0;
-        let mut matrix_elements = 0;
-        for (kind, tensors) in [matrices, vectors].into_iter().enumerate() {
-            for (name, shape) in tensors {
-                let entry = Entry {
-                    name,
-                    offset,
-                    shape,
-                };
-                offset += entry.elements().next_multiple_of(PARAMETER_PADDING);
-                entries.push(entry);
+        for (group, end) in ends.iter_mut().enumerate() {
+            let (of_matrices, of_precise) = (group < 2, group == 0 || group == 3);
+            for (index, entry) in entries.iter_mut().enumerate() {
+                if (index < matrix_count) == of_matrices && precise[index] == of_precise {
+                    entry.offset = offset;
+                    offset = entry.padded_end();
+                }
             }
-            if kind == 0 {
-                matrix_elements = offset;
-            }
+            *end = offset;
         }
         Layout {
             entries,
-            matrix_elements,
-            elements: offset,
+            matrix_elements: ends[1],
+            quantisable: ends[0]..ends[2],
+            elements: ends[3],
         }
     }
 }
 
 impl Layout {
-    /// All tensors, by offset.
+    /// All tensors: matrices, then vectors, each in the order added.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -118,18 +142,16 @@ impl Layout {
         self.matrix_elements..self.elements
     }
 
-    /// The padding between tensors, as ranges.
+    /// The range of all tensors that may be quantised, padding included: all, unless some must stay precise.
+    pub fn quantisable(&self) -> Range<usize> {
+        self.quantisable.clone()
+    }
+
+    /// The padding behind each tensor, as ranges.
     pub fn padding(&self) -> impl Iterator<Item = Range<usize>> {
-        let ends = self
-            .entries
-            .iter()
-            .skip(1)
-            .map(|entry| entry.offset)
-            .chain([self.elements]);
         self.entries
             .iter()
-            .zip(ends)
-            .map(|(entry, end)| entry.range().end..end)
+            .map(|entry| entry.range().end..entry.padded_end())
     }
 }
 
@@ -241,6 +263,37 @@ mod tests {
     }
 
     #[test]
+    fn what_may_be_quantised_is_one_range() {
+        let mut builder = LayoutBuilder::default();
+        let shapes: [(&str, &[usize]); 5] = [
+            ("norm", &[300]),
+            ("q", &[20, 20]),
+            ("embed", &[10, 30]),
+            ("bias", &[3]),
+            ("k", &[2, 128]),
+        ];
+        for (name, shape) in shapes {
+            builder.add(name, shape);
+        }
+        let layout = builder.build_precise(|name, elements| name == "embed" || elements < 10);
+        let offsets: Vec<_> = layout
+            .entries()
+            .iter()
+            .map(|entry| (entry.name.as_str(), entry.offset))
+            .collect();
+        let expected = [
+            ("q", 512),
+            ("embed", 0),
+            ("k", 1024),
+            ("norm", 1280),
+            ("bias", 1792),
+        ];
+        assert_eq!(offsets, expected);
+        assert_eq!((layout.matrices(), layout.vectors()), (0..1280, 1280..2048));
+        assert_eq!(layout.quantisable(), 512..1792);
+    }
+
+    #[test]
     fn padding_is_watched() {
         let memory = Memory::host();
         let mut builder = LayoutBuilder::default();
@@ -263,19 +316,24 @@ mod tests {
         #[test]
         fn tensors_are_aligned_disjoint_and_survive_serialisation(
             shapes in proptest::collection::vec(proptest::collection::vec(1usize..40, 1..3), 1..30),
+            precise_below in 0usize..400,
         ) {
             let mut builder = LayoutBuilder::default();
             for (index, shape) in shapes.iter().enumerate() {
                 builder.add(format!("t{index}"), shape);
             }
-            let layout = builder.build();
+            let layout = builder.build_precise(|_, elements| elements < precise_below);
+            let mut by_offset: Vec<&Entry> = layout.entries().iter().collect();
+            by_offset.sort_by_key(|entry| entry.offset);
             let mut end = 0;
-            for entry in layout.entries() {
+            for entry in by_offset {
                 prop_assert_eq!(entry.offset % PARAMETER_PADDING, 0);
                 prop_assert!(entry.offset >= end);
                 end = entry.range().end;
                 let kind = if entry.shape.len() > 1 { layout.matrices() } else { layout.vectors() };
                 prop_assert!(kind.contains(&entry.offset));
+                let precise = entry.elements() < precise_below;
+                prop_assert_eq!(layout.quantisable().contains(&entry.offset), !precise);
             }
             prop_assert!(end <= layout.elements());
             let padding: usize = layout.padding().map(|range| range.len()).sum();

@@ -11,8 +11,10 @@ pub trait Element: bytemuck::Pod + candle_core::WithDType + Send + Sync {}
 impl Element for f32 {}
 impl Element for f64 {}
 impl Element for half::bf16 {}
+impl Element for i16 {}
 impl Element for i32 {}
 impl Element for u8 {}
+impl Element for u32 {}
 
 /// A strided view for reading.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use kernels::Init;
 use memory::{Arena, Category, DType, Layout, Memory, Out, OutOfMemory};
 use std::rc::Rc;
 
-/// The f32 gradient arena.
+/// The gradient arena, f32 or bf16.
 ///
 /// The first contribution of a step replaces what the last step left, later ones are added: nothing is ever
 /// zeroed as a whole, and a parameter that received nothing is noticed.
@@ -18,8 +18,12 @@ impl Gradients {
     ///
     /// # Errors
     /// [`OutOfMemory`] if it does not fit.
-    pub fn lease(memory: &Memory, layout: &Rc<Layout>) -> Result<Gradients, OutOfMemory> {
-        let arena = Arena::lease(memory, Category::Gradient, "gradients", layout, DType::F32)?;
+    pub fn lease(
+        memory: &Memory,
+        layout: &Rc<Layout>,
+        dtype: DType,
+    ) -> Result<Gradients, OutOfMemory> {
+        let arena = Arena::lease(memory, Category::Gradient, "gradients", layout, dtype)?;
         Ok(Gradients {
             arena,
             touched: vec![false; layout.entries().len()],

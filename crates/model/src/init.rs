@@ -105,7 +105,7 @@ mod tests {
     fn chunks_cover_every_parameter_once() {
         let text = r#"{"hidden": 300, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "vocab": 2000}"#;
         let config: ModelConfig = serde_json::from_str(text).unwrap();
-        let layout = crate::layout(&config);
+        let layout = crate::layout(&config, |_, _| false);
         assert!(
             layout.entries()[0].elements() > 2 * CHUNK,
             "the embedding needs three chunks"

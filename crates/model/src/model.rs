@@ -1,7 +1,7 @@
 //! A model: configuration, layout, tables; runs micro-batches.
 
 use crate::gradients::Gradients;
-use crate::parameters::{ParameterIds, layout};
+use crate::parameters::ParameterIds;
 use crate::pass::Pass;
 use crate::policy::Policy;
 use crate::saved::Saved;
@@ -84,20 +84,20 @@ pub struct Model {
 }
 
 impl Model {
-    /// Lays out a model for sequences of `seq` tokens that computes in `dtype` and runs its head in chunks of
-    /// `head_chunk` tokens.
+    /// A model with parameters in a layout made from its configuration ([`crate::layout`]), for sequences of `seq`
+    /// tokens, that computes in `dtype` and runs its head in chunks of `head_chunk` tokens.
     ///
     /// # Errors
     /// [`ModelError`] if the rotary table does not fit.
     pub fn new(
         config: ModelConfig,
+        layout: Rc<Layout>,
         memory: &Memory,
         kernels: &dyn Kernels,
         seq: usize,
         dtype: DType,
         head_chunk: usize,
     ) -> Result<Model, ModelError> {
-        let layout = Rc::new(layout(&config));
         let ids = ParameterIds::new(&config, &layout);
         let shape = [2, seq, config.head_dim / 2];
         let mut rope =

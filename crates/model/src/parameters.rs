@@ -37,8 +37,9 @@ pub struct ParameterIds {
     pub lm_head: usize,
 }
 
-/// The layout of a model's parameters: matrices in forward order, then vectors.
-pub fn layout(config: &ModelConfig) -> Layout {
+/// The layout of a model's parameters: matrices in forward order, then vectors. `is_precise(name, elements)` says which
+/// parameters have states that must not be quantised.
+pub fn layout(config: &ModelConfig, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
     let ModelConfig {
         hidden,
         head_dim,
@@ -74,7 +75,7 @@ pub fn layout(config: &ModelConfig) -> Layout {
     if !config.tie_embeddings {
         builder.add("lm_head.weight", &[vocab, hidden]);
     }
-    builder.build()
+    builder.build_precise(is_precise)
 }
 
 fn block_name(layer: usize, name: &str) -> String {

@@ -118,6 +118,8 @@ pub struct EndRecord {
     pub reason: &'static str,
     /// Steps made.
     pub steps: usize,
+    /// Of these, skipped because loss or gradients were not finite.
+    pub skipped_steps: usize,
     /// The process's largest resident set.
     pub max_rss_bytes: Option<u64>,
 }

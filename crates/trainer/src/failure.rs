@@ -1,6 +1,7 @@
 //! Why a command ended early, and with which exit code.
 
 use crate::config::ConfigError;
+use crate::optimizer_state::OptimizerStateError;
 use data::DataError;
 use memory::OutOfMemory;
 use model::{HfConfigError, ModelError, SpecError, WeightsError};
@@ -32,6 +33,9 @@ pub enum Failure {
     /// Bad weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// A bad file of optimizer states.
+    #[error(transparent)]
+    OptimizerState(#[from] OptimizerStateError),
     /// A bad `config.json`.
     #[error("{path}: {source}")]
     HfConfig {
@@ -59,8 +63,11 @@ pub enum Failure {
     /// The device, its driver, or an operation on it failed.
     #[error("the device failed: {0}")]
     Device(String),
-    /// Loss or gradients are not finite.
-    #[error("step {step} diverged: loss {loss}, gradient norm {grad_norm}; {}", after_divergence(*grad_norm))]
+    /// Loss or gradients are not finite, in more steps than may be skipped or in the last ones.
+    #[error(
+        "step {step} diverged: loss {loss}, gradient norm {grad_norm}; the last {skipped} steps were skipped, so weights \
+         and optimizer state are those of step {}", step - skipped
+    )]
     Diverged {
         /// The step.
         step: usize,
@@ -68,6 +75,8 @@ pub enum Failure {
         loss: f32,
         /// Its gradient norm.
         grad_norm: f32,
+        /// Steps that were skipped in a row, this one included.
+        skipped: usize,
     },
     /// A signal ended the run.
     #[error(
@@ -96,6 +105,7 @@ impl Failure {
             Failure::Data(error) if is_usage(error) => 2,
             Failure::Data(_)
             | Failure::Weights(_)
+            | Failure::OptimizerState(_)
             | Failure::HfConfig { .. }
             | Failure::Unreadable { .. }
             | Failure::File { .. } => 4,
@@ -126,7 +136,7 @@ impl Failure {
                  init` and --save-final write it"
                     .into(),
             ),
-            Failure::Diverged { step: 1, .. } => Some(
+            Failure::Diverged { step, skipped, .. } if step == skipped => Some(
                 "nothing was trained yet, so the weights that the run started from are not sound: look at --init-from \
                  or model.init_std"
                     .into(),
@@ -135,15 +145,6 @@ impl Failure {
             _ => None,
         };
         hint.into_iter().collect()
-    }
-}
-
-/// The optimizer skips a step whose gradients are not finite; finite ones are used, whatever the loss.
-fn after_divergence(grad_norm: f32) -> &'static str {
-    if grad_norm.is_finite() {
-        "its gradients were finite and have been used"
-    } else {
-        "weights and optimizer state are as they were before that step"
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
     refuse_non_empty(folder)?;
     make_folder(folder, "--out")?;
     let config = &resolved.config;
-    let (layout, dtype) = (layout(&config.model), dtype(resolved.dtype()));
+    let (layout, dtype) = (layout(&config.model, |_, _| false), dtype(resolved.dtype()));
     let path = folder.join("model.safetensors");
     export(&path, &layout, dtype, |index| {
         let entry = &layout.entries()[index];

@@ -10,6 +10,7 @@ mod initialise;
 mod interrupt;
 mod memory_size;
 pub mod oom;
+pub mod optimizer_state;
 pub mod plan;
 mod run;
 mod run_dir;

@@ -5,9 +5,10 @@ use crate::plan::{STRATEGIES, figures};
 use crate::settings::Settings;
 use kernels::Target;
 use memory::{
-    ByCategory, Category, Cause, Layer, LiveLease, OutOfMemory, Phase, Space, format_bytes,
+    ByCategory, Category, Cause, DType, Layer, LiveLease, OutOfMemory, Phase, Space, format_bytes,
 };
 use model::Policy;
+use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -96,7 +97,7 @@ impl OomReport {
     /// What to tell a person, a line each.
     pub fn hints(&self) -> Vec<String> {
         let Some(cheapest) = self.fixes.first() else {
-            return vec!["no recompute specification, smaller micro-batch or smaller head chunk fits; this model \
+            return vec!["no recompute specification, smaller optimizer state, micro-batch or head chunk fits; this model \
                          needs more memory, or a shorter --seq"
                 .into()];
         };
@@ -117,7 +118,7 @@ impl Fix {
             .map(|setting| format!("--set {setting}"))
             .collect();
         let bits = if self.changes_math {
-            "sums are in another order"
+            "other bits in the loss"
         } else {
             "bitwise the same loss"
         };
@@ -151,6 +152,7 @@ impl Search<'_> {
             let set = vec![format!("recompute.spec={spec}")];
             fixes.extend(self.attempt(&recompute, set, false)?);
         }
+        self.smaller_states(&mut fixes)?;
         for micro in (1..self.settings.micro_batch).rev() {
             if !self.settings.micro_batch.is_multiple_of(micro) {
                 continue;
@@ -184,6 +186,33 @@ impl Search<'_> {
         let order = |fix: &Fix| (fix.changes_math, fix.cost_fraction.max(0.0), fix.peak_bytes);
         fixes.sort_by(|a, b| order(a).partial_cmp(&order(b)).expect("costs are finite"));
         Ok(fixes)
+    }
+
+    /// Other formats of what lives across steps, alone and together, and with full recompute.
+    fn smaller_states(&self, fixes: &mut Vec<Fix>) -> Result<(), Failure> {
+        let mut smaller = self.settings.clone();
+        let (mut set, mut changes_math) = (Vec::new(), false);
+        let states = &mut smaller.states;
+        if smaller.dtype == DType::BF16 && states.master == MasterFormat::F32 {
+            states.master = MasterFormat::Remainder;
+            set.push("optim.master=bf16-split".to_string());
+            fixes.extend(self.attempt(&smaller, set.clone(), changes_math)?);
+        }
+        if smaller.states.moments != MomentFormat::Quantised {
+            (smaller.states.moments, changes_math) = (MomentFormat::Quantised, true);
+            set.push("optim.state_dtype=8bit".into());
+            fixes.extend(self.attempt(&smaller, set.clone(), changes_math)?);
+        }
+        if smaller.states.gradients == DType::F32 {
+            (smaller.states.gradients, changes_math) = (DType::BF16, true);
+            set.push("optim.grad_dtype=bf16".into());
+            fixes.extend(self.attempt(&smaller, set.clone(), changes_math)?);
+        }
+        if let Some(both) = self.with_recompute(&smaller, "full") {
+            set.push("recompute.spec=full".into());
+            fixes.extend(self.attempt(&both, set, changes_math)?);
+        }
+        Ok(())
     }
 
     /// The settings with another specification; none if it does not go with those of single layers.

@@ -8,7 +8,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Arena, Buffer, Category, DType, Layer, Memory, Phase, StepMemory};
 use model::{Batch, Gradients, Model, ReplayCounts, Saved, StepTotals};
-use optim::AdamW;
+use optim::{AdamW, StepNumbers};
+use std::rc::Rc;
 
 /// Everything that lives across steps.
 pub struct Session {
@@ -24,6 +25,8 @@ pub struct Session {
     /// `[1]` f32: sum of the step's losses.
     loss: Buffer,
     step: usize,
+    /// Steps that were not skipped.
+    updates: usize,
 }
 
 /// What a step computed and used.
@@ -46,7 +49,7 @@ pub struct StepOutcome {
 }
 
 impl StepOutcome {
-    /// Whether loss and gradients are finite. The update was skipped if the gradients are not.
+    /// Whether loss and gradients are finite. If not, the step was skipped: weights and optimizer states are as they were.
     pub fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.grad_norm.is_finite()
     }
@@ -59,7 +62,7 @@ impl Session {
     /// [`Failure::OutOfMemory`] if what lives across steps does not fit.
     pub fn on_cpu(settings: Settings, memory: &Memory) -> Result<Session, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
-        let kernels = Box::new(Cpu::new(memory, settings.dtype)?);
+        let kernels = Box::new(Cpu::new(memory, settings.narrowest_dtype())?);
         Session::new(settings, memory, kernels)
     }
 
@@ -74,7 +77,12 @@ impl Session {
         flops: FlopCounter,
     ) -> Result<Session, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
-        let kernels = Box::new(Meta::new(memory, target, settings.dtype, flops)?);
+        let kernels = Box::new(Meta::new(
+            memory,
+            target,
+            settings.narrowest_dtype(),
+            flops,
+        )?);
         Session::new(settings, memory, kernels)
     }
 
@@ -89,18 +97,21 @@ impl Session {
             head_chunk,
             ..
         } = settings;
+        let layout = Rc::new(settings.layout()?);
         let model = Model::new(
             settings.model.clone(),
+            layout.clone(),
             memory,
             &*kernels,
             seq,
             dtype,
             head_chunk,
         )?;
-        let layout = model.layout();
-        let parameters = Arena::lease(memory, Category::Parameter, "parameters", layout, dtype)?;
-        let gradients = Gradients::lease(memory, layout)?;
-        let optimizer = AdamW::lease(memory, layout, dtype, settings.optimizer)?;
+        let parameters = Arena::lease(memory, Category::Parameter, "parameters", &layout, dtype)?;
+        let states = &settings.states;
+        let gradients = Gradients::lease(memory, &layout, states.gradients)?;
+        let formats = (states.moments, states.master);
+        let optimizer = AdamW::lease(memory, &layout, dtype, formats, settings.optimizer)?;
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32)?;
         let saved = Saved::new(settings.model.layers);
         let memory = memory.clone();
@@ -115,6 +126,7 @@ impl Session {
             saved,
             loss,
             step: 0,
+            updates: 0,
         })
     }
 
@@ -137,7 +149,7 @@ impl Session {
         let live_after = self.memory.live_leases();
         assert_eq!(live_before, live_after, "no lease outlives its step");
         let (loss_sum, grad_norm) = self.read_back()?;
-        Ok(StepOutcome {
+        let outcome = StepOutcome {
             step: self.step,
             loss: (f64::from(loss_sum) / targets as f64) as f32,
             grad_norm,
@@ -145,7 +157,9 @@ impl Session {
             targets,
             memory: self.memory.step_memory(),
             replayed,
-        })
+        };
+        self.updates += usize::from(outcome.is_finite());
+        Ok(outcome)
     }
 
     fn forward_backward(
@@ -192,8 +206,13 @@ impl Session {
             &*self.kernels,
             &mut self.parameters,
             self.gradients.arena(),
-            self.step,
-            lr,
+            self.loss.view(),
+            StepNumbers {
+                step: self.step,
+                update: self.updates + 1,
+                learning_rate: lr,
+                seed: self.settings.seed,
+            },
         )?;
         Ok(lr)
     }
@@ -211,6 +230,16 @@ impl Session {
         Ok((loss[0], norm_and_clip[0]))
     }
 
+    /// Steps made, and updates: steps that were not skipped.
+    pub fn progress(&self) -> (usize, usize) {
+        (self.step, self.updates)
+    }
+
+    /// Goes on after so many steps and updates.
+    pub(crate) fn set_progress(&mut self, (step, updates): (usize, usize)) {
+        (self.step, self.updates) = (step, updates);
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         &self.model
@@ -221,18 +250,17 @@ impl Session {
         &self.memory
     }
 
-    /// Bytes of the arenas that live across steps: weights, gradients, optimizer states.
-    pub fn arena_bytes(&self) -> u64 {
-        let states = self.optimizer.arenas().map(Arena::bytes).sum::<u64>();
-        self.parameters.bytes() + self.gradients.arena().bytes() + states
+    /// Name and bytes of the arenas that live across steps: weights, gradients, optimizer states.
+    pub fn arenas(&self) -> Vec<(&'static str, u64)> {
+        let held = [
+            ("parameters", self.parameters.bytes()),
+            ("gradients", self.gradients.arena().bytes()),
+        ];
+        held.into_iter().chain(self.optimizer.arenas()).collect()
     }
 
-    /// Whether the padding of every arena is zero, as it must always be.
+    /// Whether the padding of weights and gradients is zero, as it must always be: then that of the states is too.
     pub fn padding_is_zero(&self) -> bool {
-        let mut arenas = self
-            .optimizer
-            .arenas()
-            .chain([&self.parameters, self.gradients.arena()]);
-        arenas.all(Arena::padding_is_zero)
+        self.parameters.padding_is_zero() && self.gradients.arena().padding_is_zero()
     }
 }

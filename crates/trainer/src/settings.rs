@@ -1,11 +1,14 @@
 //! What a step is made of: the configuration, read by those who compute.
 
 use crate::config::{Config, Resolved};
-use crate::config::{Dtype, Schedule as ScheduleName};
+use crate::config::{Dtype, GradDtype, Master, Schedule as ScheduleName, StateDtype};
 use crate::failure::Failure;
-use memory::DType;
+use memory::{DType, Layout};
 use model::{ModelConfig, Policy};
-use optim::{Hyperparameters, Schedule, ScheduleKind};
+use optim::{
+    Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule, ScheduleKind,
+};
+use wildmatch::WildMatch;
 
 /// Everything that decides the memory and the arithmetic of a step.
 #[derive(Clone, Debug)]
@@ -26,8 +29,59 @@ pub struct Settings {
     pub head_chunk: usize,
     /// AdamW's numbers.
     pub optimizer: Hyperparameters,
+    /// What training adds to the weights.
+    pub states: States,
     /// The learning rate.
     pub schedule: Schedule,
+    /// Of stochastic rounding.
+    pub seed: u64,
+}
+
+/// What training adds to the weights, across steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct States {
+    /// The moments.
+    pub moments: MomentFormat,
+    /// What stands beside bf16 weights.
+    pub master: MasterFormat,
+    /// The gradients' type.
+    pub gradients: DType,
+    /// Name patterns (`*`, `?`) of tensors whose moments stay f32 where others are quantised.
+    pub f32_patterns: Vec<String>,
+}
+
+impl Default for States {
+    fn default() -> States {
+        States {
+            moments: MomentFormat::F32,
+            master: MasterFormat::F32,
+            gradients: DType::F32,
+            f32_patterns: Vec::new(),
+        }
+    }
+}
+
+impl States {
+    fn new(config: &Config) -> States {
+        let optim = &config.optim;
+        States {
+            moments: match optim.state_dtype {
+                StateDtype::F32 => MomentFormat::F32,
+                StateDtype::Bf16 => MomentFormat::Bf16,
+                StateDtype::EightBit => MomentFormat::Quantised,
+            },
+            master: match optim.master {
+                Master::F32 => MasterFormat::F32,
+                Master::Bf16Split => MasterFormat::Remainder,
+                Master::None => MasterFormat::None,
+            },
+            gradients: match optim.grad_dtype {
+                GradDtype::F32 => DType::F32,
+                GradDtype::Bf16 => DType::BF16,
+            },
+            f32_patterns: optim.f32_states.clone(),
+        }
+    }
 }
 
 impl Settings {
@@ -50,8 +104,48 @@ impl Settings {
             )?,
             head_chunk: config.memory.head_chunk,
             optimizer: hyperparameters(config),
+            states: States::new(config),
             schedule: schedule(config),
+            seed: config.train.seed,
         })
+    }
+
+    /// The narrowest type that a matrix product reads or writes: bf16 if gradients or everything is.
+    pub fn narrowest_dtype(&self) -> DType {
+        match (self.dtype, self.states.gradients) {
+            (DType::F32, gradients) => gradients,
+            (dtype, _) => dtype,
+        }
+    }
+
+    /// Where each parameter lies in the arenas.
+    ///
+    /// # Errors
+    /// A pattern of names that fits no parameter.
+    pub fn layout(&self) -> Result<Layout, Failure> {
+        if self.states.moments != MomentFormat::Quantised {
+            return Ok(model::layout(&self.model, |_, _| false));
+        }
+        let patterns: Vec<WildMatch> = self
+            .states
+            .f32_patterns
+            .iter()
+            .map(|pattern| WildMatch::new(pattern))
+            .collect();
+        let layout = model::layout(&self.model, |name, elements| {
+            elements < SMALLEST_QUANTISED || patterns.iter().any(|pattern| pattern.matches(name))
+        });
+        let names = || layout.entries().iter().map(|entry| entry.name.as_str());
+        for (pattern, text) in patterns.iter().zip(&self.states.f32_patterns) {
+            if !names().any(|name| pattern.matches(name)) {
+                let example = names().last().unwrap_or_default();
+                return Err(Failure::Usage(format!(
+                    "`{text}` in optim.f32_states fits no parameter of this model; names look like {example}, \
+                     and * stands for any characters"
+                )));
+            }
+        }
+        Ok(layout)
     }
 
     /// Tokens of a step, masked ones included.

@@ -4,7 +4,7 @@ use crate::config::{DataFormat, Resolved, Size};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::oom::OomReport;
-use crate::plan::Plan;
+use crate::plan::{Plan, arena_table};
 use crate::run_dir::{RunDir, make_folder};
 use crate::session::{Session, StepOutcome};
 use crate::settings::Settings;
@@ -114,8 +114,21 @@ struct Run {
 #[derive(Default)]
 struct Made {
     steps: usize,
+    skipped: usize,
+    skipped_in_a_row: usize,
     time: Duration,
     last: Option<StepOutcome>,
+}
+
+impl Made {
+    fn add(&mut self, outcome: &StepOutcome, elapsed: Duration) {
+        let skipped = usize::from(!outcome.is_finite());
+        self.steps = outcome.step;
+        self.skipped += skipped;
+        self.skipped_in_a_row = (self.skipped_in_a_row + skipped) * skipped;
+        self.time += elapsed;
+        self.last = Some(outcome.clone());
+    }
 }
 
 impl Run {
@@ -130,21 +143,28 @@ impl Run {
             if self.resolved.options.dump_gradients == Some(step as u64) {
                 session.export_gradients(&self.directory.gradients(step)?)?;
             }
-            if !outcome.is_finite() {
-                let (loss, grad_norm) = (outcome.loss, outcome.grad_norm);
-                return Err(Failure::Diverged {
-                    step,
-                    loss,
-                    grad_norm,
-                });
+            if self.made.skipped_in_a_row > self.resolved.config.train.max_skipped {
+                return Err(self.diverged(&outcome));
             }
             if let Some(signal) = self.interrupt.signal() {
                 return Err(Failure::Interrupted { step, signal });
             }
         }
-        match &self.resolved.options.save_final {
-            Some(folder) => session.export(folder),
-            None => Ok(()),
+        if let Some(folder) = &self.resolved.options.save_final {
+            session.export(folder)?;
+        }
+        match &self.made.last {
+            Some(last) if !last.is_finite() => Err(self.diverged(last)),
+            _ => Ok(()),
+        }
+    }
+
+    fn diverged(&self, outcome: &StepOutcome) -> Failure {
+        Failure::Diverged {
+            step: outcome.step,
+            loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            skipped: self.made.skipped_in_a_row,
         }
     }
 
@@ -233,11 +253,16 @@ impl Run {
             replayed: outcome.replayed,
         };
         self.progress.step(&record);
-        self.made = Made {
-            steps: outcome.step,
-            time: self.made.time + elapsed,
-            last: Some(outcome.clone()),
-        };
+        self.made.add(outcome, elapsed);
+        if !outcome.is_finite() {
+            let StepOutcome {
+                step,
+                loss,
+                grad_norm,
+                ..
+            } = outcome;
+            tracing::warn!("step {step} was skipped: loss {loss}, gradient norm {grad_norm}");
+        }
         self.metrics
             .write(&record)
             .map_err(Failure::file(self.directory.path()))
@@ -265,6 +290,7 @@ impl Run {
         let record = EndRecord {
             reason: failure.map_or("done", Failure::reason),
             steps: self.made.steps,
+            skipped_steps: self.made.skipped,
             max_rss_bytes: max_rss_bytes(),
         };
         self.metrics
@@ -285,9 +311,13 @@ impl Run {
         let resident = max_rss_bytes().map_or(String::new(), |bytes| {
             format!("  resident set at most {}\n", format_bytes(bytes))
         });
+        let skipped = match self.made.skipped {
+            0 => String::new(),
+            skipped => format!(", {skipped} skipped because loss or gradients were not finite"),
+        };
         format!(
-            "{} steps of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}\n\n{}\n{resident}  \
-             run directory {}\n",
+            "{} steps{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}\n\n{}\n{}\n\
+             {resident}  run directory {}\n",
             self.made.steps,
             self.resolved.name,
             self.plan.dtype,
@@ -295,6 +325,7 @@ impl Run {
             tokens as f64 / seconds,
             config.recompute.spec,
             memory_table(planned, Some(measured)),
+            arena_table(&self.plan.arenas),
             self.directory.path().display(),
         )
     }

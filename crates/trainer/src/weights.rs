@@ -2,9 +2,9 @@
 
 use crate::failure::Failure;
 use crate::session::Session;
-use half::bf16;
 use memory::{Arena, DType};
 use model::{WeightsError, encode, export, import, initialise};
+use optim::download_f32;
 use std::path::Path;
 
 impl Session {
@@ -13,13 +13,9 @@ impl Session {
     /// # Errors
     /// [`Failure::Device`] if the device fails.
     pub fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), Failure> {
-        let (range, dtype) = (offset..offset + values.len(), self.parameters.dtype());
-        let parameters = self.parameters.flat_mut(range.clone());
-        self.kernels.upload(parameters, &encode(values, dtype))?;
-        if let Some(master) = self.optimizer.master_mut() {
-            self.kernels
-                .upload(master.flat_mut(range), bytemuck::cast_slice(values))?;
-        }
+        let parameters = &mut self.parameters;
+        self.optimizer
+            .set_weights(&*self.kernels, parameters, offset, values)?;
         Ok(())
     }
 
@@ -59,7 +55,8 @@ impl Session {
         let config = folder.join("config.json");
         let text = self.model.config().to_hf(self.settings.seq, name);
         std::fs::write(&config, text).map_err(Failure::file(config))?;
-        self.export_arena(&folder.join("model.safetensors"), &self.parameters)
+        let path = folder.join("model.safetensors");
+        self.export_arena(&path, &self.parameters, self.parameters.dtype())
     }
 
     /// Writes the gradients of the last step, before clipping, as f32 under Hugging Face names.
@@ -67,17 +64,14 @@ impl Session {
     /// # Errors
     /// [`Failure::File`] or [`Failure::Weights`].
     pub fn export_gradients(&self, path: &Path) -> Result<(), Failure> {
-        self.export_arena(path, self.gradients.arena())
+        self.export_arena(path, self.gradients.arena(), DType::F32)
     }
 
-    fn export_arena(&self, path: &Path, arena: &Arena) -> Result<(), Failure> {
-        let written = export(path, arena.layout(), arena.dtype(), |index| {
-            let view = arena.view(index);
-            let mut bytes = vec![0; view.elements() * view.dtype().size_in_bytes()];
-            self.kernels
-                .download(&mut bytes, view)
-                .expect("an entry of an arena is contiguous, and `bytes` fits it");
-            bytes
+    fn export_arena(&self, path: &Path, arena: &Arena, dtype: DType) -> Result<(), Failure> {
+        let written = export(path, arena.layout(), dtype, |index| {
+            let values = download_f32(&*self.kernels, arena.view(index))
+                .expect("an entry of an arena is contiguous, and the values fit it");
+            encode(&values, dtype).into_owned()
         });
         written.map_err(|error: WeightsError| error.into())
     }
@@ -87,17 +81,6 @@ impl Session {
     /// # Errors
     /// [`Failure::Device`] if the device fails.
     pub fn parameter(&self, index: usize) -> Result<Vec<f32>, Failure> {
-        let view = self.parameters.view(index);
-        let elements = view.elements();
-        if view.dtype() == DType::BF16 {
-            let mut values = vec![bf16::ZERO; elements];
-            self.kernels
-                .download(bytemuck::cast_slice_mut(&mut values), view)?;
-            return Ok(values.into_iter().map(f32::from).collect());
-        }
-        let mut values = vec![0f32; elements];
-        self.kernels
-            .download(bytemuck::cast_slice_mut(&mut values), view)?;
-        Ok(values)
+        Ok(download_f32(&*self.kernels, self.parameters.view(index))?)
     }
 }

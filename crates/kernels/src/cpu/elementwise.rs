@@ -33,7 +33,7 @@ pub(super) fn add_bias<T: Real>(out: &mut [T], bias: &[T]) {
     });
 }
 
-pub(super) fn bias_backward<T: Real>(out: &mut [f32], dy: &[T], overwrite: bool) {
+pub(super) fn bias_backward<G: Real, T: Real>(out: &mut [G], dy: &[T], overwrite: bool) {
     let width = out.len();
     out.par_chunks_mut(COLUMNS)
         .enumerate()
@@ -41,7 +41,7 @@ pub(super) fn bias_backward<T: Real>(out: &mut [f32], dy: &[T], overwrite: bool)
             let mut sums = [0.0f32; COLUMNS];
             column_sums(&mut sums, dy, width, block * COLUMNS, out.len());
             for (out, sum) in out.iter_mut().zip(sums) {
-                *out = if overwrite { sum } else { *out + sum };
+                *out = G::narrow(if overwrite { sum } else { out.widen() + sum });
             }
         });
 }

@@ -7,6 +7,9 @@ use rayon::prelude::*;
 /// Tokens that one task looks up.
 const TOKENS: usize = 64;
 
+/// Columns of a token's gradient that are summed at a time.
+const COLUMNS: usize = 1024;
+
 /// Pieces that the table is cut into for its gradient.
 const PIECES: usize = 64;
 
@@ -23,28 +26,50 @@ pub(super) fn embedding<T: Real>(out: &mut [T], table: In, ids: &[i32]) {
         });
 }
 
-/// Every task owns a range of the vocabulary and adds its tokens in their order.
-pub(super) fn embedding_backward<T: Real>(dtable: Out, dout: &[T], ids: &[i32], overwrite: bool) {
+/// Every task owns a range of the vocabulary. At a token's first occurrence, all its occurrences are summed in f32, in
+/// their order, and added to its row once.
+pub(super) fn embedding_backward<G: Real, T: Real>(
+    dtable: Out,
+    dout: &[T],
+    ids: &[i32],
+    overwrite: bool,
+) {
     let (vocabulary, width) = (dtable.dims()[0], dtable.dims()[1]);
     let rows = vocabulary.div_ceil(PIECES);
     dtable
-        .slice_mut::<f32>()
+        .slice_mut::<G>()
         .par_chunks_mut(rows * width)
         .enumerate()
         .for_each(|(piece, dtable)| {
             if overwrite {
-                dtable.fill(0.0);
+                dtable.fill(G::narrow(0.0));
             }
             let first = piece * rows;
             let owned = first..first + dtable.len() / width;
-            for (id, dout) in ids.iter().zip(dout.chunks_exact(width)) {
-                let id = *id as usize;
-                if owned.contains(&id) {
-                    let start = (id - first) * width;
-                    for (sum, dout) in dtable[start..start + width].iter_mut().zip(dout) {
-                        *sum += dout.widen();
-                    }
+            for (token, id) in ids.iter().enumerate() {
+                if owned.contains(&(*id as usize)) && !ids[..token].contains(id) {
+                    let start = (*id as usize - first) * width;
+                    let row = &mut dtable[start..start + width];
+                    add_occurrences(row, &dout[token * width..], &ids[token..], *id);
                 }
             }
         });
+}
+
+fn add_occurrences<G: Real, T: Real>(row: &mut [G], dout: &[T], ids: &[i32], id: i32) {
+    let width = row.len();
+    for (block, row) in row.chunks_mut(COLUMNS).enumerate() {
+        let mut sums = [0.0f32; COLUMNS];
+        let start = block * COLUMNS;
+        let occurrences = ids.iter().zip(dout.chunks_exact(width));
+        for (_, dout) in occurrences.filter(|(other, _)| **other == id) {
+            let dout = &dout[start..start + row.len()];
+            sums.iter_mut()
+                .zip(dout)
+                .for_each(|(sum, dout)| *sum += dout.widen());
+        }
+        for (out, sum) in row.iter_mut().zip(sums) {
+            *out = G::narrow(out.widen() + sum);
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod elementwise;
 mod embedding;
 mod gemm;
 mod norm;
+mod quantise;
 mod rms_norm;
 mod rotary;
 mod simd;
@@ -34,13 +35,25 @@ macro_rules! by_dtype {
     };
 }
 
+/// Calls a function generic over two element types.
+macro_rules! by_dtypes {
+    ($first:expr, $second:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match ($first, $second) {
+            (DType::F32, DType::F32) => $function::<f32, f32>($($argument),*),
+            (DType::F32, _) => $function::<f32, bf16>($($argument),*),
+            (_, DType::F32) => $function::<bf16, f32>($($argument),*),
+            (_, _) => $function::<bf16, bf16>($($argument),*),
+        }
+    };
+}
+
 /// Kernels on the processor, in the current rayon pool.
 pub struct Cpu {
     workspace: Option<RefCell<Buffer>>,
 }
 
 impl Cpu {
-    /// Leases the workspace for a compute type.
+    /// Leases the workspace for matrix products whose narrowest type is `dtype`.
     ///
     /// # Errors
     /// [`OutOfMemory`] if a limit refuses the workspace.
@@ -71,12 +84,8 @@ impl Kernels for Cpu {
 
     fn copy(&self, out: Out, x: In) -> Result<(), KernelError> {
         check::copy(&out, &x)?;
-        match (out.dtype(), x.dtype()) {
-            (DType::F32, DType::F32) => elementwise::copy::<f32, f32>(out.slice_mut(), x.slice()),
-            (DType::F32, _) => elementwise::copy::<f32, bf16>(out.slice_mut(), x.slice()),
-            (_, DType::F32) => elementwise::copy::<bf16, f32>(out.slice_mut(), x.slice()),
-            (_, _) => elementwise::copy::<bf16, bf16>(out.slice_mut(), x.slice()),
-        }
+        use elementwise::copy;
+        by_dtypes!(out.dtype(), x.dtype(), copy(out.slice_mut(), x.slice()));
         Ok(())
     }
 
@@ -130,7 +139,8 @@ impl Kernels for Cpu {
     fn bias_backward(&self, out: Out, dy: In, init: Init) -> Result<(), KernelError> {
         check::bias_backward(&out, &dy, &init)?;
         use elementwise::bias_backward;
-        by_dtype!(
+        by_dtypes!(
+            out.dtype(),
             dy.dtype(),
             bias_backward(out.slice_mut(), dy.slice(), overwrites(&init))
         );
@@ -156,7 +166,8 @@ impl Kernels for Cpu {
     ) -> Result<(), KernelError> {
         check::embedding_backward(&dtable, &dout, &ids, &init)?;
         use embedding::embedding_backward;
-        by_dtype!(
+        by_dtypes!(
+            dtable.dtype(),
             dout.dtype(),
             embedding_backward(dtable, dout.slice(), ids.slice(), overwrites(&init))
         );
@@ -209,7 +220,8 @@ impl Kernels for Cpu {
         use rms_norm::{dweight as weight_gradient, dx as input_gradient};
         let replace = overwrites(&dweight_init);
         let rstd = rstd.slice();
-        by_dtype!(
+        by_dtypes!(
+            dweight.dtype(),
             x.dtype(),
             weight_gradient(dweight.slice_mut(), replace, dy.slice(), x.slice(), rstd)
         );
@@ -348,10 +360,22 @@ impl Kernels for Cpu {
         out: Out,
         parts: Out,
         x: In,
+        loss: In,
         max_norm: Option<f32>,
     ) -> Result<(), KernelError> {
-        check::norm_and_clip(&out, &parts, &x)?;
-        norm::norm_and_clip(out.slice_mut(), parts.slice_mut(), x.slice(), max_norm);
+        check::norm_and_clip(&out, &parts, &x, &loss)?;
+        use norm::norm_and_clip;
+        let loss = loss.slice()[0];
+        by_dtype!(
+            x.dtype(),
+            norm_and_clip(
+                out.slice_mut(),
+                parts.slice_mut(),
+                x.slice(),
+                loss,
+                max_norm
+            )
+        );
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Sums over whole arenas.
 
-use super::simd::{lane_sum, vectorized};
+use super::simd::{Real, lane_sum, vectorized};
 use rayon::prelude::*;
 
 /// Elements whose squares are summed in f32 before they join an f64 sum.
@@ -15,7 +15,13 @@ pub(super) fn sum(out: &mut [f32], x: &[f32], overwrite: bool) {
     };
 }
 
-pub(super) fn norm_and_clip(out: &mut [f32], parts: &mut [f64], x: &[f32], max_norm: Option<f32>) {
+pub(super) fn norm_and_clip<T: Real>(
+    out: &mut [f32],
+    parts: &mut [f64],
+    x: &[T],
+    loss: f32,
+    max_norm: Option<f32>,
+) {
     let part = x.len().div_ceil(parts.len()).next_multiple_of(BLOCK);
     parts.par_iter_mut().enumerate().for_each(|(index, sum)| {
         let start = (index * part).min(x.len());
@@ -27,7 +33,7 @@ pub(super) fn norm_and_clip(out: &mut [f32], parts: &mut [f64], x: &[f32], max_n
     });
     let norm = parts.iter().sum::<f64>().sqrt() as f32;
     let factor = match max_norm {
-        _ if !norm.is_finite() => f32::NAN,
+        _ if !(norm.is_finite() && loss.is_finite()) => f32::NAN,
         Some(max_norm) => (max_norm / (norm + 1e-6)).min(1.0),
         None => 1.0,
     };
@@ -35,7 +41,7 @@ pub(super) fn norm_and_clip(out: &mut [f32], parts: &mut [f64], x: &[f32], max_n
 }
 
 vectorized! {
-    fn sum_of_squares(x: &[f32]) -> f32 {
+    fn sum_of_squares<T: Real>(x: &[T]) -> f32 {
         lane_sum([x], |[x]| x * x)
     }
 }

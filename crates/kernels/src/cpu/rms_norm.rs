@@ -60,8 +60,8 @@ vectorized! {
 }
 
 /// Gradient of the weight: column by column, rows in order.
-pub(super) fn dweight<T: Real>(
-    dweight: &mut [f32],
+pub(super) fn dweight<G: Real, T: Real>(
+    dweight: &mut [G],
     overwrite: bool,
     dy: &[T],
     x: &[T],
@@ -76,7 +76,11 @@ pub(super) fn dweight<T: Real>(
             let first = block * COLUMNS;
             column_sums(&mut sums, dy, x, rstd, width, first, dweight.len());
             for (dweight, sum) in dweight.iter_mut().zip(sums) {
-                *dweight = if overwrite { sum } else { *dweight + sum };
+                *dweight = G::narrow(if overwrite {
+                    sum
+                } else {
+                    dweight.widen() + sum
+                });
             }
         });
 }

@@ -55,6 +55,23 @@ impl Real for bf16 {
     }
 }
 
+/// Whether the processor has the parts of AVX-512 that loops are compiled for.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(super) fn has_avx512() -> bool {
+    std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+        && std::arch::is_x86_feature_detected!("avx512dq")
+        && std::arch::is_x86_feature_detected!("avx512vl")
+}
+
+/// Whether the processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(super) fn has_avx2() -> bool {
+    std::arch::is_x86_feature_detected!("avx2")
+}
+
 /// Defines functions whose body is compiled for AVX-512, AVX2 and the baseline, chosen at run time.
 macro_rules! vectorized {
     ($(
@@ -79,15 +96,11 @@ macro_rules! vectorized {
                     body($($argument),*)
                 }
 
-                let avx512_present = std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("avx512dq")
-                    && std::arch::is_x86_feature_detected!("avx512vl");
-                if avx512_present {
+                if $crate::cpu::simd::has_avx512() {
                     // SAFETY: the processor has these features.
                     return unsafe { avx512($($argument),*) };
                 }
-                if std::arch::is_x86_feature_detected!("avx2") {
+                if $crate::cpu::simd::has_avx2() {
                     // SAFETY: the processor has this feature.
                     return unsafe { avx2($($argument),*) };
                 }

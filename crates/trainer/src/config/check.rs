@@ -41,22 +41,6 @@ const NOT_BUILT: &[NotBuilt] = &[
         What::Values("attention.backend", &["flash", "cudnn"]),
         "attention without stored scores is not built yet; use eager",
     ),
-    no(
-        What::Values("optim.state_dtype", &["bf16", "8bit"]),
-        "smaller optimizer states are not built yet; use f32",
-    ),
-    no(
-        What::Values("optim.master", &["bf16-split", "none"]),
-        "smaller master weights are not built yet; use f32",
-    ),
-    no(
-        What::Values("optim.grad_dtype", &["bf16"]),
-        "bf16 gradients are not built yet; use f32",
-    ),
-    no(
-        What::Changed("optim.f32_states"),
-        "it only matters for 8-bit states, which are not built yet; leave it out",
-    ),
     no(What::Changed("offload.optimizer"), OFFLOAD),
     no(What::Changed("offload.activations"), OFFLOAD),
     no(What::Changed("offload.fraction"), OFFLOAD),

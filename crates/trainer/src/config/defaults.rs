@@ -76,6 +76,7 @@ impl Default for TrainConfig {
             device: None,
             dtype: None,
             threads: None,
+            max_skipped: 3,
         }
     }
 }

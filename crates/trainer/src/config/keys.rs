@@ -46,6 +46,7 @@ pub const KEYS: &[(&str, Kind)] = &[
     ("train.device", Kind::Device),
     ("train.dtype", Kind::Choice(Dtype::NAMES)),
     ("train.threads", Kind::Whole(1)),
+    ("train.max_skipped", Kind::Whole(0)),
     ("optim.state_dtype", Kind::Choice(StateDtype::NAMES)),
     ("optim.master", Kind::Choice(Master::NAMES)),
     ("optim.grad_dtype", Kind::Choice(GradDtype::NAMES)),

@@ -74,7 +74,7 @@ pub struct BatchConfig {
 pub struct TrainConfig {
     /// Optimizer steps of the whole run.
     pub steps: usize,
-    /// Seed of initialisation and shuffling.
+    /// Seed of initialisation, shuffling and stochastic rounding.
     pub seed: u64,
     /// Where to compute; `None`: the command's default.
     pub device: Option<Device>,
@@ -82,6 +82,8 @@ pub struct TrainConfig {
     pub dtype: Option<Dtype>,
     /// Worker threads of the CPU; `None`: one per core. Never changes results.
     pub threads: Option<usize>,
+    /// Steps in a row that may be skipped because loss or gradients are not finite; one more ends the run.
+    pub max_skipped: usize,
 }
 
 /// `[optim]`

@@ -4,7 +4,9 @@ use super::{Figures, figures};
 use crate::failure::Failure;
 use crate::settings::Settings;
 use kernels::Target;
+use memory::DType;
 use model::Policy;
+use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 
 /// Specifications that the table of strategies compares.
@@ -71,7 +73,7 @@ pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Stra
     STRATEGIES.into_iter().map(plan).collect()
 }
 
-/// Plans what grouped heads, the chunked head and accumulation change.
+/// Plans what grouped heads, the chunked head, accumulation and the formats of states change.
 pub(super) fn effects(
     settings: &Settings,
     target: Target,
@@ -114,6 +116,23 @@ pub(super) fn effects(
             settings.micro_batch *= 2;
         },
     );
+    if settings.states.moments != MomentFormat::Quantised {
+        change("8-bit moments (--state-dtype 8bit)".into(), &|settings| {
+            settings.states.moments = MomentFormat::Quantised;
+        });
+    }
+    if settings.dtype == DType::BF16 && settings.states.master == MasterFormat::F32 {
+        change(
+            "an exact master in 16 bits more (--master bf16-split)".into(),
+            &|settings| settings.states.master = MasterFormat::Remainder,
+        );
+    }
+    if settings.states.gradients == DType::F32 {
+        change(
+            "gradients accumulated in bf16 (--grad-dtype bf16)".into(),
+            &|settings| settings.states.gradients = DType::BF16,
+        );
+    }
     let plan = |(change, settings): (String, Settings)| {
         let peak = figures(&settings, target)?.peak.bytes;
         Ok(Effect {

@@ -1,9 +1,11 @@
 //! What the field's rules of thumb say, beside what the plan says.
 
 use super::activations::{PlannedActivation, total_bytes};
+use super::dtype_name;
 use crate::settings::Settings;
 use memory::DType;
 use model::Label;
+use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 
 /// One rule of thumb.
@@ -37,10 +39,7 @@ pub(super) fn formulas(
         plan_bytes: arena_bytes,
         difference,
     };
-    let here = match settings.dtype {
-        DType::BF16 => "here: bf16 weights, f32 gradients, f32 master and moments",
-        _ => "here: f32 weights, which need no master: 4 + 4 + 8 bytes",
-    };
+    let here = recipe(settings);
     let padding = "; tensors are padded to 256 elements";
     vec![
         anatomy(
@@ -59,6 +58,24 @@ pub(super) fn formulas(
         korthikanti(settings, "selective", all - scores),
         korthikanti(settings, "full", of_label(Some(Label::BlockInput))),
     ]
+}
+
+/// What this run keeps of a parameter, in words.
+fn recipe(settings: &Settings) -> String {
+    let states = &settings.states;
+    let weights = match (settings.dtype, states.master) {
+        (DType::BF16, MasterFormat::F32) => "bf16 weights with an f32 master",
+        (DType::BF16, MasterFormat::Remainder) => "bf16 weights with a 16-bit remainder",
+        (DType::BF16, MasterFormat::None) => "bf16 weights without a master",
+        _ => "f32 weights, which need no master",
+    };
+    let moments = match states.moments {
+        MomentFormat::F32 => "f32",
+        MomentFormat::Bf16 => "bf16",
+        MomentFormat::Quantised => "8-bit",
+    };
+    let gradients = dtype_name(states.gradients);
+    format!("here: {weights}, {gradients} gradients, {moments} moments")
 }
 
 /// Activations of all layers for one micro-batch, by Korthikanti et al. 2022, in 16 bits.

@@ -2,12 +2,15 @@
 
 mod activations;
 mod alternatives;
+mod arenas;
 mod formulas;
 mod gpus;
 mod table;
 
 pub use activations::PlannedActivation;
 pub use alternatives::{Effect, STRATEGIES, Strategy};
+pub use arenas::PlannedArena;
+pub(crate) use arenas::arena_table;
 pub use formulas::Formula;
 
 use crate::failure::Failure;
@@ -57,6 +60,8 @@ pub struct Plan {
     pub persistent_bytes: u64,
     /// Arenas (weights, gradients, optimizer states) over the number of parameters.
     pub bytes_per_parameter: f64,
+    /// These arenas.
+    pub arenas: Vec<PlannedArena>,
     /// Number of parameters.
     pub parameters: usize,
     /// Model FLOPs of forward and backward, for one token.
@@ -85,7 +90,6 @@ pub(crate) struct Figures {
     pub(crate) reserved_bytes: u64,
     pub(crate) host_pinned_bytes: u64,
     pub(crate) persistent_bytes: u64,
-    pub(crate) arena_bytes: u64,
     pub(crate) recompute_flops_fraction: f64,
     largest_at_peak: Vec<LiveLease>,
     session: Session,
@@ -105,7 +109,6 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Fa
         reserved_bytes: persistent_bytes + step.slab_bytes,
         host_pinned_bytes: step.host_pinned_bytes,
         persistent_bytes,
-        arena_bytes: session.arena_bytes(),
         recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
         largest_at_peak: memory.largest_at_peak(),
         session,
@@ -134,6 +137,8 @@ impl Plan {
         let model = figures.session.model();
         let parameters = model.layout().parameters();
         let activations = planned_activations(model, settings);
+        let arenas = arenas::planned_arenas(figures.session.arenas(), parameters);
+        let arena_bytes = arenas.iter().map(|arena| arena.bytes).sum::<u64>();
         let Peak {
             bytes: peak_bytes,
             by_category,
@@ -154,14 +159,15 @@ impl Plan {
             host_pinned_bytes: figures.host_pinned_bytes,
             granularity_bytes: GRANULARITY_BYTES,
             persistent_bytes: figures.persistent_bytes,
-            bytes_per_parameter: figures.arena_bytes as f64 / parameters as f64,
+            bytes_per_parameter: arena_bytes as f64 / parameters as f64,
+            arenas,
             parameters,
             flops_per_token: flops_per_token(&settings.model, settings.seq),
             recompute_flops_fraction: figures.recompute_flops_fraction,
             fits: gpus::fits(target, figures.reserved_bytes),
             strategies: alternatives::strategies(settings, target)?,
             effects: alternatives::effects(settings, target, peak_bytes)?,
-            formulas: formulas::formulas(settings, parameters, figures.arena_bytes, &activations),
+            formulas: formulas::formulas(settings, parameters, arena_bytes, &activations),
             largest_at_peak: figures.largest_at_peak,
             activations,
         })

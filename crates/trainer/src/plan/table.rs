@@ -1,6 +1,6 @@
 //! The plan as tables for people.
 
-use super::{Plan, total_bytes};
+use super::{Plan, arena_table, total_bytes};
 use memory::format_bytes;
 use model::Label;
 use report::{Align, Table, memory_table};
@@ -17,6 +17,7 @@ impl Display for Plan {
             "\n{}",
             memory_table((&self.peak_by_category, &self.phase_peak_bytes), None)
         )?;
+        writeln!(f, "{}", arena_table(&self.arenas))?;
         writeln!(f, "{}", self.largest_table())?;
         writeln!(f, "{}", self.activation_table())?;
         writeln!(f, "{}", self.strategy_table())?;

@@ -1,0 +1,358 @@
+//! Quantising and dequantising a block, with AVX-512 where the processor has it: the same bits either way.
+//!
+//! A map's entries lie on straight lines, one a decade, so a value's code is nearly the value of a line. Tables of 32 or
+//! more f32 are looked up in registers (`vpermi2ps`), which is several times faster than gathers.
+
+use crate::quantise::Map;
+
+/// How blocks are quantised and dequantised; every implementation gives the same.
+pub(super) trait Codec {
+    /// As [`Map::quantise`].
+    fn quantise(map: &'static Map, values: &[f32], codes: &mut [u8]) -> f32;
+
+    /// As [`Map::dequantise`].
+    fn dequantise(map: &'static Map, codes: &[u8], absmax: f32, values: &mut [f32]);
+}
+
+/// By the map's own functions.
+pub(super) struct Portable;
+
+impl Codec for Portable {
+    #[inline(always)]
+    fn quantise(map: &'static Map, values: &[f32], codes: &mut [u8]) -> f32 {
+        map.quantise(values, codes)
+    }
+
+    #[inline(always)]
+    fn dequantise(map: &'static Map, codes: &[u8], absmax: f32, values: &mut [f32]) {
+        map.dequantise(codes, absmax, values);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::Avx512;
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::Codec;
+    use crate::quantise::{Map, SIGNED, UNSIGNED, stored_absmax};
+    use std::arch::x86_64::*;
+
+    const LANES: usize = 16;
+
+    /// In registers of 16 lanes; only called where the processor has AVX-512 F, BW, DQ and VL.
+    pub struct Avx512;
+
+    impl Codec for Avx512 {
+        #[inline(always)]
+        fn quantise(map: &'static Map, values: &[f32], codes: &mut [u8]) -> f32 {
+            let (chunks, values_tail) = values.as_chunks::<LANES>();
+            let (codes_chunks, codes_tail) = codes.as_chunks_mut::<LANES>();
+            // SAFETY: the processor has AVX-512, and every load and store covers one chunk.
+            unsafe {
+                let mut largest = _mm512_setzero_ps();
+                for values in chunks {
+                    let values = _mm512_loadu_ps(values.as_ptr());
+                    largest = _mm512_max_ps(largest, _mm512_abs_ps(values));
+                }
+                let tail = values_tail.iter().map(|value| value.abs());
+                let absmax = stored_absmax(tail.fold(_mm512_reduce_max_ps(largest), f32::max));
+                let inverse = if absmax > 0.0 { 1.0 / absmax } else { 0.0 };
+                for (values, codes) in chunks.iter().zip(codes_chunks) {
+                    let values = _mm512_loadu_ps(values.as_ptr());
+                    let nearest = nearest(map, values, _mm512_set1_ps(inverse));
+                    _mm_storeu_si128(codes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(nearest));
+                }
+                for (value, code) in values_tail.iter().zip(codes_tail) {
+                    *code = map.code(*value, inverse);
+                }
+                absmax
+            }
+        }
+
+        #[inline(always)]
+        fn dequantise(map: &'static Map, codes: &[u8], absmax: f32, values: &mut [f32]) {
+            let (chunks, codes_tail) = codes.as_chunks::<LANES>();
+            let (values_chunks, values_tail) = values.as_chunks_mut::<LANES>();
+            // SAFETY: the processor has AVX-512, and every load and store covers one chunk.
+            unsafe {
+                let scale = _mm512_set1_ps(absmax);
+                for (codes, values) in chunks.iter().zip(values_chunks) {
+                    let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
+                    let found = if map.zero == 0 {
+                        unsigned(codes)
+                    } else {
+                        signed(codes)
+                    };
+                    _mm512_storeu_ps(values.as_mut_ptr(), _mm512_mul_ps(found, scale));
+                }
+            }
+            map.dequantise(codes_tail, absmax, values_tail);
+        }
+    }
+
+    /// 32 entries of a table, by the low five bits of `index`.
+    #[inline(always)]
+    unsafe fn lookup(table: &[f32], index: __m512i) -> __m512 {
+        let table = &table[..2 * LANES];
+        // SAFETY: the table has 32 entries; the caller sees to AVX-512.
+        unsafe {
+            let low = _mm512_loadu_ps(table.as_ptr());
+            let high = _mm512_loadu_ps(table.as_ptr().add(LANES));
+            _mm512_permutex2var_ps(low, index, high)
+        }
+    }
+
+    /// 128 entries of a table, by the low seven bits of `index`.
+    #[inline(always)]
+    unsafe fn lookup_128(table: &[f32], index: __m512i) -> __m512 {
+        // SAFETY: as for `lookup`.
+        unsafe {
+            let bit_5 = _mm512_test_epi32_mask(index, _mm512_set1_epi32(32));
+            let bit_6 = _mm512_test_epi32_mask(index, _mm512_set1_epi32(64));
+            let quarter = |at: usize| lookup(&table[32 * at..], index);
+            let low = _mm512_mask_blend_ps(bit_5, quarter(0), quarter(1));
+            let high = _mm512_mask_blend_ps(bit_5, quarter(2), quarter(3));
+            _mm512_mask_blend_ps(bit_6, low, high)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn unsigned(codes: __m512i) -> __m512 {
+        // SAFETY: as for `lookup`.
+        unsafe {
+            let (low, high) = UNSIGNED.values.split_at(128);
+            let bit_7 = _mm512_test_epi32_mask(codes, _mm512_set1_epi32(128));
+            _mm512_mask_blend_ps(bit_7, lookup_128(low, codes), lookup_128(high, codes))
+        }
+    }
+
+    /// The map is symmetric about its zero, 127, but for code 255, which is 1.
+    #[inline(always)]
+    unsafe fn signed(codes: __m512i) -> __m512 {
+        // SAFETY: as for `lookup`.
+        unsafe {
+            let distance = _mm512_sub_epi32(codes, _mm512_set1_epi32(127));
+            let magnitude = lookup_128(&SIGNED.values[127..255], _mm512_abs_epi32(distance));
+            let is_one = _mm512_cmpeq_epi32_mask(codes, _mm512_set1_epi32(255));
+            let magnitude = _mm512_mask_blend_ps(is_one, magnitude, _mm512_set1_ps(1.0));
+            let sign = _mm512_and_si512(distance, _mm512_set1_epi32(i32::MIN));
+            _mm512_or_ps(magnitude, _mm512_castsi512_ps(sign))
+        }
+    }
+
+    /// The lines of a map's magnitudes, by binary exponent: within one exponent the codes of magnitudes up to `bound`
+    /// lie on one line and the others on the next. The code counts from the map's zero.
+    struct Lines {
+        bound: [f32; 32],
+        slope: [[f32; 32]; 2],
+        offset: [[f32; 32]; 2],
+        /// The last code of the lower line, and a half.
+        last: [f32; 32],
+    }
+
+    /// The exponent of the first entry of [`Lines`]: all smaller magnitudes share it.
+    const FIRST_EXPONENT: i32 = -22;
+
+    static SIGNED_LINES: Lines = Lines::new(&SIGNED, 0);
+    static UNSIGNED_LINES: Lines = Lines::new(&UNSIGNED, 1);
+
+    impl Lines {
+        /// Decade `i` of a map has `2^(i + extra)` entries.
+        const fn new(map: &Map, extra: u32) -> Lines {
+            let mut lines = Lines {
+                bound: [f32::INFINITY; 32],
+                slope: [[0.0; 32]; 2],
+                offset: [[0.0; 32]; 2],
+                last: [0.0; 32],
+            };
+            let mut piece = 0;
+            let mut slot = 0;
+            while slot < 32 {
+                let end = power(2.0, slot as i32 + FIRST_EXPONENT + 1);
+                lines.set(slot, 0, piece, extra);
+                let last = last_code(piece, extra);
+                lines.last[slot] = last as f32 + 0.5;
+                // Beyond the last piece there is nothing.
+                if piece < 8 {
+                    let bound = map.thresholds[map.zero as usize + last];
+                    if (bound as f64) < end {
+                        lines.bound[slot] = bound;
+                        piece += 1;
+                        lines.set(slot, 1, piece, extra);
+                    }
+                }
+                slot += 1;
+            }
+            lines
+        }
+
+        /// Piece 0 is zero, pieces 1 to 7 are the decades, piece 8 is one.
+        const fn set(&mut self, slot: usize, side: usize, piece: usize, extra: u32) {
+            let entries = (1usize << (piece.saturating_sub(1) as u32 + extra)) as f64;
+            let first = (last_code(piece, extra) + 1) as f64 - entries;
+            let (slope, offset) = match piece {
+                0 => (0.0, 0.5),
+                8 => (0.0, last_code(8, extra) as f64 + 0.5),
+                // Between 0.1 and 1 times the power of ten: first + entries (x / power - 0.1) / 0.9.
+                _ => {
+                    let slope = entries / (0.9 * power(10.0, piece as i32 - 7));
+                    (slope, first - entries / 9.0)
+                }
+            };
+            self.slope[side][slot] = slope as f32;
+            self.offset[side][slot] = offset as f32;
+        }
+    }
+
+    /// The last code of a piece, counted from the map's zero.
+    const fn last_code(piece: usize, extra: u32) -> usize {
+        let all = (1usize << (7 + extra)) - (1usize << extra);
+        match piece {
+            0 => 0,
+            8 => all + 1,
+            _ => (1usize << (piece as u32 + extra)) - (1usize << extra),
+        }
+    }
+
+    const fn power(base: f64, exponent: i32) -> f64 {
+        let mut result = 1.0;
+        let mut count = exponent.unsigned_abs();
+        while count > 0 {
+            result *= base;
+            count -= 1;
+        }
+        if exponent < 0 { 1.0 / result } else { result }
+    }
+
+    /// Where a line's value is this close to an integer, rounding errors could decide; the search decides instead.
+    const NEAR_INTEGER: f32 = 1e-3;
+
+    /// [`Map::code`] of 16 values.
+    #[inline(always)]
+    unsafe fn nearest(map: &'static Map, values: __m512, inverse: __m512) -> __m512i {
+        let lines = if map.zero == 0 {
+            &UNSIGNED_LINES
+        } else {
+            &SIGNED_LINES
+        };
+        // SAFETY: as for `lookup`.
+        unsafe {
+            let scaled = _mm512_mul_ps(values, inverse);
+            let x = _mm512_abs_ps(scaled);
+            let exponent = _mm512_srli_epi32::<23>(_mm512_castps_si512(x));
+            let slot = _mm512_sub_epi32(exponent, _mm512_set1_epi32(127 + FIRST_EXPONENT));
+            let slot = _mm512_max_epi32(slot, _mm512_setzero_si512());
+            let upper = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, lookup(&lines.bound, slot));
+            let of = |table: &[[f32; 32]; 2]| {
+                _mm512_mask_blend_ps(upper, lookup(&table[0], slot), lookup(&table[1], slot))
+            };
+            let line = _mm512_add_ps(_mm512_mul_ps(x, of(&lines.slope)), of(&lines.offset));
+            let line = _mm512_mask_min_ps(line, !upper, line, lookup(&lines.last, slot));
+            let code = _mm512_cvttps_epi32(line);
+            let fraction = _mm512_sub_ps(line, _mm512_cvtepi32_ps(code));
+            let centred = _mm512_abs_ps(_mm512_sub_ps(fraction, _mm512_set1_ps(0.5)));
+            let far = _mm512_set1_ps(0.5 - NEAR_INTEGER);
+            let doubtful = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(centred, far);
+            let code = if map.zero == 0 {
+                code
+            } else {
+                with_sign(code, values)
+            };
+            if doubtful == 0 {
+                code
+            } else {
+                decide(map, code, values, inverse, doubtful)
+            }
+        }
+    }
+
+    /// Signed codes of magnitudes' codes: what is below zero stays below.
+    #[inline(always)]
+    unsafe fn with_sign(code: __m512i, values: __m512) -> __m512i {
+        // SAFETY: as for `lookup`.
+        unsafe {
+            let zero = _mm512_set1_epi32(127);
+            let negative = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(values, _mm512_setzero_ps());
+            let magnitude = _mm512_max_epi32(code, _mm512_set1_epi32(1));
+            let magnitude = _mm512_min_epi32(magnitude, zero);
+            let positive = _mm512_add_epi32(zero, code);
+            _mm512_mask_sub_epi32(positive, negative, zero, magnitude)
+        }
+    }
+
+    /// Replaces the codes of some lanes by what the search finds.
+    #[cold]
+    #[inline(never)]
+    #[target_feature(enable = "avx512f")]
+    fn decide(map: &Map, codes: __m512i, values: __m512, inverse: __m512, lanes: u16) -> __m512i {
+        let (mut found, mut x) = ([0i32; LANES], [0f32; LANES]);
+        // SAFETY: both arrays have 16 elements of four bytes.
+        unsafe {
+            _mm512_storeu_si512(found.as_mut_ptr().cast(), codes);
+            _mm512_storeu_ps(x.as_mut_ptr(), values);
+        }
+        let inverse = _mm512_cvtss_f32(inverse);
+        for lane in (0..LANES).filter(|lane| lanes >> lane & 1 == 1) {
+            found[lane] = i32::from(map.code(x[lane], inverse));
+        }
+        // SAFETY: as above.
+        unsafe { _mm512_loadu_si512(found.as_ptr().cast()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantise::{BLOCK, SIGNED, UNSIGNED};
+    use crate::random::random_u32;
+
+    /// Every threshold and its neighbours, every power of two and of ten, and random values, in blocks whose largest
+    /// magnitude is 1.
+    fn values(map: &Map) -> Vec<f32> {
+        let mut values = vec![];
+        let mut around = |x: f32| values.extend([x.next_down(), x, x.next_up()]);
+        map.thresholds[..255].iter().for_each(|x| around(*x));
+        map.values.iter().for_each(|x| around(*x));
+        (0..60).for_each(|power| around(0.5f32.powi(power)));
+        (0..12).for_each(|power| around(0.1f32.powi(power)));
+        for index in 0..200_000 {
+            let random = random_u32(1, index) as f32 / u32::MAX as f32;
+            let size = random_u32(2, index) as f32 / u32::MAX as f32 * 22.0;
+            values.push(random * 0.5f32.powf(size));
+        }
+        if map.zero > 0 {
+            let negative: Vec<f32> = values.iter().map(|x| -x).collect();
+            values.extend(negative);
+        }
+        values.retain(|x| x.abs() <= 1.0 && (map.zero > 0 || *x >= 0.0));
+        values
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn avx512_gives_the_same_codes_and_values() {
+        if !std::arch::is_x86_feature_detected!("avx512dq") {
+            return;
+        }
+        for map in [&SIGNED, &UNSIGNED] {
+            for scale in [1.0f32, 3.7e-9] {
+                for block in values(map).chunks(BLOCK - 1) {
+                    let mut block = block.to_vec();
+                    block.push(1.0);
+                    block.iter_mut().for_each(|x| *x *= scale);
+                    let [mut ours, mut theirs] = [vec![0; block.len()], vec![0; block.len()]];
+                    let absmax = Avx512::quantise(map, &block, &mut ours);
+                    assert_eq!(absmax, Portable::quantise(map, &block, &mut theirs));
+                    for ((x, ours), theirs) in block.iter().zip(&ours).zip(&theirs) {
+                        assert_eq!(ours, theirs, "{x:e} of {absmax:e}");
+                    }
+                    let [mut a, mut b] = [vec![0.0; block.len()], vec![0.0; block.len()]];
+                    Avx512::dequantise(map, &ours, absmax, &mut a);
+                    Portable::dequantise(map, &ours, absmax, &mut b);
+                    assert_eq!(a, b);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The optimizer's states into a file and out of it.
+//!
+//! A safetensors file with one tensor a state of a parameter, under the parameter's name and the state's
+//! ([`optim::NamedState`]), bit by bit as the run keeps it. A run with other formats can read it: what is stored otherwise is
+//! converted through f32.
+
+use crate::failure::Failure;
+use crate::session::Session;
+use memmap2::Mmap;
+use memory::DType;
+use optim::{NamedState, RestoreError, SavedState};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, View, serialize_to_file};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// An optimizer's states could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum OptimizerStateError {
+    /// The file could not be written.
+    #[error("{path}: the optimizer's state cannot be written: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: safetensors::SafeTensorError,
+    },
+    /// The file could not be opened.
+    #[error("{path}: the optimizer's state cannot be read: {source}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what this trainer writes.
+    #[error("{path} is no optimizer state: {problem}")]
+    NotOne {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        problem: String,
+    },
+    /// A state is missing or does not fit.
+    #[error("{path}: {source}")]
+    Restore {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: RestoreError,
+    },
+}
+
+/// The numbers of steps and updates, as metadata.
+const STEP: &str = "step";
+const UPDATES: &str = "updates";
+
+impl Session {
+    /// Writes all optimizer states, and how many steps and updates have been made.
+    ///
+    /// # Errors
+    /// [`OptimizerStateError::Write`].
+    pub fn export_optimizer(&self, path: &Path) -> Result<(), Failure> {
+        let entries = self.model().layout().entries().len();
+        let states = (0..entries).flat_map(|index| self.optimizer.named_states(index));
+        let tensors = states.map(|state| {
+            let shape = [state.view.elements()];
+            let session = self;
+            (
+                state.name.clone(),
+                Lazy {
+                    state,
+                    shape,
+                    session,
+                },
+            )
+        });
+        let (step, updates) = self.progress();
+        let metadata = HashMap::from([
+            (STEP.to_string(), step.to_string()),
+            (UPDATES.to_string(), updates.to_string()),
+        ]);
+        let written = serialize_to_file(tensors, Some(metadata), path);
+        Ok(written.map_err(|source| OptimizerStateError::Write {
+            path: path.into(),
+            source,
+        })?)
+    }
+
+    /// Reads the states that [`Session::export_optimizer`] wrote, in whatever formats, into this run's. The weights
+    /// that were saved with them must be there already.
+    ///
+    /// # Errors
+    /// [`OptimizerStateError`] if the file is not one, or one of another model.
+    pub fn import_optimizer(&mut self, path: &Path) -> Result<(), Failure> {
+        let open = |source| OptimizerStateError::Open {
+            path: path.into(),
+            source,
+        };
+        let not_one = |problem: String| OptimizerStateError::NotOne {
+            path: path.into(),
+            problem,
+        };
+        let file = File::open(path).map_err(open)?;
+        // SAFETY: mapped for reading; whoever truncates the file meanwhile ends the process, as with any map.
+        let bytes = unsafe { Mmap::map(&file) }.map_err(open)?;
+        let broken = |error: safetensors::SafeTensorError| not_one(error.to_string());
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(broken)?;
+        let number = |key: &str| {
+            let text = header.metadata().as_ref().and_then(|all| all.get(key));
+            let number = text.and_then(|text| text.parse().ok());
+            number.ok_or_else(|| not_one(format!("its metadata has no number `{key}`")))
+        };
+        let progress = (number(STEP)?, number(UPDATES)?);
+        let tensors = SafeTensors::deserialize(&bytes).map_err(broken)?;
+        let find = |name: &str| tensors.tensor(name).ok().and_then(saved);
+        for index in 0..self.model().layout().entries().len() {
+            let (kernels, parameters) = (&*self.kernels, &mut self.parameters);
+            let restored = self.optimizer.restore(kernels, parameters, index, &find);
+            restored.map_err(|source| OptimizerStateError::Restore {
+                path: path.into(),
+                source,
+            })?;
+        }
+        self.set_progress(progress);
+        Ok(())
+    }
+}
+
+/// A state whose bytes are fetched when they are written.
+struct Lazy<'a> {
+    state: NamedState<'a>,
+    shape: [usize; 1],
+    session: &'a Session,
+}
+
+impl View for Lazy<'_> {
+    fn dtype(&self) -> Dtype {
+        match self.state.view.dtype() {
+            DType::U8 => Dtype::U8,
+            DType::I16 => Dtype::I16,
+            DType::BF16 => Dtype::BF16,
+            _ => Dtype::F32,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut bytes = vec![0; self.data_len()];
+        let fetched = self.session.kernels.download(&mut bytes, self.state.view);
+        fetched.expect("a state is contiguous, and `bytes` fits it");
+        Cow::Owned(bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape[0] * self.state.view.dtype().size_in_bytes()
+    }
+}
+
+/// A tensor of a type that states have.
+fn saved(tensor: TensorView<'_>) -> Option<SavedState<'_>> {
+    let dtype = match tensor.dtype() {
+        Dtype::U8 => DType::U8,
+        Dtype::I16 => DType::I16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::F32 => DType::F32,
+        _ => return None,
+    };
+    let bytes = tensor.data();
+    Some(SavedState { dtype, bytes })
+}
