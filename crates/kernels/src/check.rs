@@ -2,7 +2,10 @@
 
 use crate::attention::{Pass, scratch_elements};
 use crate::quantise::BLOCK;
-use crate::{AdamW, AttentionShape, Init, KernelError, Master, Moment, NORM_PARTS, Target};
+use crate::{
+    AdamW, AttentionShape, FlashOptions, Init, KernelError, Master, Moment, NORM_PARTS, Target,
+    flash,
+};
 use memory::{DType, In, Out};
 
 type Checked = Result<(), KernelError>;
@@ -334,6 +337,60 @@ pub(crate) fn attention_backward(
         &[scratch_elements(target, shape, q.dtype(), Pass::Backward)],
         DType::F32,
     )
+}
+
+pub(crate) fn flash_attention(
+    target: Target,
+    out: &Option<Out>,
+    lse: &Option<Out>,
+    scratch: &Out,
+    (q, k, v): (&In, &In, &In),
+    shape: AttentionShape,
+    options: &FlashOptions,
+) -> Checked {
+    let check = Check("flash_attention");
+    attention_tensors(&check, &[("q", q)], &[("k", k), ("v", v)], shape)?;
+    if let Some(out) = out {
+        attention_tensors(&check, &[("q", q), ("out", out)], &[], shape)?;
+    }
+    if let Some(lse) = lse {
+        let statistics = [shape.batch, shape.heads, shape.seq];
+        check.tensor("lse", lse, &statistics, DType::F32)?;
+    }
+    flash_options(&check, shape, options)?;
+    let elements = flash::scratch_elements(target, shape, q.dtype(), flash::Pass::Forward);
+    check.tensor("scratch", scratch, &[elements], DType::F32)
+}
+
+pub(crate) fn flash_attention_backward(
+    target: Target,
+    (dq, dk, dv): (&Out, &Out, &Out),
+    scratch: &Out,
+    (dout, out, lse): (&In, &In, &In),
+    (q, k, v): (&In, &In, &In),
+    shape: AttentionShape,
+    options: &FlashOptions,
+) -> Checked {
+    let check = Check("flash_attention_backward");
+    let like_q: [(&str, &dyn Shaped); 4] = [("q", q), ("dq", dq), ("dout", dout), ("out", out)];
+    let like_k: [(&str, &dyn Shaped); 4] = [("k", k), ("v", v), ("dk", dk), ("dv", dv)];
+    attention_tensors(&check, &like_q, &like_k, shape)?;
+    let statistics = [shape.batch, shape.heads, shape.seq];
+    check.tensor("lse", lse, &statistics, DType::F32)?;
+    flash_options(&check, shape, options)?;
+    let elements = flash::scratch_elements(target, shape, q.dtype(), flash::Pass::Backward);
+    check.tensor("scratch", scratch, &[elements], DType::F32)
+}
+
+fn flash_options(check: &Check, shape: AttentionShape, options: &FlashOptions) -> Checked {
+    if let Some(documents) = &options.documents {
+        let tokens = [shape.batch, shape.seq];
+        check.tensor("documents", documents, &tokens, DType::I32)?;
+    }
+    let probability = options.dropout.map_or(0.0, |dropout| dropout.probability);
+    check.that((0.0..1.0).contains(&probability), || {
+        format!("dropout of {probability}, expected from 0 to below 1")
+    })
 }
 
 pub(crate) fn swiglu(act: &Out, gate: &In, up: &In) -> Checked {

@@ -3,7 +3,8 @@
 //! [`Kernels`] has one method an operation. [`cpu::Cpu`] computes; [`meta::Meta`] checks shapes and counts
 //! operations, no more, which is how a step is planned for a device that is not there. An operation writes into what it is
 //! handed and never allocates device memory; scratch comes from one constant workspace, leased when the kernels
-//! are made, or is leased by the caller in the size that [`attention::scratch_elements`] tells. Operations are
+//! are made, or is leased by the caller in the size that [`attention::scratch_elements`] or
+//! [`flash::scratch_elements`] tells. Operations are
 //! deterministic: the order of every sum is fixed, for any number of threads. Nothing returns a number to the
 //! host but [`Kernels::download`].
 //!
@@ -13,6 +14,7 @@ mod adamw;
 pub mod attention;
 mod check;
 pub mod cpu;
+pub mod flash;
 pub mod meta;
 pub mod quantise;
 pub mod random;
@@ -20,6 +22,7 @@ pub mod split;
 
 pub use adamw::{AdamW, Master, Moment};
 pub use attention::AttentionShape;
+pub use flash::{Dropout, FlashOptions};
 
 use memory::{DType, In, Out};
 
@@ -168,6 +171,41 @@ pub trait Kernels {
         k: In,
         v: In,
         shape: AttentionShape,
+    ) -> Result<(), KernelError>;
+
+    /// Causal attention that never stores the scores: blocks of them, with an online softmax (Dao et al. 2022, 2023).
+    /// `q [b * s, heads * d]`, `k`, `v [b * s, kv_heads * d]`; `out` like `q`; `lse [b, heads, s]` (f32), for each
+    /// query the natural logarithm of the sum of e^score over the keys that it sees. Either output may be left out,
+    /// which changes no bit of the other. `scratch` is f32 of [`flash::scratch_elements`].
+    fn flash_attention(
+        &self,
+        out: Option<Out>,
+        lse: Option<Out>,
+        scratch: Out,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+        options: FlashOptions,
+    ) -> Result<(), KernelError>;
+
+    /// Gradients of [`Kernels::flash_attention`]: `dq`, `dk`, `dv` from `dout`, and from `out` and `lse` as they were
+    /// with these inputs and options; all are replaced. The probabilities are made again, so one more product is
+    /// computed, and counted, than by [`Kernels::attention_backward`].
+    fn flash_attention_backward(
+        &self,
+        dq: Out,
+        dk: Out,
+        dv: Out,
+        scratch: Out,
+        dout: In,
+        out: In,
+        lse: In,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+        options: FlashOptions,
     ) -> Result<(), KernelError>;
 
     /// `act = silu(gate) up`, all `[t, f]`.

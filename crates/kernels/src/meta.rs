@@ -1,6 +1,8 @@
 //! The operations on shapes: everything is checked, nothing is computed.
 
-use crate::{AdamW, AttentionShape, Init, KernelError, Kernels, Target, check, workspace_bytes};
+use crate::{
+    AdamW, AttentionShape, FlashOptions, Init, KernelError, Kernels, Target, check, workspace_bytes,
+};
 use memory::{Buffer, ByPhase, Category, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -217,6 +219,53 @@ impl Kernels for Meta {
             shape,
         )?;
         self.count(4 * attention_product(&shape));
+        Ok(())
+    }
+
+    fn flash_attention(
+        &self,
+        out: Option<Out>,
+        lse: Option<Out>,
+        scratch: Out,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+        options: FlashOptions,
+    ) -> Result<(), KernelError> {
+        let qkv = (&q, &k, &v);
+        check::flash_attention(self.target, &out, &lse, &scratch, qkv, shape, &options)?;
+        let products = 1 + usize::from(out.is_some());
+        self.count(products * attention_product(&shape));
+        Ok(())
+    }
+
+    fn flash_attention_backward(
+        &self,
+        dq: Out,
+        dk: Out,
+        dv: Out,
+        scratch: Out,
+        dout: In,
+        out: In,
+        lse: In,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+        options: FlashOptions,
+    ) -> Result<(), KernelError> {
+        check::flash_attention_backward(
+            self.target,
+            (&dq, &dk, &dv),
+            &scratch,
+            (&dout, &out, &lse),
+            (&q, &k, &v),
+            shape,
+            &options,
+        )?;
+        // Those of `attention_backward`, and the scores once more.
+        self.count(5 * attention_product(&shape));
         Ok(())
     }
 

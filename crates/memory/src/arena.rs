@@ -34,9 +34,9 @@ impl Entry {
         self.offset..self.offset + self.elements()
     }
 
-    /// Where the next tensor may start.
-    fn padded_end(&self) -> usize {
-        self.offset + self.elements().next_multiple_of(PARAMETER_PADDING)
+    /// The elements within the arena, with the padding behind them.
+    pub fn padded_range(&self) -> Range<usize> {
+        self.offset..self.offset + self.elements().next_multiple_of(PARAMETER_PADDING)
     }
 }
 
@@ -97,7 +97,7 @@ impl LayoutBuilder {
             for (index, entry) in entries.iter_mut().enumerate() {
                 if (index < matrix_count) == of_matrices && precise[index] == of_precise {
                     entry.offset = offset;
-                    offset = entry.padded_end();
+                    offset = entry.padded_range().end;
                 }
             }
             *end = offset;
@@ -151,7 +151,7 @@ impl Layout {
     pub fn padding(&self) -> impl Iterator<Item = Range<usize>> {
         self.entries
             .iter()
-            .map(|entry| entry.range().end..entry.padded_end())
+            .map(|entry| entry.range().end..entry.padded_range().end)
     }
 }
 

@@ -4,11 +4,12 @@
 use crate::model::ModelError;
 use crate::pass::{Pass, Position};
 use crate::stage::{Activation, Stage};
-use kernels::Init;
+use crate::table::Attention;
 use kernels::attention::Pass as AttentionPass;
+use kernels::{FlashOptions, Init};
 use memory::{Buffer, In, Layer, Phase};
 
-use Activation::{Act, Gate, H1, H2, K, KRaw, O, Probs, Q, QRaw, Rstd1, Rstd2, Up, V, X, X2};
+use Activation::{Act, Gate, H1, H2, K, KRaw, Lse, O, Probs, Q, QRaw, Rstd1, Rstd2, Up, V, X, X2};
 
 impl Pass<'_> {
     /// From the gradient of the head's input to the embedding's.
@@ -133,7 +134,12 @@ impl Pass<'_> {
         layer: usize,
         dout: Buffer,
     ) -> Result<[Buffer; 3], ModelError> {
-        let probs = self.pull(layer, Probs)?;
+        let attention = self.model.attention;
+        // What the kernel reads beside q, k and v: first what may have to be replayed.
+        let (kept, o) = match attention {
+            Attention::Eager => (self.pull(layer, Probs)?, None),
+            Attention::Flash => (self.pull(layer, Lse)?, Some(self.pull(layer, O)?)),
+        };
         let (q, k, v) = (
             self.pull(layer, Q)?,
             self.pull(layer, K)?,
@@ -146,18 +152,38 @@ impl Pass<'_> {
             self.temporary("d_v", [tokens, kv_width])?,
         );
         let mut scratch = self.attention_scratch(AttentionPass::Backward)?;
-        self.kernels.attention_backward(
-            dq.view_mut(),
-            dk.view_mut(),
-            dv.view_mut(),
-            scratch.view_mut(),
-            dout.view(),
-            probs.view(),
-            q.view(),
-            k.view(),
-            v.view(),
-            self.attention_shape(),
-        )?;
+        let scratch = scratch.view_mut();
+        let gradients = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+        let (q, k, v) = (q.view(), k.view(), v.view());
+        let (kept, dout, shape) = (kept.view(), dout.view(), self.attention_shape());
+        match o {
+            None => self.kernels.attention_backward(
+                gradients.0,
+                gradients.1,
+                gradients.2,
+                scratch,
+                dout,
+                kept,
+                q,
+                k,
+                v,
+                shape,
+            )?,
+            Some(o) => self.kernels.flash_attention_backward(
+                gradients.0,
+                gradients.1,
+                gradients.2,
+                scratch,
+                dout,
+                o.view(),
+                kept,
+                q,
+                k,
+                v,
+                shape,
+                FlashOptions::default(),
+            )?,
+        }
         Ok([dq, dk, dv])
     }
 

@@ -3,11 +3,12 @@
 use crate::model::ModelError;
 use crate::pass::{Pass, Position};
 use crate::stage::{Activation, Stage};
-use kernels::Init;
+use crate::table::Attention;
 use kernels::attention::{Pass as AttentionPass, scratch_elements};
+use kernels::{FlashOptions, Init, flash};
 use memory::{Buffer, In, Layer, Out, Phase};
 
-use Activation::{Act, Gate, H1, H2, K, KRaw, O, Probs, Q, QRaw, Rstd1, Rstd2, Up, V, X, X2};
+use Activation::{Act, Gate, H1, H2, K, KRaw, Lse, O, Probs, Q, QRaw, Rstd1, Rstd2, Up, V, X, X2};
 
 impl Pass<'_> {
     /// Embedding and all blocks; leaves the head's input in the table.
@@ -185,41 +186,51 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// o [b s, q] = softmax(q k^T) v; probs [b, a, s, s].
+    /// o [b s, q] = softmax(q k^T) v; probs [b, a, s, s] or lse [b, a, s].
     fn core_attn(&mut self, layer: usize) -> Result<(), ModelError> {
         let (q, k, v) = (
             self.pull(layer, Q)?,
             self.pull(layer, K)?,
             self.pull(layer, V)?,
         );
-        let (mut o, mut probs) = (self.output(layer, O)?, self.output(layer, Probs)?);
-        let shape = self.attention_shape();
-        let pass = AttentionPass::Forward {
-            probs_kept: probs.is_some(),
+        let statistics = match self.model.attention {
+            Attention::Eager => Probs,
+            Attention::Flash => Lse,
         };
-        let mut scratch = self.attention_scratch(pass)?;
-        let (o_out, probs_out) = (write(&mut o), write(&mut probs));
-        self.kernels.attention(
-            o_out,
-            probs_out,
-            scratch.view_mut(),
-            q.view(),
-            k.view(),
-            v.view(),
-            shape,
-        )?;
+        let (mut o, mut kept) = (self.output(layer, O)?, self.output(layer, statistics)?);
+        let mut scratch = self.attention_scratch(AttentionPass::Forward {
+            probs_kept: kept.is_some(),
+        })?;
+        let (o_out, kept_out) = (write(&mut o), write(&mut kept));
+        let (q, k, v) = (q.view(), k.view(), v.view());
+        let (scratch, shape) = (scratch.view_mut(), self.attention_shape());
+        match self.model.attention {
+            Attention::Eager => self
+                .kernels
+                .attention(o_out, kept_out, scratch, q, k, v, shape)?,
+            Attention::Flash => {
+                let options = FlashOptions::default();
+                self.kernels
+                    .flash_attention(o_out, kept_out, scratch, q, k, v, shape, options)?;
+            }
+        }
         self.put(layer, O, o);
-        self.put(layer, Probs, probs);
+        self.put(layer, statistics, kept);
         Ok(())
     }
 
     pub(crate) fn attention_scratch(&self, pass: AttentionPass) -> Result<Buffer, ModelError> {
-        let elements = scratch_elements(
-            self.kernels.target(),
-            self.attention_shape(),
-            self.model.dtype,
-            pass,
-        );
+        let (target, dtype) = (self.kernels.target(), self.model.dtype);
+        let shape = self.attention_shape();
+        let elements = match (self.model.attention, pass) {
+            (Attention::Eager, pass) => scratch_elements(target, shape, dtype, pass),
+            (Attention::Flash, AttentionPass::Forward { .. }) => {
+                flash::scratch_elements(target, shape, dtype, flash::Pass::Forward)
+            }
+            (Attention::Flash, AttentionPass::Backward) => {
+                flash::scratch_elements(target, shape, dtype, flash::Pass::Backward)
+            }
+        };
         self.temporary_f32("attention_scratch", [elements])
     }
 

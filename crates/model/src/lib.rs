@@ -1,6 +1,6 @@
 //! Decoder-only transformers of the Llama family, with an explicit backward pass and a table of saved activations.
 //!
-//! A block is a list of [`Stage`]s ([`stage`]), each reading and writing named [`Activation`]s. A [`Policy`] says
+//! A block is a list of [`Stage`]s, each reading and writing named [`Activation`]s ([`StageTable`]). A [`Policy`] says
 //! for every activation of every layer whether it is kept or made again. The backward pass pulls what it needs
 //! from the [`Saved`] table; what was dropped is replayed by running its stage again. Forward and replay are the
 //! same code on the same inputs, so every policy gives the same bits.
@@ -25,6 +25,7 @@ mod rope;
 mod saved;
 mod spec;
 pub mod stage;
+mod table;
 mod weights;
 
 pub use config::{ConfigError, ModelConfig, RopeScaling};
@@ -39,4 +40,5 @@ pub use policy::{Action, Policy};
 pub use saved::Saved;
 pub use spec::{Spec, SpecError};
 pub use stage::{Activation, Label, ReplayCounts, Stage};
+pub use table::{Attention, StageTable};
 pub use weights::{WeightsError, encode, export, import};

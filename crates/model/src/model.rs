@@ -6,6 +6,7 @@ use crate::pass::Pass;
 use crate::policy::Policy;
 use crate::saved::Saved;
 use crate::stage::{Activation, ReplayCounts};
+use crate::table::{Attention, StageTable};
 use crate::{ModelConfig, rope};
 use kernels::{Init, KernelError, Kernels};
 use memory::{Arena, Buffer, Category, DType, Dims, Layout, Memory, OutOfMemory};
@@ -81,11 +82,14 @@ pub struct Model {
     pub(crate) rope: Buffer,
     pub(crate) dtype: DType,
     pub(crate) head_chunk: usize,
+    pub(crate) attention: Attention,
+    pub(crate) table: StageTable,
 }
 
 impl Model {
     /// A model with parameters in a layout made from its configuration ([`crate::layout`]), for sequences of `seq`
-    /// tokens, that computes in `dtype` and runs its head in chunks of `head_chunk` tokens.
+    /// tokens, that computes in `dtype` and with this kind of attention, and runs its head in chunks of `head_chunk`
+    /// tokens.
     ///
     /// # Errors
     /// [`ModelError`] if the rotary table does not fit.
@@ -97,7 +101,9 @@ impl Model {
         seq: usize,
         dtype: DType,
         head_chunk: usize,
+        attention: Attention,
     ) -> Result<Model, ModelError> {
+        let table = StageTable::new(config.qk_norm, attention);
         let ids = ParameterIds::new(&config, &layout);
         let shape = [2, seq, config.head_dim / 2];
         let mut rope =
@@ -115,6 +121,8 @@ impl Model {
             rope,
             dtype,
             head_chunk,
+            attention,
+            table,
         })
     }
 
@@ -133,7 +141,7 @@ impl Model {
         self.dtype
     }
 
-    /// Shape and type of an activation for `rows` sequences of `seq` tokens; no elements where the model has none.
+    /// Shape and type of an activation for `rows` sequences of `seq` tokens.
     pub fn activation_shape(
         &self,
         activation: Activation,
@@ -153,6 +161,7 @@ impl Model {
             Activation::K | Activation::KRaw | Activation::V => {
                 (Dims::from([tokens, config.kv_width()]), self.dtype)
             }
+            Activation::Lse => (Dims::from([rows, config.heads, seq]), DType::F32),
             Activation::Probs => (Dims::from([rows, config.heads, seq, seq]), self.dtype),
             Activation::Gate | Activation::Up | Activation::Act => {
                 (Dims::from([tokens, config.ffn]), self.dtype)
@@ -160,9 +169,9 @@ impl Model {
         }
     }
 
-    /// Whether the model has an activation at all.
-    pub fn has(&self, activation: Activation) -> bool {
-        self.config.qk_norm || !matches!(activation, Activation::QRaw | Activation::KRaw)
+    /// What its stages read and write.
+    pub fn table(&self) -> &StageTable {
+        &self.table
     }
 
     /// Forward and backward of one micro-batch: adds its loss to the totals and its gradients to `gradients`. `saved`

@@ -89,7 +89,7 @@ impl Pass<'_> {
                 "forward keeps {} until its last reader",
                 activation.name()
             );
-            self.replay(producer(layer, activation))?;
+            self.replay(self.producer(layer, activation))?;
         }
         let buffer = self.saved.get(layer, activation);
         Ok(buffer
@@ -107,21 +107,22 @@ impl Pass<'_> {
         self.run_stage(position)
     }
 
-    /// Leases a stage's output, if anybody needs it and it is not there: forward needs what is kept and what a
+    /// Leases a stage's output, if the model has it, anybody needs it and it is not there: forward needs what is kept and what a
     /// later stage reads; a replay needs what the rest of backward reads.
     pub(crate) fn output(
         &self,
         layer: usize,
         activation: Activation,
     ) -> Result<Option<Buffer>, ModelError> {
+        let table = &self.model.table;
+        if !table.has(activation) {
+            return Ok(None);
+        }
         let kept = self.policy.action(layer, activation) == Action::Keep;
         let wanted = match self.backward_at {
-            None => kept || Stage::first_and_last_reader(activation).is_some(),
+            None => kept || table.first_and_last_reader(activation).is_some(),
             Some(at) => {
-                let released = Position {
-                    layer,
-                    stage: Stage::released_after(activation),
-                };
+                let released = self.last_use(layer, activation);
                 let let_go = released == at && self.let_go[activation as usize];
                 released <= at && !let_go && self.saved.get(layer, activation).is_none()
             }
@@ -154,8 +155,10 @@ impl Pass<'_> {
     /// Runs a stage of the forward pass and drops what nobody keeps and no later stage reads.
     pub(crate) fn forward_stage(&mut self, position: Position) -> Result<(), ModelError> {
         self.run_stage(position)?;
-        for activation in position.stage.reads() {
-            let last = Stage::first_and_last_reader(*activation)
+        let table = &self.model.table;
+        for activation in table.reads(position.stage) {
+            let last = table
+                .first_and_last_reader(*activation)
                 .is_some_and(|(_, last)| last == position.stage);
             if last && self.policy.action(position.layer, *activation) == Action::Recompute {
                 self.saved.release(position.layer, *activation);
@@ -173,20 +176,22 @@ impl Pass<'_> {
         self.backward_at = Some(position);
         self.let_go = Default::default();
         let result = run(self)?;
-        for activation in Activation::ALL {
-            if Stage::released_after(activation) == position.stage {
+        let table = &self.model.table;
+        for activation in table.activations() {
+            if table.released_after(activation) == position.stage {
                 self.saved.release(position.layer, activation);
             }
         }
         Ok(result)
     }
 
-    /// Lets go of an activation in the stage after whose backward pass it is released anyway, before that ends.
+    /// Lets go of an activation before the end of the stage's backward pass, if no other stage needs it after that.
     pub(crate) fn release(&mut self, layer: usize, activation: Activation, buffer: Rc<Buffer>) {
-        self.assert_last_use(layer, activation);
         drop(buffer);
-        self.let_go[activation as usize] = true;
-        self.saved.release(layer, activation);
+        if self.backward_at == Some(self.last_use(layer, activation)) {
+            self.let_go[activation as usize] = true;
+            self.saved.release(layer, activation);
+        }
     }
 
     /// Takes an activation in the stage after whose backward pass it is released anyway, to overwrite it.
@@ -195,40 +200,32 @@ impl Pass<'_> {
         layer: usize,
         activation: Activation,
     ) -> Result<Buffer, ModelError> {
-        self.assert_last_use(layer, activation);
+        assert_eq!(
+            self.backward_at,
+            Some(self.last_use(layer, activation)),
+            "{} is needed after this stage",
+            activation.name()
+        );
         drop(self.pull(layer, activation)?);
         self.let_go[activation as usize] = true;
         Ok(self.saved.take(layer, activation))
     }
 
-    fn assert_last_use(&self, layer: usize, activation: Activation) {
-        let last = Position {
+    /// The stage after whose backward pass an activation is released.
+    fn last_use(&self, layer: usize, activation: Activation) -> Position {
+        Position {
             layer,
-            stage: Stage::released_after(activation),
-        };
-        assert_eq!(
-            self.backward_at,
-            Some(last),
-            "{} is needed after this stage",
-            activation.name()
-        );
+            stage: self.model.table.released_after(activation),
+        }
     }
-}
 
-/// The stage that makes an activation.
-fn producer(layer: usize, activation: Activation) -> Position {
-    match (layer, activation) {
-        (0, Activation::X) => Position {
-            layer: 0,
-            stage: Stage::Embedding,
-        },
-        (_, Activation::X) => Position {
-            layer: layer - 1,
-            stage: Stage::MlpDown,
-        },
-        _ => Position {
-            layer,
-            stage: activation.producer(),
-        },
+    /// The stage that makes an activation.
+    fn producer(&self, layer: usize, activation: Activation) -> Position {
+        let at = |layer, stage| Position { layer, stage };
+        match (layer, activation) {
+            (0, Activation::X) => at(0, Stage::Embedding),
+            (_, Activation::X) => at(layer - 1, Stage::MlpDown),
+            _ => at(layer, self.model.table.producer(activation)),
+        }
     }
 }

@@ -157,7 +157,7 @@ mod tests {
         };
         let layers = map(&[("0-1", "full"), ("3", "none"), ("5-", "mlp_act")]);
         let policy = Policy::with_layers("core_attn", &layers, 7).unwrap();
-        assert_eq!(dropped(&policy, 2), ["probs"]);
+        assert_eq!(dropped(&policy, 2), ["probs", "lse"]);
         assert!(
             dropped(&policy, 3).is_empty(),
             "an override replaces, it does not add"

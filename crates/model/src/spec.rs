@@ -203,7 +203,7 @@ mod tests {
     fn labels_drop_what_the_table_says() {
         use Activation::*;
         let cases: [(&str, &[Activation]); 6] = [
-            ("core_attn", &[Probs]),
+            ("core_attn", &[Probs, Lse]),
             ("layernorm", &[H1, Rstd1, H2, Rstd2]),
             ("qkv", &[QRaw, KRaw, Q, K, V]),
             ("attn_out", &[X2]),

@@ -1,4 +1,4 @@
-//! The stages of a block and the activations that they read and write: the table that everything else follows.
+//! The names of it all: stages, the activations that they read and write, and what policies call these.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -26,6 +26,8 @@ pub enum Activation {
     Probs,
     /// Output of attention, before its projection `[b s, q]`.
     O,
+    /// Logarithm of the sum of the exponentials of a query's scores `[b, a, s]` f32, under flash attention.
+    Lse,
     /// The residual stream after attention `[b s, h]`.
     X2,
     /// Normalised input of the feed-forward layer `[b s, h]`.
@@ -49,7 +51,7 @@ pub enum Label {
     Layernorm,
     /// Queries, keys and values.
     Qkv,
-    /// Attention probabilities.
+    /// Attention probabilities; under flash attention the log-sum-exp.
     CoreAttn,
     /// What attention hands to its projection: dropped by `full` alone.
     AttnValue,
@@ -63,7 +65,7 @@ pub enum Label {
 
 impl Activation {
     /// All activations, in forward order.
-    pub const ALL: [Activation; 16] = [
+    pub const ALL: [Activation; 17] = [
         Activation::X,
         Activation::H1,
         Activation::Rstd1,
@@ -74,6 +76,7 @@ impl Activation {
         Activation::V,
         Activation::Probs,
         Activation::O,
+        Activation::Lse,
         Activation::X2,
         Activation::H2,
         Activation::Rstd2,
@@ -95,6 +98,7 @@ impl Activation {
             Activation::V => "v",
             Activation::Probs => "probs",
             Activation::O => "o",
+            Activation::Lse => "lse",
             Activation::X2 => "x2",
             Activation::H2 => "h2",
             Activation::Rstd2 => "rstd2",
@@ -114,21 +118,12 @@ impl Activation {
             Activation::QRaw | Activation::KRaw | Activation::Q | Activation::K | Activation::V => {
                 Label::Qkv
             }
-            Activation::Probs => Label::CoreAttn,
+            Activation::Probs | Activation::Lse => Label::CoreAttn,
             Activation::O => Label::AttnValue,
             Activation::X2 => Label::AttnOut,
             Activation::Gate | Activation::Up => Label::Mlp,
             Activation::Act => Label::MlpAct,
         }
-    }
-
-    /// The stage that makes it; of the block before for [`Activation::X`].
-    pub fn producer(self) -> Stage {
-        let writes = |stage: &&Stage| stage.writes().contains(&self);
-        *Stage::BLOCK
-            .iter()
-            .find(writes)
-            .expect("every activation is written by a stage")
     }
 }
 
@@ -155,14 +150,14 @@ impl Label {
         Label::MlpAct,
     ];
 
-    /// What naming the label drops.
+    /// What naming the label drops, where the model has it.
     pub fn drops(self) -> &'static [Activation] {
         use Activation::*;
         match self {
             Label::BlockInput => &[X],
             Label::Layernorm => &[H1, Rstd1, H2, Rstd2],
             Label::Qkv => &[QRaw, KRaw, Q, K, V],
-            Label::CoreAttn => &[Probs],
+            Label::CoreAttn => &[Probs, Lse],
             Label::AttnValue => &[O],
             Label::AttnOut => &[X2],
             Label::Mlp => &[Gate, Up, Act],
@@ -209,6 +204,22 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// Number of stages.
+    pub const COUNT: usize = 9;
+
+    /// All stages, in forward order.
+    pub const ALL: [Stage; Stage::COUNT] = [
+        Stage::Embedding,
+        Stage::AttnNorm,
+        Stage::Qkv,
+        Stage::CoreAttn,
+        Stage::AttnOut,
+        Stage::MlpNorm,
+        Stage::MlpUp,
+        Stage::MlpAct,
+        Stage::MlpDown,
+    ];
+
     /// The stages of a block, in forward order.
     pub const BLOCK: [Stage; 8] = [
         Stage::AttnNorm,
@@ -235,82 +246,11 @@ impl Stage {
             Stage::MlpDown => "mlp_down",
         }
     }
-
-    /// What the forward pass of the stage reads.
-    pub fn reads(self) -> &'static [Activation] {
-        use Activation::*;
-        match self {
-            Stage::Embedding => &[],
-            Stage::AttnNorm => &[X],
-            Stage::Qkv => &[H1],
-            Stage::CoreAttn => &[Q, K, V],
-            Stage::AttnOut => &[O, X],
-            Stage::MlpNorm => &[X2],
-            Stage::MlpUp => &[H2],
-            Stage::MlpAct => &[Gate, Up],
-            Stage::MlpDown => &[Act, X2],
-        }
-    }
-
-    /// What the stage writes; [`Activation::X`] is the next block's.
-    pub fn writes(self) -> &'static [Activation] {
-        use Activation::*;
-        match self {
-            Stage::Embedding | Stage::MlpDown => &[X],
-            Stage::AttnNorm => &[H1, Rstd1],
-            Stage::Qkv => &[QRaw, KRaw, Q, K, V],
-            Stage::CoreAttn => &[Probs, O],
-            Stage::AttnOut => &[X2],
-            Stage::MlpNorm => &[H2, Rstd2],
-            Stage::MlpUp => &[Gate, Up],
-            Stage::MlpAct => &[Act],
-        }
-    }
-
-    /// What the backward pass of the stage reads.
-    pub fn backward_reads(self) -> &'static [Activation] {
-        use Activation::*;
-        match self {
-            Stage::Embedding => &[],
-            Stage::AttnNorm => &[X, Rstd1],
-            Stage::Qkv => &[H1, QRaw, KRaw],
-            Stage::CoreAttn => &[Q, K, V, Probs],
-            Stage::AttnOut => &[O],
-            Stage::MlpNorm => &[X2, Rstd2],
-            Stage::MlpUp => &[H2],
-            Stage::MlpAct => &[Gate, Up],
-            Stage::MlpDown => &[Act],
-        }
-    }
-
-    /// The first and the last stage of a block that read an activation in the forward pass.
-    pub fn first_and_last_reader(activation: Activation) -> Option<(Stage, Stage)> {
-        let mut readers = Stage::BLOCK
-            .into_iter()
-            .filter(|stage| stage.reads().contains(&activation));
-        let first = readers.next()?;
-        Some((first, readers.next_back().unwrap_or(first)))
-    }
-
-    /// The stage of a block after whose backward pass an activation is released: the first in forward order that
-    /// reads it, or its own where that reads its outputs.
-    pub fn released_after(activation: Activation) -> Stage {
-        let producer = activation.producer();
-        if activation != Activation::X && producer.backward_reads().contains(&activation) {
-            return producer;
-        }
-        let readers = Stage::first_and_last_reader(activation);
-        readers
-            .expect(
-                "an activation that its own backward pass does not read is read by a later stage",
-            )
-            .0
-    }
 }
 
 /// How often each stage was replayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReplayCounts([usize; 9]);
+pub struct ReplayCounts([usize; Stage::COUNT]);
 
 impl ReplayCounts {
     /// Counts a replay.
@@ -341,45 +281,11 @@ impl Serialize for ReplayCounts {
     /// A map from stage name to count, without zeros.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        for stage in [Stage::Embedding].into_iter().chain(Stage::BLOCK) {
+        for stage in Stage::ALL {
             if self.get(stage) > 0 {
                 map.serialize_entry(stage.name(), &self.get(stage))?;
             }
         }
         map.end()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_activation_is_written_once_and_used() {
-        for activation in Activation::ALL {
-            let writers = Stage::BLOCK
-                .iter()
-                .filter(|stage| stage.writes().contains(&activation))
-                .count();
-            assert_eq!(writers, 1, "{activation:?}");
-            let used = Stage::BLOCK
-                .iter()
-                .any(|stage| stage.backward_reads().contains(&activation));
-            assert!(used, "{activation:?} is saved for no backward pass");
-        }
-    }
-
-    #[test]
-    fn release_points_follow_from_the_table() {
-        assert_eq!(Stage::released_after(Activation::X), Stage::AttnNorm);
-        assert_eq!(Stage::released_after(Activation::Probs), Stage::CoreAttn);
-        assert_eq!(Stage::released_after(Activation::X2), Stage::MlpNorm);
-        assert_eq!(Stage::released_after(Activation::QRaw), Stage::Qkv);
-        assert_eq!(Stage::released_after(Activation::O), Stage::AttnOut);
-        assert_eq!(
-            Stage::first_and_last_reader(Activation::X),
-            Some((Stage::AttnNorm, Stage::AttnOut))
-        );
-        assert_eq!(Stage::first_and_last_reader(Activation::Rstd1), None);
     }
 }

@@ -7,7 +7,10 @@ use common::{Oracle, Vars, gradients, var};
 use kernels::Kernels;
 use kernels::cpu::Cpu;
 use memory::{Arena, Category, DType, Memory};
-use model::{Batch, Gradients, Model, ModelConfig, Policy, ReplayCounts, RopeScaling, StepTotals};
+use model::{
+    Attention, Batch, Gradients, Model, ModelConfig, Policy, ReplayCounts, RopeScaling, StepTotals,
+};
+use std::rc::Rc;
 
 const ROWS: usize = 2;
 const SEQ: usize = 37;
@@ -74,12 +77,30 @@ fn batch(seed: u64) -> (Vec<i32>, Vec<i32>) {
     (ids, (0..ROWS * SEQ).map(target).collect())
 }
 
-/// Runs two micro-batches through the model and the oracle, and compares the loss and every gradient.
+/// Compares the model, with either kind of attention, to the oracle.
 fn assert_agrees(name: &str, config: &ModelConfig) {
+    for attention in [Attention::Eager, Attention::Flash] {
+        assert_agrees_with(&format!("{name}, {attention:?}"), config, attention);
+    }
+}
+
+/// Runs two micro-batches through the model and the oracle, and compares the loss and every gradient.
+fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     let memory = Memory::host();
     let cpu = Cpu::new(&memory, DType::F32).unwrap();
-    let model = Model::new(config.clone(), &memory, &cpu, SEQ, DType::F32, 29).unwrap();
-    let layout = model.layout();
+    let layout = Rc::new(model::layout(config, |_, _| false));
+    let model = Model::new(
+        config.clone(),
+        layout.clone(),
+        &memory,
+        &cpu,
+        SEQ,
+        DType::F32,
+        29,
+        attention,
+    )
+    .unwrap();
+    let layout = &layout;
     let lease = |category, name| Arena::lease(&memory, category, name, layout, DType::F32);
     let mut parameters = lease(Category::Parameter, "parameters").unwrap();
     let mut vars = Vars::new();
@@ -92,7 +113,7 @@ fn assert_agrees(name: &str, config: &ModelConfig) {
         vars.insert(entry.name.clone(), var(&values, &entry.shape).unwrap());
     }
 
-    let mut summed = Gradients::lease(&memory, layout).unwrap();
+    let mut summed = Gradients::lease(&memory, layout, DType::F32).unwrap();
     summed.begin_step();
     let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32);
     let (mut loss, mut replayed) = (loss.unwrap(), ReplayCounts::default());

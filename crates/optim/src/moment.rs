@@ -148,17 +148,37 @@ impl Moment {
         entry: &Entry,
         values: &[f32],
     ) -> Result<(), KernelError> {
-        let map = self.kind.map;
         match self.flat_mut(entry.range()) {
             kernels::Moment::Plain(out) => upload_f32(kernels, out, values),
-            kernels::Moment::Quantised { codes, absmax } => {
-                let mut bytes = vec![0; values.len()];
-                let blocks = values.chunks(BLOCK).zip(bytes.chunks_mut(BLOCK));
-                let largest: Vec<f32> = blocks
+            kernels::Moment::Quantised { .. } => {
+                let map = self.kind.map;
+                let mut codes = vec![0; values.len()];
+                let blocks = values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
+                let absmax: Vec<f32> = blocks
                     .map(|(values, codes)| map.quantise(values, codes))
                     .collect();
-                kernels.upload(codes, &bytes)?;
-                kernels.upload(absmax, bytemuck::cast_slice(&largest))
+                self.set_codes(kernels, entry, codes, bytemuck::cast_slice(&absmax))
+            }
+        }
+    }
+
+    /// Sets a parameter's codes and the bytes of their scales. The padding behind them becomes zero: a code of its own.
+    fn set_codes(
+        &mut self,
+        kernels: &dyn Kernels,
+        entry: &Entry,
+        mut codes: Vec<u8>,
+        absmax: &[u8],
+    ) -> Result<(), KernelError> {
+        codes.resize(entry.padded_range().len(), self.kind.map.zero);
+        match self.flat_mut(entry.padded_range()) {
+            kernels::Moment::Plain(_) => unreachable!("this parameter's moments are quantised"),
+            kernels::Moment::Quantised {
+                codes: out,
+                absmax: scales,
+            } => {
+                kernels.upload(out, &codes)?;
+                kernels.upload(scales, absmax)
             }
         }
     }
@@ -187,9 +207,8 @@ impl Moment {
         let codes = codes.exactly(entry, n, DType::U8)?;
         let absmax_bytes = absmax.exactly(entry, n.div_ceil(BLOCK), DType::F32)?;
         match self.flat_mut(entry.range()) {
-            kernels::Moment::Quantised { codes: out, absmax } => {
-                kernels.upload(out, codes)?;
-                kernels.upload(absmax, absmax_bytes)?;
+            kernels::Moment::Quantised { .. } => {
+                self.set_codes(kernels, entry, codes.to_vec(), absmax_bytes)?;
             }
             kernels::Moment::Plain(_) => {
                 let absmax = absmax.widened(entry, n.div_ceil(BLOCK))?;

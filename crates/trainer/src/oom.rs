@@ -7,7 +7,7 @@ use kernels::Target;
 use memory::{
     ByCategory, Category, Cause, DType, Layer, LiveLease, OutOfMemory, Phase, Space, format_bytes,
 };
-use model::Policy;
+use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -151,6 +151,14 @@ impl Search<'_> {
             };
             let set = vec![format!("recompute.spec={spec}")];
             fixes.extend(self.attempt(&recompute, set, false)?);
+        }
+        if self.settings.attention == Attention::Eager {
+            let flash = Settings {
+                attention: Attention::Flash,
+                ..self.settings.clone()
+            };
+            let set = vec!["attention.backend=flash".into()];
+            fixes.extend(self.attempt(&flash, set, true)?);
         }
         self.smaller_states(&mut fixes)?;
         for micro in (1..self.settings.micro_batch).rev() {

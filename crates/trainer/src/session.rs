@@ -95,6 +95,7 @@ impl Session {
             seq,
             dtype,
             head_chunk,
+            attention,
             ..
         } = settings;
         let layout = Rc::new(settings.layout()?);
@@ -106,6 +107,7 @@ impl Session {
             seq,
             dtype,
             head_chunk,
+            attention,
         )?;
         let parameters = Arena::lease(memory, Category::Parameter, "parameters", &layout, dtype)?;
         let states = &settings.states;

@@ -1,10 +1,10 @@
 //! What a step is made of: the configuration, read by those who compute.
 
-use crate::config::{Config, Resolved};
+use crate::config::{AttentionBackend, Config, Resolved};
 use crate::config::{Dtype, GradDtype, Master, Schedule as ScheduleName, StateDtype};
 use crate::failure::Failure;
 use memory::{DType, Layout};
-use model::{ModelConfig, Policy};
+use model::{Attention, ModelConfig, Policy};
 use optim::{
     Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule, ScheduleKind,
 };
@@ -27,6 +27,8 @@ pub struct Settings {
     pub policy: Policy,
     /// Tokens in a chunk of the output head.
     pub head_chunk: usize,
+    /// How attention is computed.
+    pub attention: Attention,
     /// AdamW's numbers.
     pub optimizer: Hyperparameters,
     /// What training adds to the weights.
@@ -103,6 +105,7 @@ impl Settings {
                 config.model.layers,
             )?,
             head_chunk: config.memory.head_chunk,
+            attention: attention(config.attention.backend, seq),
             optimizer: hyperparameters(config),
             states: States::new(config),
             schedule: schedule(config),
@@ -138,7 +141,7 @@ impl Settings {
         let names = || layout.entries().iter().map(|entry| entry.name.as_str());
         for (pattern, text) in patterns.iter().zip(&self.states.f32_patterns) {
             if !names().any(|name| pattern.matches(name)) {
-                let example = names().last().unwrap_or_default();
+                let example = names().next_back().unwrap_or_default();
                 return Err(Failure::Usage(format!(
                     "`{text}` in optim.f32_states fits no parameter of this model; names look like {example}, \
                      and * stands for any characters"
@@ -186,5 +189,19 @@ fn schedule(config: &Config) -> Schedule {
         decay_steps: config.lr.decay_steps,
         min_ratio: config.lr.min_ratio,
         total_steps: config.train.steps,
+    }
+}
+
+/// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
+pub const FLASH_FROM_SEQ: usize = 256;
+
+/// The kind of attention for sequences of `seq` tokens: `auto` is flash from [`FLASH_FROM_SEQ`] on, else eager.
+pub fn attention(backend: AttentionBackend, seq: usize) -> Attention {
+    match backend {
+        AttentionBackend::Eager => Attention::Eager,
+        AttentionBackend::Flash => Attention::Flash,
+        AttentionBackend::Auto if seq >= FLASH_FROM_SEQ => Attention::Flash,
+        AttentionBackend::Auto => Attention::Eager,
+        AttentionBackend::Cudnn => unreachable!("the configuration was refused: not built"),
     }
 }

@@ -1,17 +1,18 @@
 //! The `train` command: plan, load, loop, summary.
 
-use crate::config::{DataFormat, Resolved, Size};
+use crate::config::{AttentionBackend, DataFormat, Resolved, Size};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::oom::OomReport;
 use crate::plan::{Plan, arena_table};
 use crate::run_dir::{RunDir, make_folder};
 use crate::session::{Session, StepOutcome};
-use crate::settings::Settings;
+use crate::settings::{FLASH_FROM_SEQ, Settings};
 use crate::stdout::print;
 use data::{Dataset, Format, Options, Prefetched, prefetch};
 use kernels::Target;
 use memory::{GRANULARITY_BYTES, Layer, Memory, Phase, format_bytes};
+use model::Attention;
 use report::{
     EndRecord, MetricsFile, Progress, RunRecord, StepRecord, Timing, max_rss_bytes, memory_table,
 };
@@ -25,7 +26,7 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let dataset = Dataset::open(&data_options(&resolved))?;
     let settings = Settings::new(&resolved, dataset.seq())?;
     let plan = Plan::new(&settings, Target::Cpu)?;
-    decide(&mut resolved, settings.seq);
+    decide(&mut resolved, &settings);
     let directory = RunDir::create(&resolved, &plan)?;
     if let Some(folder) = &resolved.options.save_final {
         make_folder(folder, "--save-final")?;
@@ -59,10 +60,22 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
 
 /// Sets what the configuration left to the command, the device and the data: planned or trained again from its
 /// run directory, the run is the same.
-fn decide(resolved: &mut Resolved, seq: usize) {
+fn decide(resolved: &mut Resolved, settings: &Settings) {
     resolved.config.train.device = Some(resolved.device());
     resolved.config.train.dtype = Some(resolved.dtype());
-    resolved.config.data.seq = seq;
+    resolved.config.data.seq = settings.seq;
+    let chosen = match settings.attention {
+        Attention::Eager => AttentionBackend::Eager,
+        Attention::Flash => AttentionBackend::Flash,
+    };
+    let backend = &mut resolved.config.attention.backend;
+    if *backend == AttentionBackend::Auto {
+        let seq = settings.seq;
+        tracing::info!(
+            "attention is {chosen}: auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}"
+        );
+    }
+    *backend = chosen;
 }
 
 pub(crate) fn data_options(resolved: &Resolved) -> Options {

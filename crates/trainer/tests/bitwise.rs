@@ -3,9 +3,12 @@
 
 mod common;
 
-use common::{DTYPES, MODES, odd_model, parameters, plan, session, settings, step_batch, variants};
+use common::{
+    ATTENTIONS, DTYPES, MODES, dtypes_and_attentions, odd_model, parameters, plan, session,
+    settings, step_batch, variants,
+};
 use memory::{DType, Memory};
-use model::{Action, Activation, ModelConfig, Policy, ReplayCounts};
+use model::{Action, Activation, Attention, ModelConfig, Policy, ReplayCounts};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use trainer::session::Session;
@@ -65,10 +68,18 @@ fn assert_varied(bits: &[(u32, u32)]) {
     assert_eq!(different.len(), bits.len());
 }
 
-fn assert_same_in_every_mode(name: &str, model: &ModelConfig, dtype: DType, threads: usize) {
+/// Returns the run that keeps everything.
+fn assert_same_in_every_mode(
+    name: &str,
+    model: &ModelConfig,
+    (dtype, attention): (DType, Attention),
+) -> Run {
     let run_mode = |mode: &str| {
-        let settings = settings(model.clone(), dtype, mode);
-        in_pool(threads, || run(&settings, STEPS))
+        let settings = Settings {
+            attention,
+            ..settings(model.clone(), dtype, mode)
+        };
+        in_pool(2, || run(&settings, STEPS))
     };
     let runs: Vec<Run> = MODES.into_iter().map(run_mode).collect();
     let (none, others) = runs.split_first().unwrap();
@@ -85,30 +96,44 @@ fn assert_same_in_every_mode(name: &str, model: &ModelConfig, dtype: DType, thre
         }
     }
     for (mode, other) in MODES[1..].iter().zip(others) {
-        assert_same(other, none, &format!("{name} {dtype:?} {mode}"));
+        assert_same(
+            other,
+            none,
+            &format!("{name} {dtype:?} {attention:?} {mode}"),
+        );
+    }
+    runs.into_iter().next().unwrap()
+}
+
+/// For both kinds of attention, which do differ from each other.
+fn assert_same_in_every_mode_of_every_kind(dtype: DType) {
+    for (name, model) in variants(3) {
+        let of = |attention| assert_same_in_every_mode(name, &model, (dtype, attention));
+        let [eager, flash] = ATTENTIONS.map(of);
+        assert_ne!(eager.bits, flash.bits, "{name}");
+        assert!(flash.peak_bytes < eager.peak_bytes, "{name}");
     }
 }
 
 #[test]
 fn f32_is_the_same_in_every_mode() {
-    for (name, model) in variants(3) {
-        assert_same_in_every_mode(name, &model, DType::F32, 2);
-    }
+    assert_same_in_every_mode_of_every_kind(DType::F32);
 }
 
 #[test]
 fn bf16_is_the_same_in_every_mode() {
-    for (name, model) in variants(3) {
-        assert_same_in_every_mode(name, &model, DType::BF16, 2);
-    }
+    assert_same_in_every_mode_of_every_kind(DType::BF16);
 }
 
 #[test]
 fn every_number_of_threads_gives_the_same() {
-    for dtype in DTYPES {
+    for (dtype, attention) in dtypes_and_attentions() {
         for (name, model) in variants(3) {
             for mode in ["none", "core_attn,mlp", "full"] {
-                let settings = settings(model.clone(), dtype, mode);
+                let settings = Settings {
+                    attention,
+                    ..settings(model.clone(), dtype, mode)
+                };
                 let [one, two, four] =
                     [1, 2, 4].map(|threads| in_pool(threads, || run(&settings, STEPS)));
                 assert_eq!([one.threads, two.threads, four.threads], [1, 2, 4]);
@@ -158,10 +183,13 @@ fn another_head_chunk_gives_other_bits() {
 
 #[test]
 fn what_was_in_the_memory_before_changes_nothing() {
-    for dtype in DTYPES {
+    for (dtype, attention) in dtypes_and_attentions() {
         for (name, model) in variants(2) {
             for mode in MODES {
-                let settings = settings(model.clone(), dtype, mode);
+                let settings = Settings {
+                    attention,
+                    ..settings(model.clone(), dtype, mode)
+                };
                 let clean = run(&settings, 3);
                 let mut poisoned = session(&settings);
                 poisoned.memory().set_poison(true);
@@ -200,13 +228,13 @@ fn any_policy() -> impl Strategy<Value = Policy> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_subset_of_activations_gives_the_same(policy in any_policy(), variant in 0usize..3) {
         let (name, model) = variants(LAYERS)[variant].clone();
-        for dtype in DTYPES {
-            let none = settings(model.clone(), dtype, "none");
+        for (dtype, attention) in dtypes_and_attentions() {
+            let none = Settings { attention, ..settings(model.clone(), dtype, "none") };
             let subset = Settings { policy: policy.clone(), ..none.clone() };
             let (expected, actual) = (run(&none, STEPS), run(&subset, STEPS));
             prop_assume!(actual.replayed.total() > 0);

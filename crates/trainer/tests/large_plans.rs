@@ -4,7 +4,7 @@ mod common;
 
 use kernels::Target;
 use memory::DType;
-use model::ModelConfig;
+use model::{Attention, ModelConfig};
 use std::time::{Duration, Instant};
 use trainer::plan::Plan;
 use trainer::settings::Settings;
@@ -130,5 +130,51 @@ fn uniform_recompute_shows_its_transient_peak() {
     assert!(
         four.1 > one.1,
         "four blocks' activations are live in a replay: {four:?} {one:?}"
+    );
+}
+
+/// Flash attention keeps nothing that grows with the square of the sequence: the plan is the table's sum.
+#[test]
+fn activations_under_flash_attention_grow_linearly() {
+    let preset = std::fs::read_to_string(
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama-3.2-1b.toml"),
+    );
+    let preset: toml::Table = preset.unwrap().parse().unwrap();
+    let model: ModelConfig = preset["model"].clone().try_into().unwrap();
+    let plan = |attention, seq| {
+        let settings = Settings {
+            seq,
+            attention,
+            ..settings(model.clone(), "none")
+        };
+        Plan::new(&settings, Target::Cuda).unwrap()
+    };
+    let activation = |attention, seq| plan(attention, seq).peak_by_category.activation as f64;
+    let ratio = |attention| activation(attention, 16_384) / activation(attention, 8192);
+    assert_eq!(ratio(Attention::Flash), 2.0);
+    assert!(
+        ratio(Attention::Eager) > 3.0,
+        "stored scores grow with the square"
+    );
+
+    let seq = 131_072;
+    let plan = plan(Attention::Flash, seq);
+    // A layer's table in bf16, a token: x, h1, o, x2, h2, q of the hidden width; k and v; gate, up, act; two
+    // statistics of norms in f32, and one for each head.
+    assert_eq!(model.q_width(), model.hidden);
+    let wide = 6 * model.hidden + 2 * model.kv_width() + 3 * model.ffn;
+    let of_token = 2 * wide + 4 * (2 + model.heads);
+    let table = (model.layers * seq * of_token) as u64;
+    let listed: u64 = plan
+        .activations
+        .iter()
+        .map(|activation| activation.bytes)
+        .sum();
+    assert_eq!(listed, table);
+    assert_eq!(plan.peak_by_category.activation, table);
+    assert!(
+        plan.notes
+            .iter()
+            .any(|note| note.contains("`core_attn` drops the log-sum-exp"))
     );
 }

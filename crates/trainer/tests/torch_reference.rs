@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::MODES;
 use common::golden::{Golden, Tensors, gradients, weights};
+use common::{ATTENTIONS, MODES};
 use memory::DType;
+use model::Attention;
+use trainer::settings::Settings;
 
 /// How far a run is from the reference.
 #[derive(Debug, Default)]
@@ -52,8 +54,11 @@ fn largest_entry(tensor: &[f32]) -> f64 {
     f64::from(largest)
 }
 
-fn distance(golden: &Golden, dtype: DType, mode: &str) -> Distance {
-    let settings = golden.settings(dtype, mode);
+fn distance(golden: &Golden, dtype: DType, attention: Attention, mode: &str) -> Distance {
+    let settings = Settings {
+        attention,
+        ..golden.settings(dtype, mode)
+    };
     let mut session = golden.session(&settings);
     let (batches, steps) = (golden.batches(), golden.steps());
     assert_eq!((batches.len(), steps.len()), (5, 5));
@@ -74,6 +79,12 @@ fn distance(golden: &Golden, dtype: DType, mode: &str) -> Distance {
     distance
 }
 
+/// Every mode with every kind of attention.
+fn attentions_and_modes() -> impl Iterator<Item = (Attention, &'static str)> {
+    let pairs = |attention| MODES.map(|mode| (attention, mode));
+    ATTENTIONS.into_iter().flat_map(pairs)
+}
+
 /// Five steps move the weights by far more than the tolerance, or comparing them would show nothing.
 #[test]
 fn the_reference_moves() {
@@ -92,14 +103,18 @@ fn the_reference_moves() {
 #[test]
 fn f32_agrees_with_pytorch_in_every_mode() {
     for golden in Golden::all() {
-        for mode in MODES {
-            let distance = distance(&golden, DType::F32, mode);
-            println!("{} {mode}: {distance:?}", golden.name());
+        for (attention, mode) in attentions_and_modes() {
+            let distance = distance(&golden, DType::F32, attention, mode);
+            println!("{} {attention:?} {mode}: {distance:?}", golden.name());
             let within = distance.loss < 1e-5
                 && distance.grad_norm < 1e-5
                 && distance.gradient < 1e-4
                 && distance.weight < 1e-4;
-            assert!(within, "{} {mode}: {distance:?}", golden.name());
+            assert!(
+                within,
+                "{} {attention:?} {mode}: {distance:?}",
+                golden.name()
+            );
         }
     }
 }
@@ -109,14 +124,18 @@ fn f32_agrees_with_pytorch_in_every_mode() {
 #[test]
 fn bf16_is_near_pytorchs_f32_in_every_mode() {
     for golden in Golden::all() {
-        for mode in MODES {
-            let distance = distance(&golden, DType::BF16, mode);
-            println!("{} {mode}: {distance:?}", golden.name());
+        for (attention, mode) in attentions_and_modes() {
+            let distance = distance(&golden, DType::BF16, attention, mode);
+            println!("{} {attention:?} {mode}: {distance:?}", golden.name());
             let within = distance.loss < 5e-4
                 && distance.grad_norm < 5e-3
                 && distance.gradient < 4e-2
                 && distance.weight < 1e-2;
-            assert!(within, "{} {mode}: {distance:?}", golden.name());
+            assert!(
+                within,
+                "{} {attention:?} {mode}: {distance:?}",
+                golden.name()
+            );
             assert!(distance.gradient > 1e-4, "this was not bf16: {distance:?}");
         }
     }

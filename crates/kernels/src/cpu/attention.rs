@@ -15,28 +15,28 @@ use rayon::prelude::*;
 
 /// Where a task is: its sequence, its key-value head, and widths.
 #[derive(Clone, Copy)]
-struct Task {
-    shape: AttentionShape,
-    sequence: usize,
-    kv_head: usize,
+pub(super) struct Task {
+    pub(super) shape: AttentionShape,
+    pub(super) sequence: usize,
+    pub(super) kv_head: usize,
 }
 
 impl Task {
-    fn q_width(&self) -> usize {
+    pub(super) fn q_width(&self) -> usize {
         self.shape.heads * self.shape.head_dim
     }
 
-    fn kv_width(&self) -> usize {
+    pub(super) fn kv_width(&self) -> usize {
         self.shape.kv_heads * self.shape.head_dim
     }
 
     /// Offset of the first element of `head` at `row` in a tensor shaped like q.
-    fn q_offset(&self, head: usize, row: usize) -> usize {
+    pub(super) fn q_offset(&self, head: usize, row: usize) -> usize {
         (self.sequence * self.shape.seq + row) * self.q_width() + head * self.shape.head_dim
     }
 
     /// Offset of the task's first element in a tensor shaped like k.
-    fn kv_offset(&self) -> usize {
+    pub(super) fn kv_offset(&self) -> usize {
         self.sequence * self.shape.seq * self.kv_width() + self.kv_head * self.shape.head_dim
     }
 
@@ -44,7 +44,7 @@ impl Task {
         ((self.sequence * self.shape.heads + head) * self.shape.seq + row) * self.shape.seq
     }
 
-    fn heads(&self) -> std::ops::Range<usize> {
+    pub(super) fn heads(&self) -> std::ops::Range<usize> {
         let group = self.shape.group();
         self.kv_head * group..(self.kv_head + 1) * group
     }
@@ -81,17 +81,17 @@ fn for_each_task(
 }
 
 /// Scratch handed out piece by piece.
-struct Pieces<'a>(&'a mut [f32]);
+pub(super) struct Pieces<'a>(pub(super) &'a mut [f32]);
 
 impl<'a> Pieces<'a> {
-    fn take(&mut self, elements: usize) -> &'a mut [f32] {
+    pub(super) fn take(&mut self, elements: usize) -> &'a mut [f32] {
         let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(elements);
         self.0 = rest;
         piece
     }
 
     /// A piece that only widened types need.
-    fn take_if(&mut self, needed: bool, elements: usize) -> &'a mut [f32] {
+    pub(super) fn take_if(&mut self, needed: bool, elements: usize) -> &'a mut [f32] {
         self.take(if needed { elements } else { 0 })
     }
 }
@@ -100,7 +100,7 @@ impl<'a> Pieces<'a> {
 ///
 /// # Safety
 /// The rows must lie in a live tensor that nobody writes.
-unsafe fn panel<T: Real>(
+pub(super) unsafe fn panel<T: Real>(
     source: *const T,
     stride: usize,
     (rows, columns): (usize, usize),

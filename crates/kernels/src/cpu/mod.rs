@@ -8,6 +8,7 @@ mod attention;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod flash;
 mod gemm;
 mod norm;
 mod quantise;
@@ -19,7 +20,7 @@ mod swiglu;
 pub use gemm::WIDENING_WORKSPACE_BYTES;
 
 use crate::meta::lease_workspace;
-use crate::{AdamW, AttentionShape, Init, KernelError, Kernels, Target, check};
+use crate::{AdamW, AttentionShape, FlashOptions, Init, KernelError, Kernels, Target, check};
 use half::bf16;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::RefCell;
@@ -303,6 +304,66 @@ impl Kernels for Cpu {
                 probs,
                 (q, k, v),
                 shape
+            )
+        );
+        Ok(())
+    }
+
+    fn flash_attention(
+        &self,
+        out: Option<Out>,
+        lse: Option<Out>,
+        scratch: Out,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+        options: FlashOptions,
+    ) -> Result<(), KernelError> {
+        let qkv = (&q, &k, &v);
+        check::flash_attention(Target::Cpu, &out, &lse, &scratch, qkv, shape, &options)?;
+        use flash::flash_attention;
+        by_dtype!(
+            q.dtype(),
+            flash_attention(out, lse, scratch.slice_mut(), (q, k, v), shape, options)
+        );
+        Ok(())
+    }
+
+    fn flash_attention_backward(
+        &self,
+        dq: Out,
+        dk: Out,
+        dv: Out,
+        scratch: Out,
+        dout: In,
+        out: In,
+        lse: In,
+        q: In,
+        k: In,
+        v: In,
+        shape: AttentionShape,
+        options: FlashOptions,
+    ) -> Result<(), KernelError> {
+        check::flash_attention_backward(
+            Target::Cpu,
+            (&dq, &dk, &dv),
+            &scratch,
+            (&dout, &out, &lse),
+            (&q, &k, &v),
+            shape,
+            &options,
+        )?;
+        use flash::flash_attention_backward;
+        by_dtype!(
+            q.dtype(),
+            flash_attention_backward(
+                (dq, dk, dv),
+                scratch.slice_mut(),
+                (dout, out, lse),
+                (q, k, v),
+                shape,
+                options
             )
         );
         Ok(())

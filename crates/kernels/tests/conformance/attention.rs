@@ -17,6 +17,8 @@ pub enum Scores {
     Random(f64),
     /// The later a key, the larger its score, by so much that every query sees its own token alone.
     Steep,
+    /// Exact in f32: for a head of 16, of whole numbers up to this.
+    Whole(f64),
 }
 
 #[derive(Debug)]
@@ -27,7 +29,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.shape.batch * self.shape.seq
     }
 
@@ -35,7 +37,7 @@ impl Attention {
         [self.tokens(), self.shape.heads * self.shape.head_dim]
     }
 
-    fn kv_dims(&self) -> [usize; 2] {
+    pub fn kv_dims(&self) -> [usize; 2] {
         [self.tokens(), self.shape.kv_heads * self.shape.head_dim]
     }
 
@@ -56,15 +58,22 @@ impl Attention {
                     v,
                 ]
             }
+            Scores::Whole(range) => {
+                let whole = |dims, seed| {
+                    let values = Host::random(dtype, dims, range, seed).values();
+                    Host::new(dtype, dims, values.into_iter().map(f64::round))
+                };
+                [whole(q, 1), whole(kv, 2), v]
+            }
         }
     }
 
-    fn dout(&self) -> Host {
+    pub fn dout(&self) -> Host {
         Host::random(self.dtype, self.q_dims(), 1.0, 4)
     }
 
     /// `[b * s, heads * d]` as `[b, query heads, s, d]`, key-value heads repeated for their group.
-    fn by_head(&self, x: &CandleTensor) -> Result<CandleTensor> {
+    pub fn by_head(&self, x: &CandleTensor) -> Result<CandleTensor> {
         let AttentionShape {
             batch,
             seq,

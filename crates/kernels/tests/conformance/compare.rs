@@ -20,6 +20,10 @@ pub enum Rule {
     Chained,
     /// Bit for bit, but for which NaN.
     Exact,
+    /// A bf16 rounded stochastically: one of the two around the result, each end 1e-6 of the largest entry wider.
+    Neighbour,
+    /// Codes of a map: at most one off, in at most one of 200.
+    Codes,
 }
 
 /// What an oracle expects of one output.
@@ -58,6 +62,11 @@ impl Expected {
         }
         let finite = self.values.iter().filter(|value| value.is_finite());
         let largest = finite.fold(self.terms, |largest, value| largest.max(value.abs()));
+        match self.rule {
+            Rule::Neighbour => return self.judge_neighbours(&got_values, largest),
+            Rule::Codes => return self.judge_codes(&got_values),
+            Rule::Standard | Rule::Chained | Rule::Exact => {}
+        }
         let mut worst: f64 = 0.0;
         for (index, (got_value, want)) in got_values.into_iter().zip(&self.values).enumerate() {
             let want = if got.dtype == DType::BF16 {
@@ -83,10 +92,40 @@ impl Expected {
         Ok(worst)
     }
 
+    fn judge_neighbours(&self, got: &[f64], largest: f64) -> Result<f64, String> {
+        let slack = 1e-6 * largest;
+        let mut worst: f64 = 0.0;
+        for (index, (got, want)) in got.iter().zip(&self.values).enumerate() {
+            let (low, high) = (bf16_below(want - slack), bf16_above(want + slack));
+            if !(low..=high).contains(got) {
+                return Err(format!(
+                    "element {index} is {got}, expected {want} between {low} and {high}"
+                ));
+            }
+            worst = worst.max((got - want).abs() / (high - low).max(f64::MIN_POSITIVE));
+        }
+        Ok(worst)
+    }
+
+    fn judge_codes(&self, got: &[f64]) -> Result<f64, String> {
+        let mut off = 0;
+        for (index, (got, want)) in got.iter().zip(&self.values).enumerate() {
+            if (got - want).abs() > 1.0 {
+                return Err(format!("code {index} is {got}, expected {want}"));
+            }
+            off += usize::from(got != want);
+        }
+        let share = 200.0 * off as f64 / got.len() as f64;
+        if share > 1.0 {
+            return Err(format!("{off} of {} codes are one off", got.len()));
+        }
+        Ok(share)
+    }
+
     fn allowed(&self, dtype: DType, want: f64, largest: f64) -> f64 {
         let of_sum = 1e-5 * largest;
         match (self.rule, dtype) {
-            (Rule::Exact, _) => 0.0,
+            (Rule::Exact | Rule::Neighbour | Rule::Codes, _) => 0.0,
             (Rule::Standard, DType::BF16) => of_sum.max(2.0 * bf16_ulp(want)),
             (Rule::Chained, DType::BF16) => of_sum.max(2.0 * bf16_ulp(largest)),
             (Rule::Standard | Rule::Chained, _) => of_sum,
@@ -98,6 +137,51 @@ impl Expected {
 fn bf16_ulp(value: f64) -> f64 {
     let exponent = value.abs().max(f64::from(f32::MIN_POSITIVE)).log2().floor();
     (exponent - 7.0).exp2()
+}
+
+/// The largest bf16 that is not above a value.
+fn bf16_below(value: f64) -> f64 {
+    let nearest = bf16::from_f64(value);
+    if nearest.to_f64() <= value {
+        return nearest.to_f64();
+    }
+    // Next towards minus infinity.
+    let bits = nearest.to_bits();
+    let below = match bits {
+        0 | 0x8000 => 0x8001,
+        _ if bits & 0x8000 == 0 => bits - 1,
+        _ => bits + 1,
+    };
+    bf16::from_bits(below).to_f64()
+}
+
+fn bf16_above(value: f64) -> f64 {
+    -bf16_below(-value)
+}
+
+#[test]
+fn neighbours_and_codes_can_be_refused() {
+    let judge = |dtype, rule, got: &[f64], want: &[f64]| {
+        let expected = Expected::new("x", want.to_vec(), rule);
+        let got = Host::new(dtype, [got.len()], got.iter().copied());
+        expected.judge(&got).is_ok()
+    };
+    let neighbour = |got, want| judge(DType::BF16, Rule::Neighbour, &[got], &[want]);
+    for sign in [1.0, -1.0] {
+        assert!(neighbour(sign, sign * 1.001));
+        assert!(neighbour(sign * (1.0 + 1.0 / 128.0), sign * 1.001));
+        assert!(!neighbour(sign * (1.0 - 1.0 / 256.0), sign * 1.001));
+        assert!(!neighbour(sign * (1.0 + 2.0 / 128.0), sign * 1.001));
+    }
+    let codes = |got: &[f64], want: &[f64]| judge(DType::U8, Rule::Codes, got, want);
+    let want = vec![7.0; 400];
+    let with = |off: usize, code: f64| {
+        let mut got = want.clone();
+        got[..off].fill(code);
+        codes(&got, &want)
+    };
+    assert!(with(0, 7.0) && with(2, 8.0) && with(2, 6.0));
+    assert!(!with(3, 8.0) && !with(1, 9.0));
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Calls whose tensors fit one by one and not together are refused as well.
 
 use crate::DTYPES;
+use crate::device::Device;
 use crate::host::Host;
 use crate::refusals::{devices, refused};
 use crate::signatures::{Call, Signature, attention_shape, signatures};
-use kernels::{AdamW, AttentionShape, Init};
+use kernels::{AdamW, AttentionShape, Dropout, FlashOptions, Init, Master, Moment, flash};
 use memory::DType;
 
 /// The signature of an operation, called otherwise.
@@ -101,36 +102,127 @@ fn attention_shapes_that_contradict_the_tensors_are_refused() {
                 called.expect_err(&format!("{shape:?}")).operation,
                 "attention"
             );
+            let called = device.kernels.flash_attention(
+                Some(out.view_mut()),
+                None,
+                scratch.view_mut(),
+                q,
+                k,
+                v,
+                shape,
+                FlashOptions::default(),
+            );
+            assert_eq!(
+                called.expect_err(&format!("{shape:?}")).operation,
+                "flash_attention"
+            );
             assert!(device.memory.is_shapes() || device.take(&out) == before);
         }
     }
 }
 
 #[test]
-fn a_master_belongs_to_bf16_weights_alone() {
-    for dtype in DTYPES {
-        for device in devices(dtype) {
-            let states = [(); 3].map(|()| device.put(&Host::random(DType::F32, [7], 1.0, 1)));
-            let [mut first, mut second, mut master] = states;
-            let before = Host::random(dtype, [7], 1.0, 2);
-            let mut parameters = device.put(&before);
-            let [gradients, rates, clip] =
-                [7, 3, 2].map(|n| device.put(&Host::new(DType::F32, [n], vec![1.0; n])));
-            let called = device.kernels.adamw(AdamW {
-                parameters: parameters.view_mut(),
-                master: (dtype == DType::F32).then(|| master.view_mut()),
-                first_moment: first.view_mut(),
-                second_moment: second.view_mut(),
-                gradients: gradients.view(),
-                rates: rates.view(),
-                clip: clip.view(),
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.0,
+fn a_dropout_of_all_or_of_no_probability_is_refused() {
+    for device in devices(DType::F32) {
+        for probability in [1.0, -0.1, f32::NAN, f32::INFINITY] {
+            let dropout = Some(Dropout {
+                probability,
+                key: 1,
             });
-            assert_eq!(called.unwrap_err().operation, "adamw");
-            assert!(device.memory.is_shapes() || device.take(&parameters) == before);
+            let options = FlashOptions {
+                dropout,
+                ..FlashOptions::default()
+            };
+            let tensor = |dims: [usize; 2]| device.put(&Host::random(DType::F32, dims, 1.0, 1));
+            let (q, k, v) = (tensor([10, 24]), tensor([10, 12]), tensor([10, 12]));
+            let before = Host::random(DType::F32, [10, 24], 1.0, 2);
+            let mut out = device.put(&before);
+            let (target, shape) = (device.kernels.target(), attention_shape());
+            let elements = flash::scratch_elements(target, shape, DType::F32, flash::Pass::Forward);
+            let mut scratch = device.room(DType::F32, [elements]);
+            let called = device.kernels.flash_attention(
+                Some(out.view_mut()),
+                None,
+                scratch.view_mut(),
+                q.view(),
+                k.view(),
+                v.view(),
+                shape,
+                options,
+            );
+            assert_eq!(
+                called.expect_err(&format!("{probability}")).operation,
+                "flash_attention"
+            );
+            assert!(device.memory.is_shapes() || device.take(&out) == before);
+        }
+    }
+}
+
+/// An update of seven weights with everything as it should be, but for what `edit` does to it.
+fn refused_update(
+    device: &Device,
+    weights: DType,
+    master: Option<DType>,
+    edit: impl Fn(&mut AdamW),
+    word: &str,
+) {
+    let random = |dtype, n: usize| Host::random(dtype, [n], 1.0, 1);
+    let before = random(weights, 7);
+    let mut parameters = device.put(&before);
+    let [mut first, mut second] = [(); 2].map(|()| device.put(&random(DType::F32, 7)));
+    let mut beside = device.put(&random(master.unwrap_or(DType::F32), 7));
+    let [gradients, rates, clip] =
+        [7, 3, 2].map(|n| device.put(&Host::new(DType::F32, [n], vec![1.0; n])));
+    let key = device.put(&Host::new(DType::U32, [2], [1.0; 2]));
+    let mut update = AdamW {
+        parameters: parameters.view_mut(),
+        master: match master {
+            None => Master::Parameters,
+            Some(DType::F32) => Master::F32(beside.view_mut()),
+            Some(_) => Master::Remainder(beside.view_mut()),
+        },
+        first_moment: Moment::Plain(first.view_mut()),
+        second_moment: Moment::Plain(second.view_mut()),
+        gradients: gradients.view(),
+        rates: rates.view(),
+        clip: clip.view(),
+        key: key.view(),
+        first_index: 0,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.0,
+    };
+    edit(&mut update);
+    let error = device.kernels.adamw(update).unwrap_err();
+    assert_eq!(error.operation, "adamw");
+    assert!(error.message.contains(word), "{word}: {error}");
+    assert!(device.memory.is_shapes() || device.take(&parameters) == before);
+}
+
+#[test]
+fn a_master_belongs_to_bf16_weights_alone() {
+    for device in devices(DType::F32) {
+        for master in [DType::F32, DType::I16] {
+            refused_update(
+                &device,
+                DType::F32,
+                Some(master),
+                |_| {},
+                "their own master",
+            );
+        }
+    }
+}
+
+/// Blocks of 256 and random numbers count from the range's first element.
+#[test]
+fn a_range_starts_at_a_block() {
+    for device in devices(DType::BF16) {
+        for first_index in [1, 255, 257] {
+            let edit = |update: &mut AdamW| update.first_index = first_index;
+            refused_update(&device, DType::BF16, None, edit, "`first_index`");
         }
     }
 }

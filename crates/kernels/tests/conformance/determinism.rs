@@ -24,7 +24,7 @@ fn outputs(dtype: DType) -> Vec<(String, Vec<Host>)> {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    let pools = [1, 2, 4].map(|threads| {
+    let pools = [1, 2, 3, 4].map(|threads| {
         rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()

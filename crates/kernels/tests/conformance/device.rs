@@ -1,5 +1,6 @@
 //! An implementation with the memory that it works in, reached through leases, uploads and downloads alone.
 
+use crate::DTYPES;
 use crate::host::Host;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
@@ -131,6 +132,12 @@ impl Device {
             Start::Overwrite | Start::Add => self.room(initial.dtype, initial.dims),
         }
     }
+}
+
+/// Every type of a gradient, with every way to start it.
+pub fn gradient_starts() -> impl Iterator<Item = (DType, Start)> {
+    let starts = |dtype| [Start::Overwrite, Start::Accumulate].map(|start| (dtype, start));
+    DTYPES.into_iter().flat_map(starts)
 }
 
 /// An [`Init`] without its tensor.

@@ -3,7 +3,7 @@
 use crate::DTYPES;
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start};
+use crate::device::{Device, Start, gradient_starts};
 use crate::host::Host;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::Result;
@@ -88,10 +88,11 @@ impl Case for Copy {
     }
 }
 
-/// A bias forward, and backward into a gradient of f32.
+/// A bias forward, and backward into its gradient.
 #[derive(Debug)]
 struct Bias {
     dtype: DType,
+    gradient: DType,
     tokens: usize,
     width: usize,
     start: Start,
@@ -101,6 +102,7 @@ impl Bias {
     fn tensors(&self) -> [Host; 4] {
         let Bias {
             dtype,
+            gradient,
             tokens,
             width,
             ..
@@ -109,7 +111,7 @@ impl Bias {
             Host::random(dtype, [tokens, width], 1.0, 1),
             Host::random(dtype, [width], 1.0, 2),
             Host::random(dtype, [tokens, width], 1.0, 3),
-            Host::random(DType::F32, [width], 1.0, 4),
+            Host::random(gradient, [width], 1.0, 4),
         ]
     }
 
@@ -175,9 +177,10 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (3000, 20),
         (2, 20_000),
     ] {
-        for start in [Start::Overwrite, Start::Accumulate] {
+        for (gradient, start) in gradient_starts() {
             cases.push(Box::new(Bias {
                 dtype,
+                gradient,
                 tokens,
                 width,
                 start,

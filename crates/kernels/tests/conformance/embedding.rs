@@ -2,7 +2,7 @@
 
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start};
+use crate::device::{Device, Start, gradient_starts};
 use crate::host::Host;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::{DType as CandleType, Result};
@@ -19,6 +19,7 @@ enum Ids {
 #[derive(Debug)]
 struct Embedding {
     dtype: DType,
+    gradient: DType,
     tokens: usize,
     vocabulary: usize,
     hidden: usize,
@@ -40,6 +41,7 @@ impl Embedding {
     fn tensors(&self) -> [Host; 3] {
         let Embedding {
             dtype,
+            gradient,
             tokens,
             vocabulary,
             hidden,
@@ -48,7 +50,7 @@ impl Embedding {
         [
             Host::random(dtype, [vocabulary, hidden], 1.0, 2),
             Host::random(dtype, [tokens, hidden], 1.0, 3),
-            Host::random(DType::F32, [vocabulary, hidden], 1.0, 4),
+            Host::random(gradient, [vocabulary, hidden], 1.0, 4),
         ]
     }
 
@@ -105,9 +107,10 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     ];
     for (tokens, vocabulary, hidden) in sizes {
         for ids in [Ids::Random, Ids::Last] {
-            for start in [Start::Overwrite, Start::Accumulate] {
+            for (gradient, start) in gradient_starts() {
                 cases.push(Box::new(Embedding {
                     dtype,
+                    gradient,
                     tokens,
                     vocabulary,
                     hidden,

@@ -24,6 +24,9 @@ impl Host {
                 DType::F32 => bytes.extend((value as f32).to_ne_bytes()),
                 DType::BF16 => bytes.extend(bf16::from_f64(value).to_ne_bytes()),
                 DType::I32 => bytes.extend((value as i32).to_ne_bytes()),
+                DType::I16 => bytes.extend((value as i16).to_ne_bytes()),
+                DType::U32 => bytes.extend((value as u32).to_ne_bytes()),
+                DType::U8 => bytes.push(value as u8),
                 other => panic!("no tensor of the suite holds {other:?}"),
             }
         }
@@ -54,6 +57,9 @@ impl Host {
             DType::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().unwrap())),
             DType::BF16 => bf16::from_ne_bytes(bytes.try_into().unwrap()).to_f64(),
             DType::I32 => f64::from(i32::from_ne_bytes(bytes.try_into().unwrap())),
+            DType::I16 => f64::from(i16::from_ne_bytes(bytes.try_into().unwrap())),
+            DType::U32 => f64::from(u32::from_ne_bytes(bytes.try_into().unwrap())),
+            DType::U8 => f64::from(bytes[0]),
             other => panic!("no tensor of the suite holds {other:?}"),
         };
         elements.map(value).collect()

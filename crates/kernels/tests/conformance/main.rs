@@ -14,6 +14,7 @@ mod determinism;
 mod device;
 mod elementwise;
 mod embedding;
+mod flash_attention;
 mod host;
 mod layout;
 mod linear;
@@ -55,6 +56,7 @@ suite![
     cross_entropy,
     elementwise,
     embedding,
+    flash_attention,
     matmul,
     norm,
     rms_norm,

@@ -10,12 +10,12 @@ use kernels::{KernelError, NORM_PARTS};
 use memory::DType;
 
 /// Positive entries, the first and the last large enough to be missed.
-fn entries(elements: usize) -> Host {
+fn entries(dtype: DType, elements: usize) -> Host {
     let mut values = Host::random(DType::F32, [elements], 1.0, 1).values();
     values.iter_mut().for_each(|value| *value = value.abs());
     values[0] += elements as f64 / 100.0;
     values[elements - 1] += elements as f64 / 100.0;
-    Host::new(DType::F32, [elements], values)
+    Host::new(dtype, [elements], values)
 }
 
 #[derive(Debug)]
@@ -30,14 +30,14 @@ impl Sum {
     }
 
     fn oracle(&self) -> Result<Vec<f64>> {
-        let sum = values(&constant(&entries(self.elements))?.sum_all()?)?;
+        let sum = values(&constant(&entries(DType::F32, self.elements))?.sum_all()?)?;
         Ok(add(sum, &self.start.values(&self.earlier())))
     }
 }
 
 impl Case for Sum {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
-        let x = device.put(&entries(self.elements));
+        let x = device.put(&entries(DType::F32, self.elements));
         let mut out = device.start(self.start, &self.earlier());
         let earlier = device.put(&self.earlier());
         device
@@ -58,29 +58,34 @@ enum Entries {
     Tiny,
     /// The norm is above every f32, its entries are not.
     Overflow,
+    /// The squares are above every f32, the norm is not: counts as not finite.
+    OverflowingSquares,
     Infinite,
     Nan,
 }
 
 #[derive(Debug)]
 struct NormAndClip {
+    dtype: DType,
     elements: usize,
     entries: Entries,
     max_norm: Option<f32>,
+    loss: f32,
 }
 
 impl NormAndClip {
     fn x(&self) -> Host {
-        let mut values = entries(self.elements).values();
+        let mut values = entries(self.dtype, self.elements).values();
         let mut last = |last: f64| values[self.elements / 2..].fill(last);
         match self.entries {
             Entries::Finite => {}
             Entries::Tiny => values.iter_mut().for_each(|value| *value *= 1e-7),
-            Entries::Overflow => last(f64::from(f32::MAX)),
+            Entries::Overflow => last(3e38),
+            Entries::OverflowingSquares => last(1e20),
             Entries::Infinite => last(f64::INFINITY),
             Entries::Nan => last(f64::NAN),
         }
-        Host::new(DType::F32, [self.elements], values)
+        Host::new(self.dtype, [self.elements], values)
     }
 
     fn oracle(&self) -> Result<[f64; 2]> {
@@ -89,13 +94,13 @@ impl NormAndClip {
             .sum_all()?
             .sqrt()?
             .to_scalar::<f64>()?;
-        let norm = if norm > f64::from(f32::MAX) {
+        let norm = if norm > f64::from(f32::MAX).sqrt() {
             f64::INFINITY
         } else {
             norm
         };
         let factor = match self.max_norm {
-            _ if !norm.is_finite() => f64::NAN,
+            _ if !norm.is_finite() || !self.loss.is_finite() => f64::NAN,
             Some(max_norm) => (f64::from(max_norm) / (norm + 1e-6)).min(1.0),
             None => 1.0,
         };
@@ -106,11 +111,16 @@ impl NormAndClip {
 impl Case for NormAndClip {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let x = device.put(&self.x());
+        let loss = device.put(&Host::new(DType::F32, [1], [f64::from(self.loss)]));
         let mut parts = device.room(DType::F64, [NORM_PARTS]);
         let mut out = device.room(DType::F32, [2]);
-        device
-            .kernels
-            .norm_and_clip(out.view_mut(), parts.view_mut(), x.view(), self.max_norm)?;
+        device.kernels.norm_and_clip(
+            out.view_mut(),
+            parts.view_mut(),
+            x.view(),
+            loss.view(),
+            self.max_norm,
+        )?;
         device.take(&parts);
         let out = device.take(&out).values();
         Ok(vec![
@@ -131,33 +141,41 @@ impl Case for NormAndClip {
 /// Fewer than the parts, a block, more than a block for every part.
 const SIZES: [usize; 6] = [1, 37, 4096, 5000, NORM_PARTS * 4096 + 37, 3_000_001];
 
-pub fn cases(_: DType) -> Vec<Box<dyn Case>> {
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
+    let mut norm = |elements, entries, max_norm, loss| {
+        cases.push(Box::new(NormAndClip {
+            dtype,
+            elements,
+            entries,
+            max_norm,
+            loss,
+        }));
+    };
+    for elements in SIZES {
+        for max_norm in [None, Some(1.0), Some(1e6)] {
+            norm(elements, Entries::Finite, max_norm, 3.5);
+        }
+    }
+    norm(37, Entries::Tiny, Some(1e-6), 0.0);
+    for entries in [
+        Entries::Overflow,
+        Entries::OverflowingSquares,
+        Entries::Infinite,
+        Entries::Nan,
+    ] {
+        for (elements, max_norm) in [(37, None), (37, Some(1.0)), (9001, Some(1.0))] {
+            norm(elements, entries, max_norm, 3.5);
+        }
+    }
+    for loss in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for max_norm in [None, Some(1.0)] {
+            norm(5000, Entries::Finite, max_norm, loss);
+        }
+    }
     for elements in SIZES {
         for start in [Start::Overwrite, Start::Accumulate] {
             cases.push(Box::new(Sum { elements, start }));
-        }
-        for max_norm in [None, Some(1.0), Some(1e6)] {
-            cases.push(Box::new(NormAndClip {
-                elements,
-                entries: Entries::Finite,
-                max_norm,
-            }));
-        }
-    }
-    let (entries, max_norm) = (Entries::Tiny, Some(1e-6));
-    cases.push(Box::new(NormAndClip {
-        elements: 37,
-        entries,
-        max_norm,
-    }));
-    for entries in [Entries::Overflow, Entries::Infinite, Entries::Nan] {
-        for (elements, max_norm) in [(37, None), (37, Some(1.0)), (9001, Some(1.0))] {
-            cases.push(Box::new(NormAndClip {
-                elements,
-                entries,
-                max_norm,
-            }));
         }
     }
     cases

@@ -3,6 +3,7 @@
 use crate::DTYPES;
 use crate::attention::{Attention, Scores, shape};
 use crate::device::{Device, computing};
+use crate::flash_attention::FlashAttention;
 use crate::host::Host;
 use kernels::attention::Pass;
 use memory::DType;
@@ -57,6 +58,41 @@ fn attention_without_an_output() {
                     device.name
                 );
                 assert_eq!(attention(&case, &device, [false, false]), [None, None]);
+            }
+        }
+    }
+}
+
+/// The output and the statistics, as far as they are wanted.
+fn flash_attention(
+    case: &FlashAttention,
+    device: &Device,
+    [out, lse]: [bool; 2],
+) -> [Option<Host>; 2] {
+    let dtype = case.attention.dtype;
+    let mut out = out.then(|| device.room(dtype, case.attention.q_dims()));
+    let mut lse = lse.then(|| device.room(DType::F32, case.lse_dims()));
+    let [out_view, lse_view] =
+        [&mut out, &mut lse].map(|output| output.as_mut().map(|output| output.view_mut()));
+    let qkv = case.attention.qkv().map(|host| device.put(&host));
+    case.run_forward(device, out_view, lse_view, qkv.each_ref())
+        .unwrap();
+    [out, lse].map(|output| output.map(|output| device.take(&output)))
+}
+
+#[test]
+fn flash_attention_without_an_output() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            device.memory.set_poison(true);
+            for case in crate::flash_attention::all(dtype) {
+                let wanted = [[true, true], [true, false], [false, true], [false, false]];
+                let [both, out, lse, none] =
+                    wanted.map(|wanted| flash_attention(&case, &device, wanted));
+                assert!(both.iter().all(Option::is_some));
+                assert!(out[0] == both[0], "{}: out alone of {case:?}", device.name);
+                assert!(lse[1] == both[1], "{}: lse alone of {case:?}", device.name);
+                assert_eq!(none, [None, None]);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::attention::{Attention, Scores, shape};
 use crate::device::{Device, Start, planning};
+use crate::flash_attention::FlashAttention;
 use crate::layout::{PLAIN, TRANSPOSED};
 use crate::matmul::Product;
 use crate::{DTYPES, SUITE, case};
@@ -49,9 +50,14 @@ fn products_count_in_the_phase_that_asks_for_them() {
     let backward = device.memory.enter(Phase::Backward, Layer::Block(0));
     case::run(&attention, &device);
     drop(backward);
+    let recompute = device.memory.enter(Phase::Recompute, Layer::Block(0));
+    case::run(&FlashAttention::plain(attention), &device);
+    drop(recompute);
     let of_attention = 2 * 2 * 6 * 37 * 37 * 20;
     let mut counted = flops.by_phase();
     assert_eq!(*counted.get_mut(Phase::Forward), 2 * 37 * 48 * 131);
     // Two products forward, four backward.
     assert_eq!(*counted.get_mut(Phase::Backward), 6 * of_attention);
+    // Without stored scores, backward makes them again.
+    assert_eq!(*counted.get_mut(Phase::Recompute), 7 * of_attention);
 }

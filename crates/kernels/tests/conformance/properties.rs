@@ -2,10 +2,13 @@
 
 use crate::attention::{Attention, Scores, shape};
 use crate::case::judge;
+use crate::compare::{Expected, Rule};
 use crate::device::{Start, computing, planning};
+use crate::flash_attention::FlashAttention;
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::Product;
 use crate::{DTYPES, case};
+use kernels::Dropout;
 use memory::DType;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -78,5 +81,46 @@ proptest! {
     ) {
         let shape = shape([batch, seq, kv_heads * group, kv_heads, head_dim]);
         hold(&Attention { dtype, shape, scores: Scores::Random(range) }, dtype);
+    }
+
+    /// As above, over several blocks of queries and keys, with documents of up to some length and with dropout.
+    #[test]
+    fn flash_attention_of_any_shape(
+        batch in 1..3usize,
+        seq in 6..200usize,
+        kv_heads in 1..3usize,
+        group in 1..5usize,
+        head_dim in 4..40usize,
+        longest in 6..200usize,
+        probability in select(&[0.0f32, 0.1, 0.5][..]),
+        key in any::<u64>(),
+        dtype in select(&DTYPES[..]),
+    ) {
+        let shape = shape([batch, seq, kv_heads * group, kv_heads, head_dim]);
+        let attention = Attention { dtype, shape, scores: Scores::Random(1.5) };
+        let lengths = vec![longest, longest / 5 + 1, longest / 2 + 1];
+        let dropout = (probability > 0.0).then_some(Dropout { probability, key });
+        hold(&FlashAttention { attention, lengths, dropout }, dtype);
+    }
+
+    #[test]
+    fn flash_attention_is_attention(
+        seq in 6..300usize,
+        kv_heads in 1..3usize,
+        group in 1..5usize,
+        head_dim in 4..40usize,
+    ) {
+        let shape = shape([1, seq, kv_heads * group, kv_heads, head_dim]);
+        let case = || Attention { dtype: DType::F32, shape, scores: Scores::Random(1.5) };
+        for device in computing(DType::F32) {
+            device.memory.set_poison(true);
+            let eager = case::run(&case(), &device);
+            let flash = case::run(&FlashAttention::plain(case()), &device);
+            // Out, dq, dk, dv: before them eager has two outputs of probabilities, flash one of statistics.
+            for (eager, flash) in eager[2..].iter().zip(&flash[1..]) {
+                let expected = Expected::new("flash", eager.values(), Rule::Chained);
+                expected.judge(flash).unwrap();
+            }
+        }
     }
 }

@@ -87,6 +87,17 @@ pub fn refused(device: &Device, signature: &Signature, strided: Option<usize>, m
     );
 }
 
+/// Types that some argument of some operation has.
+const EVERY_TYPE: [DType; 7] = [
+    DType::F32,
+    DType::BF16,
+    DType::F64,
+    DType::I32,
+    DType::I16,
+    DType::U32,
+    DType::U8,
+];
+
 /// Every way in which one argument does not fit.
 fn mistakes(argument: &Argument) -> Vec<(String, Argument)> {
     let name = argument.name;
@@ -98,7 +109,7 @@ fn mistakes(argument: &Argument) -> Vec<(String, Argument)> {
             mistakes.push((format!("`{name}` larger in dimension {dim}"), wrong));
         }
     }
-    for dtype in [DType::F32, DType::BF16, DType::F64, DType::I32] {
+    for dtype in EVERY_TYPE {
         let welcome = argument.free_type && DTYPES.contains(&dtype);
         if dtype != argument.dtype && !welcome {
             mistakes.push((

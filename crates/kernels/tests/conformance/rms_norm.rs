@@ -1,5 +1,6 @@
 //! Root-mean-square normalisation, forward and backward.
 
+use crate::DTYPES;
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Start};
@@ -12,6 +13,8 @@ use memory::DType;
 #[derive(Debug)]
 struct RmsNorm {
     dtype: DType,
+    /// Type of the weight's gradient.
+    gradient: DType,
     tokens: usize,
     hidden: usize,
     /// Of the input's entries: where it is small, `eps` counts.
@@ -41,6 +44,7 @@ impl RmsNorm {
     fn tensors(&self) -> Tensors {
         let RmsNorm {
             dtype,
+            gradient,
             tokens,
             hidden,
             range,
@@ -51,7 +55,7 @@ impl RmsNorm {
             weight: Host::random(dtype, [hidden], 2.0, 2),
             dy: Host::random(dtype, [tokens, hidden], 1.0, 3),
             earlier_dx: Host::random(dtype, [tokens, hidden], 1.0, 4),
-            earlier_dweight: Host::random(DType::F32, [hidden], 1.0, 5),
+            earlier_dweight: Host::random(gradient, [hidden], 1.0, 5),
         }
     }
 
@@ -146,9 +150,13 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     ];
     for (index, (tokens, hidden)) in sizes.into_iter().enumerate() {
         for [dx_start, dweight_start] in [starts[index % 4], starts[(index + 1) % 4]] {
-            for range in [2.0, 1e-3] {
+            for (range, gradient) in [2.0, 1e-3]
+                .into_iter()
+                .flat_map(|range| DTYPES.map(|gradient| (range, gradient)))
+            {
                 cases.push(Box::new(RmsNorm {
                     dtype,
+                    gradient,
                     tokens,
                     hidden,
                     range,

@@ -38,8 +38,8 @@ const NOT_BUILT: &[NotBuilt] = &[
          with `trainer plan`",
     ),
     no(
-        What::Values("attention.backend", &["flash", "cudnn"]),
-        "attention without stored scores is not built yet; use eager",
+        What::Values("attention.backend", &["cudnn"]),
+        "cuDNN's attention is not built yet; use flash",
     ),
     no(What::Changed("offload.optimizer"), OFFLOAD),
     no(What::Changed("offload.activations"), OFFLOAD),

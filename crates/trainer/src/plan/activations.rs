@@ -2,7 +2,7 @@
 
 use super::dtype_name;
 use crate::settings::Settings;
-use model::{Action, Activation, Label, Model};
+use model::{Action, Label, Model};
 use serde::Serialize;
 
 /// One activation of one layer, for one micro-batch.
@@ -27,9 +27,7 @@ pub struct PlannedActivation {
 /// Every activation of every layer.
 pub(super) fn planned_activations(model: &Model, settings: &Settings) -> Vec<PlannedActivation> {
     let per_layer = |layer| {
-        let present = Activation::ALL
-            .into_iter()
-            .filter(|activation| model.has(*activation));
+        let present = model.table().activations();
         present.map(move |activation| {
             let (shape, dtype) =
                 model.activation_shape(activation, settings.micro_batch, settings.seq);

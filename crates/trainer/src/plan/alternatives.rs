@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::settings::Settings;
 use kernels::Target;
 use memory::DType;
-use model::Policy;
+use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 
@@ -73,7 +73,7 @@ pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Stra
     STRATEGIES.into_iter().map(plan).collect()
 }
 
-/// Plans what grouped heads, the chunked head, accumulation and the formats of states change.
+/// Plans what grouped heads, the chunked head, attention, accumulation and the formats of states change.
 pub(super) fn effects(
     settings: &Settings,
     target: Target,
@@ -116,6 +116,11 @@ pub(super) fn effects(
             settings.micro_batch *= 2;
         },
     );
+    let (other, flag) = match settings.attention {
+        Attention::Eager => (Attention::Flash, "scores never stored (--attention flash)"),
+        Attention::Flash => (Attention::Eager, "scores stored (--attention eager)"),
+    };
+    change(flag.into(), &|settings| settings.attention = other);
     if settings.states.moments != MomentFormat::Quantised {
         change("8-bit moments (--state-dtype 8bit)".into(), &|settings| {
             settings.states.moments = MomentFormat::Quantised;

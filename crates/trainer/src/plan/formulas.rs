@@ -4,7 +4,7 @@ use super::activations::{PlannedActivation, total_bytes};
 use super::dtype_name;
 use crate::settings::Settings;
 use memory::DType;
-use model::Label;
+use model::{Attention, Label};
 use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 
@@ -101,6 +101,9 @@ fn korthikanti(settings: &Settings, mode: &str, plan_bytes: u64) -> Formula {
         ),
     };
     let mut reasons = vec![];
+    if mode == "none" && settings.attention == Attention::Flash {
+        reasons.push("it counts stored scores, which flash attention does not have".into());
+    }
     if mode != "full" {
         reasons.push(
             "it counts a GPT layer with dropout masks and a feed-forward width of 4 h".to_string(),

@@ -5,6 +5,7 @@ mod alternatives;
 mod arenas;
 mod formulas;
 mod gpus;
+mod notes;
 mod table;
 
 pub use activations::PlannedActivation;
@@ -23,7 +24,7 @@ use kernels::meta::FlopCounter;
 use memory::{
     ByCategory, ByPhase, DType, GRANULARITY_BYTES, Layer, LiveLease, Memory, Peak, Phase,
 };
-use model::flops_per_token;
+use model::{Attention, flops_per_token};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -34,6 +35,10 @@ pub struct Plan {
     pub device: &'static str,
     /// Compute type.
     pub dtype: &'static str,
+    /// How attention is computed.
+    pub attention: Attention,
+    /// What is worth knowing before the run.
+    pub notes: Vec<String>,
     /// Most live device bytes in a step.
     pub peak_bytes: u64,
     /// Live at the peak; sums to `peak_bytes`.
@@ -147,6 +152,8 @@ impl Plan {
         Ok(Plan {
             device: target.name(),
             dtype: dtype_name(settings.dtype),
+            attention: settings.attention,
+            notes: notes::notes(settings, &activations),
             peak_bytes,
             peak_by_category: by_category,
             peak_phase: place.phase,

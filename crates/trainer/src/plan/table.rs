@@ -20,6 +20,9 @@ impl Display for Plan {
         writeln!(f, "{}", arena_table(&self.arenas))?;
         writeln!(f, "{}", self.largest_table())?;
         writeln!(f, "{}", self.activation_table())?;
+        for note in &self.notes {
+            writeln!(f, "  note: {}\n", note.replace("; ", "\n    "))?;
+        }
         writeln!(f, "{}", self.strategy_table())?;
         writeln!(f, "{}", self.effect_table())?;
         write!(f, "{}", self.formula_table())?;
@@ -31,8 +34,11 @@ impl Plan {
     fn headline(&self, f: &mut Formatter<'_>) -> Result {
         writeln!(
             f,
-            "plan for {} in {}: {} parameters",
-            self.device, self.dtype, self.parameters
+            "plan for {} in {}: {} parameters, {} attention",
+            self.device,
+            self.dtype,
+            self.parameters,
+            self.attention.name()
         )?;
         writeln!(
             f,

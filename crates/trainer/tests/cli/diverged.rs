@@ -4,34 +4,79 @@ use crate::metrics::Metrics;
 use crate::workplace::Workplace;
 use serde_json::Value;
 
+/// One step is made, then none is finite.
+const TOO_HIGH: &str = "--config small.toml --lr 1e10 --save-final model";
+
+#[track_caller]
+fn assert_skipped(metrics: &Metrics, steps: usize, skipped: usize) {
+    assert_eq!(metrics.end_reason(), "diverged");
+    let records = metrics.steps();
+    assert_eq!(records.len(), steps, "the run ends there");
+    for (index, step) in records.into_iter().enumerate() {
+        let finite = index < steps - skipped;
+        assert_eq!(step["finite"], finite, "step {}", index + 1);
+        assert_eq!(step["grad_norm"] == Value::Null, !finite);
+    }
+    let end = metrics.0.last().unwrap();
+    assert_eq!(
+        (&end["steps"], &end["skipped_steps"]),
+        (&steps.into(), &skipped.into())
+    );
+}
+
+/// Three steps in a row may be skipped; the fourth ends the run.
 #[test]
 fn a_learning_rate_that_is_too_high() {
     let place = Workplace::new();
-    place
-        .trainer("--config small.toml --lr 1e10 --save-final model --out run")
-        .fails(
-            6,
-            &[
-                "step 2 diverged",
-                "loss",
-                "gradient norm",
-                "hint: a lower --lr",
-            ],
-        );
-    let metrics = Metrics::read(&place, "run");
-    assert_eq!(metrics.end_reason(), "diverged");
-    let steps = metrics.steps();
-    assert_eq!(steps.len(), 2, "the run ends there");
-    assert_eq!(
-        (&steps[0]["finite"], &steps[1]["finite"]),
-        (&true.into(), &false.into())
-    );
-    assert_eq!(steps[1]["grad_norm"], Value::Null);
-    assert_eq!(metrics.0.last().unwrap()["steps"], 2);
+    let words = [
+        "step 5 diverged",
+        "loss",
+        "gradient norm",
+        "the last 4 steps were skipped",
+        "those of step 1",
+        "hint: a lower --lr",
+    ];
+    let outcome = place.trainer(&format!("{TOO_HIGH} --steps 9 --out run"));
+    let outcome = outcome.fails(6, &words);
+    for step in 2..=5 {
+        let warning = format!("WARN step {step} was skipped");
+        assert!(outcome.stderr.contains(&warning), "{outcome:?}");
+    }
+    assert_skipped(&Metrics::read(&place, "run"), 5, 4);
     assert!(
         !place.path("model/model.safetensors").exists(),
         "nothing to save"
     );
+}
+
+#[test]
+fn how_many_steps_may_be_skipped_is_a_setting() {
+    for (max_skipped, steps) in [(0, 2), (1, 3), (5, 7)] {
+        let place = Workplace::new();
+        let set = format!("--set train.max_skipped={max_skipped}");
+        place
+            .trainer(&format!("{TOO_HIGH} --steps 9 {set} --out run"))
+            .fails(6, &[&format!("step {steps} diverged")]);
+        assert_skipped(&Metrics::read(&place, "run"), steps, steps - 1);
+    }
+}
+
+/// Skipped steps change nothing, so what is saved is the weights of the last step that was made.
+#[test]
+fn a_run_that_ends_in_skipped_steps_saves_and_fails() {
+    let place = Workplace::new();
+    let words = ["step 4 diverged", "the last 3 steps were skipped"];
+    place
+        .trainer(&format!("{TOO_HIGH} --out run"))
+        .fails(6, &words);
+    assert_skipped(&Metrics::read(&place, "run"), 4, 3);
+    let long = std::fs::read(place.path("model/model.safetensors")).unwrap();
+    std::fs::remove_dir_all(place.path("model")).unwrap();
+    place
+        .trainer(&format!("{TOO_HIGH} --steps 1 --out one"))
+        .succeeds();
+    let one = std::fs::read(place.path("model/model.safetensors")).unwrap();
+    assert!(long == one, "the weights of step 1");
 }
 
 #[test]
@@ -48,7 +93,8 @@ fn weights_that_are_not_numbers() {
     place.trainer("--init-from model --seq 32 --out run").fails(
         6,
         &[
-            "step 1 diverged",
+            "step 4 diverged",
+            "those of step 0",
             "NaN",
             "hint: nothing was trained yet",
             "--init-from",

@@ -7,6 +7,7 @@ mod batches;
 mod metrics;
 mod workplace;
 
+mod attention;
 mod bad_batches;
 mod bad_folders;
 mod bad_model;
@@ -18,6 +19,7 @@ mod diverged;
 mod init;
 mod memory_limit;
 mod not_built;
+mod optimizer_states;
 mod output;
 mod plan;
 mod recompute;

@@ -41,16 +41,24 @@ fn the_limit_acts_to_the_granule() {
 #[test]
 fn every_fix_of_an_out_of_memory_error_works() {
     let place = Workplace::new();
-    let settings = "--config small.toml --device cpu --micro-batch 4 --recompute none --steps 1";
+    for dtype in ["f32", "bf16"] {
+        every_fix_works(&place, dtype);
+    }
+}
+
+fn every_fix_works(place: &Workplace, dtype: &str) {
+    let settings = format!(
+        "--config small.toml --device cpu --dtype {dtype} --micro-batch 4 --recompute none --steps 1"
+    );
     let plan = place.trainer(&format!("plan --json {settings}")).succeeds();
     let plan: Value = serde_json::from_str(&plan.stdout).unwrap();
     let peak = plan["peak_bytes"].as_u64().unwrap();
     let limit = peak - plan["granularity_bytes"].as_u64().unwrap();
     let limited = format!("{settings} --memory-limit {limit}");
     place
-        .trainer(&format!("{limited} --out short"))
+        .trainer(&format!("{limited} --out {dtype}-short"))
         .fails(3, &["cheapest fix"]);
-    let oom: Value = serde_json::from_str(&place.text("short/oom.json")).unwrap();
+    let oom: Value = serde_json::from_str(&place.text(&format!("{dtype}-short/oom.json"))).unwrap();
     assert_eq!(oom["limit_bytes"], limit);
     assert_eq!(oom["planned_peak_bytes"], peak);
     assert_eq!(
@@ -68,11 +76,11 @@ fn every_fix_of_an_out_of_memory_error_works() {
         let set: Vec<String> = set
             .map(|one| format!("--set {}", one.as_str().unwrap()))
             .collect();
-        let out = format!("fixed-{number}");
+        let out = format!("{dtype}-fixed-{number}");
         place
             .trainer(&format!("{limited} {} --out {out}", set.join(" ")))
             .succeeds();
-        let step = Metrics::read(&place, &out).steps()[0].clone();
+        let step = Metrics::read(place, &out).steps()[0].clone();
         assert_eq!(step["peak_bytes"], fix["peak_bytes"], "{fix}");
     }
 }

@@ -32,15 +32,6 @@ fn flags() {
             "--offload-optimizer pinned",
             ["--offload-optimizer pinned", "not built yet"],
         ),
-        ("--state-dtype 8bit", ["--state-dtype 8bit", "use f32"]),
-        ("--state-dtype bf16", ["--state-dtype bf16", "use f32"]),
-        (
-            "--optimizer adamw8bit",
-            ["--optimizer adamw8bit", "use f32"],
-        ),
-        ("--master bf16-split", ["--master bf16-split", "use f32"]),
-        ("--master none", ["--master none", "use f32"]),
-        ("--grad-dtype bf16", ["--grad-dtype bf16", "use f32"]),
         (
             "--memory-budget 2GiB",
             ["--memory-budget 2GiB", "not built yet"],
@@ -49,8 +40,7 @@ fn flags() {
             "--device-memory 24GiB",
             ["--device-memory", "not built yet"],
         ),
-        ("--attention flash", ["--attention flash", "use eager"]),
-        ("--attention cudnn", ["--attention cudnn", "use eager"]),
+        ("--attention cudnn", ["--attention cudnn", "use flash"]),
         ("--trace", ["--trace", "not built yet"]),
         ("--resume latest", ["--resume", "--save-final"]),
         ("--save-every 5", ["--save-every", "--save-final"]),
@@ -82,7 +72,6 @@ fn a_device_that_this_binary_does_not_have() {
 #[test]
 fn keys() {
     for setting in [
-        "optim.state_dtype=8bit",
         "offload.optimizer=pinned",
         "memory.budget=1GiB",
         "log.trace=true",

@@ -4,13 +4,13 @@ use super::constant_rate;
 use candle_core::Device;
 use data::{MicroBatch, StepBatch};
 use memory::{DType, Memory};
-use model::{ModelConfig, Policy};
+use model::{Attention, ModelConfig, Policy};
 use optim::Hyperparameters;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use trainer::session::Session;
-use trainer::settings::Settings;
+use trainer::settings::{Settings, States};
 
 /// Tensors by Hugging Face name.
 pub type Tensors = BTreeMap<String, Vec<f32>>;
@@ -68,6 +68,7 @@ impl Golden {
             micro_batch: size("micro_batch"),
             accum: size("accum"),
             head_chunk: 40,
+            attention: Attention::Eager,
             optimizer: Hyperparameters {
                 beta1: number(&optimizer["betas"][0]),
                 beta2: number(&optimizer["betas"][1]),
@@ -75,7 +76,9 @@ impl Golden {
                 weight_decay: number(&optimizer["weight_decay"]),
                 clip_norm: number(&optimizer["clip_grad_norm"]),
             },
+            states: States::default(),
             schedule: constant_rate(number(&optimizer["lr"])),
+            seed: 0,
         }
     }
 

@@ -7,11 +7,11 @@ pub mod golden;
 use data::{MASKED, MicroBatch, StepBatch};
 use kernels::Target;
 use memory::{DType, Memory};
-use model::{ModelConfig, Policy};
+use model::{Attention, ModelConfig, Policy};
 use optim::{Hyperparameters, Schedule, ScheduleKind};
 use trainer::plan::Plan;
 use trainer::session::{Session, StepOutcome};
-use trainer::settings::Settings;
+use trainer::settings::{Settings, States};
 
 /// Recompute modes of every form.
 pub const MODES: [&str; 15] = [
@@ -34,6 +34,9 @@ pub const MODES: [&str; 15] = [
 
 /// Both compute types.
 pub const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+
+/// Both kinds of attention.
+pub const ATTENTIONS: [Attention; 2] = [Attention::Eager, Attention::Flash];
 
 /// A small model in which no two widths agree: grouped queries, heads that do not add up to the hidden width, odd
 /// sizes.
@@ -92,8 +95,11 @@ pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
         accum: 2,
         policy,
         head_chunk: 100,
+        attention: Attention::Eager,
         optimizer: hyperparameters(),
+        states: States::default(),
         schedule: constant_rate(3e-3),
+        seed: 0,
     }
 }
 
@@ -125,16 +131,29 @@ pub fn plan(settings: &Settings) -> Plan {
     Plan::new(settings, Target::Cpu).unwrap()
 }
 
-/// Runs `check` for every variant of the model, type and mode.
+/// Runs `check` for every variant of the model, type, kind of attention and mode.
 pub fn for_every_mode(check: impl Fn(&str, &Settings)) {
     for (variant, model) in variants(3) {
-        for dtype in DTYPES {
+        for (dtype, attention) in dtypes_and_attentions() {
             for mode in MODES {
-                let name = format!("{variant}, {dtype:?}, {mode}");
-                check(&name, &settings(model.clone(), dtype, mode));
+                let name = format!("{variant}, {dtype:?}, {attention:?}, {mode}");
+                let settings = settings(model.clone(), dtype, mode);
+                check(
+                    &name,
+                    &Settings {
+                        attention,
+                        ..settings
+                    },
+                );
             }
         }
     }
+}
+
+/// Every type with every kind of attention.
+pub fn dtypes_and_attentions() -> impl Iterator<Item = (DType, Attention)> {
+    let pairs = |dtype| ATTENTIONS.map(|attention| (dtype, attention));
+    DTYPES.into_iter().flat_map(pairs)
 }
 
 /// Checks a step's memory against the plan.

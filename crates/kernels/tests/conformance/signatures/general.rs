@@ -44,10 +44,13 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 float("out", &[2]),
                 argument("parts", DType::F64, &[NORM_PARTS]),
             ],
-            ins: vec![float("x", &[9]).free_dim(0)],
+            ins: vec![
+                float("x", &[9]).free_dim(0).free_type(),
+                float("loss", &[1]),
+            ],
             call: |kernels, outs, ins| {
                 let [out, parts] = outs else { unreachable!() };
-                kernels.norm_and_clip(out.reborrow(), parts.reborrow(), ins[0], Some(1.0))
+                kernels.norm_and_clip(out.reborrow(), parts.reborrow(), ins[0], ins[1], Some(1.0))
             },
         },
     ]

@@ -17,7 +17,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "bias_backward",
-            outs: vec![float("out", &[6])],
+            outs: vec![float("out", &[6]).free_type()],
             ins: vec![real("dy", &[4, 6]).free_dim(0).free_type()],
             call: |kernels, outs, ins| {
                 kernels.bias_backward(outs[0].reborrow(), ins[0], Init::Accumulate)
@@ -31,7 +31,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "embedding_backward",
-            outs: vec![float("dtable", &[9, 6]).free_dim(0)],
+            outs: vec![float("dtable", &[9, 6]).free_dim(0).free_type()],
             ins: vec![real("dout", &[4, 6]).free_type(), ids("ids")],
             call: |kernels, outs, ins| {
                 kernels.embedding_backward(outs[0].reborrow(), ins[0], ins[1], Init::Accumulate)
@@ -54,7 +54,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         },
         Signature {
             operation: "rms_norm_backward",
-            outs: vec![real("dx", &[4, 6]), float("dweight", &[6])],
+            outs: vec![real("dx", &[4, 6]), float("dweight", &[6]).free_type()],
             ins: vec![
                 real("dy", &[4, 6]),
                 real("x", &[4, 6]),

@@ -2,6 +2,7 @@
 
 mod adamw;
 mod attention;
+mod flash_attention;
 mod general;
 mod layers;
 
@@ -85,6 +86,7 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     let mut signatures = general::signatures(dtype);
     signatures.extend(layers::signatures(dtype));
     signatures.extend(attention::signatures(dtype, device));
-    signatures.push(adamw::signature(dtype));
+    signatures.extend(flash_attention::signatures(dtype, device));
+    signatures.extend(adamw::signatures(dtype));
     signatures
 }

@@ -53,6 +53,7 @@ fn full() -> Config {
             device: Some(Device::Cuda { index: 1 }),
             dtype: Some(Dtype::Bf16),
             threads: Some(3),
+            max_skipped: 5,
         },
         optim: OptimConfig {
             state_dtype: StateDtype::EightBit,

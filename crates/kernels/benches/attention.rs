@@ -1,0 +1,171 @@
+//! Attention with and without stored probabilities, forward and backward: milliseconds at the fastest.
+//!
+//! `cargo bench -p kernels --bench attention [-- BATCH [KV_HEADS [HEAD_DIM]]]`: by default one sequence, and 8
+//! key-value heads of 64 for the 8 query heads. f32, on as many threads as `RAYON_NUM_THREADS` says.
+//! `benches/peers/sdpa.py` does the same in PyTorch.
+
+use kernels::attention::Pass;
+use kernels::cpu::Cpu;
+use kernels::{AttentionShape, FlashOptions, Kernels, Target, attention, flash};
+use memory::{Buffer, Category, DType, Memory};
+use std::time::Instant;
+
+const SEQUENCES: [usize; 4] = [256, 512, 1024, 2048];
+
+fn main() {
+    // cargo adds `--bench` to the arguments.
+    let mut numbers = std::env::args().filter_map(|argument| argument.parse().ok());
+    let [batch, kv_heads, head_dim] = [1, 8, 64].map(|usual| numbers.next().unwrap_or(usual));
+    println!(
+        "{batch} x seq, 8 heads of {head_dim} on {kv_heads}, f32, {} threads; ms, the fastest of several",
+        rayon::current_num_threads()
+    );
+    println!(
+        "| seq | eager forward | flash forward | ratio | eager backward | flash backward | ratio | both, ratio |"
+    );
+    println!("|---:|---:|---:|---:|---:|---:|---:|---:|");
+    for seq in SEQUENCES {
+        let mut bench = Bench::new(AttentionShape {
+            batch,
+            seq,
+            heads: 8,
+            kv_heads,
+            head_dim,
+        });
+        let [eager, flash] = bench.fastest();
+        let ratios = [0, 1].map(|pass| eager[pass] / flash[pass]);
+        let both = (eager[0] + eager[1]) / (flash[0] + flash[1]);
+        println!(
+            "| {seq} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {both:.2} |",
+            eager[0], flash[0], ratios[0], eager[1], flash[1], ratios[1]
+        );
+    }
+}
+
+/// Everything that both ways read and write.
+struct Bench {
+    kernels: Cpu,
+    shape: AttentionShape,
+    /// q, k, v, dout.
+    inputs: [Buffer; 4],
+    /// dq, dk, dv.
+    gradients: [Buffer; 3],
+    out: Buffer,
+    probs: Buffer,
+    lse: Buffer,
+    /// Of the eager passes, then of the others.
+    scratch: [Buffer; 4],
+}
+
+impl Bench {
+    fn new(shape: AttentionShape) -> Bench {
+        let memory = Memory::host();
+        let room = |dims: &[usize]| {
+            let dims = memory::Dims::try_from(dims).expect("few dimensions");
+            memory
+                .lease(Category::Temporary, "bench", dims, DType::F32)
+                .expect("there is no limit")
+        };
+        let tensor = |heads| room(&[shape.batch * shape.seq, heads * shape.head_dim]);
+        let (like_q, like_k) = (|| tensor(shape.heads), || tensor(shape.kv_heads));
+        let eager = [Pass::Forward { probs_kept: true }, Pass::Backward]
+            .map(|pass| attention::scratch_elements(Target::Cpu, shape, DType::F32, pass));
+        let flash = [flash::Pass::Forward, flash::Pass::Backward]
+            .map(|pass| flash::scratch_elements(Target::Cpu, shape, DType::F32, pass));
+        let mut inputs = [like_q(), like_k(), like_k(), like_q()];
+        for (seed, input) in (0..).zip(&mut inputs) {
+            fill(input.view_mut().slice_mut(), seed);
+        }
+        Bench {
+            kernels: Cpu::new(&memory, DType::F32).expect("f32 needs no workspace"),
+            shape,
+            inputs,
+            gradients: [like_q(), like_k(), like_k()],
+            out: like_q(),
+            probs: room(&shape.probs()),
+            lse: room(&[shape.batch, shape.heads, shape.seq]),
+            scratch: [eager[0], eager[1], flash[0], flash[1]].map(|elements| room(&[elements])),
+        }
+    }
+
+    /// Milliseconds of forward and backward, eager and flash, taken in turn.
+    fn fastest(&mut self) -> [[f64; 2]; 2] {
+        let mut fastest = [[f64::INFINITY; 2]; 2];
+        let rounds = (16 * 1024 / self.shape.seq / self.shape.batch).max(5);
+        for _ in 0..rounds {
+            let passes: [[fn(&mut Bench); 2]; 2] = [
+                [Bench::eager_forward, Bench::eager_backward],
+                [Bench::flash_forward, Bench::flash_backward],
+            ];
+            for (fastest, passes) in fastest.iter_mut().zip(passes) {
+                for (fastest, pass) in fastest.iter_mut().zip(passes) {
+                    let start = Instant::now();
+                    pass(self);
+                    *fastest = fastest.min(start.elapsed().as_secs_f64() * 1e3);
+                }
+            }
+        }
+        fastest
+    }
+
+    fn eager_forward(&mut self) {
+        let [q, k, v, _] = self.inputs.each_ref().map(|input| input.view());
+        let (out, probs) = (self.out.view_mut(), self.probs.view_mut());
+        let scratch = self.scratch[0].view_mut();
+        let called = self
+            .kernels
+            .attention(Some(out), Some(probs), scratch, q, k, v, self.shape);
+        called.expect("the tensors fit");
+    }
+
+    fn eager_backward(&mut self) {
+        let [q, k, v, dout] = self.inputs.each_ref().map(|input| input.view());
+        let [dq, dk, dv] = self
+            .gradients
+            .each_mut()
+            .map(|gradient| gradient.view_mut());
+        let (probs, scratch) = (self.probs.view(), self.scratch[1].view_mut());
+        let called = self
+            .kernels
+            .attention_backward(dq, dk, dv, scratch, dout, probs, q, k, v, self.shape);
+        called.expect("the tensors fit");
+    }
+
+    fn flash_forward(&mut self) {
+        let [q, k, v, _] = self.inputs.each_ref().map(|input| input.view());
+        let (out, lse) = (self.out.view_mut(), self.lse.view_mut());
+        let (scratch, options) = (self.scratch[2].view_mut(), FlashOptions::default());
+        let called = self.kernels.flash_attention(
+            Some(out),
+            Some(lse),
+            scratch,
+            q,
+            k,
+            v,
+            self.shape,
+            options,
+        );
+        called.expect("the tensors fit");
+    }
+
+    fn flash_backward(&mut self) {
+        let [q, k, v, dout] = self.inputs.each_ref().map(|input| input.view());
+        let [dq, dk, dv] = self
+            .gradients
+            .each_mut()
+            .map(|gradient| gradient.view_mut());
+        let (out, lse) = (self.out.view(), self.lse.view());
+        let (scratch, options) = (self.scratch[3].view_mut(), FlashOptions::default());
+        let called = self.kernels.flash_attention_backward(
+            dq, dk, dv, scratch, dout, out, lse, q, k, v, self.shape, options,
+        );
+        called.expect("the tensors fit");
+    }
+}
+
+/// Numbers between -1 and 1.
+fn fill(values: &mut [f32], seed: u64) {
+    for (index, value) in (0..).zip(values) {
+        *value = kernels::random::random_u32(seed, index) as f32 / (1u32 << 31) as f32 - 1.0;
+    }
+}

@@ -1,0 +1,318 @@
+//! The backward pass: probabilities made again from q, k and the statistics (Dao et al. 2022).
+//!
+//! One task is one key-value head of one sequence. It walks blocks of keys, within each its query heads, and their
+//! blocks of queries: sums into dk and dv stay in a block of scratch, and those into dq get their terms in the order
+//! of the keys.
+
+use super::{Block, Inputs, drop_elements, for_each_item, transpose};
+use crate::AttentionShape;
+use crate::cpu::Shared;
+use crate::cpu::attention::{Pieces, Task, panel};
+use crate::cpu::gemm::{Matrix, product};
+use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
+use crate::flash::{CPU_KEYS, CPU_QUERIES, FlashOptions, Pass, cpu_block, cpu_slots};
+use gemm::Parallelism;
+use memory::{In, Out};
+
+pub(in crate::cpu) fn flash_attention_backward<T: Real>(
+    (dq, dk, dv): (Out, Out, Out),
+    scratch: &mut [f32],
+    (dout, out, lse): (In, In, In),
+    qkv: (In, In, In),
+    shape: AttentionShape,
+    options: FlashOptions,
+) {
+    let [dq, dk, dv] = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
+    let operands = Operands {
+        inputs: Inputs::new(qkv, shape, options),
+        dout: dout.slice::<T>(),
+        out: out.slice::<T>(),
+        lse: lse.slice(),
+        dq,
+    };
+    let heads = shape.batch * shape.kv_heads;
+    let slots = cpu_slots(shape, Pass::Backward);
+    for_each_item(heads, slots, scratch, |item, scratch| {
+        let task = operands.inputs.task(item);
+        let mut room = Room::new::<T>(shape, scratch);
+        row_sums(&operands, task, &mut room);
+        for key in (0..shape.seq).step_by(CPU_KEYS) {
+            let keys = CPU_KEYS.min(shape.seq - key);
+            key_block(&operands, task, (key, keys), &mut room);
+            let at = task.kv_offset() + key * task.kv_width();
+            // SAFETY: these rows and columns of dk and dv belong to this task.
+            unsafe {
+                store(dk.at(at), task, keys, room.dk);
+                store(dv.at(at), task, keys, room.dv);
+            }
+        }
+        if T::WIDEN {
+            store_dq(&operands, task, &room);
+        }
+    });
+}
+
+/// What the pass reads, and the gradient whose sums need no scratch in f32.
+struct Operands<'a, T> {
+    inputs: Inputs<'a, T>,
+    dout: &'a [T],
+    out: &'a [T],
+    lse: &'a [f32],
+    dq: Shared<T>,
+}
+
+/// A task's scratch.
+struct Room<'a> {
+    /// Probabilities, `[queries, keys]`.
+    probs: &'a mut [f32],
+    /// Their gradients, then those of the scores.
+    dscores: &'a mut [f32],
+    /// Sums of a block of keys, `[keys, d]`.
+    dk: &'a mut [f32],
+    dv: &'a mut [f32],
+    /// Sums of `dout * out` of every query, `[group, seq]`.
+    row_sums: &'a mut [f32],
+    /// Sums of dq, `[group, seq, d]`, where the tensor cannot hold them.
+    dq: &'a mut [f32],
+    q_copy: &'a mut [f32],
+    dout_copy: &'a mut [f32],
+    k_copy: &'a mut [f32],
+    /// Keys and values of a block transposed, `[d, keys]`.
+    k_transposed: &'a mut [f32],
+    v_transposed: &'a mut [f32],
+}
+
+impl<'a> Room<'a> {
+    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> Room<'a> {
+        let (queries, keys) = cpu_block(shape);
+        let (dim, rows) = (shape.head_dim, shape.group() * shape.seq);
+        let mut pieces = Pieces(scratch);
+        Room {
+            probs: pieces.take(keys * queries),
+            dscores: pieces.take(keys * queries),
+            dk: pieces.take(keys * dim),
+            dv: pieces.take(keys * dim),
+            row_sums: pieces.take(rows),
+            dq: pieces.take_if(T::WIDEN, rows * dim),
+            q_copy: pieces.take_if(T::WIDEN, queries * dim),
+            dout_copy: pieces.take_if(T::WIDEN, queries * dim),
+            k_copy: pieces.take_if(T::WIDEN, keys * dim),
+            k_transposed: pieces.take(keys * dim),
+            v_transposed: pieces.take(keys * dim),
+        }
+    }
+}
+
+/// The sums of `dout * out` over each row: of the probabilities times their gradients, dropped or not.
+fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
+    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+    for (head, sums) in task.heads().zip(room.row_sums.chunks_exact_mut(seq)) {
+        let at = task.q_offset(head, 0);
+        row_dots::<T>(
+            sums,
+            &operands.dout[at..],
+            &operands.out[at..],
+            task.q_width(),
+            dim,
+        );
+    }
+}
+
+/// What all queries that see a block of keys add to its dk and dv, and the keys to the queries' dq.
+fn key_block<T: Real>(operands: &Operands<T>, task: Task, keys: (usize, usize), room: &mut Room) {
+    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+    let (first, end) = (keys.0, keys.0 + keys.1);
+    let at = task.kv_offset() + first * task.kv_width();
+    let (k, v) = (
+        operands.inputs.k[at..].as_ptr(),
+        operands.inputs.v[at..].as_ptr(),
+    );
+    let (width, sizes, stride) = (task.kv_width(), (keys.1, dim), keys.1);
+    // SAFETY: the block's rows of k and v lie in the tensors.
+    let kv = unsafe {
+        KeyBlock {
+            first,
+            k: panel(k, width, sizes, room.k_copy),
+            k_transposed: transpose(k, width, sizes, room.k_transposed, stride),
+            v_transposed: transpose(v, width, sizes, room.v_transposed, stride),
+        }
+    };
+    room.dk.fill(0.0);
+    room.dv.fill(0.0);
+    // The block of the first key's own query is the first that sees any of these keys.
+    let first_queries = first / CPU_QUERIES * CPU_QUERIES;
+    for head in task.heads() {
+        for query in (first_queries..seq).step_by(CPU_QUERIES) {
+            let queries = (query, CPU_QUERIES.min(seq - query));
+            let block = Block {
+                task,
+                head,
+                queries,
+                keys,
+            };
+            let seen = operands.inputs.first_key(block).max(first);
+            if seen < end {
+                let keys = (seen, end.min(query + queries.1) - seen);
+                block_pair(operands, Block { keys, ..block }, &kv, room);
+            }
+        }
+    }
+}
+
+/// Keys and values of a block, as the products need them.
+struct KeyBlock {
+    first: usize,
+    k: Matrix,
+    k_transposed: Matrix,
+    v_transposed: Matrix,
+}
+
+impl KeyBlock {
+    /// Keys, and both transposed, from a key on.
+    fn from(&self, key: usize) -> [Matrix; 3] {
+        let skip = |matrix: Matrix, stride: isize| Matrix {
+            pointer: matrix
+                .pointer
+                .wrapping_offset((key - self.first) as isize * stride),
+            ..matrix
+        };
+        [
+            skip(self.k, self.k.row_stride),
+            skip(self.k_transposed, 1),
+            skip(self.v_transposed, 1),
+        ]
+    }
+}
+
+/// One block of scores: its part of dq, dk and dv.
+fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room: &mut Room) {
+    let (task, dim) = (block.task, block.task.shape.head_dim);
+    let ((query, queries), (key, keys)) = (block.queries, block.keys);
+    let (scale, width) = (task.shape.scale(), task.q_width());
+    let [k, k_transposed, v_transposed] = kv.from(key);
+    let at = task.q_offset(block.head, query);
+    let (probs, dscores) = (room.probs.as_mut_ptr(), room.dscores.as_mut_ptr());
+    let none = Parallelism::None;
+    // SAFETY: the block's rows lie in the tensors; scores and their gradients have room for it.
+    let (q, dout) = unsafe {
+        let (q, dout) = (&operands.inputs.q[at..], &operands.dout[at..]);
+        let q = panel(q.as_ptr(), width, (queries, dim), room.q_copy);
+        let dout = panel(dout.as_ptr(), width, (queries, dim), room.dout_copy);
+        let sizes = (queries, keys, dim);
+        product(sizes, probs, keys, false, q, k_transposed, scale, none);
+        product(sizes, dscores, keys, false, dout, v_transposed, 1.0, none);
+        (q, dout)
+    };
+    differentiate(operands, block, room);
+    let [probs, dscores] = [probs, dscores].map(|block| Matrix::rows(block, keys));
+    let row = key - kv.first;
+    let [dk, dv] = [&mut *room.dk, &mut *room.dv].map(|sums| sums[row * dim..].as_mut_ptr());
+    let (dq, dq_stride) = dq_rows(operands, block, room);
+    // The first keys that any of the queries sees are the first to add to their dq.
+    let accumulate = operands.inputs.first_key(block) != key;
+    // SAFETY: the block's keys lie within the sums, and its rows and columns of dq belong to this task.
+    unsafe {
+        let sizes = (keys, dim, queries);
+        product(sizes, dv, dim, true, probs.t(), dout, 1.0, none);
+        product(sizes, dk, dim, true, dscores.t(), q, scale, none);
+        let sizes = (queries, dim, keys);
+        product(sizes, dq, dq_stride, accumulate, dscores, k, scale, none);
+    }
+}
+
+/// Where the sums of dq of a block's queries are, and the distance between them.
+fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> (*mut f32, usize) {
+    let (task, query) = (block.task, block.queries.0);
+    if T::WIDEN {
+        let row = (block.head - task.heads().start) * task.shape.seq + query;
+        let dim = task.shape.head_dim;
+        (room.dq[row * dim..].as_mut_ptr(), dim)
+    } else {
+        let at = task.q_offset(block.head, query);
+        (operands.dq.at(at).cast(), task.q_width())
+    }
+}
+
+/// Scores become probabilities, and the gradients of these those of the scores before scaling; then what forward
+/// dropped of the probabilities is dropped.
+fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) {
+    let ((query, queries), (key, keys)) = (block.queries, block.keys);
+    let inputs = &operands.inputs;
+    let first_keys = inputs.first_keys(block);
+    let lse = &operands.lse[block.statistics_offset()..];
+    let group_head = block.head - block.task.heads().start;
+    let dots = &room.row_sums[group_head * inputs.shape.seq + query..];
+    let rows = room
+        .probs
+        .chunks_exact_mut(keys)
+        .zip(room.dscores.chunks_exact_mut(keys));
+    for (row, (probs, dprobs)) in rows.take(queries).enumerate() {
+        let first = first_keys.map_or(0, |first_keys| {
+            usize::try_from(first_keys[row]).unwrap_or(0)
+        });
+        let end = (query + row + 1).saturating_sub(key).min(keys);
+        let seen = first.saturating_sub(key).min(end)..end;
+        for row in [&mut *probs, &mut *dprobs] {
+            row[..seen.start].fill(0.0);
+            row[seen.end..].fill(0.0);
+        }
+        let element = inputs.element(block, query + row, key + seen.start);
+        let (probs, dprobs) = (&mut probs[seen.clone()], &mut dprobs[seen]);
+        if let Some(dropout) = inputs.dropout {
+            drop_elements(dprobs, element, 1, dropout);
+        }
+        softmax_backward(probs, dprobs, lse[row], dots[row]);
+        if let Some(dropout) = inputs.dropout {
+            drop_elements(probs, element, 1, dropout);
+        }
+    }
+}
+
+/// Rounds a block's sums of dk or dv into the tensor.
+///
+/// # Safety
+/// `tensor` must start `rows` live rows of the task's columns that only the task touches.
+unsafe fn store<T: Real>(tensor: *mut T, task: Task, rows: usize, sums: &[f32]) {
+    let dim = task.shape.head_dim;
+    for (row, sums) in sums.chunks_exact(dim).take(rows).enumerate() {
+        let row = tensor.wrapping_add(row * task.kv_width());
+        // SAFETY: the caller's promise.
+        narrow_row(unsafe { std::slice::from_raw_parts_mut(row, dim) }, sums);
+    }
+}
+
+/// Rounds the sums of dq into the tensor.
+fn store_dq<T: Real>(operands: &Operands<T>, task: Task, room: &Room) {
+    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+    for (head, sums) in task.heads().zip(room.dq.chunks_exact(seq * dim)) {
+        for (query, sums) in sums.chunks_exact(dim).enumerate() {
+            let row = operands.dq.at(task.q_offset(head, query));
+            // SAFETY: this row and these columns of dq belong to this task.
+            narrow_row(unsafe { std::slice::from_raw_parts_mut(row, dim) }, sums);
+        }
+    }
+}
+
+vectorized! {
+    fn narrow_row<T: Real>(out: &mut [T], sums: &[f32]) {
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = T::narrow(*sum);
+        }
+    }
+
+    /// Dot products of the first `dim` elements of rows that lie `stride` apart.
+    fn row_dots<T: Real>(dots: &mut [f32], a: &[T], b: &[T], stride: usize, dim: usize) {
+        for (row, dot) in dots.iter_mut().enumerate() {
+            let row = row * stride..row * stride + dim;
+            *dot = lane_sum([&a[row.clone()], &b[row]], |[a, b]| a * b);
+        }
+    }
+
+    /// `probs` holds scores of a query and becomes p = e^(score - lse); `dprobs` becomes p (dp - dot).
+    fn softmax_backward(probs: &mut [f32], dprobs: &mut [f32], lse: f32, dot: f32) {
+        for (p, dp) in probs.iter_mut().zip(dprobs) {
+            *p = exp(*p - lse);
+            *dp = *p * (*dp - dot);
+        }
+    }
+}

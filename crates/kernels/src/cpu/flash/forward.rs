@@ -1,0 +1,295 @@
+//! The forward pass: online softmax over blocks of keys (Milakov and Gimelshein 2018; Dao et al. 2022).
+
+use super::{Block, Inputs, drop_elements, for_each_item, transpose};
+use crate::AttentionShape;
+use crate::cpu::Shared;
+use crate::cpu::attention::{Pieces, panel};
+use crate::cpu::gemm::{Matrix, product};
+use crate::cpu::simd::{LANES, Real, exp, vectorized};
+use crate::flash::{CPU_KEYS, CPU_QUERIES, FlashOptions, Pass, cpu_block, cpu_slots};
+use gemm::Parallelism;
+use memory::{In, Out};
+
+pub(in crate::cpu) fn flash_attention<T: Real>(
+    out: Option<Out>,
+    lse: Option<Out>,
+    scratch: &mut [f32],
+    qkv: (In, In, In),
+    shape: AttentionShape,
+    options: FlashOptions,
+) {
+    let out = out.map(|out| Shared(out.pointer().cast::<T>()));
+    let lse = lse.map(|lse| Shared(lse.pointer().cast::<f32>()));
+    let inputs = Inputs::<T>::new(qkv, shape, options);
+    let heads = shape.batch * shape.kv_heads;
+    let blocks = shape.seq.div_ceil(CPU_QUERIES);
+    let slots = cpu_slots(shape, Pass::Forward);
+    for_each_item(heads * blocks, slots, scratch, |item, scratch| {
+        let task = inputs.task(item % heads);
+        // The last queries see the most keys: they go first, so that no thread is left with them at the end.
+        let first = (blocks - 1 - item / heads) * CPU_QUERIES;
+        let queries = CPU_QUERIES.min(shape.seq - first);
+        let mut room = Room::new::<T>(shape, scratch);
+        for head in task.heads() {
+            let block = Block {
+                task,
+                head,
+                queries: (first, queries),
+                keys: (0, first + queries),
+            };
+            attend(&inputs, block, out, &mut room);
+            if let Some(lse) = lse {
+                // SAFETY: the statistics of these queries of this head belong to this task.
+                unsafe { room.store_lse(lse.at(block.statistics_offset()), queries) };
+            }
+        }
+    });
+}
+
+/// A task's scratch: a block of scores, what its queries have gathered so far, and widened copies.
+struct Room<'a> {
+    /// `[keys, queries]`.
+    scores: &'a mut [f32],
+    /// `[queries, d]`: values weighted by e^(score - largest).
+    sums: &'a mut [f32],
+    largest: &'a mut [f32],
+    /// Sum of the weights.
+    total: &'a mut [f32],
+    /// What the sums must be multiplied by since `largest` grew.
+    rescale: &'a mut [f32],
+    /// The queries transposed, `[d, queries]`.
+    q: &'a mut [f32],
+    k_copy: &'a mut [f32],
+    v_copy: &'a mut [f32],
+}
+
+impl<'a> Room<'a> {
+    fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> Room<'a> {
+        let (queries, keys) = cpu_block(shape);
+        let mut pieces = Pieces(scratch);
+        Room {
+            scores: pieces.take(keys * queries),
+            sums: pieces.take(queries * shape.head_dim),
+            largest: pieces.take(queries),
+            total: pieces.take(queries),
+            rescale: pieces.take(queries),
+            q: pieces.take(queries * shape.head_dim),
+            k_copy: pieces.take_if(T::WIDEN, keys * shape.head_dim),
+            v_copy: pieces.take_if(T::WIDEN, keys * shape.head_dim),
+        }
+    }
+
+    /// Logarithms of the sums of e^score.
+    ///
+    /// # Safety
+    /// `lse` must start `queries` live elements that only this task touches.
+    unsafe fn store_lse(&self, lse: *mut f32, queries: usize) {
+        // SAFETY: the caller's promise.
+        let lse = unsafe { std::slice::from_raw_parts_mut(lse, queries) };
+        for ((lse, largest), total) in lse.iter_mut().zip(&*self.largest).zip(&*self.total) {
+            *lse = largest + total.ln();
+        }
+    }
+
+    /// The weighted means of the values, rounded into the output.
+    ///
+    /// # Safety
+    /// `out` must start `queries` live rows, `stride` apart, whose first `dim` elements only this task touches.
+    unsafe fn store_out<T: Real>(&self, out: *mut T, stride: usize, queries: usize, dim: usize) {
+        let rows = self.sums.chunks_exact(dim).zip(&*self.total);
+        for (row, (sums, total)) in rows.take(queries).enumerate() {
+            // SAFETY: the caller's promise.
+            let out =
+                unsafe { std::slice::from_raw_parts_mut(out.wrapping_add(row * stride), dim) };
+            let factor = 1.0 / total;
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = T::narrow(sum * factor);
+            }
+        }
+    }
+}
+
+/// Gathers what a block of queries sees, key block after key block, and stores the output if it is wanted.
+fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, room: &mut Room) {
+    let (task, dim) = (block.task, block.task.shape.head_dim);
+    let (first_query, queries) = block.queries;
+    let at = task.q_offset(block.head, first_query);
+    // Zeros where there are fewer queries than columns.
+    room.q.fill(0.0);
+    let (source, columns) = (inputs.q[at..].as_ptr(), room.largest.len());
+    // SAFETY: the block's rows of q lie in the tensor.
+    let q = unsafe { transpose(source, task.q_width(), (queries, dim), room.q, columns) };
+    room.largest.fill(f32::NEG_INFINITY);
+    room.total.fill(0.0);
+    let (first_key, end) = (inputs.first_key(block), first_query + queries);
+    for key in (first_key..end).step_by(CPU_KEYS) {
+        let block = Block {
+            keys: (key, CPU_KEYS.min(end - key)),
+            ..block
+        };
+        weigh(inputs, block, q, room);
+        if out.is_some() {
+            drop_weights(inputs, block, room);
+            add_values(inputs, block, key == first_key, room);
+        }
+    }
+    if let Some(out) = out {
+        // SAFETY: these rows and columns of the output belong to this task.
+        unsafe { room.store_out(out.at(at), task.q_width(), queries, dim) };
+    }
+}
+
+/// The block's scores, and their weights in their place; brings the statistics up to date.
+fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) {
+    let (task, dim) = (block.task, block.task.shape.head_dim);
+    let ((key, keys), columns) = (block.keys, room.largest.len());
+    let at = task.kv_offset() + key * task.kv_width();
+    // SAFETY: the block's rows of k lie in the tensor, and the scores have room for `keys` rows of queries.
+    unsafe {
+        let k = panel(
+            inputs.k[at..].as_ptr(),
+            task.kv_width(),
+            (keys, dim),
+            room.k_copy,
+        );
+        product(
+            (keys, columns, dim),
+            room.scores.as_mut_ptr(),
+            columns,
+            false,
+            k,
+            q,
+            task.shape.scale(),
+            Parallelism::None,
+        );
+    }
+    hide(inputs, block, room);
+    online_softmax(
+        &mut room.scores[..keys * columns],
+        columns,
+        room.largest,
+        room.total,
+        room.rescale,
+    );
+}
+
+/// Sets the scores of keys that a query does not see to negative infinity.
+fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
+    let ((query, queries), (key, keys)) = (block.queries, block.keys);
+    let rows = room.scores.chunks_exact_mut(room.largest.len());
+    for (key, scores) in (key..key + keys).zip(rows) {
+        let earlier = key.saturating_sub(query).min(queries);
+        scores[..earlier].fill(f32::NEG_INFINITY);
+        if let Some(first_keys) = inputs.first_keys(block) {
+            hide_later_documents(scores, key as i32, first_keys);
+        }
+    }
+}
+
+/// Drops weights, which are counted in the totals by now.
+fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
+    let ((query, queries), (key, keys)) = (block.queries, block.keys);
+    let rows = room.scores.chunks_exact_mut(room.largest.len());
+    if let Some(dropout) = inputs.dropout {
+        for (key, weights) in (key..key + keys).zip(rows) {
+            let (first, step) = (inputs.element(block, query, key), inputs.shape.seq as u64);
+            drop_elements(&mut weights[..queries], first, step, dropout);
+        }
+    }
+}
+
+/// Adds the block's weighted values to the sums.
+fn add_values<T: Real>(inputs: &Inputs<T>, block: Block, first: bool, room: &mut Room) {
+    let (task, dim) = (block.task, block.task.shape.head_dim);
+    let (key, keys) = block.keys;
+    if !first {
+        rescale_rows(room.sums, room.rescale, dim);
+    }
+    let weights = Matrix::rows(room.scores.as_ptr(), room.largest.len());
+    let at = task.kv_offset() + key * task.kv_width();
+    // SAFETY: the block's rows of v lie in the tensor, and the sums have room for its queries.
+    unsafe {
+        let v = panel(
+            inputs.v[at..].as_ptr(),
+            task.kv_width(),
+            (keys, dim),
+            room.v_copy,
+        );
+        product(
+            (block.queries.1, dim, keys),
+            room.sums.as_mut_ptr(),
+            dim,
+            !first,
+            weights.t(),
+            v,
+            1.0,
+            Parallelism::None,
+        );
+    }
+}
+
+/// e^(score - largest), exactly 0 for a hidden score.
+#[inline(always)]
+fn weight(score: f32, largest: f32) -> f32 {
+    if score == f32::NEG_INFINITY {
+        0.0
+    } else {
+        exp(score - largest)
+    }
+}
+
+/// A vector of a row, as an array so that loops over lanes have no bounds checks.
+#[inline(always)]
+fn lanes(row: &mut [f32], start: usize) -> &mut [f32; LANES] {
+    let lanes = row[start..].first_chunk_mut();
+    lanes.expect("rows are whole vectors")
+}
+
+vectorized! {
+    /// Scores `[keys, stride]` become e^(score - largest), where `largest` takes them into account; so does `total`.
+    fn online_softmax(
+        scores: &mut [f32],
+        stride: usize,
+        largest: &mut [f32],
+        total: &mut [f32],
+        rescale: &mut [f32],
+    ) {
+        for start in (0..stride).step_by(LANES) {
+            let before = *lanes(largest, start);
+            let mut after = before;
+            for row in scores.chunks_exact_mut(stride) {
+                let scores = lanes(row, start);
+                for lane in 0..LANES {
+                    after[lane] = if scores[lane] > after[lane] { scores[lane] } else { after[lane] };
+                }
+            }
+            let mut sums = [0.0; LANES];
+            for row in scores.chunks_exact_mut(stride) {
+                let scores = lanes(row, start);
+                for lane in 0..LANES {
+                    scores[lane] = weight(scores[lane], after[lane]);
+                    sums[lane] += scores[lane];
+                }
+            }
+            let (total, rescale) = (lanes(total, start), lanes(rescale, start));
+            for lane in 0..LANES {
+                rescale[lane] = weight(before[lane], after[lane]);
+                total[lane] = total[lane] * rescale[lane] + sums[lane];
+            }
+            *lanes(largest, start) = after;
+        }
+    }
+
+    /// Scores of one key, by queries that see keys from their document's first on.
+    fn hide_later_documents(scores: &mut [f32], key: i32, first_keys: &[i32]) {
+        for (score, first) in scores.iter_mut().zip(first_keys) {
+            *score = if key < *first { f32::NEG_INFINITY } else { *score };
+        }
+    }
+
+    fn rescale_rows(sums: &mut [f32], rescale: &[f32], dim: usize) {
+        for (sums, factor) in sums.chunks_exact_mut(dim).zip(rescale) {
+            sums.iter_mut().for_each(|sum| *sum *= factor);
+        }
+    }
+}

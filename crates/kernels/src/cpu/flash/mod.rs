@@ -1,0 +1,157 @@
+//! Causal attention that never stores the scores, in blocks of queries by blocks of keys.
+//!
+//! The GEMM library reads the left operand of a product anywhere, and the right one best row by row; else it copies.
+//! So the one operand that a product needs transposed is what stays while blocks go by: the forward pass walks over
+//! keys with the transposed queries, and its scores are `[keys, queries]`; the backward pass walks over queries with
+//! transposed keys and values, and its scores are `[queries, keys]`.
+//!
+//! What a task computes depends on its place in the tensors alone, never on the thread or the piece of scratch.
+
+mod backward;
+mod forward;
+
+pub(super) use backward::flash_attention_backward;
+pub(super) use forward::flash_attention;
+
+use super::Shared;
+use super::attention::Task;
+use super::gemm::Matrix;
+use super::simd::{Real, vectorized};
+use crate::AttentionShape;
+use crate::flash::{Dropout, FlashOptions};
+use crate::random::random_u32;
+use memory::In;
+use rayon::prelude::*;
+
+/// What both passes read.
+#[derive(Clone, Copy)]
+struct Inputs<'a, T> {
+    shape: AttentionShape,
+    q: &'a [T],
+    k: &'a [T],
+    v: &'a [T],
+    documents: Option<&'a [i32]>,
+    dropout: Option<Dropout>,
+}
+
+impl<'a, T: Real> Inputs<'a, T> {
+    fn new(
+        (q, k, v): (In<'a>, In<'a>, In<'a>),
+        shape: AttentionShape,
+        options: FlashOptions<'a>,
+    ) -> Self {
+        Inputs {
+            shape,
+            q: q.slice(),
+            k: k.slice(),
+            v: v.slice(),
+            documents: options.documents.map(|documents| documents.slice()),
+            dropout: options.dropout.filter(|dropout| dropout.probability > 0.0),
+        }
+    }
+
+    /// The `index`-th key-value head, counted over all sequences.
+    fn task(&self, index: usize) -> Task {
+        Task {
+            shape: self.shape,
+            sequence: index / self.shape.kv_heads,
+            kv_head: index % self.shape.kv_heads,
+        }
+    }
+
+    /// For each query of a block the first key of its document, if there are documents.
+    fn first_keys(&self, block: Block) -> Option<&'a [i32]> {
+        let (query, queries) = block.queries;
+        let row = block.task.sequence * self.shape.seq + query;
+        self.documents
+            .map(|documents| &documents[row..row + queries])
+    }
+
+    /// The first key that any query of a block sees.
+    fn first_key(&self, block: Block) -> usize {
+        let first_keys = self.first_keys(block);
+        let first = first_keys.and_then(|keys| keys.iter().copied().min());
+        usize::try_from(first.unwrap_or(0)).map_or(0, |first| first.min(block.queries.0))
+    }
+
+    /// The index of an element of the probabilities `[b, heads, s, s]`, by which it is dropped.
+    fn element(&self, block: Block, query: usize, key: usize) -> u64 {
+        let seq = self.shape.seq as u64;
+        let row = block.task.sequence * self.shape.heads + block.head;
+        (row as u64 * seq + query as u64) * seq + key as u64
+    }
+}
+
+/// Where a block of scores is: its query head, and its queries and keys by the first and their number.
+#[derive(Clone, Copy)]
+struct Block {
+    task: Task,
+    head: usize,
+    queries: (usize, usize),
+    keys: (usize, usize),
+}
+
+impl Block {
+    /// Offset of the first query's element in a `[b, heads, s]` tensor.
+    fn statistics_offset(&self) -> usize {
+        let AttentionShape { heads, seq, .. } = self.task.shape;
+        (self.task.sequence * heads + self.head) * seq + self.queries.0
+    }
+}
+
+/// Runs every item with a piece of the scratch: item `i` with piece `i` modulo the number of pieces.
+fn for_each_item(
+    items: usize,
+    slots: usize,
+    scratch: &mut [f32],
+    run: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    let each = scratch.len() / slots.max(1);
+    let scratch = Shared(scratch.as_mut_ptr());
+    (0..slots).into_par_iter().with_max_len(1).for_each(|slot| {
+        // SAFETY: this task alone has the piece `slot`.
+        let scratch = unsafe { std::slice::from_raw_parts_mut(scratch.at(slot * each), each) };
+        (slot..items)
+            .step_by(slots)
+            .for_each(|item| run(item, scratch));
+    });
+}
+
+/// The transpose of `rows` rows of `columns`, as f32 rows that lie `stride` apart.
+///
+/// # Safety
+/// The rows must lie in a live tensor that nobody writes.
+unsafe fn transpose<T: Real>(
+    source: *const T,
+    source_stride: usize,
+    (rows, columns): (usize, usize),
+    copy: &mut [f32],
+    stride: usize,
+) -> Matrix {
+    // In tiles, so that every cache line is read while it is there.
+    const TILE: usize = 16;
+    for first_column in (0..columns).step_by(TILE) {
+        for first_row in (0..rows).step_by(TILE) {
+            let rows = first_row..(first_row + TILE).min(rows);
+            for column in first_column..(first_column + TILE).min(columns) {
+                let copy = &mut copy[column * stride..][rows.clone()];
+                for (row, value) in rows.clone().zip(copy) {
+                    // SAFETY: the caller's promise.
+                    *value = unsafe { *source.wrapping_add(row * source_stride + column) }.widen();
+                }
+            }
+        }
+    }
+    Matrix::rows(copy.as_ptr(), stride)
+}
+
+vectorized! {
+    /// Drops elements and scales the others. `first` is the index of the first, `step` the distance between neighbours.
+    fn drop_elements(values: &mut [f32], first: u64, step: u64, dropout: Dropout) {
+        let (threshold, scale, stream) = (dropout.threshold(), dropout.scale(), dropout.key);
+        for (place, value) in (0..).zip(values) {
+            let kept = random_u32(stream, first + place * step) >= threshold;
+            *value = if kept { *value * scale } else { 0.0 };
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Causal attention without stored scores: documents, dropout, forward and backward.
+
+use crate::DTYPES;
+use crate::attention::{Attention, Scores, shape};
+use crate::case::{Case, run};
+use crate::compare::{Expected, Rule};
+use crate::device::{Device, Tensor, computing};
+use crate::host::Host;
+use crate::oracle::{constant, gradients, softmax, values, variable};
+use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor};
+use kernels::flash::{Pass, scratch_elements};
+use kernels::random::random_u32;
+use kernels::{AttentionShape, Dropout, FlashOptions, KernelError};
+use memory::{DType, Out};
+
+#[derive(Debug)]
+pub struct FlashAttention {
+    pub attention: Attention,
+    /// Lengths of the documents of every row, over and over; row `r` starts with the one after the `r`-th. Without
+    /// lengths no documents are given.
+    pub lengths: Vec<usize>,
+    pub dropout: Option<Dropout>,
+}
+
+impl FlashAttention {
+    pub fn plain(attention: Attention) -> FlashAttention {
+        FlashAttention {
+            attention,
+            lengths: vec![],
+            dropout: None,
+        }
+    }
+
+    pub fn lse_dims(&self) -> [usize; 3] {
+        let AttentionShape {
+            batch, heads, seq, ..
+        } = self.attention.shape;
+        [batch, heads, seq]
+    }
+
+    /// For each token the position of its document's first.
+    fn documents(&self) -> Vec<usize> {
+        let AttentionShape { batch, seq, .. } = self.attention.shape;
+        let mut documents = Vec::new();
+        for row in 0..batch {
+            let lengths = self.lengths.iter().cycle().skip(row);
+            let mut first = 0;
+            for length in lengths {
+                if first >= seq {
+                    break;
+                }
+                let tokens = (*length).min(seq - first);
+                documents.extend(std::iter::repeat_n(first, tokens));
+                first += tokens;
+            }
+        }
+        documents.resize(batch * seq, 0);
+        documents
+    }
+
+    /// The documents on the device, if there are any.
+    fn put_documents(&self, device: &Device) -> Option<Tensor> {
+        let AttentionShape { batch, seq, .. } = self.attention.shape;
+        let documents = self.documents().into_iter().map(|first| first as f64);
+        let given = !self.lengths.is_empty();
+        given.then(|| device.put(&Host::new(DType::I32, [batch, seq], documents)))
+    }
+
+    pub fn run_forward(
+        &self,
+        device: &Device,
+        out: Option<Out>,
+        lse: Option<Out>,
+        [q, k, v]: [&Tensor; 3],
+    ) -> std::result::Result<(), KernelError> {
+        let documents = self.put_documents(device);
+        let options = FlashOptions {
+            documents: documents.as_ref().map(Tensor::view),
+            dropout: self.dropout,
+        };
+        let mut scratch = self.scratch(device, Pass::Forward);
+        let (view, shape) = (scratch.view_mut(), self.attention.shape);
+        let qkv = (q.view(), k.view(), v.view());
+        device
+            .kernels
+            .flash_attention(out, lse, view, qkv.0, qkv.1, qkv.2, shape, options)?;
+        device.take(&scratch);
+        Ok(())
+    }
+
+    fn run_backward(
+        &self,
+        device: &Device,
+        [q, k, v]: [&Tensor; 3],
+        [out, lse]: [&Tensor; 2],
+    ) -> std::result::Result<Vec<Host>, KernelError> {
+        let attention = &self.attention;
+        let documents = self.put_documents(device);
+        let kv_dims = attention.kv_dims();
+        let [mut dq, mut dk, mut dv] =
+            [attention.q_dims(), kv_dims, kv_dims].map(|dims| device.room(attention.dtype, dims));
+        let mut scratch = self.scratch(device, Pass::Backward);
+        device.kernels.flash_attention_backward(
+            dq.view_mut(),
+            dk.view_mut(),
+            dv.view_mut(),
+            scratch.view_mut(),
+            device.put(&attention.dout()).view(),
+            out.view(),
+            lse.view(),
+            q.view(),
+            k.view(),
+            v.view(),
+            attention.shape,
+            FlashOptions {
+                documents: documents.as_ref().map(Tensor::view),
+                dropout: self.dropout,
+            },
+        )?;
+        device.take(&scratch);
+        Ok([&dq, &dk, &dv].map(|tensor| device.take(tensor)).into())
+    }
+
+    fn scratch(&self, device: &Device, pass: Pass) -> Tensor {
+        let Attention { shape, dtype, .. } = self.attention;
+        let target = device.kernels.target();
+        device.room(DType::F32, [scratch_elements(target, shape, dtype, pass)])
+    }
+
+    /// Negative infinity where a query sees no key, `[b, 1, s, s]`.
+    fn mask(&self) -> Result<CandleTensor> {
+        let AttentionShape { batch, seq, .. } = self.attention.shape;
+        let rows = self.documents().into_iter().enumerate();
+        let mask = rows.flat_map(|(row, first)| {
+            (0..seq).map(move |key| match (first..=row % seq).contains(&key) {
+                true => 0.0,
+                false => f64::NEG_INFINITY,
+            })
+        });
+        let mask: Vec<f64> = mask.collect();
+        CandleTensor::from_vec(mask, (batch, 1, seq, seq), &CandleDevice::Cpu)
+    }
+
+    /// The factor on every probability, `[b, heads, s, s]`.
+    fn kept(&self) -> Result<CandleTensor> {
+        let [batch, heads, seq] = self.lse_dims();
+        let (probability, key) = self.dropout.map_or((0.0, 0), |dropout| {
+            (f64::from(dropout.probability), dropout.key)
+        });
+        let elements = (0..(batch * heads * seq * seq) as u64).map(|element| {
+            let number = f64::from(random_u32(key, element)) / 2f64.powi(32);
+            if number < probability {
+                0.0
+            } else {
+                1.0 / (1.0 - probability)
+            }
+        });
+        let elements: Vec<f64> = elements.collect();
+        CandleTensor::from_vec(elements, (batch, heads, seq, seq), &CandleDevice::Cpu)
+    }
+
+    /// Statistics, output, dq, dk, dv.
+    fn oracle(&self) -> Result<[Vec<f64>; 5]> {
+        let attention = &self.attention;
+        let [q, k, v] = attention.qkv();
+        let variables = [variable(&q)?, variable(&k)?, variable(&v)?];
+        let [q, k, v] = variables.each_ref().map(|x| attention.by_head(x));
+        let scale = (attention.shape.head_dim as f64).sqrt();
+        let scores = (q?.matmul(&k?.t()?)? / scale)?.broadcast_add(&self.mask()?)?;
+        let largest = scores.max_keepdim(3)?;
+        let sums = scores.broadcast_sub(&largest)?.exp()?.sum_keepdim(3)?;
+        let lse = (sums.log()? + largest)?;
+        let out = (softmax(&scores)? * self.kept()?)?
+            .matmul(&v?)?
+            .permute((0, 2, 1, 3))?
+            .reshape(&attention.q_dims())?;
+        let dout = constant(&attention.dout())?;
+        let mut found = gradients(&out, &dout, &variables.each_ref())?.into_iter();
+        let [dq, dk, dv] = std::array::from_fn(|_| found.next().unwrap());
+        Ok([values(&lse)?, values(&out)?, dq, dk, dv])
+    }
+}
+
+impl Case for FlashAttention {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let qkv = self.attention.qkv().map(|host| device.put(&host));
+        let mut out = device.room(self.attention.dtype, self.attention.q_dims());
+        let mut lse = device.room(DType::F32, self.lse_dims());
+        let (out_view, lse_view) = (out.view_mut(), lse.view_mut());
+        self.run_forward(device, Some(out_view), Some(lse_view), qkv.each_ref())?;
+        let backward = self.run_backward(device, qkv.each_ref(), [&out, &lse])?;
+        let forward = [device.take(&lse), device.take(&out)];
+        Ok(forward.into_iter().chain(backward).collect())
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let Attention { shape, scores, .. } = self.attention;
+        let [lse, out, dq, dk, dv] = self.oracle().unwrap();
+        // Where every query sees one token, or heeds one, no score has a gradient: what cancels is a product of dout
+        // and v.
+        let vanish = shape.seq == 1 || !matches!(scores, Scores::Random(_));
+        let terms = if vanish {
+            (shape.head_dim as f64).sqrt()
+        } else {
+            0.0
+        };
+        vec![
+            Expected::new("flash_attention: lse", lse, Rule::Standard),
+            Expected::new("flash_attention: out", out, Rule::Standard),
+            // The row sums come from the rounded output.
+            Expected::new("flash_attention_backward: dq", dq, Rule::Chained).with_terms(terms),
+            Expected::new("flash_attention_backward: dk", dk, Rule::Chained).with_terms(terms),
+            Expected::new("flash_attention_backward: dv", dv, Rule::Standard),
+        ]
+    }
+}
+
+/// batch, seq, heads, kv_heads, head_dim: a token alone; below, at and above blocks of queries and keys; groups of 1
+/// to 8; more tasks than pieces of scratch.
+const SHAPES: [[usize; 5]; 13] = [
+    [1, 1, 1, 1, 20],
+    [3, 1, 4, 2, 20],
+    [2, 37, 8, 1, 20],
+    [1, 47, 2, 2, 33],
+    [1, 48, 2, 1, 16],
+    [1, 63, 2, 1, 48],
+    [2, 65, 4, 1, 20],
+    [1, 128, 2, 2, 24],
+    [1, 129, 2, 1, 256],
+    [1, 150, 6, 2, 33],
+    [1, 200, 8, 2, 64],
+    [2, 300, 2, 2, 128],
+    [9, 50, 4, 4, 8],
+];
+
+pub fn all(dtype: DType) -> Vec<FlashAttention> {
+    let attention = |sizes, scores| Attention {
+        dtype,
+        shape: shape(sizes),
+        scores,
+    };
+    let random = Scores::Random(1.5);
+    let mut cases: Vec<FlashAttention> = SHAPES
+        .into_iter()
+        .map(|sizes| FlashAttention::plain(attention(sizes, random)))
+        .collect();
+    for scores in [Scores::Steep, Scores::Whole(8.0), Scores::Random(0.1)] {
+        cases.push(FlashAttention::plain(attention([2, 150, 4, 2, 16], scores)));
+    }
+    // A document a row; of one token; ends inside of blocks and at them; documents that fill whole blocks.
+    let lengths: [&[usize]; 5] = [
+        &[1000],
+        &[5, 1, 30],
+        &[1, 61, 2, 100],
+        &[48, 128, 16],
+        &[150, 7],
+    ];
+    let dropout = |probability| {
+        Some(Dropout {
+            probability,
+            key: 0x1234_5678_9abc_def0,
+        })
+    };
+    for lengths in lengths {
+        for dropout in [None, dropout(0.1)] {
+            cases.push(FlashAttention {
+                attention: attention([2, 300, 4, 2, 20], random),
+                lengths: lengths.to_vec(),
+                dropout,
+            });
+        }
+    }
+    for (sizes, probability) in [([1, 37, 2, 2, 20], 0.5), ([2, 131, 4, 1, 16], 0.25)] {
+        cases.push(FlashAttention {
+            dropout: dropout(probability),
+            ..FlashAttention::plain(attention(sizes, random))
+        });
+    }
+    cases
+}
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let cases = all(dtype).into_iter();
+    cases.map(|case| Box::new(case) as Box<dyn Case>).collect()
+}
+
+/// Their exponentials are far beyond f32. The statistics are as well rounded as others; at this size that is too
+/// coarse for the gradients to be as close as the suite asks.
+#[test]
+fn scores_of_thousands_do_not_overflow() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            let case = FlashAttention::plain(Attention {
+                dtype,
+                shape: shape([2, 150, 4, 2, 16]),
+                scores: Scores::Whole(64.0),
+            });
+            let outputs = run(&case, &device);
+            let largest = outputs[0].values().into_iter().fold(0.0, f64::max);
+            assert!(largest > 2000.0, "{largest}");
+            for (output, expected) in outputs.iter().zip(case.expected()).take(2) {
+                expected.judge(output).unwrap();
+            }
+            for gradient in &outputs[2..] {
+                assert!(
+                    gradient.values().into_iter().all(f64::is_finite),
+                    "{}",
+                    device.name
+                );
+            }
+        }
+    }
+}
+
+/// The same tensors, without documents or dropout.
+fn plain(dtype: DType) -> FlashAttention {
+    FlashAttention::plain(Attention {
+        dtype,
+        shape: shape([2, 150, 4, 2, 20]),
+        scores: Scores::Random(1.0),
+    })
+}
+
+#[test]
+fn one_document_and_a_dropout_of_nothing_change_no_bit() {
+    let dropout = |probability| {
+        Some(Dropout {
+            probability,
+            key: 7,
+        })
+    };
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            let reference = run(&plain(dtype), &device);
+            let same = FlashAttention {
+                lengths: vec![150],
+                dropout: dropout(0.0),
+                ..plain(dtype)
+            };
+            assert!(run(&same, &device) == reference, "{}", device.name);
+            for other in [
+                FlashAttention {
+                    lengths: vec![149],
+                    ..plain(dtype)
+                },
+                FlashAttention {
+                    dropout: dropout(0.01),
+                    ..plain(dtype)
+                },
+            ] {
+                assert!(
+                    run(&other, &device) != reference,
+                    "{other:?} on {}",
+                    device.name
+                );
+            }
+        }
+    }
+}
+
+/// With equal scores and values of one, a query's output is the share of its keys that are kept, over the expected.
+#[test]
+fn dropout_keeps_the_share_that_it_should() {
+    const SEQ: usize = 300;
+    let shape = shape([1, SEQ, 4, 1, 4]);
+    for device in computing(DType::F32) {
+        for (key, probability) in (0..).zip([0.1, 0.5, 0.9f32]) {
+            let case = FlashAttention {
+                dropout: Some(Dropout { probability, key }),
+                ..FlashAttention::plain(Attention {
+                    dtype: DType::F32,
+                    shape,
+                    scores: Scores::Random(1.0),
+                })
+            };
+            let constant = |width, value| {
+                device.put(&Host::new(
+                    DType::F32,
+                    [SEQ, width],
+                    vec![value; SEQ * width],
+                ))
+            };
+            let [q, k, v] = [constant(16, 0.0), constant(4, 0.0), constant(4, 1.0)];
+            let mut out = device.room(DType::F32, [SEQ, 16]);
+            case.run_forward(&device, Some(out.view_mut()), None, [&q, &k, &v])
+                .unwrap();
+            let shares = device.take(&out).values();
+            let kept = |(index, share): (usize, &f64)| {
+                share * (1.0 - f64::from(probability)) * (index / 16 + 1) as f64
+            };
+            // Four columns of a head say the same.
+            let kept: f64 = shares.iter().enumerate().map(kept).sum::<f64>() / 4.0;
+            let elements = (4 * SEQ * (SEQ + 1) / 2) as f64;
+            let (mean, probability) = (kept / elements, f64::from(probability));
+            let deviation = (probability * (1.0 - probability) / elements).sqrt();
+            assert!(
+                (mean - (1.0 - probability)).abs() < 5.0 * deviation,
+                "{mean} of {probability}"
+            );
+        }
+    }
+}

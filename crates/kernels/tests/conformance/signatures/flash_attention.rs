@@ -1,0 +1,87 @@
+//! Both passes of attention without stored scores.
+
+use super::{Signature, argument, attention_shape};
+use crate::device::Device;
+use kernels::flash::{Pass, scratch_elements};
+use kernels::{Dropout, FlashOptions};
+use memory::{DType, In};
+
+fn options(documents: In) -> FlashOptions {
+    FlashOptions {
+        documents: Some(documents),
+        dropout: Some(Dropout {
+            probability: 0.25,
+            key: 1,
+        }),
+    }
+}
+
+pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
+    let scratch = |pass| {
+        let elements = scratch_elements(device.kernels.target(), attention_shape(), dtype, pass);
+        argument("scratch", DType::F32, &[elements])
+    };
+    let real = |name, dims: &[usize]| argument(name, dtype, dims);
+    let documents = || argument("documents", DType::I32, &[2, 5]);
+    let forward = Signature {
+        operation: "flash_attention",
+        outs: vec![
+            real("out", &[10, 24]),
+            argument("lse", DType::F32, &[2, 4, 5]),
+            scratch(Pass::Forward),
+        ],
+        ins: vec![
+            real("q", &[10, 24]),
+            real("k", &[10, 12]),
+            real("v", &[10, 12]),
+            documents(),
+        ],
+        call: |kernels, outs, ins| {
+            let [out, lse, scratch] = outs else {
+                unreachable!()
+            };
+            let (out, lse, scratch) = (out.reborrow(), lse.reborrow(), scratch.reborrow());
+            let (shape, options) = (attention_shape(), options(ins[3]));
+            let (out, lse) = (Some(out), Some(lse));
+            kernels.flash_attention(out, lse, scratch, ins[0], ins[1], ins[2], shape, options)
+        },
+    };
+    let backward = Signature {
+        operation: "flash_attention_backward",
+        outs: vec![
+            real("dq", &[10, 24]),
+            real("dk", &[10, 12]),
+            real("dv", &[10, 12]),
+            scratch(Pass::Backward),
+        ],
+        ins: vec![
+            real("dout", &[10, 24]),
+            real("out", &[10, 24]),
+            argument("lse", DType::F32, &[2, 4, 5]),
+            real("q", &[10, 24]),
+            real("k", &[10, 12]),
+            real("v", &[10, 12]),
+            documents(),
+        ],
+        call: |kernels, outs, ins| {
+            let [dq, dk, dv, scratch] = outs else {
+                unreachable!()
+            };
+            kernels.flash_attention_backward(
+                dq.reborrow(),
+                dk.reborrow(),
+                dv.reborrow(),
+                scratch.reborrow(),
+                ins[0],
+                ins[1],
+                ins[2],
+                ins[3],
+                ins[4],
+                ins[5],
+                attention_shape(),
+                options(ins[6]),
+            )
+        },
+    };
+    [forward, backward]
+}

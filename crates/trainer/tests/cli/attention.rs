@@ -1,0 +1,79 @@
+//! The kinds of attention, by their flag.
+
+use crate::metrics::Metrics;
+use crate::workplace::Workplace;
+
+#[test]
+fn flash_and_eager_nearly_agree_and_each_agrees_with_itself_in_every_mode() {
+    let place = Workplace::new();
+    let losses = |attention: &str, recompute: &str| {
+        let out = format!("{attention}-{recompute}");
+        let flags = format!("--attention {attention} --recompute {recompute} --out {out}");
+        place
+            .trainer(&format!("--config small.toml --seq 100 {flags}"))
+            .succeeds();
+        let metrics = Metrics::read(&place, &out);
+        for step in metrics.steps() {
+            assert_eq!(step["peak_bytes"], step["planned_peak_bytes"], "{out}");
+        }
+        (metrics.losses(), metrics.steps()[0]["peak_bytes"].as_u64())
+    };
+    let kinds = ["eager", "flash"].map(|attention| {
+        let none = losses(attention, "none");
+        for recompute in ["core_attn", "full"] {
+            assert_eq!(
+                losses(attention, recompute),
+                none,
+                "{attention} {recompute}"
+            );
+        }
+        none
+    });
+    assert_ne!(kinds[0], kinds[1]);
+    for (eager, flash) in kinds[0].iter().zip(&kinds[1]) {
+        assert!((eager / flash - 1.0).abs() < 1e-5, "{eager} {flash}");
+    }
+}
+
+/// `auto` says what it takes, and the run directory repeats it.
+#[test]
+fn auto_takes_flash_from_256_tokens_on() {
+    let place = Workplace::new();
+    for (seq, kind) in [(255, "eager"), (256, "flash")] {
+        let outcome = place
+            .trainer(&format!(
+                "--config small.toml --steps 1 --seq {seq} --out {kind}"
+            ))
+            .succeeds();
+        assert!(
+            outcome.stderr.contains(&format!("attention is {kind}")),
+            "{outcome:?}"
+        );
+        let config = place.text(&format!("{kind}/config.toml"));
+        assert!(
+            config.contains(&format!("backend = \"{kind}\"")),
+            "{config}"
+        );
+        let plan = place.text(&format!("{kind}/plan.json"));
+        assert!(
+            plan.contains(&format!("\"attention\": \"{kind}\"")),
+            "{plan}"
+        );
+    }
+}
+
+#[test]
+fn the_plan_says_in_words_what_core_attn_still_saves() {
+    let place = Workplace::new();
+    let outcome = place
+        .trainer("plan --config llama-3.2-1b --attention flash --recompute core_attn")
+        .succeeds();
+    let words = ["`core_attn` drops the log-sum-exp alone", "(0.", " %)"];
+    for word in words {
+        assert!(outcome.stdout.contains(word), "{outcome:?}");
+    }
+    let eager = place
+        .trainer("plan --config llama-3.2-1b --attention eager")
+        .succeeds();
+    assert!(!eager.stdout.contains("log-sum-exp"), "{eager:?}");
+}
