@@ -1,6 +1,7 @@
 //! Bandwidth of one AdamW update, in every form of its states, beside a multi-threaded copy measured in the same rounds.
 //!
-//! `cargo bench -p kernels --bench adamw [ELEMENTS]`; a Markdown table on stdout.
+//! `cargo bench -p kernels --bench adamw [-- ELEMENTS] [-- WORD]`; a Markdown table on stdout, of the forms that WORD is
+//! part of.
 
 use half::bf16;
 use kernels::cpu::Cpu;
@@ -196,11 +197,19 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn main() {
-    let elements = std::env::args().find_map(|argument| argument.parse().ok());
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|word| !word.starts_with('-'))
+        .collect();
+    let elements = arguments.iter().find_map(|argument| argument.parse().ok());
+    let word = arguments
+        .iter()
+        .find(|argument| argument.parse::<usize>().is_err());
     let n = elements.unwrap_or(ELEMENTS).next_multiple_of(BLOCK);
     let mut room = Room::new(n);
     let (from, mut to) = (vec![1u8; 4 * n], vec![2u8; 4 * n]);
-    let forms = Form::all();
+    let mut forms = Form::all();
+    forms.retain(|form| word.is_none_or(|word| form.name().contains(word)));
     let mut copies = vec![];
     let mut ratios = vec![vec![]; forms.len()];
     let mut rates = vec![vec![]; forms.len()];

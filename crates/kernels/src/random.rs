@@ -11,6 +11,16 @@ pub fn random_u32(key: u64, index: u64) -> u32 {
     mix(mix(index as u32 ^ key as u32) ^ high)
 }
 
+/// [`random_u32`] of indices that follow one another; fewer than 2^32, and `first` such that their upper halves agree.
+#[inline(always)]
+pub fn random_run(key: u64, first: u64, numbers: &mut [u32]) {
+    let high = mix((first >> 32) as u32 ^ (key >> 32) as u32);
+    for (lane, number) in numbers.iter_mut().enumerate() {
+        let low = (first as u32).wrapping_add(lane as u32);
+        *number = mix(mix(low ^ key as u32) ^ high);
+    }
+}
+
 /// The key of a stream: one of a run (`seed`), in a step, for a purpose (`stream`).
 pub fn key(seed: u64, step: u64, stream: u32) -> u64 {
     let mut key = seed ^ u64::from(stream).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -28,11 +28,12 @@ pub fn join(weight: bf16, remainder: i16) -> f32 {
 /// f32: `random` has 16 uniformly distributed bits. NaN stays NaN, infinity infinity.
 #[inline(always)]
 pub fn round_stochastically(value: f32, random: u16) -> bf16 {
-    let bits = value.to_bits();
-    let is_finite = bits & 0x7f80_0000 != 0x7f80_0000;
-    let added = if is_finite { u32::from(random) } else { 0 };
-    let quiet = if value.is_nan() { 0x40 } else { 0 };
-    bf16::from_bits((bits.wrapping_add(added) >> 16) as u16 | quiet)
+    let rounded = value.to_bits().wrapping_add(u32::from(random)) >> 16;
+    bf16::from_bits(if value.is_nan() {
+        0x7fc0
+    } else {
+        rounded as u16
+    })
 }
 
 #[cfg(test)]

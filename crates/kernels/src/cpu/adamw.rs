@@ -7,7 +7,7 @@ use super::Shared;
 use super::quantise::{Codec, Portable};
 use super::simd::Real;
 use crate::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
-use crate::random::random_u32;
+use crate::random::random_run;
 use crate::split::{join, round_stochastically, split};
 use crate::{AdamW, Master, Moment};
 use half::bf16;
@@ -145,14 +145,6 @@ unsafe fn part<'a, T>(tensor: Shared<T>, start: usize, elements: usize) -> &'a m
     unsafe { std::slice::from_raw_parts_mut(tensor.at(start), elements) }
 }
 
-/// Random numbers of a block, one an element.
-#[inline(always)]
-fn random_block(random: &mut [u32], key: u64, index: u64) {
-    for (lane, random) in random.iter_mut().enumerate() {
-        *random = random_u32(key, index + lane as u64);
-    }
-}
-
 /// Rounds values by 16 bits of each random number, those from `shift` on.
 #[inline(always)]
 fn round(out: &mut [bf16], values: &[f32], random: &[u32], shift: u32) {
@@ -227,7 +219,8 @@ impl WeightsAt {
     }
 
     #[inline(always)]
-    fn write(self, start: usize, values: &[f32], update: &Update) {
+    /// `random` is room for random numbers.
+    fn write(self, start: usize, values: &[f32], update: &Update, random: &mut [u32]) {
         let elements = values.len();
         // SAFETY: as in `MomentAt::read`.
         unsafe {
@@ -247,10 +240,9 @@ impl WeightsAt {
                     }
                 }
                 WeightsAt::Rounded(weights) => {
-                    let mut random = [0; BLOCK];
                     let index = update.first_index + start as u64;
-                    random_block(&mut random, !update.rates.key, index);
-                    round(part(weights, start, elements), values, &random, 0);
+                    random_run(!update.rates.key, index, random);
+                    round(part(weights, start, elements), values, random, 0);
                 }
             }
         }
@@ -271,7 +263,7 @@ fn update_chunk(update: &Update, start: usize, elements: usize) {
         use super::quantise::Avx512;
         use super::simd::{has_avx2, has_avx512};
 
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
         fn avx512(update: &Update, start: usize, elements: usize) {
             update_blocks::<Avx512>(update, start, elements);
         }
@@ -281,7 +273,7 @@ fn update_chunk(update: &Update, start: usize, elements: usize) {
             update_blocks::<Portable>(update, start, elements);
         }
 
-        if has_avx512() {
+        if has_avx512() && std::arch::is_x86_feature_detected!("avx512vbmi") {
             // SAFETY: the processor has these features.
             return unsafe { avx512(update, start, elements) };
         }
@@ -295,16 +287,46 @@ fn update_chunk(update: &Update, start: usize, elements: usize) {
 
 #[inline(always)]
 fn update_blocks<C: Codec>(update: &Update, start: usize, elements: usize) {
-    for block in (start..start + elements).step_by(BLOCK) {
-        update_block::<C>(update, block, BLOCK.min(start + elements - block));
+    let mut block = Block::default();
+    for first in (start..start + elements).step_by(BLOCK) {
+        update_block::<C>(
+            update,
+            first,
+            BLOCK.min(start + elements - first),
+            &mut block,
+        );
+    }
+}
+
+/// A block in f32, and random numbers for it. Made once a chunk: clearing it for every block would show.
+struct Block {
+    weights: [f32; BLOCK],
+    first: [f32; BLOCK],
+    second: [f32; BLOCK],
+    gradients: [f32; BLOCK],
+    random: [u32; BLOCK],
+}
+
+impl Default for Block {
+    fn default() -> Block {
+        Block {
+            weights: [0.0; BLOCK],
+            first: [0.0; BLOCK],
+            second: [0.0; BLOCK],
+            gradients: [0.0; BLOCK],
+            random: [0; BLOCK],
+        }
     }
 }
 
 #[inline(always)]
-fn update_block<C: Codec>(update: &Update, start: usize, elements: usize) {
-    let [mut weights, mut first, mut second, mut gradients] = [[0.0f32; BLOCK]; 4];
-    let (weights, gradients) = (&mut weights[..elements], &mut gradients[..elements]);
-    let (first, second) = (&mut first[..elements], &mut second[..elements]);
+fn update_block<C: Codec>(update: &Update, start: usize, elements: usize, block: &mut Block) {
+    let (weights, gradients) = (
+        &mut block.weights[..elements],
+        &mut block.gradients[..elements],
+    );
+    let (first, second) = (&mut block.first[..elements], &mut block.second[..elements]);
+    let random = &mut block.random[..elements];
     update.weights.read(start, weights);
     update.first.read::<C>(&SIGNED, start, first);
     update.second.read::<C>(&UNSIGNED, start, second);
@@ -313,16 +335,15 @@ fn update_block<C: Codec>(update: &Update, start: usize, elements: usize) {
         Gradients::Bf16(all) => widen(&all[start..start + elements], gradients),
     }
     step(weights, first, second, gradients, &update.rates);
-    update.weights.write(start, weights, update);
-    let mut random = [0; BLOCK];
+    update.weights.write(start, weights, update, random);
     if let MomentAt::Bf16(_) = update.first {
         let index = update.first_index + start as u64;
-        random_block(&mut random, update.rates.key, index);
+        random_run(update.rates.key, index, random);
     }
-    update.first.write::<C>(&SIGNED, start, first, (&random, 0));
+    update.first.write::<C>(&SIGNED, start, first, (random, 0));
     update
         .second
-        .write::<C>(&UNSIGNED, start, second, (&random, 16));
+        .write::<C>(&UNSIGNED, start, second, (random, 16));
 }
 
 #[inline(always)]
