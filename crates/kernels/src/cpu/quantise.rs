@@ -64,15 +64,19 @@ mod avx512 {
                 let inverse = if absmax > 0.0 { 1.0 / absmax } else { 0.0 };
                 for (values, codes) in chunks.iter().zip(codes_chunks) {
                     let scale = _mm512_set1_ps(inverse);
-                    let a = nearest(map, _mm512_loadu_ps(values.as_ptr()), scale);
-                    let b = nearest(map, _mm512_loadu_ps(values[LANES..].as_ptr()), scale);
-                    let c = nearest(map, _mm512_loadu_ps(values[2 * LANES..].as_ptr()), scale);
-                    let d = nearest(map, _mm512_loadu_ps(values[3 * LANES..].as_ptr()), scale);
+                    let (a, a_doubt) = nearest(map, &values[..LANES], scale);
+                    let (b, b_doubt) = nearest(map, &values[LANES..2 * LANES], scale);
+                    let (c, c_doubt) = nearest(map, &values[2 * LANES..3 * LANES], scale);
+                    let (d, d_doubt) = nearest(map, &values[3 * LANES..], scale);
                     // Packing works within quarters of a register; the exchange puts the codes in order.
-                    let pairs =
-                        _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
-                    let packed = _mm512_permutexvar_epi32(quarters(), pairs);
+                    let (low, high) = (_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
+                    let packed =
+                        _mm512_permutexvar_epi32(quarters(), _mm512_packus_epi16(low, high));
                     _mm512_storeu_si512(codes.as_mut_ptr().cast(), packed);
+                    let doubtful = [a_doubt, b_doubt, c_doubt, d_doubt];
+                    if doubtful != [0; 4] {
+                        search(map, values, inverse, codes, doubtful);
+                    }
                 }
                 for (value, code) in values_tail.iter().zip(codes_tail) {
                     *code = map.code(*value, inverse);
@@ -273,18 +277,19 @@ mod avx512 {
     /// Where a line's value is this close to an integer, rounding errors could decide; the search decides instead.
     const NEAR_INTEGER: f32 = 2.5e-4;
 
-    /// [`Map::code`] of 16 values.
+    /// [`Map::code`] of 16 values, and the lanes that may be off by one.
     #[inline(always)]
-    unsafe fn nearest(map: &'static Map, values: __m512, inverse: __m512) -> __m512i {
+    unsafe fn nearest(map: &'static Map, values: &[f32], inverse: __m512) -> (__m512i, u16) {
         let lines = if map.zero == 0 {
             &UNSIGNED_LINES
         } else {
             &SIGNED_LINES
         };
-        // SAFETY: as for `lookup`.
+        debug_assert_eq!(values.len(), LANES);
+        // SAFETY: the load covers the values; the caller sees to AVX-512.
         unsafe {
-            let scaled = _mm512_mul_ps(values, inverse);
-            let x = _mm512_abs_ps(scaled);
+            let values = _mm512_loadu_ps(values.as_ptr());
+            let x = _mm512_abs_ps(_mm512_mul_ps(values, inverse));
             let first = _mm512_set1_epi32((127 + FIRST_EXPONENT) << 23);
             let beyond = _mm512_sub_epi32(_mm512_castps_si512(x), first);
             let slot = _mm512_max_epi32(_mm512_srai_epi32::<24>(beyond), _mm512_setzero_si512());
@@ -304,11 +309,7 @@ mod avx512 {
             } else {
                 with_sign(code, values)
             };
-            if doubtful == 0 {
-                code
-            } else {
-                decide(map, code, values, inverse, doubtful)
-            }
+            (code, doubtful)
         }
     }
 
@@ -326,23 +327,21 @@ mod avx512 {
         }
     }
 
-    /// Replaces the codes of some lanes by what the search finds.
+    /// Searches for the codes of doubtful lanes. In memory, so that no register has to be saved where there are none.
     #[cold]
     #[inline(never)]
-    #[target_feature(enable = "avx512f")]
-    fn decide(map: &Map, codes: __m512i, values: __m512, inverse: __m512, lanes: u16) -> __m512i {
-        let (mut found, mut x) = ([0i32; LANES], [0f32; LANES]);
-        // SAFETY: both arrays have 16 elements of four bytes.
-        unsafe {
-            _mm512_storeu_si512(found.as_mut_ptr().cast(), codes);
-            _mm512_storeu_ps(x.as_mut_ptr(), values);
+    fn search(
+        map: &Map,
+        values: &[f32; CODES],
+        inverse: f32,
+        codes: &mut [u8; CODES],
+        doubtful: [u16; 4],
+    ) {
+        for (lane, (code, value)) in codes.iter_mut().zip(values).enumerate() {
+            if doubtful[lane / LANES] >> (lane % LANES) & 1 == 1 {
+                *code = map.code(*value, inverse);
+            }
         }
-        let inverse = _mm512_cvtss_f32(inverse);
-        for lane in (0..LANES).filter(|lane| lanes >> lane & 1 == 1) {
-            found[lane] = i32::from(map.code(x[lane], inverse));
-        }
-        // SAFETY: as above.
-        unsafe { _mm512_loadu_si512(found.as_ptr().cast()) }
     }
 }
 
