@@ -8,7 +8,7 @@ use common::{DTYPES, assert_as_planned, odd_model, parameters, plan, session, st
 use data::{Dataset, Format, Options};
 use kernels::Target;
 use memory::{DType, GRANULARITY_BYTES, Memory};
-use model::Policy;
+use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
 use std::collections::BTreeMap;
 use trainer::cli::Cli;
@@ -362,6 +362,7 @@ fn with_fix(settings: &Settings, fix: &Fix) -> Settings {
             ("optim.master", "bf16-split") => fixed.states.master = MasterFormat::Remainder,
             ("optim.state_dtype", "8bit") => fixed.states.moments = MomentFormat::Quantised,
             ("optim.grad_dtype", "bf16") => fixed.states.gradients = DType::BF16,
+            ("attention.backend", "flash") => fixed.attention = Attention::Flash,
             ("recompute.spec", spec) => fixed.policy = Policy::parse(spec, 3).unwrap(),
             ("batch.micro", _) => fixed.micro_batch = size(),
             ("batch.accum", _) => fixed.accum = size(),
