@@ -14,11 +14,8 @@ mod adamw;
 pub mod attention;
 mod check;
 pub mod cpu;
-//! [`Kernels`] has one method an operation. [`cpu::Cpu`] and [`cuda::Cuda`] compute; [`meta::Meta`] checks shapes and
-//! counts operations, no more, which is how a step is planned for a device that is not there. An operation writes into
-//! what it is handed and never allocates device memory; scratch comes from one constant workspace, leased when the
-//! kernels are made, or is leased by the caller in the size that [`attention::scratch_elements`] or
-//! [`flash::scratch_elements`] tells. Operations are
+pub mod cuda;
+pub mod flash;
 pub mod meta;
 pub mod quantise;
 pub mod random;
