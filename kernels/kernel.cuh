@@ -29,6 +29,9 @@ template <> __device__ inline bf16 narrow<bf16>(float x) { return __float2bfloat
 // instruction needs the address.
 #define SHARED(type, name, count) __shared__ type name[count]
 
+// What `SHARED` declares, as a parameter.
+template <typename T> using SharedArray = T *;
+
 // All shared memory that the launch asked for, as elements of one type; once a kernel.
 #define DYNAMIC_SHARED(type, name)                                  \
     extern __shared__ __align__(128) unsigned char dynamic_shared[]; \

@@ -19,6 +19,9 @@ struct alignas(4) __nv_bfloat162 {
     __nv_bfloat16 x, y;
 };
 
+inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return {bits}; }
+
 inline float __bfloat162float(__nv_bfloat16 x) {
     const uint32_t bits = uint32_t(x.bits) << 16;
     float widened;

@@ -20,6 +20,9 @@
 struct uint3 {
     unsigned x, y, z;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
@@ -123,6 +126,24 @@ inline unsigned atomicAdd(unsigned *sum, unsigned value) { return (*sum += value
 
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+// The emulation is compiled without contraction: ordinary operations are these.
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+
+inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof(x));
+    return x;
+}
 
 // A wide access of this alignment; the host would forgive one that is not.
 template <typename T> void require_alignment(const T *pointer, size_t alignment, EMULATION_PLACE) {

@@ -86,6 +86,8 @@ template <typename T> const void *token_of_type() {
 #define DYNAMIC_SHARED(type, name) \
     const emulation::Shared<type> name = {emulation::dynamic_array(sizeof(type), {__FILE__, __LINE__})}
 
+template <typename T> using SharedArray = emulation::Shared<T>;
+
 template <typename T> T *shared_pointer(emulation::Shared<T> shared) {
     return static_cast<T *>(emulation::unchecked(shared.array));
 }

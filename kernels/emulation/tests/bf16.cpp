@@ -21,6 +21,7 @@ static void put_float(float value) { put(value != value ? 0x7fc00000u : bits_as<
 int main() {
     for (uint32_t bits = 0; bits < 1u << 16; bits++) {
         put_float(__bfloat162float(bits_as<__nv_bfloat16>(uint16_t(bits))));
+        put(__bfloat16_as_ushort(__ushort_as_bfloat16(uint16_t(bits))));
     }
     // The lower halves around a tie, and one of each bit.
     const uint32_t lower[] = {0, 1, 2, 0x4000, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xc000, 0xfffe, 0xffff};

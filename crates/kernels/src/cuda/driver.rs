@@ -92,10 +92,12 @@ pub enum Argument {
 }
 
 impl Argument {
+    /// No tensor.
+    pub const NULL: Argument = Argument::Pointer(std::ptr::null());
+
     /// A tensor that may have been left out.
     pub fn optional(out: &Option<Out>) -> Argument {
-        out.as_ref()
-            .map_or(Argument::Pointer(std::ptr::null()), Argument::from)
+        out.as_ref().map_or(Argument::NULL, Argument::from)
     }
 }
 
