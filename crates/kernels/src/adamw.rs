@@ -32,7 +32,7 @@ pub struct AdamW<'a> {
     pub parameters: Out<'a>,
     /// The exact weights; read and written.
     pub master: Master<'a>,
-    /// First moment; read and written.
+    /// First moment; read and written. Of the same form as the second.
     pub first_moment: Moment<'a>,
     /// Second moment; read and written.
     pub second_moment: Moment<'a>,

@@ -54,11 +54,25 @@ pub enum Pass {
 pub fn scratch_elements(target: Target, shape: AttentionShape, dtype: DType, pass: Pass) -> usize {
     match target {
         Target::Cpu => shape.batch * shape.kv_heads * cpu_task_scratch(shape, dtype, pass),
-        // The scores of one sequence, in the compute type.
         Target::Cuda => match pass {
-            Pass::Forward { probs_kept: true } => 0,
-            _ => (shape.heads * shape.seq * shape.seq * dtype.size_in_bytes()).div_ceil(4),
+            Pass::Forward { .. } => cuda_scores(shape),
+            Pass::Backward => {
+                cuda_scores(shape).next_multiple_of(64) + cuda_gradient_sums(shape, dtype)
+            }
         },
+    }
+}
+
+/// The scores of one sequence, which CUDA keeps in f32.
+pub(crate) fn cuda_scores(shape: AttentionShape) -> usize {
+    shape.heads * shape.seq * shape.seq
+}
+
+/// Sums of dk and dv of one sequence, which CUDA keeps in f32 where bf16 would round each query head's part.
+pub(crate) fn cuda_gradient_sums(shape: AttentionShape, dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 if shape.group() > 1 => 2 * shape.seq * shape.kv_heads * shape.head_dim,
+        _ => 0,
     }
 }
 

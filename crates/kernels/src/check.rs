@@ -448,6 +448,14 @@ fn moment(check: &Check, name: &str, moment: &Moment, elements: usize) -> Checke
     }
 }
 
+/// The type of a moment's elements, which tells its form.
+fn form(moment: &Moment) -> DType {
+    match moment {
+        Moment::Plain(moment) => moment.dtype(),
+        Moment::Quantised { codes, .. } => codes.dtype(),
+    }
+}
+
 fn master(check: &Check, master: &Master, elements: usize, weights: DType) -> Checked {
     let needless = || "f32 weights are their own master".into();
     match master {
@@ -473,6 +481,10 @@ pub(crate) fn adamw(update: &AdamW) -> Checked {
     master(&check, &update.master, elements, weights)?;
     moment(&check, "first_moment", &update.first_moment, elements)?;
     moment(&check, "second_moment", &update.second_moment, elements)?;
+    check.that(
+        form(&update.first_moment) == form(&update.second_moment),
+        || "`first_moment` and `second_moment` are not of the same form".into(),
+    )?;
     check.gradient("gradients", &update.gradients, &[elements])?;
     check.tensor("rates", &update.rates, &[3], DType::F32)?;
     check.tensor("clip", &update.clip, &[2], DType::F32)?;

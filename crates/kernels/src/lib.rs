@@ -1,9 +1,9 @@
 //! The operations that a training step is made of, once as a trait and once for each device.
 //!
-//! [`Kernels`] has one method an operation. [`cpu::Cpu`] computes; [`meta::Meta`] checks shapes and counts
-//! operations, no more, which is how a step is planned for a device that is not there. An operation writes into what it is
-//! handed and never allocates device memory; scratch comes from one constant workspace, leased when the kernels
-//! are made, or is leased by the caller in the size that [`attention::scratch_elements`] or
+//! [`Kernels`] has one method an operation. [`cpu::Cpu`] and [`cuda::Cuda`] compute; [`meta::Meta`] checks shapes and
+//! counts operations, no more, which is how a step is planned for a device that is not there. An operation writes into
+//! what it is handed and never allocates device memory; scratch comes from one constant workspace, leased when the
+//! kernels are made, or is leased by the caller in the size that [`attention::scratch_elements`] or
 //! [`flash::scratch_elements`] tells. Operations are
 //! deterministic: the order of every sum is fixed, for any number of threads. Nothing returns a number to the
 //! host but [`Kernels::download`].
@@ -14,6 +14,7 @@ mod adamw;
 pub mod attention;
 mod check;
 pub mod cpu;
+pub mod cuda;
 pub mod flash;
 pub mod meta;
 pub mod quantise;

@@ -4,7 +4,8 @@ use crate::DTYPES;
 use crate::device::Device;
 use crate::host::Host;
 use crate::refusals::{devices, refused};
-use crate::signatures::{Call, Signature, attention_shape, signatures};
+use crate::signatures::{Call, Signature, argument, attention_shape, signatures};
+use kernels::quantise::BLOCK;
 use kernels::{AdamW, AttentionShape, Dropout, FlashOptions, Init, Master, Moment, flash};
 use memory::DType;
 
@@ -213,6 +214,43 @@ fn a_master_belongs_to_bf16_weights_alone() {
                 "their own master",
             );
         }
+    }
+}
+
+#[test]
+fn both_moments_have_one_form() {
+    let call: Call = |kernels, outs, ins| {
+        let [parameters, _, plain, codes, absmax] = outs else {
+            unreachable!("as below");
+        };
+        kernels.adamw(AdamW {
+            parameters: parameters.reborrow(),
+            master: Master::Parameters,
+            first_moment: Moment::Quantised {
+                codes: codes.reborrow(),
+                absmax: absmax.reborrow(),
+            },
+            second_moment: Moment::Plain(plain.reborrow()),
+            gradients: ins[0],
+            rates: ins[1],
+            clip: ins[2],
+            key: ins[3],
+            first_index: 0,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.0,
+        })
+    };
+    for device in devices(DType::F32) {
+        let all = signatures(DType::F32, &device);
+        let mut signature = otherwise(all, "adamw", call);
+        let elements = signature.outs[0].dims[0];
+        signature.outs.extend([
+            argument("codes", DType::U8, &[elements]),
+            argument("absmax", DType::F32, &[elements.div_ceil(BLOCK)]),
+        ]);
+        refused(&device, &signature, None, "moments of two forms");
     }
 }
 

@@ -2,7 +2,9 @@
 
 use crate::DTYPES;
 use crate::host::Host;
+use emulation::Emulation;
 use kernels::cpu::Cpu;
+use kernels::cuda::Cuda;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Init, Kernels, Target};
 use memory::{Buffer, Category, DType, Dims, In, Memory, Out};
@@ -17,14 +19,24 @@ pub struct Device {
 
 /// Every implementation that computes.
 pub fn computing(dtype: DType) -> Vec<Device> {
-    let memory = Memory::host();
-    let kernels = Box::new(Cpu::new(&memory, dtype).unwrap());
-    let name = format!("cpu for {dtype:?}");
-    vec![Device {
-        name,
-        memory,
-        kernels,
-    }]
+    let on_host = |name: &str, kernels: fn(&Memory, DType) -> Box<dyn Kernels>| {
+        let memory = Memory::host();
+        let kernels = kernels(&memory, dtype);
+        let name = format!("{name} for {dtype:?}");
+        Device {
+            name,
+            memory,
+            kernels,
+        }
+    };
+    vec![
+        on_host("cpu", |memory, dtype| {
+            Box::new(Cpu::new(memory, dtype).unwrap())
+        }),
+        on_host("emulated cuda", |memory, dtype| {
+            Box::new(Cuda::new(Emulation, memory, dtype).unwrap())
+        }),
+    ]
 }
 
 /// The implementation that only checks, in place of every target.

@@ -104,6 +104,8 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (150, 7, 288),
         (37, 1, 3),
         (90, 1000, 33),
+        // More columns than a block of threads covers.
+        (3, 7, 5000),
     ];
     for (tokens, vocabulary, hidden) in sizes {
         for ids in [Ids::Random, Ids::Last] {

@@ -69,7 +69,7 @@ fn call_of(beside: Beside, quantised: bool) -> Call {
 fn moment(names: [&'static str; 3], quantised: bool) -> Vec<Argument> {
     let [plain, codes, absmax] = names;
     match quantised {
-        false => vec![argument(plain, DType::F32, &[ELEMENTS]).free_type()],
+        false => vec![argument(plain, DType::F32, &[ELEMENTS])],
         true => vec![
             argument(codes, DType::U8, &[ELEMENTS]),
             argument(absmax, DType::F32, &[BLOCKS]),

@@ -58,7 +58,7 @@ impl Argument {
     }
 }
 
-fn argument(name: &'static str, dtype: DType, dims: &[usize]) -> Argument {
+pub fn argument(name: &'static str, dtype: DType, dims: &[usize]) -> Argument {
     Argument {
         name,
         dtype,

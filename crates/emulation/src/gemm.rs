@@ -1,0 +1,133 @@
+//! Matrix products that refuse what cuBLASLt does not take.
+
+use half::bf16;
+use kernels::KernelError;
+use kernels::cuda::{Gemm, Matrix};
+use memory::DType;
+
+/// Rows of the output that share a pass over `b`.
+const ROWS: usize = 4;
+
+/// # Safety
+/// As for `Driver::gemm`.
+pub(crate) unsafe fn gemm(gemm: &Gemm) -> Result<(), KernelError> {
+    check(gemm)?;
+    let [m, k, n] = gemm.sizes;
+    for index in 0..gemm.batch {
+        // SAFETY: the caller's promise: the matrices lie in live tensors.
+        let (a, b, init) = unsafe {
+            (
+                widened(&gemm.a, index, [m, k]),
+                widened(&gemm.b, index, [k, n]),
+                gemm.init.map(|init| widened(&init, index, [m, n])),
+            )
+        };
+        let mut out = product(&a, &b, [m, k, n]);
+        out.iter_mut().for_each(|out| *out *= gemm.alpha);
+        if let Some(init) = init {
+            out.iter_mut()
+                .zip(init)
+                .for_each(|(out, init)| *out += init);
+        }
+        // SAFETY: the caller's promise: nothing else touches the output.
+        unsafe { write(&gemm.out, index, n, &out) };
+    }
+    Ok(())
+}
+
+fn check(gemm: &Gemm) -> Result<(), KernelError> {
+    let refuse = |message: String| {
+        Err(KernelError {
+            operation: "gemm",
+            message,
+        })
+    };
+    let [m, k, n] = gemm.sizes;
+    if m * n * gemm.batch == 0 {
+        return refuse(format!("{} products of {m} x {k} x {n}", gemm.batch));
+    }
+    let types = [gemm.out.dtype, gemm.a.dtype, gemm.b.dtype];
+    let known = matches!(
+        types,
+        [DType::F32, DType::F32, DType::F32] | [DType::F32 | DType::BF16, DType::BF16, DType::BF16]
+    );
+    if !known || gemm.init.is_some_and(|init| init.dtype != gemm.out.dtype) {
+        return refuse(format!("the library takes no products of {types:?}"));
+    }
+    for (name, matrix, [rows, columns]) in [
+        ("a", &gemm.a, [m, k]),
+        ("b", &gemm.b, [k, n]),
+        ("out", &gemm.out, [m, n]),
+    ] {
+        let by_rows = matrix.column_stride == 1 || columns == 1;
+        let by_columns = matrix.row_stride == 1 || rows == 1;
+        if !(by_rows || by_columns && name != "out") {
+            return refuse(format!("`{name}` has no neighbouring elements: {matrix:?}"));
+        }
+        if matrix.pointer.align_offset(matrix.dtype.size_in_bytes()) != 0 {
+            return refuse(format!("`{name}` is not aligned: {matrix:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// One matrix of a batch as rows of f32.
+///
+/// # Safety
+/// The matrix lies in a live tensor.
+unsafe fn widened(matrix: &Matrix, index: usize, [rows, columns]: [usize; 2]) -> Vec<f32> {
+    let first = index * matrix.batch_stride;
+    let at = |row, column| first + row * matrix.row_stride + column * matrix.column_stride;
+    let element = |offset: usize| match matrix.dtype {
+        // SAFETY: the caller's promise.
+        DType::F32 => unsafe { *matrix.pointer.cast::<f32>().add(offset) },
+        // SAFETY: the caller's promise.
+        _ => unsafe { *matrix.pointer.cast::<bf16>().add(offset) }.to_f32(),
+    };
+    let indices = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    indices
+        .map(|(row, column)| element(at(row, column)))
+        .collect()
+}
+
+/// Rows of `a b`.
+fn product(a: &[f32], b: &[f32], [m, k, n]: [usize; 3]) -> Vec<f32> {
+    let mut out = vec![0.0; m * n];
+    if k == 0 {
+        return out;
+    }
+    for (out, a) in out.chunks_mut(ROWS * n).zip(a.chunks(ROWS * k)) {
+        for (depth, b) in b.chunks_exact(n).enumerate() {
+            for (out, a) in out.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
+                let factor = a[depth];
+                out.iter_mut()
+                    .zip(b)
+                    .for_each(|(out, b)| *out += factor * b);
+            }
+        }
+    }
+    out
+}
+
+/// Rounds rows of f32 into one matrix of a batch.
+///
+/// # Safety
+/// The matrix lies in a live tensor that nothing else touches.
+unsafe fn write(matrix: &Matrix, index: usize, columns: usize, rows: &[f32]) {
+    let first = index * matrix.batch_stride;
+    for (row, values) in rows.chunks_exact(columns).enumerate() {
+        for (column, value) in values.iter().enumerate() {
+            let offset = first + row * matrix.row_stride + column;
+            match matrix.dtype {
+                // SAFETY: the caller's promise.
+                DType::F32 => unsafe {
+                    *matrix.pointer.cast_mut().cast::<f32>().add(offset) = *value;
+                },
+                // SAFETY: the caller's promise.
+                _ => unsafe {
+                    *matrix.pointer.cast_mut().cast::<bf16>().add(offset) = bf16::from_f32(*value);
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Runs the CUDA sources of `kernels/` on the processor, for tests on machines without a GPU.
+//!
+//! [`Emulation`] is a driver for [`kernels::cuda::Cuda`]: the launch code, the arguments and the sources are those of
+//! the device. A fiber stands for each CUDA thread; barriers, warp shuffles and votes are what they wait at, and every
+//! access to shared memory by index is checked. `kernels/emulation/README.md` tells what this finds.
+//!
+//! ```
+//! use emulation::Emulation;
+//! use kernels::{Kernels, cuda::Cuda};
+//! use memory::{Category, DType, Memory};
+//!
+//! let memory = Memory::host();
+//! let kernels = Cuda::new(Emulation, &memory, DType::F32).unwrap();
+//! let mut x = memory.lease(Category::Temporary, "x", [5], DType::F32).unwrap();
+//! kernels.fill(x.view_mut(), 2.5).unwrap();
+//! assert_eq!(x.view().slice::<f32>(), [2.5; 5]);
+//! ```
+
+mod gemm;
+
+use kernels::KernelError;
+use kernels::cuda::{Argument, Driver, Gemm, Launch, Workspace};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+/// A CUDA device emulated on the processor; its memory is the process's own.
+pub struct Emulation;
+
+unsafe extern "C" {
+    fn emulation_launch(
+        source: *const c_char,
+        name: *const c_char,
+        grid: *const u32,
+        block: *const u32,
+        shared_bytes: u32,
+        letters: *const c_char,
+        arguments: *mut *mut c_void,
+        message: *mut c_char,
+        message_bytes: usize,
+    ) -> c_int;
+}
+
+/// What the emulation calls an argument's type.
+fn letter(argument: &Argument) -> u8 {
+    match argument {
+        Argument::Pointer(_) => b'p',
+        Argument::Size(_) => b's',
+        Argument::Int(_) => b'i',
+        Argument::Float(_) => b'f',
+    }
+}
+
+/// The address of an argument's value.
+fn address(argument: &Argument) -> *mut c_void {
+    match argument {
+        Argument::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        Argument::Size(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        Argument::Int(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        Argument::Float(value) => std::ptr::from_ref(value).cast_mut().cast(),
+    }
+}
+
+impl Driver for Emulation {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+        let text = |bytes: Vec<u8>| CString::new(bytes).expect("names and letters hold no zero");
+        let source = text(launch.kernel.source.into());
+        let name = text(launch.kernel.name.into());
+        let letters = text(launch.arguments.iter().map(letter).collect());
+        let mut arguments: Vec<*mut c_void> = launch.arguments.iter().map(address).collect();
+        let mut message = [0; 1024];
+        // SAFETY: the arguments are what the caller promises, and of the types of the kernel's parameters, or the
+        // emulation refuses them; all pointers are to values that live until it returns.
+        let failed = unsafe {
+            emulation_launch(
+                source.as_ptr(),
+                name.as_ptr(),
+                launch.grid.as_ptr(),
+                launch.block.as_ptr(),
+                launch.shared_bytes,
+                letters.as_ptr(),
+                arguments.as_mut_ptr(),
+                message.as_mut_ptr(),
+                message.len(),
+            )
+        };
+        if failed == 0 {
+            return Ok(());
+        }
+        // SAFETY: the emulation ends its message with a zero within the buffer.
+        let message = unsafe { CStr::from_ptr(message.as_ptr()) };
+        Err(KernelError {
+            operation: launch.kernel.name,
+            message: message.to_string_lossy().into_owned(),
+        })
+    }
+
+    unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { gemm::gemm(gemm) }
+    }
+
+    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::write_bytes(to, 0, bytes) };
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! The emulation reports what it is there to find, and takes the same done right: `kernels/emulation/tests/misuse.cu`.
+
+use emulation::Emulation;
+use kernels::cuda::{Argument, Driver, Kernel, Launch};
+
+/// Elements of every output.
+const ROOM: usize = 1024;
+
+fn kernel(name: &'static str) -> Kernel {
+    let source = "misuse";
+    Kernel { source, name }
+}
+
+/// Launches one block on an output of f32 or i32, followed by these arguments. Returns what the output holds, or the
+/// message.
+fn launch(
+    name: &'static str,
+    threads: u32,
+    shared_bytes: u32,
+    more: &[Argument],
+) -> Result<Vec<u32>, String> {
+    let mut out = vec![0u32; ROOM];
+    let pointer = Argument::Pointer(out.as_mut_ptr().cast());
+    let arguments: Vec<Argument> = std::iter::once(pointer)
+        .chain(more.iter().copied())
+        .collect();
+    let launch = Launch {
+        kernel: kernel(name),
+        grid: [1, 1, 1],
+        block: [threads, 1, 1],
+        shared_bytes,
+        arguments: &arguments,
+    };
+    // SAFETY: the kernels write no more than `ROOM` elements of the output.
+    let launched = unsafe { Emulation.launch(&launch) };
+    match launched {
+        Ok(()) => Ok(out),
+        Err(error) => {
+            assert_eq!(error.operation, name);
+            Err(error.message)
+        }
+    }
+}
+
+#[track_caller]
+fn reports(result: Result<Vec<u32>, String>, parts: &[&str]) {
+    let message = result.expect_err("the mistake is reported");
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+}
+
+#[test]
+fn threads_that_part_at_a_barrier() {
+    let parts = [
+        "separate ways",
+        "32 threads wait at the barrier of misuse.cu:",
+    ];
+    reports(launch("two_barriers", 64, 0, &[]), &parts);
+    let parts = [
+        "1 threads have ended",
+        "63 threads wait at the barrier of misuse.cu:",
+    ];
+    reports(launch("left_early", 64, 0, &[]), &parts);
+}
+
+#[test]
+fn lanes_that_part_at_a_shuffle() {
+    let parts = [
+        "16 threads have ended",
+        "16 threads wait for their warp at misuse.cu:",
+    ];
+    reports(launch("divergent_shuffle", 32, 0, &[]), &parts);
+    let out = launch("masked_shuffle", 32, 0, &[Argument::Int(2)]).unwrap();
+    assert_eq!(out[..6], [2, 0, 0, 0, 6, 0]);
+    let result = launch("masked_shuffle", 32, 0, &[Argument::Int(1)]);
+    reports(result, &["misuse.cu:", "reads lane 1"]);
+}
+
+#[test]
+fn a_warp_that_is_not_whole() {
+    let result = launch("conversation", 48, 0, &[]);
+    reports(result, &["16 threads wait for their warp"]);
+}
+
+#[test]
+fn shared_memory_beyond_its_bounds() {
+    let call = |shift, barrier| launch("neighbours", 64, 0, &[Argument::Int(shift), barrier]);
+    let out = call(0, Argument::Int(1)).unwrap();
+    assert_eq!((out[0], out[63]), (1, 0));
+    let parts = ["misuse.cu:", "element 64 of a shared array of 64"];
+    reports(call(1, Argument::Int(1)), &parts);
+    reports(call(-1, Argument::Int(1)), &["element -1"]);
+}
+
+#[test]
+fn races_for_shared_memory() {
+    // Either order of threads: which of them is first differs, that it is a race does not.
+    for _ in 0..2 {
+        let arguments = [Argument::Int(0), Argument::Int(0)];
+        let message = launch("neighbours", 64, 0, &arguments).unwrap_err();
+        assert!(
+            message.contains("race") || message.contains("before it is written"),
+            "{message}"
+        );
+        reports(launch("overtaken", 64, 0, &[Argument::Int(0)]), &["race"]);
+        assert_eq!(
+            launch("overtaken", 64, 0, &[Argument::Int(1)]).unwrap()[63],
+            1
+        );
+    }
+}
+
+#[test]
+fn shared_memory_that_was_never_written() {
+    let parts = ["misuse.cu:", "read before it is written"];
+    reports(launch("never_written", 32, 0, &[]), &parts);
+    let out = launch("never_written_by_address", 32, 0, &[]).unwrap();
+    assert!(out[..32].iter().all(|bits| f32::from_bits(*bits).is_nan()));
+}
+
+#[test]
+fn dynamic_shared_memory() {
+    let call = |count, by_address| {
+        let arguments = [Argument::Int(count), Argument::Int(by_address)];
+        launch("dynamic", 32, 40, &arguments)
+    };
+    for by_address in [0, 1] {
+        assert_eq!(call(10, by_address).unwrap()[0], 1f32.to_bits());
+    }
+    reports(call(11, 0), &["element 10 of a shared array of 10"]);
+    reports(call(11, 1), &["beyond the shared array declared here"]);
+    reports(
+        launch("too_much_static", 32, 0, &[]),
+        &["64000 bytes of static"],
+    );
+    let much = launch(
+        "dynamic",
+        32,
+        300_000,
+        &[Argument::Int(1), Argument::Int(0)],
+    );
+    reports(much, &["300000 bytes of dynamic shared memory"]);
+}
+
+#[test]
+fn wide_accesses_off_their_alignment() {
+    #[repr(align(16))]
+    struct Aligned([f32; 8]);
+    let x = Aligned([1.0; 8]);
+    for (offset, fits) in [(0, true), (1, false), (4, true)] {
+        let mut out = [0f32];
+        let arguments = [
+            Argument::Pointer(x.0[offset..].as_ptr().cast()),
+            Argument::Pointer(out.as_mut_ptr().cast()),
+        ];
+        let launch = Launch {
+            kernel: kernel("wide_access"),
+            grid: [1, 1, 1],
+            block: [1, 1, 1],
+            shared_bytes: 0,
+            arguments: &arguments,
+        };
+        // SAFETY: the kernel reads one element and writes one.
+        let launched = unsafe { Emulation.launch(&launch) };
+        assert_eq!(launched.is_ok(), fits, "{launched:?}");
+    }
+}
+
+#[test]
+fn results_that_depend_on_the_order_of_blocks_change() {
+    let mut results = [0u32; 16];
+    for result in &mut results {
+        let arguments = [Argument::Pointer(std::ptr::from_mut(result).cast())];
+        let launch = Launch {
+            kernel: kernel("last_block"),
+            grid: [3, 1, 1],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            arguments: &arguments,
+        };
+        // SAFETY: the kernel writes one element.
+        unsafe { Emulation.launch(&launch) }.unwrap();
+    }
+    assert!(results.contains(&0) && results.contains(&2), "{results:?}");
+}
+
+#[test]
+fn launches_that_no_device_takes() {
+    reports(
+        launch("no_such_kernel", 32, 0, &[]),
+        &["no kernel of this name"],
+    );
+    reports(launch("two_barriers", 0, 0, &[]), &["a block of 0 threads"]);
+    reports(launch("two_barriers", 2048, 0, &[]), &["a block of 2048"]);
+    reports(
+        launch("swiglu_f32", 32, 0, &[]),
+        &["comes from `swiglu.cu`, not from `misuse.cu`"],
+    );
+    let too_few = launch("dynamic", 32, 40, &[Argument::Int(1)]);
+    reports(too_few, &["arguments `pi`, its parameters are `pii`"]);
+    let wrong_type = launch("overtaken", 32, 0, &[Argument::Size(1)]);
+    reports(wrong_type, &["arguments `ps`, its parameters are `pi`"]);
+}
+
+#[test]
+fn a_failed_launch_does_not_harm_the_next() {
+    for _ in 0..3 {
+        launch("left_early", 64, 0, &[]).unwrap_err();
+        let out = launch("neighbours", 64, 0, &[Argument::Int(0), Argument::Int(1)]).unwrap();
+        assert_eq!(out[5], 6);
+    }
+}
+
+#[test]
+fn lanes_and_threads_talk() {
+    let threads = 64;
+    let out = launch("conversation", threads, 0, &[]).unwrap();
+    assert_eq!(out[0], threads);
+    for thread in 0..threads {
+        let (warp, lane) = (thread / 32 * 32, thread % 32);
+        let down = if lane < 30 { thread + 2 } else { thread };
+        let up = if lane % 8 >= 2 { thread - 2 } else { thread };
+        let upper = u32::from(warp == 32);
+        let sum = threads * (threads - 1) / 2;
+        let expected = [warp + 5, thread ^ 3, down, up, 7, upper, upper, 1, sum];
+        let own = 1 + thread as usize * 9;
+        assert_eq!(out[own..own + 9], expected, "thread {thread}");
+    }
+}

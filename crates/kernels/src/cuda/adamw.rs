@@ -1,0 +1,98 @@
+//! AdamW on ranges, in every form of its states.
+
+use super::driver::Argument;
+use super::extent::Extent;
+use super::{Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::quantise::BLOCK;
+use crate::{AdamW, KernelError, Master, Moment, check};
+use memory::DType;
+
+/// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `adamw.cu`.
+const THREADS: usize = 256;
+const ROUNDS: usize = 4;
+
+const WARP: usize = 32;
+
+pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), KernelError> {
+    check::adamw(&update)?;
+    let n = update.parameters.elements();
+    let extent = Extent {
+        grid: [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],
+        block: [THREADS, 1, 1],
+    };
+    let (first, first_absmax) = moment(&update.first_moment);
+    let (second, second_absmax) = moment(&update.second_moment);
+    let arguments = [
+        (&update.parameters).into(),
+        beside(&update.master),
+        first,
+        second,
+        first_absmax,
+        second_absmax,
+        (&update.gradients).into(),
+        (&update.rates).into(),
+        (&update.clip).into(),
+        (&update.key).into(),
+        (update.first_index as usize).into(),
+        update.beta1.into(),
+        update.beta2.into(),
+        update.eps.into(),
+        update.weight_decay.into(),
+        n.into(),
+    ];
+    cuda.launch(kernel_of(&update), extent, &arguments)
+}
+
+/// A moment, and the `absmax` of its codes.
+fn moment(moment: &Moment) -> (Argument, Argument) {
+    match moment {
+        Moment::Plain(moment) => (moment.into(), Argument::NULL),
+        Moment::Quantised { codes, absmax } => (codes.into(), absmax.into()),
+    }
+}
+
+/// What stands beside the weights.
+fn beside(master: &Master) -> Argument {
+    match master {
+        Master::Parameters => Argument::NULL,
+        Master::F32(beside) | Master::Remainder(beside) => beside.into(),
+    }
+}
+
+/// The kernel for the form of a moment, by its name for f32, bf16 and codes.
+macro_rules! by_moment {
+    ($update:expr, $f32:literal, $bf16:literal, $codes:literal) => {{
+        let gradients = $update.gradients.dtype();
+        match &$update.first_moment {
+            Moment::Plain(moment) if moment.dtype() == DType::F32 => {
+                kernel!("adamw", $f32, gradients)
+            }
+            Moment::Plain(_) => kernel!("adamw", $bf16, gradients),
+            Moment::Quantised { .. } => kernel!("adamw", $codes, gradients),
+        }
+    }};
+}
+
+fn kernel_of(update: &AdamW) -> Kernel {
+    match (update.parameters.dtype(), &update.master) {
+        (DType::F32, _) => by_moment!(update, "adamw_f32_f32", "adamw_f32_bf16", "adamw_f32_8bit"),
+        (_, Master::F32(_)) => by_moment!(
+            update,
+            "adamw_master_f32",
+            "adamw_master_bf16",
+            "adamw_master_8bit"
+        ),
+        (_, Master::Remainder(_)) => by_moment!(
+            update,
+            "adamw_split_f32",
+            "adamw_split_bf16",
+            "adamw_split_8bit"
+        ),
+        (_, Master::Parameters) => by_moment!(
+            update,
+            "adamw_rounded_f32",
+            "adamw_rounded_bf16",
+            "adamw_rounded_8bit"
+        ),
+    }
+}

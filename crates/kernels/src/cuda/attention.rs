@@ -1,0 +1,267 @@
+//! Causal attention with stored probabilities, a sequence at a time.
+//!
+//! Scores of all heads of a sequence are f32 in the scratch; their softmax, and its gradient, take their place in the
+//! compute type. What is multiplied is always what lies there, so that leaving an output out changes no bit.
+//!
+//! A key-value head serves `group` query heads. Products run for one member of each group at a time, batched over
+//! key-value heads, so that sums into dk and dv have a fixed order.
+
+use super::extent::Extent;
+use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel};
+use crate::attention::{cuda_gradient_sums, cuda_scores};
+use crate::{AttentionShape, KernelError, Target, check};
+use memory::{DType, In, Out};
+
+/// One member of every group in one sequence, and where its matrices lie.
+#[derive(Clone, Copy)]
+struct Member {
+    shape: AttentionShape,
+    sequence: usize,
+    member: usize,
+}
+
+impl Member {
+    /// Matrices `[seq, head_dim]` of the query heads in a tensor shaped like q.
+    fn like_q(&self, tensor: *const u8, dtype: DType) -> Matrix {
+        let AttentionShape {
+            seq,
+            heads,
+            head_dim,
+            ..
+        } = self.shape;
+        let first = self.sequence * seq * heads * head_dim + self.member * head_dim;
+        Matrix {
+            pointer: offset(tensor, dtype, first),
+            dtype,
+            row_stride: heads * head_dim,
+            column_stride: 1,
+            batch_stride: self.shape.group() * head_dim,
+        }
+    }
+
+    /// Matrices `[seq, head_dim]` of the key-value heads in a tensor shaped like k.
+    fn like_k(&self, tensor: *const u8, dtype: DType) -> Matrix {
+        let width = self.shape.kv_heads * self.shape.head_dim;
+        Matrix {
+            pointer: offset(tensor, dtype, self.sequence * self.shape.seq * width),
+            ..self.sums(tensor, dtype)
+        }
+    }
+
+    /// Matrices `[seq, head_dim]` of the key-value heads of this sequence alone.
+    fn sums(&self, pointer: *const u8, dtype: DType) -> Matrix {
+        Matrix {
+            pointer,
+            dtype,
+            row_stride: self.shape.kv_heads * self.shape.head_dim,
+            column_stride: 1,
+            batch_stride: self.shape.head_dim,
+        }
+    }
+
+    /// Matrices `[seq, seq]` in the scratch: f32, or what took its place.
+    fn scores(&self, scratch: &Out, dtype: DType) -> Matrix {
+        let seq = self.shape.seq;
+        let row_stride = seq * DType::F32.size_in_bytes() / dtype.size_in_bytes();
+        Matrix {
+            pointer: offset(scratch.pointer(), dtype, self.member * seq * row_stride),
+            dtype,
+            row_stride,
+            column_stride: 1,
+            batch_stride: self.shape.group() * seq * row_stride,
+        }
+    }
+
+    /// Matrices `[seq, seq]` of the stored probabilities.
+    fn probs(&self, probs: &In) -> Matrix {
+        let AttentionShape { seq, heads, .. } = self.shape;
+        let first = (self.sequence * heads + self.member) * seq * seq;
+        Matrix {
+            pointer: offset(probs.pointer(), probs.dtype(), first),
+            dtype: probs.dtype(),
+            row_stride: seq,
+            column_stride: 1,
+            batch_stride: self.shape.group() * seq * seq,
+        }
+    }
+
+    /// `out = a b`, m by k by n, for each key-value head.
+    fn product(&self, sizes: [usize; 3], a: Matrix, b: Matrix, out: Matrix) -> Gemm {
+        Gemm {
+            sizes,
+            batch: self.shape.kv_heads,
+            alpha: 1.0,
+            a,
+            b,
+            init: None,
+            out,
+        }
+    }
+
+    /// The same, added up over the members of a group.
+    fn sum(&self, sizes: [usize; 3], a: Matrix, b: Matrix, out: Matrix) -> Gemm {
+        Gemm {
+            init: (self.member > 0).then_some(out),
+            ..self.product(sizes, a, b, out)
+        }
+    }
+}
+
+fn offset(tensor: *const u8, dtype: DType, elements: usize) -> *const u8 {
+    tensor.wrapping_add(elements * dtype.size_in_bytes())
+}
+
+fn members(shape: AttentionShape, sequence: usize) -> impl Iterator<Item = Member> {
+    (0..shape.group()).map(move |member| Member {
+        shape,
+        sequence,
+        member,
+    })
+}
+
+pub(super) fn attention<D: Driver>(
+    cuda: &Cuda<D>,
+    out: Option<Out>,
+    probs: Option<Out>,
+    scratch: Out,
+    (q, k, v): (In, In, In),
+    shape: AttentionShape,
+) -> Result<(), KernelError> {
+    check::attention(Target::Cuda, &out, &probs, &scratch, (&q, &k, &v), shape)?;
+    let (seq, dim, dtype) = (shape.seq, shape.head_dim, q.dtype());
+    let kernel = kernel!("attention", "attention_softmax", dtype);
+    for sequence in 0..shape.batch {
+        for member in members(shape, sequence) {
+            let queries = member.like_q(q.pointer(), dtype);
+            let keys = member.like_k(k.pointer(), dtype);
+            let scores = member.scores(&scratch, DType::F32);
+            cuda.gemm(&Gemm {
+                alpha: shape.scale(),
+                ..member.product([seq, dim, seq], queries, keys.t(), scores)
+            })?;
+        }
+        let kept = probs.as_ref().map_or(std::ptr::null(), |probs| {
+            offset(probs.pointer(), dtype, sequence * cuda_scores(shape))
+        });
+        let arguments = [Argument::Pointer(kept), (&scratch).into(), seq.into()];
+        cuda.launch(kernel, Extent::rows(shape.heads * seq, seq), &arguments)?;
+        for member in members(shape, sequence) {
+            if let Some(out) = &out {
+                let weights = member.scores(&scratch, dtype);
+                let values = member.like_k(v.pointer(), dtype);
+                let out = member.like_q(out.pointer(), dtype);
+                cuda.gemm(&member.product([seq, seq, dim], weights, values, out))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn attention_backward<D: Driver>(
+    cuda: &Cuda<D>,
+    (dq, dk, dv): (Out, Out, Out),
+    scratch: Out,
+    dout: In,
+    probs: In,
+    (q, k, v): (In, In, In),
+    shape: AttentionShape,
+) -> Result<(), KernelError> {
+    let outputs = (&dq, &dk, &dv);
+    check::attention_backward(
+        Target::Cuda,
+        outputs,
+        &scratch,
+        &dout,
+        &probs,
+        (&q, &k, &v),
+        shape,
+    )?;
+    let (seq, dim, dtype) = (shape.seq, shape.head_dim, q.dtype());
+    let kernel = kernel!("attention", "attention_softmax_backward", dtype);
+    for sequence in 0..shape.batch {
+        let sums = GradientSums::new(shape, sequence, &scratch, [&dk, &dv]);
+        for member in members(shape, sequence) {
+            let gradients = member.like_q(dout.pointer(), dtype);
+            let values = member.like_k(v.pointer(), dtype);
+            let scores = member.scores(&scratch, DType::F32);
+            cuda.gemm(&member.product([seq, dim, seq], gradients, values.t(), scores))?;
+            let weights = member.probs(&probs);
+            let [_, dv] = sums.matrices(member);
+            cuda.gemm(&member.sum([seq, seq, dim], weights.t(), gradients, dv))?;
+        }
+        let probs_at = offset(probs.pointer(), dtype, sequence * cuda_scores(shape));
+        let arguments = [(&scratch).into(), Argument::Pointer(probs_at), seq.into()];
+        cuda.launch(kernel, Extent::rows(shape.heads * seq, seq), &arguments)?;
+        for member in members(shape, sequence) {
+            let scores = member.scores(&scratch, dtype);
+            let (queries, keys) = (
+                member.like_q(q.pointer(), dtype),
+                member.like_k(k.pointer(), dtype),
+            );
+            let dq = member.like_q(dq.pointer(), dtype);
+            let [dk, _] = sums.matrices(member);
+            let alpha = shape.scale();
+            cuda.gemm(&Gemm {
+                alpha,
+                ..member.product([seq, seq, dim], scores, keys, dq)
+            })?;
+            cuda.gemm(&Gemm {
+                alpha,
+                ..member.sum([seq, seq, dim], scores.t(), queries, dk)
+            })?;
+        }
+        sums.round(cuda)?;
+    }
+    Ok(())
+}
+
+/// Where dk and dv of a sequence are added up: in the tensors, or in f32 beside them where bf16 would round every
+/// member's part.
+struct GradientSums {
+    shape: AttentionShape,
+    dtype: DType,
+    /// Where the sequence starts in dk and in dv.
+    tensors: [*const u8; 2],
+    /// The f32 sums of both.
+    sums: Option<[*const u8; 2]>,
+}
+
+impl GradientSums {
+    fn new(shape: AttentionShape, sequence: usize, scratch: &Out, tensors: [&Out; 2]) -> Self {
+        let dtype = tensors[0].dtype();
+        let elements = shape.seq * shape.kv_heads * shape.head_dim;
+        let sums = (cuda_gradient_sums(shape, dtype) > 0).then(|| {
+            let first = cuda_scores(shape).next_multiple_of(64);
+            [first, first + elements].map(|at| offset(scratch.pointer(), DType::F32, at))
+        });
+        let tensors = tensors.map(|tensor| offset(tensor.pointer(), dtype, sequence * elements));
+        GradientSums {
+            shape,
+            dtype,
+            tensors,
+            sums,
+        }
+    }
+
+    /// The matrices of dk and dv that products are added to.
+    fn matrices(&self, member: Member) -> [Matrix; 2] {
+        match self.sums {
+            Some(sums) => sums.map(|sum| member.sums(sum, DType::F32)),
+            None => self.tensors.map(|tensor| member.sums(tensor, self.dtype)),
+        }
+    }
+
+    /// Rounds f32 sums into the tensors.
+    fn round<D: Driver>(&self, cuda: &Cuda<D>) -> Result<(), KernelError> {
+        let Some(sums) = self.sums else {
+            return Ok(());
+        };
+        let n = self.shape.seq * self.shape.kv_heads * self.shape.head_dim;
+        let kernel = kernel!("elementwise", "copy", self.dtype, DType::F32);
+        for (tensor, sum) in self.tensors.into_iter().zip(sums) {
+            let arguments = [Argument::Pointer(tensor), Argument::Pointer(sum), n.into()];
+            cuda.launch(kernel, Extent::flat(n), &arguments)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! What a CUDA device does for the launch code; the emulation does the same on the processor.
+
+use crate::KernelError;
+use memory::{DType, In, Out};
+
+/// A device with one stream: everything runs in the order in which it was asked for.
+///
+/// Only [`Driver::copy_to_host`] waits. An error may belong to earlier work.
+pub trait Driver {
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel, and point to what it reads and writes, which nothing else writes.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the kernel is unknown or the device refuses the launch.
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError>;
+
+    /// Computes matrix products.
+    ///
+    /// # Safety
+    /// Every matrix lies in live tensors, which nothing else writes; none but `init` overlaps `out`, and `init` is
+    /// `out` if it does. `workspace` is not used by anything else.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the library refuses the product.
+    unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError>;
+
+    /// Copies host bytes to the device; they may be changed when this returns.
+    ///
+    /// # Safety
+    /// `to` starts as many bytes on the device.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses.
+    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError>;
+
+    /// Copies bytes to the host, when all work before is done.
+    ///
+    /// # Safety
+    /// `from` starts as many bytes on the device.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses, or failed in earlier work.
+    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result<(), KernelError>;
+
+    /// Sets `bytes` bytes to 0.
+    ///
+    /// # Safety
+    /// `to` starts as many bytes on the device.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses.
+    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError>;
+}
+
+/// A kernel of `kernels/*.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// Its file, without `.cu`.
+    pub source: &'static str,
+    /// Its unmangled name.
+    pub name: &'static str,
+}
+
+/// A launch of a kernel.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// What is launched.
+    pub kernel: Kernel,
+    /// Blocks along x, y and z; at least one.
+    pub grid: [u32; 3],
+    /// Threads of a block along x, y and z: whole warps.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// One for each parameter, in their order.
+    pub arguments: &'a [Argument],
+}
+
+/// An argument of a kernel, by its type in CUDA C++.
+#[derive(Clone, Copy, Debug)]
+pub enum Argument {
+    /// A pointer; null for an optional tensor that was left out.
+    Pointer(*const u8),
+    /// `size_t`.
+    Size(usize),
+    /// `int`; 0 or 1 where it says yes or no.
+    Int(i32),
+    /// `float`.
+    Float(f32),
+}
+
+impl Argument {
+    /// No tensor.
+    pub const NULL: Argument = Argument::Pointer(std::ptr::null());
+
+    /// A tensor that may have been left out.
+    pub fn optional(out: &Option<Out>) -> Argument {
+        out.as_ref().map_or(Argument::NULL, Argument::from)
+    }
+}
+
+impl From<&In<'_>> for Argument {
+    fn from(view: &In) -> Argument {
+        assert!(!view.pointer().is_null(), "a shape has no data");
+        Argument::Pointer(view.pointer())
+    }
+}
+
+impl From<&Out<'_>> for Argument {
+    fn from(view: &Out) -> Argument {
+        assert!(!view.pointer().is_null(), "a shape has no data");
+        Argument::Pointer(view.pointer())
+    }
+}
+
+impl From<usize> for Argument {
+    fn from(value: usize) -> Argument {
+        Argument::Size(value)
+    }
+}
+
+impl From<bool> for Argument {
+    fn from(value: bool) -> Argument {
+        Argument::Int(value.into())
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Argument {
+        Argument::Float(value)
+    }
+}
+
+/// `batch` matrices in device memory, each `batch_stride` elements after the one before.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// The first element.
+    pub pointer: *const u8,
+    /// f32 or bf16.
+    pub dtype: DType,
+    /// Elements from a row to the next. This or `column_stride` is 1, but for matrices of one row or column.
+    pub row_stride: usize,
+    /// Elements from a column to the next.
+    pub column_stride: usize,
+    /// Elements from a matrix to the next; 0 repeats one.
+    pub batch_stride: usize,
+}
+
+impl Matrix {
+    /// Rows exchanged with columns.
+    pub fn t(self) -> Matrix {
+        Matrix {
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+}
+
+/// `out [m, n] = init + alpha a [m, k] b [k, n]`, for every matrix of a batch. Sums are f32 and rounded once.
+///
+/// Deterministic: the algorithm follows from sizes, types, strides and the alignment of the pointers.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm {
+    /// m, k, n.
+    pub sizes: [usize; 3],
+    /// Number of products; at least 1.
+    pub batch: usize,
+    /// Factor on the product.
+    pub alpha: f32,
+    /// Of the type of `b`.
+    pub a: Matrix,
+    /// Of the type of `a`.
+    pub b: Matrix,
+    /// What the product is added to, of the type of `out`: another matrix, or `out` itself.
+    pub init: Option<Matrix>,
+    /// Row-major and written; f32, or of the type of `a`.
+    pub out: Matrix,
+}
+
+/// Device memory that the matrix library may use during a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Workspace {
+    /// Its first byte.
+    pub pointer: *const u8,
+    /// Its size.
+    pub bytes: usize,
+}

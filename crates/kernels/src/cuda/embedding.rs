@@ -1,0 +1,54 @@
+//! Token embedding.
+
+use super::extent::Extent;
+use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
+use crate::{Init, KernelError, check};
+use memory::{DType, In, Out};
+
+/// Threads of a block that looks for tokens: as in `embedding.cu`.
+const SEARCHERS: usize = 256;
+
+pub(super) fn embedding<D: Driver>(
+    cuda: &Cuda<D>,
+    out: Out,
+    table: In,
+    ids: In,
+) -> Result<(), KernelError> {
+    check::embedding(&out, &table, &ids)?;
+    let kernel = kernel!("embedding", "embedding", table.dtype());
+    let (tokens, width) = (out.dims()[0], out.dims()[1]);
+    let arguments = [(&out).into(), (&table).into(), (&ids).into(), width.into()];
+    cuda.launch(kernel, Extent::rows(tokens, width), &arguments)
+}
+
+pub(super) fn embedding_backward<D: Driver>(
+    cuda: &Cuda<D>,
+    dtable: Out,
+    dout: In,
+    ids: In,
+    init: Init,
+) -> Result<(), KernelError> {
+    check::embedding_backward(&dtable, &dout, &ids, &init)?;
+    if matches!(init, Init::Overwrite) {
+        let bytes = dtable.elements() * dtable.dtype().size_in_bytes();
+        // SAFETY: the view covers these bytes.
+        unsafe { cuda.driver.clear(dtable.pointer(), bytes)? };
+    }
+    let kernel = kernel!(
+        "embedding",
+        "embedding_backward",
+        dtable.dtype(),
+        dout.dtype()
+    );
+    let (tokens, width) = (dout.dims()[0], dout.dims()[1]);
+    let arguments = [
+        (&dtable).into(),
+        (&dout).into(),
+        (&ids).into(),
+        tokens.into(),
+        width.into(),
+        accumulates(&init),
+    ];
+    let extent = Extent::rows_by_columns(tokens, width, SEARCHERS);
+    cuda.launch(kernel, extent, &arguments)
+}

@@ -1,0 +1,125 @@
+//! How many blocks of how many threads: functions of shapes alone, so that results are too.
+
+use crate::KernelError;
+
+/// Elements that a thread works on at a time: `PACK` in `pack.cuh`.
+const PACK: usize = 8;
+
+const WARP: usize = 32;
+
+/// Threads of a block that works on a piece of a flat tensor.
+const FLAT_THREADS: usize = 256;
+
+/// Most threads of a block that works on a row.
+const ROW_THREADS_MAX: usize = 512;
+
+/// Packs of columns that a block sums, and most threads that share their rows: as in `columns.cuh`.
+const COLUMN_PACKS: usize = 4;
+const ROW_LANES_MAX: usize = 128;
+
+/// Blocks of a launch along y and z.
+const BLOCKS_MAX: usize = 65_535;
+
+/// Blocks and threads of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) grid: [usize; 3],
+    pub(super) block: [usize; 3],
+}
+
+impl Extent {
+    /// A pack a thread.
+    pub(super) fn flat(elements: usize) -> Extent {
+        Extent {
+            grid: [elements.div_ceil(FLAT_THREADS * PACK), 1, 1],
+            block: [FLAT_THREADS, 1, 1],
+        }
+    }
+
+    /// A row a block, a pack a thread as far as threads go.
+    pub(super) fn rows(rows: usize, width: usize) -> Extent {
+        let threads = width.div_ceil(PACK).next_multiple_of(WARP);
+        Extent {
+            grid: [rows, 1, 1],
+            block: [threads.clamp(WARP, ROW_THREADS_MAX), 1, 1],
+        }
+    }
+
+    /// Sums over rows, for `column_sums` of `columns.cuh`.
+    pub(super) fn columns(rows: usize, width: usize) -> Extent {
+        let lanes = rows.next_power_of_two();
+        Extent {
+            grid: [width.div_ceil(COLUMN_PACKS * PACK), 1, 1],
+            block: [
+                COLUMN_PACKS,
+                lanes.clamp(WARP / COLUMN_PACKS, ROW_LANES_MAX),
+                1,
+            ],
+        }
+    }
+
+    /// Blocks of `threads` threads, each working on `rows` by as many packs of columns as it has threads.
+    pub(super) fn rows_by_columns(rows: usize, width: usize, threads: usize) -> Extent {
+        Extent {
+            grid: [rows, width.div_ceil(threads * PACK), 1],
+            block: [threads, 1, 1],
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.grid.contains(&0)
+    }
+
+    /// As a launch takes them.
+    pub(super) fn checked(
+        &self,
+        operation: &'static str,
+    ) -> Result<([u32; 3], [u32; 3]), KernelError> {
+        let [x, y, z] = self.grid;
+        if x > i32::MAX as usize || y > BLOCKS_MAX || z > BLOCKS_MAX {
+            return Err(KernelError {
+                operation,
+                message: format!("{x} x {y} x {z} blocks are more than a launch may have"),
+            });
+        }
+        Ok((
+            self.grid.map(|blocks| blocks as u32),
+            self.block.map(|threads| threads as u32),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_cover_their_tensors_with_whole_warps() {
+        for (rows, width) in [(1, 1), (1, 48), (3, 20_000), (400, 131), (3000, 20)] {
+            let by_columns = Extent::rows_by_columns(rows, width, 256);
+            assert!(by_columns.grid[1] * 256 * PACK >= width);
+            let columns = Extent::columns(rows, width);
+            assert!(columns.grid[0] * COLUMN_PACKS * PACK >= width);
+            assert!(columns.block[1].is_power_of_two());
+            let flat = Extent::flat(rows * width);
+            assert!(flat.grid[0] * flat.block[0] * PACK >= rows * width);
+            for extent in [columns, flat, Extent::rows(rows, width), by_columns] {
+                let threads: usize = extent.block.iter().product();
+                assert!(
+                    threads.is_multiple_of(WARP) && threads <= 1024,
+                    "{extent:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn too_many_blocks_are_refused() {
+        let error = Extent {
+            grid: [1, BLOCKS_MAX + 1, 1],
+            block: [WARP, 1, 1],
+        };
+        assert_eq!(error.checked("copy").unwrap_err().operation, "copy");
+        assert!(Extent::rows(1 << 31, 8).checked("rms_norm").is_err());
+    }
+}

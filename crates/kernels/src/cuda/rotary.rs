@@ -1,0 +1,29 @@
+//! Rotary position embedding (Su et al. 2021).
+
+use super::extent::Extent;
+use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::{KernelError, check};
+use memory::{DType, In, Out};
+
+pub(super) fn rotary<D: Driver>(
+    cuda: &Cuda<D>,
+    x: Out,
+    table: In,
+    inverse: bool,
+) -> Result<(), KernelError> {
+    check::rotary(&x, &table)?;
+    let kernel = kernel!("rotary", "rotary", x.dtype());
+    let (rows, width) = (x.dims()[0], x.dims()[1]);
+    let (seq, half) = (table.dims()[1], table.dims()[2]);
+    let sign = if inverse { -1.0 } else { 1.0 };
+    let arguments = [
+        (&x).into(),
+        (&table).into(),
+        seq.into(),
+        Argument::Int((width / (2 * half)) as i32),
+        Argument::Int(half as i32),
+        sign.into(),
+    ];
+    // A pack of pairs a thread.
+    cuda.launch(kernel, Extent::rows(rows, width / 2), &arguments)
+}

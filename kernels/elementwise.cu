@@ -1,0 +1,70 @@
+// Fill, copy, bias.
+#include "columns.cuh"
+
+template <typename T> __device__ void fill(T *out, size_t n, float value) {
+    const size_t first = flat_pack();
+    if (first < n) {
+        Pack pack;
+#pragma unroll
+        for (int i = 0; i < PACK; i++) {
+            pack.at[i] = value;
+        }
+        store(out, first, n, pack);
+    }
+}
+
+template <typename O, typename I> __device__ void copy(O *out, const I *x, size_t n) {
+    const size_t first = flat_pack();
+    if (first < n) {
+        store(out, first, n, load(x, first, n));
+    }
+}
+
+// A block works on one row.
+template <typename T> __device__ void add_bias(T *out, const T *bias, size_t width) {
+    T *row = out + blockIdx.x * width;
+    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
+        store_or_add(row, first, width, load(bias, first, width), true);
+    }
+}
+
+template <typename G, typename T>
+__device__ void bias_backward(G *out, const T *dy, size_t rows, size_t width, int accumulate) {
+    const size_t first = column_pack();
+    const Pack sums = column_sums(rows, [&](size_t row) { return load(dy + row * width, first, width); });
+    if (threadIdx.y == 0 && first < width) {
+        store_or_add(out, first, width, sums, accumulate);
+    }
+}
+
+#define OF_ONE_TYPE(T, name)                                                                                   \
+    extern "C" __global__ void fill_##name(T *out, size_t n, float value) { fill(out, n, value); }             \
+    EXPORT(fill_##name);                                                                                       \
+    extern "C" __global__ void add_bias_##name(T *out, const T *bias, size_t width) {                          \
+        add_bias(out, bias, width);                                                                            \
+    }                                                                                                          \
+    EXPORT(add_bias_##name)
+
+OF_ONE_TYPE(float, f32);
+OF_ONE_TYPE(bf16, bf16);
+
+#define OF_TWO_TYPES(O, I, name)                                                                               \
+    extern "C" __global__ void copy_##name(O *out, const I *x, size_t n) { copy(out, x, n); }                  \
+    EXPORT(copy_##name)
+
+OF_TWO_TYPES(float, float, f32_f32);
+OF_TWO_TYPES(float, bf16, f32_bf16);
+OF_TWO_TYPES(bf16, float, bf16_f32);
+OF_TWO_TYPES(bf16, bf16, bf16_bf16);
+
+#define BACKWARD(G, T, name)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(COLUMN_PACKS *ROW_LANES_MAX)                                  \
+        bias_backward_##name(G *out, const T *dy, size_t rows, size_t width, int accumulate) {                 \
+        bias_backward(out, dy, rows, width, accumulate);                                                       \
+    }                                                                                                          \
+    EXPORT(bias_backward_##name)
+
+BACKWARD(float, float, f32_f32);
+BACKWARD(float, bf16, f32_bf16);
+BACKWARD(bf16, float, bf16_f32);
+BACKWARD(bf16, bf16, bf16_bf16);

@@ -1,0 +1,90 @@
+// Token embedding.
+#include "pack.cuh"
+#include "reduce.cuh"
+
+// A block copies the row of one token.
+template <typename T> __device__ void embedding(T *out, const T *table, const int *ids, size_t width) {
+    const size_t token = blockIdx.x, id = ids[token];
+    const T *row = table + id * width;
+    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
+        store(out + token * width, first, width, load(row, first, width));
+    }
+}
+
+// The first token of an id adds up the rows of all tokens of that id, in their order, and writes the sum once: no
+// atomics, no scratch, and one rounding. Blocks along y share the columns; a block's threads look for the tokens of
+// its id together, so the search costs tokens^2 / 256 reads of a cached id in the worst case.
+constexpr int SEARCHERS = 256;
+
+template <typename T> __device__ void add_row(Pack &sum, const T *row, size_t first, size_t width) {
+    const Pack terms = load(row, first, width);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        sum.at[i] += terms.at[i];
+    }
+}
+
+__device__ inline bool has_earlier(const int *ids, size_t token, int id) {
+    for (size_t start = 0; start < token; start += SEARCHERS) {
+        const size_t other = start + threadIdx.x;
+        if (__syncthreads_or(other < token && ids[other] == id)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+template <typename G, typename T>
+__device__ void embedding_backward(G *dtable, const T *dout, const int *ids, size_t tokens, size_t width,
+                                   int accumulate) {
+    SHARED(unsigned, matches, SEARCHERS / WARP);
+    const size_t token = blockIdx.x;
+    const int id = ids[token];
+    if (has_earlier(ids, token, id)) {
+        return;
+    }
+    const size_t first = (size_t(blockIdx.y) * SEARCHERS + threadIdx.x) * PACK;
+    Pack sum = {};
+    for (size_t start = token; start < tokens; start += SEARCHERS) {
+        const size_t other = start + threadIdx.x;
+        const bool match = other < tokens && ids[other] == id;
+        if (!__syncthreads_or(match)) {
+            continue;
+        }
+        const unsigned of_warp = __ballot_sync(WHOLE_WARP, match);
+        if (threadIdx.x % WARP == 0) {
+            matches[threadIdx.x / WARP] = of_warp;
+        }
+        __syncthreads();
+        for (int warp = 0; warp < SEARCHERS / WARP; warp++) {
+            for (unsigned left = matches[warp]; left != 0; left &= left - 1) {
+                add_row(sum, dout + (start + warp * WARP + __ffs(left) - 1) * width, first, width);
+            }
+        }
+    }
+    if (first < width) {
+        store_or_add(dtable + size_t(id) * width, first, width, sum, accumulate);
+    }
+}
+
+#define FORWARD(T, name)                                                                                       \
+    extern "C" __global__ void embedding_##name(T *out, const T *table, const int *ids, size_t width) {        \
+        embedding(out, table, ids, width);                                                                     \
+    }                                                                                                          \
+    EXPORT(embedding_##name)
+
+FORWARD(float, f32);
+FORWARD(bf16, bf16);
+
+#define BACKWARD(G, T, name)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(SEARCHERS)                                                    \
+        embedding_backward_##name(G *dtable, const T *dout, const int *ids, size_t tokens, size_t width,       \
+                                  int accumulate) {                                                            \
+        embedding_backward(dtable, dout, ids, tokens, width, accumulate);                                      \
+    }                                                                                                          \
+    EXPORT(embedding_backward_##name)
+
+BACKWARD(float, float, f32_f32);
+BACKWARD(float, bf16, f32_bf16);
+BACKWARD(bf16, float, bf16_f32);
+BACKWARD(bf16, bf16, bf16_bf16);

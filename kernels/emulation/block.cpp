@@ -1,0 +1,189 @@
+// Threads run one after the other, each until it waits or ends; then barriers and exchanges that are complete let
+// their threads go on. If none is complete and threads still wait, they would wait for ever.
+#include "block.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <map>
+
+__thread uint3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulation {
+
+__thread Block *current_block;
+
+static std::string text(const char *format, va_list arguments) {
+    char buffer[512];
+    std::vsnprintf(buffer, sizeof(buffer), format, arguments);
+    return buffer;
+}
+
+static std::string name_of(Place place) {
+    const std::string file = place.file;
+    return file.substr(file.find_last_of('/') + 1) + ":" + std::to_string(place.line);
+}
+
+static std::string name_of(uint3 index) {
+    return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
+}
+
+void fail(Place place, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const std::string what = text(format, arguments);
+    va_end(arguments);
+    Block &block = current();
+    block.error = name_of(place) + ": block " + name_of(blockIdx) + ", thread " + name_of(threadIdx) + ": " + what;
+    block.suspend();
+    __builtin_unreachable();
+}
+
+void Block::suspend() { fibers[running->number]->suspend(); }
+
+// A fiber runs one thread after the other: every block has a thread of its number.
+void Block::start_fibers() {
+    while (fibers.size() < threads.size()) {
+        fibers.emplace_back(new Fiber([this] {
+            for (;;) {
+                body();
+                running->state = State::Finished;
+                suspend();
+            }
+        }));
+    }
+}
+
+void Block::run(bool reversed) {
+    start_fibers();
+    for (;;) {
+        for (size_t turn = 0; turn < threads.size(); turn++) {
+            Thread &thread = threads[reversed ? threads.size() - 1 - turn : turn];
+            if (thread.state != State::Ready) {
+                continue;
+            }
+            running = &thread;
+            threadIdx = thread.index;
+            fibers[thread.number]->resume();
+            if (!error.empty()) {
+                // Whoever was in the middle of a kernel never comes back from it.
+                fibers.clear();
+                return;
+            }
+        }
+        bool released = release_barrier();
+        for (size_t warp = 0; warp < warps.size(); warp++) {
+            released |= release_warp(warp);
+        }
+        if (!released) {
+            break;
+        }
+    }
+    error = who_waits();
+    if (error.empty()) {
+        check_guards();
+    } else {
+        fibers.clear();
+    }
+}
+
+// Complete when all threads of the block wait at the same line.
+bool Block::release_barrier() {
+    const Place place = threads[0].place;
+    Votes counted = {false, true};
+    for (const Thread &thread : threads) {
+        if (thread.state != State::AtBarrier || thread.place.line != place.line || thread.place.file != place.file) {
+            return false;
+        }
+        counted.any |= thread.vote;
+        counted.all &= thread.vote;
+    }
+    votes = counted;
+    epoch++;
+    for (Thread &thread : threads) {
+        thread.state = State::Ready;
+    }
+    for (Warp &warp : warps) {
+        warp.epoch++;
+    }
+    return true;
+}
+
+// Complete when all lanes of a mask wait at the same line with the same mask.
+bool Block::release_warp(size_t warp) {
+    const size_t start = warp * WARP, end = std::min(start + WARP, threads.size());
+    for (size_t first = start; first < end; first++) {
+        const Thread &caller = threads[first];
+        if (caller.state != State::AtExchange) {
+            continue;
+        }
+        unsigned arrived = 0;
+        for (size_t other = start; other < end; other++) {
+            const Thread &thread = threads[other];
+            const bool same = thread.state == State::AtExchange && thread.mask == caller.mask &&
+                              thread.place.line == caller.place.line && thread.place.file == caller.place.file;
+            arrived |= unsigned(same) << (other - start);
+        }
+        if (arrived == caller.mask) {
+            for (size_t other = start; other < end; other++) {
+                if (arrived >> (other - start) & 1) {
+                    threads[other].state = State::Ready;
+                }
+            }
+            warps[warp].turn ^= 1;
+            warps[warp].epoch++;
+            return true;
+        }
+    }
+    return false;
+}
+
+// Empty if all threads have ended.
+std::string Block::who_waits() const {
+    std::map<std::string, size_t> counts;
+    for (const Thread &thread : threads) {
+        if (thread.state == State::Finished) {
+            counts["have ended"]++;
+        } else {
+            const char *what = thread.state == State::AtBarrier ? "wait at the barrier of " : "wait for their warp at ";
+            counts[what + name_of(thread.place)]++;
+        }
+    }
+    if (counts.size() == 1 && counts.count("have ended")) {
+        return "";
+    }
+    std::string message = "block " + name_of(blockIdx) + " goes separate ways:";
+    for (const auto &count : counts) {
+        message += " " + std::to_string(count.second) + " threads " + count.first + ";";
+    }
+    message.pop_back();
+    return message;
+}
+
+Votes block_barrier(bool vote, Place place) {
+    Block &block = current();
+    block.running->state = State::AtBarrier;
+    block.running->place = place;
+    block.running->vote = vote;
+    block.suspend();
+    return block.votes;
+}
+
+unsigned lane() { return current().running->number % WARP; }
+
+const uint64_t *exchange(unsigned mask, uint64_t value, Place place) {
+    Block &block = current();
+    Thread &thread = *block.running;
+    if (!(mask >> lane() & 1)) {
+        fail(place, "the thread is not in the mask %#x that it gives", mask);
+    }
+    Warp &warp = block.warps[thread.number / WARP];
+    const unsigned turn = warp.turn;
+    warp.values[turn][lane()] = value;
+    thread.state = State::AtExchange;
+    thread.place = place;
+    thread.mask = mask;
+    block.suspend();
+    return warp.values[turn];
+}
+
+}  // namespace emulation

@@ -1,0 +1,158 @@
+// CUDA's language and built-in functions on the host: included before every kernel source that is compiled for the
+// emulation. See README.md for what the emulation finds and what it cannot.
+#pragma once
+
+#define EMULATION
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "shared.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+
+// Of the thread that runs: one at a time runs on each thread of the host.
+extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
+
+// Where in a kernel source a function was called.
+#define EMULATION_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+namespace emulation {
+
+// Parts the accesses before it from those after it, for all threads of a block. Returns whether any of them, or all of
+// them, gave true.
+struct Votes {
+    bool any, all;
+};
+Votes block_barrier(bool vote, Place place);
+
+// Exchanges a value with the lanes in `mask`: the values of all 32 lanes, valid until the next exchange.
+const uint64_t *exchange(unsigned mask, uint64_t value, Place place);
+
+// The lane of the thread that runs.
+unsigned lane();
+
+// The value that `lane` has exchanged; an error if it has not taken part.
+template <typename T> T value_of(const uint64_t *values, unsigned mask, unsigned lane, Place place) {
+    if (!(mask >> lane & 1)) {
+        fail(place, "a shuffle reads lane %u, which does not take part in it", lane);
+    }
+    T value;
+    std::memcpy(&value, &values[lane], sizeof(T));
+    return value;
+}
+
+template <typename T> const uint64_t *exchange_typed(unsigned mask, T value, Place place) {
+    static_assert(sizeof(T) <= sizeof(uint64_t), "lanes exchange up to eight bytes");
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    return exchange(mask, bits, place);
+}
+
+// A shuffle within groups of `width` lanes from the lane that `source(lane in its group)` names, or from oneself where
+// that is outside the group.
+template <typename T, typename Source>
+T shuffle(unsigned mask, T value, int width, Place place, Source source) {
+    const uint64_t *values = exchange_typed(mask, value, place);
+    const int own = int(lane()), start = own / width * width, from = source(own - start);
+    return value_of<T>(values, mask, unsigned(from >= 0 && from < width ? start + from : own), place);
+}
+
+}  // namespace emulation
+
+inline void __syncthreads(EMULATION_PLACE) { emulation::block_barrier(false, {file, line}); }
+inline int __syncthreads_or(int vote, EMULATION_PLACE) {
+    return emulation::block_barrier(vote != 0, {file, line}).any;
+}
+inline int __syncthreads_and(int vote, EMULATION_PLACE) {
+    return emulation::block_barrier(vote != 0, {file, line}).all;
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, EMULATION_PLACE) { emulation::exchange(mask, 0, {file, line}); }
+
+template <typename T> T __shfl_sync(unsigned mask, T value, int from, int width = 32, EMULATION_PLACE) {
+    return emulation::shuffle(mask, value, width, {file, line}, [=](int) { return from & (width - 1); });
+}
+template <typename T> T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, EMULATION_PLACE) {
+    return emulation::shuffle(mask, value, width, {file, line}, [=](int own) { return own ^ lanes; });
+}
+template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, EMULATION_PLACE) {
+    return emulation::shuffle(mask, value, width, {file, line}, [=](int own) { return own + int(by); });
+}
+template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, EMULATION_PLACE) {
+    return emulation::shuffle(mask, value, width, {file, line}, [=](int own) { return own - int(by); });
+}
+
+inline unsigned __ballot_sync(unsigned mask, int vote, EMULATION_PLACE) {
+    const uint64_t *votes = emulation::exchange(mask, vote != 0, {file, line});
+    unsigned ballot = 0;
+    for (unsigned lane = 0; lane < 32; lane++) {
+        ballot |= unsigned((mask >> lane & 1) && votes[lane]) << lane;
+    }
+    return ballot;
+}
+inline int __any_sync(unsigned mask, int vote, EMULATION_PLACE) {
+    return __ballot_sync(mask, vote, file, line) != 0;
+}
+inline int __all_sync(unsigned mask, int vote, EMULATION_PLACE) {
+    return __ballot_sync(mask, vote, file, line) == mask;
+}
+
+// Blocks and threads take turns, so an ordinary addition is atomic. There are none of floats, whose results would
+// depend on the order.
+inline int atomicAdd(int *sum, int value) { return (*sum += value) - value; }
+inline unsigned atomicAdd(unsigned *sum, unsigned value) { return (*sum += value) - value; }
+
+inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+// The emulation is compiled without contraction: ordinary operations are these.
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+
+inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+// A wide access of this alignment; the host would forgive one that is not.
+template <typename T> void require_alignment(const T *pointer, size_t alignment, EMULATION_PLACE) {
+    if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
+        emulation::fail({file, line}, "an access of %zu bytes is not aligned", alignment);
+    }
+}
+
+// A kernel as it is launched: parameters by address, as `cuLaunchKernel` takes them.
+#include "registry.h"
+#define EXPORT(name) \
+    static const emulation::Registration registration_of_##name(__FILE__, #name, &name)

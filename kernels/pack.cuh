@@ -1,0 +1,103 @@
+// Eight neighbouring elements at a time, in wide accesses where the tensor's alignment allows: 16 bytes, 8 of u8.
+#pragma once
+
+#include "kernel.cuh"
+
+constexpr int PACK = 8;
+
+// Eight elements, widened.
+struct Pack {
+    float at[PACK];
+};
+
+// First element of this thread's pack in a flat tensor, by blocks and threads along x.
+__device__ inline size_t flat_pack() {
+    return (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
+}
+
+// Whether the pack at `first`, a multiple of PACK, of `n` elements can be accessed as a whole.
+template <typename T> __device__ bool is_wide(const T *x, size_t first, size_t n) {
+    return first + PACK <= n && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+}
+
+// Eight elements as a tensor holds them.
+template <typename T> struct Elements {
+    static constexpr size_t BYTES = sizeof(T) * PACK;
+    alignas(BYTES < 16 ? BYTES : 16) T at[PACK];
+};
+
+// Copies eight elements in the widest accesses that there are for them.
+template <typename T> __device__ void copy_wide(T *to, const T *from) {
+    if constexpr (Elements<T>::BYTES == 8) {
+        *reinterpret_cast<uint2 *>(to) = *reinterpret_cast<const uint2 *>(from);
+    } else {
+#pragma unroll
+        for (size_t part = 0; part < Elements<T>::BYTES / 16; part++) {
+            reinterpret_cast<uint4 *>(to)[part] = reinterpret_cast<const uint4 *>(from)[part];
+        }
+    }
+}
+
+// Elements `first` to `first + PACK` of `n`; those beyond the end count as `missing`.
+template <typename T> __device__ Elements<T> load_elements(const T *x, size_t first, size_t n, T missing) {
+    Elements<T> elements;
+    if (is_wide(x, first, n)) {
+        require_alignment(x + first, alignof(Elements<T>));
+        copy_wide(elements.at, x + first);
+    } else {
+#pragma unroll
+        for (int i = 0; i < PACK; i++) {
+            elements.at[i] = first + i < n ? x[first + i] : missing;
+        }
+    }
+    return elements;
+}
+
+// Writes elements `first` to `first + PACK` of `n`; those beyond the end are left out.
+template <typename T> __device__ void store_elements(T *x, size_t first, size_t n, const Elements<T> &elements) {
+    if (is_wide(x, first, n)) {
+        require_alignment(x + first, alignof(Elements<T>));
+        copy_wide(x + first, elements.at);
+    } else {
+#pragma unroll
+        for (int i = 0; i < PACK; i++) {
+            if (first + i < n) {
+                x[first + i] = elements.at[i];
+            }
+        }
+    }
+}
+
+// Elements widened; those beyond the end count as `missing`, which the type must hold.
+template <typename T> __device__ Pack load(const T *x, size_t first, size_t n, float missing = 0.0f) {
+    const Elements<T> elements = load_elements(x, first, n, narrow<T>(missing));
+    Pack pack;
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        pack.at[i] = widen(elements.at[i]);
+    }
+    return pack;
+}
+
+// Elements rounded from a pack.
+template <typename T> __device__ void store(T *x, size_t first, size_t n, const Pack &pack) {
+    Elements<T> elements;
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        elements.at[i] = narrow<T>(pack.at[i]);
+    }
+    store_elements(x, first, n, elements);
+}
+
+// Stores a pack, or adds it to what is there: rounded once either way.
+template <typename T>
+__device__ void store_or_add(T *x, size_t first, size_t n, Pack pack, int accumulate) {
+    if (accumulate) {
+        const Pack earlier = load(x, first, n);
+#pragma unroll
+        for (int i = 0; i < PACK; i++) {
+            pack.at[i] += earlier.at[i];
+        }
+    }
+    store(x, first, n, pack);
+}
