@@ -46,6 +46,9 @@ void Block::start_fibers() {
         fibers.emplace_back(new Fiber([this] {
             for (;;) {
                 body();
+                if (!running->copies.empty()) {
+                    fail(running->copies[0].place, "the thread ends and has not waited for this copy");
+                }
                 running->state = State::Finished;
                 suspend();
             }

@@ -3,6 +3,7 @@
 
 #include "emulation.h"
 #include "fiber.h"
+#include "tensor_cores.h"
 
 #include <memory>
 #include <string>
@@ -17,6 +18,14 @@ constexpr size_t STATIC_SHARED_BYTES_MAX = 48 << 10;
 
 enum class State { Ready, AtBarrier, AtExchange, Finished };
 
+// A copy to shared memory that its thread has not waited for.
+struct Copy {
+    SharedArray *array;
+    int64_t index;
+    const void *source;
+    Place place;
+};
+
 struct Thread {
     uint3 index;
     unsigned number;
@@ -24,11 +33,13 @@ struct Thread {
     Place place;
     unsigned mask;
     bool vote;
+    std::vector<Copy> copies;
 };
 
 struct Warp {
     // Two of each lane: a lane may be at the next exchange while others still read this one's values.
     uint64_t values[2][WARP];
+    Registers registers[2][WARP];
     unsigned turn;
     // Counts what parts the accesses of its lanes from each other.
     unsigned epoch;

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "shared.h"
+#include "tensor_cores.h"
 
 #define __global__
 #define __device__

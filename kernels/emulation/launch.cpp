@@ -44,7 +44,7 @@ static std::vector<Thread> threads_of(uint3 block) {
     for (unsigned z = 0; z < block.z; z++) {
         for (unsigned y = 0; y < block.y; y++) {
             for (unsigned x = 0; x < block.x; x++) {
-                threads.push_back({{x, y, z}, unsigned(threads.size()), State::Ready, {"", 0}, 0, false});
+                threads.push_back({{x, y, z}, unsigned(threads.size()), State::Ready, {"", 0}, 0, false, {}});
             }
         }
     }

@@ -228,3 +228,48 @@ fn lanes_and_threads_talk() {
         assert_eq!(out[own..own + 9], expected, "thread {thread}");
     }
 }
+
+#[test]
+fn lanes_that_part_at_a_product() {
+    let out = launch("product", 32, 0, &[Argument::Int(32)]).unwrap();
+    assert_eq!(out[..32], [16f32.to_bits(); 32]);
+    let parts = ["1 threads have ended", "31 threads wait for their warp at"];
+    reports(launch("product", 32, 0, &[Argument::Int(31)]), &parts);
+}
+
+/// All elements differ, and all sums are exact.
+#[test]
+fn fragments_lie_as_documented() {
+    let out = launch("fragments", 32, 0, &[]).unwrap();
+    for row in 0..16 {
+        for column in 0..8 {
+            let terms = (0..16).map(|k| (16 * row + k) * (8 * k + column));
+            let expected = terms.sum::<usize>() as f32;
+            let got = f32::from_bits(out[row * 8 + column]);
+            assert_eq!(got, expected, "row {row}, column {column}");
+        }
+    }
+}
+
+#[test]
+fn copies_that_nobody_waits_for() {
+    #[repr(align(16))]
+    struct Aligned([f32; 132]);
+    let x = Aligned(std::array::from_fn(|index| index as f32));
+    let call = |shift, wait| {
+        let x = Argument::Pointer(x.0.as_ptr().cast());
+        launch(
+            "copies",
+            32,
+            0,
+            &[x, Argument::Int(shift), Argument::Int(wait)],
+        )
+    };
+    let out = call(4, 1).unwrap();
+    assert_eq!(out[31], 5f32.to_bits());
+    reports(call(0, 0), &["misuse.cu:", "has not waited for this copy"]);
+    reports(
+        call(1, 1),
+        &["misuse.cu:", "a copy of 16 bytes is not aligned"],
+    );
+}

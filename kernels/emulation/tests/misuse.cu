@@ -1,4 +1,5 @@
 // Kernels with the mistakes that the emulation must report, and beside each the same done right.
+#include "../../mma.cuh"
 #include "../../reduce.cuh"
 
 // Half of the threads meet at one barrier, half at another.
@@ -129,3 +130,50 @@ extern "C" __global__ void conversation(int *out) {
     atomicAdd(out, 1);
 }
 EXPORT(conversation);
+
+// The sums of a product of ones, by all lanes or by all but one.
+extern "C" __global__ void product(float *out, int lanes) {
+    const uint32_t ones = 0x3f803f80, a[4] = {ones, ones, ones, ones}, b[2] = {ones, ones};
+    float sums[4] = {};
+    if (int(threadIdx.x) < lanes) {
+        multiply_16x8x16(sums, a, b);
+    }
+    out[threadIdx.x] = sums[3];
+}
+EXPORT(product);
+
+// The product of a 16 x 16 and a 16 x 8 matrix, whose elements are their own indices.
+extern "C" __global__ void fragments(float *out) {
+    SHARED(Chunk, chunks, 48);
+    const int lane = threadIdx.x;
+    for (int chunk = lane; chunk < 48; chunk += WARP) {
+        alignas(16) bf16 elements[8];
+        for (int i = 0; i < 8; i++) {
+            elements[i] = narrow<bf16>(float(chunk % 32 * 8 + i));
+        }
+        chunks[chunk] = *reinterpret_cast<const Chunk *>(elements);
+    }
+    __syncwarp();
+    uint32_t a[4], b[4];
+    load_matrices<false>(a, chunks, lane % 16 * 2 + lane / 16);
+    load_matrices<true>(b, chunks, 32 + lane % 16);
+    float sums[4] = {};
+    multiply_16x8x16(sums, a, {b[0], b[1]});
+    for (int i = 0; i < 4; i++) {
+        out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
+    }
+}
+EXPORT(fragments);
+
+// Copies a chunk for each thread, and waits for it if `wait`, with `shift` elements of f32 off its place.
+extern "C" __global__ void copies(float *out, const float *x, int shift, int wait) {
+    SHARED(Chunk, chunks, 32);
+    copy_async(chunks, int(threadIdx.x), reinterpret_cast<const Chunk *>(x + shift) + threadIdx.x);
+    if (wait) {
+        wait_for_copies();
+    }
+    __syncthreads();
+    const Chunk chunk = chunks[31 - threadIdx.x];
+    out[threadIdx.x] = reinterpret_cast<const float *>(&chunk)[1];
+}
+EXPORT(copies);

@@ -19,6 +19,7 @@ pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), Kern
     let extent = Extent {
         grid: [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],
         block: [THREADS, 1, 1],
+        shared_bytes: 0,
     };
     let (first, first_absmax) = moment(&update.first_moment);
     let (second, second_absmax) = moment(&update.second_moment);

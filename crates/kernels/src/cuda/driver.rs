@@ -72,7 +72,9 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Threads of a block along x, y and z: whole warps.
     pub block: [u32; 3],
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a block. Above 48 KB a device wants to be told before the launch: a driver sets the
+    /// function's `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` when it loads it or when the need first comes.
+    /// 163 KB fit on an A100, 227 KB on an H100, less what the kernel declares itself.
     pub shared_bytes: u32,
     /// One for each parameter, in their order.
     pub arguments: &'a [Argument],

@@ -20,11 +20,12 @@ const ROW_LANES_MAX: usize = 128;
 /// Blocks of a launch along y and z.
 const BLOCKS_MAX: usize = 65_535;
 
-/// Blocks and threads of a launch.
+/// Blocks and threads of a launch, and the dynamic shared memory of each block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) grid: [usize; 3],
     pub(super) block: [usize; 3],
+    pub(super) shared_bytes: usize,
 }
 
 impl Extent {
@@ -33,6 +34,7 @@ impl Extent {
         Extent {
             grid: [elements.div_ceil(FLAT_THREADS * PACK), 1, 1],
             block: [FLAT_THREADS, 1, 1],
+            shared_bytes: 0,
         }
     }
 
@@ -42,6 +44,7 @@ impl Extent {
         Extent {
             grid: [rows, 1, 1],
             block: [threads.clamp(WARP, ROW_THREADS_MAX), 1, 1],
+            shared_bytes: 0,
         }
     }
 
@@ -55,6 +58,7 @@ impl Extent {
                 lanes.clamp(WARP / COLUMN_PACKS, ROW_LANES_MAX),
                 1,
             ],
+            shared_bytes: 0,
         }
     }
 
@@ -63,6 +67,7 @@ impl Extent {
         Extent {
             grid: [rows, width.div_ceil(threads * PACK), 1],
             block: [threads, 1, 1],
+            shared_bytes: 0,
         }
     }
 
@@ -118,6 +123,7 @@ mod tests {
         let error = Extent {
             grid: [1, BLOCKS_MAX + 1, 1],
             block: [WARP, 1, 1],
+            shared_bytes: 0,
         };
         assert_eq!(error.checked("copy").unwrap_err().operation, "copy");
         assert!(Extent::rows(1 << 31, 8).checked("rms_norm").is_err());

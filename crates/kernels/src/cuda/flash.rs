@@ -1,18 +1,113 @@
 //! Attention that never stores the scores.
+//!
+//! A block of threads keeps rows of one head and lets tiles of others go by. Heads are padded to the next of a few
+//! widths, for which the kernels are made.
 
-use super::{Cuda, Driver};
-use crate::{AttentionShape, FlashOptions, KernelError, check};
-use memory::{In, Out};
+use super::extent::Extent;
+use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::{AttentionShape, FlashOptions, KernelError, Target, check};
+use memory::{DType, In, Out};
 
-fn not_written() -> KernelError {
-    KernelError {
-        operation: "flash_attention",
-        message: "not written for CUDA yet".into(),
+/// Widths of a head that kernels are made for.
+const WIDTHS: [usize; 4] = [32, 64, 128, 256];
+
+/// Rows of `dout` that a block sums, a warp each.
+const SUMS_PER_BLOCK: usize = 4;
+
+const WARP: usize = 32;
+
+/// A kernel by its name, followed by the width and type that it is made for.
+macro_rules! kernel_of_width {
+    ($name:literal, $width:expr, $dtype:expr) => {{
+        use DType::{BF16, F32};
+        kernel!(
+            "flash_attention",
+            match ($width, $dtype) {
+                (32, F32) => concat!($name, "_32_f32"),
+                (32, BF16) => concat!($name, "_32_bf16"),
+                (64, F32) => concat!($name, "_64_f32"),
+                (64, BF16) => concat!($name, "_64_bf16"),
+                (128, F32) => concat!($name, "_128_f32"),
+                (128, BF16) => concat!($name, "_128_bf16"),
+                (_, F32) => concat!($name, "_256_f32"),
+                (_, BF16) => concat!($name, "_256_bf16"),
+                (_, other) => no_kernel($name, &[other]),
+            }
+        )
+    }};
+}
+
+/// Rows of the tiles that kernels work on: `Sizes` in `flash_attention.cu`.
+struct Sizes {
+    width: usize,
+    dtype: DType,
+    /// Rows that stay.
+    rows: usize,
+    /// Rows that go by.
+    forward: usize,
+    backward: usize,
+    /// Sets of warps that share the columns of dk and dv.
+    parts: usize,
+}
+
+impl Sizes {
+    fn new(operation: &'static str, head_dim: usize, dtype: DType) -> Result<Sizes, KernelError> {
+        let width = WIDTHS.into_iter().find(|width| head_dim <= *width);
+        let width = width.ok_or_else(|| KernelError {
+            operation,
+            message: format!("heads of {head_dim} are wider than 256, the widest on CUDA"),
+        })?;
+        let (wide, f32) = (width > 128, dtype == DType::F32);
+        Ok(Sizes {
+            width,
+            dtype,
+            rows: if wide && f32 { 32 } else { 64 },
+            forward: if wide { 32 } else { 64 },
+            backward: match (width, f32) {
+                (..=128, true) => 32,
+                (_, true) => 16,
+                (..=64, false) => 64,
+                (_, false) => 32,
+            },
+            parts: if wide { 2 } else { 1 },
+        })
+    }
+
+    /// A block for each head and each block of rows, with as many tiles' rows in shared memory.
+    fn extent(&self, heads: usize, seq: usize, parts: usize, tile_rows: usize) -> Extent {
+        const CHUNK: usize = 16;
+        let chunks = self.width * self.dtype.size_in_bytes() / CHUNK + 1;
+        Extent {
+            grid: [heads, seq.div_ceil(self.rows), 1],
+            block: [self.rows / 16 * WARP * parts, 1, 1],
+            shared_bytes: tile_rows * chunks * CHUNK,
+        }
     }
 }
 
+/// The arguments that every kernel ends with.
+fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 9] {
+    let dropout = options.dropout;
+    [
+        options
+            .documents
+            .as_ref()
+            .map_or(Argument::Pointer(std::ptr::null()), Argument::from),
+        shape.seq.into(),
+        shape.heads.into(),
+        shape.kv_heads.into(),
+        shape.head_dim.into(),
+        shape.scale().into(),
+        dropout
+            .map_or(0, |dropout| dropout.threshold() as usize)
+            .into(),
+        dropout.map_or(0, |dropout| dropout.key as usize).into(),
+        dropout.map_or(1.0, |dropout| dropout.scale()).into(),
+    ]
+}
+
 pub(super) fn flash_attention<D: Driver>(
-    _cuda: &Cuda<D>,
+    cuda: &Cuda<D>,
     out: Option<Out>,
     lse: Option<Out>,
     scratch: Out,
@@ -20,13 +115,20 @@ pub(super) fn flash_attention<D: Driver>(
     shape: AttentionShape,
     options: FlashOptions,
 ) -> Result<(), KernelError> {
-    let target = crate::Target::Cuda;
+    let target = Target::Cuda;
     check::flash_attention(target, &out, &lse, &scratch, (&q, &k, &v), shape, &options)?;
-    Err(not_written())
+    let sizes = Sizes::new("flash_attention", shape.head_dim, q.dtype())?;
+    let heads = shape.batch * shape.heads;
+    let extent = sizes.extent(heads, shape.seq, 1, sizes.rows + 2 * sizes.forward);
+    let mut arguments = vec![Argument::optional(&out), Argument::optional(&lse)];
+    arguments.extend([&q, &k, &v].map(Argument::from));
+    arguments.extend(common(shape, &options));
+    let kernel = kernel_of_width!("flash_forward", sizes.width, q.dtype());
+    cuda.launch(kernel, extent, &arguments)
 }
 
 pub(super) fn flash_attention_backward<D: Driver>(
-    _cuda: &Cuda<D>,
+    cuda: &Cuda<D>,
     (dq, dk, dv): (Out, Out, Out),
     scratch: Out,
     (dout, out, lse): (In, In, In),
@@ -35,7 +137,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
     options: FlashOptions,
 ) -> Result<(), KernelError> {
     check::flash_attention_backward(
-        crate::Target::Cuda,
+        Target::Cuda,
         (&dq, &dk, &dv),
         &scratch,
         (&dout, &out, &lse),
@@ -43,5 +145,52 @@ pub(super) fn flash_attention_backward<D: Driver>(
         shape,
         &options,
     )?;
-    Err(not_written())
+    let dtype = q.dtype();
+    let sizes = Sizes::new("flash_attention_backward", shape.head_dim, dtype)?;
+    row_sums(cuda, &scratch, &dout, &out, shape)?;
+
+    let mut read = vec![(&dout).into(), (&lse).into(), (&scratch).into()];
+    read.extend([&q, &k, &v].map(Argument::from));
+    read.extend(common(shape, &options));
+    let tile_rows = 2 * sizes.rows + 4 * sizes.backward;
+
+    let kernel = kernel_of_width!("flash_backward_keys", sizes.width, dtype);
+    let heads = shape.batch * shape.kv_heads;
+    let extent = sizes.extent(heads, shape.seq, sizes.parts, tile_rows);
+    let mut arguments = vec![(&dk).into(), (&dv).into()];
+    arguments.extend(&read);
+    cuda.launch(kernel, extent, &arguments)?;
+
+    let kernel = kernel_of_width!("flash_backward_queries", sizes.width, dtype);
+    let extent = sizes.extent(shape.batch * shape.heads, shape.seq, 1, tile_rows);
+    let mut arguments = vec![(&dq).into()];
+    arguments.extend(&read);
+    cuda.launch(kernel, extent, &arguments)
+}
+
+/// The sums of `dout * out` of every query and head, `[b, heads, s]`.
+fn row_sums<D: Driver>(
+    cuda: &Cuda<D>,
+    sums: &Out,
+    dout: &In,
+    out: &In,
+    shape: AttentionShape,
+) -> Result<(), KernelError> {
+    let rows = shape.batch * shape.seq * shape.heads;
+    let extent = Extent {
+        grid: [rows.div_ceil(SUMS_PER_BLOCK), 1, 1],
+        block: [SUMS_PER_BLOCK * WARP, 1, 1],
+        shared_bytes: 0,
+    };
+    let arguments = [
+        sums.into(),
+        dout.into(),
+        out.into(),
+        rows.into(),
+        shape.seq.into(),
+        shape.heads.into(),
+        shape.head_dim.into(),
+    ];
+    let kernel = kernel!("flash_attention", "flash_row_sums", dout.dtype());
+    cuda.launch(kernel, extent, &arguments)
 }

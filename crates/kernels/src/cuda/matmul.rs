@@ -68,6 +68,7 @@ fn mixed<D: Driver>(
     let extent = Extent {
         grid: [m.div_ceil(TILE), n.div_ceil(TILE), 1],
         block: [TILE, TILE, 1],
+        shared_bytes: 0,
     };
     let arguments = [
         (&out).into(),

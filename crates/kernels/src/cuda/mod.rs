@@ -94,7 +94,7 @@ impl<D: Driver> Cuda<D> {
             kernel,
             grid,
             block,
-            shared_bytes: 0,
+            shared_bytes: extent.shared_bytes as u32,
             arguments,
         };
         // SAFETY: the arguments come from views, which borrow live tensors, the outputs exclusively; each operation

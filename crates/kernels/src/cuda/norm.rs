@@ -21,6 +21,7 @@ pub(super) fn sum<D: Driver>(
     let extent = Extent {
         grid: [1, 1, 1],
         block: [THREADS, 1, 1],
+        shared_bytes: 0,
     };
     let arguments = [
         (&out).into(),
@@ -45,6 +46,7 @@ pub(super) fn norm_and_clip<D: Driver>(
     let extent = Extent {
         grid: [NORM_PARTS, 1, 1],
         block: [THREADS, 1, 1],
+        shared_bytes: 0,
     };
     let kernel = kernel!("norm", "norm_parts", x.dtype());
     let arguments = [(&parts).into(), (&x).into(), n.into(), part.into()];
@@ -52,6 +54,7 @@ pub(super) fn norm_and_clip<D: Driver>(
     let extent = Extent {
         grid: [1, 1, 1],
         block: [NORM_PARTS, 1, 1],
+        shared_bytes: 0,
     };
     let max_norm = max_norm.unwrap_or(f32::INFINITY);
     let arguments = [

@@ -32,6 +32,7 @@ pub fn judge(case: &dyn Case, device: &Device) -> Vec<(&'static str, f64)> {
     let (outputs, expected) = (run(case, device), case.expected());
     assert_eq!(outputs.len(), expected.len(), "{case:?}");
     let judged = outputs.iter().zip(expected).map(|(output, expected)| {
+        let expected = expected.on(device.kernels.target());
         let share = expected.judge(output).unwrap_or_else(|message| {
             panic!(
                 "`{}` of {case:?} on {}: {message}",

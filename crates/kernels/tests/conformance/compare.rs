@@ -8,6 +8,7 @@
 
 use crate::host::Host;
 use half::bf16;
+use kernels::Target;
 use memory::DType;
 
 /// How a result is judged.
@@ -31,6 +32,8 @@ pub struct Expected {
     pub name: &'static str,
     values: Vec<f64>,
     rule: Rule,
+    /// Where another rule holds.
+    exception: Option<(Target, Rule)>,
     /// Counts as the largest entry where entries are smaller.
     terms: f64,
 }
@@ -41,7 +44,25 @@ impl Expected {
             name,
             values,
             rule,
+            exception: None,
             terms: 0.0,
+        }
+    }
+
+    /// Judged by another rule on one target.
+    pub fn with_exception(self, target: Target, rule: Rule) -> Expected {
+        Expected {
+            exception: Some((target, rule)),
+            ..self
+        }
+    }
+
+    /// What is expected on a target.
+    pub fn on(self, target: Target) -> Expected {
+        let exception = self.exception.filter(|exception| exception.0 == target);
+        Expected {
+            rule: exception.map_or(self.rule, |exception| exception.1),
+            ..self
         }
     }
 

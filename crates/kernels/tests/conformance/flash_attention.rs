@@ -10,7 +10,7 @@ use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor};
 use kernels::flash::{Pass, scratch_elements};
 use kernels::random::random_u32;
-use kernels::{AttentionShape, Dropout, FlashOptions, KernelError};
+use kernels::{AttentionShape, Dropout, FlashOptions, KernelError, Target};
 use memory::{DType, Out};
 
 #[derive(Debug)]
@@ -204,13 +204,16 @@ impl Case for FlashAttention {
         } else {
             0.0
         };
+        // Tensor cores multiply bf16: probabilities are rounded before they weigh values, or dout.
         vec![
             Expected::new("flash_attention: lse", lse, Rule::Standard),
-            Expected::new("flash_attention: out", out, Rule::Standard),
+            Expected::new("flash_attention: out", out, Rule::Standard)
+                .with_exception(Target::Cuda, Rule::Chained),
             // The row sums come from the rounded output.
             Expected::new("flash_attention_backward: dq", dq, Rule::Chained).with_terms(terms),
             Expected::new("flash_attention_backward: dk", dk, Rule::Chained).with_terms(terms),
-            Expected::new("flash_attention_backward: dv", dv, Rule::Standard),
+            Expected::new("flash_attention_backward: dv", dv, Rule::Standard)
+                .with_exception(Target::Cuda, Rule::Chained),
         ]
     }
 }
@@ -299,6 +302,7 @@ fn scores_of_thousands_do_not_overflow() {
             let largest = outputs[0].values().into_iter().fold(0.0, f64::max);
             assert!(largest > 2000.0, "{largest}");
             for (output, expected) in outputs.iter().zip(case.expected()).take(2) {
+                let expected = expected.on(device.kernels.target());
                 expected.judge(output).unwrap();
             }
             for gradient in &outputs[2..] {
