@@ -218,8 +218,8 @@ impl WeightsAt {
         }
     }
 
-    #[inline(always)]
     /// `random` is room for random numbers.
+    #[inline(always)]
     fn write(self, start: usize, values: &[f32], update: &Update, random: &mut [u32]) {
         let elements = values.len();
         // SAFETY: as in `MomentAt::read`.
