@@ -49,23 +49,14 @@ fn letter(argument: &Argument) -> u8 {
     }
 }
 
-/// The address of an argument's value.
-fn address(argument: &Argument) -> *mut c_void {
-    match argument {
-        Argument::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
-        Argument::Size(value) => std::ptr::from_ref(value).cast_mut().cast(),
-        Argument::Int(value) => std::ptr::from_ref(value).cast_mut().cast(),
-        Argument::Float(value) => std::ptr::from_ref(value).cast_mut().cast(),
-    }
-}
-
 impl Driver for Emulation {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
         let text = |bytes: Vec<u8>| CString::new(bytes).expect("names and letters hold no zero");
         let source = text(launch.kernel.source.into());
         let name = text(launch.kernel.name.into());
         let letters = text(launch.arguments.iter().map(letter).collect());
-        let mut arguments: Vec<*mut c_void> = launch.arguments.iter().map(address).collect();
+        let mut arguments: Vec<*mut c_void> =
+            launch.arguments.iter().map(Argument::address).collect();
         let mut message = [0; 1024];
         // SAFETY: the arguments are what the caller promises, and of the types of the kernel's parameters, or the
         // emulation refuses them; all pointers are to values that live until it returns.

@@ -222,7 +222,7 @@ impl Arena {
     pub fn padding_is_zero(&self) -> bool {
         let bytes = self.dtype().size_in_bytes();
         let all = self.buffer.view();
-        assert!(!all.pointer().is_null(), "a shape has no data");
+        all.check_host();
         self.layout.padding().all(|range| {
             let padding = all.rows(range.clone());
             // SAFETY: `padding` covers that many contiguous elements of host memory.

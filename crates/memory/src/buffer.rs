@@ -1,6 +1,7 @@
 //! A leased tensor.
 
 use crate::memory::Held;
+use crate::view::Reach;
 use crate::{Category, DType, Dims, In, Out};
 
 /// A leased, row-major tensor; dropping it gives the lease back.
@@ -8,6 +9,7 @@ use crate::{Category, DType, Dims, In, Out};
 /// Written through `&mut`, read through `&`: shared in an `Rc` it is frozen.
 pub struct Buffer {
     pointer: *mut u8,
+    reach: Reach,
     dims: Dims,
     dtype: DType,
     held: Held,
@@ -17,6 +19,7 @@ impl Buffer {
     pub(crate) fn new(held: Held, pointer: *mut u8, dims: Dims, dtype: DType) -> Buffer {
         Buffer {
             pointer,
+            reach: held.reach(),
             dims,
             dtype,
             held,
@@ -26,13 +29,13 @@ impl Buffer {
     /// Reads the tensor.
     pub fn view(&self) -> In<'_> {
         // SAFETY: the lease covers `dims` elements of `dtype`, and lives as long as the borrow.
-        unsafe { In::new(self.pointer, self.dtype, self.dims) }
+        unsafe { In::new(self.pointer, self.reach, self.dtype, self.dims) }
     }
 
     /// Writes the tensor.
     pub fn view_mut(&mut self) -> Out<'_> {
         // SAFETY: as in `view`, and the borrow is exclusive.
-        unsafe { Out::new(self.pointer, self.dtype, self.dims) }
+        unsafe { Out::new(self.pointer, self.reach, self.dtype, self.dims) }
     }
 
     /// Shape, outermost dimension first.

@@ -22,6 +22,7 @@
 //! ```
 
 mod arena;
+mod blocks;
 mod buffer;
 mod bytes;
 mod category;
@@ -36,9 +37,13 @@ mod slab;
 mod state;
 mod view;
 
+#[cfg(test)]
+mod device_tests;
+
 pub use arena::{
     Arena, Entry, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING,
 };
+pub use blocks::{Blocks, DeviceBytes, DeviceMarks, Refused};
 pub use buffer::Buffer;
 pub use bytes::format_bytes;
 pub use candle_core::DType;

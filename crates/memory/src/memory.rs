@@ -1,12 +1,11 @@
 //! The one place that hands out memory.
 
 use crate::clock::PhaseClock;
-use crate::host::HostBlock;
-use crate::ledger::Lease;
 use crate::state::{Backing, Grant, Home, State, Storage};
+use crate::view::Reach;
 use crate::{
-    Buffer, ByPhase, Category, Cause, DType, Dims, Layer, LiveLease, OutOfMemory, Peak, Phase,
-    Place, Slab, Space,
+    Blocks, Buffer, ByPhase, Category, DType, DeviceMarks, Dims, Layer, LiveLease, OutOfMemory,
+    Peak, Phase, Place, Space,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -34,6 +33,8 @@ pub struct StepMemory {
     pub host_pinned_bytes: u64,
     /// Time spent in each phase, exclusive; zero on [`Memory::shapes`].
     pub phase_time: ByPhase<Duration>,
+    /// What the device itself says; none on [`Memory::host`] and [`Memory::shapes`].
+    pub device: Option<DeviceMarks>,
 }
 
 /// A live lease: gives itself back when dropped. Owned by a [`Buffer`].
@@ -49,6 +50,10 @@ impl Held {
 
     pub(crate) fn is_shape(&self) -> bool {
         matches!(self.grant.storage, Storage::Nothing)
+    }
+
+    pub(crate) fn reach(&self) -> Reach {
+        self.grant.reach
     }
 
     pub(crate) fn recategorize(&self, category: Category) {
@@ -73,7 +78,12 @@ impl Memory {
     /// The process's own memory: what the CPU device works in. Until [`Memory::reserve_slab`], every lease has an
     /// allocation of its own.
     pub fn host() -> Memory {
-        Memory::new(Backing::Host { slab: None })
+        Memory::new(Backing::Host)
+    }
+
+    /// A device's memory. Until [`Memory::reserve_slab`], every lease has a block of its own.
+    pub fn device(blocks: Rc<dyn Blocks>) -> Memory {
+        Memory::new(Backing::Device(blocks))
     }
 
     /// No memory at all: the same ledger and the same placement, for planning.
@@ -115,28 +125,7 @@ impl Memory {
     /// # Panics
     /// If a lease of a step is live, or a slab is reserved already: leases would lie on one another.
     pub fn reserve_slab(&self, bytes: u64) -> Result<(), OutOfMemory> {
-        let mut state = self.state.borrow_mut();
-        assert!(
-            state.slab.is_empty(),
-            "the slab is reserved before the first lease of a step"
-        );
-        assert_eq!(state.slab.capacity(), u64::MAX, "the slab is reserved once");
-        let lease = Lease {
-            name: "slab",
-            category: Category::Temporary,
-            place: state.ledger.place(),
-            space: Space::Device,
-            bytes,
-        };
-        if let Backing::Host { slab } = &mut state.backing {
-            let block = HostBlock::new(bytes);
-            match block {
-                Some(block) => *slab = Some(block),
-                None => return Err(state.refuse(lease, Cause::Host)),
-            }
-        }
-        state.slab = Slab::new(bytes);
-        Ok(())
+        self.state.borrow_mut().reserve_slab(bytes)
     }
 
     /// Leases a tensor within a step. Its contents are unspecified.
@@ -221,6 +210,9 @@ impl Memory {
     pub fn begin_step(&self) {
         let mut state = self.state.borrow_mut();
         state.ledger.begin_step();
+        if let Backing::Device(blocks) = &state.backing {
+            blocks.reset_marks();
+        }
         state.clock = PhaseClock::new();
     }
 
@@ -233,6 +225,10 @@ impl Memory {
             slab_bytes: state.slab.high_water(),
             host_pinned_bytes: state.ledger.host_peak_bytes(),
             phase_time: state.clock.spent,
+            device: match &state.backing {
+                Backing::Device(blocks) => Some(blocks.marks()),
+                Backing::Host | Backing::Shapes => None,
+            },
         }
     }
 
@@ -277,6 +273,7 @@ impl Drop for PlaceGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Cause;
 
     #[test]
     fn a_limit_refuses_one_granule_too_many_and_names_the_lease() {

@@ -1,16 +1,18 @@
 //! A refused lease, with everything a person or a program needs to act on it.
 
-use crate::{ByCategory, Category, LiveLease, Place, Space, format_bytes};
+use crate::{ByCategory, Category, DeviceBytes, LiveLease, Place, Space, format_bytes};
 use serde::Serialize;
 
 /// Why a lease was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// Live leases and the request exceed the limit.
+    /// Live leases and the request exceed the limit, or the device.
     Capacity,
     /// The slab has room in all, but no hole that is large enough.
     Fragmentation,
+    /// The device would have had room, but for what other processes hold.
+    OtherProcess,
     /// The host refuses the memory.
     Host,
 }
@@ -56,8 +58,51 @@ pub struct Refusal {
     pub reserved_bytes: u64,
     /// The limit that refused it; none where the system itself refused.
     pub limit_bytes: Option<u64>,
+    /// What the device said about its memory, where it refused.
+    pub device_bytes: Option<DeviceBytes>,
+    /// The driver's error, if it is another than that memory is short.
+    pub driver_error: Option<String>,
     /// Why.
     pub cause: Cause,
+}
+
+impl Refusal {
+    /// What leases may have in all, where that is known: the limit, or what the device has for this process.
+    pub fn room(&self) -> Option<u64> {
+        let of_device = self.device_bytes.as_ref().map(DeviceBytes::room);
+        self.limit_bytes.or(of_device)
+    }
+
+    fn write_cause(&self, f: &mut std::fmt::Formatter<'_>, live: u64) -> std::fmt::Result {
+        match (self.cause, self.limit_bytes, self.device_bytes) {
+            (Cause::Fragmentation, ..) => write!(
+                f,
+                "No hole of the {} slab is large enough",
+                format_bytes(self.reserved_bytes)
+            ),
+            (_, Some(limit), _) => {
+                let free = format_bytes(limit.saturating_sub(live));
+                write!(
+                    f,
+                    "The limit is {} ({limit} bytes), of which {free} is free",
+                    format_bytes(limit)
+                )
+            }
+            (cause, None, Some(device)) => {
+                let [total, free, held, beside] =
+                    [device.total, device.free, device.held, device.beside()].map(format_bytes);
+                let whose = match cause {
+                    Cause::OtherProcess => "other processes hold most of",
+                    _ => "this process's context and libraries, and other processes, hold",
+                };
+                write!(
+                    f,
+                    "The device has {total}, of which {free} is free; this run holds {held}, and {whose} {beside}"
+                )
+            }
+            (_, None, None) => write!(f, "The system refused the memory"),
+        }
+    }
 }
 
 impl std::fmt::Display for OutOfMemory {
@@ -77,23 +122,9 @@ impl std::fmt::Display for OutOfMemory {
             self.category.name(),
             self.place
         )?;
-        match (self.cause, self.limit_bytes) {
-            (Cause::Fragmentation, _) => {
-                write!(
-                    f,
-                    "No hole of the {} slab is large enough",
-                    format_bytes(self.reserved_bytes)
-                )?;
-            }
-            (_, Some(limit)) => {
-                let free = format_bytes(limit.saturating_sub(live));
-                write!(
-                    f,
-                    "The limit is {} ({limit} bytes), of which {free} is free",
-                    format_bytes(limit)
-                )?;
-            }
-            (_, None) => write!(f, "The system refused the memory")?,
+        self.write_cause(f, live)?;
+        if let Some(error) = &self.driver_error {
+            write!(f, " (the driver answered {error})")?;
         }
         write!(f, "; {} is leased", format_bytes(live))?;
         if let Some(largest) = self.live_largest.first() {

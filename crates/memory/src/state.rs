@@ -1,14 +1,21 @@
 //! What is leased, and what stands behind it.
 
+use crate::blocks::DeviceBlock;
 use crate::clock::PhaseClock;
 use crate::host::HostBlock;
 use crate::ledger::{Lease, Ledger};
-use crate::{Category, Cause, DType, Dims, OutOfMemory, Refusal, Slab, Space, round_up};
+use crate::view::Reach;
+use crate::{
+    Blocks, Category, Cause, DType, Dims, OutOfMemory, Refusal, Refused, Slab, Space, round_up,
+};
+use std::rc::Rc;
 
 /// The state that all clones of a [`crate::Memory`] share.
 pub(crate) struct State {
     pub(crate) ledger: Ledger,
     pub(crate) slab: Slab,
+    /// What lies behind the slab, once it is reserved.
+    slab_block: Option<Block>,
     pub(crate) backing: Backing,
     pub(crate) limit: Option<u64>,
     pub(crate) pinned_limit: Option<u64>,
@@ -18,12 +25,77 @@ pub(crate) struct State {
     pub(crate) clock: PhaseClock,
 }
 
-/// What stands behind a lease.
+/// What stands behind leases.
 pub(crate) enum Backing {
-    /// Host memory; once a slab is reserved, leases of a step lie in it.
-    Host { slab: Option<HostBlock> },
+    /// Host memory.
+    Host,
+    /// A device's memory.
+    Device(Rc<dyn Blocks>),
     /// Nothing: shapes only.
     Shapes,
+}
+
+impl Backing {
+    /// What a person calls the device.
+    fn name(&self) -> &'static str {
+        match self {
+            Backing::Device(blocks) => blocks.device(),
+            Backing::Host | Backing::Shapes => "CPU",
+        }
+    }
+
+    /// Whether the processor can read what is leased in a space.
+    fn reach(&self, space: Space) -> Reach {
+        match (self, space) {
+            (Backing::Device(_), Space::Device) => Reach::Device,
+            _ => Reach::Host,
+        }
+    }
+
+    /// A zeroed block; none behind shapes.
+    fn block(&self, space: Space, bytes: u64) -> Result<Option<Block>, Refused> {
+        match self {
+            Backing::Host => match HostBlock::new(bytes) {
+                Some(block) => Ok(Some(Block::Host(block))),
+                None => Err(Refused {
+                    device_bytes: None,
+                    error: None,
+                }),
+            },
+            Backing::Device(blocks) => {
+                // A device has no blocks without a size.
+                let block = DeviceBlock::new(blocks, space, round_up(bytes.max(1)))?;
+                Ok(Some(Block::Device(block)))
+            }
+            Backing::Shapes => Ok(None),
+        }
+    }
+
+    /// Fills a lease of a step with NaN.
+    fn poison(&self, pointer: *mut u8, bytes: u64) {
+        match self {
+            // SAFETY: `pointer` starts `bytes` of memory that no live lease shares.
+            Backing::Host => unsafe { std::ptr::write_bytes(pointer, 0xff, bytes as usize) },
+            // SAFETY: as above.
+            Backing::Device(blocks) => unsafe { blocks.fill(pointer, 0xff, bytes) },
+            Backing::Shapes => (),
+        }
+    }
+}
+
+/// Memory from one request to the system, freed when dropped.
+pub(crate) enum Block {
+    Host(HostBlock),
+    Device(DeviceBlock),
+}
+
+impl Block {
+    fn pointer(&self) -> *mut u8 {
+        match self {
+            Block::Host(block) => block.pointer(),
+            Block::Device(block) => block.pointer(),
+        }
+    }
 }
 
 /// Where a lease lives.
@@ -51,7 +123,7 @@ pub(crate) enum Storage {
     /// A range of the slab.
     Slab,
     /// A block of its own, freed with the lease.
-    Own { _block: HostBlock },
+    Own { _block: Block },
     /// None: shapes only.
     Nothing,
 }
@@ -62,6 +134,7 @@ pub(crate) struct Grant {
     /// Offset in the slab; none for what lives across steps.
     offset: Option<u64>,
     pub(crate) bytes: u64,
+    pub(crate) reach: Reach,
     pub(crate) storage: Storage,
 }
 
@@ -70,6 +143,7 @@ impl State {
         State {
             ledger: Ledger::default(),
             slab: Slab::new(u64::MAX),
+            slab_block: None,
             backing,
             limit: None,
             pinned_limit: None,
@@ -98,48 +172,82 @@ impl State {
             bytes,
         };
         if bytes == u64::MAX {
-            return Err(self.refuse(lease, Cause::Host));
+            return Err(self.refuse(lease, Cause::Host, None));
         }
         if self.injects_refusal() || self.exceeds_limit(space, bytes) {
-            return Err(self.refuse(lease, Cause::Capacity));
+            return Err(self.refuse(lease, Cause::Capacity, None));
         }
         let offset = match home {
             Home::Slab => match self.slab.place(bytes) {
                 Some(offset) => Some(offset),
-                None => return Err(self.refuse(lease, Cause::Fragmentation)),
+                None => return Err(self.refuse(lease, Cause::Fragmentation, None)),
             },
             Home::Own | Home::Pinned => None,
         };
-        let (storage, pointer) = match (&self.backing, offset) {
-            (Backing::Shapes, _) => (Storage::Nothing, std::ptr::null_mut()),
-            (Backing::Host { slab: Some(slab) }, Some(offset)) => {
-                (Storage::Slab, slab.pointer().wrapping_add(offset as usize))
+        let (storage, pointer) = match self.find(space, bytes, offset) {
+            Ok(found) => found,
+            Err(refused) => {
+                if let Some(offset) = offset {
+                    self.slab.free(offset, bytes);
+                }
+                return Err(self.refuse_block(lease, refused));
             }
-            (Backing::Host { .. }, _) => match HostBlock::new(bytes) {
-                Some(block) => {
-                    let pointer = block.pointer();
-                    (Storage::Own { _block: block }, pointer)
-                }
-                None => {
-                    if let Some(offset) = offset {
-                        self.slab.free(offset, bytes);
-                    }
-                    return Err(self.refuse(lease, Cause::Host));
-                }
-            },
         };
-        if self.poison && home == Home::Slab && !pointer.is_null() {
-            // SAFETY: `pointer` starts `bytes` of memory that no live lease shares.
-            unsafe { std::ptr::write_bytes(pointer, 0xff, bytes as usize) };
+        if self.poison && home == Home::Slab {
+            self.backing.poison(pointer, bytes);
         }
         let number = self.ledger.take(lease);
         let grant = Grant {
             number,
             offset,
             bytes,
+            reach: self.backing.reach(space),
             storage,
         };
         Ok((grant, pointer))
+    }
+
+    /// The memory of a lease: in the slab, or a block of its own.
+    fn find(
+        &self,
+        space: Space,
+        bytes: u64,
+        offset: Option<u64>,
+    ) -> Result<(Storage, *mut u8), Refused> {
+        if let (Some(slab), Some(offset)) = (&self.slab_block, offset) {
+            return Ok((Storage::Slab, slab.pointer().wrapping_add(offset as usize)));
+        }
+        Ok(match self.backing.block(space, bytes)? {
+            Some(block) => {
+                let pointer = block.pointer();
+                (Storage::Own { _block: block }, pointer)
+            }
+            None => (Storage::Nothing, std::ptr::null_mut()),
+        })
+    }
+
+    /// Reserves the slab: [`crate::Memory::reserve_slab`].
+    pub(crate) fn reserve_slab(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
+        assert!(
+            self.slab.is_empty(),
+            "the slab is reserved before the first lease of a step"
+        );
+        assert_eq!(self.slab.capacity(), u64::MAX, "the slab is reserved once");
+        self.slab_block = match self.backing.block(Space::Device, bytes) {
+            Ok(block) => block,
+            Err(refused) => {
+                let lease = Lease {
+                    name: "slab",
+                    category: Category::Temporary,
+                    place: self.ledger.place(),
+                    space: Space::Device,
+                    bytes,
+                };
+                return Err(self.refuse_block(lease, refused));
+            }
+        };
+        self.slab = Slab::new(bytes);
+        Ok(())
     }
 
     /// Takes a lease back.
@@ -169,9 +277,26 @@ impl State {
         left == Some(0)
     }
 
-    pub(crate) fn refuse(&self, lease: Lease, cause: Cause) -> OutOfMemory {
+    /// The device or the system refused a block.
+    fn refuse_block(&self, lease: Lease, refused: Refused) -> OutOfMemory {
+        let cause = match refused.device_bytes {
+            None => Cause::Host,
+            Some(bytes) if bytes.others_are_in_the_way(lease.bytes) => Cause::OtherProcess,
+            Some(_) => Cause::Capacity,
+        };
+        self.refuse(lease, cause, Some(refused))
+    }
+
+    fn refuse(&self, lease: Lease, cause: Cause, refused: Option<Refused>) -> OutOfMemory {
+        let limit_bytes = match (cause, &refused) {
+            (Cause::Capacity, None) => self.limit(lease.space),
+            _ => None,
+        };
+        let (device_bytes, driver_error) = refused.map_or((None, None), |refused| {
+            (refused.device_bytes, refused.error)
+        });
         let refusal = Refusal {
-            device: "CPU",
+            device: self.backing.name(),
             requested_bytes: lease.bytes,
             name: lease.name,
             category: lease.category,
@@ -184,10 +309,9 @@ impl State {
             } else {
                 self.slab.capacity()
             },
-            limit_bytes: match cause {
-                Cause::Capacity => self.limit(lease.space),
-                Cause::Fragmentation | Cause::Host => None,
-            },
+            limit_bytes,
+            device_bytes,
+            driver_error,
             cause,
         };
         refusal.into()

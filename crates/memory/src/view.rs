@@ -16,10 +16,20 @@ impl Element for i32 {}
 impl Element for u8 {}
 impl Element for u32 {}
 
+/// Whether the processor can follow a view's pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It can: memory of this process.
+    Host,
+    /// Only the device's kernels and copies can.
+    Device,
+}
+
 /// A strided view for reading.
 #[derive(Clone, Copy)]
 pub struct In<'a> {
     pointer: *const u8,
+    reach: Reach,
     dtype: DType,
     dims: Dims,
     strides: Dims,
@@ -29,6 +39,7 @@ pub struct In<'a> {
 /// A strided view for writing.
 pub struct Out<'a> {
     pointer: *mut u8,
+    reach: Reach,
     dtype: DType,
     dims: Dims,
     strides: Dims,
@@ -108,7 +119,17 @@ macro_rules! geometry {
                 self.dims,
                 self.strides
             );
+            self.check_host();
+        }
+
+        /// Panics where the processor cannot follow the pointer.
+        pub(crate) fn check_host(&self) {
             assert!(!self.pointer.is_null(), "a shape has no data");
+            assert_eq!(
+                self.reach,
+                Reach::Host,
+                "the view is of device memory, which the processor cannot read: download it"
+            );
         }
     };
 }
@@ -117,10 +138,12 @@ impl<'a> In<'a> {
     /// A row-major view.
     ///
     /// # Safety
-    /// `pointer` must start `dims` elements of `dtype` that nothing writes during `'a` (or be null: a shape).
-    pub(crate) unsafe fn new(pointer: *const u8, dtype: DType, dims: Dims) -> In<'a> {
+    /// `pointer` must start `dims` elements of `dtype` within `reach` that nothing writes during `'a` (or be null: a
+    /// shape).
+    pub(crate) unsafe fn new(pointer: *const u8, reach: Reach, dtype: DType, dims: Dims) -> In<'a> {
         In {
             pointer,
+            reach,
             dtype,
             dims,
             strides: dims.row_major_strides(),
@@ -133,7 +156,7 @@ impl<'a> In<'a> {
         let dims = dims.into();
         assert_eq!(data.len(), dims.elements(), "the slice fills the shape");
         // SAFETY: the slice is borrowed for 'a.
-        unsafe { In::new(data.as_ptr().cast(), T::DTYPE, dims) }
+        unsafe { In::new(data.as_ptr().cast(), Reach::Host, T::DTYPE, dims) }
     }
 
     geometry!();
@@ -184,7 +207,7 @@ impl<'a> In<'a> {
     /// The elements of a contiguous view in host memory.
     ///
     /// # Panics
-    /// If the view holds another type, is strided, or has no data.
+    /// If the view holds another type, is strided, has no data, or is of device memory.
     pub fn slice<T: Element>(self) -> &'a [T] {
         self.check_slice::<T>();
         // SAFETY: in bounds by construction, aligned because leases are and views step by whole elements, and
@@ -192,7 +215,7 @@ impl<'a> In<'a> {
         unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.elements()) }
     }
 
-    /// A copy as a candle tensor on the CPU, for export, inspection and tests. A copy, since a view that outlives
+    /// A copy of a view in host memory as a candle tensor on the CPU, for export, inspection and tests. A copy, since a view that outlives
     /// the lease would read the next tenant's data.
     ///
     /// # Errors
@@ -214,10 +237,12 @@ impl<'a> Out<'a> {
     /// A row-major view.
     ///
     /// # Safety
-    /// `pointer` must start `dims` elements of `dtype` that nothing else touches during `'a` (or be null: a shape).
-    pub(crate) unsafe fn new(pointer: *mut u8, dtype: DType, dims: Dims) -> Out<'a> {
+    /// `pointer` must start `dims` elements of `dtype` within `reach` that nothing else touches during `'a` (or be
+    /// null: a shape).
+    pub(crate) unsafe fn new(pointer: *mut u8, reach: Reach, dtype: DType, dims: Dims) -> Out<'a> {
         Out {
             pointer,
+            reach,
             dtype,
             dims,
             strides: dims.row_major_strides(),
@@ -230,7 +255,7 @@ impl<'a> Out<'a> {
         let dims = dims.into();
         assert_eq!(data.len(), dims.elements(), "the slice fills the shape");
         // SAFETY: the slice is borrowed exclusively for 'a.
-        unsafe { Out::new(data.as_mut_ptr().cast(), T::DTYPE, dims) }
+        unsafe { Out::new(data.as_mut_ptr().cast(), Reach::Host, T::DTYPE, dims) }
     }
 
     geometry!();
@@ -273,7 +298,7 @@ impl<'a> Out<'a> {
     /// The elements of a contiguous view in host memory.
     ///
     /// # Panics
-    /// If the view holds another type, is strided, or has no data.
+    /// If the view holds another type, is strided, has no data, or is of device memory.
     pub fn slice_mut<T: Element>(self) -> &'a mut [T] {
         self.check_slice::<T>();
         // SAFETY: as in `In::slice`, and the view is exclusive.

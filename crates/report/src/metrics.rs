@@ -1,6 +1,6 @@
 //! `metrics.jsonl`: one JSON object a line, `kind` first.
 
-use memory::{ByCategory, ByPhase, Layer, Phase};
+use memory::{ByCategory, ByPhase, DeviceMarks, Layer, Phase};
 use model::ReplayCounts;
 use serde::Serialize;
 use std::fs::File;
@@ -26,7 +26,8 @@ pub struct RunRecord {
     pub flops_per_token: u64,
     /// Leases are rounded up to this.
     pub granularity_bytes: u64,
-    /// The most that the GEMM library's packing buffers take, outside the ledger.
+    /// The most host memory outside the ledger: on the CPU the GEMM library's packing buffers, on CUDA the page-locked
+    /// buffers through which uploads pass.
     pub untracked_host_bytes_max: u64,
 }
 
@@ -108,6 +109,10 @@ pub struct StepRecord {
     pub host_pinned_bytes: u64,
     /// Replays of each stage.
     pub replayed: ReplayCounts,
+    /// What the device itself says; on CUDA alone. `device_total_used_bytes` counts other processes too, and so may
+    /// differ between identical runs.
+    #[serde(flatten)]
+    pub device: Option<DeviceMarks>,
 }
 
 /// The last line.

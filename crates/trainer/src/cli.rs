@@ -53,9 +53,8 @@ pub enum Command {
     /// Convert a checkpoint
     #[command(hide = true, disable_help_flag = true)]
     Export(Later),
-    /// Describe this machine
-    #[command(hide = true, disable_help_flag = true)]
-    Doctor(Later),
+    /// Tell what this machine offers for training, and what it lacks
+    Doctor(DoctorArgs),
     /// Build the report of a run
     #[command(hide = true, disable_help_flag = true)]
     Report(Later),
@@ -103,6 +102,17 @@ pub struct InitArgs {
     pub quiet: bool,
 }
 
+/// Flags of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON to standard output
+    #[arg(long)]
+    pub json: bool,
+    /// CPU threads
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub threads: Option<String>,
+}
+
 impl Cli {
     /// The command, its configuration and its options.
     ///
@@ -119,7 +129,7 @@ impl Cli {
             Some(Command::Eval(_)) => not_built("eval"),
             Some(Command::Generate(_)) => not_built("generate"),
             Some(Command::Export(_)) => not_built("export"),
-            Some(Command::Doctor(_)) => not_built("doctor"),
+            Some(Command::Doctor(doctor)) => doctor.resolve(),
             Some(Command::Report(_)) => not_built("report"),
         }
     }
@@ -143,6 +153,19 @@ impl InitArgs {
             ..RunArgs::default()
         };
         resolve_run(Action::Init, &run, false)
+    }
+}
+
+impl DoctorArgs {
+    fn resolve(&self) -> Result<Resolved, ConfigError> {
+        let run = RunArgs {
+            training: TrainingArgs {
+                threads: self.threads.clone(),
+                ..TrainingArgs::default()
+            },
+            ..RunArgs::default()
+        };
+        resolve_run(Action::Doctor, &run, self.json)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why a command ended early, and with which exit code.
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, Device};
 use crate::optimizer_state::OptimizerStateError;
 use data::DataError;
 use memory::OutOfMemory;
@@ -60,6 +60,14 @@ pub enum Failure {
         /// Why.
         source: std::io::Error,
     },
+    /// The device cannot be used at all.
+    #[error("the device {device} cannot be used: {reason}")]
+    NoDevice {
+        /// Its name.
+        device: Device,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// The device, its driver, or an operation on it failed.
     #[error("the device failed: {0}")]
     Device(String),
@@ -109,7 +117,7 @@ impl Failure {
             | Failure::HfConfig { .. }
             | Failure::Unreadable { .. }
             | Failure::File { .. } => 4,
-            Failure::Device(_) => 5,
+            Failure::NoDevice { .. } | Failure::Device(_) => 5,
             Failure::Diverged { .. } => 6,
             Failure::Interrupted { signal, .. } => 128 + *signal as u8,
         }
@@ -130,6 +138,11 @@ impl Failure {
         let hint = match self {
             Failure::Config(error) => error.hint(),
             Failure::OutOfMemory { hints, .. } => return hints.clone(),
+            Failure::NoDevice { .. } => Some(
+                "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \
+                 predicts the memory of one"
+                    .into(),
+            ),
             Failure::Weights(WeightsError::Write { .. }) => None,
             Failure::Unreadable { .. } | Failure::Weights(_) => Some(
                 "--init-from takes a folder in Hugging Face layout: config.json and model.safetensors, as `trainer \

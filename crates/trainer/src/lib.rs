@@ -5,6 +5,8 @@
 
 pub mod cli;
 pub mod config;
+mod device;
+mod doctor;
 pub mod failure;
 mod initialise;
 mod interrupt;

@@ -1,26 +1,36 @@
-//! How much memory the device has, for limits in percent.
+//! How much memory the machine has, and how much of it a process may use.
 
 use crate::failure::Failure;
 
 /// Bytes of memory that the CPU device may use: the machine's, or the control group's limit where that is lower.
 pub(crate) fn host_bytes() -> Result<u64, Failure> {
-    let unknown = || {
+    let machine = meminfo_bytes("MemTotal:").ok_or_else(|| {
         Failure::Usage(
             "this system does not tell its memory size; give --memory-limit in bytes".into(),
         )
-    };
-    let text = std::fs::read_to_string("/proc/meminfo").map_err(|_| unknown())?;
+    })?;
+    Ok(machine.min(group_limit_bytes().unwrap_or(u64::MAX)))
+}
+
+/// A figure of the machine's memory, such as `MemTotal:`.
+pub(crate) fn meminfo_bytes(figure: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(figure))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The control group's limit, if it has one.
+pub(crate) fn group_limit_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?;
+    text.trim().parse().ok()
+}
+
+/// Most memory that a process may lock, if it is limited.
+pub(crate) fn locked_limit_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/limits").ok()?;
     let line = text
         .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .ok_or_else(unknown)?;
-    let kib: u64 = line
-        .split_whitespace()
-        .next()
-        .and_then(|kib| kib.parse().ok())
-        .ok_or_else(unknown)?;
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max")
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
-    Ok((kib * 1024).min(group.unwrap_or(u64::MAX)))
+        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
 }

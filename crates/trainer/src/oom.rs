@@ -5,7 +5,8 @@ use crate::plan::{STRATEGIES, figures};
 use crate::settings::Settings;
 use kernels::Target;
 use memory::{
-    ByCategory, Category, Cause, DType, Layer, LiveLease, OutOfMemory, Phase, Space, format_bytes,
+    ByCategory, Category, Cause, DType, DeviceBytes, Layer, LiveLease, OutOfMemory, Phase, Space,
+    format_bytes,
 };
 use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
@@ -33,6 +34,8 @@ pub struct OomReport {
     pub live_largest: Vec<LiveLease>,
     /// The limit that refused the lease; none where the system did.
     pub limit_bytes: Option<u64>,
+    /// What the device said about its memory, where it refused.
+    pub device_bytes: Option<DeviceBytes>,
     /// The peak that the run would have.
     pub planned_peak_bytes: u64,
     /// Why it was refused.
@@ -69,12 +72,13 @@ impl OomReport {
     ) -> Result<OomReport, Failure> {
         let planned = figures(settings, target)?;
         // Where the system refused, no limit is known: anything smaller is worth a try.
-        let room = error.limit_bytes.unwrap_or(planned.peak.bytes - 1);
+        let room = error.room().unwrap_or(planned.peak.bytes - 1);
         let search = Search {
             settings,
             layer_specs,
             target,
             room,
+            slab_counts: error.device_bytes.is_some(),
             peak_bytes: planned.peak.bytes,
             cost: planned.recompute_flops_fraction,
         };
@@ -88,6 +92,7 @@ impl OomReport {
             live_by_category: error.live_by_category,
             live_largest: error.live_largest.clone(),
             limit_bytes: error.limit_bytes,
+            device_bytes: error.device_bytes,
             planned_peak_bytes: planned.peak.bytes,
             cause: error.cause,
             fixes: search.fixes()?,
@@ -138,6 +143,8 @@ struct Search<'a> {
     layer_specs: &'a BTreeMap<String, String>,
     target: Target,
     room: u64,
+    /// A device that is full has to hold the whole slab; a limit counts leases.
+    slab_counts: bool,
     peak_bytes: u64,
     cost: f64,
 }
@@ -240,7 +247,11 @@ impl Search<'_> {
     ) -> Result<Option<Fix>, Failure> {
         let planned = figures(settings, self.target)?;
         let peak_bytes = planned.peak.bytes;
-        if peak_bytes > self.room || peak_bytes >= self.peak_bytes {
+        let needed = match self.slab_counts {
+            true => planned.reserved_bytes,
+            false => peak_bytes,
+        };
+        if needed > self.room || peak_bytes >= self.peak_bytes {
             return Ok(None);
         }
         let saves_bytes = self.peak_bytes - peak_bytes;

@@ -1,13 +1,12 @@
 //! Carries a command out.
 
-use crate::config::{Action, Device, Resolved, Size};
+use crate::config::{Action, Resolved, Size};
 use crate::failure::Failure;
 use crate::plan::Plan;
 use crate::settings::Settings;
 use crate::stdout::print;
 use crate::train::data_options;
 use data::Dataset;
-use kernels::Target;
 use memory::format_bytes;
 use model::ModelConfig;
 use std::path::Path;
@@ -25,6 +24,7 @@ pub fn run(mut resolved: Resolved) -> Result<(), Failure> {
         Action::Train => crate::train::train(resolved),
         Action::Plan => print_plan(&resolved),
         Action::Init => crate::initialise::initialise(&resolved),
+        Action::Doctor => crate::doctor::doctor(&resolved),
     }
 }
 
@@ -75,10 +75,7 @@ fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
 }
 
 fn print_plan(resolved: &Resolved) -> Result<(), Failure> {
-    let target = match resolved.device() {
-        Device::Cpu => Target::Cpu,
-        Device::Cuda { .. } => Target::Cuda,
-    };
+    let target = resolved.device().target();
     let plan = Plan::new(&Settings::new(resolved, planned_seq(resolved)?)?, target)?;
     if resolved.options.json {
         let json = serde_json::to_string_pretty(&plan)

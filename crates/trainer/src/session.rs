@@ -66,6 +66,23 @@ impl Session {
         Session::new(settings, memory, kernels)
     }
 
+    /// A session on a GPU; its weights are zero until they are set.
+    ///
+    /// # Errors
+    /// As [`Session::on_cpu`], and [`Failure::Device`] if cuBLASLt does not start.
+    #[cfg(feature = "cuda")]
+    pub fn on_cuda(
+        settings: Settings,
+        memory: &Memory,
+        device: &Rc<kernels::cuda::CudaDevice>,
+    ) -> Result<Session, Failure> {
+        use kernels::cuda::{Cuda, CudaDriver};
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        let driver = CudaDriver::new(device)?;
+        let kernels = Box::new(Cuda::new(driver, memory, settings.narrowest_dtype())?);
+        Session::new(settings, memory, kernels)
+    }
+
     /// A session on shapes, which leases what the target would, computes nothing, and counts operations.
     ///
     /// # Errors

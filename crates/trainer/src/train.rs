@@ -1,6 +1,7 @@
 //! The `train` command: plan, load, loop, summary.
 
 use crate::config::{AttentionBackend, DataFormat, Resolved, Size};
+use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::oom::OomReport;
@@ -10,8 +11,7 @@ use crate::session::{Session, StepOutcome};
 use crate::settings::{FLASH_FROM_SEQ, Settings};
 use crate::stdout::print;
 use data::{Dataset, Format, Options, Prefetched, prefetch};
-use kernels::Target;
-use memory::{GRANULARITY_BYTES, Layer, Memory, Phase, format_bytes};
+use memory::{GRANULARITY_BYTES, Layer, Phase, format_bytes};
 use model::Attention;
 use report::{
     EndRecord, MetricsFile, Progress, RunRecord, StepRecord, Timing, max_rss_bytes, memory_table,
@@ -25,7 +25,9 @@ const PREFETCH_STEPS: usize = 2;
 pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let dataset = Dataset::open(&data_options(&resolved))?;
     let settings = Settings::new(&resolved, dataset.seq())?;
-    let plan = Plan::new(&settings, Target::Cpu)?;
+    let device = OpenDevice::open(resolved.device())?;
+    let plan = Plan::new(&settings, device.target())?;
+    device.warn_if_tight(plan.reserved_bytes)?;
     decide(&mut resolved, &settings);
     let directory = RunDir::create(&resolved, &plan)?;
     if let Some(folder) = &resolved.options.save_final {
@@ -42,6 +44,7 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
         ),
         interrupt: Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?,
         resolved,
+        device,
         plan,
         tokens_per_step: settings.tokens_per_step(),
         directory,
@@ -113,6 +116,7 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
 /// A run under way.
 struct Run {
     resolved: Resolved,
+    device: OpenDevice,
     plan: Plan,
     /// Masked tokens included.
     tokens_per_step: usize,
@@ -183,9 +187,9 @@ impl Run {
 
     /// Leases everything that lives across steps, fills the weights, and reserves the slab.
     fn load(&self, settings: Settings) -> Result<Session, Failure> {
-        let memory = Memory::host();
+        let memory = self.device.memory();
         memory.set_limit(self.limit()?);
-        let mut session = Session::on_cpu(settings, &memory)?;
+        let mut session = self.device.session(settings, &memory)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
             match &self.resolved.options.init_from {
@@ -203,7 +207,7 @@ impl Run {
             return failure;
         };
         let layer_specs = &self.resolved.config.recompute.layers;
-        let report = match OomReport::new(&error, settings, layer_specs, Target::Cpu) {
+        let report = match OomReport::new(&error, settings, layer_specs, self.device.target()) {
             Ok(report) => report,
             Err(_) => {
                 return Failure::OutOfMemory {
@@ -225,7 +229,7 @@ impl Run {
         let limit = match self.resolved.config.memory.limit {
             None => return Ok(None),
             Some(Size::Bytes(bytes)) => bytes,
-            Some(size @ Size::Percent(_)) => size.bytes_of(crate::memory_size::host_bytes()?),
+            Some(size @ Size::Percent(_)) => size.bytes_of(self.device.total_bytes()?),
         };
         let planned = self.plan.peak_bytes;
         if planned > limit {
@@ -239,7 +243,8 @@ impl Run {
 
     fn record(&mut self, outcome: &StepOutcome, elapsed: Duration) -> Result<(), Failure> {
         let config = &self.resolved.config;
-        let peak_tflops = config.hardware.peak_tflops;
+        let known_peak = || self.device.peak_tflops(self.plan.dtype);
+        let peak_tflops = config.hardware.peak_tflops.or_else(known_peak);
         let times = &outcome.memory.phase_time;
         let record = StepRecord {
             step: outcome.step,
@@ -264,6 +269,7 @@ impl Run {
             slab_bytes: outcome.memory.slab_bytes,
             host_pinned_bytes: outcome.memory.host_pinned_bytes,
             replayed: outcome.replayed,
+            device: outcome.memory.device,
         };
         self.progress.step(&record);
         self.made.add(outcome, elapsed);
@@ -284,15 +290,13 @@ impl Run {
     fn write_run_record(&mut self) -> Result<(), Failure> {
         let record = RunRecord {
             version: env!("CARGO_PKG_VERSION"),
-            device: "cpu".into(),
+            device: self.resolved.device().to_string(),
             dtype: self.plan.dtype,
             model: self.resolved.name.clone(),
             parameters: self.plan.parameters,
             flops_per_token: self.plan.flops_per_token,
             granularity_bytes: GRANULARITY_BYTES,
-            untracked_host_bytes_max: kernels::cpu::untracked_bytes_max(
-                rayon::current_num_threads(),
-            ),
+            untracked_host_bytes_max: self.device.untracked_host_bytes_max(),
         };
         self.metrics
             .write(&record)

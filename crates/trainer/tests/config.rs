@@ -146,12 +146,18 @@ fn every_flag_sets_its_key() {
 }
 
 #[test]
-fn cuda_can_be_planned_for_but_not_trained_on() {
+fn cuda_can_be_planned_for_and_trained_on_where_it_was_built_in() {
     for device in ["cuda", "cuda:0", "cuda:1"] {
-        assert_refused(
-            &["--device", device],
-            &["built without CUDA", "trainer plan"],
-        );
+        let arguments = ["--device", device];
+        if cfg!(feature = "cuda") {
+            let run = resolve(&arguments).unwrap();
+            assert_eq!(
+                (run.device().to_string(), run.dtype()),
+                (device.replace(":0", ""), Dtype::Bf16)
+            );
+        } else {
+            assert_refused(&arguments, &["built without CUDA", "trainer plan"]);
+        }
     }
     let plan = resolve(&["plan", "--config", "llama-3-8b", "--json"]).unwrap();
     assert_eq!(plan.action, Action::Plan);

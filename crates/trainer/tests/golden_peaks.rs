@@ -39,10 +39,7 @@ fn settings(arguments: &[&str]) -> (Settings, kernels::Target) {
     let arguments = ["trainer", "plan"].iter().chain(arguments);
     let cli = trainer::cli::Cli::try_parse_from(arguments).expect("the arguments are well-formed");
     let resolved = cli.resolve().expect("the preset resolves");
-    let target = match resolved.device() {
-        trainer::config::Device::Cpu => kernels::Target::Cpu,
-        trainer::config::Device::Cuda { .. } => kernels::Target::Cuda,
-    };
+    let target = resolved.device().target();
     let settings = Settings::new(&resolved, resolved.config.data.seq).expect("the spec is valid");
     (settings, target)
 }

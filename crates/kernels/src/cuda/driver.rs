@@ -2,6 +2,7 @@
 
 use crate::KernelError;
 use memory::{DType, In, Out};
+use std::ffi::c_void;
 
 /// A device with one stream: everything runs in the order in which it was asked for.
 ///
@@ -100,6 +101,16 @@ impl Argument {
     /// A tensor that may have been left out.
     pub fn optional(out: &Option<Out>) -> Argument {
         out.as_ref().map_or(Argument::NULL, Argument::from)
+    }
+
+    /// The address of the value, as a launch takes it.
+    pub fn address(&self) -> *mut c_void {
+        match self {
+            Argument::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Argument::Size(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Argument::Int(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Argument::Float(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        }
     }
 }
 

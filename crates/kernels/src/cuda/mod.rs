@@ -7,6 +7,8 @@
 mod adamw;
 mod attention;
 mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod device;
 mod driver;
 mod elementwise;
 mod embedding;
@@ -18,6 +20,8 @@ mod rms_norm;
 mod rotary;
 mod swiglu;
 
+#[cfg(feature = "cuda")]
+pub use device::{CudaDevice, CudaDriver, DeviceFacts, device_count};
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 
 use crate::meta::lease_workspace;

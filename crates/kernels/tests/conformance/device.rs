@@ -29,14 +29,38 @@ pub fn computing(dtype: DType) -> Vec<Device> {
             kernels,
         }
     };
-    vec![
+    let mut devices = vec![
         on_host("cpu", |memory, dtype| {
             Box::new(Cpu::new(memory, dtype).unwrap())
         }),
         on_host("emulated cuda", |memory, dtype| {
             Box::new(Cuda::new(Emulation, memory, dtype).unwrap())
         }),
-    ]
+    ];
+    devices.extend(gpu(dtype));
+    devices
+}
+
+/// The first GPU, on a machine that has one.
+#[cfg(feature = "cuda")]
+fn gpu(dtype: DType) -> Option<Device> {
+    use kernels::cuda::{CudaDevice, CudaDriver, device_count};
+    device_count().ok().filter(|count| *count > 0)?;
+    let device = CudaDevice::open(0).unwrap();
+    let memory = Memory::device(device.clone());
+    let driver = CudaDriver::new(&device).unwrap();
+    let kernels = Box::new(Cuda::new(driver, &memory, dtype).unwrap());
+    let name = format!("{} for {dtype:?}", device.facts().name);
+    Some(Device {
+        name,
+        memory,
+        kernels,
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(_dtype: DType) -> Option<Device> {
+    None
 }
 
 /// The implementation that only checks, in place of every target.

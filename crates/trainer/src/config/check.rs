@@ -22,7 +22,7 @@ enum What {
     Values(&'static str, &'static [&'static str]),
     /// Every value of a key but its default.
     Changed(&'static str),
-    /// A GPU to train on; planning for one is fine.
+    /// A GPU to train on, in a binary without CUDA; planning for one is fine.
     TrainingOnCuda,
     /// A flag, without a key of its own.
     Flag(&'static str),
@@ -34,8 +34,8 @@ enum What {
 const NOT_BUILT: &[NotBuilt] = &[
     no(
         What::TrainingOnCuda,
-        "this binary was built without CUDA; train with --device cpu, or predict the memory of a GPU \
-         with `trainer plan`",
+        "this binary was built without CUDA (cargo build --release --features cuda); train with \
+         --device cpu, or predict the memory of a GPU with `trainer plan`",
     ),
     no(
         What::Values("attention.backend", &["cudnn"]),
@@ -80,19 +80,15 @@ const NOT_BUILT: &[NotBuilt] = &[
     ),
     no(
         What::Command("eval"),
-        "it is not built yet; this version has train, plan and init",
+        "it is not built yet; this version has train, plan, init and doctor",
     ),
     no(
         What::Command("generate"),
-        "it is not built yet; this version has train, plan and init",
+        "it is not built yet; this version has train, plan, init and doctor",
     ),
     no(
         What::Command("export"),
         "it is not built yet; `trainer train --save-final DIR` writes Hugging Face layout",
-    ),
-    no(
-        What::Command("doctor"),
-        "it is not built yet; this version has train, plan and init",
     ),
     no(
         What::Command("report"),
@@ -154,7 +150,8 @@ pub fn values(
             What::TrainingOnCuda => {
                 let key = "train.device";
                 let value = keys::get(&table, key).and_then(Value::as_str);
-                (key, trains && value.is_some_and(|value| value != "cpu"))
+                let is_missing = trains && !cfg!(feature = "cuda");
+                (key, is_missing && value.is_some_and(|value| value != "cpu"))
             }
             What::Flag(_) | What::Command(_) => continue,
         };

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kernels::Target;
 use serde::{Deserialize, Serialize};
 
 /// Where a run computes.
@@ -16,6 +17,37 @@ pub enum Device {
         /// Its number, from 0.
         index: usize,
     },
+}
+
+impl Device {
+    /// Where a run trains that names no device: the first GPU, if this binary was built with CUDA and the driver finds
+    /// one, else the processor.
+    pub fn best() -> Device {
+        if first_gpu_is_there() {
+            Device::Cuda { index: 0 }
+        } else {
+            Device::Cpu
+        }
+    }
+
+    /// Whose leases and scratch sizes apply.
+    pub fn target(self) -> Target {
+        match self {
+            Device::Cpu => Target::Cpu,
+            Device::Cuda { .. } => Target::Cuda,
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn first_gpu_is_there() -> bool {
+    static THERE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *THERE.get_or_init(|| kernels::cuda::device_count().is_ok_and(|count| count > 0))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn first_gpu_is_there() -> bool {
+    false
 }
 
 /// A text that names no device.

@@ -17,6 +17,8 @@ pub enum Action {
     Plan,
     /// Write a freshly initialised model.
     Init,
+    /// Describe the machine.
+    Doctor,
 }
 
 /// What a run reads and writes, beside its configuration.
@@ -55,15 +57,13 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// The device to use: the configured one, else the action's default in a binary without CUDA.
+    /// The device to use: the configured one, else the action's default.
     pub fn device(&self) -> Device {
-        let default = match self.action {
-            Action::Plan => Device::Cuda { index: 0 },
-            Action::Train | Action::Init => Device::Cpu,
-        };
+        let configured = self.config.train.device;
         match self.action {
-            Action::Init => Device::Cpu,
-            _ => self.config.train.device.unwrap_or(default),
+            Action::Init | Action::Doctor => Device::Cpu,
+            Action::Plan => configured.unwrap_or(Device::Cuda { index: 0 }),
+            Action::Train => configured.unwrap_or_else(Device::best),
         }
     }
 

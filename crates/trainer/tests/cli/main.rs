@@ -14,8 +14,11 @@ mod bad_model;
 mod bad_settings;
 mod bad_sizes;
 mod bad_token_files;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod default_run;
 mod diverged;
+mod doctor;
 mod init;
 mod memory_limit;
 mod not_built;

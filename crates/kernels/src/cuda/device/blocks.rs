@@ -1,0 +1,206 @@
+//! The device's memory, for the ledger.
+//!
+//! Blocks come from a stream-ordered pool of our own. What a run leases across steps and its slab are few, so plain
+//! allocations would do as well; but a pool counts: its marks are the driver's own account of what this run used and
+//! held, and nothing else allocates from it. It keeps what it was given back (the release threshold is at its
+//! maximum) and reuses nothing by chance of timing.
+
+use super::{CudaDevice, error};
+use cudarc::driver::result::{self, DriverError, mem_pool};
+use cudarc::driver::sys::{self, CUmemPool_attribute as Attribute, CUresult};
+use memory::{Blocks, DeviceBytes, DeviceMarks, Refused, Space};
+use std::cell::Cell;
+use std::ptr::NonNull;
+
+/// A pool of device memory, and how often it was asked.
+pub(super) struct Pool {
+    handle: sys::CUmemoryPool,
+    allocations: Cell<u64>,
+}
+
+impl Pool {
+    /// A pool of the device whose context is current.
+    pub(super) fn new(device: sys::CUdevice) -> Result<Pool, DriverError> {
+        let properties = sys::CUmemPoolProps {
+            allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: sys::CUmemLocation {
+                type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: device,
+            },
+            win32SecurityAttributes: std::ptr::null_mut(),
+            maxSize: 0,
+            usage: 0,
+            reserved: [0; 54],
+        };
+        // SAFETY: the properties are valid, and read before the call returns.
+        let handle = unsafe { mem_pool::create(&properties) }?;
+        let pool = Pool {
+            handle,
+            allocations: Cell::new(0),
+        };
+        pool.set(Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)?;
+        pool.set(Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0i32)?;
+        Ok(pool)
+    }
+
+    /// Sets an attribute of the value's type: switches are `i32`, sizes `u64`.
+    fn set<T>(&self, attribute: Attribute, mut value: T) -> Result<(), DriverError> {
+        let value = std::ptr::from_mut(&mut value).cast();
+        // SAFETY: the pool is alive, and the value of the attribute's type.
+        unsafe { mem_pool::set_attribute(self.handle, attribute, value) }
+    }
+
+    /// A size; 0 where the driver does not tell, after earlier work failed.
+    fn get(&self, attribute: Attribute) -> u64 {
+        let mut value = 0u64;
+        let pointer = std::ptr::from_mut(&mut value).cast();
+        // SAFETY: the pool is alive, and sizes are 64 bits wide.
+        let asked = unsafe { mem_pool::get_attribute(self.handle, attribute, pointer) };
+        asked.map_or(0, |()| value)
+    }
+
+    pub(super) fn destroy(&self) {
+        // SAFETY: called once, by the device that owns the pool, when every block has been freed.
+        let _ = unsafe { mem_pool::destroy(self.handle) };
+    }
+}
+
+impl CudaDevice {
+    /// What the driver says about the whole device.
+    pub(super) fn device_bytes(&self) -> Result<DeviceBytes, DriverError> {
+        let (free, total) = result::mem_get_info()?;
+        Ok(DeviceBytes {
+            total: total as u64,
+            free: free as u64,
+            held: self
+                .pool
+                .get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+        })
+    }
+
+    /// # Safety
+    /// `to` starts `bytes` bytes of a live block.
+    pub(super) unsafe fn set(
+        &self,
+        to: *mut u8,
+        value: u8,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { result::memset_d8_async(to as u64, value, bytes, self.stream) }
+    }
+
+    fn allocate_device(&self, bytes: u64) -> Result<NonNull<u8>, DriverError> {
+        let ask = || {
+            // SAFETY: pool and stream live as long as `self`.
+            unsafe { mem_pool::alloc_async(self.pool.handle, bytes as usize, self.stream) }
+        };
+        let block = match ask() {
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                self.trim()?;
+                ask()?
+            }
+            asked => asked?,
+        };
+        let pointer = block as *mut u8;
+        // SAFETY: the block is new, and of this size.
+        if let Err(error) = unsafe { self.set(pointer, 0, bytes as usize) } {
+            // SAFETY: nothing uses it.
+            let _ = unsafe { result::free_async(block, self.stream) };
+            return Err(error);
+        }
+        NonNull::new(pointer).ok_or(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))
+    }
+
+    /// Gives the driver back what the pool holds beyond its blocks.
+    fn trim(&self) -> Result<(), DriverError> {
+        self.synchronize()?;
+        // SAFETY: the pool is alive.
+        unsafe { mem_pool::trim_to(self.pool.handle, 0) }
+    }
+
+    fn allocate_pinned(&self, bytes: u64) -> Result<NonNull<u8>, DriverError> {
+        // Not write-combined: the processor reads it too.
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: nothing reads the memory before it is zeroed below.
+        let block = unsafe { result::malloc_host(bytes as usize, flags) }?;
+        let block = NonNull::new(block.cast::<u8>());
+        let block = block.ok_or(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+        // SAFETY: just allocated with this size, in host memory.
+        unsafe { block.write_bytes(0, bytes as usize) };
+        Ok(block)
+    }
+
+    fn refused(&self, space: Space, error: DriverError) -> Refused {
+        let is_short = error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        Refused {
+            device_bytes: match space {
+                Space::Device => self.device_bytes().ok(),
+                Space::Host => None,
+            },
+            error: (!is_short).then(|| error::name(error)),
+        }
+    }
+}
+
+impl Blocks for CudaDevice {
+    fn device(&self) -> &'static str {
+        "CUDA"
+    }
+
+    fn allocate(&self, space: Space, bytes: u64) -> Result<NonNull<u8>, Refused> {
+        self.pool.allocations.set(self.pool.allocations.get() + 1);
+        let block = match space {
+            Space::Device => self.allocate_device(bytes),
+            Space::Host => self.allocate_pinned(bytes),
+        };
+        block.map_err(|error| self.refused(space, error))
+    }
+
+    unsafe fn free(&self, space: Space, block: NonNull<u8>) {
+        // A failure here is one of earlier work, and is told by the next operation.
+        let _ = match space {
+            // SAFETY: the caller's promise; the pool keeps the block from later work until earlier work is done.
+            Space::Device => unsafe { result::free_async(block.as_ptr() as u64, self.stream) },
+            // SAFETY: the caller's promise; after waiting, no copy uses the block.
+            Space::Host => self
+                .synchronize()
+                .and_then(|()| unsafe { result::free_host(block.as_ptr().cast()) }),
+        };
+    }
+
+    unsafe fn fill(&self, pointer: *mut u8, value: u8, bytes: u64) {
+        // A failure here is one of earlier work, and is told by the next operation.
+        // SAFETY: the caller's promise.
+        let _ = unsafe { self.set(pointer, value, bytes as usize) };
+    }
+
+    fn reset_marks(&self) {
+        // Marks that cannot be reset are those of earlier steps too: they show as too high, not as too low.
+        let _ = self
+            .pool
+            .set(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0u64);
+        let _ = self
+            .pool
+            .set(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0u64);
+        self.pool.allocations.set(0);
+        self.uploaded.set(0);
+        self.downloaded.set(0);
+    }
+
+    fn marks(&self) -> DeviceMarks {
+        let used = |bytes: DeviceBytes| bytes.total - bytes.free;
+        DeviceMarks {
+            device_used_high_bytes: self.pool.get(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH),
+            device_reserved_high_bytes: self.pool.get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
+            device_total_used_bytes: self.device_bytes().map_or(0, used),
+            driver_allocations: self.pool.allocations.get(),
+            h2d_bytes: self.uploaded.get(),
+            d2h_bytes: self.downloaded.get(),
+        }
+    }
+}

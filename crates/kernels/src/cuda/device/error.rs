@@ -1,0 +1,73 @@
+//! What the driver and the library answer, as errors that say what to do.
+
+use crate::KernelError;
+use cudarc::cublaslt::result::CublasError;
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::CUresult;
+
+/// A refusal of the driver.
+pub(super) fn of_driver(operation: &'static str, error: DriverError) -> KernelError {
+    let text = error.error_string().ok();
+    let text = text.map_or_else(String::new, |text| format!(": {}", text.to_string_lossy()));
+    KernelError {
+        operation,
+        message: format!("{}{text}; {}", name(error), advice(error.0)),
+    }
+}
+
+/// The driver's name for an error.
+pub(super) fn name(error: DriverError) -> String {
+    format!("{:?}", error.0)
+}
+
+/// A refusal of cuBLASLt.
+pub(super) fn of_library(message: impl std::fmt::Display, error: CublasError) -> KernelError {
+    KernelError {
+        operation: "gemm",
+        message: format!("{message}: {:?}", error.0),
+    }
+}
+
+/// What a person can do.
+fn advice(error: CUresult) -> &'static str {
+    match error {
+        CUresult::CUDA_ERROR_NO_DEVICE => {
+            "the driver finds no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or take --device cpu"
+        }
+        CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            "a stub for linking was loaded instead of the driver: take its folder out of LD_LIBRARY_PATH"
+        }
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+        | CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "the driver's library and its kernel module differ: restart the machine, or take \
+             compatibility packages out of LD_LIBRARY_PATH"
+        }
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+            "the driver is older than the compiler of this binary: update it, or build with an older toolkit \
+             (CUDA_HOME)"
+        }
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_INVALID_PTX => {
+            "the kernels are for compute capability 8.0 (Ampere) and newer"
+        }
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            "the device has no memory left beside what is leased: leave more room with --memory-limit"
+        }
+        CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES | CUresult::CUDA_ERROR_INVALID_VALUE => {
+            "this GPU has fewer registers or less shared memory than the kernel asks for, or its arguments are wrong: \
+             a defect of the trainer"
+        }
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | CUresult::CUDA_ERROR_LAUNCH_FAILED
+        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUresult::CUDA_ERROR_ASSERT => {
+            "this or earlier work went wrong on the device: with CUDA_LAUNCH_BLOCKING=1 the failing operation itself \
+             is named, and compute-sanitizer says where"
+        }
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => {
+            "the GPU's hardware failed: look at nvidia-smi -q and dmesg"
+        }
+        _ => "nvidia-smi and dmesg may say more",
+    }
+}

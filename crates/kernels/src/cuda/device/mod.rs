@@ -1,0 +1,291 @@
+//! A GPU through CUDA's driver interface and cuBLASLt, both loaded when the first device is asked for.
+//!
+//! [`CudaDevice`] is the GPU itself: its context, its one stream, its memory. [`CudaDriver`] runs kernels and products
+//! on it. Everything happens in the order of the stream, so nothing needs events, and nothing waits but a download.
+
+mod blocks;
+mod error;
+mod modules;
+mod problem;
+mod products;
+mod staging;
+
+use super::{Argument, Driver, Gemm, Launch, Workspace};
+use crate::KernelError;
+use blocks::Pool;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute};
+use memory::DeviceBytes;
+use modules::Modules;
+use products::Products;
+use staging::Staging;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::rc::Rc;
+
+/// The kernels use what came with Ampere: asynchronous copies, and tensor cores for bf16.
+const CAPABILITY_MIN: (i32, i32) = (8, 0);
+
+/// A GPU, with a context, a stream and a pool of memory of its own.
+///
+/// It belongs to the thread that opened it, whose current context it stays: a thread opens one GPU at a time.
+pub struct CudaDevice {
+    device: sys::CUdevice,
+    facts: DeviceFacts,
+    stream: sys::CUstream,
+    pool: Pool,
+    uploaded: Cell<u64>,
+    downloaded: Cell<u64>,
+}
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Its number, from 0, among those that CUDA_VISIBLE_DEVICES shows.
+    pub index: usize,
+    /// As NVIDIA calls it: `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: i32,
+    /// Most shared memory of a block.
+    pub shared_bytes_max: i32,
+    /// CUDA version of the driver, as 13000 for 13.0.
+    pub driver_version: i32,
+}
+
+/// The number of GPUs. Asks the driver, so that a machine without one is told apart from a driver that fails.
+///
+/// # Errors
+/// [`KernelError`] if there is no driver, or it finds no GPU.
+pub fn device_count() -> Result<usize, KernelError> {
+    // SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(KernelError {
+            operation: "cuda",
+            message: "there is no NVIDIA driver (libcuda.so.1): install one, and in a container start it with the \
+                      GPU (--gpus all)"
+                .into(),
+        });
+    }
+    let refused = |error| error::of_driver("cuda", error);
+    result::init().map_err(refused)?;
+    let count = result::device::get_count().map_err(refused)?;
+    Ok(count.max(0) as usize)
+}
+
+impl CudaDevice {
+    /// Opens a GPU.
+    ///
+    /// # Errors
+    /// [`KernelError`] if there is no such GPU, it is too old, cuBLASLt is missing, or the driver refuses.
+    pub fn open(index: usize) -> Result<Rc<CudaDevice>, KernelError> {
+        let count = device_count()?;
+        if index >= count {
+            return Err(KernelError {
+                operation: "cuda",
+                message: format!(
+                    "there is no GPU {index}: the driver finds {count}, numbered from 0"
+                ),
+            });
+        }
+        let refused = |error| error::of_driver("cuda", error);
+        let device = result::device::get(index as i32).map_err(refused)?;
+        let facts = DeviceFacts::ask(device, index).map_err(refused)?;
+        facts.check()?;
+        Products::look_for_library()?;
+        let context = Context::retain(device).map_err(refused)?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        let stream = stream.map_err(refused)?;
+        let pool = Pool::new(device).map_err(refused)?;
+        context.keep();
+        Ok(Rc::new(CudaDevice {
+            device,
+            facts,
+            stream,
+            pool,
+            uploaded: Cell::new(0),
+            downloaded: Cell::new(0),
+        }))
+    }
+
+    /// What it is.
+    pub fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    /// Its memory, whoever uses it.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the driver refuses, or earlier work failed.
+    pub fn memory_bytes(&self) -> Result<DeviceBytes, KernelError> {
+        self.device_bytes()
+            .map_err(|error| error::of_driver("cuda", error))
+    }
+
+    /// Page-locked host memory that a driver of this device takes outside the ledger.
+    pub fn untracked_host_bytes() -> u64 {
+        staging::STAGING_BYTES
+    }
+
+    /// Waits for everything that was asked for.
+    fn synchronize(&self) -> Result<(), DriverError> {
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { result::stream::synchronize(self.stream) }
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // A failure here is one of earlier work, and was told there.
+        let _ = self.synchronize();
+        self.pool.destroy();
+        // SAFETY: both were created in `open`, and everything that uses them holds this device.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+        // SAFETY: as above.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// A retained primary context, released unless the device keeps it.
+struct Context(sys::CUdevice);
+
+impl Context {
+    fn retain(device: sys::CUdevice) -> Result<Context, DriverError> {
+        // SAFETY: the device comes from the driver.
+        let context = unsafe { result::primary_ctx::retain(device) }?;
+        let retained = Context(device);
+        // SAFETY: just retained.
+        unsafe { result::ctx::set_current(context) }?;
+        Ok(retained)
+    }
+
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once, in `retain`.
+        let _ = unsafe { result::primary_ctx::release(self.0) };
+    }
+}
+
+impl DeviceFacts {
+    fn ask(device: sys::CUdevice, index: usize) -> Result<DeviceFacts, DriverError> {
+        // SAFETY: the device comes from the driver.
+        let ask = |attribute| unsafe { result::device::get_attribute(device, attribute) };
+        let mut driver_version = 0;
+        // SAFETY: writes one number.
+        unsafe { sys::cuDriverGetVersion(&mut driver_version) }.result()?;
+        Ok(DeviceFacts {
+            index,
+            name: result::device::get_name(device)?,
+            capability: (
+                ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_bytes_max: ask(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
+            driver_version,
+        })
+    }
+
+    fn check(&self) -> Result<(), KernelError> {
+        if self.capability >= CAPABILITY_MIN {
+            return Ok(());
+        }
+        let ((major, minor), (least, least_minor)) = (self.capability, CAPABILITY_MIN);
+        Err(KernelError {
+            operation: "cuda",
+            message: format!(
+                "{} has compute capability {major}.{minor}; the kernels need {least}.{least_minor} (Ampere) or newer",
+                self.name
+            ),
+        })
+    }
+}
+
+/// Runs kernels, products and copies on a GPU.
+pub struct CudaDriver {
+    modules: Modules,
+    products: Products,
+    staging: Staging,
+    device: Rc<CudaDevice>,
+}
+
+impl CudaDriver {
+    /// A driver of an open device.
+    ///
+    /// # Errors
+    /// [`KernelError`] if cuBLASLt does not start or page-locked memory is refused.
+    pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver, KernelError> {
+        Ok(CudaDriver {
+            modules: Modules::new(device.facts.capability),
+            products: Products::new()?,
+            staging: Staging::new(device)?,
+            device: device.clone(),
+        })
+    }
+
+    /// Version of cuBLASLt, as 130002 for 13.0.2.
+    pub fn library_version(&self) -> usize {
+        self.products.version()
+    }
+}
+
+impl Driver for CudaDriver {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+        let function = self.modules.function(launch.kernel, launch.shared_bytes)?;
+        let arguments = launch.arguments.iter().map(Argument::address);
+        let mut arguments: Vec<*mut c_void> = arguments.collect();
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        // SAFETY: the caller's promise: the arguments are the kernel's. The driver reads them before it returns.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.handle,
+                (gx, gy, gz),
+                (bx, by, bz),
+                launch.shared_bytes,
+                self.device.stream,
+                &mut arguments,
+            )
+        };
+        launched.map_err(|error| error::of_driver(launch.kernel.name, error))
+    }
+
+    unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.products.compute(gemm, workspace, self.device.stream) }
+    }
+
+    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+        let uploaded = &self.device.uploaded;
+        uploaded.set(uploaded.get() + bytes.len() as u64);
+        // SAFETY: the caller's promise.
+        unsafe { self.staging.copy(to, bytes) }
+    }
+
+    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result<(), KernelError> {
+        let downloaded = &self.device.downloaded;
+        downloaded.set(downloaded.get() + bytes.len() as u64);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let (to, stream) = (bytes.as_mut_ptr().cast(), self.device.stream);
+        // SAFETY: the caller's promise; `bytes` is borrowed until the copy is done.
+        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from as u64, bytes.len(), stream) };
+        let done = copied.result().and_then(|()| self.device.synchronize());
+        done.map_err(|error| error::of_driver("download", error))
+    }
+
+    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let set = unsafe { self.device.set(to, 0, bytes) };
+        set.map_err(|error| error::of_driver("clear", error))
+    }
+}

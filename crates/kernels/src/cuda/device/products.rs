@@ -1,0 +1,319 @@
+//! Matrix products by cuBLASLt.
+//!
+//! What is computed must depend on the problem alone. So the algorithm is the first that the library's heuristic
+//! names for the problem, the workspace and the alignment of the pointers, without trying any; sums are never split
+//! over blocks (no split-K), and f32 stays f32 (no TF32). It is asked once a problem, and remembered.
+
+use super::error;
+use super::problem::{Layout, Pointers, Problem};
+use crate::KernelError;
+use crate::cuda::{Gemm, Workspace};
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use cudarc::driver::sys::CUstream;
+use memory::DType;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::rc::Rc;
+
+/// `CUBLAS_OP_N` and `CUBLAS_OP_T` of `cublasOperation_t`, which cudarc declares for cuBLAS alone.
+const AS_IT_IS: i32 = 0;
+const TRANSPOSED: i32 = 1;
+
+type Answer<T> = Result<T, CublasError>;
+
+/// The library, with an algorithm for each problem seen so far.
+pub(super) struct Products {
+    handle: sys::cublasLtHandle_t,
+    plans: RefCell<HashMap<(Problem, usize), Rc<Plan>>>,
+}
+
+impl Products {
+    /// Looks for the library, so that a device is not opened in vain.
+    pub(super) fn look_for_library() -> Result<(), KernelError> {
+        // SAFETY: only looks for the library.
+        if unsafe { sys::is_culib_present() } {
+            return Ok(());
+        }
+        Err(KernelError {
+            operation: "gemm",
+            message: "cuBLASLt was not found: put the folder of libcublasLt.so.13 (or .12) into LD_LIBRARY_PATH; it \
+                      comes with the CUDA toolkit and with NVIDIA's package nvidia-cublas on PyPI"
+                .into(),
+        })
+    }
+
+    /// For the device whose context is current.
+    pub(super) fn new() -> Result<Products, KernelError> {
+        let handle = result::create_handle();
+        Ok(Products {
+            handle: handle.map_err(|error| error::of_library("cuBLASLt does not start", error))?,
+            plans: RefCell::default(),
+        })
+    }
+
+    /// Version of the library, as 130002 for 13.0.2.
+    pub(super) fn version(&self) -> usize {
+        // SAFETY: takes nothing.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
+    /// Computes products in the order of the stream.
+    ///
+    /// # Safety
+    /// As for `Driver::gemm`.
+    pub(super) unsafe fn compute(
+        &self,
+        gemm: &Gemm,
+        workspace: Workspace,
+        stream: CUstream,
+    ) -> Result<(), KernelError> {
+        let (problem, pointers) = Problem::new(gemm)?;
+        let refused = |error| error::of_library(format!("{:?}: {problem:?}", gemm.sizes), error);
+        let plan = self.plan(problem, workspace.bytes).map_err(refused)?;
+        let beta = if gemm.init.is_some() { 1.0 } else { 0.0 };
+        // SAFETY: the caller's promise.
+        let computed =
+            unsafe { plan.compute(self.handle, pointers, [gemm.alpha, beta], workspace, stream) };
+        computed.map_err(refused)
+    }
+
+    fn plan(&self, problem: Problem, workspace_bytes: usize) -> Answer<Rc<Plan>> {
+        let key = (problem, workspace_bytes);
+        if let Some(plan) = self.plans.borrow().get(&key) {
+            return Ok(plan.clone());
+        }
+        let plan = Rc::new(Plan::new(self.handle, &problem, workspace_bytes)?);
+        self.plans.borrow_mut().insert(key, plan.clone());
+        Ok(plan)
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`. A failure here is one of earlier work, and was or will be told there.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// A problem in the library's terms, and the algorithm for it.
+struct Plan {
+    product: Description,
+    left: MatrixLayout,
+    right: MatrixLayout,
+    c: MatrixLayout,
+    d: MatrixLayout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    fn new(
+        handle: sys::cublasLtHandle_t,
+        problem: &Problem,
+        workspace_bytes: usize,
+    ) -> Answer<Plan> {
+        let product = Description::new(problem)?;
+        let layout = |layout: &Layout| MatrixLayout::new(layout, problem.batch);
+        let (left, right) = (layout(&problem.left)?, layout(&problem.right)?);
+        let (c, d) = (layout(&problem.c)?, layout(&problem.d)?);
+        let preference = Preference::new(problem, workspace_bytes)?;
+        // SAFETY: everything was created above and is alive.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(
+                handle,
+                product.0,
+                left.0,
+                right.0,
+                c.0,
+                d.0,
+                preference.0,
+            )
+        }?;
+        Ok(Plan {
+            product,
+            left,
+            right,
+            c,
+            d,
+            algorithm: found.algo,
+        })
+    }
+
+    /// # Safety
+    /// As for `Driver::gemm`, for a product that is this plan's problem.
+    unsafe fn compute(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        pointers: Pointers,
+        [alpha, beta]: [f32; 2],
+        workspace: Workspace,
+        stream: CUstream,
+    ) -> Answer<()> {
+        // SAFETY: the caller's promise; the factors are read before the call returns.
+        unsafe {
+            result::matmul(
+                handle,
+                self.product.0,
+                address(&alpha),
+                address(&beta),
+                pointers.left.cast(),
+                self.left.0,
+                pointers.right.cast(),
+                self.right.0,
+                pointers.c.cast(),
+                self.c.0,
+                pointers.d.cast(),
+                self.d.0,
+                &self.algorithm,
+                workspace.pointer.cast_mut().cast(),
+                workspace.bytes,
+                stream.cast(),
+            )
+        }
+    }
+}
+
+/// Where the library reads a value from.
+fn address<T>(value: &T) -> *const c_void {
+    std::ptr::from_ref(value).cast()
+}
+
+fn data_type(dtype: DType) -> sys::cudaDataType {
+    match dtype {
+        DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        _ => sys::cudaDataType::CUDA_R_32F,
+    }
+}
+
+/// What kind of product: f32 sums and factors, and what is transposed.
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new(problem: &Problem) -> Answer<Description> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let scale = sys::cudaDataType::CUDA_R_32F;
+        let description = Description(result::create_matmul_desc(compute, scale)?);
+        let transposes = [
+            (
+                Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
+                problem.left_transposed,
+            ),
+            (
+                Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
+                problem.right_transposed,
+            ),
+        ];
+        for (attribute, transposed) in transposes {
+            let operation = if transposed { TRANSPOSED } else { AS_IT_IS };
+            let (value, bytes) = (address(&operation), size_of::<i32>());
+            // SAFETY: created above; the attribute is an int32_t.
+            unsafe { result::set_matmul_desc_attribute(description.0, attribute, value, bytes) }?;
+        }
+        Ok(description)
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`; it is host memory alone.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// How the matrices of a batch lie in memory.
+struct MatrixLayout(sys::cublasLtMatrixLayout_t);
+
+impl MatrixLayout {
+    fn new(layout: &Layout, batch: i32) -> Answer<MatrixLayout> {
+        use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+        let Layout {
+            dtype,
+            rows,
+            columns,
+            leading,
+            batch_stride,
+            ..
+        } = *layout;
+        let created = result::create_matrix_layout(data_type(dtype), rows, columns, leading)?;
+        let created = MatrixLayout(created);
+        let count = Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+        let stride = Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+        // SAFETY: created above; the attributes are an int32_t and an int64_t.
+        unsafe {
+            let (value, bytes) = (address(&batch), size_of::<i32>());
+            result::set_matrix_layout_attribute(created.0, count, value, bytes)?;
+            let (value, bytes) = (address(&batch_stride), size_of::<i64>());
+            result::set_matrix_layout_attribute(created.0, stride, value, bytes)?;
+        }
+        Ok(created)
+    }
+}
+
+impl Drop for MatrixLayout {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`; it is host memory alone.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// What an algorithm may do.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(problem: &Problem, workspace_bytes: usize) -> Answer<Preference> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = Preference(result::create_matmul_pref()?);
+        let workspace = workspace_bytes as u64;
+        preference.set(
+            Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            &workspace,
+        )?;
+        let whole_sums = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
+        preference.set(
+            Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            &whole_sums,
+        )?;
+        let alignments = [
+            (
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                &problem.left,
+            ),
+            (
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                &problem.right,
+            ),
+            (
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                &problem.c,
+            ),
+            (
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                &problem.d,
+            ),
+        ];
+        for (attribute, layout) in alignments {
+            preference.set(attribute, &layout.alignment_bytes)?;
+        }
+        Ok(preference)
+    }
+
+    /// Sets an attribute of the value's type.
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Answer<()> {
+        let (value, bytes) = (address(value), size_of::<T>());
+        // SAFETY: created in `new`; the library refuses a value of another size.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, value, bytes) }
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`; it is host memory alone.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}

@@ -1,0 +1,95 @@
+//! Host bytes on their way to the device.
+
+use super::{CudaDevice, error};
+use crate::KernelError;
+use cudarc::driver::{result, sys};
+use memory::{Blocks, Space};
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// Copies that may be under way at a time.
+const SLOTS: usize = 16;
+
+/// Bytes of one copy.
+const SLOT_BYTES: usize = 1 << 20;
+
+/// Page-locked host memory of every device, outside the ledger.
+pub(super) const STAGING_BYTES: u64 = (SLOTS * SLOT_BYTES) as u64;
+
+/// A ring of page-locked buffers: what is copied may be changed as soon as it lies in one of them.
+///
+/// A buffer is written again when the copy out of it is done, which its event tells. So the processor runs at most
+/// [`SLOTS`] copies ahead of the device, and waits for nothing else.
+pub(super) struct Staging {
+    device: Rc<CudaDevice>,
+    bytes: NonNull<u8>,
+    copied: [sys::CUevent; SLOTS],
+    next: Cell<usize>,
+}
+
+impl Staging {
+    pub(super) fn new(device: &Rc<CudaDevice>) -> Result<Staging, KernelError> {
+        let refused = |error| error::of_driver("upload", error);
+        let mut copied = [std::ptr::null_mut(); SLOTS];
+        for event in &mut copied {
+            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+            *event = result::event::create(flags).map_err(refused)?;
+        }
+        let bytes = device.allocate(Space::Host, STAGING_BYTES);
+        let bytes = bytes.map_err(|_| KernelError {
+            operation: "upload",
+            message: format!(
+                "the system refused {STAGING_BYTES} bytes of page-locked memory; look at `ulimit -l` and the memory \
+                 limit of the control group"
+            ),
+        })?;
+        Ok(Staging {
+            device: device.clone(),
+            bytes,
+            copied,
+            next: Cell::new(0),
+        })
+    }
+
+    /// Copies bytes to the device in the order of its stream.
+    ///
+    /// # Safety
+    /// `to` starts as many bytes on the device.
+    pub(super) unsafe fn copy(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+        for (index, chunk) in bytes.chunks(SLOT_BYTES).enumerate() {
+            let to = to.wrapping_add(index * SLOT_BYTES);
+            // SAFETY: the caller's promise, for a part of the bytes.
+            let copied = unsafe { self.copy_chunk(to, chunk) };
+            copied.map_err(|error| error::of_driver("upload", error))?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Staging::copy`]; at most a slot's bytes.
+    unsafe fn copy_chunk(&self, to: *mut u8, chunk: &[u8]) -> Result<(), result::DriverError> {
+        let slot = self.next.replace((self.next.get() + 1) % SLOTS);
+        let stream = self.device.stream;
+        // SAFETY: the slot lies within the ring, and nothing copies out of it once its event has come; the copy
+        // reads no more than was written; device and events live as long as `self`.
+        unsafe {
+            result::event::synchronize(self.copied[slot])?;
+            let from = self.bytes.as_ptr().add(slot * SLOT_BYTES);
+            from.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len());
+            sys::cuMemcpyHtoDAsync_v2(to as u64, from.cast(), chunk.len(), stream).result()?;
+            result::event::record(self.copied[slot], stream)
+        }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; `free` waits for the copies under way.
+        unsafe { self.device.free(Space::Host, self.bytes) };
+        for event in self.copied {
+            // SAFETY: created in `new`. A failure here is one of earlier work, and was or will be told there.
+            let _ = unsafe { result::event::destroy(event) };
+        }
+    }
+}

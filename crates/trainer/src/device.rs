@@ -1,0 +1,199 @@
+//! The device of a run: opened once, before anything is written.
+
+use crate::config::Device;
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::settings::Settings;
+use kernels::Target;
+use memory::{DeviceBytes, Memory, format_bytes};
+
+#[cfg(feature = "cuda")]
+use kernels::{KernelError, cuda::CudaDevice};
+#[cfg(feature = "cuda")]
+use std::rc::Rc;
+
+/// A device that is there.
+pub(crate) enum OpenDevice {
+    /// The processor.
+    Cpu,
+    /// A GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(Rc<CudaDevice>),
+}
+
+impl OpenDevice {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// [`Failure::NoDevice`] if it is not there or cannot be used.
+    pub(crate) fn open(device: Device) -> Result<OpenDevice, Failure> {
+        match device {
+            Device::Cpu => Ok(OpenDevice::Cpu),
+            #[cfg(feature = "cuda")]
+            Device::Cuda { index } => {
+                let refused = |error: KernelError| Failure::NoDevice {
+                    device,
+                    reason: error.message,
+                };
+                let opened = CudaDevice::open(index).map_err(refused)?;
+                let facts = opened.facts();
+                tracing::info!("{device} is an {}", facts.name);
+                Ok(OpenDevice::Cuda(opened))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda { .. } => Err(Failure::NoDevice {
+                device,
+                reason: "this binary was built without CUDA".into(),
+            }),
+        }
+    }
+
+    /// Whose leases and scratch sizes apply.
+    pub(crate) fn target(&self) -> Target {
+        match self {
+            OpenDevice::Cpu => Target::Cpu,
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(_) => Target::Cuda,
+        }
+    }
+
+    /// Its memory, with nothing leased.
+    pub(crate) fn memory(&self) -> Memory {
+        match self {
+            OpenDevice::Cpu => Memory::host(),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device) => Memory::device(device.clone()),
+        }
+    }
+
+    /// A session on it.
+    ///
+    /// # Errors
+    /// As [`Session::on_cpu`].
+    pub(crate) fn session(&self, settings: Settings, memory: &Memory) -> Result<Session, Failure> {
+        match self {
+            OpenDevice::Cpu => Session::on_cpu(settings, memory),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device) => Session::on_cuda(settings, memory, device),
+        }
+    }
+
+    /// What NVIDIA calls it; none for the processor.
+    fn gpu_name(&self) -> Option<&str> {
+        match self {
+            OpenDevice::Cpu => None,
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device) => Some(&device.facts().name),
+        }
+    }
+
+    /// Memory of a GPU, whoever uses it; none for the processor.
+    fn gpu_bytes(&self) -> Result<Option<DeviceBytes>, Failure> {
+        match self {
+            OpenDevice::Cpu => Ok(None),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device) => Ok(Some(device.memory_bytes()?)),
+        }
+    }
+
+    /// Its memory in all, for limits in percent.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] where the system does not tell, [`Failure::Device`] where the driver fails.
+    pub(crate) fn total_bytes(&self) -> Result<u64, Failure> {
+        match self.gpu_bytes()? {
+            None => crate::memory_size::host_bytes(),
+            Some(bytes) => Ok(bytes.total),
+        }
+    }
+
+    /// Host memory that is used outside the ledger, at most.
+    pub(crate) fn untracked_host_bytes_max(&self) -> u64 {
+        match self {
+            OpenDevice::Cpu => kernels::cpu::untracked_bytes_max(rayon::current_num_threads()),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(_) => CudaDevice::untracked_host_bytes(),
+        }
+    }
+
+    /// Most that its matrix units do, in units of 10^12 operations a second, where that is known.
+    pub(crate) fn peak_tflops(&self, dtype: &str) -> Option<f64> {
+        let name = self.gpu_name().filter(|_| dtype == "bf16");
+        name.and_then(bf16_tflops)
+    }
+
+    /// Says beforehand if a run is close to what the device has left.
+    ///
+    /// # Errors
+    /// [`Failure::Device`] where the driver fails.
+    pub(crate) fn warn_if_tight(&self, reserved_bytes: u64) -> Result<(), Failure> {
+        let bytes = self.gpu_bytes()?;
+        if let Some(warning) = bytes.and_then(|bytes| tight(reserved_bytes, bytes)) {
+            tracing::warn!("{warning}");
+        }
+        Ok(())
+    }
+}
+
+/// Dense bf16 peak of a GPU by NVIDIA's data sheets, in units of 10^12 operations a second.
+pub(crate) fn bf16_tflops(name: &str) -> Option<f64> {
+    match name {
+        "NVIDIA H200" | "NVIDIA H100 80GB HBM3" => Some(989.0),
+        name if name.starts_with("NVIDIA A100") => Some(312.0),
+        _ => None,
+    }
+}
+
+/// What modules and the library take beside the context, which the driver has counted already.
+const MODULES_BYTES: u64 = 256 << 20;
+
+/// What to say where the free memory is short, or nearly so.
+fn tight(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
+    if reserved_bytes + MODULES_BYTES <= bytes.free {
+        return None;
+    }
+    let verdict = match reserved_bytes > bytes.free {
+        true => "this run will not fit",
+        false => "this run may not fit",
+    };
+    Some(format!(
+        "the plan reserves {}, and {} of the device's {} are free: {verdict}",
+        format_bytes(reserved_bytes),
+        format_bytes(bytes.free),
+        format_bytes(bytes.total),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_card_is_announced() {
+        const GIB: u64 = 1 << 30;
+        let bytes = DeviceBytes {
+            total: 80 * GIB,
+            free: 70 * GIB,
+            held: 0,
+        };
+        assert_eq!(tight(69 * GIB, bytes), None);
+        assert!(tight(70 * GIB, bytes).unwrap().ends_with("may not fit"));
+        let message = tight(71 * GIB, bytes).unwrap();
+        assert!(message.contains("reserves 71.0 GiB") && message.ends_with("will not fit"));
+    }
+
+    #[test]
+    fn peaks_are_known_for_the_full_cards_alone() {
+        assert_eq!(bf16_tflops("NVIDIA H200"), Some(989.0));
+        assert_eq!(bf16_tflops("NVIDIA H100 80GB HBM3"), Some(989.0));
+        assert_eq!(bf16_tflops("NVIDIA H100 PCIe"), None);
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn without_cuda_there_is_no_gpu() {
+        let failure = OpenDevice::open(Device::Cuda { index: 1 }).err().unwrap();
+        assert_eq!(failure.exit_code(), 5);
+        assert!(failure.to_string().contains("cuda:1"), "{failure}");
+    }
+}

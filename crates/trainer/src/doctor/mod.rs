@@ -1,0 +1,77 @@
+//! The `doctor` command: what this machine offers for training, and what it lacks.
+
+mod gpus;
+mod host;
+mod rates;
+
+use crate::config::Resolved;
+use crate::failure::Failure;
+use crate::stdout::print;
+use memory::format_bytes;
+use report::{Align, Table};
+use serde::Serialize;
+
+/// What this machine offers. `doctor --json`.
+#[derive(Clone, Debug, Serialize)]
+struct Diagnosis {
+    /// Version of the trainer.
+    version: &'static str,
+    /// The processor and its memory.
+    host: host::Host,
+    /// Whether this binary can use GPUs.
+    cuda_built: bool,
+    /// GPUs that can be used.
+    gpus: Vec<gpus::Gpu>,
+    /// What is missing, and what to do.
+    missing: Vec<String>,
+}
+
+/// Looks at the machine and measures it, within seconds.
+pub(crate) fn doctor(resolved: &Resolved) -> Result<(), Failure> {
+    let (gpus, missing) = gpus::gpus();
+    let diagnosis = Diagnosis {
+        version: env!("CARGO_PKG_VERSION"),
+        host: host::Host::new()?,
+        cuda_built: cfg!(feature = "cuda"),
+        gpus,
+        missing,
+    };
+    if resolved.options.json {
+        let json = serde_json::to_string_pretty(&diagnosis)
+            .map_err(|error| Failure::Usage(error.to_string()))?;
+        return print(format_args!("{json}\n"));
+    }
+    print(format_args!("{diagnosis}"))
+}
+
+impl std::fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.host.table())?;
+        for gpu in &self.gpus {
+            write!(f, "\n{}", gpu.table())?;
+        }
+        if !self.missing.is_empty() {
+            writeln!(f)?;
+        }
+        for missing in &self.missing {
+            writeln!(f, "missing: {missing}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a name and a value; rows without a value are left out.
+fn rows(title: &str, rows: Vec<(&str, Option<String>)>) -> Table {
+    let mut table = Table::new(&[(title, Align::Left), ("", Align::Left)]);
+    for (name, value) in rows {
+        if let Some(value) = value {
+            table.row([name.to_string(), value]);
+        }
+    }
+    table
+}
+
+/// Bytes for people, where they are known and limited.
+fn bytes(bytes: Option<u64>) -> Option<String> {
+    bytes.map(format_bytes)
+}

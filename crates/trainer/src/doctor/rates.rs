@@ -1,0 +1,112 @@
+//! How fast a device is, by the operations that training uses.
+
+use crate::failure::Failure;
+use kernels::{Init, Kernels};
+use memory::{Buffer, Category, DType, Memory};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    /// Rows and columns of square products.
+    pub(super) gemm_size: usize,
+    /// Elements of a copy.
+    pub(super) copy_elements: usize,
+    /// The best of so many counts.
+    pub(super) repetitions: usize,
+}
+
+/// Measured rates.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Rates {
+    /// Matrix products, in units of 10^12 operations a second.
+    gemm_tflops: f64,
+    /// Copies within the device's memory, read and written bytes together, in units of 10^9 a second.
+    copy_gbps: f64,
+    /// Uploads as training does them, in units of 10^9 bytes a second.
+    upload_gbps: f64,
+    /// Downloads as training does them.
+    download_gbps: f64,
+}
+
+impl Rates {
+    /// Measures a device with operands of `dtype`.
+    ///
+    /// # Errors
+    /// [`Failure::OutOfMemory`] if the operands do not fit; [`Failure::Device`] if an operation fails.
+    pub(super) fn measure(
+        kernels: &dyn Kernels,
+        memory: &Memory,
+        dtype: DType,
+        work: Work,
+    ) -> Result<Rates, Failure> {
+        let (size, elements) = (work.gemm_size, work.copy_elements);
+        let lease = |name, elements: usize| {
+            memory.lease_persistent(Category::Temporary, name, [elements], dtype)
+        };
+        let (mut from, mut to) = (lease("from", elements)?, lease("to", elements)?);
+        let [a, b] = [lease("a", size * size)?, lease("b", size * size)?];
+        let mut out = lease("out", size * size)?;
+        let mut bytes = vec![0u8; elements * dtype.size_in_bytes()];
+        let best = |operation: &mut dyn FnMut() -> Result<(), Failure>| {
+            let times = (0..=work.repetitions).map(|_| timed(operation));
+            // The first one loads kernels and touches pages.
+            let times: Vec<Duration> = times.skip(1).collect::<Result<_, Failure>>()?;
+            let best = times.into_iter().min().unwrap_or_default();
+            Ok::<f64, Failure>(best.as_secs_f64())
+        };
+        let upload = best(&mut || {
+            kernels.upload(from.view_mut(), &bytes)?;
+            wait(kernels, &from)
+        })?;
+        let copy = best(&mut || {
+            kernels.copy(to.view_mut(), from.view())?;
+            wait(kernels, &to)
+        })?;
+        let download = best(&mut || Ok(kernels.download(&mut bytes, to.view())?))?;
+        let gemm = best(&mut || {
+            let square = [size, size];
+            let (a, b) = (a.view().reshape(square), b.view().reshape(square));
+            kernels.matmul(out.view_mut().reshape(square), a, b, Init::Overwrite)?;
+            wait(kernels, &out)
+        })?;
+        Ok(Rates {
+            gemm_tflops: 2.0 * (size as f64).powi(3) / gemm / 1e12,
+            copy_gbps: 2.0 * bytes.len() as f64 / copy / 1e9,
+            upload_gbps: bytes.len() as f64 / upload / 1e9,
+            download_gbps: bytes.len() as f64 / download / 1e9,
+        })
+    }
+
+    /// The rate of products, for people.
+    pub(super) fn products(&self) -> String {
+        format!("{:.3} TFLOP/s", self.gemm_tflops)
+    }
+
+    /// The rate of copies, for people.
+    pub(super) fn copies(&self) -> String {
+        format!("{:.1} GB/s read and written", self.copy_gbps)
+    }
+
+    /// The rates of uploads and downloads, for people.
+    pub(super) fn transfers(&self) -> String {
+        format!(
+            "{:.1} GB/s up, {:.1} GB/s down",
+            self.upload_gbps, self.download_gbps
+        )
+    }
+}
+
+fn timed(operation: &mut dyn FnMut() -> Result<(), Failure>) -> Result<Duration, Failure> {
+    let start = Instant::now();
+    operation()?;
+    Ok(start.elapsed())
+}
+
+/// Waits for all work before, by reading one element of its result.
+fn wait(kernels: &dyn Kernels, result: &Buffer) -> Result<(), Failure> {
+    let element = result.view().rows(0..1);
+    let mut bytes = vec![0; element.dtype().size_in_bytes()];
+    Ok(kernels.download(&mut bytes, element)?)
+}

@@ -1,0 +1,25 @@
+//! `trainer doctor` on any machine.
+
+use crate::workplace::Workplace;
+use serde_json::Value;
+
+#[test]
+fn the_machine_is_described_and_measured() {
+    let place = Workplace::new();
+    let outcome = place.trainer("doctor --json --threads 1").succeeds();
+    let machine: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let host = &machine["host"];
+    assert_eq!(host["threads"], 1);
+    assert!(host["memory_bytes"].as_u64() >= host["available_bytes"].as_u64());
+    for rate in ["gemm_tflops", "copy_gbps", "upload_gbps", "download_gbps"] {
+        assert!(host["f32"][rate].as_f64().unwrap() > 0.0, "{rate}");
+    }
+    assert_eq!(machine["cuda_built"], cfg!(feature = "cuda"));
+    let (gpus, missing) = (&machine["gpus"], &machine["missing"]);
+    let usable = gpus.as_array().unwrap().len();
+    assert!(usable > 0 || !missing.as_array().unwrap().is_empty());
+    if !cfg!(feature = "cuda") {
+        let sentence = missing[0].as_str().unwrap();
+        assert!(sentence.contains("--features cuda"), "{sentence}");
+    }
+}
