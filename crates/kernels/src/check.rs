@@ -3,8 +3,8 @@
 use crate::attention::{Pass, scratch_elements};
 use crate::quantise::BLOCK;
 use crate::{
-    AdamW, AttentionShape, FlashOptions, Init, KernelError, Master, Moment, NORM_PARTS, Target,
-    flash,
+    AdamW, AttentionShape, FlashOptions, Init, KernelError, Master, Moment, NORM_PARTS,
+    READING_BYTES_MAX, Target, flash,
 };
 use memory::{DType, In, Out};
 
@@ -133,6 +133,27 @@ pub(crate) fn transfer(
     })?;
     check.that(bytes == host, || {
         format!("the tensor has {bytes} bytes, the host side {host}")
+    })
+}
+
+/// A few bytes for the host.
+pub(crate) fn start_read(x: &In) -> Checked {
+    let check = Check("start_read");
+    let bytes = crate::queue::bytes_of(x);
+    check.that(x.is_contiguous() && bytes <= READING_BYTES_MAX, || {
+        format!("a reading is contiguous and at most {READING_BYTES_MAX} bytes, not {bytes}")
+    })
+}
+
+/// A copy beside the computation.
+pub(crate) fn start_copy(operation: &'static str, out: &Out, x: &In) -> Checked {
+    let check = Check(operation);
+    check.that(out.is_contiguous() && x.is_contiguous(), || {
+        "a side is strided, expected contiguous".into()
+    })?;
+    let sides = [(out.dtype(), out.elements()), (x.dtype(), x.elements())];
+    check.that(sides[0] == sides[1], || {
+        format!("`out` has {:?}, `x` {:?}", sides[0], sides[1])
     })
 }
 

@@ -6,7 +6,8 @@
 //! kernels are made, or is leased by the caller in the size that [`attention::scratch_elements`] or
 //! [`flash::scratch_elements`] tells. Operations are
 //! deterministic: the order of every sum is fixed, for any number of threads. Nothing returns a number to the
-//! host but [`Kernels::download`].
+//! host but [`Kernels::download`]. Copies to and from pinned host memory run beside the operations, in queues of their
+//! own ([`Queues`]).
 //!
 //! This crate knows no model and no policy.
 
@@ -18,12 +19,15 @@ pub mod cuda;
 pub mod flash;
 pub mod meta;
 pub mod quantise;
+mod queue;
 pub mod random;
+pub mod scheduled;
 pub mod split;
 
 pub use adamw::{AdamW, Master, Moment};
 pub use attention::AttentionShape;
 pub use flash::{Dropout, FlashOptions};
+pub use queue::{Event, Queue, Queues, READING_BYTES_MAX, READINGS_MAX, Reading, Traffic};
 
 use memory::{DType, In, Out};
 
@@ -78,7 +82,7 @@ pub fn workspace_bytes(target: Target, dtype: DType) -> u64 {
 ///
 /// # Errors
 /// Every operation returns [`KernelError`] if a shape or type does not fit, before anything is written.
-pub trait Kernels {
+pub trait Kernels: Queues {
     /// The device whose scratch sizes apply.
     fn target(&self) -> Target;
 

@@ -1,7 +1,9 @@
 //! The operations on shapes: everything is checked, nothing is computed.
 
+use crate::queue::{bytes_of, count_download, count_upload};
 use crate::{
-    AdamW, AttentionShape, FlashOptions, Init, KernelError, Kernels, Target, check, workspace_bytes,
+    AdamW, AttentionShape, Event, FlashOptions, Init, KernelError, Kernels, Queue, Queues, Reading,
+    Target, Traffic, check, workspace_bytes,
 };
 use memory::{Buffer, ByPhase, Category, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -14,6 +16,7 @@ pub struct Meta {
     memory: Memory,
     flops: FlopCounter,
     workspace: Option<Buffer>,
+    traffic: Cell<Traffic>,
 }
 
 /// Floating-point operations of matrix products (two for each multiplication), by the phase in which they were
@@ -46,6 +49,7 @@ impl Meta {
             memory: memory.clone(),
             flops,
             workspace: lease_workspace(memory, target, dtype)?,
+            traffic: Cell::default(),
         })
     }
 }
@@ -82,6 +86,46 @@ pub(crate) fn lease_workspace(
     }
 }
 
+impl Queues for Meta {
+    fn runs_ahead(&self) -> bool {
+        self.target == Target::Cuda
+    }
+
+    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::start_copy("start_upload", &out, &x)?;
+        count_upload(&self.traffic, bytes_of(&x));
+        Ok(())
+    }
+
+    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::start_copy("start_download", &out, &x)?;
+        count_download(&self.traffic, bytes_of(&x));
+        Ok(())
+    }
+
+    fn start_read(&self, x: In) -> Result<Reading, KernelError> {
+        check::start_read(&x)?;
+        count_download(&self.traffic, bytes_of(&x));
+        Ok(Reading::done(vec![0; bytes_of(&x)]))
+    }
+
+    fn record(&self, _queue: Queue) -> Result<Event, KernelError> {
+        Ok(Event::PAST)
+    }
+
+    fn wait(&self, _queue: Queue, _event: Event, _reason: &'static str) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn finish(&self, _event: Event) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic.get()
+    }
+}
+
 impl Kernels for Meta {
     fn target(&self) -> Target {
         self.target
@@ -102,7 +146,9 @@ impl Kernels for Meta {
             out.dtype(),
             out.is_contiguous(),
             bytes.len(),
-        )
+        )?;
+        count_upload(&self.traffic, bytes.len());
+        Ok(())
     }
 
     fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
@@ -112,7 +158,9 @@ impl Kernels for Meta {
             x.dtype(),
             x.is_contiguous(),
             bytes.len(),
-        )
+        )?;
+        count_download(&self.traffic, bytes.len());
+        Ok(())
     }
 
     fn matmul(&self, out: Out, a: In, b: In, init: Init) -> Result<(), KernelError> {

@@ -91,10 +91,6 @@ pub struct DeviceMarks {
     pub device_total_used_bytes: u64,
     /// Blocks asked for, pinned ones too.
     pub driver_allocations: u64,
-    /// Bytes copied from the host to the device.
-    pub h2d_bytes: u64,
-    /// Bytes copied from the device to the host.
-    pub d2h_bytes: u64,
 }
 
 /// A block of a device, freed when dropped.

@@ -82,6 +82,27 @@ macro_rules! geometry {
             self.strides == self.dims.row_major_strides()
         }
 
+        /// The same memory as elements of another type, in one dimension.
+        ///
+        /// # Panics
+        /// If the view is strided, or its bytes are no whole number of aligned elements.
+        pub fn cast(self, dtype: DType) -> Self {
+            assert!(self.is_contiguous(), "only a contiguous view can be cast");
+            let bytes = self.elements() * self.dtype.size_in_bytes();
+            let size = dtype.size_in_bytes();
+            assert!(
+                bytes % size == 0 && (self.pointer as usize) % size == 0,
+                "{bytes} bytes are no whole number of aligned {dtype:?}"
+            );
+            let dims = Dims::from([bytes / size]);
+            Self {
+                dtype,
+                dims,
+                strides: dims.row_major_strides(),
+                ..self
+            }
+        }
+
         /// Bytes from the first element to a row; none in a shape, whose pointer stays null.
         fn offset_of_row(&self, row: usize) -> usize {
             if self.pointer.is_null() {
@@ -164,6 +185,17 @@ impl<'a> In<'a> {
     /// Address of the first element; null for a shape.
     pub fn pointer(&self) -> *const u8 {
         self.pointer
+    }
+
+    /// The view without its lifetime, for work that goes on after the call that asked for it.
+    ///
+    /// # Safety
+    /// What is viewed stays alive, and nothing writes it, for as long as the view is used.
+    pub unsafe fn outliving(self) -> In<'static> {
+        In {
+            lifetime: PhantomData,
+            ..self
+        }
     }
 
     /// The last two dimensions exchanged.
@@ -265,6 +297,17 @@ impl<'a> Out<'a> {
         self.pointer
     }
 
+    /// The view without its lifetime, for work that goes on after the call that asked for it.
+    ///
+    /// # Safety
+    /// What is viewed stays alive, and nothing else touches it, for as long as the view is used.
+    pub unsafe fn outliving(self) -> Out<'static> {
+        Out {
+            lifetime: PhantomData,
+            ..self
+        }
+    }
+
     /// A shorter borrow of the same view.
     pub fn reborrow(&mut self) -> Out<'_> {
         Out {
@@ -325,6 +368,9 @@ mod tests {
         );
         assert!(!transposed.is_contiguous());
         assert_eq!(view.reshape([2, 6]).rows(1..2).slice::<f32>()[0], 6.0);
+        let bits = view.rows(1..2).cast(DType::U32);
+        assert_eq!(bits.dims(), [3]);
+        assert_eq!(bits.slice::<u32>()[0], 3.0f32.to_bits());
         assert_eq!(
             view.to_tensor().unwrap().to_vec2::<f32>().unwrap()[3],
             [9.0, 10.0, 11.0]

@@ -109,6 +109,10 @@ pub struct StepRecord {
     pub host_pinned_bytes: u64,
     /// Replays of each stage.
     pub replayed: ReplayCounts,
+    /// Bytes copied from the host to the device.
+    pub h2d_bytes: u64,
+    /// Bytes copied from the device to the host.
+    pub d2h_bytes: u64,
     /// What the device itself says; on CUDA alone. `device_total_used_bytes` counts other processes too, and so may
     /// differ between identical runs.
     #[serde(flatten)]

@@ -14,6 +14,7 @@ mod memory_size;
 pub mod oom;
 pub mod optimizer_state;
 pub mod plan;
+mod read_back;
 mod run;
 mod run_dir;
 pub mod session;

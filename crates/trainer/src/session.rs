@@ -1,11 +1,12 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
 use crate::failure::Failure;
+use crate::read_back::Arriving;
 use crate::settings::Settings;
 use data::StepBatch;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::{Kernels, Target};
+use kernels::{Kernels, Target, Traffic};
 use memory::{Arena, Buffer, Category, DType, Layer, Memory, Phase, StepMemory};
 use model::{Batch, Gradients, Model, ReplayCounts, Saved, StepTotals};
 use optim::{AdamW, StepNumbers};
@@ -25,8 +26,23 @@ pub struct Session {
     /// `[1]` f32: sum of the step's losses.
     loss: Buffer,
     step: usize,
-    /// Steps that were not skipped.
+    /// Steps that were not skipped, of those that are finished.
     updates: usize,
+    /// The step that was asked for last, if it is not known to be done.
+    in_flight: Option<InFlight>,
+    /// The outcome of the last step that is known to be done, until somebody takes it.
+    finished: Option<StepOutcome>,
+}
+
+/// A step that the device may still be at: all that the host knows of it.
+struct InFlight {
+    step: usize,
+    lr: f64,
+    targets: usize,
+    memory: StepMemory,
+    traffic: Traffic,
+    replayed: ReplayCounts,
+    results: Arriving,
 }
 
 /// What a step computed and used.
@@ -44,6 +60,8 @@ pub struct StepOutcome {
     pub targets: usize,
     /// Memory.
     pub memory: StepMemory,
+    /// Bytes between host and device.
+    pub traffic: Traffic,
     /// Replays of each stage.
     pub replayed: ReplayCounts,
 }
@@ -103,6 +121,20 @@ impl Session {
         Session::new(settings, memory, kernels)
     }
 
+    /// A session on any kernels that work in `memory`: for tests, such as those of
+    /// [`kernels::scheduled::Scheduled`].
+    ///
+    /// # Errors
+    /// As [`Session::on_cpu`].
+    pub fn on_kernels(
+        settings: Settings,
+        memory: &Memory,
+        kernels: Box<dyn Kernels>,
+    ) -> Result<Session, Failure> {
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        Session::new(settings, memory, kernels)
+    }
+
     fn new(
         settings: Settings,
         memory: &Memory,
@@ -146,16 +178,30 @@ impl Session {
             loss,
             step: 0,
             updates: 0,
+            in_flight: None,
+            finished: None,
         })
     }
 
-    /// One training step: forward and backward of every micro-batch, then the update.
+    /// One training step, to its end: forward and backward of every micro-batch, then the update.
     ///
     /// # Errors
     /// [`Failure::OutOfMemory`] if a lease is refused: nothing is updated then, and every lease is given back.
     pub fn step(&mut self, batch: &StepBatch) -> Result<StepOutcome, Failure> {
+        self.start_step(batch)?;
+        let outcome = self.finish_step()?;
+        Ok(outcome.expect("a step was started"))
+    }
+
+    /// Asks for one training step, while the device may still be at the one before. Where the host computes, the step
+    /// is made when this returns.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub fn start_step(&mut self, batch: &StepBatch) -> Result<(), Failure> {
         self.memory.begin_step();
         self.gradients.begin_step();
+        let before = self.kernels.traffic();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
         let replayed = self.forward_backward(batch, targets)?;
@@ -164,21 +210,68 @@ impl Session {
             missing.is_empty(),
             "every parameter receives a gradient; these did not: {missing:?}"
         );
+        self.finish_in_flight()?;
         let lr = self.update()?;
         let live_after = self.memory.live_leases();
         assert_eq!(live_before, live_after, "no lease outlives its step");
-        let (loss_sum, grad_norm) = self.read_back()?;
-        let outcome = StepOutcome {
+        let results = Arriving::start(
+            &*self.kernels,
+            self.loss.view(),
+            self.optimizer.norm_and_clip(),
+        )?;
+        self.in_flight = Some(InFlight {
             step: self.step,
-            loss: (f64::from(loss_sum) / targets as f64) as f32,
-            grad_norm,
             lr,
             targets,
             memory: self.memory.step_memory(),
+            traffic: self.kernels.traffic().since(before),
             replayed,
+            results,
+        });
+        if !self.kernels.runs_ahead() {
+            self.finish_in_flight()?;
+        }
+        Ok(())
+    }
+
+    /// The outcome of a step that [`Session::start_step`] has finished: the one asked for, or the one before.
+    pub fn take_finished(&mut self) -> Option<StepOutcome> {
+        self.finished.take()
+    }
+
+    /// Waits for the step that was asked for last; none if its outcome has been taken.
+    ///
+    /// # Errors
+    /// [`Failure::Device`] if the device failed.
+    pub fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
+        self.finish_in_flight()?;
+        Ok(self.finished.take())
+    }
+
+    /// Waits for the step in flight, if there is one. The number of updates counts it from then on: what a further
+    /// update depends on.
+    fn finish_in_flight(&mut self) -> Result<(), Failure> {
+        let Some(in_flight) = self.in_flight.take() else {
+            return Ok(());
+        };
+        let results = in_flight.results.finish(&*self.kernels)?;
+        let outcome = StepOutcome {
+            step: in_flight.step,
+            loss: (f64::from(results.loss_sum) / in_flight.targets as f64) as f32,
+            grad_norm: results.grad_norm,
+            lr: in_flight.lr,
+            targets: in_flight.targets,
+            memory: in_flight.memory,
+            traffic: in_flight.traffic,
+            replayed: in_flight.replayed,
         };
         self.updates += usize::from(outcome.is_finite());
-        Ok(outcome)
+        let untaken = self.finished.replace(outcome);
+        assert!(
+            untaken.is_none(),
+            "outcomes are taken before the next step ends"
+        );
+        Ok(())
     }
 
     fn forward_backward(
@@ -234,19 +327,6 @@ impl Session {
             },
         )?;
         Ok(lr)
-    }
-
-    /// Loss sum and gradient norm of the step.
-    fn read_back(&self) -> Result<(f32, f32), Failure> {
-        let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let (mut loss, mut norm_and_clip) = ([0f32; 1], [0f32; 2]);
-        self.kernels
-            .download(bytemuck::cast_slice_mut(&mut loss), self.loss.view())?;
-        self.kernels.download(
-            bytemuck::cast_slice_mut(&mut norm_and_clip),
-            self.optimizer.norm_and_clip(),
-        )?;
-        Ok((loss[0], norm_and_clip[0]))
     }
 
     /// Steps made, and updates: steps that were not skipped.

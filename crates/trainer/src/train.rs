@@ -48,7 +48,7 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
         plan,
         tokens_per_step: settings.tokens_per_step(),
         directory,
-        made: Made::default(),
+        made: Made::nothing(),
     };
     run.write_run_record()?;
     let batches = prefetch(dataset.batches(), PREFETCH_STEPS);
@@ -128,16 +128,34 @@ struct Run {
 }
 
 /// What has been made so far.
-#[derive(Default)]
 struct Made {
     steps: usize,
     skipped: usize,
     skipped_in_a_row: usize,
     time: Duration,
+    /// When the last step was known to be done.
+    until: Instant,
     last: Option<StepOutcome>,
 }
 
 impl Made {
+    fn nothing() -> Made {
+        Made {
+            steps: 0,
+            skipped: 0,
+            skipped_in_a_row: 0,
+            time: Duration::ZERO,
+            until: Instant::now(),
+            last: None,
+        }
+    }
+
+    /// Time since the step before: on a device that the host runs ahead of, the only one that adds up.
+    fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.until, now)
+    }
+
     fn add(&mut self, outcome: &StepOutcome, elapsed: Duration) {
         let skipped = usize::from(!outcome.is_finite());
         self.steps = outcome.step;
@@ -152,21 +170,11 @@ impl Run {
     /// Loads the model and makes all steps.
     fn steps(&mut self, settings: Settings, mut batches: Prefetched) -> Result<(), Failure> {
         let mut session = self.load(settings)?;
-        for step in 1..=self.resolved.config.train.steps {
-            let batch = batches.next_step()?;
-            let start = Instant::now();
-            let outcome = session.step(&batch)?;
-            self.record(&outcome, start.elapsed())?;
-            if self.resolved.options.dump_gradients == Some(step as u64) {
-                session.export_gradients(&self.directory.gradients(step)?)?;
-            }
-            if self.made.skipped_in_a_row > self.resolved.config.train.max_skipped {
-                return Err(self.diverged(&outcome));
-            }
-            if let Some(signal) = self.interrupt.signal() {
-                return Err(Failure::Interrupted { step, signal });
-            }
-        }
+        let made = self.make_steps(&mut session, &mut batches);
+        // The last step may still be at work, whatever ended the run.
+        let last = session.finish_step();
+        let recorded = last.and_then(|last| self.record(last));
+        made.and(recorded)?;
         if let Some(folder) = &self.resolved.options.save_final {
             session.export(folder)?;
         }
@@ -174,6 +182,27 @@ impl Run {
             Some(last) if !last.is_finite() => Err(self.diverged(last)),
             _ => Ok(()),
         }
+    }
+
+    /// Asks for step after step; each is recorded when it is known to be done.
+    fn make_steps(
+        &mut self,
+        session: &mut Session,
+        batches: &mut Prefetched,
+    ) -> Result<(), Failure> {
+        self.made.until = Instant::now();
+        for step in 1..=self.resolved.config.train.steps {
+            let batch = batches.next_step()?;
+            session.start_step(&batch)?;
+            self.record(session.take_finished())?;
+            if self.resolved.options.dump_gradients == Some(step as u64) {
+                session.export_gradients(&self.directory.gradients(step)?)?;
+            }
+            if let Some(signal) = self.interrupt.signal() {
+                return Err(Failure::Interrupted { step, signal });
+            }
+        }
+        Ok(())
     }
 
     fn diverged(&self, outcome: &StepOutcome) -> Failure {
@@ -241,7 +270,29 @@ impl Run {
         Ok(Some(limit))
     }
 
-    fn record(&mut self, outcome: &StepOutcome, elapsed: Duration) -> Result<(), Failure> {
+    /// Writes down a step that is done, if there is one, and ends a run that has been skipping steps for too long.
+    fn record(&mut self, finished: Option<StepOutcome>) -> Result<(), Failure> {
+        let Some(outcome) = finished else {
+            return Ok(());
+        };
+        let elapsed = self.made.lap();
+        self.write_step_record(&outcome, elapsed)?;
+        self.made.add(&outcome, elapsed);
+        if !outcome.is_finite() {
+            let (step, loss, norm) = (outcome.step, outcome.loss, outcome.grad_norm);
+            tracing::warn!("step {step} was skipped: loss {loss}, gradient norm {norm}");
+        }
+        if self.made.skipped_in_a_row > self.resolved.config.train.max_skipped {
+            return Err(self.diverged(&outcome));
+        }
+        Ok(())
+    }
+
+    fn write_step_record(
+        &mut self,
+        outcome: &StepOutcome,
+        elapsed: Duration,
+    ) -> Result<(), Failure> {
         let config = &self.resolved.config;
         let known_peak = || self.device.peak_tflops(self.plan.dtype);
         let peak_tflops = config.hardware.peak_tflops.or_else(known_peak);
@@ -269,19 +320,11 @@ impl Run {
             slab_bytes: outcome.memory.slab_bytes,
             host_pinned_bytes: outcome.memory.host_pinned_bytes,
             replayed: outcome.replayed,
+            h2d_bytes: outcome.traffic.h2d_bytes,
+            d2h_bytes: outcome.traffic.d2h_bytes,
             device: outcome.memory.device,
         };
         self.progress.step(&record);
-        self.made.add(outcome, elapsed);
-        if !outcome.is_finite() {
-            let StepOutcome {
-                step,
-                loss,
-                grad_norm,
-                ..
-            } = outcome;
-            tracing::warn!("step {step} was skipped: loss {loss}, gradient norm {grad_norm}");
-        }
         self.metrics
             .write(&record)
             .map_err(Failure::file(self.directory.path()))

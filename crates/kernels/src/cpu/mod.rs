@@ -12,6 +12,7 @@ mod flash;
 mod gemm;
 mod norm;
 mod quantise;
+mod queues;
 mod rms_norm;
 mod rotary;
 mod simd;
@@ -20,10 +21,15 @@ mod swiglu;
 pub use gemm::WIDENING_WORKSPACE_BYTES;
 
 use crate::meta::lease_workspace;
-use crate::{AdamW, AttentionShape, FlashOptions, Init, KernelError, Kernels, Target, check};
+use crate::queue::{bytes_of, count_download, count_upload};
+use crate::{
+    AdamW, AttentionShape, Event, FlashOptions, Init, KernelError, Kernels, Queue, Queues, Reading,
+    Target, Traffic, check,
+};
 use half::bf16;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
-use std::cell::RefCell;
+use queues::CopyQueues;
+use std::cell::{Cell, RefCell};
 
 /// Calls a function generic over the element type with the type that a view holds.
 macro_rules! by_dtype {
@@ -51,6 +57,8 @@ macro_rules! by_dtypes {
 /// Kernels on the processor, in the current rayon pool.
 pub struct Cpu {
     workspace: Option<RefCell<Buffer>>,
+    queues: CopyQueues,
+    traffic: Cell<Traffic>,
 }
 
 impl Cpu {
@@ -61,6 +69,8 @@ impl Cpu {
     pub fn new(memory: &Memory, dtype: DType) -> Result<Cpu, OutOfMemory> {
         Ok(Cpu {
             workspace: lease_workspace(memory, Target::Cpu, dtype)?.map(RefCell::new),
+            queues: CopyQueues::default(),
+            traffic: Cell::default(),
         })
     }
 }
@@ -69,6 +79,53 @@ impl Cpu {
 /// threads: the one exception to the rule that no operation allocates. Held by a test.
 pub fn untracked_bytes_max(threads: usize) -> u64 {
     gemm::packing_bytes_max(threads)
+}
+
+impl Queues for Cpu {
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
+    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::start_copy("start_upload", &out, &x)?;
+        count_upload(&self.traffic, bytes_of(&x));
+        // SAFETY: the caller's promise, and the sides fit.
+        unsafe { self.queues.copy(Queue::Upload, out, x) };
+        Ok(())
+    }
+
+    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::start_copy("start_download", &out, &x)?;
+        count_download(&self.traffic, bytes_of(&x));
+        // SAFETY: the caller's promise, and the sides fit.
+        unsafe { self.queues.copy(Queue::Download, out, x) };
+        Ok(())
+    }
+
+    fn start_read(&self, x: In) -> Result<Reading, KernelError> {
+        check::start_read(&x)?;
+        let mut bytes = vec![0; bytes_of(&x)];
+        self.download(&mut bytes, x)?;
+        Ok(Reading::done(bytes))
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        Ok(self.queues.record(queue))
+    }
+
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
+        self.queues.wait(queue, event);
+        Ok(())
+    }
+
+    fn finish(&self, event: Event) -> Result<(), KernelError> {
+        self.queues.finish(event);
+        Ok(())
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic.get()
+    }
 }
 
 impl Kernels for Cpu {
@@ -101,6 +158,7 @@ impl Kernels for Cpu {
         assert!(!out.pointer().is_null(), "a shape has no data");
         // SAFETY: the view covers as many bytes as `bytes`, which the borrow checker keeps apart from it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.pointer(), bytes.len()) };
+        count_upload(&self.traffic, bytes.len());
         Ok(())
     }
 
@@ -115,6 +173,7 @@ impl Kernels for Cpu {
         assert!(!x.pointer().is_null(), "a shape has no data");
         // SAFETY: as in `upload`.
         unsafe { std::ptr::copy_nonoverlapping(x.pointer(), bytes.as_mut_ptr(), bytes.len()) };
+        count_download(&self.traffic, bytes.len());
         Ok(())
     }
 

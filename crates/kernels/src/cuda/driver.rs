@@ -1,12 +1,13 @@
 //! What a CUDA device does for the launch code; the emulation does the same on the processor.
 
-use crate::KernelError;
+use crate::{Event, KernelError, Queue, Reading};
 use memory::{DType, In, Out};
 use std::ffi::c_void;
 
-/// A device with one stream: everything runs in the order in which it was asked for.
+/// A device with a stream for each queue. All but [`Driver::start_copy`] runs in the stream of computation, in the order
+/// in which it was asked for.
 ///
-/// Only [`Driver::copy_to_host`] waits. An error may belong to earlier work.
+/// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait. An error may belong to earlier work.
 pub trait Driver {
     /// Launches a kernel.
     ///
@@ -53,6 +54,49 @@ pub trait Driver {
     /// # Errors
     /// [`KernelError`] if the device refuses.
     unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError>;
+
+    /// Asks for a copy between the device and pinned host memory in a copy queue: the queue says which side is which.
+    ///
+    /// # Safety
+    /// As for [`crate::Queues::start_upload`]; both pointers start as many bytes.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses.
+    unsafe fn start_copy(
+        &self,
+        queue: Queue,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), KernelError>;
+
+    /// Asks for a few bytes, at most [`crate::READING_BYTES_MAX`], in the queue of computation. They stay as they are
+    /// for [`crate::READINGS_MAX`] readings.
+    ///
+    /// # Safety
+    /// `from` starts as many bytes on the device.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses.
+    unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError>;
+
+    /// The present end of a queue.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses.
+    fn record(&self, queue: Queue) -> Result<Event, KernelError>;
+
+    /// Makes a queue wait for an event.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses.
+    fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError>;
+
+    /// Waits until an event is over.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device failed.
+    fn finish(&self, event: Event) -> Result<(), KernelError>;
 }
 
 /// A kernel of `kernels/*.cu`.

@@ -25,9 +25,14 @@ pub use device::{CudaDevice, CudaDriver, DeviceFacts, device_count};
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 
 use crate::meta::lease_workspace;
-use crate::{AdamW, AttentionShape, FlashOptions, Init, KernelError, Kernels, Target, check};
+use crate::queue::{bytes_of, count_download, count_upload};
+use crate::{
+    AdamW, AttentionShape, Event, FlashOptions, Init, KernelError, Kernels, Queue, Queues, Reading,
+    Target, Traffic, check,
+};
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
+use std::cell::Cell;
 
 /// A kernel of a source file by its name, followed by the types that it is made for.
 macro_rules! kernel {
@@ -70,6 +75,7 @@ fn no_kernel(name: &str, dtypes: &[DType]) -> ! {
 pub struct Cuda<D> {
     driver: D,
     workspace: Buffer,
+    traffic: Cell<Traffic>,
 }
 
 impl<D: Driver> Cuda<D> {
@@ -80,7 +86,11 @@ impl<D: Driver> Cuda<D> {
     pub fn new(driver: D, memory: &Memory, dtype: DType) -> Result<Cuda<D>, OutOfMemory> {
         let workspace = lease_workspace(memory, Target::Cuda, dtype)?
             .expect("every compute type has a workspace on CUDA");
-        Ok(Cuda { driver, workspace })
+        Ok(Cuda {
+            driver,
+            workspace,
+            traffic: Cell::default(),
+        })
     }
 
     /// Launches a kernel on tensors that the operation has checked; nothing if there are no blocks.
@@ -118,6 +128,55 @@ impl<D: Driver> Cuda<D> {
     }
 }
 
+impl<D: Driver> Queues for Cuda<D> {
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
+    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::start_copy("start_upload", &out, &x)?;
+        count_upload(&self.traffic, bytes_of(&x));
+        // SAFETY: the caller's promise, and the sides fit.
+        unsafe {
+            self.driver
+                .start_copy(Queue::Upload, out.pointer(), x.pointer(), bytes_of(&x))
+        }
+    }
+
+    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::start_copy("start_download", &out, &x)?;
+        count_download(&self.traffic, bytes_of(&x));
+        // SAFETY: the caller's promise, and the sides fit.
+        unsafe {
+            self.driver
+                .start_copy(Queue::Download, out.pointer(), x.pointer(), bytes_of(&x))
+        }
+    }
+
+    fn start_read(&self, x: In) -> Result<Reading, KernelError> {
+        check::start_read(&x)?;
+        count_download(&self.traffic, bytes_of(&x));
+        // SAFETY: the view covers as many bytes.
+        unsafe { self.driver.start_read(x.pointer(), bytes_of(&x)) }
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        self.driver.record(queue)
+    }
+
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
+        self.driver.wait(queue, event)
+    }
+
+    fn finish(&self, event: Event) -> Result<(), KernelError> {
+        self.driver.finish(event)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic.get()
+    }
+}
+
 impl<D: Driver> Kernels for Cuda<D> {
     fn target(&self) -> Target {
         Target::Cuda
@@ -140,6 +199,7 @@ impl<D: Driver> Kernels for Cuda<D> {
             bytes.len(),
         )?;
         assert!(!out.pointer().is_null(), "a shape has no data");
+        count_upload(&self.traffic, bytes.len());
         // SAFETY: the view covers as many bytes as `bytes`.
         unsafe { self.driver.copy_to_device(out.pointer(), bytes) }
     }
@@ -153,6 +213,7 @@ impl<D: Driver> Kernels for Cuda<D> {
             bytes.len(),
         )?;
         assert!(!x.pointer().is_null(), "a shape has no data");
+        count_download(&self.traffic, bytes.len());
         // SAFETY: as in `upload`.
         unsafe { self.driver.copy_to_host(bytes, x.pointer()) }
     }

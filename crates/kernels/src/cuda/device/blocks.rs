@@ -162,14 +162,14 @@ impl Blocks for CudaDevice {
     }
 
     unsafe fn free(&self, space: Space, block: NonNull<u8>) {
-        // A failure here is one of earlier work, and is told by the next operation.
+        // Blocks are few and come and go between steps; copies beside the computation may still use one. A failure
+        // here is one of earlier work, and is told by the next operation.
+        let _ = self.synchronize_all();
         let _ = match space {
-            // SAFETY: the caller's promise; the pool keeps the block from later work until earlier work is done.
+            // SAFETY: the caller's promise, and nothing uses the block any more.
             Space::Device => unsafe { result::free_async(block.as_ptr() as u64, self.stream) },
-            // SAFETY: the caller's promise; after waiting, no copy uses the block.
-            Space::Host => self
-                .synchronize()
-                .and_then(|()| unsafe { result::free_host(block.as_ptr().cast()) }),
+            // SAFETY: as above.
+            Space::Host => unsafe { result::free_host(block.as_ptr().cast()) },
         };
     }
 
@@ -188,8 +188,6 @@ impl Blocks for CudaDevice {
             .pool
             .set(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0u64);
         self.pool.allocations.set(0);
-        self.uploaded.set(0);
-        self.downloaded.set(0);
     }
 
     fn marks(&self) -> DeviceMarks {
@@ -199,8 +197,6 @@ impl Blocks for CudaDevice {
             device_reserved_high_bytes: self.pool.get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
             device_total_used_bytes: self.device_bytes().map_or(0, used),
             driver_allocations: self.pool.allocations.get(),
-            h2d_bytes: self.uploaded.get(),
-            d2h_bytes: self.downloaded.get(),
         }
     }
 }

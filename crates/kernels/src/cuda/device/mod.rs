@@ -1,7 +1,8 @@
 //! A GPU through CUDA's driver interface and cuBLASLt, both loaded when the first device is asked for.
 //!
-//! [`CudaDevice`] is the GPU itself: its context, its one stream, its memory. [`CudaDriver`] runs kernels and products
-//! on it. Everything happens in the order of the stream, so nothing needs events, and nothing waits but a download.
+//! [`CudaDevice`] is the GPU itself: its context, its streams, its memory. [`CudaDriver`] runs kernels and products
+//! on it. There is a stream for each queue: computation, with small uploads and all blocks of memory in its order, and
+//! copies each way. Nothing waits but a download and the end of an event.
 
 mod blocks;
 mod error;
@@ -9,9 +10,10 @@ mod modules;
 mod problem;
 mod products;
 mod staging;
+mod streams;
 
 use super::{Argument, Driver, Gemm, Launch, Workspace};
-use crate::KernelError;
+use crate::{Event, KernelError, Queue, Reading};
 use blocks::Pool;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
@@ -19,9 +21,9 @@ use memory::DeviceBytes;
 use modules::Modules;
 use products::Products;
 use staging::Staging;
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::rc::Rc;
+use streams::Streams;
 
 /// The kernels use what came with Ampere: asynchronous copies, and tensor cores for bf16.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
@@ -32,10 +34,10 @@ const CAPABILITY_MIN: (i32, i32) = (8, 0);
 pub struct CudaDevice {
     device: sys::CUdevice,
     facts: DeviceFacts,
+    /// The stream of computation.
     stream: sys::CUstream,
+    streams: Streams,
     pool: Pool,
-    uploaded: Cell<u64>,
-    downloaded: Cell<u64>,
 }
 
 /// What a GPU is.
@@ -96,17 +98,15 @@ impl CudaDevice {
         facts.check()?;
         Products::look_for_library()?;
         let context = Context::retain(device).map_err(refused)?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
-        let stream = stream.map_err(refused)?;
+        let streams = Streams::new().map_err(refused)?;
         let pool = Pool::new(device).map_err(refused)?;
         context.keep();
         Ok(Rc::new(CudaDevice {
             device,
             facts,
-            stream,
+            stream: streams.of(Queue::Compute),
+            streams,
             pool,
-            uploaded: Cell::new(0),
-            downloaded: Cell::new(0),
         }))
     }
 
@@ -129,21 +129,25 @@ impl CudaDevice {
         staging::STAGING_BYTES
     }
 
-    /// Waits for everything that was asked for.
+    /// Waits for all computation that was asked for.
     fn synchronize(&self) -> Result<(), DriverError> {
-        // SAFETY: the stream lives as long as `self`.
-        unsafe { result::stream::synchronize(self.stream) }
+        self.streams.synchronize(Queue::Compute)
+    }
+
+    /// Waits for everything that was asked for in any queue.
+    fn synchronize_all(&self) -> Result<(), DriverError> {
+        let waited = Queue::ALL.map(|queue| self.streams.synchronize(queue));
+        waited.into_iter().collect()
     }
 }
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
         // A failure here is one of earlier work, and was told there.
-        let _ = self.synchronize();
+        let _ = self.synchronize_all();
         self.pool.destroy();
-        // SAFETY: both were created in `open`, and everything that uses them holds this device.
-        let _ = unsafe { result::stream::destroy(self.stream) };
-        // SAFETY: as above.
+        self.streams.destroy();
+        // SAFETY: retained in `open`, and everything that uses it holds this device.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
@@ -264,15 +268,11 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
-        let uploaded = &self.device.uploaded;
-        uploaded.set(uploaded.get() + bytes.len() as u64);
         // SAFETY: the caller's promise.
         unsafe { self.staging.copy(to, bytes) }
     }
 
     unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result<(), KernelError> {
-        let downloaded = &self.device.downloaded;
-        downloaded.set(downloaded.get() + bytes.len() as u64);
         if bytes.is_empty() {
             return Ok(());
         }
@@ -287,5 +287,45 @@ impl Driver for CudaDriver {
         // SAFETY: the caller's promise.
         let set = unsafe { self.device.set(to, 0, bytes) };
         set.map_err(|error| error::of_driver("clear", error))
+    }
+
+    unsafe fn start_copy(
+        &self,
+        queue: Queue,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let asked = unsafe { self.device.streams.copy(queue, to, from, bytes) };
+        asked.map_err(|error| error::of_driver("start_copy", error))
+    }
+
+    unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
+        let to = self.staging.reading();
+        let stream = self.device.stream;
+        // SAFETY: the caller's promise; the place is in pinned memory and as large as a reading can be.
+        let asked = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from as u64, bytes, stream) };
+        let recorded = asked
+            .result()
+            .and_then(|()| self.device.streams.record(Queue::Compute));
+        let event = recorded.map_err(|error| error::of_driver("start_read", error))?;
+        // SAFETY: the place is used again by the `READINGS_MAX`th reading from here.
+        Ok(unsafe { Reading::after(event, to, bytes) })
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        let recorded = self.device.streams.record(queue);
+        recorded.map_err(|error| error::of_driver("record", error))
+    }
+
+    fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
+        let asked = self.device.streams.wait(queue, event);
+        asked.map_err(|error| error::of_driver("wait", error))
+    }
+
+    fn finish(&self, event: Event) -> Result<(), KernelError> {
+        let waited = self.device.streams.finish(event);
+        waited.map_err(|error| error::of_driver("finish", error))
     }
 }

@@ -1,7 +1,7 @@
-//! Host bytes on their way to the device.
+//! Host bytes on their way to the device, and a few on their way back.
 
 use super::{CudaDevice, error};
-use crate::KernelError;
+use crate::{KernelError, READING_BYTES_MAX, READINGS_MAX};
 use cudarc::driver::{result, sys};
 use memory::{Blocks, Space};
 use std::cell::Cell;
@@ -15,7 +15,8 @@ const SLOTS: usize = 16;
 const SLOT_BYTES: usize = 1 << 20;
 
 /// Page-locked host memory of every device, outside the ledger.
-pub(super) const STAGING_BYTES: u64 = (SLOTS * SLOT_BYTES) as u64;
+pub(super) const STAGING_BYTES: u64 =
+    (SLOTS * SLOT_BYTES + READINGS_MAX * READING_BYTES_MAX) as u64;
 
 /// A ring of page-locked buffers: what is copied may be changed as soon as it lies in one of them.
 ///
@@ -26,6 +27,7 @@ pub(super) struct Staging {
     bytes: NonNull<u8>,
     copied: [sys::CUevent; SLOTS],
     next: Cell<usize>,
+    next_reading: Cell<usize>,
 }
 
 impl Staging {
@@ -49,7 +51,16 @@ impl Staging {
             bytes,
             copied,
             next: Cell::new(0),
+            next_reading: Cell::new(0),
         })
+    }
+
+    /// Where the next reading lands: places after the slots, in turn.
+    pub(super) fn reading(&self) -> *mut u8 {
+        let next = self.next_reading.get();
+        self.next_reading.set((next + 1) % READINGS_MAX);
+        let offset = SLOTS * SLOT_BYTES + next * READING_BYTES_MAX;
+        self.bytes.as_ptr().wrapping_add(offset)
     }
 
     /// Copies bytes to the device in the order of its stream.

@@ -1,0 +1,57 @@
+//! Steps on a device whose queues run when a seeded scheduler says: the host runs ahead, and results arrive late.
+
+mod common;
+
+use common::{odd_model, plan, session, settings, step_batch};
+use kernels::cpu::Cpu;
+use kernels::scheduled::Scheduled;
+use memory::{DType, Memory};
+use trainer::session::{Session, StepOutcome};
+use trainer::settings::Settings;
+
+const STEPS: usize = 20;
+
+/// Loss, gradient norm and number of each step.
+fn bits(outcome: &StepOutcome) -> (u32, u32, usize) {
+    (
+        outcome.loss.to_bits(),
+        outcome.grad_norm.to_bits(),
+        outcome.step,
+    )
+}
+
+fn on_schedule(settings: &Settings, seed: u64) -> Session {
+    let memory = Memory::host();
+    let cpu = Cpu::new(&memory, settings.dtype).unwrap();
+    let kernels = Box::new(Scheduled::new(cpu, seed, None));
+    let mut session = Session::on_kernels(settings.clone(), &memory, kernels).unwrap();
+    session.initialise(7).unwrap();
+    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
+    session
+}
+
+#[test]
+fn late_results_are_those_of_their_step() {
+    let settings = settings(odd_model(2), DType::F32, "full");
+    let mut at_once = session(&settings);
+    let batch = |step| step_batch(&settings, step);
+    let expected: Vec<_> = (0..STEPS)
+        .map(|step| bits(&at_once.step(&batch(step)).unwrap()))
+        .collect();
+    for seed in 0..3 {
+        let mut session = on_schedule(&settings, seed);
+        let mut late = Vec::new();
+        for step in 0..STEPS {
+            session.start_step(&batch(step)).unwrap();
+            late.extend(session.take_finished().map(|outcome| bits(&outcome)));
+            assert_eq!(
+                late.len(),
+                step,
+                "a step is known to be done when the next one has been asked for"
+            );
+        }
+        late.extend(session.finish_step().unwrap().map(|outcome| bits(&outcome)));
+        assert_eq!(late, expected, "seed {seed}");
+        assert!(session.finish_step().unwrap().is_none());
+    }
+}
