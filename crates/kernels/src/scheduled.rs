@@ -14,17 +14,21 @@ use crate::{
 use memory::{In, Out};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
 /// Kernels that run later, on the processor.
 pub struct Scheduled<K> {
     kernels: K,
     ignored: Option<&'static str>,
     schedule: RefCell<Schedule<K>>,
-    reasons: RefCell<BTreeMap<&'static str, usize>>,
+    reasons: Reasons,
     traffic: Cell<Traffic>,
     /// Readings that have been computed or not, by their number.
     readings: RefCell<Vec<Box<[u8]>>>,
 }
+
+/// Reasons of waits, with how often each was given.
+pub type Reasons = Rc<RefCell<BTreeMap<&'static str, usize>>>;
 
 type Work<K> = Box<dyn FnOnce(&K) -> Result<(), KernelError>>;
 
@@ -112,15 +116,15 @@ impl<K: Kernels> Scheduled<K> {
             kernels,
             ignored,
             schedule: RefCell::new(Schedule::new(seed)),
-            reasons: RefCell::default(),
+            reasons: Reasons::default(),
             traffic: Cell::default(),
             readings: RefCell::default(),
         }
     }
 
-    /// Why queues waited for one another, and how often.
-    pub fn reasons(&self) -> BTreeMap<&'static str, usize> {
-        self.reasons.borrow().clone()
+    /// Why queues waited for one another, and how often; counts on.
+    pub fn reasons(&self) -> Reasons {
+        self.reasons.clone()
     }
 
     /// Puts work into a queue, and runs some of what the queues hold.

@@ -316,6 +316,29 @@ impl<'a> Out<'a> {
         }
     }
 
+    /// The same view for reading, as long as nobody writes through this one.
+    pub fn as_in(&self) -> In<'_> {
+        In {
+            pointer: self.pointer,
+            reach: self.reach,
+            dtype: self.dtype,
+            dims: self.dims,
+            strides: self.strides,
+            lifetime: PhantomData,
+        }
+    }
+
+    /// The rows of the first dimension before `row`, and the others.
+    pub fn split_at(self, row: usize) -> (Out<'a>, Out<'a>) {
+        let rows = self.dims[0];
+        // Two views of one tensor for a moment; the halves have no element in common.
+        let first = Out {
+            lifetime: PhantomData,
+            ..self
+        };
+        (first.rows(0..row), self.rows(row..rows))
+    }
+
     /// Some rows of the first dimension.
     pub fn rows(self, rows: Range<usize>) -> Out<'a> {
         self.check_rows(&rows);

@@ -15,10 +15,12 @@ impl Pass<'_> {
     pub(crate) fn forward(&mut self) -> Result<(), ModelError> {
         {
             let _place = self.memory.enter(Phase::Forward, Layer::Embedding);
+            self.before_forward(Layer::Embedding)?;
             self.embedding()?;
         }
         for layer in 0..self.model.config.layers {
             let _place = self.memory.enter(Phase::Forward, Layer::Block(layer));
+            self.before_forward(Layer::Block(layer))?;
             for stage in Stage::BLOCK {
                 self.forward_stage(Position { layer, stage })?;
             }

@@ -18,6 +18,7 @@ impl Pass<'_> {
         scale: f32,
     ) -> Result<Buffer, ModelError> {
         let _place = self.memory.enter(Phase::Forward, Layer::Head);
+        self.before_forward(Layer::Head)?;
         let (tokens, hidden) = (self.tokens(), self.model.config.hidden);
         let x = self.saved.take(self.model.config.layers, Activation::X);
         let mut losses = self.temporary_f32("losses", [tokens])?;

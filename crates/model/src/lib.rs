@@ -36,6 +36,7 @@ pub use init::{InitialValues, initialise};
 pub use megatron::MegatronFlags;
 pub use model::{Batch, Model, ModelError, StepTotals};
 pub use parameters::{BlockParameters, ParameterIds, layout};
+pub use pass::{Beside, Nothing};
 pub use policy::{Action, Policy};
 pub use saved::Saved;
 pub use spec::{Spec, SpecError};

@@ -2,7 +2,7 @@
 
 use crate::gradients::Gradients;
 use crate::parameters::ParameterIds;
-use crate::pass::Pass;
+use crate::pass::{Beside, Pass};
 use crate::policy::Policy;
 use crate::saved::Saved;
 use crate::stage::{Activation, ReplayCounts};
@@ -169,6 +169,24 @@ impl Model {
         }
     }
 
+    /// The matrices that each part reads first, in forward order: the embedding, the blocks, the head. By their index in
+    /// the layout; a tied embedding is the first part's.
+    pub fn matrices_by_part(&self) -> Vec<Vec<usize>> {
+        let ids = &self.ids;
+        let blocks = ids.blocks.iter().map(|block| {
+            let attention = [block.q_proj, block.k_proj, block.v_proj, block.o_proj];
+            let mlp = [block.gate_proj, block.up_proj, block.down_proj];
+            attention.into_iter().chain(mlp).collect()
+        });
+        let head = [ids.lm_head]
+            .into_iter()
+            .filter(|id| *id != ids.embed_tokens);
+        let mut parts = vec![vec![ids.embed_tokens]];
+        parts.extend(blocks);
+        parts.push(head.collect());
+        parts
+    }
+
     /// What its stages read and write.
     pub fn table(&self) -> &StageTable {
         &self.table
@@ -183,10 +201,11 @@ impl Model {
         &self,
         memory: &Memory,
         kernels: &dyn Kernels,
-        parameters: &Arena,
+        parameters: &mut Arena,
         gradients: &mut Gradients,
         policy: &Policy,
         saved: &mut Saved,
+        beside: &mut dyn Beside,
         batch: &Batch,
         totals: &mut StepTotals,
     ) -> Result<(), ModelError> {
@@ -197,6 +216,7 @@ impl Model {
             parameters,
             gradients,
             policy,
+            beside,
             batch,
             saved,
             replayed: ReplayCounts::default(),
@@ -222,6 +242,7 @@ impl Pass<'_> {
             Init::Accumulate
         };
         let dx = self.head(totals.loss, init, totals.gradient_scale)?;
+        self.beside.before_backward()?;
         self.backward(dx)?;
         totals.is_first = false;
         assert!(

@@ -5,7 +5,7 @@ use crate::model::{Batch, Model, ModelError};
 use crate::policy::{Action, Policy};
 use crate::saved::Saved;
 use crate::stage::{Activation, ReplayCounts, Stage};
-use kernels::{AttentionShape, Kernels};
+use kernels::{AttentionShape, KernelError, Kernels};
 use memory::{Arena, Buffer, Category, DType, Dims, In, Layer, Memory, Phase};
 use std::rc::Rc;
 
@@ -16,14 +16,48 @@ pub(crate) struct Position {
     pub(crate) stage: Stage,
 }
 
+/// What else happens while a micro-batch passes through the model.
+pub trait Beside {
+    /// Just before a part of the model runs forward: its weights may still be written.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn before_forward(
+        &mut self,
+        part: Layer,
+        parameters: &mut Arena,
+        gradients: &Arena,
+    ) -> Result<(), KernelError>;
+
+    /// When the forward pass is done, the head's gradients are there, and the blocks go backward.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn before_backward(&mut self) -> Result<(), KernelError>;
+}
+
+/// Nothing else happens.
+pub struct Nothing;
+
+impl Beside for Nothing {
+    fn before_forward(&mut self, _: Layer, _: &mut Arena, _: &Arena) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn before_backward(&mut self) -> Result<(), KernelError> {
+        Ok(())
+    }
+}
+
 /// The forward and backward pass of one micro-batch.
 pub(crate) struct Pass<'a> {
     pub(crate) kernels: &'a dyn Kernels,
     pub(crate) memory: &'a Memory,
     pub(crate) model: &'a Model,
-    pub(crate) parameters: &'a Arena,
+    pub(crate) parameters: &'a mut Arena,
     pub(crate) gradients: &'a mut Gradients,
     pub(crate) policy: &'a Policy,
+    pub(crate) beside: &'a mut dyn Beside,
     pub(crate) batch: &'a Batch,
     pub(crate) saved: &'a mut Saved,
     pub(crate) replayed: ReplayCounts,
@@ -37,6 +71,14 @@ impl Pass<'_> {
     /// Reads a parameter.
     pub(crate) fn parameter(&self, index: usize) -> In<'_> {
         self.parameters.view(index)
+    }
+
+    /// Before a part of the model runs forward.
+    pub(crate) fn before_forward(&mut self, part: Layer) -> Result<(), ModelError> {
+        let gradients = self.gradients.arena();
+        Ok(self
+            .beside
+            .before_forward(part, self.parameters, gradients)?)
     }
 
     /// Tokens of the micro-batch.

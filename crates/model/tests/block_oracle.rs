@@ -132,10 +132,11 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
         let done = model.forward_backward(
             &memory,
             &cpu,
-            &parameters,
+            &mut parameters,
             &mut summed,
             &policy,
             &mut model::Saved::new(model.config().layers),
+            &mut model::Nothing,
             &on_device,
             &mut totals,
         );

@@ -1,11 +1,12 @@
 //! AdamW over arenas, with moments and master weights in any of their formats.
 
-use crate::master::Master;
-use crate::moment::{FIRST, Moment, SECOND};
+use crate::cover::Cover;
 use crate::named::{NamedState, RestoreError, SavedState};
+use crate::offload::{Offload, Offloaded};
+use crate::states::{Home, StateViews, States};
 use crate::{MasterFormat, MomentFormat};
 use kernels::{KernelError, Kernels, NORM_PARTS};
-use memory::{Arena, Buffer, Category, DType, In, Layout, Memory, OutOfMemory};
+use memory::{Arena, Buffer, Category, DType, In, Layout, Memory, OutOfMemory, Space};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -39,31 +40,38 @@ pub struct StepNumbers {
 
 /// The optimizer and its states.
 pub struct AdamW {
-    hyperparameters: Hyperparameters,
     layout: Rc<Layout>,
+    numbers: Numbers,
+    /// States on the device, and what one call updates of them.
+    resident: States,
     segments: Vec<Segment>,
-    master: Master,
-    first_moment: Moment,
-    second_moment: Moment,
+    offloaded: Option<Offloaded>,
+    /// Whether offloaded states still have to be updated with the gradients of the last step.
+    is_pending: bool,
+    /// Scratch of the norm.
+    parts: Buffer,
+}
+
+/// What all updates of a step share, on the device.
+pub(crate) struct Numbers {
+    hyperparameters: Hyperparameters,
     /// `[3]` f32: learning rate and bias corrections of the step.
     rates: Buffer,
     /// `[2]` f32: gradient norm and clipping factor of the step.
     clip: Buffer,
     /// `[2]` u32: key of the step's random numbers.
     key: Buffer,
-    /// Scratch of the norm.
-    parts: Buffer,
 }
 
 /// A range of the arenas that one call updates: all matrices or all vectors, with moments of one format.
 #[derive(Clone, Debug, PartialEq)]
-struct Segment {
-    range: Range<usize>,
-    decays: bool,
+pub(crate) struct Segment {
+    pub(crate) range: Range<usize>,
+    pub(crate) decays: bool,
 }
 
-/// Matrices and vectors, cut where quantised moments begin and end.
-fn segments(layout: &Layout, moments: MomentFormat) -> Vec<Segment> {
+/// Matrices and vectors of a cover, cut where quantised moments begin and end.
+pub(crate) fn segments(layout: &Layout, moments: MomentFormat, cover: &Cover) -> Vec<Segment> {
     let cuts = match moments {
         MomentFormat::Quantised => layout.quantisable(),
         MomentFormat::F32 | MomentFormat::Bf16 => 0..layout.elements(),
@@ -71,17 +79,21 @@ fn segments(layout: &Layout, moments: MomentFormat) -> Vec<Segment> {
     let mut segments = Vec::new();
     for (all, decays) in [(layout.matrices(), true), (layout.vectors(), false)] {
         let [start, end] = [cuts.start, cuts.end].map(|cut| cut.clamp(all.start, all.end));
-        for range in [all.start..start, start..end, end..all.end] {
-            if !range.is_empty() {
-                segments.push(Segment { range, decays });
-            }
+        for kind in [all.start..start, start..end, end..all.end] {
+            let ranges = cover.within(&kind);
+            let segment = |range: &Range<usize>| Segment {
+                range: range.clone(),
+                decays,
+            };
+            segments.extend(ranges.ranges().iter().map(segment));
         }
     }
     segments
 }
 
 impl AdamW {
-    /// Leases all states, zeroed: moments, and whatever bf16 weights have beside them.
+    /// Leases all states, zeroed: moments, and whatever bf16 weights have beside them. Work on offloaded states may be
+    /// under way when the optimizer is dropped: the kernels must be dropped before it.
     ///
     /// # Errors
     /// [`OutOfMemory`] if they do not fit.
@@ -89,36 +101,46 @@ impl AdamW {
         memory: &Memory,
         layout: &Rc<Layout>,
         weights: DType,
-        (moments, master): (MomentFormat, MasterFormat),
+        formats: (MomentFormat, MasterFormat),
         hyperparameters: Hyperparameters,
+        offload: Option<&Offload>,
     ) -> Result<AdamW, OutOfMemory> {
+        let all = Cover::new([layout.matrices(), layout.vectors()]);
+        let away = offload.map_or(Cover::new([]), |offload| offload.cover(layout));
+        let resident = all.without(&away);
+        let space = Space::Device;
         let small = |name, elements: usize, dtype| {
             memory.lease_persistent(Category::OptimizerState, name, [elements], dtype)
         };
+        let lease_away = |offload| Offloaded::lease(memory, layout, offload, formats, weights);
         Ok(AdamW {
-            hyperparameters,
+            resident: States::lease(Home { memory, space }, layout, &resident, formats, weights)?,
+            segments: segments(layout, formats.0, &resident),
+            offloaded: offload.map(lease_away).transpose()?,
+            is_pending: false,
             layout: layout.clone(),
-            segments: segments(layout, moments),
-            master: Master::lease(memory, layout, master, weights)?,
-            first_moment: Moment::lease(memory, layout, moments, &FIRST)?,
-            second_moment: Moment::lease(memory, layout, moments, &SECOND)?,
-            rates: small("rates", 3, DType::F32)?,
-            clip: small("clip", 2, DType::F32)?,
-            key: small("key", 2, DType::U32)?,
+            numbers: Numbers {
+                hyperparameters,
+                rates: small("rates", 3, DType::F32)?,
+                clip: small("clip", 2, DType::F32)?,
+                key: small("key", 2, DType::U32)?,
+            },
             parts: small("norm_parts", NORM_PARTS, DType::F64)?,
         })
     }
 
-    /// Name and bytes of each arena of states, for reports.
-    pub fn arenas(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let master = self.master.arena().into_iter();
-        let moments = self
-            .first_moment
-            .buffers()
-            .chain(self.second_moment.buffers());
-        master
-            .map(|(name, arena)| (name, arena.bytes()))
-            .chain(moments.map(|(name, buffer)| (name, buffer.bytes())))
+    /// Name and bytes of each arena of states on the device, for reports.
+    pub fn arenas(&self) -> Vec<(&'static str, u64)> {
+        let slots = self.offloaded.as_ref();
+        let slots = slots.map(|offloaded| ("offload_slots", offloaded.slot_bytes()));
+        self.resident.arenas().chain(slots).collect()
+    }
+
+    /// Name and bytes of each arena of states in pinned host memory.
+    pub fn host_arenas(&self) -> Vec<(&'static str, u64)> {
+        let offloaded = self.offloaded.iter();
+        let states = offloaded.flat_map(|offloaded| offloaded.states().arenas());
+        states.collect()
     }
 
     /// Sets weights from the layout's element `offset` on: the parameters, and what stands beside them.
@@ -133,17 +155,20 @@ impl AdamW {
         values: &[f32],
     ) -> Result<(), KernelError> {
         let range = offset..offset + values.len();
-        self.master.set(kernels, parameters, range, values)
+        self.states_of_mut(&range)
+            .set_weights(kernels, parameters, range, values)
     }
 
-    /// The states of a parameter, by its index in the layout.
+    /// The states of a parameter, by its index in the layout. No update may be pending, and what has been asked for
+    /// must be done: see [`AdamW::finish`].
     pub fn named_states(&self, index: usize) -> Vec<NamedState<'_>> {
+        assert!(!self.is_pending, "an update is pending");
         let entry = &self.layout.entries()[index];
-        let master = self.master.named(entry).into_iter();
-        master
-            .chain(self.first_moment.named(entry))
-            .chain(self.second_moment.named(entry))
-            .collect()
+        let states = match &self.offloaded {
+            Some(offloaded) if offloaded.holds(&entry.range()) => offloaded.states(),
+            _ => &self.resident,
+        };
+        states.named(entry)
     }
 
     /// Sets the states of a parameter from those that `find` has by name, saved in any format. What has the format of
@@ -160,14 +185,31 @@ impl AdamW {
     ) -> Result<(), RestoreError> {
         let layout = self.layout.clone();
         let entry = &layout.entries()[index];
-        self.master.restore(kernels, parameters, entry, find)?;
-        self.first_moment.restore(kernels, entry, find)?;
-        self.second_moment.restore(kernels, entry, find)
+        self.states_of_mut(&entry.range())
+            .restore(kernels, parameters, entry, find)
+    }
+
+    fn states_of_mut(&mut self, range: &Range<usize>) -> &mut States {
+        match &mut self.offloaded {
+            Some(offloaded) if offloaded.holds(range) => offloaded.states_at_rest(),
+            _ => &mut self.resident,
+        }
     }
 
     /// Norm of the last step's gradients before clipping, and the clipping factor, `[2]` f32.
     pub fn norm_and_clip(&self) -> In<'_> {
-        self.clip.view()
+        self.numbers.clip.view()
+    }
+
+    /// Starts to bring offloaded states to the device for the coming update, as far as there is room.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        match &mut self.offloaded {
+            Some(offloaded) => offloaded.prefetch(kernels),
+            None => Ok(()),
+        }
     }
 
     /// One update with the gradients of a step whose losses add up to `loss` (`[1]` f32). Where loss or gradients are
@@ -183,23 +225,79 @@ impl AdamW {
         loss: In,
         numbers: StepNumbers,
     ) -> Result<(), KernelError> {
-        self.upload(kernels, numbers)?;
-        let all = gradients.flat(0..self.layout.elements());
-        let clip_norm = self.hyperparameters.clip_norm;
-        let max_norm = clip_norm.is_finite().then_some(clip_norm as f32);
-        kernels.norm_and_clip(
-            self.clip.view_mut(),
-            self.parts.view_mut(),
-            all,
-            loss,
-            max_norm,
-        )?;
-        for segment in self.segments.clone() {
-            self.update(kernels, parameters, gradients, segment)?;
-        }
-        Ok(())
+        self.begin(kernels, parameters, gradients, loss, numbers)?;
+        self.finish(kernels, parameters, gradients)
     }
 
+    /// Begins an update: norm, clipping factor, and all states on the device. Offloaded states are pending: gradients
+    /// must stay as they are until [`AdamW::update_part`] or [`AdamW::finish`] has updated them.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn begin(
+        &mut self,
+        kernels: &dyn Kernels,
+        parameters: &mut Arena,
+        gradients: &Arena,
+        loss: In,
+        numbers: StepNumbers,
+    ) -> Result<(), KernelError> {
+        assert!(!self.is_pending, "the update before is pending");
+        self.numbers.upload(kernels, numbers)?;
+        let all = gradients.flat(0..self.layout.elements());
+        let clip_norm = self.numbers.hyperparameters.clip_norm;
+        let max_norm = clip_norm.is_finite().then_some(clip_norm as f32);
+        let (clip, parts) = (self.numbers.clip.view_mut(), self.parts.view_mut());
+        kernels.norm_and_clip(clip, parts, all, loss, max_norm)?;
+        for segment in &self.segments {
+            let states = self.resident.views(&segment.range);
+            self.numbers
+                .apply(kernels, parameters, gradients, segment, states)?;
+        }
+        self.is_pending = self.offloaded.is_some();
+        self.prefetch(kernels)
+    }
+
+    /// Updates the pending states of the parts up to this one ([`Offload::parts`]); nothing if none are pending.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn update_part(
+        &mut self,
+        kernels: &dyn Kernels,
+        parameters: &mut Arena,
+        gradients: &Arena,
+        part: usize,
+    ) -> Result<(), KernelError> {
+        match &mut self.offloaded {
+            Some(offloaded) if self.is_pending => {
+                offloaded.update_part(kernels, &self.numbers, parameters, gradients, part)?;
+                self.is_pending = part + 1 < offloaded.parts();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Updates all states that are pending.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn finish(
+        &mut self,
+        kernels: &dyn Kernels,
+        parameters: &mut Arena,
+        gradients: &Arena,
+    ) -> Result<(), KernelError> {
+        let parts = self.offloaded.as_ref().map_or(0, Offloaded::parts);
+        match parts.checked_sub(1) {
+            Some(last) => self.update_part(kernels, parameters, gradients, last),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Numbers {
     /// Sends what changes from step to step.
     fn upload(&mut self, kernels: &dyn Kernels, numbers: StepNumbers) -> Result<(), KernelError> {
         let Hyperparameters { beta1, beta2, .. } = self.hyperparameters;
@@ -216,12 +314,14 @@ impl AdamW {
         kernels.upload(self.key.view_mut(), bytemuck::cast_slice(&key))
     }
 
-    fn update(
-        &mut self,
+    /// Updates a segment whose states are on the device.
+    pub(crate) fn apply(
+        &self,
         kernels: &dyn Kernels,
         parameters: &mut Arena,
         gradients: &Arena,
-        Segment { range, decays }: Segment,
+        Segment { range, decays }: &Segment,
+        states: StateViews,
     ) -> Result<(), KernelError> {
         let Hyperparameters {
             beta1,
@@ -232,9 +332,9 @@ impl AdamW {
         } = self.hyperparameters;
         kernels.adamw(kernels::AdamW {
             parameters: parameters.flat_mut(range.clone()),
-            master: self.master.flat_mut(range.clone()),
-            first_moment: self.first_moment.flat_mut(range.clone()),
-            second_moment: self.second_moment.flat_mut(range.clone()),
+            master: states.master,
+            first_moment: states.first_moment,
+            second_moment: states.second_moment,
             gradients: gradients.flat(range.clone()),
             rates: self.rates.view(),
             clip: self.clip.view(),
@@ -243,7 +343,7 @@ impl AdamW {
             beta1: beta1 as f32,
             beta2: beta2 as f32,
             eps: eps as f32,
-            weight_decay: if decays { weight_decay as f32 } else { 0.0 },
+            weight_decay: if *decays { weight_decay as f32 } else { 0.0 },
         })
     }
 }
@@ -266,11 +366,12 @@ mod tests {
             builder.add(format!("{layer}.bias"), &[8]);
         }
         let layout = builder.build_precise(|_, elements| elements < 4096);
-        let plain = segments(&layout, MomentFormat::Bf16);
+        let all = Cover::new([layout.matrices(), layout.vectors()]);
+        let plain = segments(&layout, MomentFormat::Bf16, &all);
         let expected = [(layout.matrices(), true), (layout.vectors(), false)];
         let expected = expected.map(|(range, decays)| Segment { range, decays });
         assert_eq!(plain, expected);
-        let quantised = segments(&layout, MomentFormat::Quantised);
+        let quantised = segments(&layout, MomentFormat::Quantised, &all);
         assert_eq!(quantised.len(), 4);
         let decays: Vec<bool> = quantised.iter().map(|segment| segment.decays).collect();
         assert_eq!(decays, [true, true, false, false]);

@@ -8,15 +8,19 @@
 //! This crate knows no model, and never reads a number back from the device within a step.
 
 mod adamw;
+mod cover;
 mod formats;
 mod master;
 mod moment;
 mod named;
+mod offload;
 mod schedule;
+mod states;
 
 pub use adamw::{AdamW, Hyperparameters, StepNumbers};
 pub use formats::{MasterFormat, MomentFormat, SMALLEST_QUANTISED};
 pub use named::{NamedState, RestoreError, SavedState};
+pub use offload::Offload;
 pub use schedule::{Schedule, ScheduleKind};
 
 use half::bf16;

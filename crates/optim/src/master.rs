@@ -1,55 +1,91 @@
 //! The exact weights behind the parameters, in their format.
 
 use crate::MasterFormat;
-use crate::named::{NamedState, RestoreError, SavedState, state_name, upload_f32};
+use crate::cover::Cover;
+use crate::named::{NamedState, RestoreError, SavedState, state_name, store_f32};
+use crate::states::{Home, store};
 use half::bf16;
 use kernels::split::{join, split};
 use kernels::{KernelError, Kernels};
-use memory::{Arena, Category, DType, Entry, Layout, Memory, OutOfMemory};
+use memory::{Arena, Buffer, DType, Entry, In, Out, OutOfMemory, Space};
 use std::ops::Range;
-use std::rc::Rc;
 
-/// The arena beside the parameters, if there is one.
+/// What stands beside the parameters, if anything does.
 pub(crate) enum Master {
     /// The parameters are all there is.
     Parameters,
-    F32(Arena),
-    Remainder(Arena),
+    F32(Held),
+    Remainder(Held),
+}
+
+/// A buffer, and which elements of the layout it holds.
+pub(crate) struct Held {
+    buffer: Buffer,
+    cover: Cover,
+    space: Space,
 }
 
 const F32: &str = "master";
 const REMAINDER: &str = "remainder";
 
+impl Held {
+    fn rows(&self, range: &Range<usize>) -> Range<usize> {
+        let rows = self.cover.rows(range);
+        rows.expect("whoever asks for states asks where they are held")
+    }
+
+    fn flat(&self, range: &Range<usize>) -> In<'_> {
+        self.buffer.view().rows(self.rows(range))
+    }
+
+    fn flat_mut(&mut self, range: &Range<usize>) -> Out<'_> {
+        let rows = self.rows(range);
+        self.buffer.view_mut().rows(rows)
+    }
+}
+
 impl Master {
     pub(crate) fn lease(
-        memory: &Memory,
-        layout: &Rc<Layout>,
+        home: Home,
+        cover: &Cover,
         format: MasterFormat,
         weights: DType,
     ) -> Result<Master, OutOfMemory> {
-        let lease =
-            |name, dtype| Arena::lease(memory, Category::OptimizerState, name, layout, dtype);
-        Ok(match format {
-            _ if weights == DType::F32 => Master::Parameters,
-            MasterFormat::None => Master::Parameters,
-            MasterFormat::F32 => Master::F32(lease(F32, DType::F32)?),
-            MasterFormat::Remainder => Master::Remainder(lease(REMAINDER, DType::I16)?),
-        })
+        let lease = |name, dtype| {
+            let held = |buffer| Held {
+                buffer,
+                cover: cover.clone(),
+                space: home.space,
+            };
+            let leased = home.lease(name, cover.elements(), dtype);
+            leased.map(|buffer| buffer.map(held))
+        };
+        let held = match format {
+            _ if weights == DType::F32 => None,
+            MasterFormat::None => None,
+            MasterFormat::F32 => lease(F32, DType::F32)?.map(Master::F32),
+            MasterFormat::Remainder => lease(REMAINDER, DType::I16)?.map(Master::Remainder),
+        };
+        Ok(held.unwrap_or(Master::Parameters))
     }
 
-    pub(crate) fn arena(&self) -> Option<(&'static str, &Arena)> {
+    fn held(&self) -> Option<(&'static str, &Held)> {
         match self {
             Master::Parameters => None,
-            Master::F32(arena) => Some((F32, arena)),
-            Master::Remainder(arena) => Some((REMAINDER, arena)),
+            Master::F32(held) => Some((F32, held)),
+            Master::Remainder(held) => Some((REMAINDER, held)),
         }
     }
 
-    pub(crate) fn flat_mut(&mut self, range: Range<usize>) -> kernels::Master<'_> {
+    pub(crate) fn buffer(&self) -> Option<(&'static str, &Buffer)> {
+        self.held().map(|(name, held)| (name, &held.buffer))
+    }
+
+    pub(crate) fn flat_mut(&mut self, range: &Range<usize>) -> kernels::Master<'_> {
         match self {
             Master::Parameters => kernels::Master::Parameters,
-            Master::F32(arena) => kernels::Master::F32(arena.flat_mut(range)),
-            Master::Remainder(arena) => kernels::Master::Remainder(arena.flat_mut(range)),
+            Master::F32(held) => kernels::Master::F32(held.flat_mut(range)),
+            Master::Remainder(held) => kernels::Master::Remainder(held.flat_mut(range)),
         }
     }
 
@@ -63,26 +99,31 @@ impl Master {
     ) -> Result<(), KernelError> {
         let weights = parameters.flat_mut(range.clone());
         if weights.dtype() == DType::F32 {
-            return upload_f32(kernels, weights, values);
+            return store_f32(kernels, Space::Device, weights, values);
         }
         let (halves, remainders): (Vec<bf16>, Vec<i16>) =
             values.iter().map(|value| split(*value)).unzip();
         kernels.upload(weights, bytemuck::cast_slice(&halves))?;
         match self {
             Master::Parameters => Ok(()),
-            Master::F32(arena) => upload_f32(kernels, arena.flat_mut(range), values),
-            Master::Remainder(arena) => {
-                kernels.upload(arena.flat_mut(range), bytemuck::cast_slice(&remainders))
+            Master::F32(held) => {
+                let (space, out) = (held.space, held.flat_mut(&range));
+                store_f32(kernels, space, out, values)
+            }
+            Master::Remainder(held) => {
+                let (space, out) = (held.space, held.flat_mut(&range));
+                store(kernels, space, out, bytemuck::cast_slice(&remainders))
             }
         }
     }
 
-    /// A parameter's part of the arena.
+    /// A parameter's part of the buffer.
     pub(crate) fn named<'a>(&'a self, entry: &Entry) -> Option<NamedState<'a>> {
-        let (kind, arena) = self.arena()?;
+        let (kind, held) = self.held()?;
         Some(NamedState {
             name: state_name(entry, kind),
-            view: arena.flat(entry.range()),
+            view: held.flat(&entry.range()),
+            space: held.space,
         })
     }
 

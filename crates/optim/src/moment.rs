@@ -1,10 +1,12 @@
 //! One moment of all parameters, in its format.
 
 use crate::MomentFormat;
-use crate::named::{NamedState, RestoreError, SavedState, state_name, upload_f32};
+use crate::cover::Cover;
+use crate::named::{NamedState, RestoreError, SavedState, state_name, store_f32};
+use crate::states::{Home, store};
 use kernels::quantise::{BLOCK, Map};
 use kernels::{KernelError, Kernels};
-use memory::{Buffer, Category, DType, Entry, In, Layout, Memory, OutOfMemory};
+use memory::{Buffer, DType, Entry, In, OutOfMemory, Space};
 use std::ops::Range;
 
 /// What a moment and its arenas are called, and its map of codes.
@@ -31,44 +33,40 @@ pub(crate) static SECOND: Kind = Kind {
     map: &kernels::quantise::UNSIGNED,
 };
 
-/// A moment's arenas.
+/// A moment's buffers.
 pub(crate) struct Moment {
     kind: &'static Kind,
-    /// What is not quantised, in the layout's order: f32 or bf16.
+    space: Space,
+    /// f32 or bf16 of what is not quantised.
     plain: Option<Buffer>,
-    /// Codes and the largest magnitude of each block.
+    plain_cover: Cover,
+    /// Codes, and the largest magnitude of each block, of what is.
     quantised: Option<(Buffer, Buffer)>,
-    /// The elements that are quantised.
-    range: Range<usize>,
+    quantised_cover: Cover,
 }
 
 impl Moment {
     pub(crate) fn lease(
-        memory: &Memory,
-        layout: &Layout,
+        home: Home,
+        plain_cover: &Cover,
+        quantised_cover: &Cover,
         format: MomentFormat,
         kind: &'static Kind,
     ) -> Result<Moment, OutOfMemory> {
-        let range = match format {
-            MomentFormat::Quantised => layout.quantisable(),
-            MomentFormat::F32 | MomentFormat::Bf16 => 0..0,
-        };
         let dtype = match format {
             MomentFormat::Bf16 => DType::BF16,
             MomentFormat::F32 | MomentFormat::Quantised => DType::F32,
         };
-        let lease = |name, elements: usize, dtype| {
-            let leased =
-                || memory.lease_persistent(Category::OptimizerState, name, [elements], dtype);
-            (elements > 0).then(leased).transpose()
-        };
-        let codes = lease(kind.codes, range.len(), DType::U8)?;
-        let absmax = lease(kind.absmax, range.len() / BLOCK, DType::F32)?;
+        let quantised = quantised_cover.elements();
+        let codes = home.lease(kind.codes, quantised, DType::U8)?;
+        let absmax = home.lease(kind.absmax, quantised / BLOCK, DType::F32)?;
         Ok(Moment {
             kind,
-            plain: lease(kind.plain, layout.elements() - range.len(), dtype)?,
+            space: home.space,
+            plain: home.lease(kind.plain, plain_cover.elements(), dtype)?,
+            plain_cover: plain_cover.clone(),
             quantised: codes.zip(absmax),
-            range,
+            quantised_cover: quantised_cover.clone(),
         })
     }
 
@@ -88,56 +86,50 @@ impl Moment {
             .filter_map(|(name, buffer)| Some((name, buffer?)))
     }
 
-    /// Where a range lies in the buffer of plain values; none if it is quantised.
-    fn plain_rows(&self, range: &Range<usize>) -> Option<Range<usize>> {
-        if self.range.contains(&range.start) && !range.is_empty() {
-            return None;
-        }
-        let before = if range.start < self.range.end {
-            0
-        } else {
-            self.range.len()
-        };
-        Some(range.start - before..range.end - before)
-    }
-
-    /// Codes and blocks of a range, if it is quantised.
-    fn quantised_rows(&self, range: &Range<usize>) -> (Range<usize>, Range<usize>) {
-        let [start, end] = [range.start, range.end].map(|at| at.saturating_sub(self.range.start));
-        let rows = start..end;
+    /// Codes and blocks of a range that is quantised.
+    fn quantised_rows(&self, range: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
+        let rows = self.quantised_cover.rows(range)?;
         let blocks = rows.start / BLOCK..rows.end.div_ceil(BLOCK);
-        (rows, blocks)
+        Some((rows, blocks))
     }
 
-    /// A range of the layout that is quantised as a whole or not at all.
-    pub(crate) fn flat_mut(&mut self, range: Range<usize>) -> kernels::Moment<'_> {
-        let plain_rows = self.plain_rows(&range);
-        let (codes_rows, blocks) = self.quantised_rows(&range);
-        match (plain_rows, &mut self.plain, &mut self.quantised) {
-            (Some(rows), Some(plain), _) => kernels::Moment::Plain(plain.view_mut().rows(rows)),
-            (None, _, Some((codes, absmax))) => kernels::Moment::Quantised {
-                codes: codes.view_mut().rows(codes_rows),
+    /// A range that is quantised as a whole or not at all.
+    pub(crate) fn flat_mut(&mut self, range: &Range<usize>) -> kernels::Moment<'_> {
+        let plain_rows = self.plain_cover.rows(range);
+        let quantised_rows = self.quantised_rows(range);
+        match (
+            plain_rows,
+            quantised_rows,
+            &mut self.plain,
+            &mut self.quantised,
+        ) {
+            (Some(rows), _, Some(plain), _) => kernels::Moment::Plain(plain.view_mut().rows(rows)),
+            (_, Some((rows, blocks)), _, Some((codes, absmax))) => kernels::Moment::Quantised {
+                codes: codes.view_mut().rows(rows),
                 absmax: absmax.view_mut().rows(blocks),
             },
-            _ => unreachable!("what is not plain is quantised"),
+            _ => unreachable!("whoever asks for states asks where they are held"),
         }
     }
 
-    /// A parameter's part of each arena, under the parameter's name.
+    /// A parameter's part of each buffer, under the parameter's name.
     pub(crate) fn named<'a>(&'a self, entry: &Entry) -> Vec<NamedState<'a>> {
         let state = |kind: &str, view: In<'a>| NamedState {
             name: state_name(entry, kind),
             view,
+            space: self.space,
         };
-        let plain_rows = self.plain_rows(&entry.range());
-        let (codes_rows, blocks) = self.quantised_rows(&entry.range());
-        match (plain_rows, &self.plain, &self.quantised) {
-            (Some(rows), Some(plain), _) => vec![state(self.kind.plain, plain.view().rows(rows))],
-            (None, _, Some((codes, absmax))) => vec![
-                state(self.kind.codes, codes.view().rows(codes_rows)),
+        let plain_rows = self.plain_cover.rows(&entry.range());
+        let quantised_rows = self.quantised_rows(&entry.range());
+        match (plain_rows, quantised_rows, &self.plain, &self.quantised) {
+            (Some(rows), _, Some(plain), _) => {
+                vec![state(self.kind.plain, plain.view().rows(rows))]
+            }
+            (_, Some((rows, blocks)), _, Some((codes, absmax))) => vec![
+                state(self.kind.codes, codes.view().rows(rows)),
                 state(self.kind.absmax, absmax.view().rows(blocks)),
             ],
-            _ => unreachable!("what is not plain is quantised"),
+            _ => unreachable!("whoever asks for states asks where they are held"),
         }
     }
 
@@ -148,8 +140,9 @@ impl Moment {
         entry: &Entry,
         values: &[f32],
     ) -> Result<(), KernelError> {
-        match self.flat_mut(entry.range()) {
-            kernels::Moment::Plain(out) => upload_f32(kernels, out, values),
+        let space = self.space;
+        match self.flat_mut(&entry.range()) {
+            kernels::Moment::Plain(out) => store_f32(kernels, space, out, values),
             kernels::Moment::Quantised { .. } => {
                 let map = self.kind.map;
                 let mut codes = vec![0; values.len()];
@@ -171,14 +164,15 @@ impl Moment {
         absmax: &[u8],
     ) -> Result<(), KernelError> {
         codes.resize(entry.padded_range().len(), self.kind.map.zero);
-        match self.flat_mut(entry.padded_range()) {
+        let space = self.space;
+        match self.flat_mut(&entry.padded_range()) {
             kernels::Moment::Plain(_) => unreachable!("this parameter's moments are quantised"),
             kernels::Moment::Quantised {
                 codes: out,
                 absmax: scales,
             } => {
-                kernels.upload(out, &codes)?;
-                kernels.upload(scales, absmax)
+                store(kernels, space, out, &codes)?;
+                store(kernels, space, scales, absmax)
             }
         }
     }
@@ -191,11 +185,11 @@ impl Moment {
         find: &dyn Fn(&str) -> Option<SavedState<'s>>,
     ) -> Result<(), RestoreError> {
         let find = |kind: &str| find(&state_name(entry, kind));
-        let n = entry.elements();
+        let (n, space) = (entry.elements(), self.space);
         if let Some(saved) = find(self.kind.plain) {
-            match self.flat_mut(entry.range()) {
+            match self.flat_mut(&entry.range()) {
                 kernels::Moment::Plain(out) if out.dtype() == saved.dtype => {
-                    kernels.upload(out, saved.exactly(entry, n, saved.dtype)?)?;
+                    store(kernels, space, out, saved.exactly(entry, n, saved.dtype)?)?;
                 }
                 _ => self.set(kernels, entry, &saved.widened(entry, n)?)?,
             }
@@ -206,7 +200,7 @@ impl Moment {
         };
         let codes = codes.exactly(entry, n, DType::U8)?;
         let absmax_bytes = absmax.exactly(entry, n.div_ceil(BLOCK), DType::F32)?;
-        match self.flat_mut(entry.range()) {
+        match self.flat_mut(&entry.range()) {
             kernels::Moment::Quantised { .. } => {
                 self.set_codes(kernels, entry, codes.to_vec(), absmax_bytes)?;
             }

@@ -1,8 +1,9 @@
 //! States by parameter and name, as checkpoints hold them.
 
+use crate::states::store;
 use half::bf16;
 use kernels::{KernelError, Kernels};
-use memory::{DType, Entry, In, Out};
+use memory::{DType, Entry, In, Out, Space};
 
 /// One state of one parameter, for saving.
 pub struct NamedState<'a> {
@@ -11,6 +12,24 @@ pub struct NamedState<'a> {
     pub name: String,
     /// The state itself, flat.
     pub view: In<'a>,
+    /// Where it lives.
+    pub space: Space,
+}
+
+impl NamedState<'_> {
+    /// Copies the state.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails, or `bytes` have another size.
+    pub fn read(&self, kernels: &dyn Kernels, bytes: &mut [u8]) -> Result<(), KernelError> {
+        match self.space {
+            Space::Device => kernels.download(bytes, self.view),
+            Space::Host => {
+                bytes.copy_from_slice(self.view.cast(DType::U8).slice::<u8>());
+                Ok(())
+            }
+        }
+    }
 }
 
 /// A saved state.
@@ -98,14 +117,15 @@ pub(crate) fn state_name(entry: &Entry, kind: &str) -> String {
 }
 
 /// Writes f32 values into an f32 tensor, or rounded to nearest into one of bf16.
-pub(crate) fn upload_f32(
+pub(crate) fn store_f32(
     kernels: &dyn Kernels,
+    space: Space,
     out: Out,
     values: &[f32],
 ) -> Result<(), KernelError> {
     if out.dtype() == DType::F32 {
-        return kernels.upload(out, bytemuck::cast_slice(values));
+        return store(kernels, space, out, bytemuck::cast_slice(values));
     }
     let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-    kernels.upload(out, bytemuck::cast_slice(&rounded))
+    store(kernels, space, out, bytemuck::cast_slice(&rounded))
 }

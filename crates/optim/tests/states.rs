@@ -68,7 +68,8 @@ impl Training {
             weight_decay: 0.1,
             clip_norm: 1.0,
         };
-        let optimizer = AdamW::lease(&memory, &layout, dtype, formats, hyperparameters).unwrap();
+        let optimizer =
+            AdamW::lease(&memory, &layout, dtype, formats, hyperparameters, None).unwrap();
         let mut training = Training {
             parameters: lease(Category::Parameter, "parameters", dtype),
             gradients: lease(Category::Gradient, "gradients", DType::F32),

@@ -11,6 +11,7 @@ pub mod failure;
 mod initialise;
 mod interrupt;
 mod memory_size;
+pub mod offload;
 pub mod oom;
 pub mod optimizer_state;
 pub mod plan;

@@ -152,7 +152,7 @@ impl View for Lazy<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let mut bytes = vec![0; self.data_len()];
-        let fetched = self.session.kernels.download(&mut bytes, self.state.view);
+        let fetched = self.state.read(&*self.session.kernels, &mut bytes);
         fetched.expect("a state is contiguous, and `bytes` fits it");
         Cow::Owned(bytes)
     }

@@ -1,12 +1,13 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
 use crate::failure::Failure;
+use crate::offload::{Updating, updates_in_forward};
 use crate::read_back::Arriving;
 use crate::settings::Settings;
 use data::StepBatch;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::{Kernels, Target, Traffic};
+use kernels::{Kernels, Queue, Target, Traffic};
 use memory::{Arena, Buffer, Category, DType, Layer, Memory, Phase, StepMemory};
 use model::{Batch, Gradients, Model, ReplayCounts, Saved, StepTotals};
 use optim::{AdamW, StepNumbers};
@@ -162,7 +163,15 @@ impl Session {
         let states = &settings.states;
         let gradients = Gradients::lease(memory, &layout, states.gradients)?;
         let formats = (states.moments, states.master);
-        let optimizer = AdamW::lease(memory, &layout, dtype, formats, settings.optimizer)?;
+        let offload = settings.offload.as_ref().map(|offload| offload.of(&model));
+        let optimizer = AdamW::lease(
+            memory,
+            &layout,
+            dtype,
+            formats,
+            settings.optimizer,
+            offload.as_ref(),
+        )?;
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32)?;
         let saved = Saved::new(settings.model.layers);
         let memory = memory.clone();
@@ -204,7 +213,11 @@ impl Session {
         let before = self.kernels.traffic();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
-        let replayed = self.forward_backward(batch, targets)?;
+        let mut update_before = Traffic::default();
+        let replayed = self.forward_backward(batch, targets, &mut update_before)?;
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.traffic = in_flight.traffic.plus(update_before);
+        }
         let missing = self.gradients.missing();
         assert!(
             missing.is_empty(),
@@ -224,11 +237,11 @@ impl Session {
             lr,
             targets,
             memory: self.memory.step_memory(),
-            traffic: self.kernels.traffic().since(before),
+            traffic: self.kernels.traffic().since(before.plus(update_before)),
             replayed,
             results,
         });
-        if !self.kernels.runs_ahead() {
+        if !self.kernels.runs_ahead() && !updates_in_forward(&self.settings) {
             self.finish_in_flight()?;
         }
         Ok(())
@@ -239,13 +252,29 @@ impl Session {
         self.finished.take()
     }
 
-    /// Waits for the step that was asked for last; none if its outcome has been taken.
+    /// Waits for the step that was asked for last, its update included; none if its outcome has been taken.
     ///
     /// # Errors
     /// [`Failure::Device`] if the device failed.
     pub fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
+        self.finish_update()?;
         self.finish_in_flight()?;
         Ok(self.finished.take())
+    }
+
+    /// Updates what is pending, and waits until offloaded states are back where they belong.
+    fn finish_update(&mut self) -> Result<(), Failure> {
+        let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
+        let before = self.kernels.traffic();
+        let gradients = self.gradients.arena();
+        self.optimizer
+            .finish(&*self.kernels, &mut self.parameters, gradients)?;
+        let crossed = self.kernels.traffic().since(before);
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.traffic = in_flight.traffic.plus(crossed);
+        }
+        let back = self.kernels.record(Queue::Download)?;
+        Ok(self.kernels.finish(back)?)
     }
 
     /// Waits for the step in flight, if there is one. The number of updates counts it from then on: what a further
@@ -278,6 +307,7 @@ impl Session {
         &mut self,
         step: &StepBatch,
         targets: usize,
+        update_before: &mut Traffic,
     ) -> Result<ReplayCounts, Failure> {
         let mut replayed = ReplayCounts::default();
         let mut totals = StepTotals {
@@ -286,7 +316,7 @@ impl Session {
             is_first: true,
             gradient_scale: 1.0 / targets as f32,
         };
-        for micro in &step.micro {
+        for (index, micro) in step.micro.iter().enumerate() {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
             let shape = (micro.rows, micro.seq);
             let batch = Batch::upload(
@@ -296,13 +326,24 @@ impl Session {
                 &micro.input_ids,
                 &micro.targets,
             )?;
+            let mut updating = Updating {
+                kernels: &*self.kernels,
+                memory: &self.memory,
+                optimizer: &mut self.optimizer,
+                blocks: self.settings.model.layers,
+                in_forward: updates_in_forward(&self.settings),
+                is_first_micro_batch: index == 0,
+                is_last_micro_batch: index + 1 == step.micro.len(),
+                traffic: &mut *update_before,
+            };
             self.model.forward_backward(
                 &self.memory,
                 &*self.kernels,
-                &self.parameters,
+                &mut self.parameters,
                 &mut self.gradients,
                 &self.settings.policy,
                 &mut self.saved,
+                &mut updating,
                 &batch,
                 &mut totals,
             )?;
@@ -314,10 +355,11 @@ impl Session {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         self.step += 1;
         let lr = self.settings.schedule.rate(self.step);
-        self.optimizer.step(
-            &*self.kernels,
+        let (kernels, gradients) = (&*self.kernels, self.gradients.arena());
+        self.optimizer.begin(
+            kernels,
             &mut self.parameters,
-            self.gradients.arena(),
+            gradients,
             self.loss.view(),
             StepNumbers {
                 step: self.step,
@@ -326,6 +368,10 @@ impl Session {
                 seed: self.settings.seed,
             },
         )?;
+        if !updates_in_forward(&self.settings) {
+            self.optimizer
+                .finish(kernels, &mut self.parameters, gradients)?;
+        }
         Ok(lr)
     }
 
@@ -356,6 +402,11 @@ impl Session {
             ("gradients", self.gradients.arena().bytes()),
         ];
         held.into_iter().chain(self.optimizer.arenas()).collect()
+    }
+
+    /// Name and bytes of the arenas in pinned host memory that live across steps.
+    pub fn host_arenas(&self) -> Vec<(&'static str, u64)> {
+        self.optimizer.host_arenas()
     }
 
     /// Whether the padding of weights and gradients is zero, as it must always be: then that of the states is too.

@@ -2,7 +2,9 @@
 
 use crate::config::{AttentionBackend, Config, Resolved};
 use crate::config::{Dtype, GradDtype, Master, Schedule as ScheduleName, StateDtype};
+use crate::config::{OffloadWindow, OptimizerOffload as OffloadName};
 use crate::failure::Failure;
+use crate::offload::{OptimizerOffload, Window};
 use memory::{DType, Layout};
 use model::{Attention, ModelConfig, Policy};
 use optim::{
@@ -33,6 +35,8 @@ pub struct Settings {
     pub optimizer: Hyperparameters,
     /// What training adds to the weights.
     pub states: States,
+    /// Whether optimizer states live in host memory.
+    pub offload: Option<OptimizerOffload>,
     /// The learning rate.
     pub schedule: Schedule,
     /// Of stochastic rounding.
@@ -108,6 +112,7 @@ impl Settings {
             attention: attention(config.attention.backend, seq),
             optimizer: hyperparameters(config),
             states: States::new(config),
+            offload: optimizer_offload(config),
             schedule: schedule(config),
             seed: config.train.seed,
         })
@@ -174,6 +179,20 @@ fn hyperparameters(config: &Config) -> Hyperparameters {
         weight_decay: optim.weight_decay,
         clip_norm: optim.clip_norm,
     }
+}
+
+fn optimizer_offload(config: &Config) -> Option<OptimizerOffload> {
+    let offload = &config.offload;
+    let is_on = offload.optimizer == OffloadName::Pinned && offload.fraction > 0.0;
+    is_on.then(|| OptimizerOffload {
+        fraction: offload.fraction,
+        window: match offload.window {
+            OffloadWindow::Forward => Window::Forward,
+            OffloadWindow::End => Window::End,
+        },
+        slab_bytes: offload.slab_mib << 20,
+        slots: offload.buffer_count,
+    })
 }
 
 fn schedule(config: &Config) -> Schedule {

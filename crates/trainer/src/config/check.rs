@@ -41,10 +41,7 @@ const NOT_BUILT: &[NotBuilt] = &[
         What::Values("attention.backend", &["cudnn"]),
         "cuDNN's attention is not built yet; use flash",
     ),
-    no(What::Changed("offload.optimizer"), OFFLOAD),
     no(What::Changed("offload.activations"), OFFLOAD),
-    no(What::Changed("offload.fraction"), OFFLOAD),
-    no(What::Changed("offload.window"), OFFLOAD),
     no(What::Changed("offload.path"), OFFLOAD),
     no(
         What::Changed("memory.budget"),

@@ -125,6 +125,8 @@ impl Default for OffloadConfig {
             activations: "none".to_owned(),
             fraction: 1.0,
             window: OffloadWindow::Forward,
+            buffer_count: 3,
+            slab_mib: 64,
             path: None,
         }
     }

@@ -68,6 +68,8 @@ pub const KEYS: &[(&str, Kind)] = &[
     ("offload.activations", Kind::Text),
     ("offload.fraction", Kind::Real(Range::Share)),
     ("offload.window", Kind::Choice(OffloadWindow::NAMES)),
+    ("offload.buffer_count", Kind::Whole(1)),
+    ("offload.slab_mib", Kind::Whole(1)),
     ("offload.path", Kind::Text),
     ("memory.limit", Kind::Size),
     ("memory.budget", Kind::Size),

@@ -152,10 +152,14 @@ pub struct OffloadConfig {
     pub optimizer: OptimizerOffload,
     /// Labels of activations that move to the host: `none`, a comma list or `auto`.
     pub activations: String,
-    /// Share of the optimizer's state that is offloaded, from 0 to 1.
+    /// Share of the blocks whose optimizer state is offloaded, from 0 to 1.
     pub fraction: f64,
     /// When offloaded optimizer state is updated.
     pub window: OffloadWindow,
+    /// Slabs of offloaded optimizer state that are on the device at a time.
+    pub buffer_count: usize,
+    /// Most MiB of a slab.
+    pub slab_mib: usize,
     /// Folder on a disk for offloaded state.
     pub path: Option<PathBuf>,
 }

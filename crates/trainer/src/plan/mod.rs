@@ -19,8 +19,8 @@ use crate::session::Session;
 use crate::settings::Settings;
 use activations::{planned_activations, total_bytes};
 use data::{MicroBatch, StepBatch};
-use kernels::Target;
 use kernels::meta::FlopCounter;
+use kernels::{Target, Traffic};
 use memory::{
     ByCategory, ByPhase, DType, GRANULARITY_BYTES, Layer, LiveLease, Memory, Peak, Phase,
 };
@@ -59,6 +59,10 @@ pub struct Plan {
     pub device_overhead_bytes: u64,
     /// Bytes of pinned host memory.
     pub host_pinned_bytes: u64,
+    /// Bytes that cross from the host to the device in a step.
+    pub h2d_bytes: u64,
+    /// Bytes that cross from the device to the host in a step.
+    pub d2h_bytes: u64,
     /// Leases are rounded up to this.
     pub granularity_bytes: u64,
     /// Everything that lives across steps.
@@ -94,6 +98,7 @@ pub(crate) struct Figures {
     pub(crate) slab_bytes: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) host_pinned_bytes: u64,
+    pub(crate) traffic: Traffic,
     pub(crate) persistent_bytes: u64,
     pub(crate) recompute_flops_fraction: f64,
     largest_at_peak: Vec<LiveLease>,
@@ -105,7 +110,10 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Fa
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops.clone())?;
     let persistent_bytes = memory.live_bytes();
-    let step = session.step(&shape_of_a_step(settings))?.memory;
+    let (step, traffic) = {
+        let outcome = session.step(&shape_of_a_step(settings))?;
+        (outcome.memory, outcome.traffic)
+    };
     let flops = flops.by_phase();
     Ok(Figures {
         peak: step.peak,
@@ -113,6 +121,7 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Fa
         slab_bytes: step.slab_bytes,
         reserved_bytes: persistent_bytes + step.slab_bytes,
         host_pinned_bytes: step.host_pinned_bytes,
+        traffic,
         persistent_bytes,
         recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
         largest_at_peak: memory.largest_at_peak(),
@@ -164,6 +173,8 @@ impl Plan {
             fragmentation: figures.reserved_bytes as f64 / peak_bytes as f64 - 1.0,
             device_overhead_bytes: gpus::overhead_bytes(target),
             host_pinned_bytes: figures.host_pinned_bytes,
+            h2d_bytes: figures.traffic.h2d_bytes,
+            d2h_bytes: figures.traffic.d2h_bytes,
             granularity_bytes: GRANULARITY_BYTES,
             persistent_bytes: figures.persistent_bytes,
             bytes_per_parameter: arena_bytes as f64 / parameters as f64,

@@ -77,6 +77,7 @@ impl Golden {
                 clip_norm: number(&optimizer["clip_grad_norm"]),
             },
             states: States::default(),
+            offload: None,
             schedule: constant_rate(number(&optimizer["lr"])),
             seed: 0,
         }

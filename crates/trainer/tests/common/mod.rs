@@ -98,6 +98,7 @@ pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
         attention: Attention::Eager,
         optimizer: hyperparameters(),
         states: States::default(),
+        offload: None,
         schedule: constant_rate(3e-3),
         seed: 0,
     }

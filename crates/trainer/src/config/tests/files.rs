@@ -85,6 +85,8 @@ fn full() -> Config {
             activations: "block_input".to_owned(),
             fraction: 0.5,
             window: OffloadWindow::End,
+            buffer_count: 4,
+            slab_mib: 32,
             path: Some("/scratch".into()),
         },
         memory: MemoryConfig {

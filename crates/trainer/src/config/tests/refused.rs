@@ -188,7 +188,6 @@ fn contradictions_are_refused() {
 fn what_is_not_built_is_refused_with_a_sentence() {
     let settings: &[&[&str]] = &[
         &["--attention", "cudnn"],
-        &["--offload-optimizer", "pinned"],
         &["--offload-activations", "auto"],
         &["--memory-budget", "20GiB"],
         &["--device-memory", "24GiB"],
@@ -196,8 +195,6 @@ fn what_is_not_built_is_refused_with_a_sentence() {
         &["--resume", "latest"],
         &["--save-every", "5"],
         &["--keep-last", "2"],
-        &["--set", "offload.fraction=0.5"],
-        &["--set", "offload.window=end"],
         &["--set", "offload.path=/scratch"],
     ];
     for arguments in settings {

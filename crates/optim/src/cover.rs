@@ -1,0 +1,93 @@
+//! Which elements of a layout a buffer of states holds.
+
+use std::ops::Range;
+
+/// Ranges of a layout that lie one after the other in a buffer. All begin and end at multiples of the padding.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cover {
+    /// In order, apart from one another, none empty.
+    ranges: Vec<Range<usize>>,
+}
+
+impl Cover {
+    /// Ranges in any order, which may touch but not overlap.
+    pub(crate) fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Cover {
+        let mut sorted: Vec<Range<usize>> = ranges.into_iter().collect();
+        sorted.retain(|range| !range.is_empty());
+        sorted.sort_by_key(|range| range.start);
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for range in sorted {
+            match ranges.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => ranges.push(range),
+            }
+        }
+        Cover { ranges }
+    }
+
+    /// The ranges, in order.
+    pub(crate) fn ranges(&self) -> &[Range<usize>] {
+        &self.ranges
+    }
+
+    pub(crate) fn elements(&self) -> usize {
+        self.ranges.iter().map(Range::len).sum()
+    }
+
+    /// What lies within a range.
+    pub(crate) fn within(&self, range: &Range<usize>) -> Cover {
+        let clipped = |own: &Range<usize>| own.start.max(range.start)..own.end.min(range.end);
+        Cover::new(self.ranges.iter().map(clipped))
+    }
+
+    /// What lies outside of all ranges of another.
+    pub(crate) fn without(&self, other: &Cover) -> Cover {
+        let mut rest = self.clone();
+        for hole in &other.ranges {
+            let before = rest.within(&(0..hole.start)).ranges;
+            let after = rest.within(&(hole.end..usize::MAX)).ranges;
+            rest = Cover::new(before.into_iter().chain(after));
+        }
+        rest
+    }
+
+    /// Where a range of the layout lies in the buffer; none unless all of it is held. An empty range lies nowhere.
+    pub(crate) fn rows(&self, range: &Range<usize>) -> Option<Range<usize>> {
+        let mut start = 0;
+        for own in &self.ranges {
+            if own.start <= range.start && range.start < own.end && range.end <= own.end {
+                let first = start + range.start - own.start;
+                return Some(first..first + range.len());
+            }
+            start += own.len();
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_lie_one_after_the_other() {
+        let cover = Cover::new([768..1024, 0..256, 256..512, 2048..2048]);
+        assert_eq!(cover.ranges(), [0..512, 768..1024]);
+        assert_eq!(cover.elements(), 768);
+        assert_eq!(cover.rows(&(100..300)), Some(100..300));
+        assert_eq!(cover.rows(&(800..1024)), Some(544..768));
+        for outside in [500..600, 512..768, 900..1100, 512..512] {
+            assert_eq!(cover.rows(&outside), None, "{outside:?}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_cover_are_covers() {
+        let cover = Cover::new([0..512, 768..1024]);
+        assert_eq!(cover.within(&(256..900)).ranges(), [256..512, 768..900]);
+        let holes = Cover::new([256..768, 1000..2000]);
+        assert_eq!(cover.without(&holes).ranges(), [0..256, 768..1000]);
+        assert_eq!(cover.without(&Cover::new([])), cover);
+        assert_eq!(cover.without(&cover).elements(), 0);
+    }
+}

@@ -1,0 +1,246 @@
+//! States in pinned host memory, which come to the device in slabs to be updated, and go back.
+//!
+//! A slab is uploaded into a slot, updated there and downloaded, each in a queue of its own, so that copies each way and
+//! updates overlap. Slots are used in turn, and queues keep their order, so a slab's last download is over before it is
+//! uploaded again: its slot, or one that was used later, has been emptied by then.
+
+use crate::adamw::{Numbers, Segment, segments};
+use crate::cover::Cover;
+use crate::states::{Home, States};
+use crate::{MasterFormat, MomentFormat};
+use kernels::{Event, KernelError, Kernels, Queue};
+use memory::{
+    Arena, Buffer, Category, DType, Layout, Memory, OutOfMemory, PARAMETER_PADDING, Space,
+};
+use std::ops::Range;
+
+/// Which states are offloaded, and in what pieces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offload {
+    /// The matrices that each part of the model reads first, in forward order, by their index in the layout. States of
+    /// other matrices, and of vectors, which are small, stay on the device.
+    pub parts: Vec<Vec<usize>>,
+    /// Most bytes of a slab: of all states of a range of parameters.
+    pub slab_bytes: usize,
+    /// Slabs that are on the device at a time.
+    pub slots: usize,
+}
+
+impl Offload {
+    /// The elements whose states are offloaded.
+    pub(crate) fn cover(&self, layout: &Layout) -> Cover {
+        let entries = layout.entries();
+        let matrices = self.parts.iter().flatten();
+        Cover::new(matrices.map(|index| entries[*index].padded_range()))
+    }
+}
+
+/// Offloaded states, and where their updates are.
+pub(crate) struct Offloaded {
+    cover: Cover,
+    states: States,
+    slots: Vec<Slot>,
+    /// In the order of updates.
+    slabs: Vec<Segment>,
+    /// For each part, the number of slabs up to its end.
+    part_ends: Vec<usize>,
+    /// Slabs that were asked to come, and slabs that were updated, since the beginning.
+    uploaded: usize,
+    updated: usize,
+    /// Slabs that may come: those of the update that is under way or next.
+    due: usize,
+}
+
+/// Device memory for a slab.
+struct Slot {
+    bytes: Buffer,
+    filled: Event,
+    emptied: Event,
+}
+
+impl Offloaded {
+    /// Leases states on the host, and slots on the device.
+    pub(crate) fn lease(
+        memory: &Memory,
+        layout: &Layout,
+        offload: &Offload,
+        formats: (MomentFormat, MasterFormat),
+        weights: DType,
+    ) -> Result<Offloaded, OutOfMemory> {
+        let space = Space::Host;
+        let cover = offload.cover(layout);
+        let mut states = States::lease(Home { memory, space }, layout, &cover, formats, weights)?;
+        let (mut slabs, mut part_ends) = (Vec::new(), Vec::new());
+        for part in &offload.parts {
+            let entries = part.iter().map(|index| &layout.entries()[*index]);
+            let of_part = Cover::new(entries.map(|entry| entry.padded_range()));
+            for segment in segments(layout, formats.0, &of_part) {
+                let block = segment.range.start..segment.range.start + PARAMETER_PADDING;
+                let block_bytes = states.views(&block).bytes();
+                let most = (offload.slab_bytes / block_bytes).max(1) * PARAMETER_PADDING;
+                slabs.extend(cut(segment, most));
+            }
+            part_ends.push(slabs.len());
+        }
+        let bytes_of = |slab: &Segment| states.views(&slab.range).carved_bytes();
+        let slot_bytes = slabs.iter().map(bytes_of).max().unwrap_or(0);
+        let slot = |_| {
+            let category = Category::OptimizerState;
+            Ok(Slot {
+                bytes: memory.lease_persistent(
+                    category,
+                    "offload_slot",
+                    [slot_bytes],
+                    DType::U8,
+                )?,
+                filled: Event::PAST,
+                emptied: Event::PAST,
+            })
+        };
+        let slots = (0..offload.slots.clamp(1, slabs.len().max(1))).map(slot);
+        Ok(Offloaded {
+            slots: slots.collect::<Result<_, OutOfMemory>>()?,
+            cover,
+            states,
+            slabs,
+            part_ends,
+            uploaded: 0,
+            updated: 0,
+            due: 0,
+        })
+    }
+
+    /// Whether a range's states are here.
+    pub(crate) fn holds(&self, range: &Range<usize>) -> bool {
+        self.cover.rows(range).is_some()
+    }
+
+    pub(crate) fn states(&self) -> &States {
+        &self.states
+    }
+
+    /// The states, to be read or written by the host, while none of them is on the device.
+    pub(crate) fn states_at_rest(&mut self) -> &mut States {
+        assert_eq!(self.uploaded, self.updated, "an update is under way");
+        &mut self.states
+    }
+
+    /// Bytes of the slots on the device.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.bytes.bytes()).sum()
+    }
+
+    /// Asks for the first slabs of the next update.
+    pub(crate) fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let updates = self.updated / self.slabs.len().max(1);
+        self.due = (updates + 1) * self.slabs.len();
+        self.fill_slots(kernels)
+    }
+
+    /// Updates the slabs up to the end of a part, those that have not been.
+    pub(crate) fn update_part(
+        &mut self,
+        kernels: &dyn Kernels,
+        numbers: &Numbers,
+        parameters: &mut Arena,
+        gradients: &Arena,
+        part: usize,
+    ) -> Result<(), KernelError> {
+        let done_before = self.due - self.slabs.len();
+        while self.updated < done_before + self.part_ends[part] {
+            self.update_slab(kernels, numbers, parameters, gradients)?;
+            self.fill_slots(kernels)?;
+        }
+        Ok(())
+    }
+
+    /// The number of parts.
+    pub(crate) fn parts(&self) -> usize {
+        self.part_ends.len()
+    }
+
+    /// Uploads as far as there are slots.
+    fn fill_slots(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        while self.uploaded < self.due.min(self.updated + self.slots.len()) {
+            let range = self.slabs[self.uploaded % self.slabs.len()].range.clone();
+            let index = self.uploaded % self.slots.len();
+            let slot = &mut self.slots[index];
+            kernels.wait(
+                Queue::Upload,
+                slot.emptied,
+                "states have left a slot before others come",
+            )?;
+            let on_host = self.states.views(&range);
+            let on_device = on_host.carve(slot.bytes.view_mut());
+            for (to, from) in on_device.tensors().into_iter().zip(on_host.tensors()) {
+                // SAFETY: both live as long as the optimizer, which waits for the queues before it is dropped; the
+                // slot is read after `filled`, and the host's copy written by a later download.
+                unsafe { kernels.start_upload(to, from.as_in()) }?;
+            }
+            slot.filled = kernels.record(Queue::Upload)?;
+            self.uploaded += 1;
+        }
+        Ok(())
+    }
+
+    fn update_slab(
+        &mut self,
+        kernels: &dyn Kernels,
+        numbers: &Numbers,
+        parameters: &mut Arena,
+        gradients: &Arena,
+    ) -> Result<(), KernelError> {
+        let segment = self.slabs[self.updated % self.slabs.len()].clone();
+        let index = self.updated % self.slots.len();
+        let slot = &mut self.slots[index];
+        let on_host = self.states.views(&segment.range);
+        let waiting = "states have come before they are updated";
+        kernels.wait(Queue::Compute, slot.filled, waiting)?;
+        let on_device = on_host.carve(slot.bytes.view_mut());
+        numbers.apply(kernels, parameters, gradients, &segment, on_device)?;
+        let updated = kernels.record(Queue::Compute)?;
+        let waiting = "states are updated before they go back";
+        kernels.wait(Queue::Download, updated, waiting)?;
+        let on_device = on_host.carve(slot.bytes.view_mut());
+        for (from, to) in on_device.tensors().into_iter().zip(on_host.tensors()) {
+            // SAFETY: as in `fill_slots`; the slot is written again after `emptied`.
+            unsafe { kernels.start_download(to, from.as_in()) }?;
+        }
+        slot.emptied = kernels.record(Queue::Download)?;
+        self.updated += 1;
+        Ok(())
+    }
+}
+
+/// Pieces of a segment, of about equal size and of at most `most` elements.
+fn cut(segment: Segment, most: usize) -> impl Iterator<Item = Segment> {
+    let Segment { range, decays } = segment;
+    let pieces = range.len().div_ceil(most);
+    let size = range
+        .len()
+        .div_ceil(pieces)
+        .next_multiple_of(PARAMETER_PADDING);
+    range.clone().step_by(size).map(move |start| Segment {
+        range: start..(start + size).min(range.end),
+        decays,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_of_about_equal_size() {
+        let segment = |range| Segment {
+            range,
+            decays: true,
+        };
+        let pieces = |range, most| -> Vec<Range<usize>> {
+            cut(segment(range), most).map(|piece| piece.range).collect()
+        };
+        assert_eq!(pieces(256..1024, 1024), [256..1024]);
+        assert_eq!(pieces(0..1280, 1024), [0..768, 768..1280]);
+        assert_eq!(pieces(0..768, 256), [0..256, 256..512, 512..768]);
+    }
+}

@@ -1,0 +1,254 @@
+//! Optimizer states in pinned host memory: the same bits, planned to the byte, under any order that the queues' events
+//! allow.
+
+mod common;
+
+use common::{assert_as_planned, parameters, plan, session, settings, step_batch, variants};
+use kernels::Traffic;
+use kernels::cpu::Cpu;
+use kernels::scheduled::{Reasons, Scheduled};
+use memory::{DType, Memory};
+use model::ModelConfig;
+use optim::{MasterFormat, MomentFormat};
+use trainer::offload::{OptimizerOffload, Window};
+use trainer::session::{Session, StepOutcome};
+use trainer::settings::{Settings, States};
+
+const STEPS: usize = 20;
+
+/// States of all formats: with f32 weights, and with bf16 weights and each kind of master.
+const FORMS: [(DType, MomentFormat, MasterFormat); 5] = [
+    (DType::F32, MomentFormat::F32, MasterFormat::None),
+    (DType::F32, MomentFormat::Quantised, MasterFormat::None),
+    (DType::BF16, MomentFormat::F32, MasterFormat::F32),
+    (
+        DType::BF16,
+        MomentFormat::Quantised,
+        MasterFormat::Remainder,
+    ),
+    (DType::BF16, MomentFormat::Bf16, MasterFormat::None),
+];
+
+fn offload(window: Window, fraction: f64) -> Option<OptimizerOffload> {
+    Some(OptimizerOffload {
+        fraction,
+        window,
+        // Several slabs for the larger matrices.
+        slab_bytes: 20_000,
+        slots: 3,
+    })
+}
+
+fn with_states(
+    model: ModelConfig,
+    (dtype, moments, master): (DType, MomentFormat, MasterFormat),
+    mode: &str,
+) -> Settings {
+    Settings {
+        states: States {
+            moments,
+            master,
+            f32_patterns: vec!["model.embed_tokens.weight".into()],
+            ..States::default()
+        },
+        ..settings(model, dtype, mode)
+    }
+}
+
+/// Losses, norms and weights, as bits; what crossed in the last step.
+#[derive(Debug, PartialEq)]
+struct Run {
+    steps: Vec<(usize, u32, u32)>,
+    weights: Vec<u32>,
+}
+
+fn bits(outcome: &StepOutcome) -> (usize, u32, u32) {
+    (
+        outcome.step,
+        outcome.loss.to_bits(),
+        outcome.grad_norm.to_bits(),
+    )
+}
+
+/// Asks for steps without waiting for each, and sees every outcome.
+fn run(
+    session: &mut Session,
+    settings: &Settings,
+    steps: usize,
+    mut see: impl FnMut(&StepOutcome),
+) -> Run {
+    let mut outcomes = Vec::new();
+    for step in 0..steps {
+        session.start_step(&step_batch(settings, step)).unwrap();
+        outcomes.extend(session.take_finished());
+    }
+    outcomes.extend(session.finish_step().unwrap());
+    outcomes.iter().for_each(&mut see);
+    Run {
+        steps: outcomes.iter().map(bits).collect(),
+        weights: parameters(session)
+            .concat()
+            .into_iter()
+            .map(f32::to_bits)
+            .collect(),
+    }
+}
+
+fn assert_offload_changes_nothing_but_memory(
+    name: &str,
+    resident: &Settings,
+    offloaded: &Settings,
+) {
+    let name = format!("{name} {:?}", offloaded.offload);
+    let expected = run(&mut session(resident), resident, STEPS, |_| {});
+    let planned = plan(offloaded);
+    assert!(planned.host_pinned_bytes > 0, "{name}");
+    let mut crossed = Vec::new();
+    let actual = run(&mut session(offloaded), offloaded, STEPS, |outcome| {
+        assert_as_planned(&name, &planned, outcome);
+        crossed.push(outcome.traffic);
+    });
+    assert!(actual == expected, "{name}");
+    let planned = Traffic {
+        h2d_bytes: planned.h2d_bytes,
+        d2h_bytes: planned.d2h_bytes,
+    };
+    assert_eq!(crossed, [planned; STEPS], "{name}");
+    assert!(planned.d2h_bytes > plan(resident).d2h_bytes, "{name}");
+}
+
+#[test]
+fn states_of_every_form_come_and_go_without_changing_a_bit() {
+    let [_, _, (name, tied)] = variants(3);
+    for form in FORMS {
+        let resident = with_states(tied.clone(), form, "none");
+        for window in [Window::Forward, Window::End] {
+            let offloaded = Settings {
+                offload: offload(window, 1.0),
+                ..resident.clone()
+            };
+            assert_offload_changes_nothing_but_memory(
+                &format!("{name} {form:?}"),
+                &resident,
+                &offloaded,
+            );
+        }
+    }
+}
+
+#[test]
+fn models_modes_and_fractions_go_together() {
+    for (name, model) in variants(3) {
+        for (mode, fraction) in [
+            ("full", 0.5),
+            ("core_attn,mlp", 1.0),
+            ("full:uniform:2", 0.01),
+        ] {
+            let resident = with_states(model.clone(), FORMS[3], mode);
+            let offloaded = Settings {
+                offload: offload(Window::Forward, fraction),
+                ..resident.clone()
+            };
+            assert_offload_changes_nothing_but_memory(
+                &format!("{name} {mode}"),
+                &resident,
+                &offloaded,
+            );
+        }
+    }
+}
+
+#[test]
+fn saved_states_are_those_of_a_run_without_offload() {
+    let [_, _, (_, tied)] = variants(3);
+    let resident = with_states(tied, FORMS[3], "none");
+    let offloaded = Settings {
+        offload: offload(Window::Forward, 1.0),
+        ..resident.clone()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let saved = |settings: &Settings, name: &str| {
+        let mut session = session(settings);
+        run(&mut session, settings, 3, |_| {});
+        let path = folder.path().join(name);
+        session.export_optimizer(&path).unwrap();
+        path
+    };
+    let [here, there] = [saved(&resident, "resident"), saved(&offloaded, "offloaded")];
+    let bytes = [&here, &there].map(|path| std::fs::read(path).unwrap());
+    assert!(bytes[0] == bytes[1]);
+    let mut restored = session(&offloaded);
+    restored.import_optimizer(&here).unwrap();
+    let again = folder.path().join("again");
+    restored.export_optimizer(&again).unwrap();
+    assert!(std::fs::read(again).unwrap() == bytes[0]);
+}
+
+fn on_schedule(
+    settings: &Settings,
+    seed: u64,
+    ignored: Option<&'static str>,
+) -> (Session, Reasons) {
+    let memory = Memory::host();
+    let cpu = Cpu::new(&memory, settings.narrowest_dtype()).unwrap();
+    let scheduled = Scheduled::new(cpu, seed, ignored);
+    let reasons = scheduled.reasons();
+    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(scheduled)).unwrap();
+    session.initialise(7).unwrap();
+    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
+    (session, reasons)
+}
+
+/// A model of one block, few tokens: a schedule in milliseconds.
+fn small(window: Window) -> Settings {
+    let [_, _, (_, model)] = variants(2);
+    let model = ModelConfig {
+        ffn: 60,
+        vocab: 40,
+        ..model
+    };
+    Settings {
+        offload: Some(OptimizerOffload {
+            slab_bytes: 8_000,
+            ..offload(window, 1.0).unwrap()
+        }),
+        seq: 9,
+        accum: 1,
+        micro_batch: 1,
+        ..with_states(model, FORMS[0], "none")
+    }
+}
+
+#[test]
+fn any_schedule_of_the_queues_gives_the_same_bits() {
+    for window in [Window::Forward, Window::End] {
+        let settings = small(window);
+        let resident = Settings {
+            offload: None,
+            ..settings.clone()
+        };
+        let expected = run(&mut session(&resident), &resident, STEPS, |_| {});
+        for seed in 0..50 {
+            let (mut session, _) = on_schedule(&settings, seed, None);
+            let actual = run(&mut session, &settings, STEPS, |_| {});
+            assert!(actual == expected, "{window:?}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn every_wait_is_needed() {
+    let settings = small(Window::Forward);
+    let expected = run(&mut session(&settings), &settings, STEPS, |_| {});
+    let (mut session, reasons) = on_schedule(&settings, 0, None);
+    assert!(run(&mut session, &settings, STEPS, |_| {}) == expected);
+    let reasons: Vec<&'static str> = reasons.borrow().keys().copied().collect();
+    assert_eq!(reasons.len(), 3, "{reasons:?}");
+    for reason in reasons {
+        let is_wrong = |seed: u64| {
+            let (mut session, _) = on_schedule(&settings, seed, Some(reason));
+            run(&mut session, &settings, STEPS, |_| {}) != expected
+        };
+        assert!((0..20).any(is_wrong), "nothing needs: {reason}");
+    }
+}
