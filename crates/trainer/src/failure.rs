@@ -27,6 +27,19 @@ pub enum Failure {
         /// What would help, once it has been looked for.
         hints: Vec<String>,
     },
+    /// Pinned host memory would not fit.
+    #[error(
+        "this run needs {} of pinned host memory, but {limit}; that is host memory, not the device's",
+        memory::format_bytes(*needed_bytes)
+    )]
+    HostMemory {
+        /// What the plan asks for.
+        needed_bytes: u64,
+        /// Which limit is in the way, and what it leaves.
+        limit: String,
+        /// How to raise it.
+        raise: &'static str,
+    },
     /// Bad data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -109,7 +122,7 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Config(_) | Failure::Policy(_) | Failure::Usage(_) => 2,
-            Failure::OutOfMemory { .. } => 3,
+            Failure::OutOfMemory { .. } | Failure::HostMemory { .. } => 3,
             Failure::Data(error) if is_usage(error) => 2,
             Failure::Data(_)
             | Failure::Weights(_)
@@ -126,7 +139,7 @@ impl Failure {
     /// The reason in the last record of the metrics.
     pub fn reason(&self) -> &'static str {
         match self {
-            Failure::OutOfMemory { .. } => "out_of_memory",
+            Failure::OutOfMemory { .. } | Failure::HostMemory { .. } => "out_of_memory",
             Failure::Diverged { .. } => "diverged",
             Failure::Interrupted { .. } => "interrupted",
             _ => "failed",
@@ -138,6 +151,11 @@ impl Failure {
         let hint = match self {
             Failure::Config(error) => error.hint(),
             Failure::OutOfMemory { hints, .. } => return hints.clone(),
+            Failure::HostMemory { raise, .. } => {
+                let less = "or offload less: a lower offload.fraction, fewer labels in --offload-activations, or \
+                            --state-dtype 8bit";
+                return vec![(*raise).into(), less.into()];
+            }
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \
                  predicts the memory of one"

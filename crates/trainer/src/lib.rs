@@ -5,9 +5,11 @@
 
 pub mod cli;
 pub mod config;
+mod control_group;
 mod device;
 mod doctor;
 pub mod failure;
+mod host_room;
 mod initialise;
 mod interrupt;
 mod memory_size;

@@ -22,8 +22,8 @@ pub(crate) fn meminfo_bytes(figure: &str) -> Option<u64> {
 
 /// The control group's limit, if it has one.
 pub(crate) fn group_limit_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?;
-    text.trim().parse().ok()
+    let limit = crate::control_group::memory_limit(std::path::Path::new("/"));
+    limit.map(|limit| limit.limit_bytes)
 }
 
 /// Most memory that a process may lock, if it is limited.

@@ -20,6 +20,18 @@ pub struct OptimizerOffload {
     pub slots: usize,
 }
 
+impl Default for OptimizerOffload {
+    /// As `configs/reference.toml` has it, switched on.
+    fn default() -> OptimizerOffload {
+        OptimizerOffload {
+            fraction: 1.0,
+            window: Window::Forward,
+            slab_bytes: 64 << 20,
+            slots: 3,
+        }
+    }
+}
+
 /// When offloaded states are updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {

@@ -1,7 +1,9 @@
 //! An out-of-memory error explained: `oom.json`, with fixes that were found by planning them.
 
 use crate::failure::Failure;
-use crate::plan::{STRATEGIES, figures};
+use crate::host_room::HostRoom;
+use crate::offload::OptimizerOffload;
+use crate::plan::{Plan, STRATEGIES, figures};
 use crate::settings::Settings;
 use kernels::Target;
 use memory::{
@@ -53,7 +55,8 @@ pub struct Fix {
     pub peak_bytes: u64,
     /// What that saves.
     pub saves_bytes: u64,
-    /// Extra FLOPs over those of forward and backward, above what the run already has.
+    /// Extra FLOPs over those of forward and backward, above what the run already has; for offload, the time by which
+    /// it is estimated to lengthen them.
     pub cost_fraction: f64,
     /// The loss is no longer bitwise the same, if only by the order of sums.
     pub changes_math: bool,
@@ -168,6 +171,7 @@ impl Search<'_> {
             fixes.extend(self.attempt(&flash, set, true)?);
         }
         self.smaller_states(&mut fixes)?;
+        fixes.extend(self.offloaded_states()?);
         for micro in (1..self.settings.micro_batch).rev() {
             if !self.settings.micro_batch.is_multiple_of(micro) {
                 continue;
@@ -228,6 +232,30 @@ impl Search<'_> {
             fixes.extend(self.attempt(&both, set, changes_math)?);
         }
         Ok(())
+    }
+
+    /// Optimizer states in host memory, where that is other memory than the device's, and has room for them.
+    fn offloaded_states(&self) -> Result<Option<Fix>, Failure> {
+        if self.target == Target::Cpu || self.settings.offload.is_some() {
+            return Ok(None);
+        }
+        let offloaded = Settings {
+            offload: Some(OptimizerOffload::default()),
+            ..self.settings.clone()
+        };
+        let plan = Plan::without_alternatives(&offloaded, self.target)?;
+        if HostRoom::ask().check(plan.host_pinned_bytes).is_err() {
+            return Ok(None);
+        }
+        let set = vec!["offload.optimizer=pinned".to_string()];
+        let fix = self.attempt(&offloaded, set, false)?;
+        let exposed = plan
+            .offload
+            .map_or(0.0, |offload| offload.exposed_fraction());
+        Ok(fix.map(|fix| Fix {
+            cost_fraction: fix.cost_fraction + exposed,
+            ..fix
+        }))
     }
 
     /// The settings with another specification; none if it does not go with those of single layers.

@@ -2,7 +2,7 @@
 
 use crate::config::{AttentionBackend, Config, Resolved};
 use crate::config::{Dtype, GradDtype, Master, Schedule as ScheduleName, StateDtype};
-use crate::config::{OffloadWindow, OptimizerOffload as OffloadName};
+use crate::config::{HardwareConfig, OffloadWindow, OptimizerOffload as OffloadName};
 use crate::failure::Failure;
 use crate::offload::{OptimizerOffload, Window};
 use memory::{DType, Layout};
@@ -41,6 +41,8 @@ pub struct Settings {
     pub schedule: Schedule,
     /// Of stochastic rounding.
     pub seed: u64,
+    /// What estimates of time go by.
+    pub hardware: HardwareConfig,
 }
 
 /// What training adds to the weights, across steps.
@@ -115,6 +117,7 @@ impl Settings {
             offload: optimizer_offload(config),
             schedule: schedule(config),
             seed: config.train.seed,
+            hardware: config.hardware.clone(),
         })
     }
 

@@ -3,6 +3,7 @@
 use crate::config::{AttentionBackend, DataFormat, Resolved, Size};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
+use crate::host_room::HostRoom;
 use crate::interrupt::Interrupt;
 use crate::oom::OomReport;
 use crate::plan::{Plan, arena_table};
@@ -28,6 +29,7 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::new(&settings, device.target())?;
     device.warn_if_tight(plan.reserved_bytes)?;
+    HostRoom::ask().check(plan.host_pinned_bytes)?;
     decide(&mut resolved, &settings);
     let directory = RunDir::create(&resolved, &plan)?;
     if let Some(folder) = &resolved.options.save_final {
@@ -385,7 +387,7 @@ impl Run {
             tokens as f64 / seconds,
             config.recompute.spec,
             memory_table(planned, Some(measured)),
-            arena_table(&self.plan.arenas),
+            arena_table("across steps", &self.plan.arenas),
             self.directory.path().display(),
         )
     }

@@ -53,14 +53,6 @@ const NOT_BUILT: &[NotBuilt] = &[
         "advice for a device's memory is not built yet; compare the plan's peak yourself",
     ),
     no(
-        What::Changed("hardware.h2d_gbps"),
-        "it only matters for offload, which is not built yet; leave it out",
-    ),
-    no(
-        What::Changed("hardware.d2h_gbps"),
-        "it only matters for offload, which is not built yet; leave it out",
-    ),
-    no(
         What::Changed("log.trace"),
         "recording of memory traces is not built yet; leave it out",
     ),

@@ -28,9 +28,9 @@ pub(crate) fn planned_arenas(
 }
 
 /// The arenas as a table, with their sum.
-pub(crate) fn arena_table(arenas: &[PlannedArena]) -> Table {
+pub(crate) fn arena_table(title: &str, arenas: &[PlannedArena]) -> Table {
     let mut table = Table::new(&[
-        ("across steps", Align::Left),
+        (title, Align::Left),
         ("bytes", Align::Right),
         ("a parameter", Align::Right),
     ]);

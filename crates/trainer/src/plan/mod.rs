@@ -6,6 +6,7 @@ mod arenas;
 mod formulas;
 mod gpus;
 mod notes;
+mod offload;
 mod table;
 
 pub use activations::PlannedActivation;
@@ -13,6 +14,7 @@ pub use alternatives::{Effect, STRATEGIES, Strategy};
 pub use arenas::PlannedArena;
 pub(crate) use arenas::arena_table;
 pub use formulas::Formula;
+pub use offload::PlannedOffload;
 
 use crate::failure::Failure;
 use crate::session::Session;
@@ -71,6 +73,10 @@ pub struct Plan {
     pub bytes_per_parameter: f64,
     /// These arenas.
     pub arenas: Vec<PlannedArena>,
+    /// Arenas in pinned host memory: offloaded states.
+    pub host_arenas: Vec<PlannedArena>,
+    /// What offload costs; null without it, and for the CPU.
+    pub offload: Option<PlannedOffload>,
     /// Number of parameters.
     pub parameters: usize,
     /// Model FLOPs of forward and backward, for one token.
@@ -147,11 +153,30 @@ impl Plan {
     /// # Errors
     /// None but a defect: shapes need no memory.
     pub fn new(settings: &Settings, target: Target) -> Result<Plan, Failure> {
+        let plan = Plan::without_alternatives(settings, target)?;
+        Ok(Plan {
+            strategies: alternatives::strategies(settings, target)?,
+            effects: alternatives::effects(settings, target, plan.peak_bytes)?,
+            ..plan
+        })
+    }
+
+    /// The same, but for `strategies` and `effects`, which are plans of their own.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn without_alternatives(settings: &Settings, target: Target) -> Result<Plan, Failure> {
         let figures = figures(settings, target)?;
         let model = figures.session.model();
         let parameters = model.layout().parameters();
         let activations = planned_activations(model, settings);
         let arenas = arenas::planned_arenas(figures.session.arenas(), parameters);
+        let host_arenas = arenas::planned_arenas(figures.session.host_arenas(), parameters);
+        let flops_per_token = flops_per_token(&settings.model, settings.seq);
+        let offloaded = host_arenas.iter().map(|arena| arena.bytes).sum();
+        let offload = PlannedOffload::new(settings, target, offloaded, 0, flops_per_token);
+        let mut notes = notes::notes(settings, &activations);
+        notes.extend(offload.as_ref().map(PlannedOffload::note));
         let arena_bytes = arenas.iter().map(|arena| arena.bytes).sum::<u64>();
         let Peak {
             bytes: peak_bytes,
@@ -162,7 +187,7 @@ impl Plan {
             device: target.name(),
             dtype: dtype_name(settings.dtype),
             attention: settings.attention,
-            notes: notes::notes(settings, &activations),
+            notes,
             peak_bytes,
             peak_by_category: by_category,
             peak_phase: place.phase,
@@ -179,12 +204,14 @@ impl Plan {
             persistent_bytes: figures.persistent_bytes,
             bytes_per_parameter: arena_bytes as f64 / parameters as f64,
             arenas,
+            host_arenas,
+            offload,
             parameters,
-            flops_per_token: flops_per_token(&settings.model, settings.seq),
+            flops_per_token,
             recompute_flops_fraction: figures.recompute_flops_fraction,
             fits: gpus::fits(target, figures.reserved_bytes),
-            strategies: alternatives::strategies(settings, target)?,
-            effects: alternatives::effects(settings, target, peak_bytes)?,
+            strategies: Vec::new(),
+            effects: Vec::new(),
             formulas: formulas::formulas(settings, parameters, arena_bytes, &activations),
             largest_at_peak: figures.largest_at_peak,
             activations,

@@ -17,7 +17,11 @@ impl Display for Plan {
             "\n{}",
             memory_table((&self.peak_by_category, &self.phase_peak_bytes), None)
         )?;
-        writeln!(f, "{}", arena_table(&self.arenas))?;
+        writeln!(f, "{}", arena_table("across steps", &self.arenas))?;
+        if !self.host_arenas.is_empty() {
+            let table = arena_table("in pinned host memory", &self.host_arenas);
+            writeln!(f, "{table}")?;
+        }
         writeln!(f, "{}", self.largest_table())?;
         writeln!(f, "{}", self.activation_table())?;
         for note in &self.notes {
@@ -57,6 +61,15 @@ impl Plan {
             format_bytes(self.slab_bytes),
             100.0 * self.fragmentation,
         )?;
+        if self.host_pinned_bytes > 0 {
+            writeln!(
+                f,
+                "pinned host memory {}; {} to the device and {} back in a step",
+                format_bytes(self.host_pinned_bytes),
+                format_bytes(self.h2d_bytes),
+                format_bytes(self.d2h_bytes),
+            )?;
+        }
         if self.fits.is_empty() {
             return Ok(());
         }

@@ -27,10 +27,6 @@ fn flags() {
             ["--offload-activations mlp", "not built yet"],
         ),
         (
-            "--offload-optimizer pinned",
-            ["--offload-optimizer pinned", "not built yet"],
-        ),
-        (
             "--memory-budget 2GiB",
             ["--memory-budget 2GiB", "not built yet"],
         ),
@@ -71,7 +67,7 @@ fn a_device_that_this_binary_does_not_have() {
 #[test]
 fn keys() {
     for setting in [
-        "offload.optimizer=pinned",
+        "offload.path=/scratch",
         "memory.budget=1GiB",
         "log.trace=true",
     ] {

@@ -80,6 +80,7 @@ impl Golden {
             offload: None,
             schedule: constant_rate(number(&optimizer["lr"])),
             seed: 0,
+            hardware: Default::default(),
         }
     }
 

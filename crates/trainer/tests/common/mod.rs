@@ -101,6 +101,7 @@ pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
         offload: None,
         schedule: constant_rate(3e-3),
         seed: 0,
+        hardware: Default::default(),
     }
 }
 

@@ -1,0 +1,71 @@
+//! `--offload-optimizer`: the same losses, other memory.
+
+use crate::metrics::Metrics;
+use crate::workplace::Workplace;
+use serde_json::Value;
+
+/// A plan as JSON, and the metrics of the run.
+fn plan_and_run(place: &Workplace, settings: &str, out: &str) -> (Value, Metrics) {
+    let settings = format!("--config small.toml --device cpu --dtype bf16 {settings}");
+    let plan = place.trainer(&format!("plan --json {settings}")).succeeds();
+    place.trainer(&format!("{settings} --out {out}")).succeeds();
+    (
+        serde_json::from_str(&plan.stdout).unwrap(),
+        Metrics::read(place, out),
+    )
+}
+
+#[test]
+fn states_in_host_memory_give_the_same_losses() {
+    let place = Workplace::new();
+    let (resident_plan, resident) = plan_and_run(&place, "", "resident");
+    assert_eq!(resident_plan["host_pinned_bytes"], 0);
+    for (index, options) in [
+        "",
+        "--set offload.window=end",
+        "--set offload.fraction=0.5 --set offload.buffer_count=2",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let settings = format!("--offload-optimizer pinned --set offload.slab_mib=1 {options}");
+        let (plan, offloaded) = plan_and_run(&place, &settings, &format!("offloaded-{index}"));
+        assert!(plan["host_pinned_bytes"].as_u64().unwrap() > 0);
+        assert!(plan["h2d_bytes"].as_u64() > resident_plan["h2d_bytes"].as_u64());
+        let steps = offloaded.steps();
+        assert_eq!(steps.len(), resident.steps().len());
+        for (step, before) in steps.iter().zip(resident.steps()) {
+            for key in ["step", "loss", "grad_norm", "lr"] {
+                assert_eq!(step[key], before[key], "{options} {key}");
+            }
+            for key in [
+                "peak_bytes",
+                "host_pinned_bytes",
+                "h2d_bytes",
+                "d2h_bytes",
+                "slab_bytes",
+            ] {
+                assert_eq!(step[key], plan[key], "{options} {key}");
+            }
+            assert_eq!(
+                step["phase_peak_bytes"], plan["phase_peak_bytes"],
+                "{options}"
+            );
+        }
+    }
+}
+
+#[test]
+fn more_than_the_host_has_is_refused_before_anything_is_written() {
+    let place = Workplace::new();
+    let settings =
+        "--config llama-3.1-405b --device cpu --dtype bf16 --offload-optimizer pinned --out run";
+    let words = [
+        "of pinned host memory, but ",
+        "that is host memory, not the device's",
+        "hint: ",
+        "offload.fraction",
+    ];
+    place.trainer(settings).fails(3, &words);
+    assert!(!place.path("run").exists());
+}
