@@ -17,28 +17,61 @@ pub struct Device {
     pub kernels: Box<dyn Kernels>,
 }
 
-/// Every implementation that computes.
-pub fn computing(dtype: DType) -> Vec<Device> {
-    let on_host = |name: &str, kernels: fn(&Memory, DType) -> Box<dyn Kernels>| {
-        let memory = Memory::host();
-        let kernels = kernels(&memory, dtype);
-        let name = format!("{name} for {dtype:?}");
-        Device {
-            name,
-            memory,
-            kernels,
-        }
-    };
-    let mut devices = vec![
-        on_host("cpu", |memory, dtype| {
+/// A name for `CONFORMANCE_DEVICES`, and how to open what it names; none where the machine or the build has no such.
+type Implementation = (&'static str, fn(DType) -> Option<Device>);
+
+/// What computes. The first is what others are compared with.
+const IMPLEMENTATIONS: [Implementation; 3] = [
+    ("cpu", |dtype| {
+        Some(on_host("cpu", dtype, |memory| {
             Box::new(Cpu::new(memory, dtype).unwrap())
-        }),
-        on_host("emulated cuda", |memory, dtype| {
+        }))
+    }),
+    ("emulation", |dtype| {
+        Some(on_host("emulated cuda", dtype, |memory| {
             Box::new(Cuda::new(Emulation, memory, dtype).unwrap())
-        }),
-    ];
-    devices.extend(gpu(dtype));
-    devices
+        }))
+    }),
+    ("gpu", gpu),
+];
+
+/// Every implementation that computes, or those that `CONFORMANCE_DEVICES` lists (`cpu,gpu`), which must be there: a
+/// machine without a GPU must not pass for one whose GPU conforms.
+pub fn computing(dtype: DType) -> Vec<Device> {
+    let Ok(list) = std::env::var("CONFORMANCE_DEVICES") else {
+        return IMPLEMENTATIONS
+            .iter()
+            .filter_map(|(_, open)| open(dtype))
+            .collect();
+    };
+    let names: Vec<&str> = list.split(',').collect();
+    let known = IMPLEMENTATIONS.map(|(name, _)| name);
+    for name in &names {
+        assert!(
+            known.contains(name),
+            "CONFORMANCE_DEVICES: `{name}` is none of {known:?}"
+        );
+    }
+    let listed = IMPLEMENTATIONS
+        .iter()
+        .filter(|(name, _)| names.contains(name));
+    let devices = listed.map(|(name, open)| {
+        open(dtype).unwrap_or_else(|| {
+            panic!("CONFORMANCE_DEVICES lists `{name}`: this machine, or this build, has none")
+        })
+    });
+    devices.collect()
+}
+
+fn on_host(name: &str, dtype: DType, kernels: impl Fn(&Memory) -> Box<dyn Kernels>) -> Device {
+    let memory = Memory::host();
+    let kernels = kernels(&memory);
+    let name = format!("{name} for {dtype:?}");
+    Device {
+        name,
+        memory,
+        kernels,
+    }
 }
 
 /// The first GPU, on a machine that has one.

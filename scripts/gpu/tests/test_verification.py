@@ -1,0 +1,148 @@
+"""The sections' judgements on what runs leave behind; no binary and no GPU takes part.
+
+  python3 -m unittest discover -s scripts/gpu/tests
+"""
+import copy
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from verification import libraries, report, tensors
+from verification.commands import Clock, Finished, run
+from verification.metrics import Metrics
+from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
+from verification.sections import conformance, modes, plan, sanitizer, speed
+
+# Steps of a real run, shortened; the device's marks are made up.
+RUN = '{"kind":"run","version":"0.1.0","device":"cuda","granularity_bytes":256,"flops_per_token":1597440}'
+STEP = {"kind": "step", "step": 1, "loss": 5.533423, "grad_norm": 3.733399, "finite": True, "tokens": 2048, "step_ms": 78.734,
+        "tokens_per_s": 26011.5, "peak_bytes": 20739072, "planned_peak_bytes": 20739072, "slab_bytes": 17217536,
+        "replayed": {"core_attn": 8}, "device_used_high_bytes": 20739584, "device_reserved_high_bytes": 33554432,
+        "device_total_used_bytes": 533554432, "driver_allocations": 0, "h2d_bytes": 16384, "d2h_bytes": 12}
+PLAN = {"peak_bytes": 20739072, "slab_bytes": 17217536, "reserved_bytes": 20739072, "device_overhead_bytes": 671088640}
+
+
+def metrics(*changes):
+    """A run of a step for each change."""
+    steps = [json.dumps({**STEP, "step": number, **change}) for number, change in enumerate(changes, 1)]
+    return Metrics.parse("\n".join([RUN, *steps, '{"kind":"end","reason":"done"}']))
+
+
+class Reading(unittest.TestCase):
+    def test_metrics_are_read_by_kind(self):
+        read = metrics({}, {"loss": 5.4})
+        self.assertEqual(read.header["device"], "cuda")
+        self.assertEqual(read.bits(), [(5.533423, 3.733399), (5.4, 3.733399)])
+        self.assertEqual((read.replayed(), read.end["reason"], read.is_finite()), ((("core_attn", 8),), "done", True))
+        self.assertFalse(metrics({"loss": None, "finite": False}).is_finite())
+
+    def test_safetensors_are_read_as_floats(self):
+        header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+                             "b": {"dtype": "BF16", "shape": [1], "data_offsets": [8, 10]}}).encode()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "x"
+            path.write_bytes(len(header).to_bytes(8, "little") + header + bytes.fromhex("0000803f000000c0" "4040"))
+            read = tensors.read_safetensors(path)
+        self.assertEqual({name: list(values) for name, values in read.items()}, {"a": [1.0, -2.0], "b": [3.0]})
+
+    def test_a_missing_tensor_or_a_nan_is_as_far_as_can_be(self):
+        difference = lambda actual: tensors.largest_difference(actual, {"a": [1.0, 4.0]}, True)[0]
+        self.assertEqual(difference({"a": [1.0, 5.0]}), 0.25)
+        for wrong in ({}, {"a": [1.0]}, {"a": [1.0, float("nan")]}, {"b": [1.0, 4.0]}):
+            self.assertEqual(difference(wrong), float("inf"))
+
+    def test_results_and_errors_of_the_conformance_suite(self):
+        said = ("running 2 tests\ntest refusals::any ... ok\ncpu for F32: out: 80.0 % of the allowed error\n"
+                "test norm ... NVIDIA H200 for BF16: dq of it: 12.5 % of the allowed error\ntest norm ... FAILED\n")
+        self.assertEqual(conformance.results(said), (["refusals::any"], ["norm"]))
+        self.assertEqual(conformance.shares(said), {("NVIDIA H200", "dq of it", "BF16"): 12.5})
+
+    def test_versions_compare_as_numbers(self):
+        self.assertLess(libraries.version_pair("glibc 2.4"), libraries.version_pair("2.36"))
+        self.assertIsNone(libraries.glibc_complaint("2.2"))
+        self.assertIn("need glibc 9.0, and this machine has glibc", libraries.glibc_complaint("9.0"))
+
+
+class Judging(unittest.TestCase):
+    def test_a_plan_and_a_constant_pass(self):
+        figures = plan.compare(PLAN, metrics({"driver_allocations": 5}, {}, {}), True)
+        plan.judge("run", figures)
+        self.assertEqual((figures["difference_bytes"], figures["overhead_bytes"]), (512, 500000000))
+
+    def test_every_disagreement_with_the_plan_fails(self):
+        for change in ({"peak_bytes": 1}, {"planned_peak_bytes": 1}, {"slab_bytes": 1}, {"driver_allocations": 1},
+                       {"device_used_high_bytes": 20739585}, {"device_total_used_bytes": 733554432}):
+            figures = plan.compare(PLAN, metrics({}, {}, change), True)
+            with self.assertRaises(Failed, msg=change):
+                plan.judge("run", figures)
+        below = metrics({}, *[{"device_used_high_bytes": 20000000}] * 2)
+        with self.assertRaises(Failed):
+            plan.judge("run", plan.compare(PLAN, below, True))
+
+    def family(self):
+        """A run for each mode, and the first again."""
+        none = metrics(*({"loss": 5.0 - step, "replayed": {}} for step in range(modes.STEPS)))
+        others = [metrics(*({"loss": 5.0 - step, "peak_bytes": 1000 + mode, "replayed": {"mlp": mode + 1}}
+                            for step in range(modes.STEPS))) for mode in range(len(modes.MODES) - 1)]
+        return [none, *others, copy.deepcopy(none)]
+
+    def test_modes_that_differ_in_memory_alone_pass(self):
+        modes.judge("f32", self.family())
+
+    def test_modes_that_differ_in_bits_or_do_the_same_fail(self):
+        for index, change in ((3, {"loss": 1.0}), (3, {"replayed": {"mlp": 1}}), (3, {"peak_bytes": 30000000}), (-1, {"loss": 1.0})):
+            family = self.family()
+            family[index].steps[-1].update(change)
+            with self.assertRaises(Failed, msg=change):
+                modes.judge("f32", family)
+
+    def test_findings_of_the_sanitizer_name_kernels(self):
+        said = ("========= COMPUTE-SANITIZER\n========= Error: Race reported between Read access at adamw_f32_f32_f32+0x10\n"
+                "=========     in block (0,0,0)\n========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n")
+        lines = sanitizer.findings_of(said)
+        self.assertEqual(len(lines), 2)
+        self.assertTrue(any(sanitizer.names_one_of({"adamw_f32_f32_f32"}, line) for line in lines))
+        self.assertFalse(any(sanitizer.names_one_of({"adamw_f32"}, line) for line in lines))
+        self.assertTrue(sanitizer.SUMMARY.search(said) and not sanitizer.CLEAN.search(said))
+
+    def test_speeds_of_other_models_do_not_compare(self):
+        case = speed.ON_CUDA[0]
+        figures = dict(tokens_per_s=1.0, first_loss=12.1)
+        outcomes = {speed.key(case, engine): dict(figures) for engine in case.engines}
+        essential = [(case, engine) for engine in case.engines]
+        speed.judge(essential, outcomes, "2.11")
+        with self.assertRaises(Skipped):
+            speed.judge(essential, outcomes, None)
+        for engine, other, expected in ((speed.EAGER, {**figures, "first_loss": 11.9}, Failed), (speed.OURS, Failed("no"), Failed),
+                                        (speed.COMPILED, Failed("no"), Failed), (speed.COMPILED, OutOfTime("late"), OutOfTime)):
+            with self.assertRaises(expected, msg=engine):
+                speed.judge(essential, {**outcomes, speed.key(case, engine): other}, "2.11")
+
+
+class Ending(unittest.TestCase):
+    def test_only_what_was_checked_passes(self):
+        names = ("doctor", "modes", "speed")
+        outcomes = lambda statuses: [Outcome(name, "", status, "", 0, Findings()) for name, status in zip(names, statuses)]
+        for statuses, verdict in (((PASS, PASS), "passed"), ((PASS,), "passed"), ((PASS, PASS, SKIPPED), "passed, without speed"),
+                                  ((PASS, NO_TIME), "incomplete"), ((PASS, NO_TIME, FAIL), "failed"),
+                                  ((PASS, SKIPPED), "nothing was checked"), ((), "nothing was checked")):
+            self.assertEqual(report.verdict(outcomes(statuses)), verdict)
+            self.assertEqual(report.exit_code(outcomes(statuses)) == 0, verdict.startswith("passed"))
+
+    def test_a_command_is_stopped_with_what_it_started(self):
+        with self.assertRaises(OutOfTime) as ended:
+            run(["bash", "-c", "echo begun; sleep 60 & sleep 60"], Clock(1.5))
+        self.assertEqual(ended.exception.stdout, "begun\n")
+
+    def test_a_panic_is_told_with_its_message(self):
+        finished = Finished(["x"], 101, "", "\nthread 'a' panicked at b.rs:1:2:\nno GPU\nnote: run with more\n", 0.0)
+        self.assertIn("no GPU", finished.complaint())
+
+
+if __name__ == "__main__":
+    unittest.main()

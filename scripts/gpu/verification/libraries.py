@@ -1,0 +1,47 @@
+"""Where cuBLASLt is, and whether this machine's C library is new enough."""
+import importlib.util
+import os
+import pathlib
+import re
+
+# Where toolkits and distributions put it.
+SYSTEM_FOLDERS = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
+
+
+def cublaslt_folders():
+    """Folders with libcublasLt: those of Python packages (PyTorch brings them), newest CUDA first, then the system's."""
+    found = importlib.util.find_spec("nvidia")
+    roots = list(found.submodule_search_locations or []) if found else []
+    folders = [path.parent for root in roots for path in pathlib.Path(root).glob("*/lib/libcublasLt.so*")]
+    folders += [pathlib.Path(folder) for folder in SYSTEM_FOLDERS if any(pathlib.Path(folder).glob("libcublasLt.so*"))]
+    # A stable sort, with packages first: nvidia/cu13 before nvidia/cublas, which is CUDA 12's.
+    unique = list(dict.fromkeys(folders))
+    return sorted(unique, key=lambda folder: "cu13" not in folder.parts)
+
+
+def library_path():
+    """LD_LIBRARY_PATH for the trainer, and the folder that was added to it."""
+    given = os.environ.get("LD_LIBRARY_PATH", "")
+    folder = next(iter(cublaslt_folders()), None)
+    parts = [str(folder)] if folder else []
+    return ":".join(parts + [part for part in given.split(":") if part]), folder
+
+
+def version_pair(text):
+    """`glibc 2.36` or `2.36` as (2, 36)."""
+    major, minor = re.search(r"(\d+)\.(\d+)", text).groups()
+    return int(major), int(minor)
+
+
+def glibc_complaint(needed):
+    """Why a binary that needs this version of glibc does not start here; none if it does."""
+    try:
+        own = os.confstr("CS_GNU_LIBC_VERSION") or "none"
+    except (ValueError, OSError):
+        own = "none"
+    if own == "none":
+        return f"the binaries need glibc {needed}, and this machine has another C library"
+    if version_pair(own) < version_pair(needed):
+        return (f"the binaries need glibc {needed}, and this machine has {own}: make the bundle on a machine that is as old, "
+                "or run it in a newer image")
+    return None

@@ -1,0 +1,57 @@
+"""How a section ends, and what it has found by then."""
+from dataclasses import dataclass, field
+
+PASS, FAIL, SKIPPED, NO_TIME = "pass", "FAIL", "skipped", "no time"
+
+
+class Failed(Exception):
+    """A check does not hold."""
+
+
+class Skipped(Exception):
+    """The section cannot be run here, for a reason that is none of the trainer's."""
+
+
+class OutOfTime(Exception):
+    """The budget ended first: nothing is known about what was left."""
+    # What a stopped command had printed.
+    stdout = ""
+
+
+def require(holds, reason):
+    """Ends the section unless something holds."""
+    if not holds:
+        raise Failed(reason)
+
+
+@dataclass
+class Table:
+    """A table of a report; every cell is text already."""
+    title: str
+    columns: list
+    rows: list = field(default_factory=list)
+
+
+@dataclass
+class Findings:
+    """What a section saw, kept however it ends."""
+    figures: dict = field(default_factory=dict)
+    tables: list = field(default_factory=list)
+    notes: list = field(default_factory=list)
+
+    def table(self, title, *columns):
+        """A new table, to which rows are added as they become known."""
+        table = Table(title, list(columns))
+        self.tables.append(table)
+        return table.rows
+
+
+@dataclass
+class Outcome:
+    """How a section ended."""
+    name: str
+    checks: str
+    status: str
+    reason: str
+    seconds: float
+    findings: Findings

@@ -1,0 +1,58 @@
+"""The report: verification.json with everything, verification.md to read."""
+import json
+
+from .outcome import FAIL, NO_TIME, PASS, SKIPPED
+
+
+def write(folder, head, outcomes):
+    """Writes both files. `head` says what was verified, and on what."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sections = [dict(name=outcome.name, checks=outcome.checks, status=outcome.status, reason=outcome.reason,
+                     seconds=round(outcome.seconds, 1), notes=outcome.findings.notes, figures=outcome.findings.figures)
+                for outcome in outcomes]
+    (folder / "verification.json").write_text(json.dumps({**head, "verdict": verdict(outcomes), "sections": sections}, indent=1) + "\n")
+    (folder / "verification.md").write_text(markdown(head, outcomes))
+
+
+def verdict(outcomes):
+    """A few words for everything that was asked for. Only what was checked passes."""
+    named = lambda status: [outcome.name for outcome in outcomes if outcome.status == status]
+    if named(FAIL):
+        return "failed"
+    if named(NO_TIME):
+        return "incomplete"
+    # `doctor` always runs: by itself it verifies something only where nothing else was asked for.
+    if not named(PASS) or (len(outcomes) > 1 and named(PASS) == ["doctor"]):
+        return "nothing was checked"
+    return "passed" + (f", without {', '.join(named(SKIPPED))}" if named(SKIPPED) else "")
+
+
+def markdown(head, outcomes):
+    facts = [f"- {name}: {value}" for name, value in head.items() if value and name != "device_name" and not isinstance(value, dict)]
+    summary = [[outcome.name, outcome.status, f"{outcome.seconds:.0f}", outcome.checks, "; ".join([outcome.reason, *outcome.findings.notes])
+                .strip("; ")] for outcome in outcomes]
+    lines = [f"# Verification on {head['device_name']}: {verdict(outcomes)}", "", *facts, "",
+             *grid(["section", "result", "seconds", "what it checks", "remarks"], summary)]
+    for outcome in outcomes:
+        for table in outcome.findings.tables:
+            if table.rows:
+                lines += ["", f"## {outcome.name}: {table.title}", "", *grid(table.columns, table.rows)]
+    return "\n".join(lines) + "\n"
+
+
+def grid(columns, rows):
+    """A Markdown table."""
+    cell = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    line = lambda cells: "| " + " | ".join(map(cell, cells)) + " |"
+    return [line(columns), "|" + "---|" * len(columns), *map(line, rows)]
+
+
+def describe(outcome):
+    """A line for the terminal."""
+    remark = f": {outcome.reason}" if outcome.reason else ""
+    return f"{outcome.name:12} {outcome.status:8} {outcome.seconds:5.0f} s{remark}"
+
+
+def exit_code(outcomes):
+    """0 if everything passed, or was skipped for a stated reason beside something that passed."""
+    return 0 if verdict(outcomes).startswith("passed") else 1

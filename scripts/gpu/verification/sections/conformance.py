@@ -1,0 +1,63 @@
+"""The kernels, each against an oracle in f64, and against the CPU where bits must be equal."""
+import re
+
+from ..commands import run as run_command
+from ..outcome import OutOfTime, require
+
+CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the CPU's; same input, same bits"
+SECONDS = 150
+
+RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$", re.MULTILINE)
+SHARE = re.compile(r"^(?:test \S+ \.\.\. )?(.+) for (F32|BF16): (.+): ([0-9.]+|NaN|inf) % of the allowed error$", re.MULTILINE)
+
+
+def results(stdout):
+    """Names of the tests that passed, and of those that did not."""
+    ended = RESULT.findall(stdout)
+    return [name for name, result in ended if result == "ok"], [name for name, result in ended if result != "ok"]
+
+
+def shares(stdout):
+    """The worst error of every operation's output on devices other than the CPU, in percent of what is allowed."""
+    worst = {}
+    for device, dtype, output, percent in SHARE.findall(stdout):
+        if device != "cpu":
+            key = (device, output, dtype)
+            worst[key] = max(worst.get(key, 0.0), float(percent))
+    return worst
+
+
+def shortened(names, most=3):
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def run(place, found):
+    # The CPU beside the GPU: some tests compare the two. The emulation has been run where the bundle was made.
+    devices = "cpu,gpu" if place.is_cuda else "cpu,emulation"
+    environment = {**place.environment, "CONFORMANCE_DEVICES": devices}
+    try:
+        finished = run_command([place.bundle / "conformance", "--nocapture"], place.clock, environment)
+    except OutOfTime as ended:
+        passed, failed = report(found, ended.stdout)
+        require(not failed, f"failed before the time was up: {shortened(failed)}")
+        raise OutOfTime(f"{ended}; {len(passed)} tests had passed") from None
+    passed, failed = report(found, finished.stdout)
+    require(finished.code == 0 and not failed, f"{shortened(failed) or 'the tests'} failed: {finished.complaint()}")
+    require(len(passed) > 20, f"only {len(passed)} tests ran")
+    require(found.figures["shares"], "no error was measured on a device other than the CPU")
+    if place.gpu():
+        name = place.gpu()["name"]
+        require(all(device == name for device, _, _ in shares(finished.stdout)), f"not everything ran on the {name}")
+
+
+def report(found, stdout):
+    passed, failed = results(stdout)
+    worst = shares(stdout)
+    found.figures.update(passed=passed, failed=failed, shares=[[*key, percent] for key, percent in worst.items()])
+    rows = found.table("Worst errors, in percent of what is allowed", "output", "type", "device", "%")
+    for (device, output, dtype), percent in sorted(worst.items(), key=lambda item: -item[1])[:8]:
+        rows.append([output, dtype.lower(), device, f"{percent:.1f}"])
+    found.notes.append(f"{len(passed)} tests passed, {len(failed)} failed")
+    return passed, failed

@@ -1,0 +1,71 @@
+"""The plan against what the ledger, the driver's pool and the driver say."""
+from ..outcome import require
+
+CHECKS = "planned peak = measured peak; the pool's marks are the plan's bytes and a constant; no allocation from step 2 on; overhead"
+SECONDS = 100
+
+STEPS = 4
+
+
+def cases(is_cuda):
+    if not is_cuda:
+        return [["--config", "tiny", "--dtype", dtype, "--recompute", mode] for dtype in ("f32", "bf16") for mode in ("none", "full")]
+    small = ["--config", "llama-15m", "--accum", 2]
+    large = ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 4, "--accum", 2, "--dtype", "bf16"]
+    return [[*small, "--dtype", "f32", "--attention", "eager", "--recompute", "none"],
+            [*small, "--dtype", "bf16", "--recompute", "core_attn,mlp", "--state-dtype", "8bit", "--grad-dtype", "bf16",
+             "--master", "bf16-split"],
+            [*large, "--recompute", "none"], [*large, "--recompute", "full"]]
+
+
+def run(place, found):
+    rows = found.table("Plan and device, bytes", "run", "planned peak", "measured peak", "plan reserves", "pool used", "difference",
+                       "pool reserved", "overhead", "planned overhead", "driver allocations from step 2")
+    for arguments in cases(place.is_cuda):
+        arguments = [*arguments, "--steps", STEPS]
+        name = " ".join(map(str, arguments)).replace("--", "")
+        # The plan first, by a command that never sees the device.
+        ahead = place.plan(*arguments)
+        trained = place.train(*arguments)
+        figures = compare(trained.plan, trained.metrics, place.is_cuda)
+        found.figures[name] = figures
+        numbers = [figures.get(key) for key in ("planned_peak_bytes", "peak_bytes", "reserved_bytes", "device_used_high_bytes",
+                                                "difference_bytes", "device_reserved_high_bytes", "overhead_bytes",
+                                                "planned_overhead_bytes", "driver_allocations")]
+        rows.append([name, *("-" if number is None else f"{number:,}" for number in numbers)])
+        judge(name, figures)
+        require(ahead["peak_bytes"] == trained.plan["peak_bytes"], f"{name}: `trainer plan` says {ahead['peak_bytes']:,} bytes, the "
+                                                                   f"run's plan {trained.plan['peak_bytes']:,}")
+
+
+def compare(plan, metrics, is_cuda):
+    """The figures of a run: peaks as sets over its steps, marks of the device from step 2 on."""
+    figures = dict(planned_peak_bytes=plan["peak_bytes"], peak_bytes=max(metrics.peaks()), reserved_bytes=plan["reserved_bytes"],
+                   peaks=sorted(metrics.peaks() | {step["planned_peak_bytes"] for step in metrics.steps}),
+                   slabs=sorted({step["slab_bytes"] for step in metrics.steps} | {plan["slab_bytes"]}))
+    if is_cuda:
+        later = metrics.steps[1:]
+        overheads = [step["device_total_used_bytes"] - step["device_reserved_high_bytes"] for step in later]
+        differences = [step["device_used_high_bytes"] - plan["reserved_bytes"] for step in later]
+        figures.update(
+            device_used_high_bytes=max(step["device_used_high_bytes"] for step in later),
+            device_reserved_high_bytes=max(step["device_reserved_high_bytes"] for step in later),
+            differences=sorted(set(differences)), difference_bytes=max(differences),
+            overhead_bytes=max(overheads), planned_overhead_bytes=plan["device_overhead_bytes"],
+            driver_allocations=max(step["driver_allocations"] for step in later),
+            h2d_bytes=sorted({step["h2d_bytes"] for step in later}), d2h_bytes=sorted({step["d2h_bytes"] for step in later}))
+    return figures
+
+
+def judge(name, figures):
+    require(figures["peaks"] == [figures["planned_peak_bytes"]], f"{name}: planned {figures['planned_peak_bytes']:,} bytes; planned and "
+                                                                 f"measured over the steps: {figures['peaks']}")
+    require(len(figures["slabs"]) == 1, f"{name}: planned and measured slabs are {figures['slabs']}")
+    if "differences" not in figures:
+        return
+    require(len(figures["differences"]) == 1, f"{name}: pool and plan differ by {figures['differences']} bytes: not a constant")
+    require(figures["difference_bytes"] >= 0, f"{name}: the pool used {-figures['difference_bytes']:,} bytes less than the plan reserves")
+    require(figures["driver_allocations"] == 0, f"{name}: {figures['driver_allocations']} allocations in a step after the first")
+    require(figures["overhead_bytes"] <= figures["planned_overhead_bytes"],
+            f"{name}: {figures['overhead_bytes']:,} bytes are used beside the pool (other processes included), the plan has "
+            f"{figures['planned_overhead_bytes']:,}")

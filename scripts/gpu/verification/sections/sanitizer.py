@@ -1,0 +1,81 @@
+"""Kernels under compute-sanitizer: accesses outside of blocks, races in shared memory, barriers."""
+import re
+import shutil
+
+from ..commands import run as run_command
+from ..outcome import OutOfTime, Skipped, require
+
+CHECKS = "no finding of compute-sanitizer: memcheck over the conformance cases, racecheck and synccheck over training steps"
+SECONDS = 120
+
+# What it says where it may not look at the device, as in some containers.
+REFUSALS = ("Device not supported", "Failed to initialize", "profiling is not supported", "Unable to find injection")
+SUMMARY = re.compile(r"(ERROR SUMMARY: \d+ errors?|RACECHECK SUMMARY: \d+ hazards? displayed \(.*\))")
+# The exit code that we ask for where there are findings.
+FOUND = 99
+CLEAN = re.compile(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards displayed)")
+
+STEP = ["train", "--config", "tiny", "--device", "cuda", "--quiet", "--steps", 1, "--micro-batch", 2, "--accum", 1, "--seq", 160,
+        "--state-dtype", "8bit"]
+TRAINING = [("racecheck", "flash", "bf16"), ("racecheck", "eager", "f32"), ("memcheck", "flash", "bf16"), ("synccheck", "flash", "bf16")]
+# Tensors have blocks of their own there, so that the first byte behind one is found.
+CASES = [["rms_norm", "swiglu", "rotary", "elementwise", "embedding", "norm", "cross_entropy"], ["adamw", "matmul"], ["attention"],
+         ["flash_attention"]]
+# Failing calls of the driver are the trainer's to report, and a library may try some in vain.
+OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
+
+
+def kernel_names(binary):
+    """The kernels of the PTX that is in a binary."""
+    return {name.decode() for name in re.findall(rb"\.entry\s+(\w+)", binary.read_bytes())}
+
+
+def jobs(place):
+    """Tool, what it runs, and the command."""
+    steps = [(tool, f"a step, {attention}, {dtype}",
+              [place.bundle / "trainer", *STEP, "--attention", attention, "--dtype", dtype, "--out", place.new_folder()])
+             for tool, attention, dtype in TRAINING]
+    cases = [("memcheck", f"cases of {', '.join(names)}", [place.bundle / "conformance", "--exact", *names, "--test-threads", 1])
+             for names in CASES]
+    return steps + cases
+
+
+def run(place, found):
+    if not place.is_cuda:
+        raise Skipped("there are no CUDA kernels on this device")
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        raise Skipped("compute-sanitizer is not on PATH")
+    environment = {**place.environment, "CONFORMANCE_DEVICES": "gpu"}
+    kernels = kernel_names(place.bundle / "trainer")
+    require(kernels, "the trainer holds no kernels")
+    rows = found.table("compute-sanitizer", "tool", "run", "seconds", "result")
+    for name, what, command in jobs(place):
+        try:
+            options = ["--tool", name, "--error-exitcode", FOUND, *OPTIONS.get(name, [])]
+            finished = run_command([tool, *options, *command], place.clock, environment)
+        except OutOfTime as ended:
+            rows.append([name, what, "-", "no time"])
+            raise OutOfTime(f"{len(rows) - 1} of {len(jobs(place))} runs were clean; then {ended}") from None
+        said = finished.stdout + finished.stderr
+        if any(refusal in said for refusal in REFUSALS):
+            raise Skipped(f"compute-sanitizer cannot look at this GPU: {next(r for r in REFUSALS if r in said)}")
+        summary = SUMMARY.search(said)
+        rows.append([name, what, f"{finished.seconds:.0f}", summary.group(1) if summary else f"exit code {finished.code}"])
+        if finished.code == 0 and CLEAN.search(said):
+            continue
+        findings = findings_of(said)
+        # Shared memory is a kernel's own affair. Outside of shared memory, arguments of ours may be the cause.
+        of_library = name == "racecheck" and findings and not any(names_one_of(kernels, line) for line in findings)
+        require(of_library and finished.code in (0, FOUND), f"{name}, {what}: exit code {finished.code}; {(findings or ['it said nothing'])[0]}")
+        found.notes.append(f"{name}, {what}: {len(findings)} lines about kernels of cuBLASLt, none about the trainer's")
+
+
+def findings_of(said):
+    """The tool's lines, without its banner and summary."""
+    lines = [line.lstrip("= ").strip() for line in said.splitlines() if line.startswith("=========")]
+    return [line for line in lines if line and not line.startswith("COMPUTE-SANITIZER") and "SUMMARY" not in line]
+
+
+def names_one_of(kernels, line):
+    return not kernels.isdisjoint(re.findall(r"\w+", line))
