@@ -145,6 +145,7 @@ impl Default for LogConfig {
         Self {
             every: 10,
             trace: false,
+            nvtx: false,
         }
     }
 }

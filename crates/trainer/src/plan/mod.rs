@@ -13,6 +13,7 @@ pub use alternatives::{Effect, STRATEGIES, Strategy};
 pub use arenas::PlannedArena;
 pub(crate) use arenas::arena_table;
 pub use formulas::Formula;
+pub(crate) use gpus::CUDA_OVERHEAD_BYTES;
 
 use crate::failure::Failure;
 use crate::session::Session;

@@ -8,9 +8,10 @@
 use super::{CudaDevice, error};
 use cudarc::driver::result::{self, DriverError, mem_pool};
 use cudarc::driver::sys::{self, CUmemPool_attribute as Attribute, CUresult};
-use memory::{Blocks, DeviceBytes, DeviceMarks, Refused, Space};
+use memory::{Blocks, DeviceBytes, DeviceMarks, Place, Refused, Space, Stamp};
 use std::cell::Cell;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// A pool of device memory, and how often it was asked.
 pub(super) struct Pool {
@@ -201,6 +202,30 @@ impl Blocks for CudaDevice {
             driver_allocations: self.pool.allocations.get(),
             h2d_bytes: self.uploaded.get(),
             d2h_bytes: self.downloaded.get(),
+        }
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        self.stamps.put(self.stream).ok()
+    }
+
+    fn elapsed(&self, from: Stamp, to: Stamp) -> Option<Duration> {
+        self.stamps.elapsed(from, to).ok()
+    }
+
+    fn give_back_stamp(&self, stamp: Stamp) {
+        self.stamps.give_back(stamp);
+    }
+
+    fn enter(&self, place: Place) {
+        if self.ranges.get() {
+            nvtx::range_push!("{place}");
+        }
+    }
+
+    fn leave(&self) {
+        if self.ranges.get() {
+            nvtx::range_pop!();
         }
     }
 }

@@ -100,6 +100,7 @@ fn full() -> Config {
         log: LogConfig {
             every: 10,
             trace: true,
+            nvtx: true,
         },
     }
 }
