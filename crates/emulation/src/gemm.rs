@@ -36,12 +36,7 @@ pub(crate) unsafe fn gemm(gemm: &Gemm) -> Result<(), KernelError> {
 }
 
 fn check(gemm: &Gemm) -> Result<(), KernelError> {
-    let refuse = |message: String| {
-        Err(KernelError {
-            operation: "gemm",
-            message,
-        })
-    };
+    let refuse = |message: String| Err(KernelError::misfit("gemm", message));
     let [m, k, n] = gemm.sizes;
     if m * n * gemm.batch == 0 {
         return refuse(format!("{} products of {m} x {k} x {n}", gemm.batch));

@@ -78,10 +78,10 @@ impl Driver for Emulation {
         }
         // SAFETY: the emulation ends its message with a zero within the buffer.
         let message = unsafe { CStr::from_ptr(message.as_ptr()) };
-        Err(KernelError {
-            operation: launch.kernel.name,
-            message: message.to_string_lossy().into_owned(),
-        })
+        Err(KernelError::misfit(
+            launch.kernel.name,
+            message.to_string_lossy(),
+        ))
     }
 
     unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {

@@ -49,10 +49,7 @@ impl Check {
         if condition {
             Ok(())
         } else {
-            Err(KernelError {
-                operation: self.0,
-                message: message(),
-            })
+            Err(KernelError::misfit(self.0, message()))
         }
     }
 

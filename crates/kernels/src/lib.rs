@@ -81,7 +81,8 @@ pub fn workspace_bytes(target: Target, dtype: DType) -> u64 {
 /// contiguous, and statistics and sums are f32. Token ids lie within the vocabulary: whoever reads the data checks that.
 ///
 /// # Errors
-/// Every operation returns [`KernelError`] if a shape or type does not fit, before anything is written.
+/// Every operation returns [`KernelError`] if a shape or type does not fit ([`Fault::Caller`]), before anything is
+/// written, or if the device fails ([`Fault::Device`]).
 pub trait Kernels: Queues {
     /// The device whose scratch sizes apply.
     fn target(&self) -> Target;
@@ -249,12 +250,43 @@ pub trait Kernels: Queues {
     fn adamw(&self, update: AdamW) -> Result<(), KernelError>;
 }
 
-/// An operation was called with tensors that do not fit: a defect of the caller.
+/// An operation was not carried out.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{operation}: {message}")]
 pub struct KernelError {
     /// The operation.
     pub operation: &'static str,
-    /// What does not fit.
+    /// What does not fit, or what failed.
     pub message: String,
+    /// Who has to change.
+    pub fault: Fault,
+}
+
+/// Why an operation was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It was called with tensors that do not fit: a defect of the caller.
+    Caller,
+    /// The device, its driver or its library is missing, failed, or cannot do what was asked.
+    Device,
+}
+
+impl KernelError {
+    /// A defect of the caller.
+    pub fn misfit(operation: &'static str, message: impl Into<String>) -> KernelError {
+        KernelError {
+            operation,
+            message: message.into(),
+            fault: Fault::Caller,
+        }
+    }
+
+    /// A failure or a limit of the device.
+    pub fn device(operation: &'static str, message: impl Into<String>) -> KernelError {
+        KernelError {
+            operation,
+            message: message.into(),
+            fault: Fault::Device,
+        }
+    }
 }

@@ -1,9 +1,10 @@
 //! What a device offers a memory: blocks.
 
-use crate::Space;
+use crate::{Place, Space};
 use serde::Serialize;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// A device's memory, handed out in few, large blocks.
 ///
@@ -37,7 +38,27 @@ pub trait Blocks {
 
     /// What the device saw since [`Blocks::reset_marks`].
     fn marks(&self) -> DeviceMarks;
+
+    /// Stamps the stream: the time at which all work that was asked for before is done. It does not wait. Nothing if
+    /// the device refuses, after a failure.
+    fn stamp(&self) -> Option<Stamp>;
+
+    /// The device's time from one stamp to a later one, for which it waits. Nothing if earlier work failed.
+    fn elapsed(&self, from: Stamp, to: Stamp) -> Option<Duration>;
+
+    /// Takes a stamp back, to be put into the stream again.
+    fn give_back_stamp(&self, stamp: Stamp);
+
+    /// A place has been entered: for profilers.
+    fn enter(&self, _place: Place) {}
+
+    /// The place that was entered last has been left: for profilers.
+    fn leave(&self) {}
 }
+
+/// The number that a device gave to a point of its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(pub usize);
 
 /// Memory of a whole device, whoever uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -64,10 +85,15 @@ impl DeviceBytes {
         self.free + self.held
     }
 
+    /// Whether other processes hold part of the memory: this one alone stays under that beside its blocks.
+    pub fn is_shared(&self) -> bool {
+        self.beside() > OVERHEAD_BYTES_MAX
+    }
+
     /// Whether a refused request would have fitted on a card of our own.
     pub fn others_are_in_the_way(&self, requested: u64) -> bool {
         let alone = self.total.saturating_sub(self.held + OVERHEAD_BYTES_MAX);
-        self.beside() > OVERHEAD_BYTES_MAX && requested <= alone
+        self.is_shared() && requested <= alone
     }
 }
 

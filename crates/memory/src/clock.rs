@@ -1,25 +1,125 @@
 //! Time by phase.
 
-use crate::{ByPhase, Phase};
+use crate::{Blocks, ByPhase, Phase, Stamp};
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Time spent in each phase, without what was spent in phases entered from it.
-pub(crate) struct PhaseClock {
-    since: Instant,
-    pub(crate) spent: ByPhase<Duration>,
+/// Time spent in each phase of a step, without what was spent in phases entered from it.
+///
+/// On a device it is the device's own time, which is known when the step's work is done: [`PhaseTime::read`] waits for
+/// that, and may be called when later steps are under way.
+#[derive(Clone)]
+pub struct PhaseTime(Source);
+
+#[derive(Clone)]
+enum Source {
+    Spent(ByPhase<Duration>),
+    Stamped(Rc<Stamps>),
+}
+
+impl PhaseTime {
+    /// The time by phase; on a device, waits until it is known. What earlier failures hide counts as nothing.
+    pub fn read(&self) -> ByPhase<Duration> {
+        match &self.0 {
+            Source::Spent(spent) => *spent,
+            Source::Stamped(stamps) => stamps.read(),
+        }
+    }
+}
+
+impl std::fmt::Debug for PhaseTime {
+    /// Without the times: they may not be known yet.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PhaseTime").finish_non_exhaustive()
+    }
+}
+
+/// Takes the time of a step, phase by phase.
+pub(crate) enum PhaseClock {
+    /// By the processor's clock.
+    Host {
+        since: Instant,
+        spent: ByPhase<Duration>,
+    },
+    /// By stamps in a device's stream.
+    Device(Rc<Stamps>),
 }
 
 impl PhaseClock {
-    pub(crate) fn new() -> PhaseClock {
-        PhaseClock {
+    /// A clock of the processor, from now on.
+    pub(crate) fn host() -> PhaseClock {
+        PhaseClock::Host {
             since: Instant::now(),
             spent: ByPhase::default(),
         }
     }
 
-    pub(crate) fn leave(&mut self, phase: Phase) {
-        let now = Instant::now();
-        *self.spent.get_mut(phase) += now - self.since;
-        self.since = now;
+    /// A clock of a device, from the work on that is asked for now.
+    pub(crate) fn device(blocks: &Rc<dyn Blocks>) -> PhaseClock {
+        PhaseClock::Device(Rc::new(Stamps {
+            first: blocks.stamp(),
+            left: RefCell::default(),
+            blocks: blocks.clone(),
+        }))
+    }
+
+    /// One phase is left for another.
+    pub(crate) fn change(&mut self, left: Phase, entered: Phase) {
+        if left == entered {
+            return;
+        }
+        match self {
+            PhaseClock::Host { since, spent } => {
+                let now = Instant::now();
+                *spent.get_mut(left) += now - *since;
+                *since = now;
+            }
+            PhaseClock::Device(stamps) => stamps.leave(left),
+        }
+    }
+
+    /// What was spent until now; on a device, until the next clock starts.
+    pub(crate) fn time(&self) -> PhaseTime {
+        PhaseTime(match self {
+            PhaseClock::Host { spent, .. } => Source::Spent(*spent),
+            PhaseClock::Device(stamps) => Source::Stamped(stamps.clone()),
+        })
+    }
+}
+
+/// The stamps of a step.
+pub(crate) struct Stamps {
+    blocks: Rc<dyn Blocks>,
+    first: Option<Stamp>,
+    /// Each phase with the stamp at its end.
+    left: RefCell<Vec<(Phase, Stamp)>>,
+}
+
+impl Stamps {
+    fn leave(&self, phase: Phase) {
+        if let Some(stamp) = self.blocks.stamp() {
+            self.left.borrow_mut().push((phase, stamp));
+        }
+    }
+
+    fn read(&self) -> ByPhase<Duration> {
+        let mut spent = ByPhase::default();
+        let Some(mut since) = self.first else {
+            return spent;
+        };
+        for (phase, stamp) in self.left.borrow().iter() {
+            *spent.get_mut(*phase) += self.blocks.elapsed(since, *stamp).unwrap_or_default();
+            since = *stamp;
+        }
+        spent
+    }
+}
+
+impl Drop for Stamps {
+    fn drop(&mut self) {
+        let left = self.left.borrow();
+        let stamps = left.iter().map(|(_, stamp)| *stamp).chain(self.first);
+        stamps.for_each(|stamp| self.blocks.give_back_stamp(stamp));
     }
 }

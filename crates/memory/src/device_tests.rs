@@ -1,13 +1,15 @@
 //! A memory of a device, with a device that counts and refuses.
 
 use crate::{
-    Blocks, Category, Cause, DType, DeviceBytes, DeviceMarks, Memory, OutOfMemory, Refused, Space,
+    Blocks, ByPhase, Category, Cause, DType, DeviceBytes, DeviceMarks, Layer, Memory, OutOfMemory,
+    Phase, Place, Refused, Space, Stamp,
 };
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// A device whose memory is the process's own.
 struct Card {
@@ -16,6 +18,12 @@ struct Card {
     foreign: u64,
     live: RefCell<HashMap<NonNull<u8>, (Space, u64)>>,
     allocations: Cell<u64>,
+    /// Milliseconds of work that was asked for.
+    asked_ms: Cell<u64>,
+    /// When stamps come, in milliseconds; nothing for those that were given back.
+    stamps: RefCell<Vec<Option<u64>>>,
+    /// Places entered and not left.
+    places: RefCell<Vec<String>>,
 }
 
 impl Card {
@@ -25,7 +33,18 @@ impl Card {
             foreign,
             live: RefCell::default(),
             allocations: Cell::new(0),
+            asked_ms: Cell::new(0),
+            stamps: RefCell::default(),
+            places: RefCell::default(),
         })
+    }
+
+    fn work(&self, ms: u64) {
+        self.asked_ms.set(self.asked_ms.get() + ms);
+    }
+
+    fn stamps_out(&self) -> usize {
+        self.stamps.borrow().iter().flatten().count()
     }
 
     fn held(&self) -> u64 {
@@ -85,6 +104,35 @@ impl Blocks for Card {
             driver_allocations: self.allocations.get(),
             ..DeviceMarks::default()
         }
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        let mut stamps = self.stamps.borrow_mut();
+        let vacant = stamps.iter().position(Option::is_none);
+        let number = vacant.unwrap_or_else(|| {
+            stamps.push(None);
+            stamps.len() - 1
+        });
+        stamps[number] = Some(self.asked_ms.get());
+        Some(Stamp(number))
+    }
+
+    fn elapsed(&self, from: Stamp, to: Stamp) -> Option<Duration> {
+        let stamps = self.stamps.borrow();
+        Some(Duration::from_millis(stamps[to.0]? - stamps[from.0]?))
+    }
+
+    fn give_back_stamp(&self, stamp: Stamp) {
+        let given_back = self.stamps.borrow_mut()[stamp.0].take();
+        assert!(given_back.is_some(), "a stamp is given back once");
+    }
+
+    fn enter(&self, place: Place) {
+        self.places.borrow_mut().push(place.to_string());
+    }
+
+    fn leave(&self) {
+        assert!(self.places.borrow_mut().pop().is_some());
     }
 }
 
@@ -183,4 +231,89 @@ fn only_pinned_memory_of_a_device_can_be_read_by_the_processor() {
             .slice_mut::<f32>()
             .fill(1.0)
     });
+}
+
+/// Milliseconds of forward, recompute and backward.
+fn passes_ms(time: ByPhase<Duration>) -> [u128; 3] {
+    [time.forward, time.recompute, time.backward].map(|time| time.as_millis())
+}
+
+/// Work for a step: two layers forward, two backward with a replay each.
+fn passes(card: &Card, memory: &Memory, ms: u64) {
+    for layer in 0..2 {
+        let _place = memory.enter(Phase::Forward, Layer::Block(layer));
+        card.work(ms);
+    }
+    for layer in 0..2 {
+        let _place = memory.enter(Phase::Backward, Layer::Block(layer));
+        card.work(10 * ms);
+        {
+            let _place = memory.enter(Phase::Recompute, Layer::Block(layer));
+            card.work(100 * ms);
+        }
+        card.work(1000 * ms);
+    }
+}
+
+#[test]
+fn the_time_of_a_step_is_the_devices_and_can_be_read_a_step_later() {
+    let card = Card::new(1 << 20, 0);
+    let memory = Memory::device(card.clone());
+    passes(&card, &memory, 7);
+    assert_eq!(
+        card.stamps_out(),
+        0,
+        "nothing is timed before the first step"
+    );
+    let step = |ms| {
+        memory.begin_step();
+        passes(&card, &memory, ms);
+        memory.step_memory().phase_time
+    };
+    let (first, second) = (step(1), step(3));
+    memory.begin_step();
+    card.work(5);
+    assert_eq!(passes_ms(first.read()), [2, 200, 2020]);
+    assert_eq!(passes_ms(second.read()), [6, 600, 6060]);
+    let held = card.stamps_out();
+    drop(first);
+    assert_eq!(
+        (held - 1) / 2,
+        held - card.stamps_out(),
+        "a step's stamps are given back"
+    );
+    drop((second, step(1)));
+    let most = card.stamps.borrow().len();
+    (0..5).for_each(|_| drop(step(1)));
+    assert_eq!(card.stamps.borrow().len(), most, "stamps are used again");
+    drop(memory);
+    assert_eq!(card.stamps_out(), 0);
+}
+
+/// A stamp costs a launch.
+#[test]
+fn only_a_change_of_phase_is_stamped() {
+    let card = Card::new(1 << 20, 0);
+    let memory = Memory::device(card.clone());
+    memory.begin_step();
+    let _pass = memory.enter(Phase::Forward, Layer::Whole);
+    let stamps = card.stamps_out();
+    for layer in 0..9 {
+        let _place = memory.enter(Phase::Forward, Layer::Block(layer));
+    }
+    assert_eq!(card.stamps_out(), stamps);
+}
+
+#[test]
+fn places_are_told_to_the_device() {
+    let card = Card::new(1 << 20, 0);
+    let memory = Memory::device(card.clone());
+    let pass = memory.enter(Phase::Forward, Layer::Whole);
+    let layer = memory.enter(Phase::Forward, Layer::Block(3));
+    assert_eq!(
+        *card.places.borrow(),
+        ["whole model, forward", "block 3, forward"]
+    );
+    drop((layer, pass));
+    assert!(card.places.borrow().is_empty());
 }

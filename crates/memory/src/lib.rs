@@ -43,11 +43,12 @@ mod device_tests;
 pub use arena::{
     Arena, Entry, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING,
 };
-pub use blocks::{Blocks, DeviceBytes, DeviceMarks, Refused};
+pub use blocks::{Blocks, DeviceBytes, DeviceMarks, Refused, Stamp};
 pub use buffer::Buffer;
 pub use bytes::format_bytes;
 pub use candle_core::DType;
 pub use category::{ByCategory, Category, Space};
+pub use clock::PhaseTime;
 pub use dims::Dims;
 pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};

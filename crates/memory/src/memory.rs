@@ -5,11 +5,10 @@ use crate::state::{Backing, Grant, Home, State, Storage};
 use crate::view::Reach;
 use crate::{
     Blocks, Buffer, ByPhase, Category, DType, DeviceMarks, Dims, Layer, LiveLease, OutOfMemory,
-    Peak, Phase, Place, Space,
+    Peak, Phase, PhaseTime, Place, Space,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::time::Duration;
 
 /// Hands out all memory that a training step touches, and knows what is live.
 ///
@@ -21,7 +20,7 @@ pub struct Memory {
 }
 
 /// What the ledger saw since [`Memory::begin_step`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct StepMemory {
     /// The instant of the highest device use.
     pub peak: Peak,
@@ -31,8 +30,8 @@ pub struct StepMemory {
     pub slab_bytes: u64,
     /// Highest use of pinned host memory.
     pub host_pinned_bytes: u64,
-    /// Time spent in each phase, exclusive; zero on [`Memory::shapes`].
-    pub phase_time: ByPhase<Duration>,
+    /// Time spent in each phase; zero on [`Memory::shapes`].
+    pub phase_time: PhaseTime,
     /// What the device itself says; none on [`Memory::host`] and [`Memory::shapes`].
     pub device: Option<DeviceMarks>,
 }
@@ -193,10 +192,11 @@ impl Memory {
     /// Enters a phase and a part of the model until the guard is dropped; opens a `tracing` span of the same name.
     #[must_use = "the place is left when the guard is dropped"]
     pub fn enter(&self, phase: Phase, layer: Layer) -> PlaceGuard {
+        let place = Place { phase, layer };
         let mut state = self.state.borrow_mut();
-        let left = state.ledger.enter(Place { phase, layer });
-        if !matches!(state.backing, Backing::Shapes) {
-            state.clock.leave(left.phase);
+        let left = state.enter(place);
+        if let Backing::Device(blocks) = &state.backing {
+            blocks.enter(place);
         }
         let span = tracing::trace_span!("place", phase = phase.name(), %layer).entered();
         PlaceGuard {
@@ -210,10 +210,13 @@ impl Memory {
     pub fn begin_step(&self) {
         let mut state = self.state.borrow_mut();
         state.ledger.begin_step();
-        if let Backing::Device(blocks) = &state.backing {
-            blocks.reset_marks();
-        }
-        state.clock = PhaseClock::new();
+        state.clock = match &state.backing {
+            Backing::Device(blocks) => {
+                blocks.reset_marks();
+                PhaseClock::device(blocks)
+            }
+            Backing::Host | Backing::Shapes => PhaseClock::host(),
+        };
     }
 
     /// What happened since [`Memory::begin_step`].
@@ -224,7 +227,7 @@ impl Memory {
             phase_peaks: state.ledger.phase_peaks(),
             slab_bytes: state.slab.high_water(),
             host_pinned_bytes: state.ledger.host_peak_bytes(),
-            phase_time: state.clock.spent,
+            phase_time: state.clock.time(),
             device: match &state.backing {
                 Backing::Device(blocks) => Some(blocks.marks()),
                 Backing::Host | Backing::Shapes => None,
@@ -263,9 +266,9 @@ pub struct PlaceGuard {
 impl Drop for PlaceGuard {
     fn drop(&mut self) {
         let mut state = self.memory.state.borrow_mut();
-        let entered = state.ledger.enter(self.left);
-        if !matches!(state.backing, Backing::Shapes) {
-            state.clock.leave(entered.phase);
+        state.enter(self.left);
+        if let Backing::Device(blocks) = &state.backing {
+            blocks.leave();
         }
     }
 }

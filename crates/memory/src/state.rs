@@ -6,7 +6,8 @@ use crate::host::HostBlock;
 use crate::ledger::{Lease, Ledger};
 use crate::view::Reach;
 use crate::{
-    Blocks, Category, Cause, DType, Dims, OutOfMemory, Refusal, Refused, Slab, Space, round_up,
+    Blocks, Category, Cause, DType, Dims, OutOfMemory, Place, Refusal, Refused, Slab, Space,
+    round_up,
 };
 use std::rc::Rc;
 
@@ -149,8 +150,17 @@ impl State {
             pinned_limit: None,
             refuse_after: None,
             poison: false,
-            clock: PhaseClock::new(),
+            clock: PhaseClock::host(),
         }
+    }
+
+    /// Enters a place; returns the one left.
+    pub(crate) fn enter(&mut self, place: Place) -> Place {
+        let left = self.ledger.enter(place);
+        if !matches!(self.backing, Backing::Shapes) {
+            self.clock.change(left.phase, place.phase);
+        }
+        left
     }
 
     /// Grants a lease: records it, places it, and finds its memory. Returns what gives it back and its address.

@@ -122,6 +122,17 @@ impl OpenDevice {
         name.and_then(bf16_tflops)
     }
 
+    /// Shows phases and layers to profilers.
+    pub(crate) fn show_ranges(&self) {
+        match self {
+            OpenDevice::Cpu => {
+                tracing::warn!("log.nvtx has no effect: this run is on the processor")
+            }
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device) => device.show_ranges(),
+        }
+    }
+
     /// Says beforehand if a run is close to what the device has left.
     ///
     /// # Errors
@@ -156,8 +167,15 @@ fn tight(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
         true => "this run will not fit",
         false => "this run may not fit",
     };
+    let others = match bytes.others_are_in_the_way(reserved_bytes) {
+        true => format!(
+            "; other processes hold most of {}",
+            format_bytes(bytes.beside())
+        ),
+        false => String::new(),
+    };
     Some(format!(
-        "the plan reserves {}, and {} of the device's {} are free: {verdict}",
+        "the plan reserves {}, and {} of the device's {} are free: {verdict}{others}",
         format_bytes(reserved_bytes),
         format_bytes(bytes.free),
         format_bytes(bytes.total),
@@ -168,18 +186,38 @@ fn tight(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
 mod tests {
     use super::*;
 
+    const GIB: u64 = 1 << 30;
+
     #[test]
     fn a_full_card_is_announced() {
-        const GIB: u64 = 1 << 30;
         let bytes = DeviceBytes {
             total: 80 * GIB,
-            free: 70 * GIB,
+            free: 79 * GIB,
             held: 0,
         };
-        assert_eq!(tight(69 * GIB, bytes), None);
-        assert!(tight(70 * GIB, bytes).unwrap().ends_with("may not fit"));
-        let message = tight(71 * GIB, bytes).unwrap();
-        assert!(message.contains("reserves 71.0 GiB") && message.ends_with("will not fit"));
+        let most = 79 * GIB - MODULES_BYTES;
+        assert_eq!(tight(most, bytes), None);
+        assert!(tight(most + 1, bytes).unwrap().ends_with("may not fit"));
+        assert!(tight(79 * GIB, bytes).unwrap().ends_with("may not fit"));
+        let message = tight(80 * GIB, bytes).unwrap();
+        assert!(message.contains("reserves 80.0 GiB") && message.ends_with("will not fit"));
+    }
+
+    #[test]
+    fn a_shared_card_is_announced_as_shared() {
+        let shared = DeviceBytes {
+            total: 80 * GIB,
+            free: 30 * GIB,
+            held: 0,
+        };
+        assert_eq!(tight(29 * GIB, shared), None);
+        let message = tight(60 * GIB, shared).unwrap();
+        assert!(
+            message.ends_with("will not fit; other processes hold most of 50.0 GiB"),
+            "{message}"
+        );
+        let too_large = tight(79 * GIB, shared).unwrap();
+        assert!(too_large.ends_with("will not fit"), "{too_large}");
     }
 
     #[test]

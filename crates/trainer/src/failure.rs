@@ -3,6 +3,7 @@
 use crate::config::{ConfigError, Device};
 use crate::optimizer_state::OptimizerStateError;
 use data::DataError;
+use kernels::Fault;
 use memory::OutOfMemory;
 use model::{HfConfigError, ModelError, SpecError, WeightsError};
 use std::path::PathBuf;
@@ -81,9 +82,12 @@ pub enum Failure {
         /// Why, and what to do.
         reason: String,
     },
-    /// The device, its driver, or an operation on it failed.
+    /// The device or its driver failed, or cannot do what was asked.
     #[error("the device failed: {0}")]
     Device(String),
+    /// An operation was called wrongly.
+    #[error("this is a defect of the trainer, not of what it was given: {0}")]
+    Defect(String),
     /// Loss or gradients are not finite, in more steps than may be skipped or in the last ones.
     #[error(
         "step {step} diverged: loss {loss}, gradient norm {grad_norm}; the last {skipped} steps were skipped, so weights \
@@ -132,6 +136,8 @@ impl Failure {
             | Failure::File { .. } => 4,
             Failure::NoDevice { .. } | Failure::Device(_) => 5,
             Failure::Diverged { .. } => 6,
+            // As after a panic.
+            Failure::Defect(_) => 101,
             Failure::Interrupted { signal, .. } => 128 + *signal as u8,
         }
     }
@@ -195,14 +201,17 @@ impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Failure {
         match error {
             ModelError::OutOfMemory(error) => error.into(),
-            ModelError::Kernel(error) => Failure::Device(error.to_string()),
+            ModelError::Kernel(error) => error.into(),
         }
     }
 }
 
 impl From<kernels::KernelError> for Failure {
     fn from(error: kernels::KernelError) -> Failure {
-        Failure::Device(error.to_string())
+        match error.fault {
+            Fault::Device => Failure::Device(error.to_string()),
+            Fault::Caller => Failure::Defect(error.to_string()),
+        }
     }
 }
 
@@ -212,5 +221,22 @@ impl From<OutOfMemory> for Failure {
             error,
             hints: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Failure;
+    use kernels::KernelError;
+
+    #[test]
+    fn a_failing_device_is_told_apart_from_a_defect() {
+        let device = Failure::from(KernelError::device("upload", "CUDA_ERROR_LAUNCH_FAILED"));
+        let defect = Failure::from(KernelError::misfit("swiglu", "`up` is [2, 3]"));
+        assert_eq!((device.exit_code(), defect.exit_code()), (5, 101));
+        assert!(
+            defect.to_string().ends_with("swiglu: `up` is [2, 3]"),
+            "{defect}"
+        );
     }
 }

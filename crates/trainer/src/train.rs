@@ -30,6 +30,9 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let plan = Plan::new(&settings, device.target())?;
     device.warn_if_tight(plan.reserved_bytes)?;
     HostRoom::ask().check(plan.host_pinned_bytes)?;
+    if resolved.config.log.nvtx {
+        device.show_ranges();
+    }
     decide(&mut resolved, &settings);
     let directory = RunDir::create(&resolved, &plan)?;
     if let Some(folder) = &resolved.options.save_final {
@@ -298,7 +301,7 @@ impl Run {
         let config = &self.resolved.config;
         let known_peak = || self.device.peak_tflops(self.plan.dtype);
         let peak_tflops = config.hardware.peak_tflops.or_else(known_peak);
-        let times = &outcome.memory.phase_time;
+        let times = &outcome.memory.phase_time.read();
         let record = StepRecord {
             step: outcome.step,
             loss: outcome.loss,

@@ -38,10 +38,14 @@ fn file(text: &str) -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn without_arguments_tiny_is_trained_on_the_cpu() {
+fn without_arguments_tiny_is_trained_on_the_best_device() {
     let run = resolve(&[]).unwrap();
     assert_eq!((run.action, run.name.as_str()), (Action::Train, "tiny"));
-    assert_eq!((run.device(), run.dtype()), (Device::Cpu, Dtype::F32));
+    let dtype = match Device::best() {
+        Device::Cpu => Dtype::F32,
+        Device::Cuda { .. } => Dtype::Bf16,
+    };
+    assert_eq!((run.device(), run.dtype()), (Device::best(), dtype));
     assert_eq!(run.config.model.vocab, 256);
     assert_eq!(run.config.data.path, None);
     assert_eq!(run.explicit_model_keys, Vec::<String>::new());

@@ -82,10 +82,10 @@ impl Extent {
     ) -> Result<([u32; 3], [u32; 3]), KernelError> {
         let [x, y, z] = self.grid;
         if x > i32::MAX as usize || y > BLOCKS_MAX || z > BLOCKS_MAX {
-            return Err(KernelError {
+            return Err(KernelError::device(
                 operation,
-                message: format!("{x} x {y} x {z} blocks are more than a launch may have"),
-            });
+                format!("{x} x {y} x {z} blocks are more than a launch may have"),
+            ));
         }
         Ok((
             self.grid.map(|blocks| blocks as u32),

@@ -53,9 +53,9 @@ struct Sizes {
 impl Sizes {
     fn new(operation: &'static str, head_dim: usize, dtype: DType) -> Result<Sizes, KernelError> {
         let width = WIDTHS.into_iter().find(|width| head_dim <= *width);
-        let width = width.ok_or_else(|| KernelError {
-            operation,
-            message: format!("heads of {head_dim} are wider than 256, the widest on CUDA"),
+        let width = width.ok_or_else(|| {
+            let message = format!("heads of {head_dim} are wider than 256, the widest on CUDA");
+            KernelError::device(operation, message)
         })?;
         let (wide, f32) = (width > 128, dtype == DType::F32);
         Ok(Sizes {

@@ -21,7 +21,7 @@ mod rotary;
 mod swiglu;
 
 #[cfg(feature = "cuda")]
-pub use device::{CudaDevice, CudaDriver, DeviceFacts, device_count};
+pub use device::{CopyRates, CudaDevice, CudaDriver, DeviceFacts, device_count, look_for_library};
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 
 use crate::meta::lease_workspace;

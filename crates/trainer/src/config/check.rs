@@ -24,6 +24,8 @@ enum What {
     Changed(&'static str),
     /// A GPU to train on, in a binary without CUDA; planning for one is fine.
     TrainingOnCuda,
+    /// Every value of a key but its default, to train in a binary without CUDA.
+    ChangedWithoutCuda(&'static str),
     /// A flag, without a key of its own.
     Flag(&'static str),
     /// A command.
@@ -36,6 +38,11 @@ const NOT_BUILT: &[NotBuilt] = &[
         What::TrainingOnCuda,
         "this binary was built without CUDA (cargo build --release --features cuda); train with \
          --device cpu, or predict the memory of a GPU with `trainer plan`",
+    ),
+    no(
+        What::ChangedWithoutCuda("log.nvtx"),
+        "this binary was built without CUDA (cargo build --release --features cuda), and only what runs on a GPU is \
+         shown to NVIDIA's profilers; leave it out",
     ),
     no(
         What::Values("attention.backend", &["cudnn"]),
@@ -129,18 +136,20 @@ pub fn values(
 ) -> Result<(), ConfigError> {
     let table = Table::try_from(config)?;
     let defaults = Table::try_from(Config::default())?;
+    let changed = |key| keys::get(&table, key) != keys::get(&defaults, key);
+    let lacks_cuda = trains && !cfg!(feature = "cuda");
     for row in NOT_BUILT {
         let (key, refused) = match &row.what {
             What::Values(key, names) => {
                 let value = keys::get(&table, key).and_then(Value::as_str);
                 (*key, value.is_some_and(|value| names.contains(&value)))
             }
-            What::Changed(key) => (*key, keys::get(&table, key) != keys::get(&defaults, key)),
+            What::Changed(key) => (*key, changed(key)),
+            What::ChangedWithoutCuda(key) => (*key, lacks_cuda && changed(key)),
             What::TrainingOnCuda => {
                 let key = "train.device";
                 let value = keys::get(&table, key).and_then(Value::as_str);
-                let is_missing = trains && !cfg!(feature = "cuda");
-                (key, is_missing && value.is_some_and(|value| value != "cpu"))
+                (key, lacks_cuda && value.is_some_and(|value| value != "cpu"))
             }
             What::Flag(_) | What::Command(_) => continue,
         };

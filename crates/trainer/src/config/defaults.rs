@@ -147,6 +147,7 @@ impl Default for LogConfig {
         Self {
             every: 10,
             trace: false,
+            nvtx: false,
         }
     }
 }

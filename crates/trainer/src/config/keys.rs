@@ -79,6 +79,7 @@ pub const KEYS: &[(&str, Kind)] = &[
     ("hardware.peak_tflops", Kind::Real(Range::Positive)),
     ("log.every", Kind::Whole(1)),
     ("log.trace", Kind::Flag),
+    ("log.nvtx", Kind::Flag),
 ];
 
 /// The kind of the key called `name`.

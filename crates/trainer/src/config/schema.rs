@@ -196,6 +196,8 @@ pub struct LogConfig {
     pub every: usize,
     /// Every lease is recorded.
     pub trace: bool,
+    /// Phases and layers are shown to NVIDIA's profilers.
+    pub nvtx: bool,
 }
 
 impl Config {

@@ -1,5 +1,6 @@
 //! The GPUs of this machine.
 
+use super::overhead::Overhead;
 use super::rates::Rates;
 use super::rows;
 use memory::{DeviceBytes, format_bytes};
@@ -23,8 +24,21 @@ pub(super) struct Gpu {
     driver_version: String,
     /// Version of cuBLASLt.
     library_version: usize,
-    /// Its memory when this process had a context, its modules and libraries, and nothing else.
+    /// Its memory when this process had a context and nothing else.
     memory: DeviceBytes,
+    /// What this process takes beside its leases.
+    #[serde(flatten)]
+    overhead: Overhead,
+    /// The unit in which the driver maps memory.
+    allocation_granularity_bytes: u64,
+    /// What the pool sets aside for its first and smallest block.
+    pool_page_bytes: u64,
+    /// Copies from page-locked host memory, in units of 10^9 bytes a second: `hardware.h2d_gbps`.
+    h2d_gbps: f64,
+    /// Copies to page-locked host memory: `hardware.d2h_gbps`.
+    d2h_gbps: f64,
+    /// Both at a time, added up.
+    both_ways_gbps: f64,
     /// Dense bf16 peak by NVIDIA's data sheets, in units of 10^12 operations a second; null where it is not known.
     peak_tflops: Option<f64>,
     /// Rates in bf16, the GPU's training type.
@@ -34,10 +48,18 @@ pub(super) struct Gpu {
 impl Gpu {
     pub(super) fn table(&self) -> Table {
         let memory = format!(
-            "{}, of which {} free; {} used by this process's context and by others",
+            "{}, of which {} free",
             format_bytes(self.memory.total),
             format_bytes(self.memory.free),
-            format_bytes(self.memory.beside()),
+        );
+        let units = format!(
+            "mapped by {}, pooled by {}",
+            format_bytes(self.allocation_granularity_bytes),
+            format_bytes(self.pool_page_bytes),
+        );
+        let pinned = format!(
+            "{:.1} GB/s up, {:.1} GB/s down, {:.1} GB/s both ways at once",
+            self.h2d_gbps, self.d2h_gbps, self.both_ways_gbps
         );
         let peak = self.peak_tflops.map(|peak| format!("{peak} TFLOP/s"));
         let table = vec![
@@ -47,28 +69,42 @@ impl Gpu {
             ("driver's CUDA", Some(self.driver_version.clone())),
             ("cuBLASLt", Some(self.library_version.to_string())),
             ("memory", Some(memory)),
+            ("beside leases", Some(self.overhead.to_string())),
+            ("units of memory", Some(units)),
             ("peak, bf16", peak),
-            ("matrix products, bf16", Some(self.bf16.products())),
+            (
+                "matrix products, bf16",
+                Some(self.bf16.products(self.peak_tflops)),
+            ),
             ("copies", Some(self.bf16.copies())),
+            ("copies, page-locked", Some(pinned)),
             ("uploads, downloads", Some(self.bf16.transfers())),
         ];
         rows(&format!("cuda:{}", self.index), table)
     }
 }
 
-/// All GPUs that can be used, and why others cannot.
+/// All GPUs that can be used, and what others lack.
 #[cfg(feature = "cuda")]
 pub(super) fn gpus() -> (Vec<Gpu>, Vec<String>) {
-    let count = match kernels::cuda::device_count() {
-        Ok(count) => count,
-        Err(error) => return (Vec::new(), vec![error.message]),
-    };
     let (mut gpus, mut missing) = (Vec::new(), Vec::new());
-    for index in 0..count {
-        match gpu(index) {
-            Ok(gpu) => gpus.push(gpu),
-            Err(failure) => missing.push(format!("cuda:{index}: {failure}")),
+    let count = kernels::cuda::device_count();
+    let library = kernels::cuda::look_for_library();
+    match (&count, &library) {
+        (Ok(count), Ok(())) => {
+            for index in 0..*count {
+                match gpu(index) {
+                    Ok(gpu) => gpus.push(gpu),
+                    Err(failure) => missing.push(format!("cuda:{index}: {failure}")),
+                }
+            }
         }
+        _ => missing.extend(
+            [count.err(), library.err()]
+                .into_iter()
+                .flatten()
+                .map(|error| error.message),
+        ),
     }
     (gpus, missing)
 }
@@ -76,9 +112,13 @@ pub(super) fn gpus() -> (Vec<Gpu>, Vec<String>) {
 /// No GPU can be used.
 #[cfg(not(feature = "cuda"))]
 pub(super) fn gpus() -> (Vec<Gpu>, Vec<String>) {
-    let missing = "this binary was built without CUDA: `cargo build --release --features cuda`, after \
-                   `eval \"$(scripts/cuda-toolkit)\"` where there is no toolkit";
-    (Vec::new(), vec![missing.into()])
+    let found = match std::path::Path::new("/proc/driver/nvidia/version").exists() {
+        true => "there is an NVIDIA driver, but this binary was built without CUDA",
+        false => "this binary was built without CUDA, and there is no NVIDIA driver",
+    };
+    let build = "`cargo build --release --features cuda`, after `eval \"$(scripts/cuda-toolkit)\"` where there is no \
+                 toolkit, builds one that trains on GPUs of compute capability 8.0 (Ampere) and newer";
+    (Vec::new(), vec![format!("{found}: {build}")])
 }
 
 #[cfg(feature = "cuda")]
@@ -86,17 +126,23 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
     use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
     use memory::{DType, Memory};
 
-    /// 400 MiB of operands, and a second at the most.
+    /// 900 MiB of operands, and a second at the most.
     const WORK: super::rates::Work = super::rates::Work {
         gemm_size: 8192,
         copy_elements: 128 << 20,
         repetitions: 10,
     };
     let device = CudaDevice::open(index)?;
+    let with_context = device.memory_bytes()?;
+    let pool_page_bytes = device.pool_page_bytes()?;
     let driver = CudaDriver::new(&device)?;
-    let (memory_bytes, library_version) = (device.memory_bytes()?, driver.library_version());
+    driver.load_modules()?;
+    let library_version = driver.library_version();
     let memory = Memory::device(device.clone());
     let kernels = Cuda::new(driver, &memory, DType::BF16)?;
+    let bf16 = Rates::measure(&kernels, &memory, DType::BF16, WORK)?;
+    let overhead = Overhead::new(with_context, device.memory_bytes()?);
+    let copies = device.copy_rates()?;
     let facts = device.facts();
     let (major, minor) = facts.capability;
     let version = facts.driver_version;
@@ -108,8 +154,14 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
         shared_bytes_max: facts.shared_bytes_max,
         driver_version: format!("{}.{}", version / 1000, version % 1000 / 10),
         library_version,
-        memory: memory_bytes,
+        memory: with_context,
+        overhead,
+        allocation_granularity_bytes: device.allocation_granularity_bytes()?,
+        pool_page_bytes,
+        h2d_gbps: copies.h2d_gbps,
+        d2h_gbps: copies.d2h_gbps,
+        both_ways_gbps: copies.both_ways_gbps,
         peak_tflops: crate::device::bf16_tflops(&facts.name),
-        bf16: Rates::measure(&kernels, &memory, DType::BF16, WORK)?,
+        bf16,
     })
 }

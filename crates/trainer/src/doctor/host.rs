@@ -66,7 +66,7 @@ impl Host {
                 "locked memory's limit",
                 Some(or_none(self.locked_limit_bytes)),
             ),
-            ("matrix products, f32", Some(rates.products())),
+            ("matrix products, f32", Some(rates.products(None))),
             ("copies", Some(rates.copies())),
         ];
         rows("processor", table)

@@ -2,6 +2,7 @@
 
 mod gpus;
 mod host;
+mod overhead;
 mod rates;
 
 use crate::config::Resolved;

@@ -79,9 +79,16 @@ impl Rates {
         })
     }
 
-    /// The rate of products, for people.
-    pub(super) fn products(&self) -> String {
-        format!("{:.3} TFLOP/s", self.gemm_tflops)
+    /// The rate of products, for people; beside the peak where that is known.
+    pub(super) fn products(&self, peak_tflops: Option<f64>) -> String {
+        let rate = format!("{:.3} TFLOP/s", self.gemm_tflops);
+        match peak_tflops {
+            Some(peak) => format!(
+                "{rate}, {:.0} % of the peak",
+                100.0 * self.gemm_tflops / peak
+            ),
+            None => rate,
+        }
     }
 
     /// The rate of copies, for people.

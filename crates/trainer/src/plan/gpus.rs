@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// What context, modules and libraries of a CUDA process take beside the plan: an estimate from the range of 400
 /// to 800 MiB that PyTorch processes show on an H100, until it is measured on the device itself.
-pub(super) const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
+pub(crate) const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
 
 /// Names and memory in MiB, as `nvidia-smi` shows the total.
 const GPUS: [(&str, u64); 9] = [

@@ -14,6 +14,7 @@ pub use alternatives::{Effect, STRATEGIES, Strategy};
 pub use arenas::PlannedArena;
 pub(crate) use arenas::arena_table;
 pub use formulas::Formula;
+pub(crate) use gpus::CUDA_OVERHEAD_BYTES;
 pub use offload::PlannedOffload;
 
 use crate::failure::Failure;

@@ -31,3 +31,28 @@ fn the_processor_is_the_default_where_there_is_no_gpu() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(place.text("run/config.toml").contains("device = \"cpu\""));
 }
+
+#[test]
+fn ranges_on_the_processor_have_no_effect_and_that_is_said() {
+    let place = Workplace::new();
+    let run = "--config small.toml --steps 1 --device cpu --set log.nvtx=true --out run";
+    let outcome = place.trainer(run).succeeds();
+    assert!(
+        outcome.stderr.contains("WARN log.nvtx has no effect"),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn doctor_says_all_that_is_missing_at_once() {
+    let place = Workplace::new();
+    let mut command = place.command("doctor --threads 1");
+    let output = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stdout}");
+    assert!(
+        stdout.contains("missing: ") && stdout.contains("driver"),
+        "{stdout}"
+    );
+    assert!(!stdout.contains("without CUDA"), "{stdout}");
+}

@@ -3,6 +3,18 @@
 use crate::workplace::Workplace;
 use serde_json::Value;
 
+/// Names that scripts rely on; `hardware.h2d_gbps` and `hardware.d2h_gbps` take these figures.
+const GPU_FIGURES: [&str; 8] = [
+    "context_bytes",
+    "overhead_bytes",
+    "planned_overhead_bytes",
+    "allocation_granularity_bytes",
+    "pool_page_bytes",
+    "h2d_gbps",
+    "d2h_gbps",
+    "both_ways_gbps",
+];
+
 #[test]
 fn the_machine_is_described_and_measured() {
     let place = Workplace::new();
@@ -18,6 +30,12 @@ fn the_machine_is_described_and_measured() {
     let (gpus, missing) = (&machine["gpus"], &machine["missing"]);
     let usable = gpus.as_array().unwrap().len();
     assert!(usable > 0 || !missing.as_array().unwrap().is_empty());
+    for gpu in gpus.as_array().unwrap() {
+        for name in GPU_FIGURES {
+            assert!(gpu[name].as_f64().unwrap() > 0.0, "{name}: {gpu}");
+        }
+        assert!(gpu["bf16"]["gemm_tflops"].as_f64().unwrap() > 0.0, "{gpu}");
+    }
     if !cfg!(feature = "cuda") {
         let sentence = missing[0].as_str().unwrap();
         assert!(sentence.contains("--features cuda"), "{sentence}");

@@ -63,6 +63,16 @@ fn a_device_that_this_binary_does_not_have() {
         .succeeds();
 }
 
+#[test]
+#[cfg(not(feature = "cuda"))]
+fn ranges_for_profilers() {
+    let words = ["--set log.nvtx=true", "built without CUDA"];
+    refused("--set log.nvtx=true", &words);
+    Workplace::new()
+        .trainer("plan --config tiny --set log.nvtx=true")
+        .succeeds();
+}
+
 /// The same settings under their keys.
 #[test]
 fn keys() {

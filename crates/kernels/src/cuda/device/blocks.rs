@@ -8,9 +8,10 @@
 use super::{CudaDevice, error};
 use cudarc::driver::result::{self, DriverError, mem_pool};
 use cudarc::driver::sys::{self, CUmemPool_attribute as Attribute, CUresult};
-use memory::{Blocks, DeviceBytes, DeviceMarks, Refused, Space};
+use memory::{Blocks, DeviceBytes, DeviceMarks, Place, Refused, Space, Stamp};
 use std::cell::Cell;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// A pool of device memory, and how often it was asked.
 pub(super) struct Pool {
@@ -197,6 +198,30 @@ impl Blocks for CudaDevice {
             device_reserved_high_bytes: self.pool.get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
             device_total_used_bytes: self.device_bytes().map_or(0, used),
             driver_allocations: self.pool.allocations.get(),
+        }
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        self.stamps.put(self.stream).ok()
+    }
+
+    fn elapsed(&self, from: Stamp, to: Stamp) -> Option<Duration> {
+        self.stamps.elapsed(from, to).ok()
+    }
+
+    fn give_back_stamp(&self, stamp: Stamp) {
+        self.stamps.give_back(stamp);
+    }
+
+    fn enter(&self, place: Place) {
+        if self.ranges.get() {
+            nvtx::range_push!("{place}");
+        }
+    }
+
+    fn leave(&self) {
+        if self.ranges.get() {
+            nvtx::range_pop!();
         }
     }
 }

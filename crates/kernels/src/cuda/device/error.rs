@@ -9,10 +9,8 @@ use cudarc::driver::sys::CUresult;
 pub(super) fn of_driver(operation: &'static str, error: DriverError) -> KernelError {
     let text = error.error_string().ok();
     let text = text.map_or_else(String::new, |text| format!(": {}", text.to_string_lossy()));
-    KernelError {
-        operation,
-        message: format!("{}{text}; {}", name(error), advice(error.0)),
-    }
+    let message = format!("{}{text}; {}", name(error), advice(error.0));
+    KernelError::device(operation, message)
 }
 
 /// The driver's name for an error.
@@ -22,10 +20,7 @@ pub(super) fn name(error: DriverError) -> String {
 
 /// A refusal of cuBLASLt.
 pub(super) fn of_library(message: impl std::fmt::Display, error: CublasError) -> KernelError {
-    KernelError {
-        operation: "gemm",
-        message: format!("{message}: {:?}", error.0),
-    }
+    KernelError::device("gemm", format!("{message}: {:?}", error.0))
 }
 
 /// What a person can do.

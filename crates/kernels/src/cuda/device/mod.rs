@@ -11,8 +11,12 @@ mod problem;
 mod products;
 mod staging;
 mod streams;
+mod survey;
+mod timing;
 
-use super::{Argument, Driver, Gemm, Launch, Workspace};
+pub use survey::CopyRates;
+
+use super::{Driver, Gemm, Launch, Workspace};
 use crate::{Event, KernelError, Queue, Reading};
 use blocks::Pool;
 use cudarc::driver::result::{self, DriverError};
@@ -24,9 +28,13 @@ use staging::Staging;
 use std::ffi::c_void;
 use std::rc::Rc;
 use streams::Streams;
+use timing::Stamps;
 
 /// The kernels use what came with Ampere: asynchronous copies, and tensor cores for bf16.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
+
+/// Most parameters that a kernel has.
+const ARGUMENTS_MAX: usize = 17;
 
 /// A GPU, with a context, a stream and a pool of memory of its own.
 ///
@@ -38,6 +46,9 @@ pub struct CudaDevice {
     stream: sys::CUstream,
     streams: Streams,
     pool: Pool,
+    stamps: Stamps,
+    /// Places are shown to profilers.
+    ranges: Cell<bool>,
 }
 
 /// What a GPU is.
@@ -64,17 +75,24 @@ pub struct DeviceFacts {
 pub fn device_count() -> Result<usize, KernelError> {
     // SAFETY: only looks for the library.
     if !unsafe { sys::is_culib_present() } {
-        return Err(KernelError {
-            operation: "cuda",
-            message: "there is no NVIDIA driver (libcuda.so.1): install one, and in a container start it with the \
-                      GPU (--gpus all)"
-                .into(),
-        });
+        return Err(KernelError::device(
+            "cuda",
+            "there is no NVIDIA driver (libcuda.so.1): install one, and in a container start it with the GPU \
+             (--gpus all)",
+        ));
     }
     let refused = |error| error::of_driver("cuda", error);
     result::init().map_err(refused)?;
     let count = result::device::get_count().map_err(refused)?;
     Ok(count.max(0) as usize)
+}
+
+/// Looks for cuBLASLt, without a GPU.
+///
+/// # Errors
+/// [`KernelError`], with where to find it, if it cannot be loaded.
+pub fn look_for_library() -> Result<(), KernelError> {
+    Products::look_for_library()
 }
 
 impl CudaDevice {
@@ -85,12 +103,10 @@ impl CudaDevice {
     pub fn open(index: usize) -> Result<Rc<CudaDevice>, KernelError> {
         let count = device_count()?;
         if index >= count {
-            return Err(KernelError {
-                operation: "cuda",
-                message: format!(
-                    "there is no GPU {index}: the driver finds {count}, numbered from 0"
-                ),
-            });
+            return Err(KernelError::device(
+                "cuda",
+                format!("there is no GPU {index}: the driver finds {count}, numbered from 0"),
+            ));
         }
         let refused = |error| error::of_driver("cuda", error);
         let device = result::device::get(index as i32).map_err(refused)?;
@@ -107,6 +123,8 @@ impl CudaDevice {
             stream: streams.of(Queue::Compute),
             streams,
             pool,
+            stamps: Stamps::default(),
+            ranges: Cell::new(false),
         }))
     }
 
@@ -122,6 +140,11 @@ impl CudaDevice {
     pub fn memory_bytes(&self) -> Result<DeviceBytes, KernelError> {
         self.device_bytes()
             .map_err(|error| error::of_driver("cuda", error))
+    }
+
+    /// Shows profilers where a step is: phases and layers become NVTX ranges. To be called before the first is entered.
+    pub fn show_ranges(&self) {
+        self.ranges.set(true);
     }
 
     /// Page-locked host memory that a driver of this device takes outside the ledger.
@@ -145,6 +168,7 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // A failure here is one of earlier work, and was told there.
         let _ = self.synchronize_all();
+        self.stamps.destroy();
         self.pool.destroy();
         self.streams.destroy();
         // SAFETY: retained in `open`, and everything that uses it holds this device.
@@ -204,13 +228,13 @@ impl DeviceFacts {
             return Ok(());
         }
         let ((major, minor), (least, least_minor)) = (self.capability, CAPABILITY_MIN);
-        Err(KernelError {
-            operation: "cuda",
-            message: format!(
+        Err(KernelError::device(
+            "cuda",
+            format!(
                 "{} has compute capability {major}.{minor}; the kernels need {least}.{least_minor} (Ampere) or newer",
                 self.name
             ),
-        })
+        ))
     }
 }
 
@@ -240,13 +264,25 @@ impl CudaDriver {
     pub fn library_version(&self) -> usize {
         self.products.version()
     }
+
+    /// Loads the modules of all kernels, which otherwise happens when the first of each is launched.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the driver cannot compile one of them for this GPU.
+    pub fn load_modules(&self) -> Result<(), KernelError> {
+        self.modules.load_all()
+    }
 }
 
 impl Driver for CudaDriver {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
         let function = self.modules.function(launch.kernel, launch.shared_bytes)?;
-        let arguments = launch.arguments.iter().map(Argument::address);
-        let mut arguments: Vec<*mut c_void> = arguments.collect();
+        // A step has thousands of launches: none of them allocates.
+        let mut addresses = [std::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
+        let arguments = &mut addresses[..launch.arguments.len()];
+        for (address, argument) in arguments.iter_mut().zip(launch.arguments) {
+            *address = argument.address();
+        }
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         // SAFETY: the caller's promise: the arguments are the kernel's. The driver reads them before it returns.
         let launched = unsafe {
@@ -256,7 +292,7 @@ impl Driver for CudaDriver {
                 (bx, by, bz),
                 launch.shared_bytes,
                 self.device.stream,
-                &mut arguments,
+                arguments,
             )
         };
         launched.map_err(|error| error::of_driver(launch.kernel.name, error))

@@ -62,6 +62,15 @@ impl Modules {
         Ok(*function)
     }
 
+    /// Loads every source, used or not.
+    pub(super) fn load_all(&self) -> Result<(), KernelError> {
+        for ptx in SOURCES {
+            let (source, name) = (ptx.source, ptx.source);
+            self.module(Kernel { source, name })?;
+        }
+        Ok(())
+    }
+
     fn load(&self, kernel: Kernel) -> Result<Function, KernelError> {
         let module = self.module(kernel)?;
         let name = CString::new(kernel.name).expect("the name of a kernel holds no zero");
@@ -83,9 +92,9 @@ impl Modules {
             return Ok(*module);
         }
         let found = SOURCES.iter().find(|ptx| ptx.source == kernel.source);
-        let ptx = found.ok_or_else(|| KernelError {
-            operation: kernel.name,
-            message: format!("this binary has no source `{}.cu`", kernel.source),
+        let ptx = found.ok_or_else(|| {
+            let message = format!("this binary has no source `{}.cu`", kernel.source);
+            KernelError::misfit(kernel.name, message)
         })?;
         let text = match ptx.hopper {
             Some(hopper) if self.is_hopper => hopper,
@@ -158,7 +167,27 @@ fn load_ptx(text: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)>
 #[cfg(test)]
 mod tests {
     use super::SOURCES;
+    use crate::cuda::device::ARGUMENTS_MAX;
     use std::ffi::CStr;
+
+    /// In PTX, a kernel is `.entry name(.param .u64 name_param_0, ...)`.
+    #[test]
+    fn a_launch_has_room_for_the_arguments_of_every_kernel() {
+        let texts = SOURCES
+            .iter()
+            .flat_map(|ptx| [Some(ptx.portable), ptx.hopper])
+            .flatten()
+            .map(|text| CStr::from_bytes_with_nul(text).unwrap().to_str().unwrap());
+        let most = texts
+            .flat_map(|text| text.split(".entry").skip(1))
+            .map(|kernel| {
+                kernel[..kernel.find(')').unwrap()]
+                    .matches(".param")
+                    .count()
+            })
+            .max();
+        assert_eq!(most, Some(ARGUMENTS_MAX));
+    }
 
     #[test]
     fn every_source_is_embedded_as_text_that_the_driver_can_read() {

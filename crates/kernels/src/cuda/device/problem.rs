@@ -92,10 +92,7 @@ impl Problem {
 }
 
 fn refuse<T>(message: String) -> Result<T, KernelError> {
-    Err(KernelError {
-        operation: "gemm",
-        message,
-    })
+    Err(KernelError::misfit("gemm", message))
 }
 
 fn check_types(gemm: &Gemm) -> Result<(), KernelError> {

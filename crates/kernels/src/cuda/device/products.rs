@@ -36,12 +36,11 @@ impl Products {
         if unsafe { sys::is_culib_present() } {
             return Ok(());
         }
-        Err(KernelError {
-            operation: "gemm",
-            message: "cuBLASLt was not found: put the folder of libcublasLt.so.13 (or .12) into LD_LIBRARY_PATH; it \
-                      comes with the CUDA toolkit and with NVIDIA's package nvidia-cublas on PyPI"
-                .into(),
-        })
+        Err(KernelError::device(
+            "gemm",
+            "cuBLASLt was not found: put the folder of libcublasLt.so.13 (or .12) into LD_LIBRARY_PATH; it comes with \
+             the CUDA toolkit, and with NVIDIA's package nvidia-cublas on PyPI, which PyTorch brings along",
+        ))
     }
 
     /// For the device whose context is current.

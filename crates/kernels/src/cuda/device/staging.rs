@@ -39,12 +39,12 @@ impl Staging {
             *event = result::event::create(flags).map_err(refused)?;
         }
         let bytes = device.allocate(Space::Host, STAGING_BYTES);
-        let bytes = bytes.map_err(|_| KernelError {
-            operation: "upload",
-            message: format!(
+        let bytes = bytes.map_err(|_| {
+            let message = format!(
                 "the system refused {STAGING_BYTES} bytes of page-locked memory; look at `ulimit -l` and the memory \
                  limit of the control group"
-            ),
+            );
+            KernelError::device("upload", message)
         })?;
         Ok(Staging {
             device: device.clone(),

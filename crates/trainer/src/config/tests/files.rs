@@ -102,6 +102,7 @@ fn full() -> Config {
         log: LogConfig {
             every: 10,
             trace: true,
+            nvtx: true,
         },
     }
 }

@@ -1,0 +1,187 @@
+//! What `trainer doctor` asks of a GPU: in which units it hands out memory, and how fast it copies.
+
+use super::{CudaDevice, error};
+use crate::KernelError;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use memory::{Blocks, Space};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+/// Bytes of a measured copy: 5 ms over PCIe 5.
+const COPY_BYTES: u64 = 256 << 20;
+
+/// The best of so many copies counts.
+const REPETITIONS: usize = 5;
+
+/// Copies between page-locked host memory and the device by its copy engines, in units of 10^9 bytes a second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CopyRates {
+    /// Host to device, alone.
+    pub h2d_gbps: f64,
+    /// Device to host, alone.
+    pub d2h_gbps: f64,
+    /// Both at a time, on a stream each: the sum of both ways.
+    pub both_ways_gbps: f64,
+}
+
+impl CudaDevice {
+    /// The unit in which the driver maps memory of this device.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the driver refuses.
+    pub fn allocation_granularity_bytes(&self) -> Result<u64, KernelError> {
+        let properties = sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: sys::CUmemLocation {
+                type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: self.device,
+            },
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let mut bytes = 0;
+        // SAFETY: the properties are valid and read before the call returns, which writes one number.
+        let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &properties, least) };
+        asked.result().map_err(refused)?;
+        Ok(bytes as u64)
+    }
+
+    /// What the pool sets aside for its first and smallest block. Ask before anything is leased.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the driver refuses.
+    pub fn pool_page_bytes(&self) -> Result<u64, KernelError> {
+        let before = self.memory_bytes()?.held;
+        let _block = Block::new(self, Space::Device, memory::GRANULARITY_BYTES)?;
+        Ok(self.memory_bytes()?.held - before)
+    }
+
+    /// Measures copies between page-locked host memory and the device, within a second. Takes 512 MiB of each.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the memory is not to be had or a copy fails.
+    pub fn copy_rates(&self) -> Result<CopyRates, KernelError> {
+        let lane = || Lane::new(self);
+        let (up, down) = (lane()?, lane()?);
+        // The blocks are zeroed in the device's own stream.
+        self.synchronize().map_err(refused)?;
+        let best = |lanes: &[(&Lane, Way)]| -> Result<f64, KernelError> {
+            let times = (0..=REPETITIONS).map(|_| timed(lanes).map_err(refused));
+            let times: Vec<Duration> = times.collect::<Result<_, _>>()?;
+            // The first one wakes the copy engines.
+            let best = times.into_iter().skip(1).min().unwrap_or_default();
+            Ok((COPY_BYTES * lanes.len() as u64) as f64 / best.as_secs_f64() / 1e9)
+        };
+        Ok(CopyRates {
+            h2d_gbps: best(&[(&up, Way::Up)])?,
+            d2h_gbps: best(&[(&down, Way::Down)])?,
+            both_ways_gbps: best(&[(&up, Way::Up), (&down, Way::Down)])?,
+        })
+    }
+}
+
+fn refused(error: DriverError) -> KernelError {
+    error::of_driver("doctor", error)
+}
+
+/// A direction of a copy.
+#[derive(Clone, Copy)]
+enum Way {
+    Up,
+    Down,
+}
+
+/// Starts a copy in each lane, and waits for all.
+fn timed(lanes: &[(&Lane, Way)]) -> Result<Duration, DriverError> {
+    let start = Instant::now();
+    for (lane, way) in lanes {
+        lane.copy(*way)?;
+    }
+    for (lane, _) in lanes {
+        // SAFETY: the stream lives as long as its lane.
+        unsafe { result::stream::synchronize(lane.stream.0) }?;
+    }
+    Ok(start.elapsed())
+}
+
+/// Memory on both sides, and a stream to copy in.
+struct Lane<'a> {
+    // Dropped first: a stream is destroyed when its copies are done.
+    stream: Stream,
+    host: Block<'a>,
+    device: Block<'a>,
+}
+
+impl<'a> Lane<'a> {
+    fn new(device: &'a CudaDevice) -> Result<Lane<'a>, KernelError> {
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        Ok(Lane {
+            stream: Stream(stream.map_err(refused)?),
+            host: Block::new(device, Space::Host, COPY_BYTES)?,
+            device: Block::new(device, Space::Device, COPY_BYTES)?,
+        })
+    }
+
+    fn copy(&self, way: Way) -> Result<(), DriverError> {
+        let (host, device) = (self.host.pointer.as_ptr(), self.device.pointer.as_ptr());
+        let (bytes, stream) = (COPY_BYTES as usize, self.stream.0);
+        // SAFETY: both blocks have this size, and nothing but this stream uses them.
+        let copied = unsafe {
+            match way {
+                Way::Up => sys::cuMemcpyHtoDAsync_v2(device as u64, host.cast(), bytes, stream),
+                Way::Down => sys::cuMemcpyDtoHAsync_v2(host.cast(), device as u64, bytes, stream),
+            }
+        };
+        copied.result()
+    }
+}
+
+/// A stream of its own.
+struct Stream(sys::CUstream);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created in `Lane::new`; a failure was told by the copy.
+        unsafe {
+            let _ = result::stream::synchronize(self.0);
+            let _ = result::stream::destroy(self.0);
+        }
+    }
+}
+
+/// A block beside the ledger, for as long as a measurement takes.
+struct Block<'a> {
+    owner: &'a CudaDevice,
+    space: Space,
+    pointer: NonNull<u8>,
+}
+
+impl<'a> Block<'a> {
+    fn new(owner: &'a CudaDevice, space: Space, bytes: u64) -> Result<Block<'a>, KernelError> {
+        let memory = match space {
+            Space::Device => "device memory",
+            Space::Host => "page-locked host memory",
+        };
+        let short = |_| KernelError::device("doctor", format!("{bytes} bytes of {memory} refused"));
+        Ok(Block {
+            owner,
+            space,
+            pointer: owner.allocate(space, bytes).map_err(short)?,
+        })
+    }
+}
+
+impl Drop for Block<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; the streams that used it have been waited for.
+        unsafe { self.owner.free(self.space, self.pointer) }
+    }
+}
