@@ -1,4 +1,5 @@
-//! Compiles the CUDA sources and the emulation of their execution model with the machine's C++ compiler.
+//! Compiles the CUDA sources and the emulation of their execution model with the machine's C++ compiler, and links
+//! them into libraries that stand in for NVIDIA's.
 
 use std::path::{Path, PathBuf};
 
@@ -34,10 +35,9 @@ fn main() {
         // Fibers jump between stacks, which looks to the hardened `longjmp` like an attack.
         .flag("-U_FORTIFY_SOURCE");
 
-    let mut runtime = build.clone();
-    runtime
-        .files(files(&emulation, "cpp"))
-        .compile("emulation_runtime");
+    let plain = build.clone();
+    let runtime = files(&emulation, "cpp");
+    plain.clone().files(&runtime).compile("emulation_runtime");
 
     let sources = files(&kernels, "cu")
         .into_iter()
@@ -51,4 +51,42 @@ fn main() {
         // Kernels are named by their registrations alone: without this the linker would drop them.
         .link_lib_modifier("+whole-archive")
         .compile("emulation_kernels");
+
+    let stand_in = emulation.join("stand_in");
+    let archives = [
+        "-Wl,--whole-archive",
+        "libemulation_kernels.a",
+        "-Wl,--no-whole-archive",
+        "libemulation_runtime.a",
+    ];
+    link(&plain, &stand_in.join("cuda"), "libcuda.so", &archives);
+    link(&plain, &stand_in.join("cublaslt"), "libcublasLt.so", &[]);
+}
+
+/// Links the sources of a folder, and archives of OUT_DIR, into a shared library in `OUT_DIR/stand_in`.
+fn link(build: &cc::Build, folder: &Path, name: &str, archives: &[&str]) {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let libraries = out.join("stand_in");
+    std::fs::create_dir_all(&libraries).expect("OUT_DIR can be written");
+    let objects = build
+        .clone()
+        .files(files(folder, "cpp"))
+        .compile_intermediates();
+    let linked = build
+        .get_compiler()
+        .to_command()
+        .current_dir(&out)
+        .args([
+            "-shared",
+            "-Wl,-z,defs",
+            &format!("-Wl,-soname,{name}"),
+            "-o",
+        ])
+        .arg(libraries.join(name))
+        .args(objects)
+        .args(archives)
+        .status();
+    let linked = linked.expect("the compiler that made the objects runs");
+    assert!(linked.success(), "{name} does not link");
+    println!("cargo::rustc-env=STAND_IN={}", libraries.display());
 }

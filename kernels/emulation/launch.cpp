@@ -1,6 +1,6 @@
 // Launches by name. Blocks of a launch run one after the other.
+#include "launch.h"
 #include "block.h"
-#include "registry.h"
 
 #include <algorithm>
 #include <map>
@@ -14,9 +14,13 @@ static std::map<std::string, Kernel> &kernels() {
 
 void add_kernel(const char *name, Kernel kernel) { kernels()[name] = std::move(kernel); }
 
-// What a device would refuse of a launch; empty if nothing.
-static std::string refusal(const Kernel &kernel, const std::string &source, uint3 grid, uint3 block,
-                           size_t shared_bytes, const std::string &arguments) {
+const Kernel *kernel_of(const std::string &name) {
+    const auto found = kernels().find(name);
+    return found != kernels().end() ? &found->second : nullptr;
+}
+
+// Whether a kernel is the one that the caller takes it for; if not, why.
+static std::string mistake(const Kernel &kernel, const std::string &source, const std::string &arguments) {
     const std::string file = kernel.file.substr(kernel.file.find_last_of('/') + 1);
     if (file != source + ".cu") {
         return "comes from `" + file + "`, not from `" + source + ".cu`";
@@ -24,6 +28,10 @@ static std::string refusal(const Kernel &kernel, const std::string &source, uint
     if (kernel.parameters != arguments) {
         return "called with arguments `" + arguments + "`, its parameters are `" + kernel.parameters + "`";
     }
+    return "";
+}
+
+std::string refusal(uint3 grid, uint3 block, size_t shared_bytes) {
     const uint64_t threads = uint64_t(block.x) * block.y * block.z;
     if (threads == 0 || threads > 1024 || block.z > 64) {
         return "a block of " + std::to_string(threads) + " threads";
@@ -59,7 +67,7 @@ static bool is_reversed() {
     return (launches++ * fraction_of_golden_ratio) >> 63;
 }
 
-static std::string run_grid(const Kernel &kernel, uint3 grid, uint3 block, size_t shared_bytes, void **arguments) {
+std::string run(const Kernel &kernel, uint3 grid, uint3 block, size_t shared_bytes, void **arguments) {
     static thread_local std::unique_ptr<Block> of_this_thread(new Block);
     current_block = of_this_thread.get();
     Block &running = *current_block;
@@ -93,13 +101,11 @@ extern "C" int emulation_launch(const char *source, const char *name, const uint
                                 size_t message_bytes) {
     using namespace emulation;
     std::string error = "there is no kernel of this name";
-    const auto found = kernels().find(name);
-    if (found != kernels().end()) {
+    if (const Kernel *kernel = kernel_of(name)) {
         const uint3 blocks = {grid[0], grid[1], grid[2]}, threads = {block[0], block[1], block[2]};
-        error = refusal(found->second, source, blocks, threads, shared_bytes, letters);
-        if (error.empty()) {
-            error = run_grid(found->second, blocks, threads, shared_bytes, arguments);
-        }
+        error = mistake(*kernel, source, letters);
+        error = error.empty() ? refusal(blocks, threads, shared_bytes) : error;
+        error = error.empty() ? run(*kernel, blocks, threads, shared_bytes, arguments) : error;
     }
     if (error.empty()) {
         return 0;

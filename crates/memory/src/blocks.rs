@@ -74,15 +74,18 @@ pub struct DeviceBytes {
 /// What context, modules and libraries of a process stay under: more than that beside our blocks is someone else's.
 const OVERHEAD_BYTES_MAX: u64 = 2 << 30;
 
+/// What a device maps at a time.
+const PAGE_BYTES: u64 = 2 << 20;
+
 impl DeviceBytes {
     /// Neither free nor in our blocks: the context and libraries of this process, and other processes.
     pub fn beside(&self) -> u64 {
         self.total.saturating_sub(self.free + self.held)
     }
 
-    /// What blocks could have in all.
+    /// What blocks could have in all, in the whole pages that a device hands out.
     pub fn room(&self) -> u64 {
-        self.free + self.held
+        (self.free + self.held) / PAGE_BYTES * PAGE_BYTES
     }
 
     /// Whether other processes hold part of the memory: this one alone stays under that beside its blocks.
@@ -153,7 +156,7 @@ impl Drop for DeviceBlock {
 
 #[cfg(test)]
 mod tests {
-    use super::DeviceBytes;
+    use super::{DeviceBytes, PAGE_BYTES};
 
     const GIB: u64 = 1 << 30;
 
@@ -166,6 +169,11 @@ mod tests {
         };
         let alone = bytes(9, 70);
         assert_eq!((alone.beside(), alone.room()), (GIB, 79 * GIB));
+        let uneven = DeviceBytes {
+            free: alone.free - 1,
+            ..alone
+        };
+        assert_eq!(uneven.room(), 79 * GIB - PAGE_BYTES);
         assert!(
             !alone.others_are_in_the_way(10 * GIB),
             "only our own context is beside"

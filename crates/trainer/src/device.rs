@@ -37,7 +37,7 @@ impl OpenDevice {
                 };
                 let opened = CudaDevice::open(index).map_err(refused)?;
                 let facts = opened.facts();
-                tracing::info!("{device} is an {}", facts.name);
+                tracing::info!("{device} is {}", facts.name);
                 Ok(OpenDevice::Cuda(opened))
             }
             #[cfg(not(feature = "cuda"))]

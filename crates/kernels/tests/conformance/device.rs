@@ -76,7 +76,7 @@ fn on_host(name: &str, dtype: DType, kernels: impl Fn(&Memory) -> Box<dyn Kernel
 
 /// The first GPU, on a machine that has one.
 #[cfg(feature = "cuda")]
-fn gpu(dtype: DType) -> Option<Device> {
+pub fn gpu(dtype: DType) -> Option<Device> {
     use kernels::cuda::{CudaDevice, CudaDriver, device_count};
     device_count().ok().filter(|count| *count > 0)?;
     let device = CudaDevice::open(0).unwrap();

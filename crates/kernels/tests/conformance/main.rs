@@ -15,6 +15,8 @@ mod device;
 mod elementwise;
 mod embedding;
 mod flash_attention;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod host;
 mod layout;
 mod linear;

@@ -31,4 +31,6 @@ mod references;
 mod run_directory;
 mod same_lines;
 mod signals;
+#[cfg(feature = "cuda")]
+mod stand_in;
 mod token_files;

@@ -57,7 +57,14 @@ impl Workplace {
 
     /// Runs the binary in this folder, with arguments split at spaces.
     pub fn trainer(&self, arguments: &str) -> Outcome {
-        let mut command = assert_cmd::Command::from_std(self.command(arguments));
+        self.trainer_with(arguments, &[])
+    }
+
+    /// Runs it with variables of the environment set.
+    pub fn trainer_with(&self, arguments: &str, variables: &[(&str, &str)]) -> Outcome {
+        let mut command = self.command(arguments);
+        command.envs(variables.iter().copied());
+        let mut command = assert_cmd::Command::from_std(command);
         let output = command.timeout(LONGEST).output().unwrap();
         Outcome {
             command: format!("trainer {arguments}"),

@@ -61,6 +61,12 @@ impl Pool {
         asked.map_or(0, |()| value)
     }
 
+    /// A high mark since it was reset. A driver that marks allocations alone has seen none since then, so what the
+    /// pool has now counts too.
+    fn high(&self, mark: Attribute, now: Attribute) -> u64 {
+        self.get(mark).max(self.get(now))
+    }
+
     pub(super) fn destroy(&self) {
         // SAFETY: called once, by the device that owns the pool, when every block has been freed.
         let _ = unsafe { mem_pool::destroy(self.handle) };
@@ -194,8 +200,14 @@ impl Blocks for CudaDevice {
     fn marks(&self) -> DeviceMarks {
         let used = |bytes: DeviceBytes| bytes.total - bytes.free;
         DeviceMarks {
-            device_used_high_bytes: self.pool.get(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH),
-            device_reserved_high_bytes: self.pool.get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
+            device_used_high_bytes: self.pool.high(
+                Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+                Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+            ),
+            device_reserved_high_bytes: self.pool.high(
+                Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+                Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+            ),
             device_total_used_bytes: self.device_bytes().map_or(0, used),
             driver_allocations: self.pool.allocations.get(),
         }

@@ -32,12 +32,6 @@ pub(super) struct Staging {
 
 impl Staging {
     pub(super) fn new(device: &Rc<CudaDevice>) -> Result<Staging, KernelError> {
-        let refused = |error| error::of_driver("upload", error);
-        let mut copied = [std::ptr::null_mut(); SLOTS];
-        for event in &mut copied {
-            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-            *event = result::event::create(flags).map_err(refused)?;
-        }
         let bytes = device.allocate(Space::Host, STAGING_BYTES);
         let bytes = bytes.map_err(|_| {
             let message = format!(
@@ -46,13 +40,19 @@ impl Staging {
             );
             KernelError::device("upload", message)
         })?;
-        Ok(Staging {
+        // From here on, what was created is given back when it is dropped.
+        let mut staging = Staging {
             device: device.clone(),
             bytes,
-            copied,
+            copied: [std::ptr::null_mut(); SLOTS],
             next: Cell::new(0),
             next_reading: Cell::new(0),
-        })
+        };
+        for event in &mut staging.copied {
+            let created = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            *event = created.map_err(|error| error::of_driver("upload", error))?;
+        }
+        Ok(staging)
     }
 
     /// Where the next reading lands: places after the slots, in turn.
@@ -98,7 +98,7 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; `free` waits for the copies under way.
         unsafe { self.device.free(Space::Host, self.bytes) };
-        for event in self.copied {
+        for event in self.copied.into_iter().filter(|event| !event.is_null()) {
             // SAFETY: created in `new`. A failure here is one of earlier work, and was or will be told there.
             let _ = unsafe { result::event::destroy(event) };
         }

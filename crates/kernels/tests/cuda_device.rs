@@ -1,0 +1,105 @@
+//! Memory and copies of a CUDA device: the machine's own where it has a driver, or else the one that stands in.
+#![cfg(feature = "cuda")]
+
+use emulation::load_stand_in;
+use kernels::Kernels;
+use kernels::cuda::{Cuda, CudaDevice, CudaDriver, device_count};
+use memory::{Category, DType, DeviceMarks, Memory};
+use std::rc::Rc;
+
+const MIB: usize = 1 << 20;
+
+/// The first GPU, with 32 MiB of its memory leased as a workspace.
+fn open() -> (Rc<CudaDevice>, Memory, Cuda<CudaDriver>) {
+    if device_count().is_err() {
+        load_stand_in();
+    }
+    let device = CudaDevice::open(0).unwrap();
+    let memory = Memory::device(device.clone());
+    let driver = CudaDriver::new(&device).unwrap();
+    let kernels = Cuda::new(driver, &memory, DType::F32).unwrap();
+    (device, memory, kernels)
+}
+
+fn marks(memory: &Memory) -> DeviceMarks {
+    memory.step_memory().device.unwrap()
+}
+
+/// Copies go through a ring of 16 buffers of 1 MiB: sizes around one, and around all of them.
+#[test]
+fn what_is_uploaded_is_there_and_the_source_may_change() {
+    let (_device, memory, kernels) = open();
+    for bytes in [4, MIB - 4, MIB, MIB + 4, 16 * MIB, 33 * MIB + 4] {
+        let lease = memory.lease(Category::Temporary, "x", [bytes / 4], DType::F32);
+        let mut x = lease.unwrap();
+        let numbers: Vec<u8> = (0..bytes).map(|index| (index % 251) as u8).collect();
+        let mut source = numbers.clone();
+        kernels.upload(x.view_mut(), &source).unwrap();
+        source.fill(0);
+        let mut back = vec![0; bytes];
+        kernels.download(&mut back, x.view()).unwrap();
+        assert!(back == numbers, "{bytes} bytes");
+    }
+}
+
+#[test]
+fn blocks_are_zero_whatever_was_there() {
+    let (_device, memory, kernels) = open();
+    for _ in 0..3 {
+        let lease = memory.lease_persistent(Category::Parameter, "x", [3 * MIB], DType::F32);
+        let mut x = lease.unwrap();
+        let mut bytes = vec![1; 12 * MIB];
+        kernels.download(&mut bytes, x.view()).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        kernels.fill(x.view_mut(), f32::NAN).unwrap();
+    }
+}
+
+/// Used bytes are those of the blocks, reserved ones whole pages; both marks start again at what is there.
+#[test]
+fn marks_are_those_of_the_blocks() {
+    let (device, memory, kernels) = open();
+    let lease = |name, mebibytes: usize| {
+        let elements = [mebibytes * MIB / 4];
+        memory
+            .lease_persistent(Category::Parameter, name, elements, DType::F32)
+            .unwrap()
+    };
+    let of = |mebibytes: usize| (mebibytes * MIB) as u64;
+    let kept = lease("kept", 4);
+    let high = lease("high", 10);
+    assert_eq!(marks(&memory).device_used_high_bytes, of(46));
+    drop(high);
+    memory.begin_step();
+    assert_eq!(marks(&memory).device_used_high_bytes, of(36));
+    assert_eq!(marks(&memory).driver_allocations, 0);
+
+    let mut x = lease("x", 2);
+    kernels.upload(x.view_mut(), &vec![0; 2 * MIB]).unwrap();
+    kernels.download(&mut vec![0; 2 * MIB], x.view()).unwrap();
+    drop(x);
+    let step = marks(&memory);
+    assert_eq!(step.device_used_high_bytes, of(38));
+    assert_eq!(
+        (step.driver_allocations, step.h2d_bytes, step.d2h_bytes),
+        (1, of(2), of(2))
+    );
+    let bytes = device.memory_bytes().unwrap();
+    assert!(step.device_reserved_high_bytes >= bytes.held && bytes.held >= of(38));
+    assert!(bytes.total >= bytes.free + bytes.held);
+    drop(kept);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_leaves_nothing_behind() {
+    let (device, memory, _kernels) = open();
+    let total = device.memory_bytes().unwrap().total;
+    let elements = [total as usize / 4];
+    let refused = memory.lease_persistent(Category::Parameter, "x", elements, DType::F32);
+    let refused = refused.err().unwrap();
+    assert_eq!(refused.device_bytes.unwrap().total, total);
+    assert_eq!(refused.cause, memory::Cause::Capacity);
+    memory
+        .lease_persistent(Category::Parameter, "x", [MIB], DType::F32)
+        .unwrap();
+}

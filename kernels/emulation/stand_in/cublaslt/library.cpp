@@ -1,0 +1,231 @@
+// The library's functions: descriptions, the choice of an algorithm, products. A product runs when it is asked for,
+// whatever its stream.
+#include "../settings.h"
+#include "product.h"
+
+#include <algorithm>
+#include <cstring>
+
+using namespace stand_in;
+
+namespace {
+
+struct Preference {
+    uint64_t workspace_bytes_max = 0;
+    uint32_t reduction_schemes = 7;
+    uint32_t alignment_bytes[4] = {256, 256, 256, 256};
+};
+
+// What an algorithm was chosen for; lies in `cublasLtMatmulAlgo_t`.
+struct Algorithm {
+    uint64_t workspace_bytes;
+    uint32_t alignment_bytes[4];
+};
+
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm has 64 bytes");
+
+// With less workspace than this, the only algorithm is one that needs none.
+const uint64_t WORKSPACE_BYTES = 256 << 10;
+
+Description &of(cublasLtMatmulDesc_t handle) { return *reinterpret_cast<Description *>(handle); }
+Layout &of(cublasLtMatrixLayout_t handle) { return *reinterpret_cast<Layout *>(handle); }
+Preference &of(cublasLtMatmulPreference_t handle) { return *reinterpret_cast<Preference *>(handle); }
+
+// Sets a value of the attribute's size, and refuses others.
+template <typename T> cublasStatus_t set(T &value, const void *from, size_t bytes) {
+    if (from == nullptr || bytes != sizeof(T)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    std::memcpy(&value, from, sizeof(T));
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t refuse(cublasStatus_t status, const char *why) {
+    say("cuBLASLt", "%s", why);
+    return status;
+}
+
+cublasStatus_t check_layout(const Layout &layout, uint64_t rows, uint64_t columns, int32_t batch) {
+    if (layout.rows != rows || layout.columns != columns || layout.batch != batch || batch < 1) {
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "sizes do not go together");
+    }
+    if (layout.leading < int64_t(rows) || rows == 0 || columns == 0) {
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "columns overlap, or there are none");
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// The types that cuBLASLt documents for CUBLAS_COMPUTE_32F, as far as a product of ours could ask for them.
+bool is_supported(const Product &product) {
+    const auto &[description, a, b, c, d] = product;
+    const bool f32 = a.type == CUDA_R_32F && d.type == CUDA_R_32F;
+    const bool bf16 = a.type == CUDA_R_16BF && (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+    return description.compute == CUBLAS_COMPUTE_32F && description.scale == CUDA_R_32F && a.type == b.type &&
+           c.type == d.type && (f32 || bf16);
+}
+
+cublasStatus_t check(const Product &product) {
+    if (!is_supported(product)) {
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "no product of these types");
+    }
+    const auto &[description, a, b, c, d] = product;
+    const uint64_t m = d.rows, n = d.columns, k = description.a_transposed ? a.rows : a.columns;
+    const auto [a_rows, a_columns] = description.a_transposed ? std::pair(k, m) : std::pair(m, k);
+    const auto [b_rows, b_columns] = description.b_transposed ? std::pair(n, k) : std::pair(k, n);
+    const cublasStatus_t checked[] = {check_layout(a, a_rows, a_columns, d.batch),
+                                      check_layout(b, b_rows, b_columns, d.batch), check_layout(c, m, n, d.batch),
+                                      check_layout(d, m, n, d.batch)};
+    if (d.batch > 1 && std::abs(d.batch_stride) < int64_t(m)) {
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "results overlap");
+    }
+    return *std::max_element(std::begin(checked), std::end(checked));
+}
+
+}  // namespace
+
+extern "C" cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+    *handle = reinterpret_cast<cublasLtHandle_t>(new char);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    delete reinterpret_cast<char *>(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" size_t cublasLtGetVersion() { return 130002; }
+
+extern "C" cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *description, cublasComputeType_t compute,
+                                                   cudaDataType_t scale) {
+    *description = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale, false, false});
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
+    delete &of(description);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
+                                                         cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                                         size_t bytes) {
+    int32_t operation = CUBLAS_OP_N;
+    const cublasStatus_t status = set(operation, value, bytes);
+    if (status != CUBLAS_STATUS_SUCCESS || (operation != CUBLAS_OP_N && operation != CUBLAS_OP_T)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    switch (attribute) {
+        case CUBLASLT_MATMUL_DESC_TRANSA: of(description).a_transposed = operation == CUBLAS_OP_T; return status;
+        case CUBLASLT_MATMUL_DESC_TRANSB: of(description).b_transposed = operation == CUBLAS_OP_T; return status;
+        default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+extern "C" cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
+                                                     uint64_t columns, int64_t leading) {
+    *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, leading, 1, 0});
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    delete &of(layout);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                           cublasLtMatrixLayoutAttribute_t attribute,
+                                                           const void *value, size_t bytes) {
+    switch (attribute) {
+        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return set(of(layout).batch, value, bytes);
+        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return set(of(layout).batch_stride, value, bytes);
+        default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+extern "C" cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
+    *preference = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    delete &of(preference);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t handle,
+                                                               cublasLtMatmulPreferenceAttributes_t attribute,
+                                                               const void *value, size_t bytes) {
+    Preference &preference = of(handle);
+    switch (attribute) {
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set(preference.workspace_bytes_max, value, bytes);
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return set(preference.reduction_schemes, value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return set(preference.alignment_bytes[0], value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return set(preference.alignment_bytes[1], value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return set(preference.alignment_bytes[2], value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return set(preference.alignment_bytes[3], value, bytes);
+        default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+extern "C" cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description,
+                                                         cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                         cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                         cublasLtMatmulPreference_t handle, int wanted,
+                                                         cublasLtMatmulHeuristicResult_t *results, int *found) {
+    *found = 0;
+    const Product product = {of(description), of(a), of(b), of(c), of(d)};
+    const Preference &preference = of(handle);
+    if (wanted < 1) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (const cublasStatus_t status = check(product)) {
+        return status;
+    }
+    const size_t element_bytes[] = {product.a.element_bytes(), product.b.element_bytes(), product.c.element_bytes(),
+                                    product.d.element_bytes()};
+    Algorithm algorithm = {preference.workspace_bytes_max < WORKSPACE_BYTES ? 0 : WORKSPACE_BYTES, {}};
+    for (int matrix = 0; matrix < 4; matrix++) {
+        algorithm.alignment_bytes[matrix] = preference.alignment_bytes[matrix];
+        if (preference.alignment_bytes[matrix] < element_bytes[matrix]) {
+            return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "elements are not aligned");
+        }
+    }
+    results[0] = {};
+    std::memcpy(&results[0].algo, &algorithm, sizeof(algorithm));
+    results[0].workspaceSize = algorithm.workspace_bytes;
+    results[0].state = CUBLAS_STATUS_SUCCESS;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void *alpha,
+                                         const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                                         cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                                         cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                                         const cublasLtMatmulAlgo_t *chosen, void *workspace, size_t workspace_bytes,
+                                         cudaStream_t) {
+    const Product product = {of(description), of(a_layout), of(b_layout), of(c_layout), of(d_layout)};
+    if (const cublasStatus_t status = check(product)) {
+        return status;
+    }
+    Algorithm algorithm;
+    std::memcpy(&algorithm, chosen, sizeof(algorithm));
+    const void *matrices[] = {a, b, c, d};
+    for (int matrix = 0; matrix < 4; matrix++) {
+        if (reinterpret_cast<uintptr_t>(matrices[matrix]) % algorithm.alignment_bytes[matrix] != 0) {
+            return refuse(CUBLAS_STATUS_INVALID_VALUE, "an address is less aligned than the algorithm was told");
+        }
+    }
+    if (c == d && !(product.c == product.d)) {
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "what is added lies where the result goes, and lies otherwise");
+    }
+    if (workspace_bytes < algorithm.workspace_bytes) {
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is smaller than the algorithm needs");
+    }
+    if (!is_idle()) {
+        // Whatever else lies there is lost, as it would be.
+        std::memset(workspace, 0xff, algorithm.workspace_bytes);
+        compute(product, *static_cast<const float *>(alpha), a, b, *static_cast<const float *>(beta), c, d);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,82 @@
+#include "product.h"
+
+#include <cstring>
+#include <vector>
+
+namespace stand_in {
+
+bool Layout::operator==(const Layout &other) const {
+    return type == other.type && rows == other.rows && columns == other.columns && leading == other.leading &&
+           batch == other.batch && batch_stride == other.batch_stride;
+}
+
+static float widened(const void *data, cudaDataType type, int64_t index) {
+    if (type == CUDA_R_32F) {
+        return static_cast<const float *>(data)[index];
+    }
+    const uint32_t bits = uint32_t(static_cast<const uint16_t *>(data)[index]) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+// Rounds to the nearest bf16, ties to even; NaN stays NaN.
+static uint16_t narrowed(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    if (value != value) {
+        return uint16_t(bits >> 16 | 0x40);
+    }
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// One matrix of a batch, column by column without gaps, after its transpose where that is asked for.
+static std::vector<float> column_major(const Layout &layout, bool transposed, const void *data, int64_t number) {
+    const int64_t rows = int64_t(layout.rows), columns = int64_t(layout.columns);
+    std::vector<float> matrix(size_t(rows * columns));
+    for (int64_t column = 0; column < columns; column++) {
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t from = number * layout.batch_stride + column * layout.leading + row;
+            const int64_t to = transposed ? row * columns + column : column * rows + row;
+            matrix[size_t(to)] = widened(data, layout.type, from);
+        }
+    }
+    return matrix;
+}
+
+static void write_column(const Layout &layout, void *data, int64_t first, const std::vector<float> &values) {
+    for (size_t row = 0; row < values.size(); row++) {
+        if (layout.type == CUDA_R_32F) {
+            static_cast<float *>(data)[size_t(first) + row] = values[row];
+        } else {
+            static_cast<uint16_t *>(data)[size_t(first) + row] = narrowed(values[row]);
+        }
+    }
+}
+
+void compute(const Product &product, float alpha, const void *a, const void *b, float beta, const void *c, void *d) {
+    const auto &[description, a_layout, b_layout, c_layout, d_layout] = product;
+    const size_t rows = d_layout.rows, columns = d_layout.columns;
+    const size_t depth = description.a_transposed ? a_layout.rows : a_layout.columns;
+    for (int64_t number = 0; number < d_layout.batch; number++) {
+        const std::vector<float> left = column_major(a_layout, description.a_transposed, a, number);
+        const std::vector<float> right = column_major(b_layout, description.b_transposed, b, number);
+        for (size_t column = 0; column < columns; column++) {
+            std::vector<float> sums(rows);
+            for (size_t k = 0; k < depth; k++) {
+                const float factor = right[column * depth + k];
+                for (size_t row = 0; row < rows; row++) {
+                    sums[row] += left[k * rows + row] * factor;
+                }
+            }
+            const int64_t from = number * c_layout.batch_stride + int64_t(column) * c_layout.leading;
+            for (size_t row = 0; row < rows; row++) {
+                sums[row] *= alpha;
+                sums[row] += beta == 0.0f ? 0.0f : beta * widened(c, c_layout.type, from + int64_t(row));
+            }
+            write_column(d_layout, d, number * d_layout.batch_stride + int64_t(column) * d_layout.leading, sums);
+        }
+    }
+}
+
+}  // namespace stand_in

@@ -1,0 +1,35 @@
+// Products of column-major matrices by loops.
+#pragma once
+
+#include "library_api.h"
+
+namespace stand_in {
+
+struct Description {
+    cublasComputeType_t compute;
+    cudaDataType scale;
+    bool a_transposed, b_transposed;
+};
+
+struct Layout {
+    cudaDataType type;
+    uint64_t rows, columns;
+    // Elements from a column to the next, and from a matrix of the batch to the next.
+    int64_t leading;
+    int32_t batch;
+    int64_t batch_stride;
+
+    size_t element_bytes() const { return type == CUDA_R_16BF ? 2 : 4; }
+    bool operator==(const Layout &other) const;
+};
+
+// `d = alpha a b + beta c`; `c` is not read where beta is 0.
+struct Product {
+    Description description;
+    Layout a, b, c, d;
+};
+
+// Sums are f32, in the order of k, and rounded once.
+void compute(const Product &product, float alpha, const void *a, const void *b, float beta, const void *c, void *d);
+
+}  // namespace stand_in

@@ -1,0 +1,63 @@
+// Copies and fills. The device's side must lie in a live block; the host's may be any memory.
+#include "memory.h"
+
+#include <cstring>
+
+namespace stand_in {
+
+static CUresult on_device(const char *function, CUdeviceptr address, size_t bytes) {
+    if (is_device_memory(reinterpret_cast<void *>(address), bytes)) {
+        return CUDA_SUCCESS;
+    }
+    say(function, "%zu bytes at %#llx are not within a block of the device", bytes, address);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    std::memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
+    return CUDA_SUCCESS;
+}
+
+}  // namespace stand_in
+
+using namespace stand_in;
+
+extern "C" CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuMemcpyHtoDAsync", stream));
+    STAND_IN_CHECK(on_device("cuMemcpyHtoDAsync", to, bytes));
+    return copy(to, reinterpret_cast<CUdeviceptr>(from), bytes);
+}
+
+extern "C" CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuMemcpyDtoHAsync", stream));
+    STAND_IN_CHECK(on_device("cuMemcpyDtoHAsync", from, bytes));
+    return copy(reinterpret_cast<CUdeviceptr>(to), from, bytes);
+}
+
+extern "C" CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuMemcpyDtoDAsync", stream));
+    STAND_IN_CHECK(on_device("cuMemcpyDtoDAsync", to, bytes));
+    STAND_IN_CHECK(on_device("cuMemcpyDtoDAsync", from, bytes));
+    return copy(to, from, bytes);
+}
+
+// Between any two places that the driver knows.
+extern "C" CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuMemcpyAsync", stream));
+    for (const CUdeviceptr place : {to, from}) {
+        if (!is_locked_memory(reinterpret_cast<void *>(place), bytes)) {
+            STAND_IN_CHECK(on_device("cuMemcpyAsync", place, bytes));
+        }
+    }
+    return copy(to, from, bytes);
+}
+
+extern "C" CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuMemsetD8Async", stream));
+    STAND_IN_CHECK(on_device("cuMemsetD8Async", to, bytes));
+    // What is not computed on is not filled either.
+    if (!is_idle()) {
+        std::memset(reinterpret_cast<void *>(to), value, bytes);
+    }
+    return CUDA_SUCCESS;
+}

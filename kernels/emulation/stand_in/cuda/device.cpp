@@ -1,0 +1,148 @@
+// Devices, what they are, and their contexts.
+#include "state.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace stand_in {
+
+static bool initialised = false;
+
+std::recursive_mutex &lock() {
+    static std::recursive_mutex mutex;
+    return mutex;
+}
+
+bool is_initialised() { return initialised; }
+
+std::vector<CUctx_st> &contexts() {
+    static std::vector<CUctx_st> contexts = [] {
+        std::vector<CUctx_st> contexts;
+        for (uint64_t device = 0; device < number_setting("STAND_IN_DEVICES", 1); device++) {
+            contexts.push_back({CUdevice(device), 0});
+        }
+        return contexts;
+    }();
+    return contexts;
+}
+
+CUcontext &current_context() {
+    static thread_local CUcontext current = nullptr;
+    return current;
+}
+
+int capability() {
+    static const int capability = [] {
+        const std::string text = setting("STAND_IN_CAPABILITY", "9.0");
+        return 10 * std::atoi(text.c_str()) + std::atoi(text.c_str() + text.find('.') + 1);
+    }();
+    return capability;
+}
+
+// CUDA C++ Programming Guide, technical specifications per compute capability.
+size_t shared_bytes_max() {
+    switch (capability()) {
+        case 75: return 64 << 10;
+        case 80: return 163 << 10;
+        case 86: case 89: case 120: return 99 << 10;
+        default: return 227 << 10;
+    }
+}
+
+// Whether there is such a device.
+static CUresult check(CUdevice device) {
+    if (!initialised) {
+        return CUDA_ERROR_NOT_INITIALIZED;
+    }
+    return device >= 0 && size_t(device) < contexts().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+}  // namespace stand_in
+
+using namespace stand_in;
+
+extern "C" CUresult cuInit(unsigned int flags) {
+    STAND_IN_ENTER(flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+    initialised = !contexts().empty();
+    return initialised ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+extern "C" CUresult cuDriverGetVersion(int *version) {
+    *version = int(number_setting("STAND_IN_DRIVER_VERSION", 13000));
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuDeviceGetCount(int *count) {
+    *count = int(contexts().size());
+    return initialised ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+extern "C" CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+    STAND_IN_ENTER(check(ordinal));
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
+    STAND_IN_ENTER(check(device));
+    std::snprintf(name, size_t(length), "%s", setting("STAND_IN_NAME", "Stand-in GPU").c_str());
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    STAND_IN_ENTER(check(device));
+    switch (attribute) {
+        case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
+        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: *value = int(SHARED_BYTES); break;
+        case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
+        case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+        case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 3; break;
+        case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; break;
+        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability() / 10; break;
+        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability() % 10; break;
+        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = int(shared_bytes_max()); break;
+        case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
+        default:
+            say("cuDeviceGetAttribute", "attribute %d is not known here", int(attribute));
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    STAND_IN_ENTER(check(device));
+    *context = &contexts()[size_t(device)];
+    (*context)->retained++;
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    STAND_IN_ENTER(check(device));
+    if (contexts()[size_t(device)].retained == 0) {
+        say("cuDevicePrimaryCtxRelease", "device %d has no retained context", device);
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    contexts()[size_t(device)].retained--;
+    const auto is_retained = [](const CUctx_st &context) { return context.retained > 0; };
+    if (std::none_of(contexts().begin(), contexts().end(), is_retained)) {
+        report_what_is_left();
+    }
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuCtxSetCurrent(CUcontext context) {
+    STAND_IN_ENTER(context != nullptr && context->retained == 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS);
+    current_context() = context;
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuCtxGetCurrent(CUcontext *context) {
+    *context = current_context();
+    return initialised ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+extern "C" CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return ready("cuCtxGetStreamPriorityRange");
+}

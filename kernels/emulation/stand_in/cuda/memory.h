@@ -1,0 +1,15 @@
+// Device memory, which is host memory under an account of its own.
+#pragma once
+
+#include "state.h"
+
+namespace stand_in {
+
+// Whether an address lies in a live block of device or page-locked memory, with so many bytes behind it.
+bool is_device_memory(const void *address, size_t bytes);
+bool is_locked_memory(const void *address, size_t bytes);
+
+// At a synchronisation, every pool gives back what it holds above its release threshold.
+void release_unused();
+
+}  // namespace stand_in

@@ -1,0 +1,85 @@
+// What the stand-in for the driver keeps: devices, the current context, and handles that are alive.
+#pragma once
+
+#include "../settings.h"
+#include "driver_api.h"
+
+#include <mutex>
+#include <set>
+#include <vector>
+
+// The primary context of a device.
+struct CUctx_st {
+    CUdevice device;
+    int retained;
+};
+
+namespace stand_in {
+
+// Held by every call while it looks at what is kept or changes it.
+std::recursive_mutex &lock();
+
+bool is_initialised();
+
+// The devices, each by its context.
+std::vector<CUctx_st> &contexts();
+
+// The context of the calling thread; null if there is none.
+CUcontext &current_context();
+
+// Compute capability of every device: 90 for 9.0.
+int capability();
+
+// Most shared memory of a block, by default and where a function asks for more.
+constexpr size_t SHARED_BYTES = 48 << 10;
+size_t shared_bytes_max();
+
+// Handles that were given out and not destroyed.
+template <typename T> std::set<T *> &alive() {
+    static std::set<T *> handles;
+    return handles;
+}
+
+// What was left behind when a device's context goes, a line each on stderr.
+void report_what_is_left();
+
+// Whether the calling thread may make calls that need a context.
+inline CUresult ready(const char *function) {
+    if (!is_initialised()) {
+        say(function, "cuInit has not been called");
+        return CUDA_ERROR_NOT_INITIALIZED;
+    }
+    if (current_context() == nullptr) {
+        say(function, "no context is current");
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    return CUDA_SUCCESS;
+}
+
+// As `ready`, for a call that uses a handle.
+template <typename T> CUresult ready(const char *function, T *handle) {
+    const CUresult result = ready(function);
+    if (result != CUDA_SUCCESS || alive<T>().count(handle) != 0) {
+        return result;
+    }
+    say(function, "a handle that does not exist");
+    return CUDA_ERROR_INVALID_HANDLE;
+}
+
+// The stream 0 is refused too: nothing orders it with streams that do not block, so nothing of ours belongs there.
+CUresult ready_on(const char *function, CUstream stream);
+
+}  // namespace stand_in
+
+#define STAND_IN_CHECK(expression)              \
+    do {                                        \
+        const CUresult result_ = (expression);  \
+        if (result_ != CUDA_SUCCESS) {          \
+            return result_;                     \
+        }                                       \
+    } while (false)
+
+// The first line of a call.
+#define STAND_IN_ENTER(expression)                                     \
+    const std::lock_guard<std::recursive_mutex> entered_(lock()); \
+    STAND_IN_CHECK(expression)

@@ -1,0 +1,119 @@
+// Streams and events. Work is done when it is asked for, in the order of the calls, whatever stream it is on. That is
+// one of the orders that streams allow; a wait for an event that is missing shows in another, not here.
+#include "state.h"
+#include "memory.h"
+
+#include <chrono>
+
+using Clock = std::chrono::steady_clock;
+
+struct CUstream_st {
+    int priority;
+};
+
+struct CUevent_st {
+    bool timed, recorded;
+    Clock::time_point at;
+};
+
+namespace stand_in {
+
+CUresult ready_on(const char *function, CUstream stream) { return ready(function, stream); }
+
+}  // namespace stand_in
+
+using namespace stand_in;
+
+extern "C" CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
+    STAND_IN_ENTER(ready("cuStreamCreate"));
+    if (flags > CU_STREAM_NON_BLOCKING) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *stream = new CUstream_st{priority};
+    alive<CUstream_st>().insert(*stream);
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+extern "C" CUresult cuStreamDestroy_v2(CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuStreamDestroy", stream));
+    alive<CUstream_st>().erase(stream);
+    delete stream;
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuStreamQuery(CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuStreamQuery", stream));
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuStreamSynchronize(CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuStreamSynchronize", stream));
+    release_unused();
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuCtxSynchronize() {
+    STAND_IN_ENTER(ready("cuCtxSynchronize"));
+    release_unused();
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+    STAND_IN_ENTER(ready_on("cuStreamWaitEvent", stream));
+    STAND_IN_CHECK(ready("cuStreamWaitEvent", event));
+    return flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+extern "C" CUresult cuEventCreate(CUevent *event, unsigned int flags) {
+    STAND_IN_ENTER(ready("cuEventCreate"));
+    if (flags > (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *event = new CUevent_st{(flags & CU_EVENT_DISABLE_TIMING) == 0, false, {}};
+    alive<CUevent_st>().insert(*event);
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuEventDestroy_v2(CUevent event) {
+    STAND_IN_ENTER(ready("cuEventDestroy", event));
+    alive<CUevent_st>().erase(event);
+    delete event;
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuEventRecord(CUevent event, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuEventRecord", stream));
+    STAND_IN_CHECK(ready("cuEventRecord", event));
+    event->recorded = true;
+    event->at = Clock::now();
+    return CUDA_SUCCESS;
+}
+
+// An event that was never recorded has come.
+extern "C" CUresult cuEventQuery(CUevent event) {
+    STAND_IN_ENTER(ready("cuEventQuery", event));
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuEventSynchronize(CUevent event) {
+    STAND_IN_ENTER(ready("cuEventSynchronize", event));
+    release_unused();
+    return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
+    STAND_IN_ENTER(ready("cuEventElapsedTime", start));
+    STAND_IN_CHECK(ready("cuEventElapsedTime", end));
+    for (const CUevent event : {start, end}) {
+        if (!event->timed || !event->recorded) {
+            say("cuEventElapsedTime", "an event that was not recorded, or without a time");
+            return CUDA_ERROR_INVALID_HANDLE;
+        }
+    }
+    *milliseconds = std::chrono::duration<float, std::milli>(end->at - start->at).count();
+    return CUDA_SUCCESS;
+}
