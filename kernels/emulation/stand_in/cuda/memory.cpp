@@ -156,6 +156,16 @@ extern "C" CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     return CUDA_SUCCESS;
 }
 
+extern "C" CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
+                                                  CUmemAllocationGranularity_flags option) {
+    STAND_IN_ENTER(ready("cuMemGetAllocationGranularity"));
+    const bool known = properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+                       properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                       option == CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    *bytes = PAGE_BYTES;
+    return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 extern "C" CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     STAND_IN_ENTER(ready("cuMemPoolCreate"));
     const bool known = properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&

@@ -25,6 +25,7 @@ use memory::DeviceBytes;
 use modules::Modules;
 use products::Products;
 use staging::Staging;
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::rc::Rc;
 use streams::Streams;
