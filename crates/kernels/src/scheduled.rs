@@ -14,16 +14,32 @@ use crate::{
 use memory::{In, Out};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
 /// Kernels that run later, on the processor.
 pub struct Scheduled<K> {
     kernels: K,
     ignored: Option<&'static str>,
     schedule: RefCell<Schedule<K>>,
-    reasons: RefCell<BTreeMap<&'static str, usize>>,
+    reasons: Reasons,
     traffic: Cell<Traffic>,
     /// Readings that have been computed or not, by their number.
     readings: RefCell<Vec<Box<[u8]>>>,
+}
+
+/// Why queues have waited for one another so far, and how often. Clones count together.
+#[derive(Clone, Default)]
+pub struct Reasons(Rc<RefCell<BTreeMap<&'static str, usize>>>);
+
+impl Reasons {
+    /// What has been counted.
+    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
+        self.0.borrow().clone()
+    }
+
+    fn add(&self, reason: &'static str) {
+        *self.0.borrow_mut().entry(reason).or_default() += 1;
+    }
 }
 
 type Work<K> = Box<dyn FnOnce(&K) -> Result<(), KernelError>>;
@@ -112,15 +128,15 @@ impl<K: Kernels> Scheduled<K> {
             kernels,
             ignored,
             schedule: RefCell::new(Schedule::new(seed)),
-            reasons: RefCell::default(),
+            reasons: Reasons::default(),
             traffic: Cell::default(),
             readings: RefCell::default(),
         }
     }
 
-    /// Why queues waited for one another, and how often.
-    pub fn reasons(&self) -> BTreeMap<&'static str, usize> {
-        self.reasons.borrow().clone()
+    /// Why queues wait for one another, also after these kernels have been given away.
+    pub fn reasons(&self) -> Reasons {
+        self.reasons.clone()
     }
 
     /// Puts work into a queue, and runs some of what the queues hold.
@@ -276,7 +292,7 @@ impl<K: Kernels + 'static> Queues for Scheduled<K> {
     }
 
     fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
-        *self.reasons.borrow_mut().entry(reason).or_default() += 1;
+        self.reasons.add(reason);
         if self.ignored != Some(reason) {
             self.schedule.borrow_mut().ask(queue, Task::Wait(event));
         }

@@ -41,6 +41,7 @@ struct InFlight {
     targets: usize,
     memory: StepMemory,
     traffic: Traffic,
+    micro_batch_traffic: Traffic,
     replayed: ReplayCounts,
     results: Arriving,
 }
@@ -62,6 +63,8 @@ pub struct StepOutcome {
     pub memory: StepMemory,
     /// Bytes between host and device.
     pub traffic: Traffic,
+    /// Of these, the bytes of the last micro-batch: every one moves as many.
+    pub micro_batch_traffic: Traffic,
     /// Replays of each stage.
     pub replayed: ReplayCounts,
 }
@@ -164,7 +167,8 @@ impl Session {
         let formats = (states.moments, states.master);
         let optimizer = AdamW::lease(memory, &layout, dtype, formats, settings.optimizer)?;
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32)?;
-        let saved = Saved::new(settings.model.layers);
+        let micro_batch = (settings.micro_batch, seq);
+        let saved = Saved::lease(memory, &model, &settings.policy, micro_batch)?;
         let memory = memory.clone();
         Ok(Session {
             memory,
@@ -204,7 +208,7 @@ impl Session {
         let before = self.kernels.traffic();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
-        let replayed = self.forward_backward(batch, targets)?;
+        let (replayed, micro_batch_traffic) = self.forward_backward(batch, targets)?;
         let missing = self.gradients.missing();
         assert!(
             missing.is_empty(),
@@ -225,6 +229,7 @@ impl Session {
             targets,
             memory: self.memory.step_memory(),
             traffic: self.kernels.traffic().since(before),
+            micro_batch_traffic,
             replayed,
             results,
         });
@@ -263,6 +268,7 @@ impl Session {
             targets: in_flight.targets,
             memory: in_flight.memory,
             traffic: in_flight.traffic,
+            micro_batch_traffic: in_flight.micro_batch_traffic,
             replayed: in_flight.replayed,
         };
         self.updates += usize::from(outcome.is_finite());
@@ -278,7 +284,8 @@ impl Session {
         &mut self,
         step: &StepBatch,
         targets: usize,
-    ) -> Result<ReplayCounts, Failure> {
+    ) -> Result<(ReplayCounts, Traffic), Failure> {
+        let mut traffic = Traffic::default();
         let mut replayed = ReplayCounts::default();
         let mut totals = StepTotals {
             loss: &mut self.loss,
@@ -288,6 +295,7 @@ impl Session {
         };
         for micro in &step.micro {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
+            let before = self.kernels.traffic();
             let shape = (micro.rows, micro.seq);
             let batch = Batch::upload(
                 &self.memory,
@@ -306,8 +314,9 @@ impl Session {
                 &batch,
                 &mut totals,
             )?;
+            traffic = self.kernels.traffic().since(before);
         }
-        Ok(replayed)
+        Ok((replayed, traffic))
     }
 
     fn update(&mut self) -> Result<f64, Failure> {

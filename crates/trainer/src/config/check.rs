@@ -42,7 +42,10 @@ const NOT_BUILT: &[NotBuilt] = &[
         "cuDNN's attention is not built yet; use flash",
     ),
     no(What::Changed("offload.optimizer"), OFFLOAD),
-    no(What::Changed("offload.activations"), OFFLOAD),
+    no(
+        What::Values("offload.activations", &["auto"]),
+        "automatic offload is not built yet; name labels, and compare with `trainer plan`",
+    ),
     no(What::Changed("offload.fraction"), OFFLOAD),
     no(What::Changed("offload.window"), OFFLOAD),
     no(What::Changed("offload.path"), OFFLOAD),
@@ -57,11 +60,11 @@ const NOT_BUILT: &[NotBuilt] = &[
     ),
     no(
         What::Changed("hardware.h2d_gbps"),
-        "it only matters for offload, which is not built yet; leave it out",
+        "it only matters for automatic offload, which is not built yet; leave it out",
     ),
     no(
         What::Changed("hardware.d2h_gbps"),
-        "it only matters for offload, which is not built yet; leave it out",
+        "it only matters for automatic offload, which is not built yet; leave it out",
     ),
     no(
         What::Changed("log.trace"),

@@ -9,6 +9,7 @@ mod notes;
 mod table;
 
 pub use activations::PlannedActivation;
+pub(crate) use alternatives::with_offload_of;
 pub use alternatives::{Effect, STRATEGIES, Strategy};
 pub use arenas::PlannedArena;
 pub(crate) use arenas::arena_table;
@@ -17,10 +18,10 @@ pub use formulas::Formula;
 use crate::failure::Failure;
 use crate::session::Session;
 use crate::settings::Settings;
-use activations::{planned_activations, total_bytes};
+use activations::{TotalBytes, planned_activations, total_bytes};
 use data::{MicroBatch, StepBatch};
-use kernels::Target;
 use kernels::meta::FlopCounter;
+use kernels::{Target, Traffic};
 use memory::{
     ByCategory, ByPhase, DType, GRANULARITY_BYTES, Layer, LiveLease, Memory, Peak, Phase,
 };
@@ -59,6 +60,10 @@ pub struct Plan {
     pub device_overhead_bytes: u64,
     /// Bytes of pinned host memory.
     pub host_pinned_bytes: u64,
+    /// Bytes that a step copies from the host to the device.
+    pub h2d_bytes: u64,
+    /// Bytes that a step copies from the device to the host.
+    pub d2h_bytes: u64,
     /// Leases are rounded up to this.
     pub granularity_bytes: u64,
     /// Everything that lives across steps.
@@ -75,7 +80,7 @@ pub struct Plan {
     pub recompute_flops_fraction: f64,
     /// Whether what is reserved and the overhead fit a GPU.
     pub fits: BTreeMap<&'static str, bool>,
-    /// Other recompute specifications under the same settings.
+    /// Other recompute specifications under the same settings, with the offload that goes with them.
     pub strategies: Vec<Strategy>,
     /// What single other settings would change.
     pub effects: Vec<Effect>,
@@ -94,6 +99,7 @@ pub(crate) struct Figures {
     pub(crate) slab_bytes: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) host_pinned_bytes: u64,
+    traffic: Traffic,
     pub(crate) persistent_bytes: u64,
     pub(crate) recompute_flops_fraction: f64,
     largest_at_peak: Vec<LiveLease>,
@@ -105,7 +111,9 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Fa
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops.clone())?;
     let persistent_bytes = memory.live_bytes();
-    let step = session.step(&shape_of_a_step(settings))?.memory;
+    let outcome = session.step(&shape_of_a_step(settings))?;
+    let step = outcome.memory;
+    let not_made = settings.accum - MICRO_BATCHES_MAX.min(settings.accum);
     let flops = flops.by_phase();
     Ok(Figures {
         peak: step.peak,
@@ -113,6 +121,9 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Fa
         slab_bytes: step.slab_bytes,
         reserved_bytes: persistent_bytes + step.slab_bytes,
         host_pinned_bytes: step.host_pinned_bytes,
+        traffic: outcome
+            .traffic
+            .plus(outcome.micro_batch_traffic.times(not_made)),
         persistent_bytes,
         recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
         largest_at_peak: memory.largest_at_peak(),
@@ -164,6 +175,8 @@ impl Plan {
             fragmentation: figures.reserved_bytes as f64 / peak_bytes as f64 - 1.0,
             device_overhead_bytes: gpus::overhead_bytes(target),
             host_pinned_bytes: figures.host_pinned_bytes,
+            h2d_bytes: figures.traffic.h2d_bytes,
+            d2h_bytes: figures.traffic.d2h_bytes,
             granularity_bytes: GRANULARITY_BYTES,
             persistent_bytes: figures.persistent_bytes,
             bytes_per_parameter: arena_bytes as f64 / parameters as f64,
@@ -181,6 +194,9 @@ impl Plan {
     }
 }
 
+/// The second micro-batch meets what the first leaves behind; later ones meet the same.
+const MICRO_BATCHES_MAX: usize = 2;
+
 /// A step of the right shape, with nothing in it.
 fn shape_of_a_step(settings: &Settings) -> StepBatch {
     let (rows, seq) = (settings.micro_batch, settings.seq);
@@ -190,9 +206,8 @@ fn shape_of_a_step(settings: &Settings) -> StepBatch {
         rows,
         seq,
     };
-    // The second micro-batch meets what the first leaves behind; later ones meet the same.
     StepBatch {
-        micro: vec![micro; settings.accum.min(2)],
+        micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
     }
 }
 

@@ -22,6 +22,7 @@ mod doctor;
 mod init;
 mod memory_limit;
 mod not_built;
+mod offload;
 mod optimizer_states;
 mod output;
 mod plan;
