@@ -58,6 +58,14 @@ impl Traffic {
         }
     }
 
+    /// What crosses in so many equal parts.
+    pub fn times(self, parts: usize) -> Traffic {
+        Traffic {
+            h2d_bytes: self.h2d_bytes * parts as u64,
+            d2h_bytes: self.d2h_bytes * parts as u64,
+        }
+    }
+
     /// Both counts together.
     pub fn plus(self, other: Traffic) -> Traffic {
         Traffic {

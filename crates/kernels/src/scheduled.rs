@@ -27,8 +27,20 @@ pub struct Scheduled<K> {
     readings: RefCell<Vec<Box<[u8]>>>,
 }
 
-/// Reasons of waits, with how often each was given.
-pub type Reasons = Rc<RefCell<BTreeMap<&'static str, usize>>>;
+/// Why queues have waited for one another so far, and how often. Clones count together.
+#[derive(Clone, Default)]
+pub struct Reasons(Rc<RefCell<BTreeMap<&'static str, usize>>>);
+
+impl Reasons {
+    /// What has been counted.
+    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
+        self.0.borrow().clone()
+    }
+
+    fn add(&self, reason: &'static str) {
+        *self.0.borrow_mut().entry(reason).or_default() += 1;
+    }
+}
 
 type Work<K> = Box<dyn FnOnce(&K) -> Result<(), KernelError>>;
 
@@ -122,7 +134,7 @@ impl<K: Kernels> Scheduled<K> {
         }
     }
 
-    /// Why queues waited for one another, and how often; counts on.
+    /// Why queues wait for one another, also after these kernels have been given away.
     pub fn reasons(&self) -> Reasons {
         self.reasons.clone()
     }
@@ -280,7 +292,7 @@ impl<K: Kernels + 'static> Queues for Scheduled<K> {
     }
 
     fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
-        *self.reasons.borrow_mut().entry(reason).or_default() += 1;
+        self.reasons.add(reason);
         if self.ignored != Some(reason) {
             self.schedule.borrow_mut().ask(queue, Task::Wait(event));
         }

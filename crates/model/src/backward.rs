@@ -16,6 +16,9 @@ impl Pass<'_> {
     pub(crate) fn backward(&mut self, mut dx: Buffer) -> Result<(), ModelError> {
         for layer in (0..self.model.config.layers).rev() {
             let _place = self.memory.enter(Phase::Backward, Layer::Block(layer));
+            if let Some(next) = layer.checked_sub(1) {
+                self.fetch_block(next)?;
+            }
             self.block_backward(layer, &mut dx)?;
         }
         let _place = self.memory.enter(Phase::Backward, Layer::Embedding);

@@ -24,6 +24,9 @@ impl Pass<'_> {
             for stage in Stage::BLOCK {
                 self.forward_stage(Position { layer, stage })?;
             }
+            if let Some(before) = layer.checked_sub(1) {
+                self.give_back_left(before)?;
+            }
         }
         Ok(())
     }
@@ -131,17 +134,16 @@ impl Pass<'_> {
         if out.is_none() && before_norm.is_none() {
             return Ok(());
         }
+        let saved = self.pull_unless_absent(layer, raw)?;
         let transient;
-        let source = match (&mut before_norm, self.saved.get(layer, raw)) {
+        let source = match (&mut before_norm, &saved) {
             (None, Some(saved)) => saved.view(),
             (Some(fresh), _) => {
                 self.project(fresh.view_mut(), h1, weight, bias)?;
                 fresh.view()
             }
             (None, None) => {
-                let (shape, _) = self
-                    .model
-                    .activation_shape(raw, self.batch.rows, self.batch.seq);
+                let (shape, _) = self.shape(raw);
                 let mut fresh = self.temporary(raw.name(), shape)?;
                 self.project(fresh.view_mut(), h1, weight, bias)?;
                 transient = fresh;

@@ -196,7 +196,8 @@ impl Model {
     /// is empty before and after, whatever happens.
     ///
     /// # Errors
-    /// [`ModelError`] if a lease is refused; the step is then lost, the parameters are not.
+    /// [`ModelError`] if a lease is refused; the step is then lost, the parameters are not. Copies that were under way
+    /// are done when it returns.
     pub fn forward_backward(
         &self,
         memory: &Memory,
@@ -225,10 +226,10 @@ impl Model {
         };
         let outcome = pass.forward_backward(totals);
         let replayed = pass.replayed;
-        if outcome.is_err() {
-            saved.clear();
-        }
         totals.replayed.add_all(&replayed);
+        if outcome.is_err() {
+            saved.abandon(kernels)?;
+        }
         outcome
     }
 }

@@ -125,7 +125,7 @@ impl Pass<'_> {
         layer: usize,
         activation: Activation,
     ) -> Result<Rc<Buffer>, ModelError> {
-        if self.saved.get(layer, activation).is_none() {
+        if self.saved.is_absent(layer, activation) {
             assert!(
                 self.backward_at.is_some(),
                 "forward keeps {} until its last reader",
@@ -133,10 +133,23 @@ impl Pass<'_> {
             );
             self.replay(self.producer(layer, activation))?;
         }
+        self.bring_back(layer, activation)?;
         let buffer = self.saved.get(layer, activation);
         Ok(buffer
             .expect("a replay files the outputs that are still needed")
             .clone())
+    }
+
+    /// An activation that a stage writes, if it is there already.
+    pub(crate) fn pull_unless_absent(
+        &mut self,
+        layer: usize,
+        activation: Activation,
+    ) -> Result<Option<Rc<Buffer>>, ModelError> {
+        if self.saved.is_absent(layer, activation) {
+            return Ok(None);
+        }
+        self.pull(layer, activation).map(Some)
     }
 
     fn replay(&mut self, position: Position) -> Result<(), ModelError> {
@@ -160,13 +173,13 @@ impl Pass<'_> {
         if !table.has(activation) {
             return Ok(None);
         }
-        let kept = self.policy.action(layer, activation) == Action::Keep;
+        let kept = self.policy.action(layer, activation) != Action::Recompute;
         let wanted = match self.backward_at {
             None => kept || table.first_and_last_reader(activation).is_some(),
             Some(at) => {
                 let released = self.last_use(layer, activation);
                 let let_go = released == at && self.let_go[activation as usize];
-                released <= at && !let_go && self.saved.get(layer, activation).is_none()
+                released <= at && !let_go && self.saved.is_absent(layer, activation)
             }
         };
         if !wanted {
@@ -176,15 +189,19 @@ impl Pass<'_> {
             None if kept => Category::Activation,
             _ => Category::Temporary,
         };
-        let (dims, dtype) =
-            self.model
-                .activation_shape(activation, self.batch.rows, self.batch.seq);
+        let (dims, dtype) = self.shape(activation);
         Ok(Some(self.memory.lease(
             category,
             activation.name(),
             dims,
             dtype,
         )?))
+    }
+
+    /// Shape and type of an activation of this micro-batch.
+    pub(crate) fn shape(&self, activation: Activation) -> (Dims, DType) {
+        let (rows, seq) = (self.batch.rows, self.batch.seq);
+        self.model.activation_shape(activation, rows, seq)
     }
 
     /// Files a stage's output for those who read it.
@@ -194,16 +211,17 @@ impl Pass<'_> {
         }
     }
 
-    /// Runs a stage of the forward pass and drops what nobody keeps and no later stage reads.
+    /// Runs a stage of the forward pass; of what no later stage reads, drops what is recomputed and sends away what is
+    /// offloaded.
     pub(crate) fn forward_stage(&mut self, position: Position) -> Result<(), ModelError> {
         self.run_stage(position)?;
-        let table = &self.model.table;
-        for activation in table.reads(position.stage) {
-            let last = table
-                .first_and_last_reader(*activation)
-                .is_some_and(|(_, last)| last == position.stage);
-            if last && self.policy.action(position.layer, *activation) == Action::Recompute {
-                self.saved.release(position.layer, *activation);
+        let Position { layer, stage } = position;
+        let model = self.model;
+        for activation in model.table.last_used_by(stage) {
+            match self.policy.action(layer, activation) {
+                Action::Keep => {}
+                Action::Recompute => self.saved.release(layer, activation),
+                Action::Offload => self.send(layer, activation)?,
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
-//! Which activations are kept for the backward pass, and which are made again.
+//! Which activations are kept for the backward pass, which wait for it on the host, and which are made again.
 
+use crate::offload_labels::{OffloadError, OffloadLabels};
 use crate::spec::{Spec, SpecError};
 use crate::stage::Activation;
 use std::collections::BTreeMap;
@@ -13,12 +14,15 @@ pub enum Action {
     Keep,
     /// It is dropped after its last reader and replayed when the backward pass needs it.
     Recompute,
+    /// It waits in pinned host memory, and is back when the backward pass needs it.
+    Offload,
 }
 
 /// An action for every activation of every layer. Any combination is valid and gives the same bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     layers: Vec<[Action; Activation::ALL.len()]>,
+    offloaded: OffloadLabels,
 }
 
 impl Policy {
@@ -26,6 +30,7 @@ impl Policy {
     pub fn keep_all(layers: usize) -> Policy {
         Policy {
             layers: vec![[Action::Keep; Activation::ALL.len()]; layers],
+            offloaded: OffloadLabels::default(),
         }
     }
 
@@ -85,9 +90,41 @@ impl Policy {
         }
     }
 
-    /// Sets the action for one activation of one layer.
+    /// Sends what the labels name to the host, in every layer but the last.
+    ///
+    /// # Errors
+    /// A label of which something is recomputed in some layer.
+    pub fn offload(mut self, labels: &OffloadLabels) -> Result<Policy, OffloadError> {
+        for (label, activation) in labels.activations() {
+            let recomputes = |layer: &usize| self.action(*layer, activation) == Action::Recompute;
+            if let Some(layer) = (0..self.layers()).find(recomputes) {
+                return Err(OffloadError::Recomputed {
+                    label: label.name(),
+                    recomputed: activation.label().name(),
+                    layer,
+                });
+            }
+            for layer in 0..self.layers() {
+                self.set(layer, activation, Action::Offload);
+            }
+        }
+        self.offloaded = labels.clone();
+        Ok(self)
+    }
+
+    /// What [`Policy::offload`] was asked for.
+    pub fn offloaded(&self) -> &OffloadLabels {
+        &self.offloaded
+    }
+
+    /// Sets the action for one activation of one layer. The last layer's backward pass runs first: what it would send
+    /// away would return at once, so it is kept.
     pub fn set(&mut self, layer: usize, activation: Activation, action: Action) {
-        self.layers[layer][activation as usize] = action;
+        let is_last = layer + 1 == self.layers();
+        self.layers[layer][activation as usize] = match action {
+            Action::Offload if is_last => Action::Keep,
+            action => action,
+        };
     }
 
     /// The action for one activation of one layer. What the head reads, beyond the last layer, is always kept.
@@ -145,6 +182,70 @@ mod tests {
         assert!(dropped(&block, 2).is_empty());
         assert_eq!(full, Policy::parse("full:uniform:1", 5).unwrap());
         assert_eq!(full, Policy::parse("full:block:5", 5).unwrap());
+    }
+
+    #[test]
+    fn labels_are_offloaded_in_every_layer_but_the_last() {
+        let labels = |text: &str| OffloadLabels::parse(text).unwrap();
+        let offload =
+            |spec: &str, text: &str| Policy::parse(spec, 3).unwrap().offload(&labels(text));
+        let policy = offload("mlp", "core_attn,block_input").unwrap();
+        assert_eq!(policy.offloaded(), &labels("core_attn,block_input"));
+        for layer in 0..3 {
+            let action = |activation| policy.action(layer, activation);
+            let expected = [Action::Offload, Action::Keep][usize::from(layer == 2)];
+            let offloaded = [Activation::Probs, Activation::Lse, Activation::X].map(action);
+            assert_eq!(offloaded, [expected; 3], "layer {layer}");
+            assert_eq!(action(Activation::Gate), Action::Recompute);
+            assert_eq!(action(Activation::Q), Action::Keep);
+        }
+        assert_eq!(policy.action(3, Activation::X), Action::Keep, "the head's");
+        let single = Policy::keep_all(1).offload(&labels("mlp")).unwrap();
+        assert_eq!(single.action(0, Activation::Act), Action::Keep);
+        assert_ne!(single, Policy::keep_all(1), "it was asked for");
+    }
+
+    #[test]
+    fn what_is_recomputed_is_not_offloaded() {
+        let layers = BTreeMap::from([("1".to_string(), "qkv".to_string())]);
+        for (policy, labels, expected) in [
+            (
+                Policy::parse("mlp", 3),
+                "layernorm,mlp",
+                ["`mlp` cannot", "`mlp` is", "layer 0"],
+            ),
+            (
+                Policy::parse("mlp_act", 3),
+                "mlp",
+                ["`mlp` cannot", "`mlp_act` is", "layer 0"],
+            ),
+            (
+                Policy::parse("full", 3),
+                "attn_value",
+                ["`attn_value` cannot", "recompute spec", "layer 0"],
+            ),
+            (
+                Policy::parse("full:uniform:2", 3),
+                "block_input",
+                ["`block_input` cannot", "recompute spec", "layer 1"],
+            ),
+            (
+                Policy::with_layers("none", &layers, 3),
+                "qkv",
+                ["`qkv` cannot", "`qkv` is", "layer 1"],
+            ),
+        ] {
+            let labels = OffloadLabels::parse(labels).unwrap();
+            let message = policy.unwrap().offload(&labels).unwrap_err().to_string();
+            for word in expected {
+                assert!(message.contains(word), "no {word}: {message}");
+            }
+        }
+        let full = Policy::parse("full", 3).unwrap();
+        assert!(
+            full.offload(&OffloadLabels::parse("block_input").unwrap())
+                .is_ok()
+        );
     }
 
     #[test]

@@ -179,19 +179,11 @@ fn parse_label(name: &str) -> Result<Label, SpecError> {
         "none" | "full" | "auto" => SpecError::StandsAlone(name.into(), known),
         name if name.starts_with("full:") => SpecError::StandsAlone(name.into(), known),
         name if OTHER_MODELS.contains(&name) => SpecError::NoSuchLayer(name.into(), known),
-        name => {
-            let distance = |label: &Label| strsim::damerau_levenshtein(label.name(), name);
-            let nearest = Label::NAMED.into_iter().min_by_key(distance);
-            let near = nearest.filter(|label| distance(label) <= 1 + name.len() / 3);
-            let hint = near.map_or(String::new(), |label| {
-                format!("; did you mean `{}`?", label.name())
-            });
-            SpecError::UnknownLabel {
-                label: name.into(),
-                known,
-                hint,
-            }
-        }
+        name => SpecError::UnknownLabel {
+            label: name.into(),
+            known,
+            hint: Label::hint(name, &Label::NAMED),
+        },
     })
 }
 

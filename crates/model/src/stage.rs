@@ -178,6 +178,16 @@ impl Label {
             Label::MlpAct => "mlp_act",
         }
     }
+
+    /// A clause that asks whether the nearest of some labels was meant; empty where none is near.
+    pub(crate) fn hint(name: &str, labels: &[Label]) -> String {
+        let distance = |label: &&Label| strsim::damerau_levenshtein(label.name(), name);
+        let nearest = labels.iter().min_by_key(distance);
+        let near = nearest.filter(|label| distance(label) <= 1 + name.len() / 3);
+        near.map_or(String::new(), |label| {
+            format!("; did you mean `{}`?", label.name())
+        })
+    }
 }
 
 /// A step of the forward pass that is run, and replayed, as one.

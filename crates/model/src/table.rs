@@ -119,6 +119,16 @@ impl StageTable {
         self.facts(activation).first_and_last_reader
     }
 
+    /// What no stage after this one reads in the forward pass: what it is the last to read, and what it writes for the
+    /// backward pass alone.
+    pub fn last_used_by(&self, stage: Stage) -> impl Iterator<Item = Activation> + use<'_> {
+        self.activations().filter(move |activation| {
+            let readers = self.first_and_last_reader(*activation);
+            let last = readers.map_or(self.producer(*activation), |(_, last)| last);
+            last == stage
+        })
+    }
+
     /// The stage of a block after whose backward pass an activation is released: the first in forward order that reads
     /// it, or its own where that reads its outputs.
     pub fn released_after(&self, activation: Activation) -> Stage {
@@ -245,5 +255,8 @@ mod tests {
         let readers = eager.first_and_last_reader(Activation::X);
         assert_eq!(readers, Some((Stage::AttnNorm, Stage::AttnOut)));
         assert_eq!(eager.first_and_last_reader(Activation::Rstd1), None);
+        let last_used_by = |stage| eager.last_used_by(stage).collect::<Vec<_>>();
+        assert_eq!(last_used_by(Stage::AttnNorm), [Activation::Rstd1]);
+        assert_eq!(last_used_by(Stage::AttnOut), [Activation::X, Activation::O]);
     }
 }

@@ -8,7 +8,8 @@ use kernels::Kernels;
 use kernels::cpu::Cpu;
 use memory::{Arena, Category, DType, Memory};
 use model::{
-    Attention, Batch, Gradients, Model, ModelConfig, Policy, ReplayCounts, RopeScaling, StepTotals,
+    Attention, Batch, Gradients, Model, ModelConfig, Policy, ReplayCounts, RopeScaling, Saved,
+    StepTotals,
 };
 use std::rc::Rc;
 
@@ -129,13 +130,14 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
             gradient_scale: scale,
         };
         let policy = Policy::parse("core_attn", config.layers).unwrap();
+        let mut saved = Saved::lease(&memory, &model, &policy, (ROWS, SEQ)).unwrap();
         let done = model.forward_backward(
             &memory,
             &cpu,
             &mut parameters,
             &mut summed,
             &policy,
-            &mut model::Saved::new(model.config().layers),
+            &mut saved,
             &mut model::Nothing,
             &on_device,
             &mut totals,

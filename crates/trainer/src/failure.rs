@@ -5,7 +5,7 @@ use crate::optimizer_state::OptimizerStateError;
 use data::DataError;
 use kernels::Fault;
 use memory::OutOfMemory;
-use model::{HfConfigError, ModelError, SpecError, WeightsError};
+use model::{HfConfigError, ModelError, OffloadError, SpecError, WeightsError};
 use std::path::PathBuf;
 
 /// A command that could not be carried out. The text says what was wrong, where, and what to do.
@@ -17,6 +17,9 @@ pub enum Failure {
     /// A recompute specification that cannot be followed.
     #[error(transparent)]
     Policy(#[from] SpecError),
+    /// Labels that cannot be offloaded as asked.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
     /// Bad usage that only shows when the command is carried out.
     #[error("{0}")]
     Usage(String),
@@ -125,7 +128,7 @@ impl Failure {
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::Config(_) | Failure::Policy(_) | Failure::Usage(_) => 2,
+            Failure::Config(_) | Failure::Policy(_) | Failure::Offload(_) | Failure::Usage(_) => 2,
             Failure::OutOfMemory { .. } | Failure::HostMemory { .. } => 3,
             Failure::Data(error) if is_usage(error) => 2,
             Failure::Data(_)

@@ -83,6 +83,21 @@ fn part(layer: Layer, blocks: usize) -> usize {
     }
 }
 
+/// What crosses for the optimizer while a step passes through the model.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct UpdateTraffic {
+    /// For the update of the step before.
+    pub(crate) before: Traffic,
+    /// For this step's.
+    pub(crate) prefetched: Traffic,
+}
+
+impl UpdateTraffic {
+    pub(crate) fn total(&self) -> Traffic {
+        self.before.plus(self.prefetched)
+    }
+}
+
 /// The optimizer beside the passes of a step: updates what the step before has left, and fetches what this one needs.
 pub(crate) struct Updating<'a> {
     pub(crate) kernels: &'a dyn Kernels,
@@ -93,8 +108,7 @@ pub(crate) struct Updating<'a> {
     pub(crate) in_forward: bool,
     pub(crate) is_first_micro_batch: bool,
     pub(crate) is_last_micro_batch: bool,
-    /// What crossed for the step before.
-    pub(crate) traffic: &'a mut Traffic,
+    pub(crate) traffic: &'a mut UpdateTraffic,
 }
 
 impl Beside for Updating<'_> {
@@ -114,13 +128,16 @@ impl Beside for Updating<'_> {
         self.optimizer
             .update_part(self.kernels, parameters, gradients, part)?;
         let crossed = self.kernels.traffic().since(before);
-        *self.traffic = self.traffic.plus(crossed);
+        self.traffic.before = self.traffic.before.plus(crossed);
         Ok(())
     }
 
     fn before_backward(&mut self) -> Result<(), KernelError> {
         if self.is_last_micro_batch {
+            let before = self.kernels.traffic();
             self.optimizer.prefetch(self.kernels)?;
+            let crossed = self.kernels.traffic().since(before);
+            self.traffic.prefetched = self.traffic.prefetched.plus(crossed);
         }
         Ok(())
     }

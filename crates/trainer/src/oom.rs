@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::host_room::HostRoom;
 use crate::offload::OptimizerOffload;
-use crate::plan::{Plan, STRATEGIES, figures};
+use crate::plan::{Plan, STRATEGIES, figures, with_offload_of};
 use crate::settings::Settings;
 use kernels::Target;
 use memory::{
@@ -156,11 +156,9 @@ impl Search<'_> {
     fn fixes(&self) -> Result<Vec<Fix>, Failure> {
         let mut fixes = Vec::new();
         for spec in STRATEGIES {
-            let Some(recompute) = self.with_recompute(self.settings, spec) else {
-                continue;
-            };
-            let set = vec![format!("recompute.spec={spec}")];
-            fixes.extend(self.attempt(&recompute, set, false)?);
+            if let Some((recompute, set)) = self.with_recompute(self.settings, spec) {
+                fixes.extend(self.attempt(&recompute, set, false)?);
+            }
         }
         if self.settings.attention == Attention::Eager {
             let flash = Settings {
@@ -187,9 +185,8 @@ impl Search<'_> {
                 ..self.settings.clone()
             };
             fixes.extend(self.attempt(&smaller, set.clone(), true)?);
-            if let Some(both) = self.with_recompute(&smaller, "full") {
-                let set = [set, vec!["recompute.spec=full".into()]].concat();
-                fixes.extend(self.attempt(&both, set, true)?);
+            if let Some((both, recompute)) = self.with_recompute(&smaller, "full") {
+                fixes.extend(self.attempt(&both, [set, recompute].concat(), true)?);
             }
         }
         let head_chunk = self.settings.head_chunk.div_ceil(4);
@@ -227,8 +224,8 @@ impl Search<'_> {
             set.push("optim.grad_dtype=bf16".into());
             fixes.extend(self.attempt(&smaller, set.clone(), changes_math)?);
         }
-        if let Some(both) = self.with_recompute(&smaller, "full") {
-            set.push("recompute.spec=full".into());
+        if let Some((both, recompute)) = self.with_recompute(&smaller, "full") {
+            set.extend(recompute);
             fixes.extend(self.attempt(&both, set, changes_math)?);
         }
         Ok(())
@@ -258,13 +255,21 @@ impl Search<'_> {
         }))
     }
 
-    /// The settings with another specification; none if it does not go with those of single layers.
-    fn with_recompute(&self, settings: &Settings, spec: &str) -> Option<Settings> {
+    /// The settings with another specification, and what sets it: none if it does not go with those of single layers.
+    /// Offload ends where what is offloaded would be recomputed.
+    fn with_recompute(&self, settings: &Settings, spec: &str) -> Option<(Settings, Vec<String>)> {
         let policy = Policy::with_layers(spec, self.layer_specs, settings.model.layers).ok()?;
-        (policy != settings.policy).then(|| Settings {
+        let policy = with_offload_of(settings, policy);
+        let mut set = vec![format!("recompute.spec={spec}")];
+        if policy.offloaded() != settings.policy.offloaded() {
+            set.push("offload.activations=none".into());
+        }
+        let changes = policy != settings.policy;
+        let settings = Settings {
             policy,
             ..settings.clone()
-        })
+        };
+        changes.then_some((settings, set))
     }
 
     fn attempt(

@@ -1,7 +1,7 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
 use crate::failure::Failure;
-use crate::offload::{Updating, updates_in_forward};
+use crate::offload::{UpdateTraffic, Updating, updates_in_forward};
 use crate::read_back::Arriving;
 use crate::settings::Settings;
 use data::StepBatch;
@@ -42,6 +42,7 @@ struct InFlight {
     targets: usize,
     memory: StepMemory,
     traffic: Traffic,
+    micro_batch_traffic: Traffic,
     replayed: ReplayCounts,
     results: Arriving,
 }
@@ -63,6 +64,8 @@ pub struct StepOutcome {
     pub memory: StepMemory,
     /// Bytes between host and device.
     pub traffic: Traffic,
+    /// Of these, the bytes of the last micro-batch: every one moves as many.
+    pub micro_batch_traffic: Traffic,
     /// Replays of each stage.
     pub replayed: ReplayCounts,
 }
@@ -173,7 +176,8 @@ impl Session {
             offload.as_ref(),
         )?;
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32)?;
-        let saved = Saved::new(settings.model.layers);
+        let micro_batch = (settings.micro_batch, seq);
+        let saved = Saved::lease(memory, &model, &settings.policy, micro_batch)?;
         let memory = memory.clone();
         Ok(Session {
             memory,
@@ -213,10 +217,10 @@ impl Session {
         let before = self.kernels.traffic();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
-        let mut update_before = Traffic::default();
-        let replayed = self.forward_backward(batch, targets, &mut update_before)?;
+        let mut beside = UpdateTraffic::default();
+        let (replayed, micro_batch_traffic) = self.forward_backward(batch, targets, &mut beside)?;
         if let Some(in_flight) = &mut self.in_flight {
-            in_flight.traffic = in_flight.traffic.plus(update_before);
+            in_flight.traffic = in_flight.traffic.plus(beside.before);
         }
         let missing = self.gradients.missing();
         assert!(
@@ -237,7 +241,8 @@ impl Session {
             lr,
             targets,
             memory: self.memory.step_memory(),
-            traffic: self.kernels.traffic().since(before.plus(update_before)),
+            traffic: self.kernels.traffic().since(before.plus(beside.before)),
+            micro_batch_traffic,
             replayed,
             results,
         });
@@ -292,6 +297,7 @@ impl Session {
             targets: in_flight.targets,
             memory: in_flight.memory,
             traffic: in_flight.traffic,
+            micro_batch_traffic: in_flight.micro_batch_traffic,
             replayed: in_flight.replayed,
         };
         self.updates += usize::from(outcome.is_finite());
@@ -307,8 +313,9 @@ impl Session {
         &mut self,
         step: &StepBatch,
         targets: usize,
-        update_before: &mut Traffic,
-    ) -> Result<ReplayCounts, Failure> {
+        beside: &mut UpdateTraffic,
+    ) -> Result<(ReplayCounts, Traffic), Failure> {
+        let mut traffic = Traffic::default();
         let mut replayed = ReplayCounts::default();
         let mut totals = StepTotals {
             loss: &mut self.loss,
@@ -318,6 +325,7 @@ impl Session {
         };
         for (index, micro) in step.micro.iter().enumerate() {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
+            let before = self.kernels.traffic().since(beside.total());
             let shape = (micro.rows, micro.seq);
             let batch = Batch::upload(
                 &self.memory,
@@ -334,7 +342,7 @@ impl Session {
                 in_forward: updates_in_forward(&self.settings),
                 is_first_micro_batch: index == 0,
                 is_last_micro_batch: index + 1 == step.micro.len(),
-                traffic: &mut *update_before,
+                traffic: &mut *beside,
             };
             self.model.forward_backward(
                 &self.memory,
@@ -347,8 +355,9 @@ impl Session {
                 &batch,
                 &mut totals,
             )?;
+            traffic = self.kernels.traffic().since(before.plus(beside.total()));
         }
-        Ok(replayed)
+        Ok((replayed, traffic))
     }
 
     fn update(&mut self) -> Result<f64, Failure> {

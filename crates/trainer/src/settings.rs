@@ -6,7 +6,7 @@ use crate::config::{HardwareConfig, OffloadWindow, OptimizerOffload as OffloadNa
 use crate::failure::Failure;
 use crate::offload::{OptimizerOffload, Window};
 use memory::{DType, Layout};
-use model::{Attention, ModelConfig, Policy};
+use model::{Attention, ModelConfig, OffloadLabels, Policy};
 use optim::{
     Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule, ScheduleKind,
 };
@@ -25,7 +25,7 @@ pub struct Settings {
     pub micro_batch: usize,
     /// Micro-batches in a step.
     pub accum: usize,
-    /// What is kept and what is recomputed.
+    /// What is kept, what is recomputed and what waits on the host.
     pub policy: Policy,
     /// Tokens in a chunk of the output head.
     pub head_chunk: usize,
@@ -96,7 +96,7 @@ impl Settings {
     /// Reads a resolved configuration; `seq` is the data's.
     ///
     /// # Errors
-    /// A recompute specification that cannot be followed.
+    /// A recompute specification or labels to offload that cannot be followed.
     pub fn new(resolved: &Resolved, seq: usize) -> Result<Settings, Failure> {
         let config = &resolved.config;
         Ok(Settings {
@@ -109,7 +109,8 @@ impl Settings {
                 &config.recompute.spec,
                 &config.recompute.layers,
                 config.model.layers,
-            )?,
+            )?
+            .offload(&OffloadLabels::parse(&config.offload.activations)?)?,
             head_chunk: config.memory.head_chunk,
             attention: attention(config.attention.backend, seq),
             optimizer: hyperparameters(config),

@@ -380,8 +380,12 @@ impl Run {
             0 => String::new(),
             skipped => format!(", {skipped} skipped because loss or gradients were not finite"),
         };
+        let offload = match config.offload.activations.as_str() {
+            "none" => String::new(),
+            labels => format!(", {labels} offloaded"),
+        };
         format!(
-            "{} steps{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}\n\n{}\n{}\n\
+            "{} steps{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}{offload}\n\n{}\n{}\n\
              {resident}  run directory {}\n",
             self.made.steps,
             self.resolved.name,

@@ -19,6 +19,16 @@ const SPECS: [&str; 8] = [
     "full:uniform:4",
 ];
 
+/// Recompute specifications, and labels offloaded beside them.
+const OFFLOADS: [(&str, &str); 3] = [
+    ("none", "mlp"),
+    (
+        "none",
+        "block_input,layernorm,qkv,core_attn,attn_value,attn_out,mlp",
+    ),
+    ("full", "block_input"),
+];
+
 /// Forms of optimizer states, from 18 bytes a parameter down to 6.
 const FORMS: [&str; 6] = [
     "--state-dtype f32",
@@ -83,6 +93,16 @@ fn computed() -> Map<String, Value> {
                 }
             }
         }
+        for (spec, labels) in OFFLOADS {
+            for target in ["cpu f32", "cuda bf16"] {
+                let (device, dtype) = target.split_once(' ').expect("two words");
+                let arguments = format!(
+                    "--config {preset} --recompute {spec} --offload-activations {labels} --device {device} --dtype {dtype}"
+                );
+                let key = format!("{preset} {spec} offload {labels} {target}");
+                cells.insert(key, cell(&arguments));
+            }
+        }
         for form in FORMS {
             let key = format!("{preset} across steps, arenas {form}");
             cells.insert(key, persistent(preset, form));
@@ -92,15 +112,18 @@ fn computed() -> Map<String, Value> {
 }
 
 /// Placement loses under 3 % of the peak where training is meant to happen: f32 on the CPU, bf16 on a GPU. bf16 on the
-/// CPU is there to test what a GPU will run; its widening scratch weighs more, in the smallest model up to 6 %.
+/// CPU is there to test what a GPU will run; its widening scratch weighs more, in the smallest model up to 6 %. What
+/// returns from the host does not lie where it left, which costs up to 4 %.
 #[test]
 fn fragmentation_is_under_three_percent() {
     let mut cells = computed();
-    cells.retain(|name, _| name.contains("micro-batch"));
+    cells.retain(|name, _| name.contains("micro-batch") || name.contains("offload"));
     let loss = |cell: &Value| cell[1].as_f64().unwrap() / cell[0].as_f64().unwrap() - 1.0;
     for (name, cell) in &cells {
         let bound = if name.contains("cpu bf16") {
             0.06
+        } else if name.contains("offload") {
+            0.04
         } else {
             0.03
         };

@@ -8,7 +8,7 @@ use kernels::Traffic;
 use kernels::cpu::Cpu;
 use kernels::scheduled::{Reasons, Scheduled};
 use memory::{DType, Memory};
-use model::ModelConfig;
+use model::{ModelConfig, OffloadLabels};
 use optim::{MasterFormat, MomentFormat};
 use trainer::offload::{OptimizerOffload, Window};
 use trainer::session::{Session, StepOutcome};
@@ -158,6 +158,41 @@ fn models_modes_and_fractions_go_together() {
     }
 }
 
+/// Both offloads at once, beside recompute, through the same queues.
+#[test]
+fn states_and_activations_go_together() {
+    let [(_, model), ..] = variants(3);
+    for (mode, labels) in [
+        ("full", "block_input"),
+        ("mlp_act", "core_attn,qkv"),
+        ("none", "mlp,attn_out"),
+    ] {
+        let resident = with_states(model.clone(), FORMS[3], mode);
+        let policy = resident
+            .policy
+            .clone()
+            .offload(&OffloadLabels::parse(labels).unwrap())
+            .unwrap();
+        for window in [Window::Forward, Window::End] {
+            let offloaded = Settings {
+                policy: policy.clone(),
+                offload: offload(window, 1.0),
+                accum: 3,
+                ..resident.clone()
+            };
+            let resident = Settings {
+                accum: 3,
+                ..resident.clone()
+            };
+            assert_offload_changes_nothing_but_memory(
+                &format!("{mode} {labels}"),
+                &resident,
+                &offloaded,
+            );
+        }
+    }
+}
+
 #[test]
 fn saved_states_are_those_of_a_run_without_offload() {
     let [_, _, (_, tied)] = variants(3);
@@ -242,7 +277,7 @@ fn every_wait_is_needed() {
     let expected = run(&mut session(&settings), &settings, STEPS, |_| {});
     let (mut session, reasons) = on_schedule(&settings, 0, None);
     assert!(run(&mut session, &settings, STEPS, |_| {}) == expected);
-    let reasons: Vec<&'static str> = reasons.borrow().keys().copied().collect();
+    let reasons: Vec<&'static str> = reasons.counts().keys().copied().collect();
     assert_eq!(reasons.len(), 3, "{reasons:?}");
     for reason in reasons {
         let is_wrong = |seed: u64| {

@@ -2,12 +2,9 @@
 
 mod common;
 
-use common::{odd_model, plan, session, settings, step_batch};
-use kernels::cpu::Cpu;
-use kernels::scheduled::Scheduled;
-use memory::{DType, Memory};
-use trainer::session::{Session, StepOutcome};
-use trainer::settings::Settings;
+use common::{odd_model, on_schedule, session, settings, step_batch};
+use memory::DType;
+use trainer::session::StepOutcome;
 
 const STEPS: usize = 20;
 
@@ -20,16 +17,6 @@ fn bits(outcome: &StepOutcome) -> (u32, u32, usize) {
     )
 }
 
-fn on_schedule(settings: &Settings, seed: u64) -> Session {
-    let memory = Memory::host();
-    let cpu = Cpu::new(&memory, settings.dtype).unwrap();
-    let kernels = Box::new(Scheduled::new(cpu, seed, None));
-    let mut session = Session::on_kernels(settings.clone(), &memory, kernels).unwrap();
-    session.initialise(7).unwrap();
-    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
-    session
-}
-
 #[test]
 fn late_results_are_those_of_their_step() {
     let settings = settings(odd_model(2), DType::F32, "full");
@@ -39,7 +26,7 @@ fn late_results_are_those_of_their_step() {
         .map(|step| bits(&at_once.step(&batch(step)).unwrap()))
         .collect();
     for seed in 0..3 {
-        let mut session = on_schedule(&settings, seed);
+        let (mut session, _) = on_schedule(&settings, seed, None);
         let mut late = Vec::new();
         for step in 0..STEPS {
             session.start_step(&batch(step)).unwrap();

@@ -108,8 +108,9 @@ pub struct MemoryArgs {
     /// Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory_limit: Option<String>,
-    /// Labels of activations to offload, or auto
-    #[arg(long, hide = true, value_name = "LABELS")]
+    /// Activations that wait in pinned host memory for their backward pass: none, or a list of block_input, layernorm,
+    /// qkv, core_attn, attn_value, attn_out, mlp, mlp_act
+    #[arg(long, value_name = "LABELS")]
     pub offload_activations: Option<String>,
     /// Data type of AdamW's moments
     #[arg(long, hide = true, value_name = "f32|bf16|8bit")]

@@ -48,7 +48,10 @@ const NOT_BUILT: &[NotBuilt] = &[
         What::Values("attention.backend", &["cudnn"]),
         "cuDNN's attention is not built yet; use flash",
     ),
-    no(What::Changed("offload.activations"), OFFLOAD),
+    no(
+        What::Values("offload.activations", &["auto"]),
+        "automatic offload is not built yet; name labels, and compare with `trainer plan`",
+    ),
     no(What::Changed("offload.path"), OFFLOAD),
     no(
         What::Changed("memory.budget"),
@@ -92,7 +95,7 @@ const NOT_BUILT: &[NotBuilt] = &[
     ),
 ];
 
-const OFFLOAD: &str = "offload to host memory is not built yet; use --recompute to save memory";
+const OFFLOAD: &str = "offload to a disk is not built yet; --offload-optimizer and --offload-activations use host memory";
 const CHECKPOINTS: &str =
     "checkpoints are not built yet; `--save-final DIR` writes the weights when the run ends";
 

@@ -150,7 +150,7 @@ pub struct AttentionConfig {
 pub struct OffloadConfig {
     /// Where the optimizer's state lives.
     pub optimizer: OptimizerOffload,
-    /// Labels of activations that move to the host: `none`, a comma list or `auto`.
+    /// Labels of activations that wait on the host for their backward pass: `none` or a comma list.
     pub activations: String,
     /// Share of the blocks whose optimizer state is offloaded, from 0 to 1.
     pub fraction: f64,

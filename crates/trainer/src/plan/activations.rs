@@ -46,19 +46,30 @@ pub(super) fn planned_activations(model: &Model, settings: &Settings) -> Vec<Pla
     (0..model.config().layers).flat_map(per_layer).collect()
 }
 
-/// Bytes over all layers, of everything and of what is kept; of one label or of all.
-pub(super) fn total_bytes(activations: &[PlannedActivation], label: Option<Label>) -> (u64, u64) {
+/// Bytes over all layers.
+#[derive(Clone, Copy, Default)]
+pub(super) struct TotalBytes {
+    /// Of everything.
+    pub(super) all: u64,
+    /// Of what stays in device memory.
+    pub(super) kept: u64,
+    /// Of what waits on the host.
+    pub(super) offloaded: u64,
+}
+
+/// Bytes over all layers, of one label or of all.
+pub(super) fn total_bytes(activations: &[PlannedActivation], label: Option<Label>) -> TotalBytes {
     let wanted = |activation: &&PlannedActivation| {
         label.is_none_or(|label| activation.label == label.name())
     };
-    activations
-        .iter()
-        .filter(wanted)
-        .fold((0, 0), |(all, kept), activation| {
-            let is_kept = activation.action == Action::Keep;
-            (
-                all + activation.bytes,
-                kept + if is_kept { activation.bytes } else { 0 },
-            )
-        })
+    let mut total = TotalBytes::default();
+    for activation in activations.iter().filter(wanted) {
+        total.all += activation.bytes;
+        match activation.action {
+            Action::Keep => total.kept += activation.bytes,
+            Action::Offload => total.offloaded += activation.bytes,
+            Action::Recompute => {}
+        }
+    }
+    total
 }

@@ -27,12 +27,26 @@ pub const STRATEGIES: [&str; 9] = [
 pub struct Strategy {
     /// The specification.
     pub recompute: String,
+    /// The labels offloaded beside it: those of the settings, or `none` where the specification recomputes some of them.
+    pub offload_activations: String,
     /// Its peak.
     pub peak_bytes: u64,
     /// Slab and everything that lives across steps.
     pub reserved_bytes: u64,
     /// Extra FLOPs over those of forward and backward.
     pub recompute_flops_fraction: f64,
+}
+
+impl Strategy {
+    pub(super) fn offloads(&self) -> bool {
+        self.offload_activations != "none"
+    }
+}
+
+/// A recompute policy with the offload of other settings, if it recomputes none of that; else without.
+pub(crate) fn with_offload_of(settings: &Settings, recompute: Policy) -> Policy {
+    let both = recompute.clone().offload(settings.policy.offloaded());
+    both.unwrap_or(recompute)
 }
 
 /// Another setting, everything else equal.
@@ -49,7 +63,8 @@ pub struct Effect {
 /// Plans every strategy.
 pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Strategy>, Failure> {
     let plan = |spec: &str| {
-        let policy = Policy::parse(spec, settings.model.layers)?;
+        let policy = with_offload_of(settings, Policy::parse(spec, settings.model.layers)?);
+        let offload_activations = policy.offloaded().to_string();
         let Figures {
             peak,
             reserved_bytes,
@@ -65,6 +80,7 @@ pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Stra
         let recompute = spec.to_string();
         Ok(Strategy {
             recompute,
+            offload_activations,
             peak_bytes: peak.bytes,
             reserved_bytes,
             recompute_flops_fraction,

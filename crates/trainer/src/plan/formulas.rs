@@ -30,7 +30,7 @@ pub(super) fn formulas(
     arena_bytes: u64,
     activations: &[PlannedActivation],
 ) -> Vec<Formula> {
-    let of_label = |label| total_bytes(activations, label).0;
+    let of_label = |label| total_bytes(activations, label).all;
     let (all, scores) = (of_label(None), of_label(Some(Label::CoreAttn)));
     let anatomy = |name, formula, bytes: u64, difference: String| Formula {
         name,

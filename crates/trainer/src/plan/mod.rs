@@ -10,6 +10,7 @@ mod offload;
 mod table;
 
 pub use activations::PlannedActivation;
+pub(crate) use alternatives::with_offload_of;
 pub use alternatives::{Effect, STRATEGIES, Strategy};
 pub use arenas::PlannedArena;
 pub(crate) use arenas::arena_table;
@@ -20,7 +21,7 @@ pub use offload::PlannedOffload;
 use crate::failure::Failure;
 use crate::session::Session;
 use crate::settings::Settings;
-use activations::{planned_activations, total_bytes};
+use activations::{TotalBytes, planned_activations, total_bytes};
 use data::{MicroBatch, StepBatch};
 use kernels::meta::FlopCounter;
 use kernels::{Target, Traffic};
@@ -62,9 +63,9 @@ pub struct Plan {
     pub device_overhead_bytes: u64,
     /// Bytes of pinned host memory.
     pub host_pinned_bytes: u64,
-    /// Bytes that cross from the host to the device in a step.
+    /// Bytes that a step copies from the host to the device.
     pub h2d_bytes: u64,
-    /// Bytes that cross from the device to the host in a step.
+    /// Bytes that a step copies from the device to the host.
     pub d2h_bytes: u64,
     /// Leases are rounded up to this.
     pub granularity_bytes: u64,
@@ -86,7 +87,7 @@ pub struct Plan {
     pub recompute_flops_fraction: f64,
     /// Whether what is reserved and the overhead fit a GPU.
     pub fits: BTreeMap<&'static str, bool>,
-    /// Other recompute specifications under the same settings.
+    /// Other recompute specifications under the same settings, with the offload that goes with them.
     pub strategies: Vec<Strategy>,
     /// What single other settings would change.
     pub effects: Vec<Effect>,
@@ -117,10 +118,9 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Fa
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops.clone())?;
     let persistent_bytes = memory.live_bytes();
-    let (step, traffic) = {
-        let outcome = session.step(&shape_of_a_step(settings))?;
-        (outcome.memory, outcome.traffic)
-    };
+    let outcome = session.step(&shape_of_a_step(settings))?;
+    let step = outcome.memory;
+    let not_made = settings.accum - MICRO_BATCHES_MAX.min(settings.accum);
     let flops = flops.by_phase();
     Ok(Figures {
         peak: step.peak,
@@ -128,7 +128,9 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Fa
         slab_bytes: step.slab_bytes,
         reserved_bytes: persistent_bytes + step.slab_bytes,
         host_pinned_bytes: step.host_pinned_bytes,
-        traffic,
+        traffic: outcome
+            .traffic
+            .plus(outcome.micro_batch_traffic.times(not_made)),
         persistent_bytes,
         recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
         largest_at_peak: memory.largest_at_peak(),
@@ -175,7 +177,9 @@ impl Plan {
         let host_arenas = arenas::planned_arenas(figures.session.host_arenas(), parameters);
         let flops_per_token = flops_per_token(&settings.model, settings.seq);
         let offloaded = host_arenas.iter().map(|arena| arena.bytes).sum();
-        let offload = PlannedOffload::new(settings, target, offloaded, 0, flops_per_token);
+        let of_micro_batch = total_bytes(&activations, None).offloaded;
+        let offload =
+            PlannedOffload::new(settings, target, offloaded, of_micro_batch, flops_per_token);
         let mut notes = notes::notes(settings, &activations);
         notes.extend(offload.as_ref().map(PlannedOffload::note));
         let arena_bytes = arenas.iter().map(|arena| arena.bytes).sum::<u64>();
@@ -220,6 +224,9 @@ impl Plan {
     }
 }
 
+/// The second micro-batch meets what the first leaves behind; later ones meet the same.
+const MICRO_BATCHES_MAX: usize = 2;
+
 /// A step of the right shape, with nothing in it.
 fn shape_of_a_step(settings: &Settings) -> StepBatch {
     let (rows, seq) = (settings.micro_batch, settings.seq);
@@ -229,9 +236,8 @@ fn shape_of_a_step(settings: &Settings) -> StepBatch {
         rows,
         seq,
     };
-    // The second micro-batch meets what the first leaves behind; later ones meet the same.
     StepBatch {
-        micro: vec![micro; settings.accum.min(2)],
+        micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
     }
 }
 

@@ -1,6 +1,6 @@
 //! The plan as tables for people.
 
-use super::{Plan, arena_table, total_bytes};
+use super::{Plan, Strategy, TotalBytes, arena_table, total_bytes};
 use memory::format_bytes;
 use model::Label;
 use report::{Align, Table, memory_table};
@@ -64,10 +64,11 @@ impl Plan {
         if self.host_pinned_bytes > 0 {
             writeln!(
                 f,
-                "pinned host memory {}; {} to the device and {} back in a step",
+                "host {} ({} bytes) pinned; a step moves {} there and {} back",
                 format_bytes(self.host_pinned_bytes),
-                format_bytes(self.h2d_bytes),
+                self.host_pinned_bytes,
                 format_bytes(self.d2h_bytes),
+                format_bytes(self.h2d_bytes),
             )?;
         }
         if self.fits.is_empty() {
@@ -108,23 +109,28 @@ impl Plan {
     }
 
     fn activation_table(&self) -> Table {
-        let mut table = Table::new(&[
+        let offloads = total_bytes(&self.activations, None).offloaded > 0;
+        let mut columns = vec![
             ("activations of a micro-batch", Align::Left),
             ("all", Align::Right),
             ("kept", Align::Right),
             ("a layer", Align::Right),
-        ]);
+        ];
+        if offloads {
+            columns.insert(3, ("on the host", Align::Right));
+        }
+        let mut table = Table::new(&columns);
         let layers = self
             .activations
             .last()
             .map_or(1, |activation| activation.layer as u64 + 1);
-        let mut row = |name: &str, (all, kept): (u64, u64)| {
-            table.row([
-                name.to_string(),
-                format_bytes(all),
-                format_bytes(kept),
-                format_bytes(all / layers),
-            ]);
+        let mut row = |name: &str, total: TotalBytes| {
+            let mut cells = vec![total.all, total.kept, total.all / layers];
+            if offloads {
+                cells.insert(2, total.offloaded);
+            }
+            let bytes = cells.into_iter().map(format_bytes);
+            table.row(std::iter::once(name.to_string()).chain(bytes));
         };
         for label in Label::ALL {
             row(label.name(), total_bytes(&self.activations, Some(label)));
@@ -134,19 +140,28 @@ impl Plan {
     }
 
     fn strategy_table(&self) -> Table {
-        let mut table = Table::new(&[
+        let offloads = self.strategies.iter().any(Strategy::offloads);
+        let mut columns = vec![
             ("--recompute", Align::Left),
             ("peak", Align::Right),
             ("reserved", Align::Right),
             ("extra FLOPs", Align::Right),
-        ]);
+        ];
+        if offloads {
+            columns.insert(1, ("--offload-activations", Align::Left));
+        }
+        let mut table = Table::new(&columns);
         for strategy in &self.strategies {
-            table.row([
+            let mut cells = vec![
                 strategy.recompute.clone(),
                 format_bytes(strategy.peak_bytes),
                 format_bytes(strategy.reserved_bytes),
                 format!("{:.1} %", 100.0 * strategy.recompute_flops_fraction),
-            ]);
+            ];
+            if offloads {
+                cells.insert(1, strategy.offload_activations.clone());
+            }
+            table.row(cells);
         }
         table
     }

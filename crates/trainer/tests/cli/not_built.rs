@@ -23,8 +23,8 @@ fn commands() {
 fn flags() {
     for (arguments, words) in [
         (
-            "--offload-activations mlp",
-            ["--offload-activations mlp", "not built yet"],
+            "--offload-activations auto",
+            ["--offload-activations auto", "not built yet"],
         ),
         (
             "--memory-budget 2GiB",

@@ -5,9 +5,11 @@ pub mod allocations;
 pub mod golden;
 
 use data::{MASKED, MicroBatch, StepBatch};
-use kernels::Target;
+use kernels::cpu::Cpu;
+use kernels::scheduled::{Reasons, Scheduled};
+use kernels::{Target, Traffic};
 use memory::{DType, Memory};
-use model::{Attention, ModelConfig, Policy};
+use model::{Attention, ModelConfig, OffloadLabels, Policy};
 use optim::{Hyperparameters, Schedule, ScheduleKind};
 use trainer::plan::Plan;
 use trainer::session::{Session, StepOutcome};
@@ -168,6 +170,38 @@ pub fn assert_as_planned(name: &str, plan: &Plan, outcome: &StepOutcome) {
     assert_eq!(memory.phase_peaks, plan.phase_peak_bytes, "{name}");
     assert_eq!(memory.slab_bytes, plan.slab_bytes, "{name}");
     assert_eq!(memory.host_pinned_bytes, plan.host_pinned_bytes, "{name}");
+    let traffic = Traffic {
+        h2d_bytes: plan.h2d_bytes,
+        d2h_bytes: plan.d2h_bytes,
+    };
+    assert_eq!(outcome.traffic, traffic, "{name}");
+}
+
+/// The settings with activations offloaded; none if a label is recomputed.
+pub fn offloading(settings: &Settings, labels: &str) -> Option<Settings> {
+    let labels = OffloadLabels::parse(labels).unwrap();
+    let policy = settings.policy.clone().offload(&labels).ok()?;
+    Some(Settings {
+        policy,
+        ..settings.clone()
+    })
+}
+
+/// A session with fresh weights on kernels that run when a seeded scheduler says, without the waits for one reason,
+/// in a slab of exactly the planned bytes.
+pub fn on_schedule(
+    settings: &Settings,
+    seed: u64,
+    ignored: Option<&'static str>,
+) -> (Session, Reasons) {
+    let memory = Memory::host();
+    let cpu = Cpu::new(&memory, settings.narrowest_dtype()).unwrap();
+    let kernels = Scheduled::new(cpu, seed, ignored);
+    let reasons = kernels.reasons();
+    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels)).unwrap();
+    session.initialise(7).unwrap();
+    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
+    (session, reasons)
 }
 
 /// A session with fresh weights, in a slab of exactly the planned bytes.
