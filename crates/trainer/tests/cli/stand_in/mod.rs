@@ -3,6 +3,7 @@
 
 mod devices;
 mod memory;
+mod offload;
 mod optimizer_states;
 mod recompute;
 mod training;
