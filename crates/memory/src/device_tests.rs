@@ -165,16 +165,17 @@ fn a_step_in_a_reserved_slab_asks_the_device_for_nothing() {
 
 #[test]
 fn a_full_device_is_explained_like_a_limit() {
-    let card = Card::new(1 << 20, 1 << 10);
+    let card = Card::new(4 << 20, 1 << 10);
     let memory = Memory::device(card.clone());
     let kept = lease(&memory, 1000).unwrap();
-    let error = lease(&memory, 1 << 18).unwrap_err();
+    let error = lease(&memory, 1 << 20).unwrap_err();
     assert_eq!((error.cause, error.limit_bytes), (Cause::Capacity, None));
-    assert_eq!(error.room(), Some((1 << 20) - (1 << 10)));
+    // Whole pages of 2 MiB.
+    assert_eq!(error.room(), Some(2 << 20));
     let message = error.to_string();
     let parts = [
-        "CUDA out of memory. Tried to allocate 1.00 MiB for `x`",
-        "The device has 1.00 MiB",
+        "CUDA out of memory. Tried to allocate 4.00 MiB for `x`",
+        "The device has 4.00 MiB",
         "this run holds 4.00 KiB",
         "hold 1.00 KiB",
     ];
@@ -184,7 +185,7 @@ fn a_full_device_is_explained_like_a_limit() {
     assert_eq!(memory.live_leases(), 1);
     drop(kept);
     assert!(
-        memory.reserve_slab(1 << 20).is_err_and(|error| {
+        memory.reserve_slab(4 << 20).is_err_and(|error| {
             error.name == "slab" && error.place.phase == crate::Phase::Load
         })
     );

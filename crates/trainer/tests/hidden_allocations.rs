@@ -11,8 +11,9 @@ use common::{DTYPES, odd_model, plan, session, settings, step_batch};
 use kernels::cpu::{Cpu, untracked_bytes_max};
 use kernels::{Init, Kernels};
 use memory::{DType, In, Memory, Out};
-use model::ModelConfig;
+use model::{ModelConfig, OffloadLabels};
 use std::hint::black_box;
+use trainer::offload::OptimizerOffload;
 use trainer::session::Session;
 use trainer::settings::Settings;
 
@@ -118,9 +119,23 @@ fn assert_that_leases_are_seen() {
     assert_eq!(watched.left_bytes, 0);
 }
 
+/// Block inputs and optimizer states on the host.
+fn offloaded(dtype: DType) -> Settings {
+    let settings = llama(dtype, "full");
+    let labels = OffloadLabels::parse("block_input").unwrap();
+    Settings {
+        policy: settings.policy.clone().offload(&labels).unwrap(),
+        offload: Some(OptimizerOffload {
+            slab_bytes: 1 << 20,
+            ..OptimizerOffload::default()
+        }),
+        ..settings
+    }
+}
+
 /// `kept_bytes` are those that the library holds on to between products.
-fn assert_nothing_hidden(dtype: DType, mode: &str, kept_bytes: u64) {
-    let settings = llama(dtype, mode);
+fn assert_nothing_hidden(settings: Settings, mode: &str, kept_bytes: u64) {
+    let dtype = settings.dtype;
     let mut session = session(&settings);
     session.step(&step_batch(&settings, 0)).unwrap();
     let batch = step_batch(&settings, 1);
@@ -147,7 +162,8 @@ fn a_step_allocates_nothing_but_gemm_packing() {
     assert_that_leases_are_seen();
     for dtype in DTYPES {
         for mode in ["none", "full"] {
-            assert_nothing_hidden(dtype, mode, kept_bytes);
+            assert_nothing_hidden(llama(dtype, mode), mode, kept_bytes);
         }
+        assert_nothing_hidden(offloaded(dtype), "full, offloaded", kept_bytes);
     }
 }

@@ -3,7 +3,7 @@
 use crate::{Event, Queue};
 use memory::{In, Out};
 use std::cell::RefCell;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -24,10 +24,13 @@ struct Progress {
 
 /// A thread that works its tasks off in their order.
 struct Worker {
-    tasks: Option<Sender<Task>>,
+    tasks: Option<SyncSender<Task>>,
     asked: u64,
     thread: Option<JoinHandle<()>>,
 }
+
+/// Tasks that may wait in a queue before whoever asks for another one waits too: memory for them is allocated once.
+const TASKS_MAX: usize = 256;
 
 /// What a copy queue does.
 enum Task {
@@ -53,7 +56,7 @@ impl Progress {
 
 impl Worker {
     fn start(queue: Queue, progress: &Arc<Progress>) -> Worker {
-        let (tasks, received) = channel();
+        let (tasks, received) = sync_channel(TASKS_MAX);
         let progress = progress.clone();
         let thread = std::thread::spawn(move || work(queue, &received, &progress));
         Worker {

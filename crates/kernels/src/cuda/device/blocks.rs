@@ -5,6 +5,7 @@
 //! held, and nothing else allocates from it. It keeps what it was given back (the release threshold is at its
 //! maximum) and reuses nothing by chance of timing.
 
+use super::numa::Preference;
 use super::{CudaDevice, error};
 use cudarc::driver::result::{self, DriverError, mem_pool};
 use cudarc::driver::sys::{self, CUmemPool_attribute as Attribute, CUresult};
@@ -131,6 +132,7 @@ impl CudaDevice {
     }
 
     fn allocate_pinned(&self, bytes: u64) -> Result<NonNull<u8>, DriverError> {
+        let _preference = Preference::new(self.facts.host_node);
         // Not write-combined: the processor reads it too.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: nothing reads the memory before it is zeroed below.

@@ -7,6 +7,7 @@
 mod blocks;
 mod error;
 mod modules;
+mod numa;
 mod problem;
 mod products;
 mod staging;
@@ -65,6 +66,8 @@ pub struct DeviceFacts {
     pub multiprocessors: i32,
     /// Most shared memory of a block.
     pub shared_bytes_max: i32,
+    /// The machine's node of memory that is closest; -1 where it has no nodes.
+    pub host_node: i32,
     /// CUDA version of the driver, as 13000 for 13.0.
     pub driver_version: i32,
 }
@@ -220,6 +223,8 @@ impl DeviceFacts {
             shared_bytes_max: ask(
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
+            // Drivers before CUDA 12.2 do not know it.
+            host_node: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID).unwrap_or(-1),
             driver_version,
         })
     }
