@@ -61,6 +61,23 @@ fn cell(arguments: &str) -> Value {
     json!([plan.0, plan.1])
 }
 
+/// Peak and reserved bytes where optimizer states of a form live on the host, with their pinned bytes and what crosses
+/// each way in a step.
+fn states_on_host(preset: &str, form: &str) -> Value {
+    let arguments = format!(
+        "--config {preset} --device cuda --dtype bf16 --recompute full --offload-optimizer pinned {form}"
+    );
+    let (settings, target) = settings(&arguments.split(' ').collect::<Vec<_>>());
+    let plan = Plan::without_alternatives(&settings, target).expect("shapes need no memory");
+    json!([
+        plan.peak_bytes,
+        plan.reserved_bytes,
+        plan.host_pinned_bytes,
+        plan.h2d_bytes,
+        plan.d2h_bytes
+    ])
+}
+
 /// Persistent bytes of a form of optimizer states, and those of arenas alone.
 fn persistent(preset: &str, form: &str) -> Value {
     let arguments = format!(
@@ -106,6 +123,8 @@ fn computed() -> Map<String, Value> {
         for form in FORMS {
             let key = format!("{preset} across steps, arenas {form}");
             cells.insert(key, persistent(preset, form));
+            let key = format!("{preset} states on the host {form}");
+            cells.insert(key, states_on_host(preset, form));
         }
     }
     cells

@@ -103,7 +103,7 @@ pub struct MemoryArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub recompute_num_layers: Option<String>,
     /// Attention implementation
-    #[arg(long, value_name = "auto|eager")]
+    #[arg(long, value_name = "auto|eager|flash")]
     pub attention: Option<String>,
     /// Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
@@ -113,19 +113,19 @@ pub struct MemoryArgs {
     #[arg(long, value_name = "LABELS")]
     pub offload_activations: Option<String>,
     /// Data type of AdamW's moments
-    #[arg(long, hide = true, value_name = "f32|bf16|8bit")]
+    #[arg(long, value_name = "f32|bf16|8bit")]
     pub state_dtype: Option<String>,
     /// adamw8bit stands for --state-dtype 8bit
-    #[arg(long, hide = true, value_name = "NAME", value_parser = ["adamw", "adamw8bit"])]
+    #[arg(long, value_name = "NAME", value_parser = ["adamw", "adamw8bit"])]
     pub optimizer: Option<String>,
-    /// Master copy of bf16 weights
-    #[arg(long, hide = true, value_name = "f32|bf16-split|none")]
+    /// What stands beside bf16 weights: an f32 copy, the 16 bits that they leave out of one, or nothing
+    #[arg(long, value_name = "f32|bf16-split|none")]
     pub master: Option<String>,
     /// Data type of gradients
-    #[arg(long, hide = true, value_name = "f32|bf16")]
+    #[arg(long, value_name = "f32|bf16")]
     pub grad_dtype: Option<String>,
-    /// Optimizer state in host memory
-    #[arg(long, hide = true, value_name = "none|pinned")]
+    /// Moments and master weights in pinned host memory, updated during the next forward pass
+    #[arg(long, value_name = "none|pinned")]
     pub offload_optimizer: Option<String>,
     /// Memory that automatic choices plan for
     #[arg(long, hide = true, value_name = "SIZE", allow_hyphen_values = true)]
