@@ -8,8 +8,8 @@ use std::time::Duration;
 
 /// A device's memory, handed out in few, large blocks.
 ///
-/// Everything happens in the order of the device's one stream: work that was asked for before a block is freed may
-/// still use it, and a new block is zero for all work that is asked for later.
+/// Blocks come and go between steps: a new one is zero when it is handed out, for whatever queue of the device, and one is
+/// taken back when all work that was asked for before is done.
 pub trait Blocks {
     /// What a person calls the device: `CUDA`.
     fn device(&self) -> &'static str;

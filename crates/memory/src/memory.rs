@@ -100,11 +100,6 @@ impl Memory {
         self.state.borrow_mut().limit = limit;
     }
 
-    /// Refuses leases that would bring the pinned host bytes above `limit`.
-    pub fn set_pinned_limit(&self, limit: Option<u64>) {
-        self.state.borrow_mut().pinned_limit = limit;
-    }
-
     /// Grants `leases` leases, then refuses one as if the limit had been reached. For tests: whatever lease fails
     /// must be explained, and nothing may be lost.
     pub fn refuse_after(&self, leases: usize) {
@@ -156,10 +151,10 @@ impl Memory {
     }
 
     /// Leases pinned host memory that lives across steps, before step 1. It is zeroed, and counts in a space of its
-    /// own, with a limit of its own. On the CPU device it is ordinary memory.
+    /// own. On the CPU device it is ordinary memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`] if the limit or the system refuses.
+    /// [`OutOfMemory`] if the system refuses.
     pub fn lease_pinned(
         &self,
         category: Category,
@@ -345,7 +340,6 @@ mod tests {
     #[test]
     fn pinned_memory_is_a_space_of_its_own() {
         let memory = Memory::host();
-        memory.set_pinned_limit(Some(1024));
         memory.set_limit(Some(0));
         let lease = |elements: usize| {
             memory.lease_pinned(Category::OptimizerState, "moments", [elements], DType::F32)
@@ -355,10 +349,14 @@ mod tests {
             (memory.live_bytes(), memory.step_memory().host_pinned_bytes),
             (0, 1024)
         );
+        memory.refuse_after(0);
         let error = lease(1).unwrap_err();
-        assert_eq!((error.space, error.limit_bytes), (Space::Host, Some(1024)));
+        assert_eq!((error.space, error.limit_bytes), (Space::Host, None));
+        assert!(
+            error.to_string().starts_with("Host out of memory. "),
+            "{error}"
+        );
         drop(pinned);
-        lease(1).unwrap();
         assert_eq!(memory.live_leases(), 0);
     }
 

@@ -100,6 +100,10 @@ impl Refusal {
                     "The device has {total}, of which {free} is free; this run holds {held}, and {whose} {beside}"
                 )
             }
+            (_, None, None) if self.space == Space::Host => write!(
+                f,
+                "The system refused the page-locked host memory; that is not the device's"
+            ),
             (_, None, None) => write!(f, "The system refused the memory"),
         }
     }

@@ -19,7 +19,6 @@ pub(crate) struct State {
     slab_block: Option<Block>,
     pub(crate) backing: Backing,
     pub(crate) limit: Option<u64>,
-    pub(crate) pinned_limit: Option<u64>,
     /// Leases to grant before one is refused, for tests.
     pub(crate) refuse_after: Option<usize>,
     pub(crate) poison: bool,
@@ -147,7 +146,6 @@ impl State {
             slab_block: None,
             backing,
             limit: None,
-            pinned_limit: None,
             refuse_after: None,
             poison: false,
             clock: PhaseClock::host(),
@@ -271,7 +269,7 @@ impl State {
     fn limit(&self, space: Space) -> Option<u64> {
         match space {
             Space::Device => self.limit,
-            Space::Host => self.pinned_limit,
+            Space::Host => None,
         }
     }
 
@@ -306,7 +304,10 @@ impl State {
             (refused.device_bytes, refused.error)
         });
         let refusal = Refusal {
-            device: self.backing.name(),
+            device: match lease.space {
+                Space::Device => self.backing.name(),
+                Space::Host => "Host",
+            },
             requested_bytes: lease.bytes,
             name: lease.name,
             category: lease.category,

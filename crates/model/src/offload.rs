@@ -144,12 +144,13 @@ impl Pass<'_> {
         let buffer = self.saved.take_unread(layer, activation);
         let at = (layer, activation);
         // SAFETY: nobody reads or writes what is not in the table as live, and `give_back_left` waits before it ends.
-        let event = unsafe { self.saved.host.send(self.kernels, at, &buffer) }?;
+        let sent = unsafe { self.saved.host.send(self.kernels, at, &buffer) };
+        // Filed even if the device failed: what was asked for is waited for before the buffer goes.
         *self.saved.entry(layer, activation) = Entry::Leaving(Leaving {
             _buffer: buffer,
-            event,
+            event: *sent.as_ref().unwrap_or(&Event::PAST),
         });
-        Ok(())
+        Ok(sent.map(|_| ())?)
     }
 
     /// Gives back the device memory of what a block has sent: at the end of the next block's forward pass, so that the
@@ -195,9 +196,11 @@ impl Pass<'_> {
         self.kernels.wait(Queue::Upload, leased, FREE)?;
         let at = (layer, activation);
         // SAFETY: nobody reads or writes what is not in the table as live, and `bring_back` waits before it is.
-        let event = unsafe { self.saved.host.fetch(self.kernels, at, &mut buffer) }?;
+        let fetched = unsafe { self.saved.host.fetch(self.kernels, at, &mut buffer) };
+        // As in `send`.
+        let event = *fetched.as_ref().unwrap_or(&Event::PAST);
         *self.saved.entry(layer, activation) = Entry::Arriving(Arriving { buffer, event });
-        Ok(())
+        Ok(fetched.map(|_| ())?)
     }
 
     /// Makes an activation live that is on its way back, or still on the host: a replay may read one of a block that

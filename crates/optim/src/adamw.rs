@@ -155,12 +155,11 @@ impl AdamW {
         values: &[f32],
     ) -> Result<(), KernelError> {
         let range = offset..offset + values.len();
-        self.states_of_mut(&range)
+        self.states_of_mut(kernels, &range)?
             .set_weights(kernels, parameters, range, values)
     }
 
-    /// The states of a parameter, by its index in the layout. No update may be pending, and what has been asked for
-    /// must be done: see [`AdamW::finish`].
+    /// The states of a parameter, by its index in the layout. No update may be pending: see [`AdamW::finish`].
     pub fn named_states(&self, index: usize) -> Vec<NamedState<'_>> {
         assert!(!self.is_pending, "an update is pending");
         let entry = &self.layout.entries()[index];
@@ -185,14 +184,18 @@ impl AdamW {
     ) -> Result<(), RestoreError> {
         let layout = self.layout.clone();
         let entry = &layout.entries()[index];
-        self.states_of_mut(&entry.range())
+        self.states_of_mut(kernels, &entry.range())?
             .restore(kernels, parameters, entry, find)
     }
 
-    fn states_of_mut(&mut self, range: &Range<usize>) -> &mut States {
+    fn states_of_mut(
+        &mut self,
+        kernels: &dyn Kernels,
+        range: &Range<usize>,
+    ) -> Result<&mut States, KernelError> {
         match &mut self.offloaded {
-            Some(offloaded) if offloaded.holds(range) => offloaded.states_at_rest(),
-            _ => &mut self.resident,
+            Some(offloaded) if offloaded.holds(range) => offloaded.states_at_rest(kernels),
+            _ => Ok(&mut self.resident),
         }
     }
 
@@ -212,25 +215,9 @@ impl AdamW {
         }
     }
 
-    /// One update with the gradients of a step whose losses add up to `loss` (`[1]` f32). Where loss or gradients are
-    /// not finite, weights and states stay as they are.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn step(
-        &mut self,
-        kernels: &dyn Kernels,
-        parameters: &mut Arena,
-        gradients: &Arena,
-        loss: In,
-        numbers: StepNumbers,
-    ) -> Result<(), KernelError> {
-        self.begin(kernels, parameters, gradients, loss, numbers)?;
-        self.finish(kernels, parameters, gradients)
-    }
-
-    /// Begins an update: norm, clipping factor, and all states on the device. Offloaded states are pending: gradients
-    /// must stay as they are until [`AdamW::update_part`] or [`AdamW::finish`] has updated them.
+    /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32): norm, clipping factor,
+    /// and all states on the device. Where loss or gradients are not finite, weights and states stay as they are.
+    /// Offloaded states are pending: gradients must stay as they are until [`AdamW::update_part`] or [`AdamW::finish`] has updated them.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.

@@ -2,7 +2,7 @@
 
 use crate::states::store;
 use half::bf16;
-use kernels::{KernelError, Kernels};
+use kernels::{KernelError, Kernels, Queue};
 use memory::{DType, Entry, In, Out, Space};
 
 /// One state of one parameter, for saving.
@@ -25,6 +25,7 @@ impl NamedState<'_> {
         match self.space {
             Space::Device => kernels.download(bytes, self.view),
             Space::Host => {
+                kernels.finish(kernels.record(Queue::Download)?)?;
                 bytes.copy_from_slice(self.view.cast(DType::U8).slice::<u8>());
                 Ok(())
             }

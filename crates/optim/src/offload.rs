@@ -119,10 +119,16 @@ impl Offloaded {
         &self.states
     }
 
-    /// The states, to be read or written by the host, while none of them is on the device.
-    pub(crate) fn states_at_rest(&mut self) -> &mut States {
+    /// The states, to be written by the host, when all of them are back.
+    pub(crate) fn states_at_rest(
+        &mut self,
+        kernels: &dyn Kernels,
+    ) -> Result<&mut States, KernelError> {
         assert_eq!(self.uploaded, self.updated, "an update is under way");
-        &mut self.states
+        for slot in &self.slots {
+            kernels.finish(slot.emptied)?;
+        }
+        Ok(&mut self.states)
     }
 
     /// Bytes of the slots on the device.
@@ -173,8 +179,8 @@ impl Offloaded {
             let on_host = self.states.views(&range);
             let on_device = on_host.carve(slot.bytes.view_mut());
             for (to, from) in on_device.tensors().into_iter().zip(on_host.tensors()) {
-                // SAFETY: both live as long as the optimizer, which waits for the queues before it is dropped; the
-                // slot is read after `filled`, and the host's copy written by a later download.
+                // SAFETY: both live as long as the optimizer, and kernels are dropped, with all their work, before it
+                // (`AdamW::lease`); the slot is read after `filled`, and the host's copy written by a later download.
                 unsafe { kernels.start_upload(to, from.as_in()) }?;
             }
             slot.filled = kernels.record(Queue::Upload)?;

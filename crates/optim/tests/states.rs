@@ -109,9 +109,10 @@ impl Training {
             seed: 3,
         };
         let (parameters, gradients) = (&mut self.parameters, &self.gradients);
-        self.optimizer
-            .step(&self.kernels, parameters, gradients, loss.view(), numbers)
-            .unwrap();
+        let (optimizer, kernels) = (&mut self.optimizer, &self.kernels);
+        let begun = optimizer.begin(kernels, parameters, gradients, loss.view(), numbers);
+        begun.unwrap();
+        optimizer.finish(kernels, parameters, gradients).unwrap();
     }
 
     fn save(&self) -> Saved {

@@ -28,22 +28,22 @@ struct Version {
     mount: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// In `memory.stat`: file pages that are given back when memory is short.
-    cache: &'static str,
+    /// In `memory.stat`: what is given back when memory is short, pages of files.
+    cache: [&'static str; 2],
 }
 
 const V1: Version = Version {
     mount: "sys/fs/cgroup/memory",
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
-    cache: "total_inactive_file",
+    cache: ["total_active_file", "total_inactive_file"],
 };
 
 const V2: Version = Version {
     mount: "sys/fs/cgroup",
     limit: "memory.max",
     used: "memory.current",
-    cache: "inactive_file",
+    cache: ["active_file", "inactive_file"],
 };
 
 /// The limit with the least left; none if there is none. `root` is `/` but for tests.
@@ -85,13 +85,16 @@ fn limit(folder: &Path, version: &Version) -> Option<MemoryLimit> {
     let limit_bytes = number(&file).filter(|bytes| *bytes < 1 << 60)?;
     let used = number(&folder.join(version.used)).unwrap_or(0);
     let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    let cache = stat.lines().find_map(|line| {
+    let cache = stat.lines().filter_map(|line| {
         let (name, bytes) = line.split_once(' ')?;
-        (name == version.cache).then(|| bytes.parse::<u64>().ok())?
+        version
+            .cache
+            .contains(&name)
+            .then(|| bytes.parse::<u64>().ok())?
     });
     Some(MemoryLimit {
         limit_bytes,
-        used_bytes: used.saturating_sub(cache.unwrap_or(0)),
+        used_bytes: used.saturating_sub(cache.sum()),
         file,
     })
 }
@@ -119,7 +122,7 @@ mod tests {
             ("sys/fs/cgroup/pods/memory.current", "700\n"),
             (
                 "sys/fs/cgroup/pods/memory.stat",
-                "anon 500\ninactive_file 150\n",
+                "anon 500\nactive_file 50\ninactive_file 100\n",
             ),
         ]);
         let limit = memory_limit(root.path()).unwrap();

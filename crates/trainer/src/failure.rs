@@ -93,8 +93,8 @@ pub enum Failure {
     Defect(String),
     /// Loss or gradients are not finite, in more steps than may be skipped or in the last ones.
     #[error(
-        "step {step} diverged: loss {loss}, gradient norm {grad_norm}; the last {skipped} steps were skipped, so weights \
-         and optimizer state are those of step {}", step - skipped
+        "step {step} diverged: loss {loss}, gradient norm {grad_norm}; the last {skipped} steps were skipped: they changed \
+         neither weights nor optimizer state"
     )]
     Diverged {
         /// The step.
@@ -117,6 +117,9 @@ pub enum Failure {
         signal: i32,
     },
 }
+
+/// What helps where host memory is short.
+pub(crate) const OFFLOAD_LESS: &str = "offload less: a lower offload.fraction, fewer labels in --offload-activations, or --state-dtype 8bit";
 
 impl Failure {
     /// A file that could not be written.
@@ -161,9 +164,7 @@ impl Failure {
             Failure::Config(error) => error.hint(),
             Failure::OutOfMemory { hints, .. } => return hints.clone(),
             Failure::HostMemory { raise, .. } => {
-                let less = "or offload less: a lower offload.fraction, fewer labels in --offload-activations, or \
-                            --state-dtype 8bit";
-                return vec![(*raise).into(), less.into()];
+                return vec![(*raise).into(), OFFLOAD_LESS.into()];
             }
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \

@@ -15,6 +15,9 @@ use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// Puts the optimizer's states into host memory.
+const OFFLOAD_STATES: &str = "offload.optimizer=pinned";
+
 /// Everything about a refused lease, and what would help.
 #[derive(Clone, Debug, Serialize)]
 pub struct OomReport {
@@ -98,12 +101,19 @@ impl OomReport {
             device_bytes: error.device_bytes,
             planned_peak_bytes: planned.peak.bytes,
             cause: error.cause,
-            fixes: search.fixes()?,
+            fixes: match error.space {
+                Space::Device => search.fixes()?,
+                // How much the host would give is not known.
+                Space::Host => Vec::new(),
+            },
         })
     }
 
     /// What to tell a person, a line each.
     pub fn hints(&self) -> Vec<String> {
+        if self.space == Space::Host {
+            return vec![crate::failure::OFFLOAD_LESS.into()];
+        }
         let Some(cheapest) = self.fixes.first() else {
             return vec!["no recompute specification, smaller optimizer state, micro-batch or head chunk fits; this model \
                          needs more memory, or a shorter --seq"
@@ -119,6 +129,10 @@ impl OomReport {
 }
 
 impl Fix {
+    fn offloads(&self) -> bool {
+        self.set.iter().any(|set| set == OFFLOAD_STATES)
+    }
+
     fn describe(&self) -> String {
         let settings: Vec<String> = self
             .set
@@ -131,11 +145,16 @@ impl Fix {
             "bitwise the same loss"
         };
         format!(
-            "{} has a peak of {} (saves {}, {:.1} % more FLOPs, {bits})",
+            "{} has a peak of {} (saves {}, {:.1} % more {}, {bits})",
             settings.join(" "),
             format_bytes(self.peak_bytes),
             format_bytes(self.saves_bytes),
             100.0 * self.cost_fraction,
+            if self.offloads() {
+                "time, estimated"
+            } else {
+                "FLOPs"
+            },
         )
     }
 }
@@ -244,7 +263,7 @@ impl Search<'_> {
         if HostRoom::ask().check(plan.host_pinned_bytes).is_err() {
             return Ok(None);
         }
-        let set = vec!["offload.optimizer=pinned".to_string()];
+        let set = vec![OFFLOAD_STATES.to_string()];
         let fix = self.attempt(&offloaded, set, false)?;
         let exposed = plan
             .offload

@@ -53,9 +53,9 @@ pub enum OptimizerStateError {
     },
 }
 
-/// The numbers of steps and updates, as metadata.
-const STEP: &str = "step";
-const UPDATES: &str = "updates";
+/// The numbers of steps and updates, as metadata. One entry for both: safetensors writes entries in any order, and equal
+/// states are equal files.
+const PROGRESS: &str = "steps,updates";
 
 impl Session {
     /// Writes all optimizer states, and how many steps and updates have been made.
@@ -78,10 +78,7 @@ impl Session {
             )
         });
         let (step, updates) = self.progress();
-        let metadata = HashMap::from([
-            (STEP.to_string(), step.to_string()),
-            (UPDATES.to_string(), updates.to_string()),
-        ]);
+        let metadata = HashMap::from([(PROGRESS.to_string(), format!("{step},{updates}"))]);
         let written = serialize_to_file(tensors, Some(metadata), path);
         Ok(written.map_err(|source| OptimizerStateError::Write {
             path: path.into(),
@@ -108,12 +105,12 @@ impl Session {
         let bytes = unsafe { Mmap::map(&file) }.map_err(open)?;
         let broken = |error: safetensors::SafeTensorError| not_one(error.to_string());
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(broken)?;
-        let number = |key: &str| {
-            let text = header.metadata().as_ref().and_then(|all| all.get(key));
-            let number = text.and_then(|text| text.parse().ok());
-            number.ok_or_else(|| not_one(format!("its metadata has no number `{key}`")))
-        };
-        let progress = (number(STEP)?, number(UPDATES)?);
+        let text = header.metadata().as_ref().and_then(|all| all.get(PROGRESS));
+        let numbers = text.and_then(|text| text.split_once(','));
+        let numbers =
+            numbers.and_then(|(steps, updates)| Some((steps.parse().ok()?, updates.parse().ok()?)));
+        let no_numbers = || not_one(format!("its metadata has no two numbers `{PROGRESS}`"));
+        let progress = numbers.ok_or_else(no_numbers)?;
         let tensors = SafeTensors::deserialize(&bytes).map_err(broken)?;
         let find = |name: &str| tensors.tensor(name).ok().and_then(saved);
         for index in 0..self.model().layout().entries().len() {

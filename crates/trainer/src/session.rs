@@ -16,6 +16,7 @@ use std::rc::Rc;
 /// Everything that lives across steps.
 pub struct Session {
     pub(crate) memory: Memory,
+    /// Dropped first, with all work that is under way: it may use everything below. Stays above it.
     pub(crate) kernels: Box<dyn Kernels>,
     pub(crate) settings: Settings,
     pub(crate) model: Model,

@@ -7,7 +7,8 @@ use std::ffi::c_void;
 /// A device with a stream for each queue. All but [`Driver::start_copy`] runs in the stream of computation, in the order
 /// in which it was asked for.
 ///
-/// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait. An error may belong to earlier work.
+/// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait, and [`Driver::copy_to_device`] where many uploads are under
+/// way. An error may belong to earlier work.
 pub trait Driver {
     /// Launches a kernel.
     ///

@@ -60,14 +60,17 @@ impl PlannedOffload {
 
         let optimizer = milliseconds(optimizer_bytes, h2d_gbps.min(d2h_gbps));
         let window = settings.offload.as_ref().map(|offload| offload.window);
-        let behind = if window == Some(Window::Forward) {
-            forward
-        } else {
-            0.0
+        let out = milliseconds(of_micro_batch, d2h_gbps);
+        let back = milliseconds(of_micro_batch, h2d_gbps);
+        let exposed = |copies: f64, behind: f64| (copies - behind).max(0.0);
+        let activations = exposed(out, forward) + exposed(back, 2.0 * forward);
+        let first = match window {
+            // In the first micro-batch states go back in the queue in which activations leave.
+            Some(Window::Forward) => {
+                exposed(optimizer + out, forward) + exposed(back, 2.0 * forward)
+            }
+            _ => optimizer + activations,
         };
-        let out = milliseconds(of_micro_batch, d2h_gbps) - forward;
-        let back = milliseconds(of_micro_batch, h2d_gbps) - 2.0 * forward;
-        let activations = (out.max(0.0) + back.max(0.0)) * settings.accum as f64;
         let helps = optimizer_bytes > 0 && window == Some(Window::Forward);
         Some(PlannedOffload {
             optimizer_bytes,
@@ -76,7 +79,7 @@ impl PlannedOffload {
             d2h_gbps,
             assumed_tflops,
             compute_ms: 3.0 * forward * settings.accum as f64,
-            exposed_ms: (optimizer - behind).max(0.0) + activations,
+            exposed_ms: first + activations * (settings.accum - 1) as f64,
             hidden_from_tokens: helps.then(|| (optimizer / forward_ms(1.0)).ceil() as u64),
         })
     }
@@ -89,8 +92,11 @@ impl PlannedOffload {
     /// The same in words.
     pub(super) fn note(&self) -> String {
         let rates = format!(
-            "at {} GB/s to the device, {} GB/s back and {:.0} TFLOP/s (hardware.* replaces these)",
-            self.h2d_gbps, self.d2h_gbps, self.assumed_tflops
+            "at {} GB/s to the device, {} GB/s back and {:.0} % of {:.0} TFLOP/s (hardware.* replaces these)",
+            self.h2d_gbps,
+            self.d2h_gbps,
+            100.0 * UTILISATION,
+            self.assumed_tflops / UTILISATION
         );
         let bytes = self.optimizer_bytes + self.activation_bytes;
         let bytes = memory::format_bytes(bytes);

@@ -115,8 +115,10 @@ impl CudaDevice {
             asked => asked?,
         };
         let pointer = block as *mut u8;
+        // Copies have streams of their own: they may start when this returns. Blocks are few.
         // SAFETY: the block is new, and of this size.
-        if let Err(error) = unsafe { self.set(pointer, 0, bytes as usize) } {
+        let zeroed = unsafe { self.set(pointer, 0, bytes as usize) };
+        if let Err(error) = zeroed.and_then(|()| self.synchronize()) {
             // SAFETY: nothing uses it.
             let _ = unsafe { result::free_async(block, self.stream) };
             return Err(error);

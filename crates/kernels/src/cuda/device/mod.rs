@@ -2,7 +2,8 @@
 //!
 //! [`CudaDevice`] is the GPU itself: its context, its streams, its memory. [`CudaDriver`] runs kernels and products
 //! on it. There is a stream for each queue: computation, with small uploads and all blocks of memory in its order, and
-//! copies each way. Nothing waits but a download and the end of an event.
+//! copies each way. Nothing waits but a download, the end of an event, and an upload that finds all staging buffers on
+//! their way.
 
 mod blocks;
 mod error;

@@ -33,10 +33,11 @@ pub(super) struct Staging {
 impl Staging {
     pub(super) fn new(device: &Rc<CudaDevice>) -> Result<Staging, KernelError> {
         let bytes = device.allocate(Space::Host, STAGING_BYTES);
-        let bytes = bytes.map_err(|_| {
+        let bytes = bytes.map_err(|refused| {
+            let error = refused.error.map_or(String::new(), |error| format!(" ({error})"));
             let message = format!(
-                "the system refused {STAGING_BYTES} bytes of page-locked memory; look at `ulimit -l` and the memory \
-                 limit of the control group"
+                "the system refused {STAGING_BYTES} bytes of page-locked memory{error}; look at `ulimit -l` and the \
+                 memory limit of the control group"
             );
             KernelError::device("upload", message)
         })?;
