@@ -9,7 +9,7 @@ use crate::stage::{Activation, ReplayCounts};
 use crate::table::{Attention, StageTable};
 use crate::{ModelConfig, rope};
 use kernels::{Init, KernelError, Kernels};
-use memory::{Arena, Buffer, Category, DType, Dims, Layout, Memory, OutOfMemory};
+use memory::{Arena, Buffer, Category, DType, Dims, Layer, Layout, Memory, OutOfMemory};
 use std::rc::Rc;
 
 /// Why a pass could not be made.
@@ -171,19 +171,20 @@ impl Model {
 
     /// The matrices that each part reads first, in forward order: the embedding, the blocks, the head. By their index in
     /// the layout; a tied embedding is the first part's.
-    pub fn matrices_by_part(&self) -> Vec<Vec<usize>> {
+    pub fn matrices_by_part(&self) -> Vec<(Layer, Vec<usize>)> {
         let ids = &self.ids;
-        let blocks = ids.blocks.iter().map(|block| {
+        let blocks = ids.blocks.iter().enumerate().map(|(index, block)| {
             let attention = [block.q_proj, block.k_proj, block.v_proj, block.o_proj];
             let mlp = [block.gate_proj, block.up_proj, block.down_proj];
-            attention.into_iter().chain(mlp).collect()
+            let matrices = attention.into_iter().chain(mlp).collect();
+            (Layer::Block(index), matrices)
         });
         let head = [ids.lm_head]
             .into_iter()
             .filter(|id| *id != ids.embed_tokens);
-        let mut parts = vec![vec![ids.embed_tokens]];
+        let mut parts = vec![(Layer::Embedding, vec![ids.embed_tokens])];
         parts.extend(blocks);
-        parts.push(head.collect());
+        parts.push((Layer::Head, head.collect()));
         parts
     }
 

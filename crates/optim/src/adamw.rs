@@ -6,7 +6,7 @@ use crate::offload::{Offload, Offloaded};
 use crate::states::{Home, StateViews, States};
 use crate::{MasterFormat, MomentFormat};
 use kernels::{KernelError, Kernels, NORM_PARTS};
-use memory::{Arena, Buffer, Category, DType, In, Layout, Memory, OutOfMemory, Space};
+use memory::{Arena, Buffer, Category, DType, In, Layer, Layout, Memory, OutOfMemory, Space};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -254,12 +254,12 @@ impl AdamW {
         kernels: &dyn Kernels,
         parameters: &mut Arena,
         gradients: &Arena,
-        part: usize,
+        part: Layer,
     ) -> Result<(), KernelError> {
         match &mut self.offloaded {
             Some(offloaded) if self.is_pending => {
                 offloaded.update_part(kernels, &self.numbers, parameters, gradients, part)?;
-                self.is_pending = part + 1 < offloaded.parts();
+                self.is_pending = !offloaded.is_updated();
                 Ok(())
             }
             _ => Ok(()),
@@ -276,11 +276,7 @@ impl AdamW {
         parameters: &mut Arena,
         gradients: &Arena,
     ) -> Result<(), KernelError> {
-        let parts = self.offloaded.as_ref().map_or(0, Offloaded::parts);
-        match parts.checked_sub(1) {
-            Some(last) => self.update_part(kernels, parameters, gradients, last),
-            None => Ok(()),
-        }
+        self.update_part(kernels, parameters, gradients, Layer::Whole)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::states::{Home, States};
 use crate::{MasterFormat, MomentFormat};
 use kernels::{Event, KernelError, Kernels, Queue};
 use memory::{
-    Arena, Buffer, Category, DType, Layout, Memory, OutOfMemory, PARAMETER_PADDING, Space,
+    Arena, Buffer, Category, DType, Layer, Layout, Memory, OutOfMemory, PARAMETER_PADDING, Space,
 };
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use std::ops::Range;
 pub struct Offload {
     /// The matrices that each part of the model reads first, in forward order, by their index in the layout. States of
     /// other matrices, and of vectors, which are small, stay on the device.
-    pub parts: Vec<Vec<usize>>,
+    pub parts: Vec<(Layer, Vec<usize>)>,
     /// Most bytes of a slab: of all states of a range of parameters.
     pub slab_bytes: usize,
     /// Slabs that are on the device at a time.
@@ -30,7 +30,7 @@ impl Offload {
     /// The elements whose states are offloaded.
     pub(crate) fn cover(&self, layout: &Layout) -> Cover {
         let entries = layout.entries();
-        let matrices = self.parts.iter().flatten();
+        let matrices = self.parts.iter().flat_map(|(_, matrices)| matrices);
         Cover::new(matrices.map(|index| entries[*index].padded_range()))
     }
 }
@@ -43,7 +43,7 @@ pub(crate) struct Offloaded {
     /// In the order of updates.
     slabs: Vec<Segment>,
     /// For each part, the number of slabs up to its end.
-    part_ends: Vec<usize>,
+    part_ends: Vec<(Layer, usize)>,
     /// Slabs that were asked to come, and slabs that were updated, since the beginning.
     uploaded: usize,
     updated: usize,
@@ -71,8 +71,8 @@ impl Offloaded {
         let cover = offload.cover(layout);
         let mut states = States::lease(Home { memory, space }, layout, &cover, formats, weights)?;
         let (mut slabs, mut part_ends) = (Vec::new(), Vec::new());
-        for part in &offload.parts {
-            let entries = part.iter().map(|index| &layout.entries()[*index]);
+        for (part, matrices) in &offload.parts {
+            let entries = matrices.iter().map(|index| &layout.entries()[*index]);
             let of_part = Cover::new(entries.map(|entry| entry.padded_range()));
             for segment in segments(layout, formats.0, &of_part) {
                 let block = segment.range.start..segment.range.start + PARAMETER_PADDING;
@@ -80,7 +80,7 @@ impl Offloaded {
                 let most = (offload.slab_bytes / block_bytes).max(1) * PARAMETER_PADDING;
                 slabs.extend(cut(segment, most));
             }
-            part_ends.push(slabs.len());
+            part_ends.push((*part, slabs.len()));
         }
         let bytes_of = |slab: &Segment| states.views(&slab.range).carved_bytes();
         let slot_bytes = slabs.iter().map(bytes_of).max().unwrap_or(0);
@@ -143,26 +143,28 @@ impl Offloaded {
         self.fill_slots(kernels)
     }
 
-    /// Updates the slabs up to the end of a part, those that have not been.
+    /// Updates the slabs up to the end of a part, those that have not been; all for [`Layer::Whole`].
     pub(crate) fn update_part(
         &mut self,
         kernels: &dyn Kernels,
         numbers: &Numbers,
         parameters: &mut Arena,
         gradients: &Arena,
-        part: usize,
+        part: Layer,
     ) -> Result<(), KernelError> {
+        let end = self.part_ends.iter().find(|(own, _)| *own == part);
+        let end = end.map_or(self.slabs.len(), |(_, end)| *end);
         let done_before = self.due - self.slabs.len();
-        while self.updated < done_before + self.part_ends[part] {
+        while self.updated < done_before + end {
             self.update_slab(kernels, numbers, parameters, gradients)?;
             self.fill_slots(kernels)?;
         }
         Ok(())
     }
 
-    /// The number of parts.
-    pub(crate) fn parts(&self) -> usize {
-        self.part_ends.len()
+    /// Whether every slab has been updated.
+    pub(crate) fn is_updated(&self) -> bool {
+        self.updated == self.due
     }
 
     /// Uploads as far as there are slots.

@@ -24,6 +24,7 @@ pub mod session;
 pub mod settings;
 mod stdout;
 mod train;
+mod updating;
 mod weights;
 
 pub use run::run;

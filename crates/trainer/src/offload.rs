@@ -1,10 +1,9 @@
-//! Optimizer states in host memory: which ones, and when they are updated.
+//! Which optimizer states live in host memory, and when they are updated.
 
 use crate::settings::Settings;
-use kernels::{KernelError, Kernels, Traffic};
-use memory::{Arena, Layer, Memory, Phase};
-use model::{Beside, Model};
-use optim::{AdamW, Offload};
+use memory::Layer;
+use model::Model;
+use optim::Offload;
 
 /// Optimizer states that live in pinned host memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,8 +47,8 @@ impl OptimizerOffload {
         let blocks = model.config().layers;
         let offloaded = (self.fraction * blocks as f64).ceil() as usize;
         let first = blocks - offloaded.min(blocks);
-        for (part, matrices) in parts.iter_mut().enumerate() {
-            let is_resident = match layer(part, blocks) {
+        for (part, matrices) in &mut parts {
+            let is_resident = match *part {
                 Layer::Embedding => self.fraction < 1.0,
                 Layer::Block(block) => block < first,
                 _ => offloaded == 0,
@@ -63,83 +62,6 @@ impl OptimizerOffload {
             slab_bytes: self.slab_bytes,
             slots: self.slots,
         }
-    }
-}
-
-/// The part of the model that [`Model::matrices_by_part`] lists at an index.
-fn layer(part: usize, blocks: usize) -> Layer {
-    match part.checked_sub(1) {
-        None => Layer::Embedding,
-        Some(block) if block < blocks => Layer::Block(block),
-        Some(_) => Layer::Head,
-    }
-}
-
-fn part(layer: Layer, blocks: usize) -> usize {
-    match layer {
-        Layer::Embedding => 0,
-        Layer::Block(block) => 1 + block,
-        Layer::Head | Layer::Whole => 1 + blocks,
-    }
-}
-
-/// What crosses for the optimizer while a step passes through the model.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct UpdateTraffic {
-    /// For the update of the step before.
-    pub(crate) before: Traffic,
-    /// For this step's.
-    pub(crate) prefetched: Traffic,
-}
-
-impl UpdateTraffic {
-    pub(crate) fn total(&self) -> Traffic {
-        self.before.plus(self.prefetched)
-    }
-}
-
-/// The optimizer beside the passes of a step: updates what the step before has left, and fetches what this one needs.
-pub(crate) struct Updating<'a> {
-    pub(crate) kernels: &'a dyn Kernels,
-    pub(crate) memory: &'a Memory,
-    pub(crate) optimizer: &'a mut AdamW,
-    pub(crate) blocks: usize,
-    /// Whether offloaded states are updated in forward passes at all.
-    pub(crate) in_forward: bool,
-    pub(crate) is_first_micro_batch: bool,
-    pub(crate) is_last_micro_batch: bool,
-    pub(crate) traffic: &'a mut UpdateTraffic,
-}
-
-impl Beside for Updating<'_> {
-    fn before_forward(
-        &mut self,
-        layer: Layer,
-        parameters: &mut Arena,
-        gradients: &Arena,
-    ) -> Result<(), KernelError> {
-        if !(self.in_forward && self.is_first_micro_batch) {
-            return Ok(());
-        }
-        // Entered in the first step too, though nothing is pending then, so that all steps have the same peaks.
-        let _place = self.memory.enter(Phase::Optimizer, layer);
-        let before = self.kernels.traffic();
-        let part = part(layer, self.blocks);
-        self.optimizer
-            .update_part(self.kernels, parameters, gradients, part)?;
-        let crossed = self.kernels.traffic().since(before);
-        self.traffic.before = self.traffic.before.plus(crossed);
-        Ok(())
-    }
-
-    fn before_backward(&mut self) -> Result<(), KernelError> {
-        if self.is_last_micro_batch {
-            let before = self.kernels.traffic();
-            self.optimizer.prefetch(self.kernels)?;
-            let crossed = self.kernels.traffic().since(before);
-            self.traffic.prefetched = self.traffic.prefetched.plus(crossed);
-        }
-        Ok(())
     }
 }
 

@@ -6,12 +6,15 @@
 
 use crate::failure::Failure;
 use crate::session::Session;
+use crate::weights::whole_or_gone;
+use kernels::KernelError;
 use memmap2::Mmap;
 use memory::DType;
 use optim::{NamedState, RestoreError, SavedState};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, View, serialize_to_file};
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -64,22 +67,25 @@ impl Session {
     /// [`OptimizerStateError::Write`].
     pub fn export_optimizer(&self, path: &Path) -> Result<(), Failure> {
         let entries = self.model().layout().entries().len();
+        let failed = Cell::new(None);
         let states = (0..entries).flat_map(|index| self.optimizer.named_states(index));
         let tensors = states.map(|state| {
             let shape = [state.view.elements()];
-            let session = self;
+            let (session, failed) = (self, &failed);
             (
                 state.name.clone(),
                 Lazy {
                     state,
                     shape,
                     session,
+                    failed,
                 },
             )
         });
         let (step, updates) = self.progress();
         let metadata = HashMap::from([(PROGRESS.to_string(), format!("{step},{updates}"))]);
         let written = serialize_to_file(tensors, Some(metadata), path);
+        whole_or_gone(path, failed.take())?;
         Ok(written.map_err(|source| OptimizerStateError::Write {
             path: path.into(),
             source,
@@ -131,6 +137,7 @@ struct Lazy<'a> {
     state: NamedState<'a>,
     shape: [usize; 1],
     session: &'a Session,
+    failed: &'a Cell<Option<KernelError>>,
 }
 
 impl View for Lazy<'_> {
@@ -149,8 +156,9 @@ impl View for Lazy<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         let mut bytes = vec![0; self.data_len()];
-        let fetched = self.state.read(&*self.session.kernels, &mut bytes);
-        fetched.expect("a state is contiguous, and `bytes` fits it");
+        if let Err(error) = self.state.read(&*self.session.kernels, &mut bytes) {
+            self.failed.set(Some(error));
+        }
         Cow::Owned(bytes)
     }
 

@@ -1,9 +1,10 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
 use crate::failure::Failure;
-use crate::offload::{UpdateTraffic, Updating, updates_in_forward};
+use crate::offload::updates_in_forward;
 use crate::read_back::Arriving;
 use crate::settings::Settings;
+use crate::updating::{UpdateTraffic, Updating};
 use data::StepBatch;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
@@ -339,7 +340,6 @@ impl Session {
                 kernels: &*self.kernels,
                 memory: &self.memory,
                 optimizer: &mut self.optimizer,
-                blocks: self.settings.model.layers,
                 in_forward: updates_in_forward(&self.settings),
                 is_first_micro_batch: index == 0,
                 is_last_micro_batch: index + 1 == step.micro.len(),

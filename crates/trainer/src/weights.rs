@@ -2,10 +2,25 @@
 
 use crate::failure::Failure;
 use crate::session::Session;
+use kernels::KernelError;
 use memory::{Arena, DType};
 use model::{WeightsError, encode, export, import, initialise};
 use optim::download_f32;
+use std::cell::Cell;
 use std::path::Path;
+
+/// Removes a file during whose writing the device failed, which that is the first to tell.
+///
+/// # Errors
+/// [`Failure::Device`] if it did.
+pub(crate) fn whole_or_gone(path: &Path, failed: Option<KernelError>) -> Result<(), Failure> {
+    let Some(error) = failed else {
+        return Ok(());
+    };
+    // The device's failure is the one to tell; a file that stays is half of one, as after any crash.
+    let _ = std::fs::remove_file(path);
+    Err(error.into())
+}
 
 impl Session {
     /// Sets values from an element of the arena on, and their masters where there are any.
@@ -68,11 +83,16 @@ impl Session {
     }
 
     fn export_arena(&self, path: &Path, arena: &Arena, dtype: DType) -> Result<(), Failure> {
+        let failed = Cell::new(None);
         let written = export(path, arena.layout(), dtype, |index| {
-            let values = download_f32(&*self.kernels, arena.view(index))
-                .expect("an entry of an arena is contiguous, and the values fit it");
+            let view = arena.view(index);
+            let values = download_f32(&*self.kernels, view).unwrap_or_else(|error| {
+                failed.set(Some(error));
+                vec![0.0; view.elements()]
+            });
             encode(&values, dtype).into_owned()
         });
+        whole_or_gone(path, failed.take())?;
         written.map_err(|error: WeightsError| error.into())
     }
 

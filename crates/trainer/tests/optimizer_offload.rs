@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{assert_as_planned, parameters, plan, session, settings, step_batch, variants};
+use common::{
+    assert_as_planned, on_schedule, parameters, plan, session, settings, step_batch, variants,
+};
 use kernels::Traffic;
-use kernels::cpu::Cpu;
-use kernels::scheduled::{Reasons, Scheduled};
-use memory::{DType, Memory};
+use memory::DType;
 use model::{ModelConfig, OffloadLabels};
 use optim::{MasterFormat, MomentFormat};
 use trainer::offload::{OptimizerOffload, Window};
@@ -219,22 +219,7 @@ fn saved_states_are_those_of_a_run_without_offload() {
     assert!(std::fs::read(again).unwrap() == bytes[0]);
 }
 
-fn on_schedule(
-    settings: &Settings,
-    seed: u64,
-    ignored: Option<&'static str>,
-) -> (Session, Reasons) {
-    let memory = Memory::host();
-    let cpu = Cpu::new(&memory, settings.narrowest_dtype()).unwrap();
-    let scheduled = Scheduled::new(cpu, seed, ignored);
-    let reasons = scheduled.reasons();
-    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(scheduled)).unwrap();
-    session.initialise(7).unwrap();
-    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
-    (session, reasons)
-}
-
-/// A model of one block, few tokens: a schedule in milliseconds.
+/// Two blocks and few tokens: a schedule in milliseconds.
 fn small(window: Window) -> Settings {
     let [_, _, (_, model)] = variants(2);
     let model = ModelConfig {
@@ -285,5 +270,51 @@ fn every_wait_is_needed() {
             run(&mut session, &settings, STEPS, |_| {}) != expected
         };
         assert!((0..20).any(is_wrong), "nothing needs: {reason}");
+    }
+}
+
+/// Both offloads share the copy queues.
+#[test]
+fn any_schedule_of_both_offloads_gives_the_same_bits() {
+    let settings = small(Window::Forward);
+    let labels = OffloadLabels::parse("mlp,block_input").unwrap();
+    let both = Settings {
+        policy: settings.policy.clone().offload(&labels).unwrap(),
+        ..settings.clone()
+    };
+    let expected = run(&mut session(&settings), &settings, STEPS, |_| {});
+    for seed in 0..30 {
+        let (mut session, reasons) = on_schedule(&both, seed, None);
+        assert!(
+            run(&mut session, &both, STEPS, |_| {}) == expected,
+            "seed {seed}"
+        );
+        assert_eq!(reasons.counts().len(), 7);
+    }
+}
+
+/// Refuses each lease of the second step in turn, while the first one's update is pending: the update is finished all the
+/// same, and later steps are those of a run without the refused one.
+#[test]
+fn a_refused_lease_loses_no_pending_update() {
+    let settings = small(Window::Forward);
+    let expected = run(&mut session(&settings), &settings, 3, |_| {});
+    let batch = |step| step_batch(&settings, step);
+    for lease in 0.. {
+        let (mut session, _) = on_schedule(&settings, lease as u64, None);
+        session.start_step(&batch(0)).unwrap();
+        session.memory().refuse_after(lease);
+        let outcome = session.start_step(&batch(1));
+        if outcome.is_ok() {
+            assert!(lease > 20, "{lease} leases");
+            break;
+        }
+        let mut steps = vec![bits(&session.finish_step().unwrap().unwrap())];
+        for step in 1..3 {
+            session.start_step(&batch(step)).unwrap();
+            steps.extend(session.take_finished().as_ref().map(bits));
+        }
+        steps.extend(session.finish_step().unwrap().as_ref().map(bits));
+        assert_eq!(steps, expected.steps, "lease {lease}");
     }
 }

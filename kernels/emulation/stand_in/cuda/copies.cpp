@@ -1,4 +1,5 @@
-// Copies and fills. The device's side must lie in a live block; the host's may be any memory.
+// Copies and fills. The device's side must lie in a live block. The host's may be any memory where it is written, and must
+// be page-locked where it is read: a copy from other memory waits on a real device, which only its speed would show.
 #include "memory.h"
 
 #include <cstring>
@@ -25,6 +26,10 @@ using namespace stand_in;
 extern "C" CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     STAND_IN_ENTER(ready_on("cuMemcpyHtoDAsync", stream));
     STAND_IN_CHECK(on_device("cuMemcpyHtoDAsync", to, bytes));
+    if (!is_locked_memory(from, bytes)) {
+        say("cuMemcpyHtoDAsync", "%zu bytes at %p are not page-locked", bytes, from);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     return copy(to, reinterpret_cast<CUdeviceptr>(from), bytes);
 }
 
