@@ -247,7 +247,7 @@ mod tests {
         let pieces = |range, most| -> Vec<Range<usize>> {
             cut(segment(range), most).map(|piece| piece.range).collect()
         };
-        assert_eq!(pieces(256..1024, 1024), [256..1024]);
+        assert_eq!(pieces(256..1280, 512), [256..768, 768..1280]);
         assert_eq!(pieces(0..1280, 1024), [0..768, 768..1280]);
         assert_eq!(pieces(0..768, 256), [0..256, 256..512, 512..768]);
     }

@@ -188,7 +188,7 @@ fn hyperparameters(config: &Config) -> Hyperparameters {
 fn optimizer_offload(config: &Config) -> Option<OptimizerOffload> {
     let offload = &config.offload;
     let is_on = offload.optimizer == OffloadName::Pinned && offload.fraction > 0.0;
-    is_on.then(|| OptimizerOffload {
+    is_on.then_some(OptimizerOffload {
         fraction: offload.fraction,
         window: match offload.window {
             OffloadWindow::Forward => Window::Forward,
