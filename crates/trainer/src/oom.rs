@@ -3,17 +3,16 @@
 use crate::failure::Failure;
 use crate::host_room::HostRoom;
 use crate::offload::OptimizerOffload;
-use crate::plan::{Plan, STRATEGIES, figures, with_offload_of};
+use crate::plan::{Plan, STRATEGIES, figures};
 use crate::settings::Settings;
 use kernels::Target;
 use memory::{
     ByCategory, Category, Cause, DType, DeviceBytes, Layer, LiveLease, OutOfMemory, Phase, Space,
     format_bytes,
 };
-use model::{Attention, Policy};
+use model::Attention;
 use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// Puts the optimizer's states into host memory.
 const OFFLOAD_STATES: &str = "offload.optimizer=pinned";
@@ -73,7 +72,6 @@ impl OomReport {
     pub fn new(
         error: &OutOfMemory,
         settings: &Settings,
-        layer_specs: &BTreeMap<String, String>,
         target: Target,
     ) -> Result<OomReport, Failure> {
         let planned = figures(settings, target)?;
@@ -81,7 +79,6 @@ impl OomReport {
         let room = error.room().unwrap_or(planned.peak.bytes - 1);
         let search = Search {
             settings,
-            layer_specs,
             target,
             room,
             slab_counts: error.device_bytes.is_some(),
@@ -112,7 +109,16 @@ impl OomReport {
     /// What to tell a person, a line each.
     pub fn hints(&self) -> Vec<String> {
         if self.space == Space::Host {
-            return vec![crate::failure::OFFLOAD_LESS.into()];
+            let locked = crate::memory_size::locked_limit_bytes();
+            let locked = locked.filter(|bytes| *bytes < self.requested_bytes).map(|bytes| {
+                format!(
+                    "the limit on locked memory is {} (`ulimit -l`), and some systems count page-locked memory; in a \
+                     container docker run --ulimit memlock=-1 raises it",
+                    format_bytes(bytes)
+                )
+            });
+            let hints = [crate::failure::OFFLOAD_LESS.to_string()].into_iter();
+            return hints.chain(locked).collect();
         }
         let Some(cheapest) = self.fixes.first() else {
             return vec!["no recompute specification, smaller optimizer state, micro-batch or head chunk fits; this model \
@@ -162,7 +168,6 @@ impl Fix {
 /// Tries settings by planning them.
 struct Search<'a> {
     settings: &'a Settings,
-    layer_specs: &'a BTreeMap<String, String>,
     target: Target,
     room: u64,
     /// A device that is full has to hold the whole slab; a limit counts leases.
@@ -274,21 +279,15 @@ impl Search<'_> {
         }))
     }
 
-    /// The settings with another specification, and what sets it: none if it does not go with those of single layers.
-    /// Offload ends where what is offloaded would be recomputed.
+    /// The settings with another specification, and what sets it: none if it does not go with those of single layers, or
+    /// changes nothing.
     fn with_recompute(&self, settings: &Settings, spec: &str) -> Option<(Settings, Vec<String>)> {
-        let policy = Policy::with_layers(spec, self.layer_specs, settings.model.layers).ok()?;
-        let policy = with_offload_of(settings, policy);
+        let other = settings.with_recompute(spec)?;
         let mut set = vec![format!("recompute.spec={spec}")];
-        if policy.offloaded() != settings.policy.offloaded() {
+        if other.policy.offloaded() != settings.policy.offloaded() {
             set.push("offload.activations=none".into());
         }
-        let changes = policy != settings.policy;
-        let settings = Settings {
-            policy,
-            ..settings.clone()
-        };
-        changes.then_some((settings, set))
+        (other.policy != settings.policy).then_some((other, set))
     }
 
     fn attempt(

@@ -12,19 +12,19 @@ pub(crate) struct Results {
 }
 
 /// Results that may not have been computed.
-pub(crate) struct Arriving {
+pub(crate) struct PendingResults {
     loss: Reading,
     norm_and_clip: Reading,
 }
 
-impl Arriving {
+impl PendingResults {
     /// Sends for `loss [1]` and `norm_and_clip [2]`, both f32.
     pub(crate) fn start(
         kernels: &dyn Kernels,
         loss: In,
         norm_and_clip: In,
-    ) -> Result<Arriving, KernelError> {
-        Ok(Arriving {
+    ) -> Result<PendingResults, KernelError> {
+        Ok(PendingResults {
             loss: kernels.start_read(loss)?,
             norm_and_clip: kernels.start_read(norm_and_clip)?,
         })

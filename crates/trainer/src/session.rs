@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::offload::updates_in_forward;
-use crate::read_back::Arriving;
+use crate::read_back::PendingResults;
 use crate::settings::Settings;
 use crate::updating::{UpdateTraffic, Updating};
 use data::StepBatch;
@@ -46,7 +46,7 @@ struct InFlight {
     traffic: Traffic,
     micro_batch_traffic: Traffic,
     replayed: ReplayCounts,
-    results: Arriving,
+    results: PendingResults,
 }
 
 /// What a step computed and used.
@@ -233,7 +233,7 @@ impl Session {
         let lr = self.update()?;
         let live_after = self.memory.live_leases();
         assert_eq!(live_before, live_after, "no lease outlives its step");
-        let results = Arriving::start(
+        let results = PendingResults::start(
             &*self.kernels,
             self.loss.view(),
             self.optimizer.norm_and_clip(),

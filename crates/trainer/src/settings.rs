@@ -2,7 +2,7 @@
 
 use crate::config::{AttentionBackend, Config, Resolved};
 use crate::config::{Dtype, GradDtype, Master, Schedule as ScheduleName, StateDtype};
-use crate::config::{HardwareConfig, OffloadWindow, OptimizerOffload as OffloadName};
+use crate::config::{HardwareConfig, OffloadWindow, OptimizerPlace};
 use crate::failure::Failure;
 use crate::offload::{OptimizerOffload, Window};
 use memory::{DType, Layout};
@@ -10,6 +10,7 @@ use model::{Attention, ModelConfig, OffloadLabels, Policy};
 use optim::{
     Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule, ScheduleKind,
 };
+use std::collections::BTreeMap;
 use wildmatch::WildMatch;
 
 /// Everything that decides the memory and the arithmetic of a step.
@@ -27,6 +28,8 @@ pub struct Settings {
     pub accum: usize,
     /// What is kept, what is recomputed and what waits on the host.
     pub policy: Policy,
+    /// Recompute specifications of ranges of layers, which hold beside whatever specification the rest has.
+    pub layer_specs: BTreeMap<String, String>,
     /// Tokens in a chunk of the output head.
     pub head_chunk: usize,
     /// How attention is computed.
@@ -111,6 +114,7 @@ impl Settings {
                 config.model.layers,
             )?
             .offload(&OffloadLabels::parse(&config.offload.activations)?)?,
+            layer_specs: config.recompute.layers.clone(),
             head_chunk: config.memory.head_chunk,
             attention: attention(config.attention.backend, seq),
             optimizer: hyperparameters(config),
@@ -119,6 +123,17 @@ impl Settings {
             schedule: schedule(config),
             seed: config.train.seed,
             hardware: config.hardware.clone(),
+        })
+    }
+
+    /// The same with another recompute specification; none if it does not go with those of single layers. Offload of
+    /// activations ends where what is offloaded would be recomputed.
+    pub fn with_recompute(&self, spec: &str) -> Option<Settings> {
+        let recompute = Policy::with_layers(spec, &self.layer_specs, self.model.layers).ok()?;
+        let both = recompute.clone().offload(self.policy.offloaded());
+        Some(Settings {
+            policy: both.unwrap_or(recompute),
+            ..self.clone()
         })
     }
 
@@ -187,7 +202,7 @@ fn hyperparameters(config: &Config) -> Hyperparameters {
 
 fn optimizer_offload(config: &Config) -> Option<OptimizerOffload> {
     let offload = &config.offload;
-    let is_on = offload.optimizer == OffloadName::Pinned && offload.fraction > 0.0;
+    let is_on = offload.optimizer == OptimizerPlace::Pinned && offload.fraction > 0.0;
     is_on.then_some(OptimizerOffload {
         fraction: offload.fraction,
         window: match offload.window {

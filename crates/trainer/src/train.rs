@@ -240,8 +240,7 @@ impl Run {
         let Failure::OutOfMemory { error, .. } = failure else {
             return failure;
         };
-        let layer_specs = &self.resolved.config.recompute.layers;
-        let report = match OomReport::new(&error, settings, layer_specs, self.device.target()) {
+        let report = match OomReport::new(&error, settings, self.device.target()) {
             Ok(report) => report,
             Err(_) => {
                 return Failure::OutOfMemory {

@@ -10,7 +10,6 @@ use kernels::Target;
 use memory::{DType, GRANULARITY_BYTES, Memory};
 use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
-use std::collections::BTreeMap;
 use trainer::cli::Cli;
 use trainer::failure::Failure;
 use trainer::oom::{Fix, OomReport};
@@ -391,7 +390,7 @@ fn smaller_states_are_among_the_fixes_and_fit() {
         let Failure::OutOfMemory { error, .. } = run(&settings).unwrap_err() else {
             panic!("out of memory")
         };
-        let report = OomReport::new(&error, &settings, &BTreeMap::new(), Target::Cpu).unwrap();
+        let report = OomReport::new(&error, &settings, Target::Cpu).unwrap();
         let has = |setting: &str, changes_math: bool| {
             let mut fixes = report.fixes.iter();
             fixes.any(|fix| {

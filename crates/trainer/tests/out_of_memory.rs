@@ -6,7 +6,6 @@ use common::{odd_model, parameters, step_batch};
 use kernels::Target;
 use memory::{Cause, DType, GRANULARITY_BYTES, Memory};
 use model::Policy;
-use std::collections::BTreeMap;
 use trainer::failure::Failure;
 use trainer::oom::OomReport;
 use trainer::plan::Plan;
@@ -59,7 +58,7 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
                 "{message}"
             );
             assert!(message.contains(&format!("`{}`", error.name)), "{message}");
-            let report = OomReport::new(error, &settings, &BTreeMap::new(), Target::Cpu).unwrap();
+            let report = OomReport::new(error, &settings, Target::Cpu).unwrap();
             assert_eq!((report.cause, report.name), (Cause::Capacity, error.name));
             assert!(!report.hints().is_empty());
             assert_eq!(
@@ -135,7 +134,7 @@ fn the_peak_is_the_limit_and_every_fix_fits() {
     let Failure::OutOfMemory { error, .. } = &failure else {
         panic!("{failure}")
     };
-    let report = OomReport::new(error, &settings, &BTreeMap::new(), Target::Cpu).unwrap();
+    let report = OomReport::new(error, &settings, Target::Cpu).unwrap();
     assert_eq!(
         (report.limit_bytes, report.planned_peak_bytes),
         (Some(limit), plan.peak_bytes)

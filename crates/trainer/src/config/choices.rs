@@ -151,7 +151,7 @@ choices! {
 choices! {
     /// Where the optimizer's state lives.
     #[derive(Default)]
-    OptimizerOffload {
+    OptimizerPlace {
         /// On the device.
         #[default]
         None = "none",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use model::ModelConfig;
 
 use super::choices::{
-    DataFormat, GradDtype, Master, OffloadWindow, OptimizerOffload, Schedule, StateDtype,
+    DataFormat, GradDtype, Master, OffloadWindow, OptimizerPlace, Schedule, StateDtype,
 };
 use super::schema::{
     AttentionConfig, BatchConfig, Config, DataConfig, HardwareConfig, LogConfig, LrConfig,
@@ -121,7 +121,7 @@ impl Default for RecomputeConfig {
 impl Default for OffloadConfig {
     fn default() -> Self {
         Self {
-            optimizer: OptimizerOffload::None,
+            optimizer: OptimizerPlace::None,
             activations: "none".to_owned(),
             fraction: 1.0,
             window: OffloadWindow::Forward,

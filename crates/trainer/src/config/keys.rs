@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 use super::choices::{
-    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerOffload,
+    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerPlace,
     Schedule, StateDtype,
 };
 use super::error::ConfigError;
@@ -64,7 +64,7 @@ pub const KEYS: &[(&str, Kind)] = &[
     ("recompute.spec", Kind::Text),
     ("recompute.layers", Kind::TextTable),
     ("attention.backend", Kind::Choice(AttentionBackend::NAMES)),
-    ("offload.optimizer", Kind::Choice(OptimizerOffload::NAMES)),
+    ("offload.optimizer", Kind::Choice(OptimizerPlace::NAMES)),
     ("offload.activations", Kind::Text),
     ("offload.fraction", Kind::Real(Range::Share)),
     ("offload.window", Kind::Choice(OffloadWindow::NAMES)),

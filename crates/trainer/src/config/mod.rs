@@ -22,7 +22,7 @@ mod tests;
 mod unknown;
 
 pub use choices::{
-    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerOffload,
+    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerPlace,
     Schedule, StateDtype,
 };
 pub use device::{Device, DeviceError};

@@ -7,7 +7,7 @@ use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
-    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerOffload,
+    AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerPlace,
     Schedule, StateDtype,
 };
 use super::device::Device;
@@ -149,7 +149,7 @@ pub struct AttentionConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct OffloadConfig {
     /// Where the optimizer's state lives.
-    pub optimizer: OptimizerOffload,
+    pub optimizer: OptimizerPlace,
     /// Labels of activations that wait on the host for their backward pass: `none` or a comma list.
     pub activations: String,
     /// Share of the blocks whose optimizer state is offloaded, from 0 to 1.

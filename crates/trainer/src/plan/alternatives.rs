@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::settings::Settings;
 use kernels::Target;
 use memory::DType;
-use model::{Attention, Policy};
+use model::Attention;
 use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 
@@ -43,12 +43,6 @@ impl Strategy {
     }
 }
 
-/// A recompute policy with the offload of other settings, if it recomputes none of that; else without.
-pub(crate) fn with_offload_of(settings: &Settings, recompute: Policy) -> Policy {
-    let both = recompute.clone().offload(settings.policy.offloaded());
-    both.unwrap_or(recompute)
-}
-
 /// Another setting, everything else equal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Effect {
@@ -60,23 +54,16 @@ pub struct Effect {
     pub difference_bytes: i64,
 }
 
-/// Plans every strategy.
+/// Plans every strategy that goes with the specifications of single layers.
 pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Strategy>, Failure> {
-    let plan = |spec: &str| {
-        let policy = with_offload_of(settings, Policy::parse(spec, settings.model.layers)?);
-        let offload_activations = policy.offloaded().to_string();
+    let plan = |(spec, other): (&str, Settings)| {
+        let offload_activations = other.policy.offloaded().to_string();
         let Figures {
             peak,
             reserved_bytes,
             recompute_flops_fraction,
             ..
-        } = figures(
-            &Settings {
-                policy,
-                ..settings.clone()
-            },
-            target,
-        )?;
+        } = figures(&other, target)?;
         let recompute = spec.to_string();
         Ok(Strategy {
             recompute,
@@ -86,7 +73,9 @@ pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Stra
             recompute_flops_fraction,
         })
     };
-    STRATEGIES.into_iter().map(plan).collect()
+    let others = STRATEGIES.into_iter();
+    let others = others.filter_map(|spec| Some((spec, settings.with_recompute(spec)?)));
+    others.map(plan).collect()
 }
 
 /// Plans what grouped heads, the chunked head, attention, accumulation and the formats of states change.

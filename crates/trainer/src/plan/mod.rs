@@ -10,7 +10,6 @@ mod offload;
 mod table;
 
 pub use activations::PlannedActivation;
-pub(crate) use alternatives::with_offload_of;
 pub use alternatives::{Effect, STRATEGIES, Strategy};
 pub use arenas::PlannedArena;
 pub(crate) use arenas::arena_table;

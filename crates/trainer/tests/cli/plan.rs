@@ -212,3 +212,23 @@ fn data_need_not_be_there() {
         .trainer("plan --config small.toml --data elsewhere.safetensors")
         .fails(4, &["elsewhere.safetensors", "does not exist"]);
 }
+
+/// What single layers are told holds in every row of the table.
+#[test]
+fn strategies_go_with_the_specifications_of_single_layers() {
+    let place = Workplace::new();
+    let plan = |layers: &str| -> Value {
+        let settings = format!("plan --json --config small.toml --device cpu {layers}");
+        serde_json::from_str(&place.trainer(&settings).succeeds().stdout).unwrap()
+    };
+    let none = |plan: &Value| {
+        let strategies = plan["strategies"].as_array().unwrap().iter();
+        let mut none = strategies.filter(|strategy| strategy["recompute"] == "none");
+        none.next().unwrap()["peak_bytes"].clone()
+    };
+    let (alone, first) = (plan(""), plan("--set recompute.layers={\"0\"=\"full\"}"));
+    assert_ne!(alone["peak_bytes"], first["peak_bytes"]);
+    for plan in [alone, first] {
+        assert_eq!(none(&plan), plan["peak_bytes"]);
+    }
+}

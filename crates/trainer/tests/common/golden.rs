@@ -62,6 +62,7 @@ impl Golden {
         assert_eq!(number(&optimizer["clip_eps"]), 1e-6);
         Settings {
             policy: Policy::parse(mode, model.layers).unwrap(),
+            layer_specs: Default::default(),
             model,
             dtype,
             seq: size("seq"),

@@ -96,6 +96,7 @@ pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
         micro_batch: 2,
         accum: 2,
         policy,
+        layer_specs: Default::default(),
         head_chunk: 100,
         attention: Attention::Eager,
         optimizer: hyperparameters(),

@@ -167,7 +167,7 @@ fn load_ptx(text: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)>
 #[cfg(test)]
 mod tests {
     use super::SOURCES;
-    use crate::cuda::device::ARGUMENTS_MAX;
+    use crate::cuda::device::driver::ARGUMENTS_MAX;
     use std::ffi::CStr;
 
     /// In PTX, a kernel is `.entry name(.param .u64 name_param_0, ...)`.

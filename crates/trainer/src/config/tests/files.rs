@@ -9,7 +9,7 @@ use crate::config::load::Source;
 use crate::config::{
     AttentionBackend, AttentionConfig, BatchConfig, Config, DataConfig, DataFormat, Device, Dtype,
     GradDtype, HardwareConfig, LogConfig, LrConfig, Master, MemoryConfig, OffloadConfig,
-    OffloadWindow, OptimConfig, OptimizerOffload, RecomputeConfig, Schedule, Size, StateDtype,
+    OffloadWindow, OptimConfig, OptimizerPlace, RecomputeConfig, Schedule, Size, StateDtype,
     TrainConfig, keys, preset,
 };
 
@@ -81,7 +81,7 @@ fn full() -> Config {
             backend: AttentionBackend::Flash,
         },
         offload: OffloadConfig {
-            optimizer: OptimizerOffload::Pinned,
+            optimizer: OptimizerPlace::Pinned,
             activations: "block_input".to_owned(),
             fraction: 0.5,
             window: OffloadWindow::End,

@@ -1,0 +1,142 @@
+//! Runs kernels, products and copies on a GPU.
+
+use super::modules::Modules;
+use super::products::Products;
+use super::staging::Staging;
+use super::{CudaDevice, error};
+use crate::cuda::{Driver, Gemm, Launch, Workspace};
+use crate::{Event, KernelError, Queue, Reading};
+use cudarc::driver::{result, sys};
+use std::ffi::c_void;
+use std::rc::Rc;
+
+/// Most parameters that a kernel has.
+pub(super) const ARGUMENTS_MAX: usize = 17;
+
+/// Runs kernels, products and copies on an open GPU.
+pub struct CudaDriver {
+    modules: Modules,
+    products: Products,
+    staging: Staging,
+    device: Rc<CudaDevice>,
+}
+
+impl CudaDriver {
+    /// A driver of an open device.
+    ///
+    /// # Errors
+    /// [`KernelError`] if cuBLASLt does not start or page-locked memory is refused.
+    pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver, KernelError> {
+        Ok(CudaDriver {
+            modules: Modules::new(device.facts.capability),
+            products: Products::new()?,
+            staging: Staging::new(device)?,
+            device: device.clone(),
+        })
+    }
+
+    /// Version of cuBLASLt, as 130002 for 13.0.2.
+    pub fn library_version(&self) -> usize {
+        self.products.version()
+    }
+
+    /// Loads the modules of all kernels, which otherwise happens when the first of each is launched.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the driver cannot compile one of them for this GPU.
+    pub fn load_modules(&self) -> Result<(), KernelError> {
+        self.modules.load_all()
+    }
+}
+
+impl Driver for CudaDriver {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+        let function = self.modules.function(launch.kernel, launch.shared_bytes)?;
+        // A step has thousands of launches: none of them allocates.
+        let mut addresses = [std::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
+        let arguments = &mut addresses[..launch.arguments.len()];
+        for (address, argument) in arguments.iter_mut().zip(launch.arguments) {
+            *address = argument.address();
+        }
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        // SAFETY: the caller's promise: the arguments are the kernel's. The driver reads them before it returns.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.handle,
+                (gx, gy, gz),
+                (bx, by, bz),
+                launch.shared_bytes,
+                self.device.stream,
+                arguments,
+            )
+        };
+        launched.map_err(|error| error::of_driver(launch.kernel.name, error))
+    }
+
+    unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.products.compute(gemm, workspace, self.device.stream) }
+    }
+
+    unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.staging.copy(to, bytes) }
+    }
+
+    unsafe fn copy_to_host(&self, bytes: &mut [u8], from: *const u8) -> Result<(), KernelError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let (to, stream) = (bytes.as_mut_ptr().cast(), self.device.stream);
+        // SAFETY: the caller's promise; `bytes` is borrowed until the copy is done.
+        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from as u64, bytes.len(), stream) };
+        let done = copied.result().and_then(|()| self.device.synchronize());
+        done.map_err(|error| error::of_driver("download", error))
+    }
+
+    unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let set = unsafe { self.device.set(to, 0, bytes) };
+        set.map_err(|error| error::of_driver("clear", error))
+    }
+
+    unsafe fn start_copy(
+        &self,
+        queue: Queue,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let asked = unsafe { self.device.streams.copy(queue, to, from, bytes) };
+        asked.map_err(|error| error::of_driver("start_copy", error))
+    }
+
+    unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
+        let to = self.staging.reading();
+        let stream = self.device.stream;
+        // SAFETY: the caller's promise; the place is in pinned memory and as large as a reading can be.
+        let asked = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from as u64, bytes, stream) };
+        let recorded = asked
+            .result()
+            .and_then(|()| self.device.streams.record(Queue::Compute));
+        let event = recorded.map_err(|error| error::of_driver("start_read", error))?;
+        // SAFETY: the place is used again by the `READINGS_MAX`th reading from here.
+        Ok(unsafe { Reading::after(event, to, bytes) })
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        let recorded = self.device.streams.record(queue);
+        recorded.map_err(|error| error::of_driver("record", error))
+    }
+
+    fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
+        let asked = self.device.streams.wait(queue, event);
+        asked.map_err(|error| error::of_driver("wait", error))
+    }
+
+    fn finish(&self, event: Event) -> Result<(), KernelError> {
+        let waited = self.device.streams.finish(event);
+        waited.map_err(|error| error::of_driver("finish", error))
+    }
+}
