@@ -13,6 +13,7 @@ use memory::{Arena, Buffer, Category, DType, Layer, Memory, Phase, StepMemory};
 use model::{Batch, Gradients, Model, ReplayCounts, Saved, StepTotals};
 use optim::{AdamW, StepNumbers};
 use std::rc::Rc;
+use std::time::Instant;
 
 /// Everything that lives across steps.
 pub struct Session {
@@ -47,6 +48,8 @@ struct InFlight {
     micro_batch_traffic: Traffic,
     replayed: ReplayCounts,
     results: PendingResults,
+    /// When it was made, where the host computes.
+    made_at: Option<Instant>,
 }
 
 /// What a step computed and used.
@@ -70,6 +73,8 @@ pub struct StepOutcome {
     pub micro_batch_traffic: Traffic,
     /// Replays of each stage.
     pub replayed: ReplayCounts,
+    /// When it was made, or known to be made.
+    pub done_at: Instant,
 }
 
 impl StepOutcome {
@@ -247,6 +252,7 @@ impl Session {
             micro_batch_traffic,
             replayed,
             results,
+            made_at: (!self.kernels.runs_ahead()).then(Instant::now),
         });
         if !self.kernels.runs_ahead() && !updates_in_forward(&self.settings) {
             self.finish_in_flight()?;
@@ -301,6 +307,7 @@ impl Session {
             traffic: in_flight.traffic,
             micro_batch_traffic: in_flight.micro_batch_traffic,
             replayed: in_flight.replayed,
+            done_at: in_flight.made_at.unwrap_or_else(Instant::now),
         };
         self.updates += usize::from(outcome.is_finite());
         let untaken = self.finished.replace(outcome);

@@ -156,9 +156,8 @@ impl Made {
     }
 
     /// Time since the step before: on a device that the host runs ahead of, the only one that adds up.
-    fn lap(&mut self) -> Duration {
-        let now = Instant::now();
-        now - std::mem::replace(&mut self.until, now)
+    fn lap(&mut self, done_at: Instant) -> Duration {
+        done_at - std::mem::replace(&mut self.until, done_at)
     }
 
     fn add(&mut self, outcome: &StepOutcome, elapsed: Duration) {
@@ -279,7 +278,7 @@ impl Run {
         let Some(outcome) = finished else {
             return Ok(());
         };
-        let elapsed = self.made.lap();
+        let elapsed = self.made.lap(outcome.done_at);
         self.write_step_record(&outcome, elapsed)?;
         self.made.add(&outcome, elapsed);
         if !outcome.is_finite() {

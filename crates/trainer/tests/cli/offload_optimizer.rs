@@ -34,6 +34,12 @@ fn states_in_host_memory_give_the_same_losses() {
         assert!(plan["h2d_bytes"].as_u64() > resident_plan["h2d_bytes"].as_u64());
         let steps = offloaded.steps();
         assert_eq!(steps.len(), resident.steps().len());
+        // Outcomes come late, but no step was made in no time.
+        assert!(
+            steps
+                .iter()
+                .all(|step| step["step_ms"].as_f64().unwrap() > 0.2)
+        );
         for (step, before) in steps.iter().zip(resident.steps()) {
             for key in ["step", "loss", "grad_norm", "lr"] {
                 assert_eq!(step[key], before[key], "{options} {key}");

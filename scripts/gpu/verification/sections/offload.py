@@ -1,7 +1,7 @@
 """Optimizer states and activations in pinned host memory: the same bits, what crosses as planned, and what it costs."""
 from ..outcome import OutOfTime, require
 
-CHECKS = "offload changes no bit; pinned bytes and bytes each way are the plan's; time beside runs without it, and the rate of copies"
+CHECKS = "offload changes no bit; pinned bytes and bytes each way are the plan's; time beside runs without it"
 SECONDS = 110
 
 STEPS = 5
