@@ -217,7 +217,8 @@ impl AdamW {
 
     /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32): norm, clipping factor,
     /// and all states on the device. Where loss or gradients are not finite, weights and states stay as they are.
-    /// Offloaded states are pending: gradients must stay as they are until [`AdamW::update_part`] or [`AdamW::finish`] has updated them.
+    /// Offloaded states are pending: gradients must stay as they are until [`AdamW::update_part`] or [`AdamW::finish`] has
+    /// updated them.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use super::choices::{DataFormat, Schedule};
+use super::choices::{DataFormat, OptimizerPlace, Schedule};
 use super::error::ConfigError;
 use super::keys;
-use super::schema::Config;
+use super::schema::{Config, OffloadConfig};
 
 /// Something that interfaces promise and this version does not have.
 struct NotBuilt {
@@ -184,6 +184,19 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     let Config {
         lr, data, train, ..
     } = config;
+    if config.offload.optimizer == OptimizerPlace::None {
+        let unused = OffloadConfig {
+            activations: config.offload.activations.clone(),
+            path: config.offload.path.clone(),
+            ..OffloadConfig::default()
+        };
+        if config.offload != unused {
+            return contradiction(
+                "offload.fraction, offload.window, offload.buffer_count and offload.slab_mib say how optimizer states are \
+                 offloaded, and these are not; add --offload-optimizer pinned, or leave them out",
+            );
+        }
+    }
     if let Some(decay_steps) = lr.decay_steps {
         if lr.schedule == Schedule::Constant {
             return contradiction(

@@ -5,15 +5,16 @@ CHECKS = "offload changes no bit; pinned bytes and bytes each way are the plan's
 SECONDS = 110
 
 STEPS = 5
-OFFLOADS = {
-    "optimizer": ["--offload-optimizer", "pinned"],
-    "optimizer, at the end": ["--offload-optimizer", "pinned", "--set", "offload.window=end"],
-    "half of the optimizer": ["--offload-optimizer", "pinned", "--set", "offload.fraction=0.5"],
-    "activations": ["--offload-activations", "layernorm,mlp,attn_out"],
-    "both": ["--offload-optimizer", "pinned", "--offload-activations", "block_input", "--recompute", "full"],
-}
+OPTIMIZER = ["--offload-optimizer", "pinned"]
 # A slab for each part of a small model, or copies would never overlap.
-SLABS = ["--set", "offload.slab_mib=1"]
+SLABS = [*OPTIMIZER, "--set", "offload.slab_mib=1"]
+OFFLOADS = {
+    "optimizer": SLABS,
+    "optimizer, at the end": [*SLABS, "--set", "offload.window=end"],
+    "half of the optimizer": [*SLABS, "--set", "offload.fraction=0.5"],
+    "activations": ["--offload-activations", "layernorm,mlp,attn_out"],
+    "both": [*SLABS, "--offload-activations", "block_input", "--recompute", "full"],
+}
 
 # 65,536 tokens a step: there, states are to hide.
 TIMED = ["--config", "qwen2.5-1.5b", "--seq", 1024, "--micro-batch", 8, "--accum", 8, "--dtype", "bf16", "--recompute", "full"]
@@ -25,7 +26,7 @@ def run(place, found):
     rows = found.table("Offload", "offloaded", "peak, bytes", "pinned, bytes", "to the device, bytes a step", "back, bytes a step", "same bits")
     for dtype in ("f32", "bf16"):
         model = ["--config", "llama-15m" if place.is_cuda else "tiny", "--accum", 3, "--steps", STEPS, "--dtype", dtype, "--state-dtype", "8bit"]
-        resident, *offloaded = place.train_all([model, *([*model, *SLABS, *flags] for flags in OFFLOADS.values())])
+        resident, *offloaded = place.train_all([model, *([*model, *flags] for flags in OFFLOADS.values())])
         for name, trained in zip(["nothing", *OFFLOADS], [resident, *offloaded]):
             last = trained.metrics.steps[-1]
             same = "yes" if trained.metrics.bits() == resident.metrics.bits() else "NO"
@@ -54,7 +55,7 @@ def time(place, found):
     for name, states in FORMS.items():
         common = [*TIMED, *states, "--steps", TIMED_STEPS, *(word for one in measured for word in ("--set", one))]
         try:
-            resident, offloaded = place.train(*common), place.train(*common, *OFFLOADS["optimizer"])
+            resident, offloaded = place.train(*common), place.train(*common, *OPTIMIZER)
         except OutOfTime:
             found.notes.append(f"{name}: no time; `verify offload` has more for it")
             continue

@@ -120,6 +120,10 @@ fn broken_files_are_refused_with_the_line() {
 fn contradictions_are_refused() {
     let cases: &[(&[&str], &str)] = &[
         (
+            &["--set", "offload.window=end"],
+            "--offload-optimizer pinned",
+        ),
+        (
             &["--set", "lr.schedule=constant", "--set", "lr.decay_steps=5"],
             "constant",
         ),
