@@ -1,6 +1,7 @@
 //! The emulation reports what it is there to find, and takes the same done right: `kernels/emulation/tests/misuse.cu`.
 
 use emulation::Emulation;
+use kernels::Queue;
 use kernels::cuda::{Argument, Driver, Kernel, Launch};
 
 /// Elements of every output.
@@ -25,6 +26,7 @@ fn launch(
         .chain(more.iter().copied())
         .collect();
     let launch = Launch {
+        queue: Queue::Compute,
         kernel: kernel(name),
         grid: [1, 1, 1],
         block: [threads, 1, 1],
@@ -155,6 +157,7 @@ fn wide_accesses_off_their_alignment() {
             Argument::Pointer(out.as_mut_ptr().cast()),
         ];
         let launch = Launch {
+            queue: Queue::Compute,
             kernel: kernel("wide_access"),
             grid: [1, 1, 1],
             block: [1, 1, 1],
@@ -173,6 +176,7 @@ fn results_that_depend_on_the_order_of_blocks_change() {
     for result in &mut results {
         let arguments = [Argument::Pointer(std::ptr::from_mut(result).cast())];
         let launch = Launch {
+            queue: Queue::Compute,
             kernel: kernel("last_block"),
             grid: [3, 1, 1],
             block: [32, 1, 1],

@@ -248,6 +248,13 @@ pub trait Kernels: Queues {
 
     /// One AdamW update of a range of parameters (Loshchilov and Hutter 2019).
     fn adamw(&self, update: AdamW) -> Result<(), KernelError>;
+
+    /// Asks for an update in [`Queue::Update`]; else as [`Kernels::adamw`].
+    ///
+    /// # Safety
+    /// Until an event recorded after this in the queue is over, everything in `update` stays alive, nothing else writes
+    /// it, and nothing else reads what it writes.
+    unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError>;
 }
 
 /// An operation was not carried out.

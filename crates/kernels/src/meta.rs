@@ -353,4 +353,8 @@ impl Kernels for Meta {
     fn adamw(&self, update: AdamW) -> Result<(), KernelError> {
         check::adamw(&update)
     }
+
+    unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError> {
+        check::adamw(&update)
+    }
 }

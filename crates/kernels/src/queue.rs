@@ -7,11 +7,13 @@ use std::cell::Cell;
 /// Where work runs in the order in which it was asked for. Between queues nothing is ordered but by events.
 ///
 /// On CUDA, streams. On the CPU a worker thread for each direction of copies, while operations run in the thread that
-/// asks for them.
+/// asks for them, those of [`Queue::Update`] too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// Every operation of [`crate::Kernels`].
+    /// Every operation of [`crate::Kernels`] but [`crate::Kernels::start_adamw`].
     Compute,
+    /// Updates beside the computation.
+    Update,
     /// Copies from pinned host memory to the device.
     Upload,
     /// Copies from the device to pinned host memory.
@@ -20,7 +22,12 @@ pub enum Queue {
 
 impl Queue {
     /// All queues.
-    pub const ALL: [Queue; 3] = [Queue::Compute, Queue::Upload, Queue::Download];
+    pub const ALL: [Queue; 4] = [
+        Queue::Compute,
+        Queue::Update,
+        Queue::Upload,
+        Queue::Download,
+    ];
 }
 
 /// A point in a queue: it is over when everything that was asked for in the queue before it is done.

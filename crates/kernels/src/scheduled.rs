@@ -355,6 +355,15 @@ impl<K: Kernels + 'static> Kernels for Scheduled<K> {
         self.kernels.download(bytes, x)
     }
 
+    unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let update = unsafe { update.lasting() };
+        self.ask(
+            Queue::Update,
+            Box::new(move |kernels: &K| kernels.adamw(update)),
+        )
+    }
+
     operations! {
         fill(out: Out, value: f32);
         copy(out: Out, x: In);

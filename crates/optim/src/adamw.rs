@@ -239,11 +239,14 @@ impl AdamW {
         kernels.norm_and_clip(clip, parts, all, loss, max_norm)?;
         for segment in &self.segments {
             let states = self.resident.views(&segment.range);
-            self.numbers
-                .apply(kernels, parameters, gradients, segment, states)?;
+            let update = self.numbers.update(parameters, gradients, segment, states);
+            kernels.adamw(update)?;
         }
-        self.is_pending = self.offloaded.is_some();
-        self.prefetch(kernels)
+        if let Some(offloaded) = &mut self.offloaded {
+            self.is_pending = true;
+            offloaded.begin(kernels)?;
+        }
+        Ok(())
     }
 
     /// Updates the pending states of the parts up to this one ([`Offload::parts`]); nothing if none are pending.
@@ -298,15 +301,14 @@ impl Numbers {
         kernels.upload(self.key.view_mut(), bytemuck::cast_slice(&key))
     }
 
-    /// Updates a segment whose states are on the device.
-    pub(crate) fn apply(
-        &self,
-        kernels: &dyn Kernels,
-        parameters: &mut Arena,
-        gradients: &Arena,
+    /// The update of a segment whose states are on the device.
+    pub(crate) fn update<'a>(
+        &'a self,
+        parameters: &'a mut Arena,
+        gradients: &'a Arena,
         Segment { range, decays }: &Segment,
-        states: StateViews,
-    ) -> Result<(), KernelError> {
+        states: StateViews<'a>,
+    ) -> kernels::AdamW<'a> {
         let Hyperparameters {
             beta1,
             beta2,
@@ -314,7 +316,7 @@ impl Numbers {
             weight_decay,
             ..
         } = self.hyperparameters;
-        kernels.adamw(kernels::AdamW {
+        kernels::AdamW {
             parameters: parameters.flat_mut(range.clone()),
             master: states.master,
             first_moment: states.first_moment,
@@ -328,7 +330,7 @@ impl Numbers {
             beta2: beta2 as f32,
             eps: eps as f32,
             weight_decay: if *decays { weight_decay as f32 } else { 0.0 },
-        })
+        }
     }
 }
 

@@ -1,8 +1,19 @@
 //! States in pinned host memory, which come to the device in slabs to be updated, and go back.
 //!
 //! A slab is uploaded into a slot, updated there and downloaded, each in a queue of its own, so that copies each way and
-//! updates overlap. Slots are used in turn, and queues keep their order, so a slab's last download is over before it is
-//! uploaded again: its slot, or one that was used later, has been emptied by then.
+//! updates run beside one another and beside the computation. Five waits order them, and each is needed:
+//!
+//! | who waits | for what | otherwise |
+//! |---|---|---|
+//! | the updates | the computation so far, once an update ([`FINAL`]) | they read gradients, and write weights, too early |
+//! | the upload | the slot's last download ([`LEFT`]) | it writes over states that are being sent |
+//! | the update | the slab's upload ([`CAME`]) | it reads what was in the slot before |
+//! | the download | the slab's update ([`UPDATED`]) | it sends states as they were |
+//! | the computation, once a part | the part's last update ([`WRITTEN`]) | it reads weights as they were |
+//!
+//! No more are. Slots are used in turn, and queues keep their order, so a slab's last download is over before it is
+//! uploaded again: its slot, or one that was used later, has been emptied by then. And the next gradients are written
+//! after the forward pass, in which the computation has waited for every update.
 
 use crate::adamw::{Numbers, Segment, segments};
 use crate::cover::Cover;
@@ -13,6 +24,12 @@ use memory::{
     Arena, Buffer, Category, DType, Layer, Layout, Memory, OutOfMemory, PARAMETER_PADDING, Space,
 };
 use std::ops::Range;
+
+const FINAL: &str = "gradients are final before states are updated";
+const LEFT: &str = "states have left a slot before others come";
+const CAME: &str = "states have come before they are updated";
+const UPDATED: &str = "states are updated before they go back";
+const WRITTEN: &str = "weights are written before they are read";
 
 /// Which states are offloaded, and in what pieces.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,9 +61,13 @@ pub(crate) struct Offloaded {
     slabs: Vec<Segment>,
     /// For each part, the number of slabs up to its end.
     part_ends: Vec<(Layer, usize)>,
-    /// Slabs that were asked to come, and slabs that were updated, since the beginning.
+    /// Since the beginning, slabs that were asked to come, slabs whose update was asked for, and those of them that the
+    /// computation was told to wait for.
     uploaded: usize,
     updated: usize,
+    awaited: usize,
+    /// When the last slab whose update was asked for is updated.
+    last_updated: Event,
     /// Slabs that may come: those of the update that is under way or next.
     due: usize,
 }
@@ -106,6 +127,8 @@ impl Offloaded {
             part_ends,
             uploaded: 0,
             updated: 0,
+            awaited: 0,
+            last_updated: Event::PAST,
             due: 0,
         })
     }
@@ -143,7 +166,15 @@ impl Offloaded {
         self.fill_slots(kernels)
     }
 
-    /// Updates the slabs up to the end of a part, those that have not been; all for [`Layer::Whole`].
+    /// Begins an update with gradients and numbers that the computation has been asked for.
+    pub(crate) fn begin(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let asked = kernels.record(Queue::Compute)?;
+        kernels.wait(Queue::Update, asked, FINAL)?;
+        self.prefetch(kernels)
+    }
+
+    /// Updates the slabs up to the end of a part, those that have not been, before the computation goes on; all for
+    /// [`Layer::Whole`].
     pub(crate) fn update_part(
         &mut self,
         kernels: &dyn Kernels,
@@ -154,17 +185,21 @@ impl Offloaded {
     ) -> Result<(), KernelError> {
         let end = self.part_ends.iter().find(|(own, _)| *own == part);
         let end = end.map_or(self.slabs.len(), |(_, end)| *end);
-        let done_before = self.due - self.slabs.len();
-        while self.updated < done_before + end {
+        let end = self.due - self.slabs.len() + end;
+        while self.updated < end {
             self.update_slab(kernels, numbers, parameters, gradients)?;
             self.fill_slots(kernels)?;
+        }
+        if self.awaited < end {
+            kernels.wait(Queue::Compute, self.last_updated, WRITTEN)?;
+            self.awaited = end;
         }
         Ok(())
     }
 
-    /// Whether every slab has been updated.
+    /// Whether the computation sees every slab updated.
     pub(crate) fn is_updated(&self) -> bool {
-        self.updated == self.due
+        self.awaited == self.due
     }
 
     /// Uploads as far as there are slots.
@@ -173,11 +208,7 @@ impl Offloaded {
             let range = self.slabs[self.uploaded % self.slabs.len()].range.clone();
             let index = self.uploaded % self.slots.len();
             let slot = &mut self.slots[index];
-            kernels.wait(
-                Queue::Upload,
-                slot.emptied,
-                "states have left a slot before others come",
-            )?;
+            kernels.wait(Queue::Upload, slot.emptied, LEFT)?;
             let on_host = self.states.views(&range);
             let on_device = on_host.carve(slot.bytes.view_mut());
             for (to, from) in on_device.tensors().into_iter().zip(on_host.tensors()) {
@@ -202,13 +233,14 @@ impl Offloaded {
         let index = self.updated % self.slots.len();
         let slot = &mut self.slots[index];
         let on_host = self.states.views(&segment.range);
-        let waiting = "states have come before they are updated";
-        kernels.wait(Queue::Compute, slot.filled, waiting)?;
+        kernels.wait(Queue::Update, slot.filled, CAME)?;
         let on_device = on_host.carve(slot.bytes.view_mut());
-        numbers.apply(kernels, parameters, gradients, &segment, on_device)?;
-        let updated = kernels.record(Queue::Compute)?;
-        let waiting = "states are updated before they go back";
-        kernels.wait(Queue::Download, updated, waiting)?;
+        let update = numbers.update(parameters, gradients, &segment, on_device);
+        // SAFETY: all of it lives as long as the optimizer or, like the arenas, is kept by whoever keeps that. The
+        // computation goes on with the weights after `WRITTEN`, and with the gradients after the last of them.
+        unsafe { kernels.start_adamw(update) }?;
+        self.last_updated = kernels.record(Queue::Update)?;
+        kernels.wait(Queue::Download, self.last_updated, UPDATED)?;
         let on_device = on_host.carve(slot.bytes.view_mut());
         for (from, to) in on_device.tensors().into_iter().zip(on_host.tensors()) {
             // SAFETY: as in `fill_slots`; the slot is written again after `emptied`.

@@ -504,6 +504,10 @@ impl Kernels for Cpu {
         adamw::adamw(update);
         Ok(())
     }
+
+    unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError> {
+        self.adamw(update)
+    }
 }
 
 fn overwrites(init: &Init) -> bool {

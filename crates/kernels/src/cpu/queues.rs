@@ -105,7 +105,7 @@ impl Drop for Worker {
 impl CopyQueues {
     fn worker(&self, queue: Queue) -> Option<&RefCell<Option<Worker>>> {
         match queue {
-            Queue::Compute => None,
+            Queue::Compute | Queue::Update => None,
             Queue::Upload => Some(&self.upload),
             Queue::Download => Some(&self.download),
         }
@@ -140,7 +140,7 @@ impl CopyQueues {
     pub(super) fn wait(&self, queue: Queue, event: Event) {
         match queue {
             _ if event == Event::PAST => {}
-            Queue::Compute => self.progress.wait_for(event),
+            Queue::Compute | Queue::Update => self.progress.wait_for(event),
             Queue::Upload | Queue::Download => self.ask(queue, Task::Wait(event)),
         }
     }

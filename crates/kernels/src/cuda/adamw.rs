@@ -4,7 +4,7 @@ use super::driver::Argument;
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::quantise::BLOCK;
-use crate::{AdamW, KernelError, Master, Moment, check};
+use crate::{AdamW, KernelError, Master, Moment, Queue, check};
 use memory::DType;
 
 /// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `adamw.cu`.
@@ -13,7 +13,11 @@ const ROUNDS: usize = 4;
 
 const WARP: usize = 32;
 
-pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), KernelError> {
+pub(super) fn adamw<D: Driver>(
+    cuda: &Cuda<D>,
+    queue: Queue,
+    update: AdamW,
+) -> Result<(), KernelError> {
     check::adamw(&update)?;
     let n = update.parameters.elements();
     let extent = Extent {
@@ -41,7 +45,7 @@ pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), Kern
         update.weight_decay.into(),
         n.into(),
     ];
-    cuda.launch(kernel_of(&update), extent, &arguments)
+    cuda.launch_in(queue, kernel_of(&update), extent, &arguments)
 }
 
 /// A moment, and the `absmax` of its codes.

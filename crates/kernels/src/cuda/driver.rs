@@ -4,8 +4,8 @@ use crate::{Event, KernelError, Queue, Reading};
 use memory::{DType, In, Out};
 use std::ffi::c_void;
 
-/// A device with a stream for each queue. All but [`Driver::start_copy`] runs in the stream of computation, in the order
-/// in which it was asked for.
+/// A device with a stream for each queue. All but [`Driver::start_copy`], and launches that name another queue, runs in
+/// the stream of computation, in the order in which it was asked for.
 ///
 /// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait, and [`Driver::copy_to_device`] where many uploads are under
 /// way. An error may belong to earlier work.
@@ -112,6 +112,8 @@ pub struct Kernel {
 /// A launch of a kernel.
 #[derive(Debug)]
 pub struct Launch<'a> {
+    /// Where it runs: [`Queue::Compute`] or [`Queue::Update`].
+    pub queue: Queue,
     /// What is launched.
     pub kernel: Kernel,
     /// Blocks along x, y and z; at least one.

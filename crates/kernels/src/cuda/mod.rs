@@ -100,11 +100,23 @@ impl<D: Driver> Cuda<D> {
         extent: Extent,
         arguments: &[Argument],
     ) -> Result<(), KernelError> {
+        self.launch_in(Queue::Compute, kernel, extent, arguments)
+    }
+
+    /// The same in a queue: in another than the computation's, the operation's caller answers for the order.
+    fn launch_in(
+        &self,
+        queue: Queue,
+        kernel: Kernel,
+        extent: Extent,
+        arguments: &[Argument],
+    ) -> Result<(), KernelError> {
         if extent.is_empty() {
             return Ok(());
         }
         let (grid, block) = extent.checked(kernel.name)?;
         let launch = Launch {
+            queue,
             kernel,
             grid,
             block,
@@ -371,7 +383,11 @@ impl<D: Driver> Kernels for Cuda<D> {
     }
 
     fn adamw(&self, update: AdamW) -> Result<(), KernelError> {
-        adamw::adamw(self, update)
+        adamw::adamw(self, Queue::Compute, update)
+    }
+
+    unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError> {
+        adamw::adamw(self, Queue::Update, update)
     }
 }
 

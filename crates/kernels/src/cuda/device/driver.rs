@@ -66,7 +66,7 @@ impl Driver for CudaDriver {
                 (gx, gy, gz),
                 (bx, by, bz),
                 launch.shared_bytes,
-                self.device.stream,
+                self.device.streams.of(launch.queue),
                 arguments,
             )
         };

@@ -59,7 +59,7 @@ impl Streams {
             match queue {
                 Queue::Upload => sys::cuMemcpyHtoDAsync_v2(to as u64, from.cast(), bytes, stream),
                 Queue::Download => sys::cuMemcpyDtoHAsync_v2(to.cast(), from as u64, bytes, stream),
-                Queue::Compute => unreachable!("copies have queues of their own"),
+                Queue::Compute | Queue::Update => unreachable!("copies have queues of their own"),
             }
         };
         asked.result()
