@@ -23,6 +23,7 @@ mod queue;
 pub mod random;
 pub mod scheduled;
 pub mod split;
+pub mod timeline;
 
 pub use adamw::{AdamW, Master, Moment};
 pub use attention::AttentionShape;

@@ -1,6 +1,7 @@
 //! The operations on shapes: everything is checked, nothing is computed.
 
 use crate::queue::{bytes_of, count_download, count_upload};
+use crate::timeline::Timeline;
 use crate::{
     AdamW, AttentionShape, Event, FlashOptions, Init, KernelError, Kernels, Queue, Queues, Reading,
     Target, Traffic, check, workspace_bytes,
@@ -17,6 +18,7 @@ pub struct Meta {
     flops: FlopCounter,
     workspace: Option<Buffer>,
     traffic: Cell<Traffic>,
+    timeline: Option<Timeline>,
 }
 
 /// Floating-point operations of matrix products (two for each multiplication), by the phase in which they were
@@ -50,15 +52,28 @@ impl Meta {
             flops,
             workspace: lease_workspace(memory, target, dtype)?,
             traffic: Cell::default(),
+            timeline: None,
         })
+    }
+
+    /// The same, keeping time.
+    pub fn on(self, timeline: &Timeline) -> Meta {
+        Meta {
+            timeline: Some(timeline.clone()),
+            ..self
+        }
     }
 }
 
 impl Meta {
     fn count(&self, multiplications: usize) {
+        let flops = 2 * multiplications as u64;
         let mut by_phase = self.flops.by_phase.get();
-        *by_phase.get_mut(self.memory.place().phase) += 2 * multiplications as u64;
+        *by_phase.get_mut(self.memory.place().phase) += flops;
         self.flops.by_phase.set(by_phase);
+        if let Some(timeline) = &self.timeline {
+            timeline.compute(flops);
+        }
     }
 }
 
@@ -94,12 +109,18 @@ impl Queues for Meta {
     unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
         check::start_copy("start_upload", &out, &x)?;
         count_upload(&self.traffic, bytes_of(&x));
+        if let Some(timeline) = &self.timeline {
+            timeline.copy(Queue::Upload, bytes_of(&x));
+        }
         Ok(())
     }
 
     unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
         check::start_copy("start_download", &out, &x)?;
         count_download(&self.traffic, bytes_of(&x));
+        if let Some(timeline) = &self.timeline {
+            timeline.copy(Queue::Download, bytes_of(&x));
+        }
         Ok(())
     }
 
@@ -109,11 +130,15 @@ impl Queues for Meta {
         Ok(Reading::done(vec![0; bytes_of(&x)]))
     }
 
-    fn record(&self, _queue: Queue) -> Result<Event, KernelError> {
-        Ok(Event::PAST)
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        let timeline = self.timeline.as_ref();
+        Ok(timeline.map_or(Event::PAST, |timeline| timeline.record(queue)))
     }
 
-    fn wait(&self, _queue: Queue, _event: Event, _reason: &'static str) -> Result<(), KernelError> {
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
+        if let Some(timeline) = &self.timeline {
+            timeline.wait(queue, event);
+        }
         Ok(())
     }
 

@@ -76,6 +76,7 @@ pub const KEYS: &[(&str, Kind)] = &[
     ("memory.head_chunk", Kind::Whole(1)),
     ("hardware.h2d_gbps", Kind::Real(Range::Positive)),
     ("hardware.d2h_gbps", Kind::Real(Range::Positive)),
+    ("hardware.both_ways_gbps", Kind::Real(Range::Positive)),
     ("hardware.peak_tflops", Kind::Real(Range::Positive)),
     ("log.every", Kind::Whole(1)),
     ("log.trace", Kind::Flag),

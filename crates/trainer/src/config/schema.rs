@@ -184,6 +184,8 @@ pub struct HardwareConfig {
     pub h2d_gbps: Option<f64>,
     /// Bandwidth from device to host, GB/s.
     pub d2h_gbps: Option<f64>,
+    /// Bandwidth of both ways at a time, added up, GB/s.
+    pub both_ways_gbps: Option<f64>,
     /// Peak rate of matrix products, TFLOP/s.
     pub peak_tflops: Option<f64>,
 }

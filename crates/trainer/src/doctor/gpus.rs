@@ -37,7 +37,7 @@ pub(super) struct Gpu {
     h2d_gbps: f64,
     /// Copies to page-locked host memory: `hardware.d2h_gbps`.
     d2h_gbps: f64,
-    /// Both at a time, added up.
+    /// Both at a time, added up: `hardware.both_ways_gbps`.
     both_ways_gbps: f64,
     /// Dense bf16 peak by NVIDIA's data sheets, in units of 10^12 operations a second; null where it is not known.
     peak_tflops: Option<f64>,

@@ -178,7 +178,7 @@ impl Plan {
         let offloaded = host_arenas.iter().map(|arena| arena.bytes).sum();
         let of_micro_batch = total_bytes(&activations, None).offloaded;
         let offload =
-            PlannedOffload::new(settings, target, offloaded, of_micro_batch, flops_per_token);
+            PlannedOffload::new(settings, target, offloaded, of_micro_batch, flops_per_token)?;
         let mut notes = notes::notes(settings, &activations);
         notes.extend(offload.as_ref().map(PlannedOffload::note));
         let arena_bytes = arenas.iter().map(|arena| arena.bytes).sum::<u64>();

@@ -1,11 +1,17 @@
 //! What offload moves, and whether that hides behind computation.
 
+use super::shape_of_a_step;
+use crate::failure::Failure;
 use crate::offload::Window;
+use crate::session::Session;
 use crate::settings::Settings;
 use kernels::Target;
+use kernels::meta::{FlopCounter, Meta};
+use kernels::timeline::{Rates, Seconds, Timeline};
+use memory::Memory;
 use serde::Serialize;
 
-/// What offload costs in time, by arithmetic on bytes and rates.
+/// What offload costs in time: a step on shapes, in the order in which its queues would run it, at given rates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlannedOffload {
     /// Optimizer states that cross in a step, each way.
@@ -16,19 +22,25 @@ pub struct PlannedOffload {
     pub h2d_gbps: f64,
     /// From the device to the host.
     pub d2h_gbps: f64,
-    /// The rate that forward and backward are taken to run at, in units of 10^12 operations a second.
+    /// Both at a time, added up.
+    pub both_ways_gbps: f64,
+    /// The rate that matrix products are taken to run at, in units of 10^12 operations a second; all else takes no time.
     pub assumed_tflops: f64,
-    /// Forward and backward of a step at that rate.
+    /// A step at that rate, replays included, if copies took no time.
     pub compute_ms: f64,
-    /// What does not hide behind them.
+    /// What copies add to it.
     pub exposed_ms: f64,
-    /// Tokens in a micro-batch from which optimizer states hide behind its forward pass; null where more tokens do not
-    /// help.
+    /// Tokens in a micro-batch from which its forward pass takes as long as the copies of optimizer states behind it, and
+    /// of what else goes the same way; null where more tokens do not help. What the first part of the model waits for is
+    /// exposed even then.
     pub hidden_from_tokens: Option<u64>,
 }
 
 /// A PCIe Gen5 slot with 16 lanes, pinned memory: measured on H100 hosts.
 const GBPS: f64 = 55.0;
+
+/// What is left of both rates while both ways are busy: 18 to 40 % less was measured.
+const BOTH_WAYS: f64 = 0.75;
 
 /// H100 and H200 by data sheet, dense bf16.
 const PEAK_TFLOPS: f64 = 989.0;
@@ -37,54 +49,48 @@ const PEAK_TFLOPS: f64 = 989.0;
 const UTILISATION: f64 = 0.5;
 
 impl PlannedOffload {
-    /// From the bytes of the optimizer in a step and of activations in a micro-batch. None if nothing is offloaded, or to the CPU's own memory, where offload is for tests.
+    /// From the bytes of the optimizer in a step and of activations in a micro-batch. None if nothing is offloaded, or to
+    /// the CPU's own memory, where offload is for tests.
+    ///
+    /// # Errors
+    /// None but a defect: shapes need no memory.
     pub(super) fn new(
         settings: &Settings,
         target: Target,
         optimizer_bytes: u64,
         of_micro_batch: u64,
         flops_per_token: u64,
-    ) -> Option<PlannedOffload> {
+    ) -> Result<Option<PlannedOffload>, Failure> {
         let activation_bytes = of_micro_batch * settings.accum as u64;
         if target == Target::Cpu || optimizer_bytes + activation_bytes == 0 {
-            return None;
+            return Ok(None);
         }
-        let hardware = &settings.hardware;
-        let h2d_gbps = hardware.h2d_gbps.unwrap_or(GBPS);
-        let d2h_gbps = hardware.d2h_gbps.unwrap_or(GBPS);
-        let assumed_tflops = hardware.peak_tflops.unwrap_or(PEAK_TFLOPS) * UTILISATION;
-        let milliseconds = |bytes: u64, gbps: f64| bytes as f64 / gbps / 1e6;
-        let forward_ms = |tokens: f64| tokens * flops_per_token as f64 / 3.0 / assumed_tflops / 1e9;
-        let micro_tokens = (settings.micro_batch * settings.seq) as f64;
-        let forward = forward_ms(micro_tokens);
-
-        let optimizer = milliseconds(optimizer_bytes, h2d_gbps.min(d2h_gbps));
-        let window = settings.offload.as_ref().map(|offload| offload.window);
-        let out = milliseconds(of_micro_batch, d2h_gbps);
-        let back = milliseconds(of_micro_batch, h2d_gbps);
-        let exposed = |copies: f64, behind: f64| (copies - behind).max(0.0);
-        let activations = exposed(out, forward) + exposed(back, 2.0 * forward);
-        let first = match window {
-            // In the first micro-batch states go back in the queue in which activations leave.
-            Some(Window::Forward) => {
-                exposed(optimizer + out, forward) + exposed(back, 2.0 * forward)
-            }
-            _ => optimizer + activations,
-        };
-        let helps = optimizer_bytes > 0 && window == Some(Window::Forward);
-        Some(PlannedOffload {
+        let rates = rates(settings);
+        let step = step_seconds(settings, target, rates)?;
+        let mut offload = PlannedOffload {
             optimizer_bytes,
             activation_bytes,
-            h2d_gbps,
-            d2h_gbps,
-            assumed_tflops,
-            compute_ms: 3.0 * forward * settings.accum as f64,
-            exposed_ms: first + activations * (settings.accum - 1) as f64,
-            hidden_from_tokens: helps.then(|| (optimizer / forward_ms(1.0)).ceil() as u64),
-        })
+            h2d_gbps: rates.upload / 1e9,
+            d2h_gbps: rates.download / 1e9,
+            both_ways_gbps: rates.both_ways / 1e9,
+            assumed_tflops: rates.flops / 1e12,
+            compute_ms: 1e3 * step.without_copies,
+            exposed_ms: 1e3 * (step.with_copies - step.without_copies).max(0.0),
+            hidden_from_tokens: None,
+        };
+        let window = settings.offload.as_ref().map(|offload| offload.window);
+        if optimizer_bytes > 0 && window == Some(Window::Forward) {
+            let micro_tokens = (settings.micro_batch * settings.seq) as f64;
+            let forward = flops_per_token as f64 / 3.0 / rates.flops;
+            let out = of_micro_batch as f64 / micro_tokens / rates.download;
+            let states = optimizer_bytes as f64 / (rates.both_ways / 2.0);
+            let tokens = states / (forward - out);
+            offload.hidden_from_tokens = (forward > out).then_some(tokens.ceil() as u64);
+        }
+        Ok(Some(offload))
     }
 
-    /// What does not hide, over forward and backward.
+    /// What does not hide, over what the step takes else.
     pub(crate) fn exposed_fraction(&self) -> f64 {
         self.exposed_ms / self.compute_ms
     }
@@ -92,9 +98,11 @@ impl PlannedOffload {
     /// The same in words.
     pub(super) fn note(&self) -> String {
         let rates = format!(
-            "at {} GB/s to the device, {} GB/s back and {:.0} % of {:.0} TFLOP/s (hardware.* replaces these)",
+            "at {} GB/s to the device, {} GB/s back, {} GB/s both ways at once and {:.0} % of {:.0} TFLOP/s (hardware.* \
+             replaces these)",
             self.h2d_gbps,
             self.d2h_gbps,
+            self.both_ways_gbps,
             100.0 * UTILISATION,
             self.assumed_tflops / UTILISATION
         );
@@ -128,4 +136,55 @@ impl PlannedOffload {
         }
         note
     }
+}
+
+/// Those of the settings, or what H100 hosts have.
+fn rates(settings: &Settings) -> Rates {
+    let hardware = &settings.hardware;
+    let h2d_gbps = hardware.h2d_gbps.unwrap_or(GBPS);
+    let d2h_gbps = hardware.d2h_gbps.unwrap_or(GBPS);
+    let both_ways_gbps = hardware.both_ways_gbps;
+    let both_ways_gbps = both_ways_gbps.unwrap_or(BOTH_WAYS * (h2d_gbps + d2h_gbps));
+    Rates {
+        flops: hardware.peak_tflops.unwrap_or(PEAK_TFLOPS) * UTILISATION * 1e12,
+        upload: h2d_gbps * 1e9,
+        download: d2h_gbps * 1e9,
+        both_ways: both_ways_gbps * 1e9,
+    }
+}
+
+/// A step of a run that has been going for a while. The second micro-batch stands for all later ones.
+fn step_seconds(settings: &Settings, target: Target, rates: Rates) -> Result<Seconds, Failure> {
+    let of_two = second_step(settings, settings.accum.min(2), target, rates)?;
+    if settings.accum <= 2 {
+        return Ok(of_two);
+    }
+    let another = of_two.since(second_step(settings, 1, target, rates)?);
+    let more = (settings.accum - 2) as f64;
+    Ok(Seconds {
+        with_copies: of_two.with_copies + more * another.with_copies,
+        without_copies: of_two.without_copies + more * another.without_copies,
+    })
+}
+
+/// The first step has no update before it; the second is as all others.
+fn second_step(
+    settings: &Settings,
+    accum: usize,
+    target: Target,
+    rates: Rates,
+) -> Result<Seconds, Failure> {
+    let settings = Settings {
+        accum,
+        ..settings.clone()
+    };
+    let (memory, timeline) = (Memory::shapes(), Timeline::new(rates));
+    let dtype = settings.narrowest_dtype();
+    let kernels = Meta::new(&memory, target, dtype, FlopCounter::default())?.on(&timeline);
+    let batch = shape_of_a_step(&settings);
+    let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
+    session.start_step(&batch)?;
+    let before = timeline.computed();
+    session.start_step(&batch)?;
+    Ok(timeline.computed().since(before))
 }

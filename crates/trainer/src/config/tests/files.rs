@@ -97,6 +97,7 @@ fn full() -> Config {
         hardware: HardwareConfig {
             h2d_gbps: Some(25.5),
             d2h_gbps: Some(24.5),
+            both_ways_gbps: Some(40.5),
             peak_tflops: Some(989.0),
         },
         log: LogConfig {
