@@ -115,7 +115,7 @@ fn no_two_steps_share_a_key() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With the numbers of a run, the mean of what a value is rounded to is the value: within five deviations.
+    /// With the numbers of a run, the mean of what a value is rounded to is the value: within six deviations.
     #[test]
     fn stochastic_rounding_is_unbiased(
         mantissa in 1f64..2.0,
@@ -136,7 +136,7 @@ proptest! {
         }
         let bias = sum / DRAWS as f64 / ulp;
         // The deviation of one rounding is at most half an ulp.
-        prop_assert!(bias.abs() < 5.0 * 0.5 / 64.0, "{value}: {bias} ulp");
+        prop_assert!(bias.abs() < 6.0 * 0.5 / 64.0, "{value}: {bias} ulp");
     }
 }
 
@@ -145,5 +145,5 @@ proptest! {
 fn rounding_to_nearest_is_biased() {
     let value = 1.003f32;
     let bias = (f64::from(bf16::from_f32(value).to_f32()) - f64::from(value)) * 128.0;
-    assert!(bias.abs() > 5.0 * 0.5 / 64.0, "{bias}");
+    assert!(bias.abs() > 6.0 * 0.5 / 64.0, "{bias}");
 }

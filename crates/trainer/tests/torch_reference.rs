@@ -119,7 +119,7 @@ fn f32_agrees_with_pytorch_in_every_mode() {
     }
 }
 
-/// Twice what was seen: losses 2.1e-4, gradient norms 2.6e-3, gradients 1.9e-2 of their tensor's largest entry. A bf16
+/// Twice what was seen: losses 2.2e-4, gradient norms 3.8e-3, gradients 2.0e-2 of their tensor's largest entry. A bf16
 /// has 8 bits, so each rounding is up to 0.4 %. Weights may differ by Adam steps of opposite sign, five of 1e-3 each.
 #[test]
 fn bf16_is_near_pytorchs_f32_in_every_mode() {
@@ -128,7 +128,7 @@ fn bf16_is_near_pytorchs_f32_in_every_mode() {
             let distance = distance(&golden, DType::BF16, attention, mode);
             println!("{} {attention:?} {mode}: {distance:?}", golden.name());
             let within = distance.loss < 5e-4
-                && distance.grad_norm < 5e-3
+                && distance.grad_norm < 8e-3
                 && distance.gradient < 4e-2
                 && distance.weight < 1e-2;
             assert!(

@@ -34,12 +34,11 @@ fn states_in_host_memory_give_the_same_losses() {
         assert!(plan["h2d_bytes"].as_u64() > resident_plan["h2d_bytes"].as_u64());
         let steps = offloaded.steps();
         assert_eq!(steps.len(), resident.steps().len());
-        // Outcomes come late, but no step was made in no time.
-        assert!(
-            steps
-                .iter()
-                .all(|step| step["step_ms"].as_f64().unwrap() > 0.2)
-        );
+        // Outcomes come late, but every step has its own time.
+        for step in steps {
+            let forward_ms = step["phase_ms"]["forward"].as_f64().unwrap();
+            assert!(step["step_ms"].as_f64().unwrap() > forward_ms / 2.0);
+        }
         for (step, before) in steps.iter().zip(resident.steps()) {
             for key in ["step", "loss", "grad_norm", "lr"] {
                 assert_eq!(step[key], before[key], "{options} {key}");

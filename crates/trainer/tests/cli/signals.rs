@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn ends_a_run(signal: &str, code: i32) {
     let place = Workplace::new();
     let mut child = place
-        .command("--config small.toml --steps 100000000 --save-final model --out run")
+        .command("--config small.toml --steps 100000000 --save-final model --out run --quiet")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -24,15 +24,16 @@ fn ends_a_run(signal: &str, code: i32) {
     while !is_training() && start.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(10));
     }
-    let sent = Command::new("kill")
-        .args(["-s", signal, &child.id().to_string()])
+    // The shell's own `kill`: the program of that name may not be there.
+    let sent = Command::new("sh")
+        .args(["-c", &format!("kill -s {signal} {}", child.id())])
         .status();
-    assert!(sent.unwrap().success());
     while child.try_wait().unwrap().is_none() && start.elapsed() < 2 * PATIENCE {
         std::thread::sleep(Duration::from_millis(10));
     }
     // Ends it if the signal did not; else does nothing.
     let _ = child.kill();
+    assert!(sent.unwrap().success());
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(code), "{signal}: {stderr}");

@@ -134,6 +134,7 @@ impl Frame {
         }
         if !self.place.is_empty() {
             return !self.place.contains("/rustc/")
+                && !self.place.contains("/rustlib/src/rust/library/")
                 && !self.place.contains("common/allocations.rs:");
         }
         let name = self.function.split('<').next().unwrap_or_default();
