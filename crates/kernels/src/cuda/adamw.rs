@@ -4,7 +4,7 @@ use super::driver::Argument;
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::quantise::BLOCK;
-use crate::{AdamW, KernelError, Master, Moment, check};
+use crate::{AdamW, KernelError, Master, Moment};
 use memory::DType;
 
 /// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `adamw.cu`.
@@ -14,7 +14,6 @@ const ROUNDS: usize = 4;
 const WARP: usize = 32;
 
 pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), KernelError> {
-    check::adamw(&update)?;
     let n = update.parameters.elements();
     let extent = Extent {
         grid: [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],
