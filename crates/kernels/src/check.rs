@@ -1,10 +1,16 @@
-//! One check an operation, called first by every implementation.
+//! One check an operation, made before any backend sees it.
 
 use crate::attention::{Pass, scratch_elements};
+use crate::operation::{
+    AddBias, Attention, AttentionBackward, BiasBackward, CrossEntropy, Embedding,
+    EmbeddingBackward, Fill, FlashAttention, FlashAttentionBackward, Matmul, NormAndClip, RmsNorm,
+    RmsNormBackward, Rotary, Sum, Swiglu, SwigluBackward,
+};
 use crate::quantise::BLOCK;
+use crate::queue::bytes_of;
 use crate::{
-    AdamW, AttentionShape, FlashOptions, Init, KernelError, Master, Moment, NORM_PARTS,
-    READING_BYTES_MAX, Target, flash,
+    AdamW, AttentionShape, Backend, FlashOptions, Init, KernelError, Master, Moment, NORM_PARTS,
+    Operation, READING_BYTES_MAX, Target, flash, operation,
 };
 use memory::{DType, In, Out};
 
@@ -100,32 +106,11 @@ impl Check {
     }
 }
 
-pub(crate) fn fill(out: &Out) -> Checked {
-    let check = Check("fill");
-    check.real("out", out)?;
-    check.that(out.is_contiguous(), || {
-        "`out` is strided, expected contiguous".into()
-    })
-}
-
-pub(crate) fn copy(out: &Out, x: &In) -> Checked {
-    let check = Check("copy");
-    check.real("out", out)?;
-    check.real("x", x)?;
-    check.tensor("out", out, x.dims(), out.dtype())?;
-    check.tensor("x", x, x.dims(), x.dtype())
-}
-
-pub(crate) fn transfer(
-    operation: &'static str,
-    elements: usize,
-    dtype: DType,
-    contiguous: bool,
-    host: usize,
-) -> Checked {
+/// A tensor and as many host bytes.
+pub(crate) fn transfer(operation: &'static str, tensor: &In, host: usize) -> Checked {
     let check = Check(operation);
-    let bytes = elements * dtype.size_in_bytes();
-    check.that(contiguous, || {
+    let bytes = bytes_of(tensor);
+    check.that(tensor.is_contiguous(), || {
         "the tensor is strided, expected contiguous".into()
     })?;
     check.that(bytes == host, || {
@@ -136,7 +121,7 @@ pub(crate) fn transfer(
 /// A few bytes for the host.
 pub(crate) fn start_read(x: &In) -> Checked {
     let check = Check("start_read");
-    let bytes = crate::queue::bytes_of(x);
+    let bytes = bytes_of(x);
     check.that(x.is_contiguous() && bytes <= READING_BYTES_MAX, || {
         format!("a reading is contiguous and at most {READING_BYTES_MAX} bytes, not {bytes}")
     })
@@ -154,9 +139,53 @@ pub(crate) fn start_copy(operation: &'static str, out: &Out, x: &In) -> Checked 
     })
 }
 
+/// Refuses an operation that does not fit, or that the backend was not made for.
+pub(crate) fn operation(backend: &dyn Backend, operation: &Operation) -> Checked {
+    let check = &Check(operation.name());
+    match operation {
+        Operation::Fill(operation) => fill(check, operation),
+        Operation::Copy(operation) => copy(check, operation),
+        Operation::Matmul(operation) => matmul(check, backend.widens(), operation),
+        Operation::AddBias(operation) => add_bias(check, operation),
+        Operation::BiasBackward(operation) => bias_backward(check, operation),
+        Operation::Embedding(operation) => embedding(check, operation),
+        Operation::EmbeddingBackward(operation) => embedding_backward(check, operation),
+        Operation::RmsNorm(operation) => rms_norm(check, operation),
+        Operation::RmsNormBackward(operation) => rms_norm_backward(check, operation),
+        Operation::Rotary(operation) => rotary(check, operation),
+        Operation::Attention(operation) => attention(check, backend.target(), operation),
+        Operation::AttentionBackward(operation) => {
+            attention_backward(check, backend.target(), operation)
+        }
+        Operation::FlashAttention(operation) => flash_attention(check, backend.target(), operation),
+        Operation::FlashAttentionBackward(operation) => {
+            flash_attention_backward(check, backend.target(), operation)
+        }
+        Operation::Swiglu(operation) => swiglu(check, operation),
+        Operation::SwigluBackward(operation) => swiglu_backward(check, operation),
+        Operation::CrossEntropy(operation) => cross_entropy(check, operation),
+        Operation::Sum(operation) => sum(check, operation),
+        Operation::NormAndClip(operation) => norm_and_clip(check, operation),
+        Operation::AdamW(update) => adamw(check, update),
+    }
+}
+
+fn fill(check: &Check, Fill { out, value: _ }: &Fill) -> Checked {
+    check.real("out", out)?;
+    check.that(out.is_contiguous(), || {
+        "`out` is strided, expected contiguous".into()
+    })
+}
+
+fn copy(check: &Check, operation::Copy { out, x }: &operation::Copy) -> Checked {
+    check.real("out", out)?;
+    check.real("x", x)?;
+    check.tensor("out", out, x.dims(), out.dtype())?;
+    check.tensor("x", x, x.dims(), x.dtype())
+}
+
 /// `widens`: whether there is a workspace to widen bf16 in, or no need for one.
-pub(crate) fn matmul(widens: bool, out: &Out, a: &In, b: &In, init: &Init) -> Checked {
-    let check = Check("matmul");
+fn matmul(check: &Check, widens: bool, Matmul { out, a, b, init }: &Matmul) -> Checked {
     for (name, x) in [("out", out as &dyn Shaped), ("a", a), ("b", b)] {
         check.rank(name, x, 2)?;
         check.real(name, x)?;
@@ -177,16 +206,14 @@ pub(crate) fn matmul(widens: bool, out: &Out, a: &In, b: &In, init: &Init) -> Ch
     check.init(init, out)
 }
 
-pub(crate) fn add_bias(out: &Out, bias: &In) -> Checked {
-    let check = Check("add_bias");
+fn add_bias(check: &Check, AddBias { out, bias }: &AddBias) -> Checked {
     check.rank("out", out, 2)?;
     check.real("out", out)?;
     check.tensor("out", out, out.dims(), out.dtype())?;
     check.tensor("bias", bias, &out.dims()[1..], out.dtype())
 }
 
-pub(crate) fn bias_backward(out: &Out, dy: &In, init: &Init) -> Checked {
-    let check = Check("bias_backward");
+fn bias_backward(check: &Check, BiasBackward { out, dy, init }: &BiasBackward) -> Checked {
     check.no_residual(init)?;
     check.rank("dy", dy, 2)?;
     check.real("dy", dy)?;
@@ -194,8 +221,7 @@ pub(crate) fn bias_backward(out: &Out, dy: &In, init: &Init) -> Checked {
     check.gradient("out", out, &dy.dims()[1..])
 }
 
-pub(crate) fn embedding(out: &Out, table: &In, ids: &In) -> Checked {
-    let check = Check("embedding");
+fn embedding(check: &Check, Embedding { out, table, ids }: &Embedding) -> Checked {
     check.rank("table", table, 2)?;
     check.rank("ids", ids, 1)?;
     check.real("table", table)?;
@@ -204,8 +230,13 @@ pub(crate) fn embedding(out: &Out, table: &In, ids: &In) -> Checked {
     check.tensor("out", out, &[ids.dims()[0], table.dims()[1]], table.dtype())
 }
 
-pub(crate) fn embedding_backward(dtable: &Out, dout: &In, ids: &In, init: &Init) -> Checked {
-    let check = Check("embedding_backward");
+fn embedding_backward(check: &Check, operation: &EmbeddingBackward) -> Checked {
+    let EmbeddingBackward {
+        dtable,
+        dout,
+        ids,
+        init,
+    } = operation;
     check.no_residual(init)?;
     check.rank("dtable", dtable, 2)?;
     check.rank("ids", ids, 1)?;
@@ -220,8 +251,14 @@ pub(crate) fn embedding_backward(dtable: &Out, dout: &In, ids: &In, init: &Init)
     )
 }
 
-pub(crate) fn rms_norm(y: &Option<Out>, rstd: &Option<Out>, x: &In, weight: &In) -> Checked {
-    let check = Check("rms_norm");
+fn rms_norm(check: &Check, operation: &RmsNorm) -> Checked {
+    let RmsNorm {
+        y,
+        rstd,
+        x,
+        weight,
+        eps: _,
+    } = operation;
     check.rank("x", x, 2)?;
     check.real("x", x)?;
     check.tensor("x", x, x.dims(), x.dtype())?;
@@ -235,29 +272,35 @@ pub(crate) fn rms_norm(y: &Option<Out>, rstd: &Option<Out>, x: &In, weight: &In)
     }
 }
 
-pub(crate) fn rms_norm_backward(
-    dx: (&Out, &Init),
-    dweight: (&Out, &Init),
-    dy: &In,
-    x: &In,
-    weight: &In,
-    rstd: &In,
-) -> Checked {
-    let check = Check("rms_norm_backward");
-    check.no_residual(dx.1)?;
-    check.no_residual(dweight.1)?;
+fn rms_norm_backward(check: &Check, operation: &RmsNormBackward) -> Checked {
+    let RmsNormBackward {
+        dx,
+        dx_init,
+        dweight,
+        dweight_init,
+        dy,
+        x,
+        weight,
+        rstd,
+    } = operation;
+    check.no_residual(dx_init)?;
+    check.no_residual(dweight_init)?;
     check.rank("x", x, 2)?;
     check.real("x", x)?;
-    for (name, tensor) in [("dx", dx.0 as &dyn Shaped), ("dy", dy), ("x", x)] {
+    for (name, tensor) in [("dx", dx as &dyn Shaped), ("dy", dy), ("x", x)] {
         check.tensor(name, tensor, x.dims(), x.dtype())?;
     }
     check.tensor("weight", weight, &x.dims()[1..], x.dtype())?;
-    check.gradient("dweight", dweight.0, &x.dims()[1..])?;
+    check.gradient("dweight", dweight, &x.dims()[1..])?;
     check.tensor("rstd", rstd, &x.dims()[..1], DType::F32)
 }
 
-pub(crate) fn rotary(x: &Out, table: &In) -> Checked {
-    let check = Check("rotary");
+fn rotary(check: &Check, operation: &Rotary) -> Checked {
+    let Rotary {
+        x,
+        table,
+        inverse: _,
+    } = operation;
     check.rank("x", x, 2)?;
     check.real("x", x)?;
     check.rank("table", table, 3)?;
@@ -304,18 +347,20 @@ fn attention_tensors(
     Ok(())
 }
 
-pub(crate) fn attention(
-    target: Target,
-    out: &Option<Out>,
-    probs: &Option<Out>,
-    scratch: &Out,
-    (q, k, v): (&In, &In, &In),
-    shape: AttentionShape,
-) -> Checked {
-    let check = Check("attention");
-    attention_tensors(&check, &[("q", q)], &[("k", k), ("v", v)], shape)?;
+fn attention(check: &Check, target: Target, operation: &Attention) -> Checked {
+    let Attention {
+        out,
+        probs,
+        scratch,
+        q,
+        k,
+        v,
+        shape,
+    } = operation;
+    let shape = *shape;
+    attention_tensors(check, &[("q", q)], &[("k", k), ("v", v)], shape)?;
     if let Some(out) = out {
-        attention_tensors(&check, &[("q", q), ("out", out)], &[], shape)?;
+        attention_tensors(check, &[("q", q), ("out", out)], &[], shape)?;
     }
     if let Some(probs) = probs {
         check.tensor("probs", probs, &shape.probs(), q.dtype())?;
@@ -331,19 +376,23 @@ pub(crate) fn attention(
     )
 }
 
-pub(crate) fn attention_backward(
-    target: Target,
-    (dq, dk, dv): (&Out, &Out, &Out),
-    scratch: &Out,
-    dout: &In,
-    probs: &In,
-    (q, k, v): (&In, &In, &In),
-    shape: AttentionShape,
-) -> Checked {
-    let check = Check("attention_backward");
+fn attention_backward(check: &Check, target: Target, operation: &AttentionBackward) -> Checked {
+    let AttentionBackward {
+        dq,
+        dk,
+        dv,
+        scratch,
+        dout,
+        probs,
+        q,
+        k,
+        v,
+        shape,
+    } = operation;
+    let shape = *shape;
     let like_k: [(&str, &dyn Shaped); 4] = [("k", k), ("v", v), ("dk", dk), ("dv", dv)];
     attention_tensors(
-        &check,
+        check,
         &[("q", q), ("dq", dq), ("dout", dout)],
         &like_k,
         shape,
@@ -357,45 +406,57 @@ pub(crate) fn attention_backward(
     )
 }
 
-pub(crate) fn flash_attention(
-    target: Target,
-    out: &Option<Out>,
-    lse: &Option<Out>,
-    scratch: &Out,
-    (q, k, v): (&In, &In, &In),
-    shape: AttentionShape,
-    options: &FlashOptions,
-) -> Checked {
-    let check = Check("flash_attention");
-    attention_tensors(&check, &[("q", q)], &[("k", k), ("v", v)], shape)?;
+fn flash_attention(check: &Check, target: Target, operation: &FlashAttention) -> Checked {
+    let FlashAttention {
+        out,
+        lse,
+        scratch,
+        q,
+        k,
+        v,
+        shape,
+        options,
+    } = operation;
+    let shape = *shape;
+    attention_tensors(check, &[("q", q)], &[("k", k), ("v", v)], shape)?;
     if let Some(out) = out {
-        attention_tensors(&check, &[("q", q), ("out", out)], &[], shape)?;
+        attention_tensors(check, &[("q", q), ("out", out)], &[], shape)?;
     }
     if let Some(lse) = lse {
         let statistics = [shape.batch, shape.heads, shape.seq];
         check.tensor("lse", lse, &statistics, DType::F32)?;
     }
-    flash_options(&check, shape, options)?;
+    flash_options(check, shape, options)?;
     let elements = flash::scratch_elements(target, shape, q.dtype(), flash::Pass::Forward);
     check.tensor("scratch", scratch, &[elements], DType::F32)
 }
 
-pub(crate) fn flash_attention_backward(
+fn flash_attention_backward(
+    check: &Check,
     target: Target,
-    (dq, dk, dv): (&Out, &Out, &Out),
-    scratch: &Out,
-    (dout, out, lse): (&In, &In, &In),
-    (q, k, v): (&In, &In, &In),
-    shape: AttentionShape,
-    options: &FlashOptions,
+    operation: &FlashAttentionBackward,
 ) -> Checked {
-    let check = Check("flash_attention_backward");
+    let FlashAttentionBackward {
+        dq,
+        dk,
+        dv,
+        scratch,
+        dout,
+        out,
+        lse,
+        q,
+        k,
+        v,
+        shape,
+        options,
+    } = operation;
+    let shape = *shape;
     let like_q: [(&str, &dyn Shaped); 4] = [("q", q), ("dq", dq), ("dout", dout), ("out", out)];
     let like_k: [(&str, &dyn Shaped); 4] = [("k", k), ("v", v), ("dk", dk), ("dv", dv)];
-    attention_tensors(&check, &like_q, &like_k, shape)?;
+    attention_tensors(check, &like_q, &like_k, shape)?;
     let statistics = [shape.batch, shape.heads, shape.seq];
     check.tensor("lse", lse, &statistics, DType::F32)?;
-    flash_options(&check, shape, options)?;
+    flash_options(check, shape, options)?;
     let elements = flash::scratch_elements(target, shape, q.dtype(), flash::Pass::Backward);
     check.tensor("scratch", scratch, &[elements], DType::F32)
 }
@@ -411,8 +472,7 @@ fn flash_options(check: &Check, shape: AttentionShape, options: &FlashOptions) -
     })
 }
 
-pub(crate) fn swiglu(act: &Out, gate: &In, up: &In) -> Checked {
-    let check = Check("swiglu");
+fn swiglu(check: &Check, Swiglu { act, gate, up }: &Swiglu) -> Checked {
     check.real("gate", gate)?;
     for (name, x) in [("gate", gate as &dyn Shaped), ("up", up), ("act", act)] {
         check.tensor(name, x, gate.dims(), gate.dtype())?;
@@ -420,8 +480,7 @@ pub(crate) fn swiglu(act: &Out, gate: &In, up: &In) -> Checked {
     Ok(())
 }
 
-pub(crate) fn swiglu_backward(gate: &Out, up: &Out, dact: &In) -> Checked {
-    let check = Check("swiglu_backward");
+fn swiglu_backward(check: &Check, SwigluBackward { gate, up, dact }: &SwigluBackward) -> Checked {
     check.real("gate", gate)?;
     for (name, x) in [("gate", gate as &dyn Shaped), ("up", up), ("dact", dact)] {
         check.tensor(name, x, gate.dims(), gate.dtype())?;
@@ -429,8 +488,13 @@ pub(crate) fn swiglu_backward(gate: &Out, up: &Out, dact: &In) -> Checked {
     Ok(())
 }
 
-pub(crate) fn cross_entropy(losses: &Out, logits: &Out, targets: &In) -> Checked {
-    let check = Check("cross_entropy");
+fn cross_entropy(check: &Check, operation: &CrossEntropy) -> Checked {
+    let CrossEntropy {
+        losses,
+        logits,
+        targets,
+        scale: _,
+    } = operation;
     check.rank("logits", logits, 2)?;
     check.real("logits", logits)?;
     check.tensor("logits", logits, logits.dims(), logits.dtype())?;
@@ -438,16 +502,21 @@ pub(crate) fn cross_entropy(losses: &Out, logits: &Out, targets: &In) -> Checked
     check.tensor("targets", targets, &logits.dims()[..1], DType::I32)
 }
 
-pub(crate) fn sum(out: &Out, x: &In, init: &Init) -> Checked {
-    let check = Check("sum");
+fn sum(check: &Check, Sum { out, x, init }: &Sum) -> Checked {
     check.no_residual(init)?;
     check.rank("x", x, 1)?;
     check.tensor("x", x, x.dims(), DType::F32)?;
     check.tensor("out", out, &[1], DType::F32)
 }
 
-pub(crate) fn norm_and_clip(out: &Out, parts: &Out, x: &In, loss: &In) -> Checked {
-    let check = Check("norm_and_clip");
+fn norm_and_clip(check: &Check, operation: &NormAndClip) -> Checked {
+    let NormAndClip {
+        out,
+        parts,
+        x,
+        loss,
+        max_norm: _,
+    } = operation;
     check.rank("x", x, 1)?;
     check.gradient("x", x, x.dims())?;
     check.tensor("loss", loss, &[1], DType::F32)?;
@@ -489,16 +558,15 @@ fn master(check: &Check, master: &Master, elements: usize, weights: DType) -> Ch
     }
 }
 
-pub(crate) fn adamw(update: &AdamW) -> Checked {
-    let check = Check("adamw");
+fn adamw(check: &Check, update: &AdamW) -> Checked {
     let parameters = &update.parameters;
     check.rank("parameters", parameters, 1)?;
     check.real("parameters", parameters)?;
     let (elements, weights) = (parameters.elements(), parameters.dtype());
     check.tensor("parameters", parameters, &[elements], weights)?;
-    master(&check, &update.master, elements, weights)?;
-    moment(&check, "first_moment", &update.first_moment, elements)?;
-    moment(&check, "second_moment", &update.second_moment, elements)?;
+    master(check, &update.master, elements, weights)?;
+    moment(check, "first_moment", &update.first_moment, elements)?;
+    moment(check, "second_moment", &update.second_moment, elements)?;
     check.that(
         form(&update.first_moment) == form(&update.second_moment),
         || "`first_moment` and `second_moment` are not of the same form".into(),

@@ -1,8 +1,8 @@
 //! The queues of a device, and what orders them.
 
-use crate::KernelError;
+use crate::backend::{Backed, Backend};
+use crate::{KernelError, check};
 use memory::{In, Out};
-use std::cell::Cell;
 
 /// Where work runs in the order in which it was asked for. Between queues nothing is ordered but by events.
 ///
@@ -140,9 +140,13 @@ impl Reading {
 /// its queue. Leases are given out in the order of [`Queue::Compute`]: device memory of a copy may be given back only
 /// after that queue was told to wait for such an event, and newly leased memory may be copied into only after the
 /// copy's queue was told to wait for an event of [`Queue::Compute`] that is later than the lease.
-pub trait Queues {
+///
+/// What a [`Backend`] has, and nothing else: here calls are checked and counted.
+pub trait Queues: Backed {
     /// Whether operations may still have to be done when the call that asks for them returns.
-    fn runs_ahead(&self) -> bool;
+    fn runs_ahead(&self) -> bool {
+        self.backend().runs_ahead()
+    }
 
     /// Asks for a copy of pinned host memory to the device, in [`Queue::Upload`]. Both sides are contiguous and of
     /// one type and number of elements.
@@ -153,7 +157,12 @@ pub trait Queues {
     ///
     /// # Errors
     /// [`KernelError`] if the sides do not fit, or the device fails.
-    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError>;
+    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::start_copy("start_upload", &out, &x)?;
+        count_upload(self.backend(), bytes_of(&x));
+        // SAFETY: the caller's promise, and the sides fit.
+        unsafe { self.backend().copy_beside(Queue::Upload, out, x) }
+    }
 
     /// Asks for a copy of device memory to pinned host memory, in [`Queue::Download`]; else as
     /// [`Queues::start_upload`].
@@ -163,13 +172,23 @@ pub trait Queues {
     ///
     /// # Errors
     /// As for [`Queues::start_upload`].
-    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError>;
+    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
+        check::start_copy("start_download", &out, &x)?;
+        count_download(self.backend(), bytes_of(&x));
+        // SAFETY: the caller's promise, and the sides fit.
+        unsafe { self.backend().copy_beside(Queue::Download, out, x) }
+    }
 
     /// Asks for the contents of a small contiguous tensor, in [`Queue::Compute`].
     ///
     /// # Errors
     /// [`KernelError`] if the tensor is strided or larger than [`READING_BYTES_MAX`], or the device fails.
-    fn start_read(&self, x: In) -> Result<Reading, KernelError>;
+    fn start_read(&self, x: In) -> Result<Reading, KernelError> {
+        check::start_read(&x)?;
+        count_download(self.backend(), bytes_of(&x));
+        // SAFETY: the tensor is contiguous and small.
+        unsafe { self.backend().start_reading(x) }
+    }
 
     /// Waits for what [`Queues::start_read`] asked for. At most [`READINGS_MAX`] may be under way.
     ///
@@ -184,37 +203,52 @@ pub trait Queues {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    fn record(&self, queue: Queue) -> Result<Event, KernelError>;
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        self.backend().record(queue)
+    }
 
     /// Everything that is asked for in `queue` from now on waits for an event; the caller does not. `reason` says
     /// what would go wrong otherwise, for traces and tests.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError>;
+    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
+        self.backend().wait(queue, event, reason)
+    }
 
     /// Waits until an event is over.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
-    fn finish(&self, event: Event) -> Result<(), KernelError>;
+    fn finish(&self, event: Event) -> Result<(), KernelError> {
+        self.backend().finish(event)
+    }
 
     /// What has crossed, uploads and downloads of [`crate::Kernels`] included.
-    fn traffic(&self) -> Traffic;
+    fn traffic(&self) -> Traffic {
+        self.backend().traffic().get()
+    }
 }
 
+impl<B: Backend> Queues for B {}
+
 /// Counts bytes that go to the device.
-pub(crate) fn count_upload(traffic: &Cell<Traffic>, bytes: usize) {
-    let mut counted = traffic.get();
-    counted.h2d_bytes += bytes as u64;
-    traffic.set(counted);
+pub(crate) fn count_upload(backend: &dyn Backend, bytes: usize) {
+    count(backend, bytes, 0);
 }
 
 /// Counts bytes that come from the device.
-pub(crate) fn count_download(traffic: &Cell<Traffic>, bytes: usize) {
-    let mut counted = traffic.get();
-    counted.d2h_bytes += bytes as u64;
-    traffic.set(counted);
+pub(crate) fn count_download(backend: &dyn Backend, bytes: usize) {
+    count(backend, 0, bytes);
+}
+
+fn count(backend: &dyn Backend, uploaded: usize, downloaded: usize) {
+    let more = Traffic {
+        h2d_bytes: uploaded as u64,
+        d2h_bytes: downloaded as u64,
+    };
+    let counter = backend.traffic();
+    counter.set(counter.get().plus(more));
 }
 
 /// Bytes that a view covers.

@@ -2,7 +2,7 @@
 
 use kernels::cpu::Cpu;
 use kernels::scheduled::Scheduled;
-use kernels::{Kernels, Queue, Queues};
+use kernels::{Fault, Kernels, Queue, Queues, Traffic};
 use memory::{Category, DType, Memory};
 
 const SIZE: usize = 1 << 12;
@@ -73,4 +73,23 @@ fn every_schedule_keeps_the_order_and_none_does_without_one_of_the_waits() {
             "nothing needs `{reason}`"
         );
     }
+}
+
+/// Also where operations run later: by then nobody could be told.
+#[test]
+fn what_does_not_fit_is_refused_when_it_is_asked_for() {
+    let memory = Memory::host();
+    let kernels = Scheduled::new(Cpu::new(&memory, DType::F32).unwrap(), 0, None);
+    let lease = |elements| memory.lease(Category::Temporary, "x", [elements], DType::F32);
+    let (mut out, x) = (lease(8).unwrap(), lease(9).unwrap());
+    let refused = kernels.copy(out.view_mut(), x.view()).unwrap_err();
+    assert_eq!((refused.operation, refused.fault), ("copy", Fault::Caller));
+    let refused = kernels.upload(out.view_mut(), &[0; 31]).unwrap_err();
+    assert_eq!(refused.operation, "upload");
+    // SAFETY: nothing is started.
+    let refused = unsafe { kernels.start_upload(out.view_mut(), x.view()) }.unwrap_err();
+    assert_eq!(refused.operation, "start_upload");
+    let refused = kernels.start_read(lease(17).unwrap().view()).unwrap_err();
+    assert_eq!(refused.operation, "start_read");
+    assert_eq!(kernels.traffic(), Traffic::default());
 }

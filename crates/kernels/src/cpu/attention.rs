@@ -5,12 +5,13 @@
 //! diagonal is never computed.
 
 use super::Shared;
+use super::dispatch::by_dtype;
 use super::gemm::{Matrix, product};
 use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
 use crate::AttentionShape;
 use crate::attention::{CPU_ROW_BLOCK, Pass, cpu_task_scratch};
+use crate::operation::{Attention, AttentionBackward};
 use gemm::Parallelism;
-use memory::{In, Out};
 use rayon::prelude::*;
 
 /// Where a task is: its sequence, its key-value head, and widths.
@@ -158,17 +159,24 @@ unsafe fn narrow<T: Real>(
     }
 }
 
-pub(super) fn attention<T: Real>(
-    out: Option<Out>,
-    probs: Option<Out>,
-    scratch: &mut [f32],
-    (q, k, v): (In, In, In),
-    shape: AttentionShape,
-) {
+pub(super) fn attention(operation: Attention) {
+    by_dtype!(operation.q.dtype(), attention_of(operation));
+}
+
+fn attention_of<T: Real>(operation: Attention) {
+    let Attention {
+        out,
+        probs,
+        scratch,
+        q,
+        k,
+        v,
+        shape,
+    } = operation;
     let out = out.map(|out| Shared(out.pointer().cast::<T>()));
     let probs = probs.map(|probs| Shared(probs.pointer().cast::<T>()));
     let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
-    for_each_task(shape, scratch, |task, scratch| {
+    for_each_task(shape, scratch.slice_mut(), |task, scratch| {
         forward_task(task, out, probs, scratch, inputs)
     });
 }
@@ -280,18 +288,27 @@ vectorized! {
     }
 }
 
-pub(super) fn attention_backward<T: Real>(
-    (dq, dk, dv): (Out, Out, Out),
-    scratch: &mut [f32],
-    dout: In,
-    probs: In,
-    (q, k, v): (In, In, In),
-    shape: AttentionShape,
-) {
+pub(super) fn attention_backward(operation: AttentionBackward) {
+    by_dtype!(operation.q.dtype(), attention_backward_of(operation));
+}
+
+fn attention_backward_of<T: Real>(operation: AttentionBackward) {
+    let AttentionBackward {
+        dq,
+        dk,
+        dv,
+        scratch,
+        dout,
+        probs,
+        q,
+        k,
+        v,
+        shape,
+    } = operation;
     let outputs = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
     let (dout, probs) = (dout.slice::<T>(), probs.slice::<T>());
     let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
-    for_each_task(shape, scratch, |task, scratch| {
+    for_each_task(shape, scratch.slice_mut(), |task, scratch| {
         backward_task(task, outputs, scratch, dout, probs, inputs)
     });
 }

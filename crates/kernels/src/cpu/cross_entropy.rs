@@ -1,14 +1,25 @@
 //! Cross-entropy with its gradient in place of the logits.
 
+use super::dispatch::by_dtype;
 use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
+use crate::operation::CrossEntropy;
 use rayon::prelude::*;
 
-pub(super) fn cross_entropy<T: Real>(
-    losses: &mut [f32],
-    logits: &mut [T],
-    targets: &[i32],
-    scale: f32,
-) {
+pub(super) fn cross_entropy(operation: CrossEntropy) {
+    let CrossEntropy {
+        losses,
+        logits,
+        targets,
+        scale,
+    } = operation;
+    let losses = losses.slice_mut();
+    by_dtype!(
+        logits.dtype(),
+        cross_entropy_of(losses, logits.slice_mut(), targets.slice(), scale)
+    );
+}
+
+fn cross_entropy_of<T: Real>(losses: &mut [f32], logits: &mut [T], targets: &[i32], scale: f32) {
     let vocabulary = logits.len() / losses.len().max(1);
     if vocabulary == 0 {
         return;

@@ -1,18 +1,29 @@
 //! Fill, copy, bias.
 
+use super::dispatch::{by_dtype, by_dtypes};
+use super::overwrites;
 use super::simd::{CHUNK, Real, vectorized};
+use crate::operation::{self, AddBias, BiasBackward, Fill};
 use rayon::prelude::*;
 
 /// Columns of a bias gradient that one task sums.
 const COLUMNS: usize = 32;
 
-pub(super) fn fill<T: Real>(out: &mut [T], value: f32) {
+pub(super) fn fill(Fill { out, value }: Fill) {
+    by_dtype!(out.dtype(), fill_of(out.slice_mut(), value));
+}
+
+fn fill_of<T: Real>(out: &mut [T], value: f32) {
     let value = T::narrow(value);
     out.par_chunks_mut(CHUNK)
         .for_each(|chunk| chunk.fill(value));
 }
 
-pub(super) fn copy<O: Real, I: Real>(out: &mut [O], x: &[I]) {
+pub(super) fn copy(operation::Copy { out, x }: operation::Copy) {
+    by_dtypes!(out.dtype(), x.dtype(), copy_of(out.slice_mut(), x.slice()));
+}
+
+pub(super) fn copy_of<O: Real, I: Real>(out: &mut [O], x: &[I]) {
     out.par_chunks_mut(CHUNK)
         .zip(x.par_chunks(CHUNK))
         .for_each(|(out, x)| {
@@ -22,7 +33,11 @@ pub(super) fn copy<O: Real, I: Real>(out: &mut [O], x: &[I]) {
         });
 }
 
-pub(super) fn add_bias<T: Real>(out: &mut [T], bias: &[T]) {
+pub(super) fn add_bias(AddBias { out, bias }: AddBias) {
+    by_dtype!(out.dtype(), add_bias_of(out.slice_mut(), bias.slice()));
+}
+
+fn add_bias_of<T: Real>(out: &mut [T], bias: &[T]) {
     let rows = (CHUNK / bias.len()).max(1);
     out.par_chunks_mut(rows * bias.len()).for_each(|chunk| {
         for row in chunk.chunks_exact_mut(bias.len()) {
@@ -33,7 +48,15 @@ pub(super) fn add_bias<T: Real>(out: &mut [T], bias: &[T]) {
     });
 }
 
-pub(super) fn bias_backward<G: Real, T: Real>(out: &mut [G], dy: &[T], overwrite: bool) {
+pub(super) fn bias_backward(BiasBackward { out, dy, init }: BiasBackward) {
+    by_dtypes!(
+        out.dtype(),
+        dy.dtype(),
+        bias_backward_of(out.slice_mut(), dy.slice(), overwrites(&init))
+    );
+}
+
+fn bias_backward_of<G: Real, T: Real>(out: &mut [G], dy: &[T], overwrite: bool) {
     let width = out.len();
     out.par_chunks_mut(COLUMNS)
         .enumerate()

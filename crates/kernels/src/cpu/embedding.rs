@@ -1,6 +1,9 @@
 //! Token embedding.
 
+use super::dispatch::{by_dtype, by_dtypes};
+use super::overwrites;
 use super::simd::Real;
+use crate::operation::{Embedding, EmbeddingBackward};
 use memory::{In, Out};
 use rayon::prelude::*;
 
@@ -13,7 +16,14 @@ const COLUMNS: usize = 1024;
 /// Pieces that the table is cut into for its gradient.
 const PIECES: usize = 64;
 
-pub(super) fn embedding<T: Real>(out: &mut [T], table: In, ids: &[i32]) {
+pub(super) fn embedding(Embedding { out, table, ids }: Embedding) {
+    by_dtype!(
+        table.dtype(),
+        embedding_of(out.slice_mut(), table, ids.slice())
+    );
+}
+
+fn embedding_of<T: Real>(out: &mut [T], table: In, ids: &[i32]) {
     let width = table.dims()[1];
     let table = table.slice::<T>();
     out.par_chunks_mut(TOKENS * width)
@@ -26,14 +36,23 @@ pub(super) fn embedding<T: Real>(out: &mut [T], table: In, ids: &[i32]) {
         });
 }
 
+pub(super) fn embedding_backward(operation: EmbeddingBackward) {
+    let EmbeddingBackward {
+        dtable,
+        dout,
+        ids,
+        init,
+    } = operation;
+    by_dtypes!(
+        dtable.dtype(),
+        dout.dtype(),
+        embedding_backward_of(dtable, dout.slice(), ids.slice(), overwrites(&init))
+    );
+}
+
 /// Every task owns a range of the vocabulary. At a token's first occurrence, all its occurrences are summed in f32, in
 /// their order, and added to its row once.
-pub(super) fn embedding_backward<G: Real, T: Real>(
-    dtable: Out,
-    dout: &[T],
-    ids: &[i32],
-    overwrite: bool,
-) {
+fn embedding_backward_of<G: Real, T: Real>(dtable: Out, dout: &[T], ids: &[i32], overwrite: bool) {
     let (vocabulary, width) = (dtable.dims()[0], dtable.dims()[1]);
     let rows = vocabulary.div_ceil(PIECES);
     dtable

@@ -1,21 +1,40 @@
 //! Sums over whole arenas.
 
+use super::dispatch::by_dtype;
+use super::overwrites;
 use super::simd::{Real, lane_sum, vectorized};
+use crate::operation::{NormAndClip, Sum};
 use rayon::prelude::*;
 
 /// Elements whose squares are summed in f32 before they join an f64 sum.
 const BLOCK: usize = 4096;
 
-pub(super) fn sum(out: &mut [f32], x: &[f32], overwrite: bool) {
+pub(super) fn sum(Sum { out, x, init }: Sum) {
+    let (out, x) = (out.slice_mut::<f32>(), x.slice::<f32>());
     let sum: f64 = x.iter().map(|value| f64::from(*value)).sum();
-    out[0] = if overwrite {
+    out[0] = if overwrites(&init) {
         sum as f32
     } else {
         (f64::from(out[0]) + sum) as f32
     };
 }
 
-pub(super) fn norm_and_clip<T: Real>(
+pub(super) fn norm_and_clip(operation: NormAndClip) {
+    let NormAndClip {
+        out,
+        parts,
+        x,
+        loss,
+        max_norm,
+    } = operation;
+    let (out, parts, loss) = (out.slice_mut(), parts.slice_mut(), loss.slice()[0]);
+    by_dtype!(
+        x.dtype(),
+        norm_and_clip_of(out, parts, x.slice(), loss, max_norm)
+    );
+}
+
+fn norm_and_clip_of<T: Real>(
     out: &mut [f32],
     parts: &mut [f64],
     x: &[T],

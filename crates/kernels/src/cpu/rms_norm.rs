@@ -1,6 +1,9 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
+use super::dispatch::{by_dtype, by_dtypes};
+use super::overwrites;
 use super::simd::{CHUNK, Real, lane_sum, vectorized};
+use crate::operation::{RmsNorm, RmsNormBackward};
 use rayon::prelude::*;
 
 /// Columns of a weight gradient that one task sums.
@@ -9,7 +12,28 @@ const COLUMNS: usize = 32;
 /// Rows that are summed before they are added to the total, so that long sums lose little.
 const ROWS: usize = 64;
 
-pub(super) fn rms_norm<T: Real>(
+pub(super) fn rms_norm(operation: RmsNorm) {
+    let RmsNorm {
+        y,
+        rstd,
+        x,
+        weight,
+        eps,
+    } = operation;
+    let rstd = rstd.map(|rstd| rstd.slice_mut());
+    by_dtype!(
+        x.dtype(),
+        rms_norm_of(
+            y.map(|y| y.slice_mut()),
+            rstd,
+            x.slice(),
+            weight.slice(),
+            eps
+        )
+    );
+}
+
+fn rms_norm_of<T: Real>(
     y: Option<&mut [T]>,
     rstd: Option<&mut [f32]>,
     x: &[T],
@@ -59,8 +83,40 @@ vectorized! {
     }
 }
 
+pub(super) fn rms_norm_backward(operation: RmsNormBackward) {
+    let RmsNormBackward {
+        dx,
+        dx_init,
+        dweight,
+        dweight_init,
+        dy,
+        x,
+        weight,
+        rstd,
+    } = operation;
+    let rstd = rstd.slice();
+    let replace = overwrites(&dweight_init);
+    by_dtypes!(
+        dweight.dtype(),
+        x.dtype(),
+        dweight_of(dweight.slice_mut(), replace, dy.slice(), x.slice(), rstd)
+    );
+    let replace = overwrites(&dx_init);
+    by_dtype!(
+        x.dtype(),
+        dx_of(
+            dx.slice_mut(),
+            replace,
+            dy.slice(),
+            x.slice(),
+            weight.slice(),
+            rstd
+        )
+    );
+}
+
 /// Gradient of the weight: column by column, rows in order.
-pub(super) fn dweight<G: Real, T: Real>(
+fn dweight_of<G: Real, T: Real>(
     dweight: &mut [G],
     overwrite: bool,
     dy: &[T],
@@ -112,14 +168,7 @@ vectorized! {
 }
 
 /// Gradient of the input.
-pub(super) fn dx<T: Real>(
-    dx: &mut [T],
-    overwrite: bool,
-    dy: &[T],
-    x: &[T],
-    weight: &[T],
-    rstd: &[f32],
-) {
+fn dx_of<T: Real>(dx: &mut [T], overwrite: bool, dy: &[T], x: &[T], weight: &[T], rstd: &[f32]) {
     let width = weight.len();
     let rows = (CHUNK / width).max(1);
     let step = rows * width;

@@ -1,16 +1,20 @@
 //! Rotary position embedding (Su et al. 2021), pairing the halves of a head as Hugging Face does.
 
+use super::dispatch::by_dtype;
 use super::simd::{CHUNK, Real, vectorized};
+use crate::operation::Rotary;
 use rayon::prelude::*;
 
+pub(super) fn rotary(Rotary { x, table, inverse }: Rotary) {
+    let (width, half) = (x.dims()[1], table.dims()[2]);
+    by_dtype!(
+        x.dtype(),
+        rotary_of(x.slice_mut(), table.slice(), width, half, inverse)
+    );
+}
+
 /// `x` holds whole sequences of rows of `width`; `table` cosines, then sines, `half` for each position.
-pub(super) fn rotary<T: Real>(
-    x: &mut [T],
-    table: &[f32],
-    width: usize,
-    half: usize,
-    inverse: bool,
-) {
+fn rotary_of<T: Real>(x: &mut [T], table: &[f32], width: usize, half: usize, inverse: bool) {
     let (cosines, sines) = table.split_at(table.len() / 2);
     let seq = cosines.len() / half;
     let rows = (CHUNK / width).max(1);

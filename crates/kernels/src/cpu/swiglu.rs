@@ -1,16 +1,32 @@
 //! Gated feed-forward activation (Shazeer 2020).
 
+use super::dispatch::by_dtype;
 use super::simd::{CHUNK, Real, exp, vectorized};
+use crate::operation::{Swiglu, SwigluBackward};
 use rayon::prelude::*;
 
-pub(super) fn swiglu<T: Real>(act: &mut [T], gate: &[T], up: &[T]) {
+pub(super) fn swiglu(Swiglu { act, gate, up }: Swiglu) {
+    by_dtype!(
+        act.dtype(),
+        swiglu_of(act.slice_mut(), gate.slice(), up.slice())
+    );
+}
+
+fn swiglu_of<T: Real>(act: &mut [T], gate: &[T], up: &[T]) {
     let inputs = gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK));
     act.par_chunks_mut(CHUNK)
         .zip(inputs)
         .for_each(|(act, (gate, up))| forward(act, gate, up));
 }
 
-pub(super) fn swiglu_backward<T: Real>(gate: &mut [T], up: &mut [T], dact: &[T]) {
+pub(super) fn swiglu_backward(SwigluBackward { gate, up, dact }: SwigluBackward) {
+    by_dtype!(
+        gate.dtype(),
+        swiglu_backward_of(gate.slice_mut(), up.slice_mut(), dact.slice())
+    );
+}
+
+fn swiglu_backward_of<T: Real>(gate: &mut [T], up: &mut [T], dact: &[T]) {
     let outputs = gate.par_chunks_mut(CHUNK).zip(up.par_chunks_mut(CHUNK));
     outputs
         .zip(dact.par_chunks(CHUNK))

@@ -4,7 +4,7 @@ use super::driver::Argument;
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::quantise::BLOCK;
-use crate::{AdamW, KernelError, Master, Moment, Queue, check};
+use crate::{AdamW, KernelError, Master, Moment, Queue};
 use memory::DType;
 
 /// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `adamw.cu`.
@@ -18,7 +18,6 @@ pub(super) fn adamw<D: Driver>(
     queue: Queue,
     update: AdamW,
 ) -> Result<(), KernelError> {
-    check::adamw(&update)?;
     let n = update.parameters.elements();
     let extent = Extent {
         grid: [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],

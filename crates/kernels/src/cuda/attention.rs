@@ -9,7 +9,8 @@
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel};
 use crate::attention::{cuda_gradient_sums, cuda_scores};
-use crate::{AttentionShape, KernelError, Target, check};
+use crate::operation::{Attention, AttentionBackward};
+use crate::{AttentionShape, KernelError};
 use memory::{DType, In, Out};
 
 /// One member of every group in one sequence, and where its matrices lie.
@@ -121,13 +122,17 @@ fn members(shape: AttentionShape, sequence: usize) -> impl Iterator<Item = Membe
 
 pub(super) fn attention<D: Driver>(
     cuda: &Cuda<D>,
-    out: Option<Out>,
-    probs: Option<Out>,
-    scratch: Out,
-    (q, k, v): (In, In, In),
-    shape: AttentionShape,
+    operation: Attention,
 ) -> Result<(), KernelError> {
-    check::attention(Target::Cuda, &out, &probs, &scratch, (&q, &k, &v), shape)?;
+    let Attention {
+        out,
+        probs,
+        scratch,
+        q,
+        k,
+        v,
+        shape,
+    } = operation;
     let (seq, dim, dtype) = (shape.seq, shape.head_dim, q.dtype());
     let kernel = kernel!("attention", "attention_softmax", dtype);
     for sequence in 0..shape.batch {
@@ -159,23 +164,20 @@ pub(super) fn attention<D: Driver>(
 
 pub(super) fn attention_backward<D: Driver>(
     cuda: &Cuda<D>,
-    (dq, dk, dv): (Out, Out, Out),
-    scratch: Out,
-    dout: In,
-    probs: In,
-    (q, k, v): (In, In, In),
-    shape: AttentionShape,
+    operation: AttentionBackward,
 ) -> Result<(), KernelError> {
-    let outputs = (&dq, &dk, &dv);
-    check::attention_backward(
-        Target::Cuda,
-        outputs,
-        &scratch,
-        &dout,
-        &probs,
-        (&q, &k, &v),
+    let AttentionBackward {
+        dq,
+        dk,
+        dv,
+        scratch,
+        dout,
+        probs,
+        q,
+        k,
+        v,
         shape,
-    )?;
+    } = operation;
     let (seq, dim, dtype) = (shape.seq, shape.head_dim, q.dtype());
     let kernel = kernel!("attention", "attention_softmax_backward", dtype);
     for sequence in 0..shape.batch {

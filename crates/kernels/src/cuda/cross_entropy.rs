@@ -2,17 +2,20 @@
 
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::{KernelError, check};
-use memory::{DType, In, Out};
+use crate::KernelError;
+use crate::operation::CrossEntropy;
+use memory::DType;
 
 pub(super) fn cross_entropy<D: Driver>(
     cuda: &Cuda<D>,
-    losses: Out,
-    logits: Out,
-    targets: In,
-    scale: f32,
+    operation: CrossEntropy,
 ) -> Result<(), KernelError> {
-    check::cross_entropy(&losses, &logits, &targets)?;
+    let CrossEntropy {
+        losses,
+        logits,
+        targets,
+        scale,
+    } = operation;
     let kernel = kernel!("cross_entropy", "cross_entropy", logits.dtype());
     let (tokens, vocabulary) = (logits.dims()[0], logits.dims()[1]);
     let arguments = [

@@ -2,19 +2,17 @@
 
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
-use crate::{Init, KernelError, check};
-use memory::{DType, In, Out};
+use crate::operation::{Embedding, EmbeddingBackward};
+use crate::{Init, KernelError};
+use memory::DType;
 
 /// Threads of a block that looks for tokens: as in `embedding.cu`.
 const SEARCHERS: usize = 256;
 
 pub(super) fn embedding<D: Driver>(
     cuda: &Cuda<D>,
-    out: Out,
-    table: In,
-    ids: In,
+    Embedding { out, table, ids }: Embedding,
 ) -> Result<(), KernelError> {
-    check::embedding(&out, &table, &ids)?;
     let kernel = kernel!("embedding", "embedding", table.dtype());
     let (tokens, width) = (out.dims()[0], out.dims()[1]);
     let arguments = [(&out).into(), (&table).into(), (&ids).into(), width.into()];
@@ -23,12 +21,14 @@ pub(super) fn embedding<D: Driver>(
 
 pub(super) fn embedding_backward<D: Driver>(
     cuda: &Cuda<D>,
-    dtable: Out,
-    dout: In,
-    ids: In,
-    init: Init,
+    operation: EmbeddingBackward,
 ) -> Result<(), KernelError> {
-    check::embedding_backward(&dtable, &dout, &ids, &init)?;
+    let EmbeddingBackward {
+        dtable,
+        dout,
+        ids,
+        init,
+    } = operation;
     if matches!(init, Init::Overwrite) {
         let bytes = dtable.elements() * dtable.dtype().size_in_bytes();
         // SAFETY: the view covers these bytes.

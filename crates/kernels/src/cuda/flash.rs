@@ -5,7 +5,8 @@
 
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::{AttentionShape, FlashOptions, KernelError, Target, check};
+use crate::operation::{FlashAttention, FlashAttentionBackward};
+use crate::{AttentionShape, FlashOptions, KernelError};
 use memory::{DType, In, Out};
 
 /// Widths of a head that kernels are made for.
@@ -108,15 +109,18 @@ fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 9] {
 
 pub(super) fn flash_attention<D: Driver>(
     cuda: &Cuda<D>,
-    out: Option<Out>,
-    lse: Option<Out>,
-    scratch: Out,
-    (q, k, v): (In, In, In),
-    shape: AttentionShape,
-    options: FlashOptions,
+    operation: FlashAttention,
 ) -> Result<(), KernelError> {
-    let target = Target::Cuda;
-    check::flash_attention(target, &out, &lse, &scratch, (&q, &k, &v), shape, &options)?;
+    let FlashAttention {
+        out,
+        lse,
+        scratch: _,
+        q,
+        k,
+        v,
+        shape,
+        options,
+    } = operation;
     let sizes = Sizes::new("flash_attention", shape.head_dim, q.dtype())?;
     let heads = shape.batch * shape.heads;
     let extent = sizes.extent(heads, shape.seq, 1, sizes.rows + 2 * sizes.forward);
@@ -129,22 +133,22 @@ pub(super) fn flash_attention<D: Driver>(
 
 pub(super) fn flash_attention_backward<D: Driver>(
     cuda: &Cuda<D>,
-    (dq, dk, dv): (Out, Out, Out),
-    scratch: Out,
-    (dout, out, lse): (In, In, In),
-    (q, k, v): (In, In, In),
-    shape: AttentionShape,
-    options: FlashOptions,
+    operation: FlashAttentionBackward,
 ) -> Result<(), KernelError> {
-    check::flash_attention_backward(
-        Target::Cuda,
-        (&dq, &dk, &dv),
-        &scratch,
-        (&dout, &out, &lse),
-        (&q, &k, &v),
+    let FlashAttentionBackward {
+        dq,
+        dk,
+        dv,
+        scratch,
+        dout,
+        out,
+        lse,
+        q,
+        k,
+        v,
         shape,
-        &options,
-    )?;
+        options,
+    } = operation;
     let dtype = q.dtype();
     let sizes = Sizes::new("flash_attention_backward", shape.head_dim, dtype)?;
     row_sums(cuda, &scratch, &dout, &out, shape)?;

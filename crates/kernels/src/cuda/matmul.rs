@@ -2,7 +2,8 @@
 
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel};
-use crate::{Init, KernelError, check};
+use crate::operation::Matmul;
+use crate::{Init, KernelError};
 use memory::{DType, In, Out};
 
 /// Rows and columns of the output that a block computes: as in `matmul.cu`.
@@ -10,12 +11,8 @@ const TILE: usize = 16;
 
 pub(super) fn matmul<D: Driver>(
     cuda: &Cuda<D>,
-    out: Out,
-    a: In,
-    b: In,
-    init: Init,
+    Matmul { out, a, b, init }: Matmul,
 ) -> Result<(), KernelError> {
-    check::matmul(true, &out, &a, &b, &init)?;
     let init = match init {
         Init::Overwrite => None,
         Init::Accumulate => Some(out.pointer().cast_const()),

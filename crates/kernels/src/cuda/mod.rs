@@ -1,8 +1,8 @@
-//! The operations on a CUDA device: checks, launches, and arguments.
+//! The operations on a CUDA device: launches, and arguments.
 //!
-//! One file an operation family, named like the CPU's and like its source in `kernels/`. Each operation checks, then
-//! chooses blocks and threads from the shapes alone, then launches through a [`Driver`]: a device, or the emulation
-//! that runs the same sources on the processor in tests.
+//! One file an operation family, named like the CPU's and like its source in `kernels/`. Each operation chooses blocks
+//! and threads from the shapes alone, then launches through a [`Driver`]: a device, or the emulation that runs the same
+//! sources on the processor in tests.
 
 mod adamw;
 mod attention;
@@ -25,11 +25,8 @@ pub use device::{CopyRates, CudaDevice, CudaDriver, DeviceFacts, device_count, l
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 
 use crate::meta::lease_workspace;
-use crate::queue::{bytes_of, count_download, count_upload};
-use crate::{
-    AdamW, AttentionShape, Event, FlashOptions, Init, KernelError, Kernels, Queue, Queues, Reading,
-    Target, Traffic, check,
-};
+use crate::queue::bytes_of;
+use crate::{Backend, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic};
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -93,7 +90,7 @@ impl<D: Driver> Cuda<D> {
         })
     }
 
-    /// Launches a kernel on tensors that the operation has checked; nothing if there are no blocks.
+    /// Launches a kernel on tensors of an operation that was checked; nothing if there are no blocks.
     fn launch(
         &self,
         kernel: Kernel,
@@ -128,7 +125,7 @@ impl<D: Driver> Cuda<D> {
         unsafe { self.driver.launch(&launch) }
     }
 
-    /// Computes products of tensors that the operation has checked.
+    /// Computes products of tensors of an operation that was checked.
     fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
         let workspace = Workspace {
             pointer: self.workspace.view().pointer(),
@@ -140,36 +137,75 @@ impl<D: Driver> Cuda<D> {
     }
 }
 
-impl<D: Driver> Queues for Cuda<D> {
+impl<D: Driver> Backend for Cuda<D> {
+    fn target(&self) -> Target {
+        Target::Cuda
+    }
+
     fn runs_ahead(&self) -> bool {
         true
     }
 
-    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
-        check::start_copy("start_upload", &out, &x)?;
-        count_upload(&self.traffic, bytes_of(&x));
-        // SAFETY: the caller's promise, and the sides fit.
-        unsafe {
-            self.driver
-                .start_copy(Queue::Upload, out.pointer(), x.pointer(), bytes_of(&x))
+    fn widens(&self) -> bool {
+        true
+    }
+
+    fn traffic(&self) -> &Cell<Traffic> {
+        &self.traffic
+    }
+
+    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
+        match operation {
+            Operation::Fill(operation) => elementwise::fill(self, operation),
+            Operation::Copy(operation) => elementwise::copy(self, operation),
+            Operation::Matmul(operation) => matmul::matmul(self, operation),
+            Operation::AddBias(operation) => elementwise::add_bias(self, operation),
+            Operation::BiasBackward(operation) => elementwise::bias_backward(self, operation),
+            Operation::Embedding(operation) => embedding::embedding(self, operation),
+            Operation::EmbeddingBackward(operation) => {
+                embedding::embedding_backward(self, operation)
+            }
+            Operation::RmsNorm(operation) => rms_norm::rms_norm(self, operation),
+            Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(self, operation),
+            Operation::Rotary(operation) => rotary::rotary(self, operation),
+            Operation::Attention(operation) => attention::attention(self, operation),
+            Operation::AttentionBackward(operation) => {
+                attention::attention_backward(self, operation)
+            }
+            Operation::FlashAttention(operation) => flash::flash_attention(self, operation),
+            Operation::FlashAttentionBackward(operation) => {
+                flash::flash_attention_backward(self, operation)
+            }
+            Operation::Swiglu(operation) => swiglu::swiglu(self, operation),
+            Operation::SwigluBackward(operation) => swiglu::swiglu_backward(self, operation),
+            Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(self, operation),
+            Operation::Sum(operation) => norm::sum(self, operation),
+            Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),
+            Operation::AdamW(update) => adamw::adamw(self, queue, update),
         }
     }
 
-    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
-        check::start_copy("start_download", &out, &x)?;
-        count_download(&self.traffic, bytes_of(&x));
-        // SAFETY: the caller's promise, and the sides fit.
-        unsafe {
-            self.driver
-                .start_copy(Queue::Download, out.pointer(), x.pointer(), bytes_of(&x))
-        }
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+        assert!(!out.pointer().is_null(), "a shape has no data");
+        // SAFETY: the view covers as many bytes as `bytes`.
+        unsafe { self.driver.copy_to_device(out.pointer(), bytes) }
     }
 
-    fn start_read(&self, x: In) -> Result<Reading, KernelError> {
-        check::start_read(&x)?;
-        count_download(&self.traffic, bytes_of(&x));
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+        assert!(!x.pointer().is_null(), "a shape has no data");
+        // SAFETY: as in `write`.
+        unsafe { self.driver.copy_to_host(bytes, x.pointer()) }
+    }
+
+    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
         // SAFETY: the view covers as many bytes.
         unsafe { self.driver.start_read(x.pointer(), bytes_of(&x)) }
+    }
+
+    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
+        let (to, from) = (out.pointer(), x.pointer());
+        // SAFETY: the caller's promise.
+        unsafe { self.driver.start_copy(queue, to, from, bytes_of(&x)) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {
@@ -182,212 +218,6 @@ impl<D: Driver> Queues for Cuda<D> {
 
     fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.driver.finish(event)
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.traffic.get()
-    }
-}
-
-impl<D: Driver> Kernels for Cuda<D> {
-    fn target(&self) -> Target {
-        Target::Cuda
-    }
-
-    fn fill(&self, out: Out, value: f32) -> Result<(), KernelError> {
-        elementwise::fill(self, out, value)
-    }
-
-    fn copy(&self, out: Out, x: In) -> Result<(), KernelError> {
-        elementwise::copy(self, out, x)
-    }
-
-    fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
-        check::transfer(
-            "upload",
-            out.elements(),
-            out.dtype(),
-            out.is_contiguous(),
-            bytes.len(),
-        )?;
-        assert!(!out.pointer().is_null(), "a shape has no data");
-        count_upload(&self.traffic, bytes.len());
-        // SAFETY: the view covers as many bytes as `bytes`.
-        unsafe { self.driver.copy_to_device(out.pointer(), bytes) }
-    }
-
-    fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
-        check::transfer(
-            "download",
-            x.elements(),
-            x.dtype(),
-            x.is_contiguous(),
-            bytes.len(),
-        )?;
-        assert!(!x.pointer().is_null(), "a shape has no data");
-        count_download(&self.traffic, bytes.len());
-        // SAFETY: as in `upload`.
-        unsafe { self.driver.copy_to_host(bytes, x.pointer()) }
-    }
-
-    fn matmul(&self, out: Out, a: In, b: In, init: Init) -> Result<(), KernelError> {
-        matmul::matmul(self, out, a, b, init)
-    }
-
-    fn add_bias(&self, out: Out, bias: In) -> Result<(), KernelError> {
-        elementwise::add_bias(self, out, bias)
-    }
-
-    fn bias_backward(&self, out: Out, dy: In, init: Init) -> Result<(), KernelError> {
-        elementwise::bias_backward(self, out, dy, init)
-    }
-
-    fn embedding(&self, out: Out, table: In, ids: In) -> Result<(), KernelError> {
-        embedding::embedding(self, out, table, ids)
-    }
-
-    fn embedding_backward(
-        &self,
-        dtable: Out,
-        dout: In,
-        ids: In,
-        init: Init,
-    ) -> Result<(), KernelError> {
-        embedding::embedding_backward(self, dtable, dout, ids, init)
-    }
-
-    fn rms_norm(
-        &self,
-        y: Option<Out>,
-        rstd: Option<Out>,
-        x: In,
-        weight: In,
-        eps: f32,
-    ) -> Result<(), KernelError> {
-        rms_norm::rms_norm(self, y, rstd, x, weight, eps)
-    }
-
-    fn rms_norm_backward(
-        &self,
-        dx: Out,
-        dx_init: Init,
-        dweight: Out,
-        dweight_init: Init,
-        dy: In,
-        x: In,
-        weight: In,
-        rstd: In,
-    ) -> Result<(), KernelError> {
-        let (dx, dweight) = ((dx, dx_init), (dweight, dweight_init));
-        rms_norm::rms_norm_backward(self, dx, dweight, dy, x, weight, rstd)
-    }
-
-    fn rotary(&self, x: Out, table: In, inverse: bool) -> Result<(), KernelError> {
-        rotary::rotary(self, x, table, inverse)
-    }
-
-    fn attention(
-        &self,
-        out: Option<Out>,
-        probs: Option<Out>,
-        scratch: Out,
-        q: In,
-        k: In,
-        v: In,
-        shape: AttentionShape,
-    ) -> Result<(), KernelError> {
-        attention::attention(self, out, probs, scratch, (q, k, v), shape)
-    }
-
-    fn attention_backward(
-        &self,
-        dq: Out,
-        dk: Out,
-        dv: Out,
-        scratch: Out,
-        dout: In,
-        probs: In,
-        q: In,
-        k: In,
-        v: In,
-        shape: AttentionShape,
-    ) -> Result<(), KernelError> {
-        let gradients = (dq, dk, dv);
-        attention::attention_backward(self, gradients, scratch, dout, probs, (q, k, v), shape)
-    }
-
-    fn flash_attention(
-        &self,
-        out: Option<Out>,
-        lse: Option<Out>,
-        scratch: Out,
-        q: In,
-        k: In,
-        v: In,
-        shape: AttentionShape,
-        options: FlashOptions,
-    ) -> Result<(), KernelError> {
-        flash::flash_attention(self, out, lse, scratch, (q, k, v), shape, options)
-    }
-
-    fn flash_attention_backward(
-        &self,
-        dq: Out,
-        dk: Out,
-        dv: Out,
-        scratch: Out,
-        dout: In,
-        out: In,
-        lse: In,
-        q: In,
-        k: In,
-        v: In,
-        shape: AttentionShape,
-        options: FlashOptions,
-    ) -> Result<(), KernelError> {
-        let (gradients, saved) = ((dq, dk, dv), (dout, out, lse));
-        flash::flash_attention_backward(self, gradients, scratch, saved, (q, k, v), shape, options)
-    }
-
-    fn swiglu(&self, act: Out, gate: In, up: In) -> Result<(), KernelError> {
-        swiglu::swiglu(self, act, gate, up)
-    }
-
-    fn swiglu_backward(&self, gate: Out, up: Out, dact: In) -> Result<(), KernelError> {
-        swiglu::swiglu_backward(self, gate, up, dact)
-    }
-
-    fn cross_entropy(
-        &self,
-        losses: Out,
-        logits: Out,
-        targets: In,
-        scale: f32,
-    ) -> Result<(), KernelError> {
-        cross_entropy::cross_entropy(self, losses, logits, targets, scale)
-    }
-
-    fn sum(&self, out: Out, x: In, init: Init) -> Result<(), KernelError> {
-        norm::sum(self, out, x, init)
-    }
-
-    fn norm_and_clip(
-        &self,
-        out: Out,
-        parts: Out,
-        x: In,
-        loss: In,
-        max_norm: Option<f32>,
-    ) -> Result<(), KernelError> {
-        norm::norm_and_clip(self, out, parts, x, loss, max_norm)
-    }
-
-    fn adamw(&self, update: AdamW) -> Result<(), KernelError> {
-        adamw::adamw(self, Queue::Compute, update)
-    }
-
-    unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError> {
-        adamw::adamw(self, Queue::Update, update)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
-use crate::{Init, KernelError, NORM_PARTS, check};
-use memory::{DType, In, Out};
+use crate::operation::{NormAndClip, Sum};
+use crate::{KernelError, NORM_PARTS};
+use memory::DType;
 
 /// Parts start at multiples of this, so that each starts as aligned as the whole.
 const PART_GRANULARITY: usize = 4096;
@@ -11,13 +12,7 @@ const PART_GRANULARITY: usize = 4096;
 /// Threads of a block that sums.
 const THREADS: usize = 512;
 
-pub(super) fn sum<D: Driver>(
-    cuda: &Cuda<D>,
-    out: Out,
-    x: In,
-    init: Init,
-) -> Result<(), KernelError> {
-    check::sum(&out, &x, &init)?;
+pub(super) fn sum<D: Driver>(cuda: &Cuda<D>, Sum { out, x, init }: Sum) -> Result<(), KernelError> {
     let extent = Extent {
         grid: [1, 1, 1],
         block: [THREADS, 1, 1],
@@ -34,13 +29,15 @@ pub(super) fn sum<D: Driver>(
 
 pub(super) fn norm_and_clip<D: Driver>(
     cuda: &Cuda<D>,
-    out: Out,
-    parts: Out,
-    x: In,
-    loss: In,
-    max_norm: Option<f32>,
+    operation: NormAndClip,
 ) -> Result<(), KernelError> {
-    check::norm_and_clip(&out, &parts, &x, &loss)?;
+    let NormAndClip {
+        out,
+        parts,
+        x,
+        loss,
+        max_norm,
+    } = operation;
     let n = x.elements();
     let part = n.div_ceil(NORM_PARTS).next_multiple_of(PART_GRANULARITY);
     let extent = Extent {

@@ -2,18 +2,18 @@
 
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
-use crate::{Init, KernelError, check};
-use memory::{DType, In, Out};
+use crate::KernelError;
+use crate::operation::{RmsNorm, RmsNormBackward};
+use memory::DType;
 
-pub(super) fn rms_norm<D: Driver>(
-    cuda: &Cuda<D>,
-    y: Option<Out>,
-    rstd: Option<Out>,
-    x: In,
-    weight: In,
-    eps: f32,
-) -> Result<(), KernelError> {
-    check::rms_norm(&y, &rstd, &x, &weight)?;
+pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, operation: RmsNorm) -> Result<(), KernelError> {
+    let RmsNorm {
+        y,
+        rstd,
+        x,
+        weight,
+        eps,
+    } = operation;
     let kernel = kernel!("rms_norm", "rms_norm", x.dtype());
     let (rows, width) = (x.dims()[0], x.dims()[1]);
     let arguments = [
@@ -30,15 +30,18 @@ pub(super) fn rms_norm<D: Driver>(
 /// Both gradients, each from its own pass over `dy` and `x`.
 pub(super) fn rms_norm_backward<D: Driver>(
     cuda: &Cuda<D>,
-    (dx, dx_init): (Out, Init),
-    (dweight, dweight_init): (Out, Init),
-    dy: In,
-    x: In,
-    weight: In,
-    rstd: In,
+    operation: RmsNormBackward,
 ) -> Result<(), KernelError> {
-    let of_weight = (&dweight, &dweight_init);
-    check::rms_norm_backward((&dx, &dx_init), of_weight, &dy, &x, &weight, &rstd)?;
+    let RmsNormBackward {
+        dx,
+        dx_init,
+        dweight,
+        dweight_init,
+        dy,
+        x,
+        weight,
+        rstd,
+    } = operation;
     let (rows, width) = (x.dims()[0], x.dims()[1]);
     let kernel = kernel!("rms_norm", "rms_norm_dweight", dweight.dtype(), x.dtype());
     let arguments = [

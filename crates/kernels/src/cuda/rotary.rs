@@ -2,16 +2,14 @@
 
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::{KernelError, check};
-use memory::{DType, In, Out};
+use crate::KernelError;
+use crate::operation::Rotary;
+use memory::DType;
 
 pub(super) fn rotary<D: Driver>(
     cuda: &Cuda<D>,
-    x: Out,
-    table: In,
-    inverse: bool,
+    Rotary { x, table, inverse }: Rotary,
 ) -> Result<(), KernelError> {
-    check::rotary(&x, &table)?;
     let kernel = kernel!("rotary", "rotary", x.dtype());
     let (rows, width) = (x.dims()[0], x.dims()[1]);
     let (seq, half) = (table.dims()[1], table.dims()[2]);

@@ -2,16 +2,14 @@
 
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::{KernelError, check};
-use memory::{DType, In, Out};
+use crate::KernelError;
+use crate::operation::{Swiglu, SwigluBackward};
+use memory::DType;
 
 pub(super) fn swiglu<D: Driver>(
     cuda: &Cuda<D>,
-    act: Out,
-    gate: In,
-    up: In,
+    Swiglu { act, gate, up }: Swiglu,
 ) -> Result<(), KernelError> {
-    check::swiglu(&act, &gate, &up)?;
     let kernel = kernel!("swiglu", "swiglu", act.dtype());
     let n = act.elements();
     let arguments = [(&act).into(), (&gate).into(), (&up).into(), n.into()];
@@ -20,11 +18,8 @@ pub(super) fn swiglu<D: Driver>(
 
 pub(super) fn swiglu_backward<D: Driver>(
     cuda: &Cuda<D>,
-    gate: Out,
-    up: Out,
-    dact: In,
+    SwigluBackward { gate, up, dact }: SwigluBackward,
 ) -> Result<(), KernelError> {
-    check::swiglu_backward(&gate, &up, &dact)?;
     let kernel = kernel!("swiglu", "swiglu_backward", gate.dtype());
     let n = gate.elements();
     let arguments = [(&gate).into(), (&up).into(), (&dact).into(), n.into()];

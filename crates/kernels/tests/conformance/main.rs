@@ -1,10 +1,11 @@
-//! What every implementation of [`kernels::Kernels`] must do, whatever the device.
+//! What every [`kernels::Backend`] must do, and what is refused before it, whatever the device.
 //!
 //! An operation is tested by cases ([`case::Case`]): inputs made from a seed, a call, and what an oracle in f64
 //! expects. The same cases are then run for planning, on pools of several sizes, and on poisoned memory. A new
 //! implementation joins in [`device::computing`]. Run with `--nocapture` to see the worst errors.
 
 mod adamw;
+mod adamw_bits;
 mod attention;
 mod case;
 mod compare;

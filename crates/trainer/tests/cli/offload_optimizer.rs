@@ -35,7 +35,7 @@ fn states_in_host_memory_give_the_same_losses() {
         let steps = offloaded.steps();
         assert_eq!(steps.len(), resident.steps().len());
         // Outcomes come late, but every step has its own time.
-        for step in steps {
+        for step in &steps {
             let forward_ms = step["phase_ms"]["forward"].as_f64().unwrap();
             assert!(step["step_ms"].as_f64().unwrap() > forward_ms / 2.0);
         }

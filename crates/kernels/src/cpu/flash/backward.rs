@@ -8,23 +8,35 @@ use super::{Block, Inputs, drop_elements, for_each_item, transpose};
 use crate::AttentionShape;
 use crate::cpu::Shared;
 use crate::cpu::attention::{Pieces, Task, panel};
+use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, product};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
-use crate::flash::{CPU_KEYS, CPU_QUERIES, FlashOptions, Pass, cpu_block, cpu_slots};
+use crate::flash::{CPU_KEYS, CPU_QUERIES, Pass, cpu_block, cpu_slots};
+use crate::operation::FlashAttentionBackward;
 use gemm::Parallelism;
-use memory::{In, Out};
 
-pub(in crate::cpu) fn flash_attention_backward<T: Real>(
-    (dq, dk, dv): (Out, Out, Out),
-    scratch: &mut [f32],
-    (dout, out, lse): (In, In, In),
-    qkv: (In, In, In),
-    shape: AttentionShape,
-    options: FlashOptions,
-) {
+pub(in crate::cpu) fn flash_attention_backward(operation: FlashAttentionBackward) {
+    by_dtype!(operation.q.dtype(), flash_attention_backward_of(operation));
+}
+
+fn flash_attention_backward_of<T: Real>(operation: FlashAttentionBackward) {
+    let FlashAttentionBackward {
+        dq,
+        dk,
+        dv,
+        scratch,
+        dout,
+        out,
+        lse,
+        q,
+        k,
+        v,
+        shape,
+        options,
+    } = operation;
     let [dq, dk, dv] = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
     let operands = Operands {
-        inputs: Inputs::new(qkv, shape, options),
+        inputs: Inputs::new([q, k, v], shape, options),
         dout: dout.slice::<T>(),
         out: out.slice::<T>(),
         lse: lse.slice(),
@@ -32,7 +44,7 @@ pub(in crate::cpu) fn flash_attention_backward<T: Real>(
     };
     let heads = shape.batch * shape.kv_heads;
     let slots = cpu_slots(shape, Pass::Backward);
-    for_each_item(heads, slots, scratch, |item, scratch| {
+    for_each_item(heads, slots, scratch.slice_mut(), |item, scratch| {
         let task = operands.inputs.task(item);
         let mut room = Room::new::<T>(shape, scratch);
         row_sums(&operands, task, &mut room);

@@ -35,11 +35,7 @@ struct Inputs<'a, T> {
 }
 
 impl<'a, T: Real> Inputs<'a, T> {
-    fn new(
-        (q, k, v): (In<'a>, In<'a>, In<'a>),
-        shape: AttentionShape,
-        options: FlashOptions<'a>,
-    ) -> Self {
+    fn new([q, k, v]: [In<'a>; 3], shape: AttentionShape, options: FlashOptions<'a>) -> Self {
         Inputs {
             shape,
             q: q.slice(),

@@ -1,0 +1,133 @@
+//! What a device is to [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels).
+
+use crate::{Event, KernelError, Operation, Queue, Reading, Target, Traffic, check};
+use memory::{In, Out};
+use std::cell::Cell;
+
+/// A device that carries out what [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels) have checked.
+///
+/// Whatever is a backend has both of these, and nothing else can have them: every call is checked and counted there,
+/// once, whichever the device. A backend checks nothing again. It refuses what the device cannot do, and reports what
+/// fails; both are [`crate::Fault::Device`].
+///
+/// All but [`Backend::copy_beside`], and what is executed in [`Queue::Update`], runs in [`Queue::Compute`], in the order in which it was asked for. What an operation
+/// writes is borrowed exclusively, so it overlaps nothing else that the operation views; what it reads may overlap.
+///
+/// A device that runs ahead uses these views after the call is over. It may: leases are given out in the order of
+/// [`Queue::Compute`], so what an operation was handed is its own until it has run.
+pub trait Backend {
+    /// The device whose scratch sizes apply.
+    fn target(&self) -> Target;
+
+    /// Whether operations may still have to be done when the call that asks for them returns.
+    fn runs_ahead(&self) -> bool;
+
+    /// Whether matrix products may have bf16 in them: on the processor they are widened in a workspace.
+    fn widens(&self) -> bool;
+
+    /// The count of what has crossed. A backend keeps it and does not change it.
+    fn traffic(&self) -> &Cell<Traffic>;
+
+    /// Carries out an operation in a queue: [`Queue::Compute`], or [`Queue::Update`] for [`Operation::AdamW`].
+    ///
+    /// # Safety
+    /// The operation was checked for this backend, and in another queue than the computation's its caller promises what
+    /// [`crate::Kernels::start_adamw`] asks for.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails, or cannot do this.
+    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError>;
+
+    /// Copies host bytes, which may change when this returns, into a tensor.
+    ///
+    /// # Safety
+    /// `out` is contiguous and has as many bytes.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError>;
+
+    /// Copies a tensor to the host, when all work before is done.
+    ///
+    /// # Safety
+    /// `x` is contiguous and has as many bytes.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails, or failed in earlier work.
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError>;
+
+    /// Asks for the contents of a tensor.
+    ///
+    /// # Safety
+    /// `x` is contiguous and has at most [`crate::READING_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError>;
+
+    /// Asks for a copy in [`Queue::Upload`], whose `x` is pinned host memory, or in [`Queue::Download`], whose `out` is.
+    ///
+    /// # Safety
+    /// As for [`crate::Queues::start_upload`]; both sides are contiguous and have as many bytes.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError>;
+
+    /// As [`crate::Queues::record`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn record(&self, queue: Queue) -> Result<Event, KernelError>;
+
+    /// As [`crate::Queues::wait`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError>;
+
+    /// As [`crate::Queues::finish`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails, or failed in earlier work.
+    fn finish(&self, event: Event) -> Result<(), KernelError>;
+}
+
+impl dyn Backend + '_ {
+    /// Checks an operation and carries it out.
+    pub(crate) fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
+        // SAFETY: in the queue of the computation nothing is promised.
+        unsafe { self.run_in(Queue::Compute, operation) }
+    }
+
+    /// The same in a queue.
+    ///
+    /// # Safety
+    /// In another queue than the computation's, as for [`crate::Kernels::start_adamw`].
+    pub(crate) unsafe fn run_in<'a>(
+        &self,
+        queue: Queue,
+        operation: impl Into<Operation<'a>>,
+    ) -> Result<(), KernelError> {
+        let operation = operation.into();
+        check::operation(self, &operation)?;
+        // SAFETY: it was checked for this backend; the caller's promise.
+        unsafe { self.execute(queue, operation) }
+    }
+}
+
+/// What has a backend below it: every [`Backend`], and nothing else.
+///
+/// It stands between [`Backend`] and [`Queues`](crate::Queues), instead of the one being a supertrait of the other, so
+/// that what is unchecked is no method of `dyn Kernels`. It is not exported: outside this crate nothing can have it but
+/// by being a backend.
+pub trait Backed {
+    /// What carries out the calls.
+    fn backend(&self) -> &dyn Backend;
+}
+
+impl<B: Backend> Backed for B {
+    fn backend(&self) -> &dyn Backend {
+        self
+    }
+}

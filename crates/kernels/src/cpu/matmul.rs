@@ -1,0 +1,210 @@
+//! Matrix products: the library's, on f32 or on what is widened to it.
+
+use super::Shared;
+use super::elementwise::copy_of;
+use super::gemm::{Matrix, ROW_BLOCK, product};
+use super::simd::{Real, vectorized};
+use crate::Init;
+use crate::operation::Matmul;
+use gemm::Parallelism;
+use half::bf16;
+use memory::{Buffer, DType, In, Out};
+use rayon::prelude::*;
+use std::cell::RefCell;
+
+/// Tiles in which bf16 operands are widened: rows, columns, depth.
+const TILE_M: usize = 256;
+const TILE_N: usize = 512;
+const TILE_K: usize = 512;
+
+/// One widened tile of each operand and of the result, f32.
+pub const WIDENING_WORKSPACE_BYTES: u64 =
+    (4 * (TILE_M * TILE_K + TILE_K * TILE_N + TILE_M * TILE_N)) as u64;
+
+/// `workspace` is what operands are widened in, if any are.
+pub(super) fn matmul(workspace: Option<&RefCell<Buffer>>, operation: Matmul) {
+    let Matmul { out, a, b, init } = operation;
+    match workspace {
+        Some(workspace) if [out.dtype(), a.dtype(), b.dtype()] != [DType::F32; 3] => {
+            let mut workspace = workspace.borrow_mut();
+            matmul_widened(out, a, b, init, workspace.view_mut().slice_mut());
+        }
+        _ => matmul_f32(out, a, b, init),
+    }
+}
+
+fn matmul_f32(mut out: Out, a: In, b: In, init: Init) {
+    let accumulate = match init {
+        Init::Overwrite => false,
+        Init::Accumulate => true,
+        Init::Add(residual) => {
+            copy_of::<f32, f32>(out.reborrow().slice_mut(), residual.slice());
+            true
+        }
+    };
+    let (m, k, n) = (a.dims()[0], a.dims()[1], b.dims()[1]);
+    for start in (0..m).step_by(ROW_BLOCK) {
+        let rows = start..(start + ROW_BLOCK).min(m);
+        let a = Matrix::of(a.rows(rows.clone()));
+        let out = out.reborrow().rows(rows.clone());
+        let pointer: *mut f32 = out.pointer().cast();
+        // SAFETY: the views are in bounds, `out` is exclusive, and shapes were checked.
+        unsafe {
+            product(
+                (rows.len(), n, k),
+                pointer,
+                n,
+                accumulate,
+                a,
+                Matrix::of(b),
+                1.0,
+                Parallelism::Rayon(0),
+            )
+        };
+    }
+}
+
+/// Products with a bf16 operand or output: tiles are widened into the workspace, multiplied in f32, and rounded once.
+fn matmul_widened(mut out: Out, a: In, b: In, init: Init, workspace: &mut [f32]) {
+    let (a_tile, rest) = workspace.split_at_mut(TILE_M * TILE_K);
+    let (b_tile, sum_tile) = rest.split_at_mut(TILE_K * TILE_N);
+    let (m, k, n) = (a.dims()[0], a.dims()[1], b.dims()[1]);
+    for row in (0..m).step_by(TILE_M) {
+        let rows = TILE_M.min(m - row);
+        for column in (0..n).step_by(TILE_N) {
+            let columns = TILE_N.min(n - column);
+            for depth in (0..k).step_by(TILE_K) {
+                let depths = TILE_K.min(k - depth);
+                widen(a_tile, a, (row, depth), (rows, depths));
+                widen(b_tile, b, (depth, column), (depths, columns));
+                let (a, b) = (
+                    Matrix::rows(a_tile.as_ptr(), depths),
+                    Matrix::rows(b_tile.as_ptr(), columns),
+                );
+                let sum = sum_tile.as_mut_ptr();
+                let accumulate = depth > 0;
+                // SAFETY: the tiles hold `rows x depths`, `depths x columns` and `rows x columns` elements.
+                unsafe {
+                    product(
+                        (rows, columns, depths),
+                        sum,
+                        columns,
+                        accumulate,
+                        a,
+                        b,
+                        1.0,
+                        Parallelism::Rayon(0),
+                    );
+                }
+            }
+            store(
+                out.reborrow(),
+                &sum_tile[..rows * columns],
+                (row, column),
+                columns,
+                init,
+            );
+        }
+    }
+}
+
+/// Copies a tile of a strided matrix into contiguous f32 rows.
+fn widen(tile: &mut [f32], x: In, (row, column): (usize, usize), (rows, columns): (usize, usize)) {
+    let (row_stride, column_stride) = (x.strides()[0], x.strides()[1]);
+    let first = row * row_stride + column * column_stride;
+    let strides = (row_stride, column_stride);
+    match x.dtype() {
+        DType::F32 => gather::<f32>(
+            tile,
+            x.pointer().cast::<f32>().wrapping_add(first),
+            strides,
+            (rows, columns),
+        ),
+        _ => gather::<bf16>(
+            tile,
+            x.pointer().cast::<bf16>().wrapping_add(first),
+            strides,
+            (rows, columns),
+        ),
+    }
+}
+
+fn gather<T: Real>(
+    tile: &mut [f32],
+    first: *const T,
+    (row_stride, column_stride): (usize, usize),
+    (rows, columns): (usize, usize),
+) {
+    let source = Shared(first.cast_mut());
+    tile[..rows * columns]
+        .par_chunks_mut(columns)
+        .enumerate()
+        .for_each(|(row, tile)| {
+            let source = source.at(row * row_stride);
+            if column_stride == 1 {
+                // SAFETY: a row of the tile lies within the view.
+                widen_row(tile, unsafe { std::slice::from_raw_parts(source, columns) });
+            } else {
+                for (column, value) in tile.iter_mut().enumerate() {
+                    // SAFETY: every element of the tile lies within the view.
+                    *value = unsafe { *source.wrapping_add(column * column_stride) }.widen();
+                }
+            }
+        });
+}
+
+vectorized! {
+    fn widen_row<T: Real>(out: &mut [f32], x: &[T]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = x.widen();
+        }
+    }
+}
+
+/// Writes a finished tile into the output.
+fn store(out: Out, sums: &[f32], at: (usize, usize), columns: usize, init: Init) {
+    match out.dtype() {
+        DType::F32 => store_as::<f32>(out, sums, at, columns, init),
+        _ => store_as::<bf16>(out, sums, at, columns, init),
+    }
+}
+
+fn store_as<T: Real>(
+    out: Out,
+    sums: &[f32],
+    (row, column): (usize, usize),
+    columns: usize,
+    init: Init,
+) {
+    let width = out.dims()[1];
+    let rows = sums.len() / columns;
+    let out = out.rows(row..row + rows).slice_mut::<T>();
+    let residual = match init {
+        Init::Add(residual) => Some(residual.rows(row..row + rows).slice::<T>()),
+        _ => None,
+    };
+    let accumulate = matches!(init, Init::Accumulate);
+    out.par_chunks_mut(width)
+        .zip(sums.par_chunks(columns))
+        .enumerate()
+        .for_each(|(row, (out, sums))| {
+            let out = &mut out[column..column + columns];
+            match residual {
+                Some(residual) => {
+                    let start = row * width + column;
+                    for ((out, sum), residual) in out
+                        .iter_mut()
+                        .zip(sums)
+                        .zip(&residual[start..start + columns])
+                    {
+                        *out = T::narrow(residual.widen() + sum);
+                    }
+                }
+                None => {
+                    for (out, sum) in out.iter_mut().zip(sums) {
+                        *out = T::narrow(if accumulate { out.widen() + sum } else { *sum });
+                    }
+                }
+            }
+        });
+}
