@@ -1,12 +1,11 @@
-// Sums over the rows of a matrix, column by column, without atomics or scratch.
+// Sums over the rows of a matrix, column by column, without atomics: parts of the rows, which `columns.cu` adds.
 #pragma once
 
 #include "pack.cuh"
 
-// A block sums COLUMN_PACKS packs of columns. Its threads along y walk the rows, each every blockDim.y-th; their sums
-// are then added pairwise. So the order of a sum depends on the number of rows alone.
-//
-// Few columns mean few blocks: 4096 columns occupy 128 multiprocessors, 1024 only 32.
+// A block sums COLUMN_PACKS packs of columns over `part_rows` rows, the blockIdx.y-th so many: few columns alone would
+// be few blocks. Its threads along y walk the rows, each every blockDim.y-th; their sums are then added pairwise. So the
+// order of a sum depends on the matrix's shape alone.
 constexpr int COLUMN_PACKS = 4;
 constexpr int ROW_LANES_MAX = 128;
 
@@ -15,11 +14,14 @@ __device__ inline size_t column_pack() {
     return (size_t(blockIdx.x) * COLUMN_PACKS + threadIdx.x) * PACK;
 }
 
-// Threads whose threadIdx.y is 0 receive the sums over all rows of `term(row)`, a pack; blockDim is COLUMN_PACKS by a
-// power of two.
-template <typename Term> __device__ Pack column_sums(size_t rows, Term term) {
+// Threads whose threadIdx.y is 0 receive the sums over their part's rows of `term(row)`, a pack; blockDim is COLUMN_PACKS
+// by a power of two.
+template <typename Term> __device__ Pack column_sums(size_t rows, size_t part_rows, Term term) {
+    const size_t start = blockIdx.y * part_rows, end = start + part_rows < rows ? start + part_rows : rows;
     Pack sums = {};
-    for (size_t row = threadIdx.y; row < rows; row += blockDim.y) {
+    // Several rows are loaded before the first is added.
+#pragma unroll 4
+    for (size_t row = start + threadIdx.y; row < end; row += blockDim.y) {
         const Pack terms = term(row);
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
@@ -44,4 +46,11 @@ template <typename Term> __device__ Pack column_sums(size_t rows, Term term) {
         }
     }
     return sums;
+}
+
+// Stores a part's sums in `[parts, width]`.
+__device__ inline void store_part(float *parts, size_t first, size_t width, const Pack &sums) {
+    if (threadIdx.y == 0 && first < width) {
+        store(parts + blockIdx.y * width, first, width, sums);
+    }
 }

@@ -28,18 +28,21 @@ template <typename T> __device__ void add_bias(T *out, const T *bias, size_t wid
     }
 }
 
-template <typename G, typename T>
-__device__ void bias_backward(G *out, const T *dy, size_t rows, size_t width, int accumulate) {
+template <typename T>
+__device__ void bias_backward(float *parts, const T *dy, size_t rows, size_t part_rows, size_t width) {
     const size_t first = column_pack();
-    const Pack sums = column_sums(rows, [&](size_t row) { return load(dy + row * width, first, width); });
-    if (threadIdx.y == 0 && first < width) {
-        store_or_add(out, first, width, sums, accumulate);
-    }
+    const auto term = [&](size_t row) { return load(dy + row * width, first, width); };
+    store_part(parts, first, width, column_sums(rows, part_rows, term));
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void fill_##name(T *out, size_t n, float value) { fill(out, n, value); }             \
     EXPORT(fill_##name);                                                                                       \
+    extern "C" __global__ void __launch_bounds__(COLUMN_PACKS *ROW_LANES_MAX)                                  \
+        bias_backward_##name(float *parts, const T *dy, size_t rows, size_t part_rows, size_t width) {         \
+        bias_backward(parts, dy, rows, part_rows, width);                                                      \
+    }                                                                                                          \
+    EXPORT(bias_backward_##name);                                                                              \
     extern "C" __global__ void add_bias_##name(T *out, const T *bias, size_t width) {                          \
         add_bias(out, bias, width);                                                                            \
     }                                                                                                          \
@@ -56,15 +59,3 @@ OF_TWO_TYPES(float, float, f32_f32);
 OF_TWO_TYPES(float, bf16, f32_bf16);
 OF_TWO_TYPES(bf16, float, bf16_f32);
 OF_TWO_TYPES(bf16, bf16, bf16_bf16);
-
-#define BACKWARD(G, T, name)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(COLUMN_PACKS *ROW_LANES_MAX)                                  \
-        bias_backward_##name(G *out, const T *dy, size_t rows, size_t width, int accumulate) {                 \
-        bias_backward(out, dy, rows, width, accumulate);                                                       \
-    }                                                                                                          \
-    EXPORT(bias_backward_##name)
-
-BACKWARD(float, float, f32_f32);
-BACKWARD(float, bf16, f32_bf16);
-BACKWARD(bf16, float, bf16_f32);
-BACKWARD(bf16, bf16, bf16_bf16);

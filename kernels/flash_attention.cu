@@ -106,13 +106,13 @@ struct OnlineSoftmax {
             // A row may have seen nothing yet: not the difference of two infinities.
             const float base = top == -INFINITY ? 0.0f : top;
             // Differences first: large scores leave no rounding of their own in the exponent.
-            rescale[half] = exp2f((largest[half] - base) * factor);
+            rescale[half] = exp2_flushed((largest[half] - base) * factor);
             float added = 0.0f;
 #pragma unroll
             for (int n = 0; n < N; n++) {
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    scores[n][i] = exp2f((scores[n][i] - base) * factor);
+                    scores[n][i] = exp2_flushed((scores[n][i] - base) * factor);
                     added += scores[n][i];
                 }
             }

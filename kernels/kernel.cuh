@@ -20,6 +20,18 @@ template <typename T> __device__ T narrow(float x);
 template <> __device__ inline float narrow<float>(float x) { return x; }
 template <> __device__ inline bf16 narrow<bf16>(float x) { return __float2bfloat16_rn(x); }
 
+// 2^x. What is smaller than the normal numbers is 0, which saves the scaling that exp2f does for their sake.
+__device__ inline float exp2_flushed(float x) {
+#ifdef EMULATION
+    const float power = exp2f(x);
+    return power < FLT_MIN ? 0.0f : power;
+#else
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+#endif
+}
+
 #ifndef EMULATION
 
 // Names a kernel for the emulation; the device finds kernels by their unmangled names.

@@ -45,4 +45,10 @@ template <typename T, typename Combine> __device__ T block_reduce(T x, T neutral
 
 template <typename T> __device__ T block_sum(T x) { return block_reduce(x, T(0), Sum()); }
 
+// The row that this thread works on, where a block has blockDim.y: one, or as many narrow ones as it has warps.
+__device__ inline size_t own_row() { return size_t(blockIdx.x) * blockDim.y + threadIdx.y; }
+
+// Every thread of a row receives the sum.
+template <typename T> __device__ T row_sum(T x) { return blockDim.y == 1 ? block_sum(x) : warp_reduce(x, Sum()); }
+
 __device__ inline float block_largest(float x) { return block_reduce(x, -FLT_MAX, Largest()); }

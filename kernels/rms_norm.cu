@@ -2,10 +2,13 @@
 #include "columns.cuh"
 #include "reduce.cuh"
 
-// A block normalises one row, which it reads twice: the second time from the first-level cache.
+// A block normalises one row, or a warp a narrow one. It is read twice: the second time from the first-level cache.
 template <typename T>
-__device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t width, float eps) {
-    const size_t row = blockIdx.x;
+__device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t rows, size_t width, float eps) {
+    const size_t row = own_row();
+    if (row >= rows) {
+        return;
+    }
     const T *own = x + row * width;
     float squares = 0.0f;
     for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
@@ -15,7 +18,7 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
             squares += values.at[i] * values.at[i];
         }
     }
-    const float scale = 1.0f / sqrtf(block_sum(squares) / float(width) + eps);
+    const float scale = 1.0f / sqrtf(row_sum(squares) / float(width) + eps);
     if (rstd != nullptr && threadIdx.x == 0) {
         rstd[row] = scale;
     }
@@ -33,11 +36,14 @@ __device__ void rms_norm(T *y, float *rstd, const T *x, const T *weight, size_t 
     }
 }
 
-// Gradient of the input; a block works on one row.
+// Gradient of the input; rows as in `rms_norm`.
 template <typename T>
-__device__ void rms_norm_backward(T *dx, const T *dy, const T *x, const T *weight, const float *rstd, size_t width,
-                                  int accumulate) {
-    const size_t row = blockIdx.x, start = row * width;
+__device__ void rms_norm_backward(T *dx, const T *dy, const T *x, const T *weight, const float *rstd, size_t rows,
+                                  size_t width, int accumulate) {
+    const size_t row = own_row(), start = row * width;
+    if (row >= rows) {
+        return;
+    }
     float dot = 0.0f;
     for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
         const Pack gradients = load(dy + start, first, width), values = load(x + start, first, width);
@@ -48,7 +54,7 @@ __device__ void rms_norm_backward(T *dx, const T *dy, const T *x, const T *weigh
         }
     }
     const float scale = rstd[row];
-    const float correction = block_sum(dot) * scale * scale * scale / float(width);
+    const float correction = row_sum(dot) * scale * scale * scale / float(width);
     for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
         Pack gradients = load(dy + start, first, width);
         const Pack values = load(x + start, first, width), weights = load(weight, first, width);
@@ -60,12 +66,12 @@ __device__ void rms_norm_backward(T *dx, const T *dy, const T *x, const T *weigh
     }
 }
 
-// Gradient of the weight.
-template <typename G, typename T>
-__device__ void rms_norm_dweight(G *dweight, const T *dy, const T *x, const float *rstd, size_t rows, size_t width,
-                                 int accumulate) {
+// Parts of the weight's gradient.
+template <typename T>
+__device__ void rms_norm_dweight(float *parts, const T *dy, const T *x, const float *rstd, size_t rows,
+                                 size_t part_rows, size_t width) {
     const size_t first = column_pack();
-    const Pack sums = column_sums(rows, [&](size_t row) {
+    const Pack sums = column_sums(rows, part_rows, [&](size_t row) {
         Pack terms = load(dy + row * width, first, width);
         const Pack values = load(x + row * width, first, width);
         const float scale = rstd[row];
@@ -75,35 +81,27 @@ __device__ void rms_norm_dweight(G *dweight, const T *dy, const T *x, const floa
         }
         return terms;
     });
-    if (threadIdx.y == 0 && first < width) {
-        store_or_add(dweight, first, width, sums, accumulate);
-    }
+    store_part(parts, first, width, sums);
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void rms_norm_##name(T *y, float *rstd, const T *x, const T *weight, size_t width,   \
-                                               float eps) {                                                    \
-        rms_norm(y, rstd, x, weight, width, eps);                                                              \
+    extern "C" __global__ void rms_norm_##name(T *y, float *rstd, const T *x, const T *weight, size_t rows,    \
+                                               size_t width, float eps) {                                      \
+        rms_norm(y, rstd, x, weight, rows, width, eps);                                                        \
     }                                                                                                          \
     EXPORT(rms_norm_##name);                                                                                   \
     extern "C" __global__ void rms_norm_backward_##name(T *dx, const T *dy, const T *x, const T *weight,       \
-                                                        const float *rstd, size_t width, int accumulate) {     \
-        rms_norm_backward(dx, dy, x, weight, rstd, width, accumulate);                                         \
+                                                        const float *rstd, size_t rows, size_t width,          \
+                                                        int accumulate) {                                      \
+        rms_norm_backward(dx, dy, x, weight, rstd, rows, width, accumulate);                                   \
     }                                                                                                          \
-    EXPORT(rms_norm_backward_##name)
-
-OF_ONE_TYPE(float, f32);
-OF_ONE_TYPE(bf16, bf16);
-
-#define DWEIGHT(G, T, name)                                                                                    \
+    EXPORT(rms_norm_backward_##name);                                                                          \
     extern "C" __global__ void __launch_bounds__(COLUMN_PACKS *ROW_LANES_MAX)                                  \
-        rms_norm_dweight_##name(G *dweight, const T *dy, const T *x, const float *rstd, size_t rows,           \
-                                size_t width, int accumulate) {                                                \
-        rms_norm_dweight(dweight, dy, x, rstd, rows, width, accumulate);                                       \
+        rms_norm_dweight_##name(float *parts, const T *dy, const T *x, const float *rstd, size_t rows,         \
+                                size_t part_rows, size_t width) {                                              \
+        rms_norm_dweight(parts, dy, x, rstd, rows, part_rows, width);                                          \
     }                                                                                                          \
     EXPORT(rms_norm_dweight_##name)
 
-DWEIGHT(float, float, f32_f32);
-DWEIGHT(float, bf16, f32_bf16);
-DWEIGHT(bf16, float, bf16_f32);
-DWEIGHT(bf16, bf16, bf16_bf16);
+OF_ONE_TYPE(float, f32);
+OF_ONE_TYPE(bf16, bf16);

@@ -1,7 +1,8 @@
 //! Fill, copy, bias.
 
+use super::columns::Columns;
 use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
+use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::{self, AddBias, BiasBackward, Fill};
 use memory::DType;
@@ -40,14 +41,9 @@ pub(super) fn bias_backward<D: Driver>(
     cuda: &Cuda<D>,
     BiasBackward { out, dy, init }: BiasBackward,
 ) -> Result<(), KernelError> {
-    let kernel = kernel!("elementwise", "bias_backward", out.dtype(), dy.dtype());
-    let (rows, width) = (dy.dims()[0], dy.dims()[1]);
-    let arguments = [
-        (&out).into(),
-        (&dy).into(),
-        rows.into(),
-        width.into(),
-        accumulates(&init),
-    ];
-    cuda.launch(kernel, Extent::columns(rows, width), &arguments)
+    let columns = Columns::new(cuda, "bias_backward", dy.dims()[0], dy.dims()[1])?;
+    let [rows, part_rows, width] = columns.sizes();
+    let arguments = [Columns::place(cuda), (&dy).into(), rows, part_rows, width];
+    let kernel = kernel!("elementwise", "bias_backward", dy.dtype());
+    columns.sum(cuda, kernel, &arguments, (out, init))
 }

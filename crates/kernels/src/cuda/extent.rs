@@ -48,11 +48,24 @@ impl Extent {
         }
     }
 
-    /// Sums over rows, for `column_sums` of `columns.cuh`.
-    pub(super) fn columns(rows: usize, width: usize) -> Extent {
+    /// The same, but narrow rows several a block, a warp each.
+    pub(super) fn narrow_rows(rows: usize, width: usize) -> Extent {
+        const WARPS: usize = 8;
+        if width > WARP * PACK {
+            return Extent::rows(rows, width);
+        }
+        Extent {
+            grid: [rows.div_ceil(WARPS), 1, 1],
+            block: [WARP, WARPS, 1],
+            shared_bytes: 0,
+        }
+    }
+
+    /// Sums over `rows` rows at a time, in so many parts, for `column_sums` of `columns.cuh`.
+    pub(super) fn columns(rows: usize, width: usize, parts: usize) -> Extent {
         let lanes = rows.next_power_of_two();
         Extent {
-            grid: [width.div_ceil(COLUMN_PACKS * PACK), 1, 1],
+            grid: [width.div_ceil(COLUMN_PACKS * PACK), parts, 1],
             block: [
                 COLUMN_PACKS,
                 lanes.clamp(WARP / COLUMN_PACKS, ROW_LANES_MAX),
@@ -103,12 +116,14 @@ mod tests {
         for (rows, width) in [(1, 1), (1, 48), (3, 20_000), (400, 131), (3000, 20)] {
             let by_columns = Extent::rows_by_columns(rows, width, 256);
             assert!(by_columns.grid[1] * 256 * PACK >= width);
-            let columns = Extent::columns(rows, width);
+            let columns = Extent::columns(rows, width, 1);
             assert!(columns.grid[0] * COLUMN_PACKS * PACK >= width);
             assert!(columns.block[1].is_power_of_two());
             let flat = Extent::flat(rows * width);
             assert!(flat.grid[0] * flat.block[0] * PACK >= rows * width);
-            for extent in [columns, flat, Extent::rows(rows, width), by_columns] {
+            let [whole, narrow] = [Extent::rows(rows, width), Extent::narrow_rows(rows, width)];
+            assert!(narrow.grid[0] * narrow.block[1] >= rows);
+            for extent in [columns, flat, whole, narrow, by_columns] {
                 let threads: usize = extent.block.iter().product();
                 assert!(
                     threads.is_multiple_of(WARP) && threads <= 1024,

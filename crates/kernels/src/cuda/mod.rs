@@ -6,6 +6,7 @@
 
 mod adamw;
 mod attention;
+mod columns;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod device;

@@ -1,10 +1,11 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
+use super::columns::Columns;
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
-use crate::KernelError;
 use crate::operation::{RmsNorm, RmsNormBackward};
-use memory::DType;
+use crate::{Init, KernelError};
+use memory::{DType, In, Out};
 
 pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, operation: RmsNorm) -> Result<(), KernelError> {
     let RmsNorm {
@@ -21,10 +22,11 @@ pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, operation: RmsNorm) -> Result<
         Argument::optional(&rstd),
         (&x).into(),
         (&weight).into(),
+        rows.into(),
         width.into(),
         eps.into(),
     ];
-    cuda.launch(kernel, Extent::rows(rows, width), &arguments)
+    cuda.launch(kernel, Extent::narrow_rows(rows, width), &arguments)
 }
 
 /// Both gradients, each from its own pass over `dy` and `x`.
@@ -43,17 +45,7 @@ pub(super) fn rms_norm_backward<D: Driver>(
         rstd,
     } = operation;
     let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let kernel = kernel!("rms_norm", "rms_norm_dweight", dweight.dtype(), x.dtype());
-    let arguments = [
-        (&dweight).into(),
-        (&dy).into(),
-        (&x).into(),
-        (&rstd).into(),
-        rows.into(),
-        width.into(),
-        accumulates(&dweight_init),
-    ];
-    cuda.launch(kernel, Extent::columns(rows, width), &arguments)?;
+    weight_gradient(cuda, (dweight, dweight_init), [&dy, &x, &rstd])?;
     let kernel = kernel!("rms_norm", "rms_norm_backward", x.dtype());
     let arguments = [
         (&dx).into(),
@@ -61,8 +53,29 @@ pub(super) fn rms_norm_backward<D: Driver>(
         (&x).into(),
         (&weight).into(),
         (&rstd).into(),
+        rows.into(),
         width.into(),
         accumulates(&dx_init),
     ];
-    cuda.launch(kernel, Extent::rows(rows, width), &arguments)
+    cuda.launch(kernel, Extent::narrow_rows(rows, width), &arguments)
+}
+
+fn weight_gradient<D: Driver>(
+    cuda: &Cuda<D>,
+    dweight: (Out, Init),
+    [dy, x, rstd]: [&In; 3],
+) -> Result<(), KernelError> {
+    let columns = Columns::new(cuda, "rms_norm_backward", x.dims()[0], x.dims()[1])?;
+    let [rows, part_rows, width] = columns.sizes();
+    let arguments = [
+        Columns::place(cuda),
+        dy.into(),
+        x.into(),
+        rstd.into(),
+        rows,
+        part_rows,
+        width,
+    ];
+    let kernel = kernel!("rms_norm", "rms_norm_dweight", x.dtype());
+    columns.sum(cuda, kernel, &arguments, dweight)
 }

@@ -175,6 +175,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (37, 131),
         (300, 288),
         (3000, 20),
+        (70_000, 3),
         (2, 20_000),
     ] {
         for (gradient, start) in gradient_starts() {

@@ -146,6 +146,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (37, 288),
         (150, 288),
         (400, 131),
+        (1700, 128),
         (3, 20_000),
     ];
     for (index, (tokens, hidden)) in sizes.into_iter().enumerate() {
