@@ -3,8 +3,7 @@
 use crate::queue::bytes_of;
 use crate::timeline::Timeline;
 use crate::{
-    AttentionShape, Backend, Event, KernelError, Operation, Queue, Reading, Target, Traffic,
-    workspace_bytes,
+    Backend, Event, KernelError, Operation, Queue, Reading, Target, Traffic, workspace_bytes,
 };
 use memory::{Buffer, ByPhase, Category, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -96,25 +95,6 @@ pub(crate) fn lease_workspace(
     }
 }
 
-/// Multiplications of one of attention's matrix products.
-fn attention_product(shape: &AttentionShape) -> usize {
-    shape.batch * shape.heads * shape.seq * shape.seq * shape.head_dim
-}
-
-/// Multiplications of an operation's matrix products.
-fn multiplications(operation: &Operation) -> usize {
-    let scores_and = |out: &Option<Out>| 1 + usize::from(out.is_some());
-    match operation {
-        Operation::Matmul(product) => product.out.elements() * product.a.dims()[1],
-        Operation::Attention(pass) => scores_and(&pass.out) * attention_product(&pass.shape),
-        Operation::AttentionBackward(pass) => 4 * attention_product(&pass.shape),
-        Operation::FlashAttention(pass) => scores_and(&pass.out) * attention_product(&pass.shape),
-        // Those of `attention_backward`, and the scores once more.
-        Operation::FlashAttentionBackward(pass) => 5 * attention_product(&pass.shape),
-        _ => 0,
-    }
-}
-
 impl Backend for Meta {
     fn target(&self) -> Target {
         self.target
@@ -133,7 +113,7 @@ impl Backend for Meta {
     }
 
     unsafe fn execute(&self, _queue: Queue, operation: Operation) -> Result<(), KernelError> {
-        self.count(multiplications(&operation));
+        self.count(operation.multiplications());
         Ok(())
     }
 

@@ -35,6 +35,12 @@ pub enum Command {
     /// have no effect.
     #[command(after_help = preset::help())]
     Plan(Box<PlanArgs>),
+    /// Time every operation of a step, beside the least that the device could take
+    ///
+    /// Takes the flags of `train`; the step is that of a run, on random tokens and weights, but every operation is waited
+    /// for. Nothing is written.
+    #[command(after_help = preset::help())]
+    Profile(Box<ProfileArgs>),
     /// Write a freshly initialised model in Hugging Face layout
     #[command(after_help = preset::help())]
     Init(InitArgs),
@@ -72,6 +78,17 @@ pub struct Later {
 #[derive(Debug, Default, Args)]
 pub struct PlanArgs {
     /// Print plan.json to standard output
+    #[arg(long)]
+    pub json: bool,
+    /// The flags of `train`.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Flags of `profile`.
+#[derive(Debug, Default, Args)]
+pub struct ProfileArgs {
+    /// Print JSON to standard output
     #[arg(long)]
     pub json: bool,
     /// The flags of `train`.
@@ -123,6 +140,9 @@ impl Cli {
             None => resolve_run(Action::Train, &self.train, false),
             Some(Command::Train(run)) => resolve_run(Action::Train, run, false),
             Some(Command::Plan(plan)) => resolve_run(Action::Plan, &plan.run, plan.json),
+            Some(Command::Profile(profile)) => {
+                resolve_run(Action::Profile, &profile.run, profile.json)
+            }
             Some(Command::Init(init)) => init.resolve(),
             Some(Command::Bench(_)) => not_built("bench"),
             Some(Command::Prepare(_)) => not_built("prepare"),

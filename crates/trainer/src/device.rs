@@ -4,11 +4,15 @@ use crate::config::Device;
 use crate::failure::Failure;
 use crate::session::Session;
 use crate::settings::Settings;
-use kernels::Target;
-use memory::{DeviceBytes, Memory, format_bytes};
+use kernels::cpu::Cpu;
+use kernels::timed::{Timed, Timings};
+use kernels::{Kernels, Target};
+use memory::{DeviceBytes, Layer, Memory, Phase, format_bytes};
 
 #[cfg(feature = "cuda")]
-use kernels::{KernelError, cuda::CudaDevice};
+use kernels::KernelError;
+#[cfg(feature = "cuda")]
+use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
 #[cfg(feature = "cuda")]
 use std::rc::Rc;
 
@@ -75,6 +79,50 @@ impl OpenDevice {
             OpenDevice::Cpu => Session::on_cpu(settings, memory),
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device) => Session::on_cuda(settings, memory, device),
+        }
+    }
+
+    /// A session whose operations are timed.
+    ///
+    /// # Errors
+    /// As [`Session::on_cpu`].
+    pub(crate) fn timed_session(
+        &self,
+        settings: Settings,
+        memory: &Memory,
+        timings: &Timings,
+    ) -> Result<Session, Failure> {
+        let place = memory.enter(Phase::Load, Layer::Whole);
+        let dtype = settings.narrowest_dtype();
+        let kernels: Box<dyn Kernels> = match self {
+            OpenDevice::Cpu => Box::new(Timed::new(Cpu::new(memory, dtype)?, timings)),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device) => {
+                let cuda = Cuda::new(CudaDriver::new(device)?, memory, dtype)?;
+                Box::new(Timed::new(cuda, timings))
+            }
+        };
+        drop(place);
+        Session::on_kernels(settings, memory, kernels)
+    }
+
+    /// Its operations, for these settings.
+    ///
+    /// # Errors
+    /// As [`Session::on_cpu`].
+    pub(crate) fn kernels(
+        &self,
+        settings: &Settings,
+        memory: &Memory,
+    ) -> Result<Box<dyn Kernels>, Failure> {
+        let dtype = settings.narrowest_dtype();
+        match self {
+            OpenDevice::Cpu => Ok(Box::new(Cpu::new(memory, dtype)?)),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device) => {
+                let driver = CudaDriver::new(device)?;
+                Ok(Box::new(Cuda::new(driver, memory, dtype)?))
+            }
         }
     }
 

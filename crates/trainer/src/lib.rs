@@ -17,6 +17,7 @@ pub mod offload;
 pub mod oom;
 pub mod optimizer_state;
 pub mod plan;
+mod profile;
 mod read_back;
 mod run;
 mod run_dir;

@@ -23,6 +23,7 @@ pub fn run(mut resolved: Resolved) -> Result<(), Failure> {
     match resolved.action {
         Action::Train => crate::train::train(resolved),
         Action::Plan => print_plan(&resolved),
+        Action::Profile => crate::profile::profile(&resolved),
         Action::Init => crate::initialise::initialise(&resolved),
         Action::Doctor => crate::doctor::doctor(&resolved),
     }
@@ -105,7 +106,7 @@ fn verdict(resolved: &Resolved, peak_bytes: u64) -> String {
 }
 
 /// The sequence length that a run would have: a batch file brings its own.
-fn planned_seq(resolved: &Resolved) -> Result<usize, Failure> {
+pub(crate) fn planned_seq(resolved: &Resolved) -> Result<usize, Failure> {
     let options = data_options(resolved);
     match options.seq {
         Some(seq) => Ok(seq),

@@ -17,6 +17,8 @@ pub enum Action {
     Plan,
     /// Write a freshly initialised model.
     Init,
+    /// Time the operations of a step.
+    Profile,
     /// Describe the machine.
     Doctor,
 }
@@ -63,7 +65,7 @@ impl Resolved {
         match self.action {
             Action::Init | Action::Doctor => Device::Cpu,
             Action::Plan => configured.unwrap_or(Device::Cuda { index: 0 }),
-            Action::Train => configured.unwrap_or_else(Device::best),
+            Action::Train | Action::Profile => configured.unwrap_or_else(Device::best),
         }
     }
 

@@ -4,6 +4,7 @@ use super::rates::{Rates, Work};
 use super::{bytes, rows};
 use crate::failure::Failure;
 use crate::memory_size;
+use kernels::Target;
 use kernels::cpu::Cpu;
 use memory::{DType, Memory};
 use report::Table;
@@ -26,13 +27,6 @@ pub(super) struct Host {
     f32: Rates,
 }
 
-/// Large enough to leave the caches, small enough to take a second.
-const WORK: Work = Work {
-    gemm_size: 2048,
-    copy_elements: 32 << 20,
-    repetitions: 5,
-};
-
 impl Host {
     /// Looks and measures.
     ///
@@ -47,7 +41,7 @@ impl Host {
             available_bytes: memory_size::meminfo_bytes("MemAvailable:"),
             group_limit_bytes: memory_size::group_limit_bytes(),
             locked_limit_bytes: memory_size::locked_limit_bytes(),
-            f32: Rates::measure(&cpu, &memory, DType::F32, WORK)?,
+            f32: Rates::measure(&cpu, &memory, DType::F32, Work::of(Target::Cpu))?,
         })
     }
 

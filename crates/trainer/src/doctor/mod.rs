@@ -5,6 +5,8 @@ mod host;
 mod overhead;
 mod rates;
 
+pub(crate) use rates::{Rates, Work};
+
 use crate::config::Resolved;
 use crate::failure::Failure;
 use crate::stdout::print;

@@ -1,14 +1,14 @@
 //! How fast a device is, by the operations that training uses.
 
 use crate::failure::Failure;
-use kernels::{Init, Kernels};
+use kernels::{Init, Kernels, Target};
 use memory::{Buffer, Category, DType, Memory};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Work {
+pub(crate) struct Work {
     /// Rows and columns of square products.
     pub(super) gemm_size: usize,
     /// Elements of a copy.
@@ -19,7 +19,7 @@ pub(super) struct Work {
 
 /// Measured rates.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Rates {
+pub(crate) struct Rates {
     /// Matrix products, in units of 10^12 operations a second.
     gemm_tflops: f64,
     /// Copies within the device's memory, read and written bytes together, in units of 10^9 a second.
@@ -30,12 +30,40 @@ pub(super) struct Rates {
     download_gbps: f64,
 }
 
+impl Work {
+    /// Large enough to leave the caches, small enough to take a second: on a GPU 900 MiB of operands.
+    pub(crate) fn of(target: Target) -> Work {
+        match target {
+            Target::Cpu => Work {
+                gemm_size: 2048,
+                copy_elements: 32 << 20,
+                repetitions: 5,
+            },
+            Target::Cuda => Work {
+                gemm_size: 8192,
+                copy_elements: 128 << 20,
+                repetitions: 10,
+            },
+        }
+    }
+}
+
 impl Rates {
+    /// Matrix products, in units of 10^12 operations a second.
+    pub(crate) fn gemm_tflops(&self) -> f64 {
+        self.gemm_tflops
+    }
+
+    /// Copies on the device, read and written bytes together, in units of 10^9 a second.
+    pub(crate) fn copy_gbps(&self) -> f64 {
+        self.copy_gbps
+    }
+
     /// Measures a device with operands of `dtype`.
     ///
     /// # Errors
     /// [`Failure::OutOfMemory`] if the operands do not fit; [`Failure::Device`] if an operation fails.
-    pub(super) fn measure(
+    pub(crate) fn measure(
         kernels: &dyn Kernels,
         memory: &Memory,
         dtype: DType,

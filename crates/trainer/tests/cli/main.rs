@@ -27,6 +27,7 @@ mod offload_optimizer;
 mod optimizer_states;
 mod output;
 mod plan;
+mod profile;
 mod recompute;
 mod references;
 mod run_directory;
