@@ -228,8 +228,8 @@ mod tests {
         };
         let (a, b) = (lease([3, 5], DType::BF16), lease([5, 7], DType::BF16));
         let mut out = lease([3, 7], DType::F32);
-        let product = |out, init| {
-            let (a, b) = (a.view(), b.view());
+        let mut product = |init| {
+            let (out, a, b) = (out.view_mut(), a.view(), b.view());
             Operation::from(Matmul { out, a, b, init }).cost()
         };
         let bytes = |times: u64| 2 * (15 + 35) + times * 4 * 21;
@@ -237,8 +237,8 @@ mod tests {
             flops: 2 * 3 * 5 * 7,
             bytes: bytes(times),
         };
-        assert_eq!(product(out.view_mut(), Init::Overwrite), cost(1));
-        assert_eq!(product(out.view_mut(), Init::Accumulate), cost(2));
+        assert_eq!(product(Init::Overwrite), cost(1));
+        assert_eq!(product(Init::Accumulate), cost(2));
         let (gate, mut act) = (lease([3, 7], DType::F32), lease([3, 7], DType::F32));
         let swiglu = Operation::from(Swiglu {
             act: act.view_mut(),
