@@ -1,6 +1,7 @@
 //! Why a command ended early, and with which exit code.
 
 use crate::config::{ConfigError, Device};
+use crate::host_room::HostNeed;
 use crate::optimizer_state::OptimizerStateError;
 use data::DataError;
 use kernels::Fault;
@@ -31,14 +32,11 @@ pub enum Failure {
         /// What would help, once it has been looked for.
         hints: Vec<String>,
     },
-    /// Pinned host memory would not fit.
-    #[error(
-        "this run needs {} of pinned host memory, but {limit}; that is host memory, not the device's",
-        memory::format_bytes(*needed_bytes)
-    )]
+    /// Host memory would not fit.
+    #[error("this run needs {need}, but {limit}{}", need.beside_the_device())]
     HostMemory {
         /// What the plan asks for.
-        needed_bytes: u64,
+        need: HostNeed,
         /// Which limit is in the way, and what it leaves.
         limit: String,
         /// How to raise it.
@@ -118,9 +116,6 @@ pub enum Failure {
     },
 }
 
-/// What helps where host memory is short.
-pub(crate) const OFFLOAD_LESS: &str = "offload less: a lower offload.fraction, fewer labels in --offload-activations, or --state-dtype 8bit";
-
 impl Failure {
     /// A file that could not be written.
     pub fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Failure {
@@ -163,8 +158,8 @@ impl Failure {
         let hint = match self {
             Failure::Config(error) => error.hint(),
             Failure::OutOfMemory { hints, .. } => return hints.clone(),
-            Failure::HostMemory { raise, .. } => {
-                return vec![(*raise).into(), OFFLOAD_LESS.into()];
+            Failure::HostMemory { raise, need, .. } => {
+                return vec![(*raise).into(), need.hint().into()];
             }
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \

@@ -1,13 +1,21 @@
-//! Whether pinned host memory will fit, asked before anything is leased.
+//! Whether host memory will fit, asked before anything is leased.
 //!
-//! Pinned memory cannot be swapped, so a host that has too little does not slow down: the system kills the process. That
-//! is no out-of-memory error of the device, and looks like none: the limits are compared first.
+//! A host that has too little does not refuse: the system kills the process. That looks like no out-of-memory error, and
+//! pinned memory cannot even be swapped: the limits are compared first.
 
 use crate::control_group::{MemoryLimit, memory_limit};
 use crate::failure::Failure;
 use crate::memory_size::meminfo_bytes;
 use memory::format_bytes;
+use std::fmt::{self, Display, Formatter};
 use std::path::Path;
+
+/// What helps where pinned host memory is short.
+pub(crate) const OFFLOAD_LESS: &str = "offload less: a lower offload.fraction, fewer labels in --offload-activations, or --state-dtype 8bit";
+
+/// What helps where the CPU device's memory is short.
+const NEED_LESS: &str = "need less: --recompute full, a smaller --micro-batch, --state-dtype 8bit or a shorter --seq; \
+                         `trainer plan --device cpu` with the same settings says what each saves";
 
 /// What bounds the host memory of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +23,46 @@ pub(crate) struct HostRoom {
     group: Option<MemoryLimit>,
     /// Free, or free when asked for; none where the system does not tell.
     available_bytes: Option<u64>,
+    /// Free to swap memory to that is not pinned.
+    swap_bytes: u64,
+}
+
+/// Host memory that a run needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostNeed {
+    /// Pinned, beside a device's own.
+    Pinned(u64),
+    /// All that a run on the CPU device leases.
+    Everything(u64),
+}
+
+impl HostNeed {
+    /// A clause for readers who think of the device's memory.
+    pub(crate) fn beside_the_device(&self) -> &'static str {
+        match self {
+            HostNeed::Pinned(_) => "; that is host memory, not the device's",
+            HostNeed::Everything(_) => "",
+        }
+    }
+
+    /// How to need less.
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            HostNeed::Pinned(_) => OFFLOAD_LESS,
+            HostNeed::Everything(_) => NEED_LESS,
+        }
+    }
+}
+
+impl Display for HostNeed {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            HostNeed::Pinned(bytes) => write!(f, "{} of pinned host memory", format_bytes(*bytes)),
+            HostNeed::Everything(bytes) => {
+                write!(f, "{} of memory on the CPU device", format_bytes(*bytes))
+            }
+        }
+    }
 }
 
 impl HostRoom {
@@ -23,14 +71,19 @@ impl HostRoom {
         HostRoom {
             group: memory_limit(Path::new("/")),
             available_bytes: meminfo_bytes("MemAvailable:"),
+            swap_bytes: meminfo_bytes("SwapFree:").unwrap_or(0),
         }
     }
 
-    /// Refuses a run that needs `pinned_bytes` of host memory that are not there.
+    /// Refuses a run that needs host memory that is not there.
     ///
     /// # Errors
     /// [`Failure::HostMemory`].
-    pub(crate) fn check(&self, pinned_bytes: u64) -> Result<(), Failure> {
+    pub(crate) fn check(&self, need: HostNeed) -> Result<(), Failure> {
+        let (needed_bytes, swap_bytes) = match need {
+            HostNeed::Pinned(bytes) => (bytes, 0),
+            HostNeed::Everything(bytes) => (bytes, self.swap_bytes),
+        };
         let group = self.group.as_ref().map(|group| {
             let limit = format!(
                 "its control group's limit of {} leaves {} ({})",
@@ -43,21 +96,20 @@ impl HostRoom {
             (group.left_bytes(), limit, raise)
         });
         let free = self.available_bytes.map(|bytes| {
-            let limit = format!("the machine has {} free", format_bytes(bytes));
+            let mut limit = format!("the machine has {} free", format_bytes(bytes));
+            if swap_bytes > 0 {
+                limit += &format!(" and {} to swap to", format_bytes(swap_bytes));
+            }
             (
-                bytes,
+                bytes + swap_bytes,
                 limit,
                 "end what else runs here, or take a machine with more",
             )
         });
         let tightest = group.into_iter().chain(free).min_by_key(|(left, ..)| *left);
         match tightest {
-            Some((left_bytes, limit, raise)) if left_bytes < pinned_bytes => {
-                Err(Failure::HostMemory {
-                    needed_bytes: pinned_bytes,
-                    limit,
-                    raise,
-                })
+            Some((left_bytes, limit, raise)) if left_bytes < needed_bytes => {
+                Err(Failure::HostMemory { need, limit, raise })
             }
             _ => Ok(()),
         }
@@ -70,8 +122,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn refusal(room: &HostRoom, needed: u64) -> String {
-        let failure = room.check(needed).unwrap_err();
+    fn refusal(room: &HostRoom, need: HostNeed) -> String {
+        let failure = room.check(need).unwrap_err();
         assert_eq!(failure.exit_code(), 3);
         format!("{failure}; {}", failure.hints().join("; "))
     }
@@ -85,9 +137,10 @@ mod tests {
                 file: "/sys/fs/cgroup/memory.max".into(),
             }),
             available_bytes: Some(100 * GIB),
+            swap_bytes: 0,
         };
-        room.check(60 * GIB).unwrap();
-        let refused = refusal(&room, 60 * GIB + 1);
+        room.check(HostNeed::Pinned(60 * GIB)).unwrap();
+        let refused = refusal(&room, HostNeed::Pinned(60 * GIB + 1));
         for words in [
             "64.0 GiB",
             "60.0 GiB",
@@ -102,7 +155,7 @@ mod tests {
             available_bytes: Some(10 * GIB),
             ..room
         };
-        let refused = refusal(&room, 11 * GIB);
+        let refused = refusal(&room, HostNeed::Pinned(11 * GIB));
         assert!(
             refused.contains("has 10.0 GiB free") && !refused.contains("docker"),
             "{refused}"
@@ -114,7 +167,59 @@ mod tests {
         let room = HostRoom {
             group: None,
             available_bytes: None,
+            swap_bytes: 0,
         };
-        room.check(u64::MAX).unwrap();
+        room.check(HostNeed::Pinned(u64::MAX)).unwrap();
+        room.check(HostNeed::Everything(u64::MAX)).unwrap();
+    }
+
+    /// On the CPU device all memory is the host's, and what is not pinned can be swapped.
+    #[test]
+    fn a_run_on_the_processor_that_the_host_has_no_room_for_is_refused() {
+        let room = HostRoom {
+            group: None,
+            available_bytes: Some(10 * GIB),
+            swap_bytes: 0,
+        };
+        room.check(HostNeed::Everything(10 * GIB)).unwrap();
+        let refused = refusal(&room, HostNeed::Everything(11 * GIB));
+        for words in [
+            "needs 11.0 GiB of memory on the CPU device",
+            "the machine has 10.0 GiB free; ",
+            "end what else runs here",
+            "--recompute full",
+        ] {
+            assert!(refused.contains(words), "{words}: {refused}");
+        }
+        assert!(!refused.contains("pinned"), "{refused}");
+        let room = HostRoom {
+            swap_bytes: GIB,
+            ..room
+        };
+        room.check(HostNeed::Everything(11 * GIB)).unwrap();
+        let refused = refusal(&room, HostNeed::Everything(12 * GIB));
+        assert!(
+            refused.contains("10.0 GiB free and 1.00 GiB to swap to"),
+            "{refused}"
+        );
+        refusal(&room, HostNeed::Pinned(11 * GIB));
+    }
+
+    #[test]
+    fn a_group_bounds_a_run_on_the_processor() {
+        let room = HostRoom {
+            group: Some(MemoryLimit {
+                limit_bytes: 4 * GIB,
+                used_bytes: GIB,
+                file: "/sys/fs/cgroup/memory.max".into(),
+            }),
+            available_bytes: Some(100 * GIB),
+            swap_bytes: GIB,
+        };
+        room.check(HostNeed::Everything(3 * GIB)).unwrap();
+        let refused = refusal(&room, HostNeed::Everything(3 * GIB + 1));
+        for words in ["limit of 4.00 GiB leaves 3.00 GiB", "docker run --memory"] {
+            assert!(refused.contains(words), "{words}: {refused}");
+        }
     }
 }

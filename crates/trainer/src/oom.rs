@@ -1,21 +1,25 @@
 //! An out-of-memory error explained: `oom.json`, with fixes that were found by planning them.
 
 use crate::failure::Failure;
-use crate::host_room::HostRoom;
+use crate::host_room::{HostNeed, HostRoom, OFFLOAD_LESS};
 use crate::offload::OptimizerOffload;
-use crate::plan::{Plan, STRATEGIES, figures};
+use crate::plan::{Plan, figures, recompute_specs};
 use crate::settings::Settings;
 use kernels::Target;
 use memory::{
     ByCategory, Category, Cause, DType, DeviceBytes, Layer, LiveLease, OutOfMemory, Phase, Space,
     format_bytes,
 };
-use model::Attention;
+use model::{Attention, OffloadLabels};
 use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
+use std::cell::RefCell;
 
 /// Puts the optimizer's states into host memory.
 const OFFLOAD_STATES: &str = "offload.optimizer=pinned";
+
+/// What full recompute keeps, and host memory can hold.
+const BLOCK_INPUT: &str = "block_input";
 
 /// Everything about a refused lease, and what would help.
 #[derive(Clone, Debug, Serialize)]
@@ -44,8 +48,19 @@ pub struct OomReport {
     pub planned_peak_bytes: u64,
     /// Why it was refused.
     pub cause: Cause,
+    /// Other settings that were planned to find fixes.
+    pub tried: Vec<Tried>,
     /// What would fit, cheapest first; those that keep the loss bitwise the same before those that do not.
     pub fixes: Vec<Fix>,
+}
+
+/// Settings that were planned, whether the run fits then or not.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    /// Settings to add, each as `--set` takes it.
+    pub set: Vec<String>,
+    /// The peak then.
+    pub peak_bytes: u64,
 }
 
 /// Settings under which the run fits.
@@ -84,6 +99,12 @@ impl OomReport {
             slab_counts: error.device_bytes.is_some(),
             peak_bytes: planned.peak.bytes,
             cost: planned.recompute_flops_fraction,
+            tried: RefCell::default(),
+        };
+        let fixes = match error.space {
+            Space::Device => search.fixes(&HostRoom::ask())?,
+            // How much the host would give is not known.
+            Space::Host => Vec::new(),
         };
         Ok(OomReport {
             requested_bytes: error.requested_bytes,
@@ -98,11 +119,8 @@ impl OomReport {
             device_bytes: error.device_bytes,
             planned_peak_bytes: planned.peak.bytes,
             cause: error.cause,
-            fixes: match error.space {
-                Space::Device => search.fixes()?,
-                // How much the host would give is not known.
-                Space::Host => Vec::new(),
-            },
+            tried: search.tried.into_inner(),
+            fixes,
         })
     }
 
@@ -117,13 +135,11 @@ impl OomReport {
                     format_bytes(bytes)
                 )
             });
-            let hints = [crate::failure::OFFLOAD_LESS.to_string()].into_iter();
+            let hints = [OFFLOAD_LESS.to_string()].into_iter();
             return hints.chain(locked).collect();
         }
         let Some(cheapest) = self.fixes.first() else {
-            return vec!["no recompute specification, smaller optimizer state, micro-batch or head chunk fits; this model \
-                         needs more memory, or a shorter --seq"
-                .into()];
+            return vec![self.nothing_fits()];
         };
         let mut hints = vec![format!("cheapest fix: {}", cheapest.describe())];
         let least = self.fixes.iter().min_by_key(|fix| fix.peak_bytes);
@@ -132,19 +148,37 @@ impl OomReport {
         }
         hints
     }
+
+    /// What to say where no setting that was tried is a fix.
+    fn nothing_fits(&self) -> String {
+        let least = self.tried.iter().min_by_key(|tried| tried.peak_bytes);
+        let least = least.map_or(String::new(), |least| {
+            format!(
+                "; the least of them, {}, has a peak of {}",
+                flags(&least.set),
+                format_bytes(least.peak_bytes)
+            )
+        });
+        format!(
+            "none of the {} other settings that were tried fits{least}; this model needs more memory, or a shorter --seq",
+            self.tried.len()
+        )
+    }
+}
+
+/// Settings as they are given on the command line.
+fn flags(set: &[String]) -> String {
+    let flags: Vec<String> = set.iter().map(|one| format!("--set {one}")).collect();
+    flags.join(" ")
 }
 
 impl Fix {
     fn offloads(&self) -> bool {
-        self.set.iter().any(|set| set == OFFLOAD_STATES)
+        let offloads = |set: &String| set.starts_with("offload.") && !set.ends_with("=none");
+        self.set.iter().any(offloads)
     }
 
     fn describe(&self) -> String {
-        let settings: Vec<String> = self
-            .set
-            .iter()
-            .map(|setting| format!("--set {setting}"))
-            .collect();
         let bits = if self.changes_math {
             "other bits in the loss"
         } else {
@@ -152,7 +186,7 @@ impl Fix {
         };
         format!(
             "{} has a peak of {} (saves {}, {:.1} % more {}, {bits})",
-            settings.join(" "),
+            flags(&self.set),
             format_bytes(self.peak_bytes),
             format_bytes(self.saves_bytes),
             100.0 * self.cost_fraction,
@@ -174,13 +208,14 @@ struct Search<'a> {
     slab_counts: bool,
     peak_bytes: u64,
     cost: f64,
+    tried: RefCell<Vec<Tried>>,
 }
 
 impl Search<'_> {
-    fn fixes(&self) -> Result<Vec<Fix>, Failure> {
+    fn fixes(&self, host: &HostRoom) -> Result<Vec<Fix>, Failure> {
         let mut fixes = Vec::new();
-        for spec in STRATEGIES {
-            if let Some((recompute, set)) = self.with_recompute(self.settings, spec) {
+        for spec in recompute_specs(self.settings.model.layers) {
+            if let Some((recompute, set)) = self.with_recompute(self.settings, &spec) {
                 fixes.extend(self.attempt(&recompute, set, false)?);
             }
         }
@@ -193,7 +228,7 @@ impl Search<'_> {
             fixes.extend(self.attempt(&flash, set, true)?);
         }
         self.smaller_states(&mut fixes)?;
-        fixes.extend(self.offloaded_states()?);
+        self.offloaded(host, &mut fixes)?;
         for micro in (1..self.settings.micro_batch).rev() {
             if !self.settings.micro_batch.is_multiple_of(micro) {
                 continue;
@@ -255,28 +290,65 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Optimizer states in host memory, where that is other memory than the device's, and has room for them.
-    fn offloaded_states(&self) -> Result<Option<Fix>, Failure> {
-        if self.target == Target::Cpu || self.settings.offload.is_some() {
-            return Ok(None);
+    /// Optimizer states and block inputs in host memory, alone and together, where that is other memory than the device's,
+    /// and has room for them.
+    fn offloaded(&self, host: &HostRoom, fixes: &mut Vec<Fix>) -> Result<(), Failure> {
+        if self.target == Target::Cpu {
+            return Ok(());
         }
-        let offloaded = Settings {
-            offload: Some(OptimizerOffload::default()),
-            ..self.settings.clone()
+        let exposed = |settings: &Settings| -> Result<(u64, f64), Failure> {
+            let plan = Plan::without_alternatives(settings, self.target)?;
+            let exposed = plan
+                .offload
+                .map_or(0.0, |offload| offload.exposed_fraction());
+            Ok((plan.host_pinned_bytes, exposed))
         };
-        let plan = Plan::without_alternatives(&offloaded, self.target)?;
-        if HostRoom::ask().check(plan.host_pinned_bytes).is_err() {
-            return Ok(None);
+        let offload_states = |(settings, set): (Settings, Vec<String>)| {
+            let is_new = settings.offload.is_none();
+            let offload = Some(OptimizerOffload::default());
+            let set = [set, vec![OFFLOAD_STATES.to_string()]].concat();
+            is_new.then_some((
+                Settings {
+                    offload,
+                    ..settings
+                },
+                set,
+            ))
+        };
+        let full = self.with_recompute(self.settings, "full");
+        let inputs = self.with_offloaded_block_inputs();
+        let tries = [
+            offload_states((self.settings.clone(), Vec::new())),
+            full.and_then(offload_states),
+            inputs.clone(),
+            inputs.and_then(offload_states),
+        ];
+        let (_, exposed_now) = exposed(self.settings)?;
+        for (settings, set) in tries.into_iter().flatten() {
+            let (pinned_bytes, exposed_then) = exposed(&settings)?;
+            if host.check(HostNeed::Pinned(pinned_bytes)).is_err() {
+                continue;
+            }
+            let fix = self.attempt(&settings, set, false)?;
+            fixes.extend(fix.map(|fix| Fix {
+                cost_fraction: fix.cost_fraction + exposed_then - exposed_now,
+                ..fix
+            }));
         }
-        let set = vec![OFFLOAD_STATES.to_string()];
-        let fix = self.attempt(&offloaded, set, false)?;
-        let exposed = plan
-            .offload
-            .map_or(0.0, |offload| offload.exposed_fraction());
-        Ok(fix.map(|fix| Fix {
-            cost_fraction: fix.cost_fraction + exposed,
-            ..fix
-        }))
+        Ok(())
+    }
+
+    /// Full recompute, with what it keeps on the host; none where that is what the settings have, or nothing.
+    fn with_offloaded_block_inputs(&self) -> Option<(Settings, Vec<String>)> {
+        let full = self.settings.with_recompute("full")?;
+        let labels = OffloadLabels::parse(BLOCK_INPUT).ok()?;
+        let policy = full.policy.clone().offload(&labels).ok()?;
+        let set = vec![
+            "recompute.spec=full".to_string(),
+            format!("offload.activations={BLOCK_INPUT}"),
+        ];
+        let is_new = policy != self.settings.policy && policy.layers() > 1;
+        is_new.then_some((Settings { policy, ..full }, set))
     }
 
     /// The settings with another specification, and what sets it: none if it does not go with those of single layers, or
@@ -298,6 +370,10 @@ impl Search<'_> {
     ) -> Result<Option<Fix>, Failure> {
         let planned = figures(settings, self.target)?;
         let peak_bytes = planned.peak.bytes;
+        self.tried.borrow_mut().push(Tried {
+            set: set.clone(),
+            peak_bytes,
+        });
         let needed = match self.slab_counts {
             true => planned.reserved_bytes,
             false => peak_bytes,

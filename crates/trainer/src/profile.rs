@@ -9,6 +9,7 @@ use crate::plan::{Plan, dtype_name};
 use crate::run::planned_seq;
 use crate::settings::Settings;
 use crate::stdout::print;
+use crate::train::host_need;
 use data::{MicroBatch, StepBatch};
 use kernels::random::random_u32;
 use kernels::timed::{Timing, Timings};
@@ -71,7 +72,7 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::without_alternatives(&settings, device.target())?;
     device.warn_if_tight(plan.reserved_bytes)?;
-    HostRoom::ask().check(plan.host_pinned_bytes)?;
+    HostRoom::ask().check(host_need(&plan, device.target(), None))?;
     let rates = measure(&device, &settings)?;
     let dtype = dtype_name(settings.dtype);
     let known = resolved.config.hardware.peak_tflops;

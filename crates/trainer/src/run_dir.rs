@@ -67,6 +67,25 @@ pub(crate) fn make_folder(folder: &Path, flag: &str) -> Result<(), Failure> {
     })
 }
 
+/// Files of a model in Hugging Face layout, whole or in shards.
+const MODEL_FILES: [&str; 3] = [
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+];
+
+/// A model that is there may be all that is left of a run of days.
+pub(crate) fn refuse_model(folder: &Path) -> Result<(), Failure> {
+    let is_there = |name: &&str| folder.join(name).symlink_metadata().is_ok();
+    match MODEL_FILES.into_iter().find(is_there) {
+        None => Ok(()),
+        Some(name) => Err(Failure::Usage(format!(
+            "{} has a model already ({name}), which --save-final would write over; name another folder, or remove it",
+            folder.display()
+        ))),
+    }
+}
+
 /// An existing folder with something in it is somebody's.
 pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
     let mut entries = match std::fs::read_dir(folder) {

@@ -202,7 +202,7 @@ fn hyperparameters(config: &Config) -> Hyperparameters {
 
 fn optimizer_offload(config: &Config) -> Option<OptimizerOffload> {
     let offload = &config.offload;
-    let is_on = offload.optimizer == OptimizerPlace::Pinned && offload.fraction > 0.0;
+    let is_on = offload.optimizer == OptimizerPlace::Pinned;
     is_on.then_some(OptimizerOffload {
         fraction: offload.fraction,
         window: match offload.window {

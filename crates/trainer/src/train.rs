@@ -3,15 +3,16 @@
 use crate::config::{AttentionBackend, DataFormat, Resolved, Size};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::host_room::HostRoom;
+use crate::host_room::{HostNeed, HostRoom};
 use crate::interrupt::Interrupt;
 use crate::oom::OomReport;
-use crate::plan::{Plan, arena_table};
-use crate::run_dir::{RunDir, make_folder};
+use crate::plan::{HOST_ARENAS, Plan, arena_table};
+use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::session::{Session, StepOutcome};
 use crate::settings::{FLASH_FROM_SEQ, Settings};
 use crate::stdout::print;
 use data::{Dataset, Format, Options, Prefetched, prefetch};
+use kernels::Target;
 use memory::{GRANULARITY_BYTES, Layer, Phase, format_bytes};
 use model::Attention;
 use report::{
@@ -29,7 +30,11 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::new(&settings, device.target())?;
     device.warn_if_tight(plan.reserved_bytes)?;
-    HostRoom::ask().check(plan.host_pinned_bytes)?;
+    let limit = limit(&resolved, &device)?;
+    HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
+    if let Some(folder) = &resolved.options.save_final {
+        refuse_model(folder)?;
+    }
     if resolved.config.log.nvtx {
         device.show_ranges();
     }
@@ -51,6 +56,7 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
         resolved,
         device,
         plan,
+        limit,
         tokens_per_step: settings.tokens_per_step(),
         directory,
         made: Made::nothing(),
@@ -118,11 +124,46 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
     }
 }
 
+/// The limit on live device bytes.
+fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u64>, Failure> {
+    Ok(match resolved.config.memory.limit {
+        None => None,
+        Some(Size::Bytes(bytes)) => Some(bytes),
+        Some(size @ Size::Percent(_)) => Some(size.bytes_of(device.total_bytes()?)),
+    })
+}
+
+/// Host memory that a run takes. Under a limit, leases beyond that are refused: they take none.
+pub(crate) fn host_need(plan: &Plan, target: Target, limit: Option<u64>) -> HostNeed {
+    match target {
+        Target::Cuda => HostNeed::Pinned(plan.host_pinned_bytes),
+        Target::Cpu => {
+            let leased = plan.reserved_bytes.min(limit.unwrap_or(u64::MAX));
+            HostNeed::Everything(plan.host_pinned_bytes.saturating_add(leased))
+        }
+    }
+}
+
+/// Pinned host memory from which leasing it is announced.
+const PINNING_TAKES_A_WHILE: u64 = 1 << 30;
+
+/// What to say before pinned memory is leased: pinning and zeroing take seconds for every few GiB.
+fn pinning(bytes: u64) -> Option<String> {
+    (bytes >= PINNING_TAKES_A_WHILE).then(|| {
+        format!(
+            "pinning and zeroing {} of host memory, which may take a while",
+            format_bytes(bytes)
+        )
+    })
+}
+
 /// A run under way.
 struct Run {
     resolved: Resolved,
     device: OpenDevice,
     plan: Plan,
+    /// On live device bytes.
+    limit: Option<u64>,
     /// Masked tokens included.
     tokens_per_step: usize,
     directory: RunDir,
@@ -221,7 +262,8 @@ impl Run {
     /// Leases everything that lives across steps, fills the weights, and reserves the slab.
     fn load(&self, settings: Settings) -> Result<Session, Failure> {
         let memory = self.device.memory();
-        memory.set_limit(self.limit()?);
+        memory.set_limit(self.limit);
+        self.announce();
         let mut session = self.device.session(settings, &memory)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
@@ -256,21 +298,18 @@ impl Run {
         Failure::OutOfMemory { error, hints }
     }
 
-    /// The limit on live device bytes; says beforehand if the plan is above it.
-    fn limit(&self) -> Result<Option<u64>, Failure> {
-        let limit = match self.resolved.config.memory.limit {
-            None => return Ok(None),
-            Some(Size::Bytes(bytes)) => bytes,
-            Some(size @ Size::Percent(_)) => size.bytes_of(self.device.total_bytes()?),
-        };
+    /// Says beforehand if the plan is above the limit, and what may take a while.
+    fn announce(&self) {
         let planned = self.plan.peak_bytes;
-        if planned > limit {
+        if let Some(limit) = self.limit.filter(|limit| planned > *limit) {
             let (planned, limit) = (format_bytes(planned), format_bytes(limit));
             tracing::warn!(
                 "the plan's peak of {planned} is above the limit of {limit}; this run will not fit"
             );
         }
-        Ok(Some(limit))
+        if let Some(news) = pinning(self.plan.host_pinned_bytes) {
+            tracing::info!("{news}");
+        }
     }
 
     /// Writes down a step that is done, if there is one, and ends a run that has been skipping steps for too long.
@@ -378,13 +417,22 @@ impl Run {
             0 => String::new(),
             skipped => format!(", {skipped} skipped because loss or gradients were not finite"),
         };
-        let offload = match config.offload.activations.as_str() {
+        let mut offload = match config.offload.activations.as_str() {
             "none" => String::new(),
             labels => format!(", {labels} offloaded"),
         };
+        let mut host_arenas = String::new();
+        if !self.plan.host_arenas.is_empty() {
+            offload += ", optimizer states offloaded";
+            host_arenas = format!("{}\n", arena_table(HOST_ARENAS, &self.plan.host_arenas));
+        }
+        let pinned = match last.memory.host_pinned_bytes {
+            0 => String::new(),
+            bytes => format!("  pinned host memory {}\n", format_bytes(bytes)),
+        };
         format!(
             "{} steps{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}{offload}\n\n{}\n{}\n\
-             {resident}  run directory {}\n",
+             {host_arenas}{pinned}{resident}  run directory {}\n",
             self.made.steps,
             self.resolved.name,
             self.plan.dtype,
@@ -395,5 +443,41 @@ impl Run {
             arena_table("across steps", &self.plan.arenas),
             self.directory.path().display(),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::Parser;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A GPU's run needs host memory for what is pinned, the processor's for everything that it may lease.
+    #[test]
+    fn what_a_run_needs_of_the_host() {
+        let flags = "trainer plan --device cpu --offload-optimizer pinned";
+        let cli = Cli::try_parse_from(flags.split(' ')).unwrap();
+        let settings = Settings::new(&cli.resolve().unwrap(), 32).unwrap();
+        let plan = Plan::without_alternatives(&settings, Target::Cpu).unwrap();
+        let (pinned, reserved) = (plan.host_pinned_bytes, plan.reserved_bytes);
+        assert!(pinned > 0 && reserved > pinned);
+        let need = |target, limit| host_need(&plan, target, limit);
+        assert_eq!(need(Target::Cuda, None), HostNeed::Pinned(pinned));
+        for (limit, leased) in [(None, reserved), (Some(GIB), reserved), (Some(256), 256)] {
+            let everything = HostNeed::Everything(pinned + leased);
+            assert_eq!(need(Target::Cpu, limit), everything);
+        }
+    }
+
+    #[test]
+    fn only_much_pinned_memory_is_announced() {
+        assert_eq!(pinning(GIB - 1), None);
+        let news = pinning(80 * GIB).unwrap();
+        assert!(
+            news.contains("80.0 GiB") && news.contains("a while"),
+            "{news}"
+        );
     }
 }

@@ -4,10 +4,10 @@ mod common;
 
 use common::{odd_model, parameters, step_batch};
 use kernels::Target;
-use memory::{Cause, DType, GRANULARITY_BYTES, Memory};
+use memory::{Category, Cause, DType, GRANULARITY_BYTES, Memory};
 use model::Policy;
 use trainer::failure::Failure;
-use trainer::oom::OomReport;
+use trainer::oom::{Fix, OomReport, Tried};
 use trainer::plan::Plan;
 use trainer::session::Session;
 use trainer::settings::Settings;
@@ -164,6 +164,8 @@ fn the_peak_is_the_limit_and_every_fix_fits() {
         };
         run(&fixed, limit).unwrap_or_else(|failure| panic!("{spec}: {failure}"));
     }
+    let is_tried = |fix: &Fix| report.tried.iter().any(|tried| tried.set == fix.set);
+    assert!(report.fixes.iter().all(is_tried), "{:?}", report.tried);
     let costs: Vec<f64> = report
         .fixes
         .iter()
@@ -171,4 +173,79 @@ fn the_peak_is_the_limit_and_every_fix_fits() {
         .map(|fix| fix.cost_fraction)
         .collect();
     assert!(costs.is_sorted(), "cheapest first: {costs:?}");
+}
+
+/// The explanation of a lease that is refused under a limit.
+fn explained(settings: &Settings, target: Target, limit: u64) -> OomReport {
+    let memory = Memory::shapes();
+    memory.set_limit(Some(limit));
+    let larger =
+        memory.lease_persistent(Category::Activation, "x", [limit as usize + 1], DType::F32);
+    OomReport::new(&larger.err().unwrap(), settings, target).unwrap()
+}
+
+fn peak_bytes(settings: &Settings, target: Target) -> u64 {
+    let plan = Plan::without_alternatives(settings, target).unwrap();
+    plan.peak_bytes
+}
+
+/// Many thin layers, of which full recompute keeps more than a second block needs while it is replayed.
+#[test]
+fn chunks_of_blocks_are_among_the_fixes() {
+    let full = common::settings(odd_model(48), DType::F32, "full");
+    let chunks = full.with_recompute("full:uniform:2").unwrap();
+    let limit = peak_bytes(&chunks, Target::Cpu);
+    assert!(limit < peak_bytes(&full, Target::Cpu));
+    let report = explained(&full, Target::Cpu, limit);
+    let fix = report
+        .fixes
+        .iter()
+        .find(|fix| fix.set == ["recompute.spec=full:uniform:2"]);
+    assert_eq!(fix.unwrap().peak_bytes, limit);
+}
+
+/// On a GPU what full recompute keeps may wait in host memory; on the processor that would be the same memory.
+#[test]
+fn host_memory_is_among_the_fixes_of_a_gpu() {
+    let settings = common::settings(odd_model(48), DType::BF16, "none");
+    let full = settings.with_recompute("full").unwrap();
+    let inputs = ["recompute.spec=full", "offload.activations=block_input"];
+    let both = [&inputs[..], &["offload.optimizer=pinned"]].concat();
+    let limit = peak_bytes(&full, Target::Cuda) - GRANULARITY_BYTES;
+    let report = explained(&settings, Target::Cuda, limit);
+    for set in [&inputs[..], &both] {
+        let fix = report.fixes.iter().find(|fix| fix.set == set);
+        let fix = fix.unwrap_or_else(|| panic!("{set:?}: {:?}", report.tried));
+        assert!(!fix.changes_math && fix.cost_fraction > 0.0, "{fix:?}");
+    }
+    let least = report.fixes.iter().min_by_key(|fix| fix.peak_bytes);
+    assert!(least.unwrap().set.contains(&both[2].to_string()));
+    assert!(
+        report.hints()[1].contains("time, estimated"),
+        "{:?}",
+        report.hints()
+    );
+
+    let offloads = |tried: &Tried| tried.set.iter().any(|set| set.starts_with("offload."));
+    assert!(report.tried.iter().any(offloads));
+    let on_cpu = explained(&settings, Target::Cpu, limit);
+    assert!(!on_cpu.tried.iter().any(offloads), "{:?}", on_cpu.tried);
+}
+
+#[test]
+fn where_nothing_fits_what_was_tried_is_counted() {
+    let report = explained(&settings("none"), Target::Cpu, GRANULARITY_BYTES);
+    assert_eq!(report.fixes, []);
+    let least = report.tried.iter().min_by_key(|tried| tried.peak_bytes);
+    let hint = &report.hints()[0];
+    for words in [
+        format!(
+            "none of the {} other settings that were tried fits",
+            report.tried.len()
+        ),
+        format!("--set {}", least.unwrap().set[0]),
+        "a shorter --seq".into(),
+    ] {
+        assert!(hint.contains(&words), "no {words:?}: {hint}");
+    }
 }

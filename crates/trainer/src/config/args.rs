@@ -171,10 +171,17 @@ pub struct LaterArgs {
 }
 
 impl RunArgs {
-    /// The settings that the flags stand for, in the order of the fields.
-    pub fn overrides(&self) -> Vec<Override> {
+    /// Flags that stand for keys of the configuration, with their keys.
+    pub fn flags_and_keys() -> Vec<(&'static str, &'static str)> {
+        let flags = RunArgs::default();
+        let flags = flags.keyed_flags().map(|(flag, key, _)| (flag, key));
+        flags.to_vec()
+    }
+
+    /// Flags that take a value of a key, with their keys and what was given.
+    fn keyed_flags(&self) -> [(&'static str, &'static str, &Option<String>); 19] {
         let (training, memory) = (&self.training, &self.memory);
-        let flags = [
+        [
             ("--data", "data.path", &training.data),
             ("--steps", "train.steps", &training.steps),
             ("--micro-batch", "batch.micro", &training.micro_batch),
@@ -202,18 +209,23 @@ impl RunArgs {
                 &memory.offload_optimizer,
             ),
             ("--memory-budget", "memory.budget", &memory.memory_budget),
-        ];
-        let mut overrides: Vec<Override> = flags
+        ]
+    }
+
+    /// The settings that the flags stand for, in the order of the fields.
+    pub fn overrides(&self) -> Vec<Override> {
+        let mut overrides: Vec<Override> = self
+            .keyed_flags()
             .into_iter()
             .filter_map(|(flag, key, text)| Some(Override::from_flag(flag, key, text.as_deref()?)))
             .collect();
-        if training.no_shuffle {
+        if self.training.no_shuffle {
             overrides.push(Override::from_switch("--no-shuffle", "data.shuffle", false));
         }
         if self.output.trace {
             overrides.push(Override::from_switch("--trace", "log.trace", true));
         }
-        if memory.optimizer.as_deref() == Some("adamw8bit") {
+        if self.memory.optimizer.as_deref() == Some("adamw8bit") {
             let mut states = Override::from_flag("--optimizer", "optim.state_dtype", "8bit");
             states.place = "--optimizer adamw8bit".to_owned();
             overrides.push(states);

@@ -197,6 +197,12 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
             );
         }
     }
+    if config.offload.optimizer == OptimizerPlace::Pinned && config.offload.fraction == 0.0 {
+        return contradiction(
+            "`offload.fraction` is 0, so no optimizer states would be offloaded; make it more than 0 (1 is all of them), or \
+             leave --offload-optimizer pinned out",
+        );
+    }
     if let Some(decay_steps) = lr.decay_steps {
         if lr.schedule == Schedule::Constant {
             return contradiction(

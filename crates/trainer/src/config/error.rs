@@ -1,27 +1,27 @@
 //! What is wrong with a configuration or a command line.
 
-use super::preset;
+use super::{keys, preset};
 
 /// Bad usage or configuration (exit code 2). The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A key that does not exist.
-    #[error("unknown key `{key}` in {place}; did you mean `{nearest}`?")]
+    #[error("unknown key `{key}` in {place}{}", question(*nearest))]
     UnknownKey {
         /// The key.
         key: String,
         /// The file, preset or flag that has it.
         place: String,
-        /// The existing key that is spelt most alike.
-        nearest: String,
+        /// The existing key that may be meant.
+        nearest: Option<&'static str>,
     },
     /// A name that is neither a preset nor a file.
-    #[error("no preset is called `{name}` and no such file exists; did you mean `{nearest}`?")]
+    #[error("no preset is called `{name}` and no such file exists{}", question(*nearest))]
     UnknownPreset {
         /// The name.
         name: String,
-        /// The preset that is spelt most alike.
-        nearest: &'static str,
+        /// The preset that may be meant.
+        nearest: Option<&'static str>,
     },
     /// A file that cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
@@ -111,8 +111,8 @@ impl ConfigError {
     /// A further line that helps, for a `hint:` after the error.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::UnknownKey { .. } => {
-                Some("configs/reference.toml lists every key with its default".to_owned())
+            Self::UnknownKey { key, nearest, .. } => {
+                Some(keys::overview((*nearest).unwrap_or(key)))
             }
             Self::UnknownPreset { .. } => Some(format!(
                 "the presets are {} (listed by `trainer --help`)",
@@ -127,4 +127,9 @@ impl ConfigError {
             _ => None,
         }
     }
+}
+
+/// A clause that asks whether the nearest name was meant.
+fn question(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |name| format!("; did you mean `{name}`?"))
 }

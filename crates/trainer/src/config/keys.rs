@@ -2,13 +2,14 @@
 
 use toml::{Table, Value};
 
+use super::args::RunArgs;
 use super::choices::{
     AttentionBackend, DataFormat, Dtype, GradDtype, Master, OffloadWindow, OptimizerPlace,
     Schedule, StateDtype,
 };
 use super::error::ConfigError;
 use super::kind::{Kind, Range};
-use super::unknown::nearest;
+use super::unknown::nearest_key;
 
 /// Every key with its kind, in the order of `configs/reference.toml`.
 pub const KEYS: &[(&str, Kind)] = &[
@@ -69,7 +70,7 @@ pub const KEYS: &[(&str, Kind)] = &[
     ("offload.fraction", Kind::Real(Range::Share)),
     ("offload.window", Kind::Choice(OffloadWindow::NAMES)),
     ("offload.buffer_count", Kind::Whole(1)),
-    ("offload.slab_mib", Kind::Whole(1)),
+    ("offload.slab_mib", Kind::WholeUpTo(1, 1 << 20)),
     ("offload.path", Kind::Text),
     ("memory.limit", Kind::Size),
     ("memory.budget", Kind::Size),
@@ -145,8 +146,28 @@ fn unknown(name: &str, value: &Value, place: &str) -> ConfigError {
     ConfigError::UnknownKey {
         key: name.to_owned(),
         place: place.to_owned(),
-        nearest: nearest(name, keys).unwrap_or_default().to_owned(),
+        nearest: nearest_key(name, keys, RunArgs::flags_and_keys()),
     }
+}
+
+/// What there is instead of an unknown key: the keys of its section, or the sections.
+pub fn overview(name: &str) -> String {
+    let section = name.split('.').next().unwrap_or(name);
+    let names = KEYS
+        .iter()
+        .filter_map(|(key, _)| key.strip_prefix(section)?.strip_prefix('.'))
+        .collect::<Vec<_>>();
+    let explained = "configs/reference.toml in the source explains every key, and a run directory's config.toml has all \
+                     their values";
+    if names.is_empty() {
+        let mut sections: Vec<&str> = KEYS
+            .iter()
+            .filter_map(|(key, _)| key.split('.').next())
+            .collect();
+        sections.dedup();
+        return format!("the sections are {}; {explained}", sections.join(", "));
+    }
+    format!("[{section}] has {}; {explained}", names.join(", "))
 }
 
 /// Puts `value` at the dotted `key`, making sections on the way.

@@ -11,6 +11,8 @@ use super::size::{Size, SizeError};
 pub enum Kind {
     /// A whole number of at least this.
     Whole(i64),
+    /// A whole number from the first to the second.
+    WholeUpTo(i64, i64),
     /// A number in a range.
     Real(Range),
     /// `true` or `false`.
@@ -88,6 +90,9 @@ impl Kind {
     fn allows(self, value: &Value) -> bool {
         match self {
             Kind::Whole(least) => value.as_integer().is_some_and(|number| number >= least),
+            Kind::WholeUpTo(least, most) => value
+                .as_integer()
+                .is_some_and(|number| (least..=most).contains(&number)),
             Kind::Real(range) => {
                 let whole = value.as_integer().map(|number| number as f64);
                 whole
@@ -123,6 +128,7 @@ impl Kind {
         match self {
             Kind::Whole(0) => "a whole number, 0 or more".to_owned(),
             Kind::Whole(least) => format!("a whole number of at least {least}"),
+            Kind::WholeUpTo(least, most) => format!("a whole number from {least} to {most}"),
             Kind::Real(range) => range.expected().to_owned(),
             Kind::Flag => "true or false".to_owned(),
             Kind::Text => "a text in quotes".to_owned(),

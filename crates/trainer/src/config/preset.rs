@@ -44,7 +44,7 @@ pub fn text(name: &str) -> Result<&'static str, ConfigError> {
         .map(|(_, text)| *text)
         .ok_or_else(|| ConfigError::UnknownPreset {
             name: name.to_owned(),
-            nearest: nearest_name(&name.to_lowercase(), names()).unwrap_or(DEFAULT),
+            nearest: nearest_name(&name.to_lowercase(), names()),
         })
 }
 

@@ -1,30 +1,57 @@
 //! The nearest known name of a misspelt one.
 
-/// The candidate that takes the fewest edits to reach; a dotted key whose last part is right counts
-/// as near, whatever its section. The first of equals wins.
-pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    candidates
-        .into_iter()
-        .min_by_key(|candidate| distance(word, candidate))
+/// The key that a misspelt one stands for. Of `flags`, each is a name and the key that it sets. In this order: a key whose
+/// last part is that of `word`, whatever its section; the key of the flag that has this name (`optim.lr`: `--lr`); the
+/// key that takes the fewest edits to reach. None where all are far.
+pub fn nearest_key<'a>(
+    word: &str,
+    keys: impl Iterator<Item = &'a str> + Clone,
+    flags: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Option<&'a str> {
+    let name = last(word);
+    let same_name = keys.clone().filter(|key| last(key) == name);
+    let of_flag = || {
+        let mut flags = flags.into_iter();
+        let (_, key) = flags.find(|(flag, _)| is_flag(flag, name))?;
+        Some(key)
+    };
+    fewest_edits(word, same_name)
+        .or_else(of_flag)
+        .or_else(|| fewest_edits(word, keys).filter(|key| edits(word, key) <= most_edits(word)))
 }
 
-/// The candidate that looks most alike, a common beginning counting most: an abbreviated name finds
-/// its whole.
+/// The candidate that looks most alike, a common beginning counting most: an abbreviated name finds its whole. None
+/// where all look different.
 pub fn nearest_name<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    candidates.into_iter().max_by(|a, b| {
-        let likeness = |candidate| strsim::jaro_winkler(word, candidate);
-        likeness(a).total_cmp(&likeness(b))
-    })
+    let likeness = |candidate: &str| strsim::jaro_winkler(word, candidate);
+    let alike = candidates
+        .into_iter()
+        .max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    alike.filter(|candidate| likeness(candidate) >= LEAST_LIKENESS)
 }
 
-/// Edits between two names; 2 at most for dotted keys that differ in their section only.
-fn distance(word: &str, candidate: &str) -> usize {
-    let edits = strsim::damerau_levenshtein(word, candidate);
-    let same_last = candidate.contains('.') && last(word) == last(candidate);
-    if same_last { edits.min(2) } else { edits }
+/// Names of which less is alike are not meant for one another.
+const LEAST_LIKENESS: f64 = 0.7;
+
+/// Edits beyond which a name is another one: the rule of `model::Label`'s hints.
+fn most_edits(word: &str) -> usize {
+    1 + word.len() / 3
+}
+
+fn fewest_edits<'a>(word: &str, keys: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    keys.min_by_key(|key| edits(word, key))
+}
+
+fn edits(word: &str, key: &str) -> usize {
+    strsim::damerau_levenshtein(word, key)
+}
+
+/// Whether a key's last part is a flag's name: `micro_batch` is `--micro-batch`.
+fn is_flag(flag: &str, name: &str) -> bool {
+    flag.trim_start_matches('-').replace('-', "_") == name
 }
 
 fn last(key: &str) -> &str {
@@ -33,16 +60,36 @@ fn last(key: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{nearest, nearest_name};
+    use super::{nearest_key, nearest_name};
 
     #[test]
-    fn the_nearest_name_is_found() {
-        let keys = ["model.hidden", "model.heads", "train.seed", "data.seq"];
-        assert_eq!(nearest("model.hiden", keys), Some("model.hidden"));
-        assert_eq!(nearest("modle.heads", keys), Some("model.heads"));
-        assert_eq!(nearest("optim.seed", keys), Some("train.seed"));
-        assert_eq!(nearest("seq", keys), Some("data.seq"));
-        assert_eq!(nearest("x", []), None);
+    fn the_nearest_key_is_found() {
+        let keys = [
+            "model.hidden",
+            "model.layers",
+            "train.seed",
+            "data.seq",
+            "optim.eps",
+            "lr.peak",
+            "recompute.layers",
+        ];
+        let flags = [("--lr", "lr.peak"), ("--micro-batch", "batch.micro")];
+        let nearest = |word| nearest_key(word, keys.into_iter(), flags);
+        for (word, key) in [
+            ("model.hiden", "model.hidden"),
+            ("optim.seed", "train.seed"),
+            ("seq", "data.seq"),
+            ("modle.layers", "model.layers"),
+            ("recomputes.layers", "recompute.layers"),
+            ("optim.lr", "lr.peak"),
+            ("lr", "lr.peak"),
+            ("train.micro_batch", "batch.micro"),
+        ] {
+            assert_eq!(nearest(word), Some(key), "{word}");
+        }
+        for word in ["nonsense", "x", "x.nonsense"] {
+            assert_eq!(nearest(word), None, "{word}");
+        }
     }
 
     #[test]
@@ -51,6 +98,7 @@ mod tests {
         assert_eq!(nearest_name("lama", names), Some("llama-15m"));
         assert_eq!(nearest_name("qwen-8b", names), Some("qwen3-8b"));
         assert_eq!(nearest_name("tini", names), Some("tiny"));
+        assert_eq!(nearest_name("nonsense", names), None);
         assert_eq!(nearest_name("x", []), None);
     }
 }

@@ -2,15 +2,16 @@
 
 use super::{Figures, figures};
 use crate::failure::Failure;
+use crate::offload::OptimizerOffload;
 use crate::settings::Settings;
 use kernels::Target;
-use memory::DType;
+use memory::{DType, format_bytes};
 use model::Attention;
 use optim::{MasterFormat, MomentFormat};
 use serde::Serialize;
 
-/// Specifications that the table of strategies compares.
-pub const STRATEGIES: [&str; 9] = [
+/// Specifications that are compared for every model.
+const STRATEGIES: [&str; 9] = [
     "none",
     "core_attn",
     "layernorm",
@@ -21,6 +22,21 @@ pub const STRATEGIES: [&str; 9] = [
     "core_attn,layernorm,mlp",
     "full",
 ];
+
+/// Specifications that the table of strategies compares, and that an out-of-memory error tries: those that every model
+/// has, and `full:uniform:N` for small N and for the root of the number of layers (Chen et al. 2016).
+pub fn recompute_specs(layers: usize) -> Vec<String> {
+    let root = (1..).find(|root| root * root >= layers).unwrap_or(layers);
+    let mut chunks = vec![2, 4, root];
+    chunks.sort();
+    chunks.dedup();
+    chunks.retain(|chunk| (2..=layers).contains(chunk));
+    let uniform = chunks
+        .into_iter()
+        .map(|chunk| format!("full:uniform:{chunk}"));
+    let every_model = STRATEGIES.into_iter().map(String::from);
+    every_model.chain(uniform).collect()
+}
 
 /// One recompute specification under the same settings.
 #[derive(Clone, Debug, Serialize)]
@@ -50,13 +66,18 @@ pub struct Effect {
     pub change: String,
     /// The peak then.
     pub peak_bytes: u64,
+    /// Pinned host memory then.
+    pub host_pinned_bytes: u64,
     /// The peak then, less the plan's.
     pub difference_bytes: i64,
 }
 
+/// Moments and masters in pinned host memory.
+const OFFLOADED_STATES: &str = "optimizer states on the host (--offload-optimizer pinned)";
+
 /// Plans every strategy that goes with the specifications of single layers.
 pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Strategy>, Failure> {
-    let plan = |(spec, other): (&str, Settings)| {
+    let plan = |(recompute, other): (String, Settings)| {
         let offload_activations = other.policy.offloaded().to_string();
         let Figures {
             peak,
@@ -64,7 +85,6 @@ pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Stra
             recompute_flops_fraction,
             ..
         } = figures(&other, target)?;
-        let recompute = spec.to_string();
         Ok(Strategy {
             recompute,
             offload_activations,
@@ -73,12 +93,15 @@ pub(super) fn strategies(settings: &Settings, target: Target) -> Result<Vec<Stra
             recompute_flops_fraction,
         })
     };
-    let others = STRATEGIES.into_iter();
-    let others = others.filter_map(|spec| Some((spec, settings.with_recompute(spec)?)));
+    let others = recompute_specs(settings.model.layers).into_iter();
+    let others = others.filter_map(|spec| {
+        let other = settings.with_recompute(&spec)?;
+        Some((spec, other))
+    });
     others.map(plan).collect()
 }
 
-/// Plans what grouped heads, the chunked head, attention, accumulation and the formats of states change.
+/// Plans what grouped heads, the chunked head, attention, accumulation, and formats and place of states change.
 pub(super) fn effects(
     settings: &Settings,
     target: Target,
@@ -143,13 +166,45 @@ pub(super) fn effects(
             &|settings| settings.states.gradients = DType::BF16,
         );
     }
-    let plan = |(change, settings): (String, Settings)| {
-        let peak = figures(&settings, target)?.peak.bytes;
+    // On the CPU device host memory is the device's own.
+    if target == Target::Cuda && settings.offload.is_none() {
+        change(OFFLOADED_STATES.into(), &|settings| {
+            settings.offload = Some(OptimizerOffload::default());
+        });
+    }
+    let plan = |(mut change, other): (String, Settings)| {
+        let planned = figures(&other, target)?;
+        let peak = planned.peak.bytes;
+        if other.offload != settings.offload {
+            let pinned = format_bytes(planned.host_pinned_bytes);
+            change += &format!(", {pinned} of host memory");
+        }
         Ok(Effect {
             change,
             peak_bytes: peak,
+            host_pinned_bytes: planned.host_pinned_bytes,
             difference_bytes: peak as i64 - peak_bytes as i64,
         })
     };
     changes.into_iter().map(plan).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::recompute_specs;
+
+    #[test]
+    fn chunks_of_blocks_fit_the_number_of_layers() {
+        let uniform = |layers| -> Vec<String> {
+            let specs = recompute_specs(layers).into_iter();
+            let chunks =
+                specs.filter_map(|spec| spec.strip_prefix("full:uniform:").map(String::from));
+            chunks.collect()
+        };
+        assert_eq!(uniform(1), [""; 0]);
+        assert_eq!(uniform(3), ["2"]);
+        assert_eq!(uniform(4), ["2", "4"]);
+        assert_eq!(uniform(48), ["2", "4", "7"]);
+        assert_eq!(uniform(126), ["2", "4", "12"]);
+    }
 }

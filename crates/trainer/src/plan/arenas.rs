@@ -27,6 +27,9 @@ pub(crate) fn planned_arenas(
     arenas.into_iter().map(planned).collect()
 }
 
+/// The title of the table of arenas with offloaded states.
+pub(crate) const HOST_ARENAS: &str = "in pinned host memory";
+
 /// The arenas as a table, with their sum.
 pub(crate) fn arena_table(title: &str, arenas: &[PlannedArena]) -> Table {
     let mut table = Table::new(&[

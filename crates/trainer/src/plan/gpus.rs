@@ -7,18 +7,23 @@ use std::collections::BTreeMap;
 /// to 800 MiB that PyTorch processes show on an H100, until it is measured on the device itself.
 pub(crate) const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
 
-/// Names and memory in MiB, as `nvidia-smi` shows the total.
+/// Names and memory in MiB, as `nvidia-smi` shows the total; the smallest first.
 const GPUS: [(&str, u64); 9] = [
     ("RTX 4090 24GB", 24_564),
     ("A100 40GB", 40_960),
     ("L40S 48GB", 46_068),
-    ("RTX PRO 6000 96GB", 97_887),
-    ("A100 80GB", 81_920),
     ("H100 80GB", 81_559),
+    ("A100 80GB", 81_920),
     ("GH200 96GB", 97_871),
+    ("RTX PRO 6000 96GB", 97_887),
     ("H200 141GB", 143_771),
     ("B200 180GB", 183_359),
 ];
+
+/// Names of the GPUs, the smallest first.
+pub(super) fn names_by_memory() -> impl Iterator<Item = &'static str> {
+    GPUS.into_iter().map(|(name, _)| name)
+}
 
 /// Bytes beside the plan on a target.
 pub(super) fn overhead_bytes(target: Target) -> u64 {
@@ -38,5 +43,15 @@ pub(super) fn fits(target: Target, reserved_bytes: u64) -> BTreeMap<&'static str
                 .map(|(name, mib)| (name, needed <= mib << 20))
                 .collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::GPUS;
+
+    #[test]
+    fn the_smallest_comes_first() {
+        assert!(GPUS.is_sorted_by_key(|(_, mib)| *mib), "{GPUS:?}");
     }
 }

@@ -10,9 +10,9 @@ mod offload;
 mod table;
 
 pub use activations::PlannedActivation;
-pub use alternatives::{Effect, STRATEGIES, Strategy};
+pub use alternatives::{Effect, Strategy, recompute_specs};
 pub use arenas::PlannedArena;
-pub(crate) use arenas::arena_table;
+pub(crate) use arenas::{HOST_ARENAS, arena_table};
 pub use formulas::Formula;
 pub(crate) use gpus::CUDA_OVERHEAD_BYTES;
 pub use offload::PlannedOffload;

@@ -1,6 +1,6 @@
 //! The plan as tables for people.
 
-use super::{Plan, Strategy, TotalBytes, arena_table, total_bytes};
+use super::{HOST_ARENAS, Plan, Strategy, TotalBytes, arena_table, gpus, total_bytes};
 use memory::format_bytes;
 use model::Label;
 use report::{Align, Table, memory_table};
@@ -8,6 +8,9 @@ use std::fmt::{Display, Formatter, Result};
 
 /// How many of the largest leases are listed.
 const LARGEST: usize = 8;
+
+/// Characters of a line of reasons.
+const LINE: usize = 130;
 
 impl Display for Plan {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
@@ -19,7 +22,7 @@ impl Display for Plan {
         )?;
         writeln!(f, "{}", arena_table("across steps", &self.arenas))?;
         if !self.host_arenas.is_empty() {
-            let table = arena_table("in pinned host memory", &self.host_arenas);
+            let table = arena_table(HOST_ARENAS, &self.host_arenas);
             writeln!(f, "{table}")?;
         }
         writeln!(f, "{}", self.largest_table())?;
@@ -75,8 +78,10 @@ impl Plan {
             return Ok(());
         }
         let list = |fitting| -> Vec<&str> {
-            let matching = self.fits.iter().filter(|(_, fits)| **fits == fitting);
-            matching.map(|(name, _)| *name).collect()
+            let names = gpus::names_by_memory();
+            names
+                .filter(|name| self.fits.get(name) == Some(&fitting))
+                .collect()
         };
         let (fitting, too_small) = (list(true), list(false));
         let overhead = format_bytes(self.device_overhead_bytes);
@@ -212,9 +217,18 @@ impl Plan {
     fn explanations(&self, f: &mut Formatter<'_>) -> Result {
         for formula in &self.formulas {
             writeln!(f, "  the plan differs from \"{}\":", formula.name)?;
+            let mut line = String::new();
             for reason in formula.difference.split("; ") {
-                writeln!(f, "    {reason}")?;
+                if !line.is_empty() && line.len() + reason.len() > LINE {
+                    writeln!(f, "    {line}")?;
+                    line.clear();
+                }
+                if !line.is_empty() {
+                    line += "; ";
+                }
+                line += reason;
             }
+            writeln!(f, "    {line}")?;
         }
         Ok(())
     }

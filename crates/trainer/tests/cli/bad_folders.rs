@@ -50,3 +50,48 @@ fn the_folder_for_the_trained_model_is_made_first() {
         .trainer("--config small.toml --steps 1000000 --save-final small.toml")
         .fails(2, &["cannot make the folder small.toml", "--save-final"]);
 }
+
+/// Nor does it end by writing over another one, the model that it started from least of all.
+#[test]
+fn a_model_that_is_there_is_not_written_over() {
+    let place = Workplace::new();
+    place
+        .trainer("init --config small.toml --out model")
+        .succeeds();
+    let weights = std::fs::read(place.path("model/model.safetensors")).unwrap();
+    for (model, file) in [
+        ("model", "config.json"),
+        ("shards", "model.safetensors.index.json"),
+    ] {
+        place.folder(model);
+        if model == "shards" {
+            place.file("shards/model.safetensors.index.json", "{}");
+        }
+        place
+            .trainer(&format!(
+                "--init-from model --seq 32 --steps 1 --save-final {model} --out run"
+            ))
+            .fails(
+                2,
+                &[
+                    model,
+                    "has a model already",
+                    file,
+                    "--save-final",
+                    "name another",
+                ],
+            );
+        assert!(!place.path("run").exists(), "refused before the run");
+    }
+    assert_eq!(
+        std::fs::read(place.path("model/model.safetensors")).unwrap(),
+        weights
+    );
+    // What else is in a folder is no model.
+    place.folder("mine");
+    place.file("mine/tokenizer.json", "{}");
+    place
+        .trainer("--init-from model --seq 32 --steps 1 --save-final mine --out run")
+        .succeeds();
+    assert!(place.path("mine/model.safetensors").exists());
+}

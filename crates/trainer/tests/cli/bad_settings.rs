@@ -23,10 +23,14 @@ fn an_unknown_key_names_the_nearest() {
         ("steps", "train.steps"),
         ("optim.seed", "train.seed"),
         ("batch.microbatch", "batch.micro"),
+        ("optim.lr", "lr.peak"),
+        ("micro_batch", "batch.micro"),
     ] {
         let unknown = format!("unknown key `{key}` in --set {key}=3");
         let question = format!("did you mean `{nearest}`?");
-        let words = [&unknown[..], &question, "reference.toml lists every key"];
+        let (section, _) = nearest.split_once('.').unwrap();
+        let has = format!("hint: [{section}] has ");
+        let words = [&unknown[..], &question, &has, "reference.toml"];
         refused(&format!("--set {key}=3"), &words);
     }
     file_refused(
@@ -36,6 +40,25 @@ fn an_unknown_key_names_the_nearest() {
             "did you mean `train.steps`?",
         ],
     );
+}
+
+/// Whoever has the binary alone finds the way from here.
+#[test]
+fn a_name_that_is_like_no_other_is_not_guessed_at() {
+    for (arguments, words) in [
+        (
+            "--set nonsense=1",
+            "hint: the sections are model, data, batch, ",
+        ),
+        (
+            "--set memory.quite_other=1",
+            "hint: [memory] has limit, budget, head_chunk; ",
+        ),
+        ("--config nonsense", "hint: the presets are tiny, "),
+    ] {
+        let outcome = Workplace::new().trainer(arguments).fails(2, &[words]);
+        assert!(!outcome.stderr.contains("did you mean"), "{outcome:?}");
+    }
 }
 
 #[test]

@@ -60,17 +60,41 @@ fn states_in_host_memory_give_the_same_losses() {
     }
 }
 
+/// On the processor all memory is the host's: what the plan needs is known before anything is leased or written.
 #[test]
 fn more_than_the_host_has_is_refused_before_anything_is_written() {
     let place = Workplace::new();
-    let settings =
-        "--config llama-3.1-405b --device cpu --dtype bf16 --offload-optimizer pinned --out run";
-    let words = [
-        "of pinned host memory, but ",
-        "that is host memory, not the device's",
-        "hint: ",
-        "offload.fraction",
-    ];
-    place.trainer(settings).fails(3, &words);
-    assert!(!place.path("run").exists());
+    for offload in ["", "--offload-optimizer pinned"] {
+        let settings =
+            format!("--config llama-3.1-405b --device cpu --dtype bf16 {offload} --out run");
+        let words = [
+            "TiB of memory on the CPU device, but ",
+            "hint: ",
+            "--recompute full",
+        ];
+        place.trainer(&settings).fails(3, &words);
+        assert!(!place.path("run").exists());
+    }
+    // A limit says how much is taken; what it refuses is explained by the lease.
+    place
+        .trainer("--config llama-3.1-405b --device cpu --memory-limit 1MiB --out run")
+        .fails(3, &["CPU out of memory. Tried to allocate"]);
+}
+
+#[test]
+fn the_summary_says_what_is_on_the_host() {
+    let place = Workplace::new();
+    let settings = "--config small.toml --device cpu";
+    let offload = "--offload-optimizer pinned --offload-activations mlp";
+    let outcome = place.trainer(&format!("{settings} {offload}")).succeeds();
+    for part in [
+        ", mlp offloaded, optimizer states offloaded\n",
+        "in pinned host memory ",
+        "  pinned host memory ",
+    ] {
+        assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
+    }
+    let outcome = place.trainer(settings).succeeds();
+    assert!(!outcome.stdout.contains("offloaded"), "{outcome:?}");
+    assert!(!outcome.stdout.contains("host"), "{outcome:?}");
 }

@@ -24,7 +24,9 @@ fn the_table_is_for_people() {
     expected.extend(["kept", "core_attn", "largest at the peak", "GiB"]);
     expected.extend([
         "fits B200",
-        "too large for A100 40GB",
+        "too large for RTX 4090 24GB, A100 40GB, L40S 48GB, H100 80GB,",
+        "full:uniform:6",
+        "(--offload-optimizer pinned), 89.7 GiB of host memory",
         "extra FLOPs",
         "kv_heads = 32",
     ]);
@@ -211,6 +213,26 @@ fn data_need_not_be_there() {
     place
         .trainer("plan --config small.toml --data elsewhere.safetensors")
         .fails(4, &["elsewhere.safetensors", "does not exist"]);
+}
+
+/// Where the states are on the host already, or the device's memory is the host's, offload would change nothing.
+#[test]
+fn offload_of_the_optimizer_is_an_effect_where_it_is_one() {
+    let place = Workplace::new();
+    let pinned = |settings: &str| -> Vec<Value> {
+        let plan = plan_json(&place, &format!("--config llama-15m {settings}"));
+        let effects = plan["effects"].as_array().unwrap().iter();
+        let offload = effects.filter(|effect| effect.to_string().contains("--offload-optimizer"));
+        offload.cloned().collect()
+    };
+    let offloaded = plan_json(&place, "--config llama-15m --offload-optimizer pinned");
+    let effects = pinned("");
+    assert_eq!(effects.len(), 1);
+    for field in ["peak_bytes", "host_pinned_bytes"] {
+        assert_eq!(effects[0][field], offloaded[field], "{field}");
+    }
+    assert_eq!(pinned("--offload-optimizer pinned").len(), 0);
+    assert_eq!(pinned("--device cpu").len(), 0);
 }
 
 /// What single layers are told holds in every row of the table.

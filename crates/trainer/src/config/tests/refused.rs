@@ -92,6 +92,12 @@ fn unfitting_values_are_refused_with_what_fits() {
         (&["--dtype", "fp16"], "no loss scaling"),
         (&["--set", "train.dtype=f16"], "bf16"),
         (&["--set", "memory.head_chunk=0"], "at least 1"),
+        (&["--set", "offload.slab_mib=0"], "from 1 to 1048576"),
+        (&["--set", "offload.slab_mib=1048577"], "from 1 to 1048576"),
+        (
+            &["--set", "offload.slab_mib=17592186044416"],
+            "from 1 to 1048576",
+        ),
         (&["--set", "log.every=0"], "at least 1"),
         (&["--set", "hardware.peak_tflops=0"], "above 0"),
         (&["--set", "model.hidden"], "section.key=value"),
@@ -122,6 +128,15 @@ fn contradictions_are_refused() {
         (
             &["--set", "offload.window=end"],
             "--offload-optimizer pinned",
+        ),
+        (
+            &[
+                "--offload-optimizer",
+                "pinned",
+                "--set",
+                "offload.fraction=0",
+            ],
+            "`offload.fraction` is 0",
         ),
         (
             &["--set", "lr.schedule=constant", "--set", "lr.decay_steps=5"],

@@ -47,3 +47,17 @@ fn a_run_that_does_not_fit_is_told_to_offload_its_states() {
     let fixed = format!("{run} --set offload.optimizer=pinned --out fixed");
     on_gpu(&place, &fixed, &idle).succeeds();
 }
+
+#[test]
+fn more_than_the_host_has_is_refused_before_anything_is_written() {
+    let place = Workplace::new();
+    let settings = "--config llama-3.1-405b --device cuda --offload-optimizer pinned --out run";
+    let words = [
+        "of pinned host memory, but ",
+        "that is host memory, not the device's",
+        "hint: ",
+        "offload.fraction",
+    ];
+    on_gpu(&place, settings, &[super::IDLE]).fails(3, &words);
+    assert!(!place.path("run").exists());
+}
