@@ -136,7 +136,7 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
     let with_context = device.memory_bytes()?;
     let pool_page_bytes = device.pool_page_bytes()?;
     let driver = CudaDriver::new(&device)?;
-    driver.load_modules()?;
+    device.load_kernels()?;
     let library_version = driver.library_version();
     let memory = Memory::device(device.clone());
     let kernels = Cuda::new(driver, &memory, DType::BF16)?;
