@@ -1,5 +1,5 @@
 // Matrix products of types that cuBLASLt does not take together: operands of two types, and f32 operands with a bf16
-// result. Every other product is cuBLASLt's; no stage of a model needs these.
+// result. Every other product is cuBLASLt's; a model needs these where its gradients alone are bf16.
 #include "kernel.cuh"
 
 constexpr int TILE = 16;

@@ -1,7 +1,9 @@
-//! Compiles the CUDA sources of `kernels/` to PTX and writes the list that `src/cuda/device/modules.rs` includes.
+//! Compiles the CUDA sources of `kernels/` and writes the list that `src/cuda/device/modules.rs` includes.
 //!
-//! Every source becomes PTX for compute capability 8.0, which any later GPU compiles for itself. A source that asks
-//! for `__CUDA_ARCH_FEAT_SM90_ALL`, and so has instructions that only Hopper has, becomes PTX for 9.0a as well.
+//! Every source becomes PTX for compute capability 8.0, and that becomes a fat binary: machine code for 8.0 (which
+//! 8.6 and 8.9 run too) and 9.0, and the PTX itself, which the driver of any later GPU compiles when it is loaded. A
+//! source that asks for `__CUDA_ARCH_FEAT_SM90_ALL`, and so has instructions that only Hopper has, gets its machine
+//! code for 9.0 from a compilation of its own, for `sm_90a`. The PTX stays in OUT_DIR, where tests read it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,11 +12,11 @@ use std::sync::Mutex;
 /// What a source names that has code for Hopper alone; the compiler defines it for `compute_90a`.
 const HOPPER: &str = "__CUDA_ARCH_FEAT_SM90_ALL";
 
-/// One run of the compiler.
-struct Job {
-    source: PathBuf,
-    target: &'static str,
-    output: PathBuf,
+/// One source file.
+struct Source {
+    path: PathBuf,
+    name: String,
+    text: String,
 }
 
 fn main() {
@@ -26,51 +28,62 @@ fn main() {
     println!("cargo::rerun-if-changed={}", folder.display());
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let (jobs, list) = jobs(&folder, &out);
-    let nvcc = nvcc();
-    if let Err(message) = compile_all(&nvcc, jobs) {
-        println!("cargo::error={}", message.replace('\n', "\ncargo::error="));
-        std::process::exit(1);
+    match embed(&nvcc(), sources(&folder), &out) {
+        Ok(list) => std::fs::write(out.join("embedded.rs"), list).expect("OUT_DIR can be written"),
+        Err(message) => {
+            println!("cargo::error={}", message.replace('\n', "\ncargo::error="));
+            std::process::exit(1);
+        }
     }
-    std::fs::write(out.join("ptx.rs"), list).expect("OUT_DIR can be written");
 }
 
-/// What is to be compiled, and the list of the results as a Rust expression.
-fn jobs(folder: &Path, out: &Path) -> (Vec<Job>, String) {
+/// The sources by name.
+fn sources(folder: &Path) -> Vec<Source> {
     let entries = std::fs::read_dir(folder)
         .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
-    let mut sources: Vec<PathBuf> = entries
-        .map(|entry| entry.expect("a folder entry can be read").path())
+    let paths = entries.map(|entry| entry.expect("a folder entry can be read").path());
+    let source = |path: PathBuf| {
+        let name = path.file_stem().expect("it ends in .cu").to_string_lossy();
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+        Source {
+            name: name.into_owned(),
+            text,
+            path,
+        }
+    };
+    let mut sources: Vec<Source> = paths
         .filter(|path| path.extension().is_some_and(|end| end == "cu"))
+        .map(source)
         .collect();
-    sources.sort();
-    let (mut jobs, mut list) = (Vec::new(), String::from("&[\n"));
-    for source in sources {
-        let name = source
-            .file_stem()
-            .expect("it ends in .cu")
-            .to_string_lossy();
-        let name = name.into_owned();
-        let text = std::fs::read_to_string(&source)
-            .unwrap_or_else(|error| panic!("cannot read {}: {error}", source.display()));
-        let mut ptx = |target| {
-            let output = out.join(format!("{name}.{target}.ptx"));
-            let included = format!("include_bytes!({output:?})");
-            jobs.push(Job {
-                source: source.clone(),
-                target,
-                output,
-            });
-            included
-        };
-        let portable = ptx("compute_80");
-        let hopper = match text.contains(HOPPER) {
-            true => format!("Some({})", ptx("compute_90a")),
-            false => "None".to_string(),
-        };
-        list += &format!("Ptx {{ source: {name:?}, portable: {portable}, hopper: {hopper} }},\n");
+    sources.sort_by(|one, other| one.name.cmp(&other.name));
+    sources
+}
+
+/// Compiles everything; what is embedded, as a Rust expression.
+fn embed(nvcc: &Path, sources: Vec<Source>, out: &Path) -> Result<String, String> {
+    let version = toolkit_version(nvcc)?;
+    let mut list = format!("Embedded {{ toolkit_version: {version}, sources: &[\n");
+    let names: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
+    compile_all(nvcc, sources, out)?;
+    for name in names {
+        let ptx = std::fs::read_to_string(out.join(format!("{name}.ptx")));
+        let ptx = ptx.map_err(|error| error.to_string())?;
+        let kernels = kernels(&ptx);
+        let image = out.join(format!("{name}.fatbin"));
+        list += &format!(
+            "Source {{ name: {name:?}, kernels: &{kernels:?}, image: &Aligned(*include_bytes!({image:?})) }},\n"
+        );
     }
-    (jobs, list + "]\n")
+    Ok(list + "]}\n")
+}
+
+/// Names of the kernels in a module. In PTX each is `.visible .entry name(`.
+fn kernels(ptx: &str) -> Vec<&str> {
+    ptx.split(".visible .entry ")
+        .skip(1)
+        .filter_map(|entry| entry.split('(').next())
+        .collect()
 }
 
 /// The compiler of CUDA_HOME, or else of PATH.
@@ -79,16 +92,31 @@ fn nvcc() -> PathBuf {
     home.filter(|nvcc| nvcc.exists()).unwrap_or("nvcc".into())
 }
 
+/// Version of the toolkit as the driver counts, 13000 for 13.0.
+fn toolkit_version(nvcc: &Path) -> Result<u32, String> {
+    let said = run(nvcc, &["--version".as_ref()])?;
+    let release = said.split("release ").nth(1);
+    let release = release.and_then(|rest| rest.split(',').next());
+    let numbers = release.and_then(|release| release.trim().split_once('.'));
+    let version = numbers.and_then(|(major, minor)| {
+        Some(major.parse::<u32>().ok()? * 1000 + minor.parse::<u32>().ok()? * 10)
+    });
+    version.ok_or_else(|| format!("{} does not tell its version: {said}", nvcc.display()))
+}
+
 /// Compiles as many sources at a time as cargo lets this script use threads.
-fn compile_all(nvcc: &Path, jobs: Vec<Job>) -> Result<(), String> {
+fn compile_all(nvcc: &Path, mut sources: Vec<Source>, out: &Path) -> Result<(), String> {
     let threads = std::env::var("NUM_JOBS")
         .ok()
         .and_then(|jobs| jobs.parse().ok());
-    let queue = Mutex::new(jobs);
+    // The longest is taken first: nothing else should wait for it at the end.
+    sources.sort_by_key(|source| source.text.len());
+    let queue = Mutex::new(sources);
+    let next = || queue.lock().expect("no thread panics").pop();
     std::thread::scope(|scope| {
         let work = || {
-            while let Some(job) = queue.lock().expect("no thread panics").pop() {
-                compile(nvcc, &job)?;
+            while let Some(source) = next() {
+                compile(nvcc, &source, out)?;
             }
             Ok(())
         };
@@ -102,30 +130,44 @@ fn compile_all(nvcc: &Path, jobs: Vec<Job>) -> Result<(), String> {
     })
 }
 
-fn compile(nvcc: &Path, job: &Job) -> Result<(), String> {
-    let compiled = Command::new(nvcc)
-        .args(["--std=c++17", "-O3", "-ptx"])
-        .arg(format!("-arch={}", job.target))
-        .arg("-o")
-        .arg(&job.output)
-        .arg(&job.source)
-        .output();
-    let compiled = compiled.map_err(|error| {
+/// PTX, and the fat binary.
+fn compile(nvcc: &Path, source: &Source, out: &Path) -> Result<(), String> {
+    let file = |end: &str| out.join(format!("{}.{end}", source.name));
+    let (ptx, image) = (file("ptx"), file("fatbin"));
+    let compile = |options: &[&str], from: &Path, to: &Path| {
+        let options = ["--std=c++17", "-O3"].iter().chain(options);
+        let options = options.map(|option| option.as_ref());
+        let files = ["-o".as_ref(), to.as_os_str(), from.as_os_str()];
+        run(nvcc, &options.chain(files).collect::<Vec<_>>())
+    };
+    compile(&["-ptx", "-arch=compute_80"], &source.path, &ptx)?;
+    if source.text.contains(HOPPER) {
+        let portable = "arch=compute_80,code=[sm_80,compute_80]";
+        let hopper = "arch=compute_90a,code=sm_90a";
+        let options = ["-fatbin", "-gencode", portable, "-gencode", hopper];
+        compile(&options, &source.path, &image)?;
+    } else {
+        // From the same PTX: the front end takes most of the time, and both GPUs have the same code.
+        let targets = "arch=compute_80,code=[sm_80,sm_90,compute_80]";
+        compile(&["-fatbin", "-gencode", targets], &ptx, &image)?;
+    }
+    Ok(())
+}
+
+/// Runs the compiler; what it says on stdout.
+fn run(nvcc: &Path, arguments: &[&std::ffi::OsStr]) -> Result<String, String> {
+    let ended = Command::new(nvcc).args(arguments).output();
+    let ended = ended.map_err(|error| {
         format!(
             "the feature `cuda` needs NVIDIA's compiler, and {} does not run ({error}); \
              eval \"$(scripts/cuda-toolkit)\" installs one without a GPU",
             nvcc.display()
         )
     })?;
-    if !compiled.status.success() {
-        let said = String::from_utf8_lossy(&compiled.stderr);
-        return Err(format!(
-            "{} does not compile:\n{said}",
-            job.source.display()
-        ));
+    if !ended.status.success() {
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let file = arguments.last().unwrap_or(&"".as_ref()).to_string_lossy();
+        return Err(format!("{file} does not compile:\n{said}"));
     }
-    // The driver reads PTX up to a zero.
-    let mut ptx = std::fs::read(&job.output).map_err(|error| error.to_string())?;
-    ptx.push(0);
-    std::fs::write(&job.output, ptx).map_err(|error| error.to_string())
+    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
 }

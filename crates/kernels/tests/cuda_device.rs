@@ -1,10 +1,12 @@
-//! Memory and copies of a CUDA device: the machine's own where it has a driver, or else the one that stands in.
+//! Memory, copies, times and long sums of a CUDA device: the machine's own where it has a driver, or else the one that
+//! stands in; with `CONFORMANCE_DEVICES=gpu`, as on a machine that verifies a GPU, none stands in.
 #![cfg(feature = "cuda")]
 
 use emulation::load_stand_in;
 use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
-use kernels::{Kernels, Queues};
-use memory::{Category, DType, DeviceMarks, Memory};
+use kernels::random::random_u32;
+use kernels::{Init, Kernels, Queues};
+use memory::{Blocks, Category, DType, DeviceMarks, Memory};
 use std::rc::Rc;
 use std::sync::Once;
 
@@ -18,7 +20,9 @@ fn open() -> (Rc<CudaDevice>, Memory, Cuda<CudaDriver>) {
     DRIVER.call_once(|| {
         // A process finds one driver, so it cannot be asked whether it has a device.
         let devices = ["/dev/nvidiactl", "/dev/dxg"].map(std::path::Path::new);
-        if !devices.iter().any(|device| device.exists()) {
+        let named = std::env::var("CONFORMANCE_DEVICES").unwrap_or_default();
+        let is_named = named.split(',').any(|device| device == "gpu");
+        if !is_named && !devices.iter().any(|device| device.exists()) {
             load_stand_in();
         }
     });
@@ -110,4 +114,78 @@ fn what_does_not_fit_is_refused_and_leaves_nothing_behind() {
     memory
         .lease_persistent(Category::Parameter, "x", [MIB], DType::F32)
         .unwrap();
+}
+
+/// By the function that every driver has.
+#[test]
+fn stamps_tell_the_time_between_them() {
+    let (device, memory, kernels) = open();
+    let lease = memory.lease(Category::Temporary, "x", [MIB], DType::F32);
+    let mut x = lease.unwrap();
+    let stamp = || device.stamp().unwrap();
+    let first = stamp();
+    kernels.fill(x.view_mut(), 1.0).unwrap();
+    let [second, third] = [stamp(), stamp()];
+    let between = |from, to| device.elapsed(from, to).unwrap();
+    assert!(between(first, second).as_nanos() > 0);
+    assert!(between(first, third) >= between(first, second));
+}
+
+#[test]
+fn all_kernels_can_be_loaded() {
+    let (device, _memory, kernels) = open();
+    device.load_kernels().unwrap();
+    drop(kernels);
+    device.load_kernels().unwrap();
+}
+
+/// A small matrix of long sums, which may be split over blocks. Sums of small whole numbers are exact in any order;
+/// those of others have the same bits again.
+#[test]
+fn long_sums_are_right_and_the_same_again() {
+    let (_device, memory, kernels) = open();
+    let [m, k, n] = [40, 16384, 24];
+    let product = |a: &[f32], b: &[f32]| {
+        let tensor = |values: &[f32], dims: [usize; 2]| {
+            // The upper half of an f32 is a bf16.
+            let bytes: Vec<u8> = values
+                .iter()
+                .flat_map(|value| value.to_le_bytes()[2..].to_vec())
+                .collect();
+            let lease = memory.lease(Category::Temporary, "x", dims, DType::BF16);
+            let mut tensor = lease.unwrap();
+            kernels.upload(tensor.view_mut(), &bytes).unwrap();
+            tensor
+        };
+        // Weight gradients: both operands lie transposed.
+        let (a, b) = (tensor(a, [k, m]), tensor(b, [k, n]));
+        let lease = memory.lease(Category::Temporary, "out", [m, n], DType::F32);
+        let mut out = lease.unwrap();
+        kernels
+            .matmul(out.view_mut(), a.view().t(), b.view(), Init::Overwrite)
+            .unwrap();
+        let mut bytes = vec![0; 4 * m * n];
+        kernels.download(&mut bytes, out.view()).unwrap();
+        bytes
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            .collect::<Vec<f32>>()
+    };
+    let numbers = |key: u64, count: usize, number: fn(u32) -> f32| -> Vec<f32> {
+        (0..count as u64)
+            .map(|index| number(random_u32(key, index)))
+            .collect()
+    };
+    let whole = |bits: u32| (bits % 5) as f32 - 2.0;
+    let (a, b) = (numbers(1, k * m, whole), numbers(2, k * n, whole));
+    let out = product(&a, &b);
+    for (row, column) in [(0, 0), (1, 7), (m - 1, n - 1)] {
+        let sum: f32 = (0..k)
+            .map(|depth| a[depth * m + row] * b[depth * n + column])
+            .sum();
+        assert_eq!(out[row * n + column], sum);
+    }
+    let any = |bits: u32| bits as i32 as f32 / (1u64 << 31) as f32;
+    let (a, b) = (numbers(3, k * m, any), numbers(4, k * n, any));
+    assert_eq!(product(&a, &b), product(&a, &b));
 }

@@ -2,12 +2,13 @@
 
 use crate::config::Device;
 use crate::failure::Failure;
+use crate::plan::CUDA_OVERHEAD_BYTES;
 use crate::session::Session;
 use crate::settings::Settings;
 use kernels::cpu::Cpu;
 use kernels::timed::{Timed, Timings};
 use kernels::{Kernels, Target};
-use memory::{DeviceBytes, Layer, Memory, Phase, format_bytes};
+use memory::{DType, DeviceBytes, Layer, Memory, Phase, format_bytes};
 
 #[cfg(feature = "cuda")]
 use kernels::KernelError;
@@ -26,7 +27,7 @@ pub(crate) enum OpenDevice {
 }
 
 impl OpenDevice {
-    /// Opens a device.
+    /// Opens a device, with all its kernels: what they take is taken before anybody asks what is free.
     ///
     /// # Errors
     /// [`Failure::NoDevice`] if it is not there or cannot be used.
@@ -40,6 +41,7 @@ impl OpenDevice {
                     reason: error.message,
                 };
                 let opened = CudaDevice::open(index).map_err(refused)?;
+                opened.load_kernels().map_err(refused)?;
                 let facts = opened.facts();
                 tracing::info!("{device} is {}", facts.name);
                 Ok(OpenDevice::Cuda(opened))
@@ -78,7 +80,12 @@ impl OpenDevice {
         match self {
             OpenDevice::Cpu => Session::on_cpu(settings, memory),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => Session::on_cuda(settings, memory, device),
+            OpenDevice::Cuda(device) => {
+                if let Some(warning) = slow(&settings) {
+                    tracing::warn!("{warning}");
+                }
+                Session::on_cuda(settings, memory, device)
+            }
         }
     }
 
@@ -203,12 +210,28 @@ pub(crate) fn bf16_tflops(name: &str) -> Option<f64> {
     }
 }
 
-/// What modules and the library take beside the context, which the driver has counted already.
-const MODULES_BYTES: u64 = 256 << 20;
+/// What to say where the settings are right and slow on a GPU.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU is slow"))]
+fn slow(settings: &Settings) -> Option<&'static str> {
+    let widths = (settings.dtype, settings.states.gradients);
+    (widths == (DType::F32, DType::BF16)).then_some(
+        "cuBLASLt has no products of f32 with a bf16 result: with bf16 gradients in f32 every weight gradient is computed \
+         by a plain kernel, many times slower; take --grad-dtype f32, or --dtype bf16",
+    )
+}
+
+/// What is still to come beside the plan: of what plans count with, what context and kernels have not taken. Nothing is
+/// known of it where other processes hold memory too.
+fn to_come(bytes: DeviceBytes) -> u64 {
+    match bytes.is_shared() {
+        true => 0,
+        false => CUDA_OVERHEAD_BYTES.saturating_sub(bytes.beside()),
+    }
+}
 
 /// What to say where the free memory is short, or nearly so.
 fn tight(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
-    if reserved_bytes + MODULES_BYTES <= bytes.free {
+    if reserved_bytes + to_come(bytes) <= bytes.free {
         return None;
     }
     let verdict = match reserved_bytes > bytes.free {
@@ -235,20 +258,36 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+    const MIB: u64 = 1 << 20;
 
     #[test]
     fn a_full_card_is_announced() {
         let bytes = DeviceBytes {
             total: 80 * GIB,
+            free: 80 * GIB - 540 * MIB,
+            held: 0,
+        };
+        let most = bytes.free - 100 * MIB;
+        assert_eq!(tight(most, bytes), None);
+        assert!(tight(most + 1, bytes).unwrap().ends_with("may not fit"));
+        assert!(tight(bytes.free, bytes).unwrap().ends_with("may not fit"));
+        let message = tight(80 * GIB, bytes).unwrap();
+        assert!(message.contains("reserves 80.0 GiB") && message.ends_with("will not fit"));
+    }
+
+    #[test]
+    fn what_kernels_have_taken_is_not_counted_twice() {
+        let bytes = DeviceBytes {
+            total: 80 * GIB,
             free: 79 * GIB,
             held: 0,
         };
-        let most = 79 * GIB - MODULES_BYTES;
-        assert_eq!(tight(most, bytes), None);
-        assert!(tight(most + 1, bytes).unwrap().ends_with("may not fit"));
-        assert!(tight(79 * GIB, bytes).unwrap().ends_with("may not fit"));
-        let message = tight(80 * GIB, bytes).unwrap();
-        assert!(message.contains("reserves 80.0 GiB") && message.ends_with("will not fit"));
+        assert_eq!(tight(79 * GIB, bytes), None);
+        assert!(
+            tight(79 * GIB + 1, bytes)
+                .unwrap()
+                .ends_with("will not fit")
+        );
     }
 
     #[test]

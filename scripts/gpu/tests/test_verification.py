@@ -8,6 +8,7 @@ import pathlib
 import sys
 import tempfile
 import unittest
+from types import SimpleNamespace
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -16,7 +17,7 @@ from verification import libraries, report, tensors
 from verification.commands import Clock, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import conformance, modes, plan, sanitizer, speed
+from verification.sections import conformance, doctor, modes, offload, operations, plan, sanitizer, speed
 
 # Steps of a real run, shortened; the device's marks are made up.
 RUN = '{"kind":"run","version":"0.1.0","device":"cuda","granularity_bytes":256,"flops_per_token":1597440}'
@@ -110,6 +111,39 @@ class Judging(unittest.TestCase):
         self.assertFalse(any(sanitizer.names_one_of({"adamw_f32"}, line) for line in lines))
         self.assertTrue(sanitizer.SUMMARY.search(said) and not sanitizer.CLEAN.search(said))
 
+    def test_kernels_are_known_by_their_machine_code(self):
+        with tempfile.TemporaryDirectory() as folder:
+            binary = pathlib.Path(folder) / "x"
+            binary.write_bytes(b"\0.text\0.nv.info\0.nv.info.adamw_f32\0.text.adamw_f32\0.nv.info.swiglu_bf16\0.nv.shared.x\0")
+            self.assertEqual(sanitizer.kernel_names(binary), {"adamw_f32", "swiglu_bf16"})
+
+    def test_page_locked_copies_are_reported_where_there_is_a_gpu(self):
+        rates = dict(gemm_tflops=1.0, copy_gbps=1.0, upload_gbps=1.0, download_gbps=1.0)
+        for device, rows in (({}, 4), (dict(h2d_gbps=50.0, d2h_gbps=51.0, both_ways_gbps=80.0), 7)):
+            found = Findings()
+            doctor.report(found, device, rates, "bf16")
+            self.assertEqual(len(found.tables[0].rows), rows)
+
+    def test_a_shape_is_timed_where_gpu_host_and_clock_have_room(self):
+        resident, offloaded = dict(reserved_bytes=70, device_overhead_bytes=10), dict(host_pinned_bytes=30)
+        def obstacle(total=80, available=36, group=None, locked=None, left=100.0):
+            host = dict(available_bytes=available, group_limit_bytes=group, locked_limit_bytes=locked)
+            place = SimpleNamespace(gpu=lambda: dict(memory=dict(total=total)), doctor=dict(host=host), clock=SimpleNamespace(left=lambda: left))
+            return offload.obstacle_to(place, resident, offloaded, 60)
+        self.assertIsNone(obstacle())
+        self.assertIsNone(obstacle(available=None))
+        for short in (dict(total=79), dict(available=35), dict(group=35), dict(locked=35), dict(left=59.0)):
+            self.assertIsNotNone(obstacle(**short), short)
+
+    def test_offloaded_states_are_timed_beside_resident_ones(self):
+        def trained(step_ms, optimizer_ms):
+            run = metrics({"step_ms": 9e9}, *[{"step_ms": step_ms, "phase_ms": {"optimizer": optimizer_ms}}] * 2)
+            return SimpleNamespace(metrics=run, plan=dict(offload=dict(optimizer_bytes=4_000_000_000, exposed_ms=1.0)))
+        figures = offload.figures_of(trained(1000.0, 20.0), trained(1020.0, 30.0), trained(1200.0, 100.0))
+        self.assertAlmostEqual(figures["slower"], 0.02)
+        self.assertEqual((figures["both_ways_gbps"], figures["optimizer_ms"]), (80.0, 20.0))
+        self.assertEqual(offload.share_of_rate(80.0, 100.0), ", 80 % of 100.0")
+
     def test_speeds_of_other_models_do_not_compare(self):
         case = speed.ON_CUDA[0]
         figures = dict(tokens_per_s=1.0, first_loss=12.1)
@@ -122,6 +156,15 @@ class Judging(unittest.TestCase):
                                         (speed.COMPILED, Failed("no"), Failed), (speed.COMPILED, OutOfTime("late"), OutOfTime)):
             with self.assertRaises(expected, msg=engine):
                 speed.judge(essential, {**outcomes, speed.key(case, engine): other}, "2.11")
+
+
+class Operations(unittest.TestCase):
+    def test_the_update_is_compared_with_copies(self):
+        operation = lambda name, ms, floor: dict(operation=name, ms=ms, bytes_floor_ms=floor)
+        profile = dict(operations=[operation("adamw", 2.0, 1.5), operation("matmul", 9.0, 1.0), operation("adamw", 0.5, 0.5)])
+        self.assertEqual(operations.update_share(profile), 0.8)
+        with self.assertRaises(Failed):
+            operations.update_share(dict(operations=profile["operations"][1:2]))
 
 
 class Ending(unittest.TestCase):

@@ -126,21 +126,20 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
     use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
     use memory::{DType, Memory};
 
-    /// 900 MiB of operands, and a second at the most.
-    const WORK: super::rates::Work = super::rates::Work {
-        gemm_size: 8192,
-        copy_elements: 128 << 20,
-        repetitions: 10,
-    };
     let device = CudaDevice::open(index)?;
     let with_context = device.memory_bytes()?;
     let pool_page_bytes = device.pool_page_bytes()?;
     let driver = CudaDriver::new(&device)?;
-    driver.load_modules()?;
+    device.load_kernels()?;
     let library_version = driver.library_version();
     let memory = Memory::device(device.clone());
     let kernels = Cuda::new(driver, &memory, DType::BF16)?;
-    let bf16 = Rates::measure(&kernels, &memory, DType::BF16, WORK)?;
+    let bf16 = Rates::measure(
+        &kernels,
+        &memory,
+        DType::BF16,
+        super::Work::of(kernels::Target::Cuda),
+    )?;
     let overhead = Overhead::new(with_context, device.memory_bytes()?);
     let copies = device.copy_rates()?;
     let facts = device.facts();

@@ -1,6 +1,7 @@
 //! How fast a device is, by the operations that training uses.
 
 use crate::failure::Failure;
+use kernels::random::{key, random_u32};
 use kernels::{Init, Kernels, Target};
 use memory::{Buffer, Category, DType, Memory};
 use serde::Serialize;
@@ -74,7 +75,7 @@ impl Rates {
             memory.lease_persistent(Category::Temporary, name, [elements], dtype)
         };
         let (mut from, mut to) = (lease("from", elements)?, lease("to", elements)?);
-        let [a, b] = [lease("a", size * size)?, lease("b", size * size)?];
+        let [mut a, mut b] = [lease("a", size * size)?, lease("b", size * size)?];
         let mut out = lease("out", size * size)?;
         let mut bytes = vec![0u8; elements * dtype.size_in_bytes()];
         let best = |operation: &mut dyn FnMut() -> Result<(), Failure>| {
@@ -93,6 +94,10 @@ impl Rates {
             wait(kernels, &to)
         })?;
         let download = best(&mut || Ok(kernels.download(&mut bytes, to.view())?))?;
+        // Products of zeros draw less power, and so run at a higher clock.
+        let operand = random_bytes(size * size, dtype);
+        kernels.upload(a.view_mut(), &operand)?;
+        kernels.upload(b.view_mut(), &operand)?;
         let gemm = best(&mut || {
             let square = [size, size];
             let (a, b) = (a.view().reshape(square), b.view().reshape(square));
@@ -133,6 +138,18 @@ impl Rates {
     }
 }
 
+/// Numbers from -1 to 1 that look random, and are the same every time. `dtype` is f32 or bf16.
+fn random_bytes(elements: usize, dtype: DType) -> Vec<u8> {
+    let (key, width) = (key(0, 0, 0), dtype.size_in_bytes());
+    let mut bytes = Vec::with_capacity(elements * width);
+    for index in 0..elements as u64 {
+        let number = random_u32(key, index) as i32 as f32 / (1u64 << 31) as f32;
+        // The upper half of an f32 is a bf16.
+        bytes.extend_from_slice(&number.to_le_bytes()[4 - width..]);
+    }
+    bytes
+}
+
 fn timed(operation: &mut dyn FnMut() -> Result<(), Failure>) -> Result<Duration, Failure> {
     let start = Instant::now();
     operation()?;
@@ -144,4 +161,29 @@ fn wait(kernels: &dyn Kernels, result: &Buffer) -> Result<(), Failure> {
     let element = result.view().rows(0..1);
     let mut bytes = vec![0; element.dtype().size_in_bytes()];
     Ok(kernels.download(&mut bytes, element)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_are_numbers_of_both_signs_and_no_two_alike() {
+        let wide = random_bytes(1000, DType::F32);
+        let narrow = random_bytes(1000, DType::BF16);
+        let numbers: Vec<f32> = wide
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            .collect();
+        assert_eq!((numbers.len(), narrow.len()), (1000, 2000));
+        assert!(numbers.iter().all(|number| number.abs() <= 1.0));
+        let negative = numbers.iter().filter(|number| **number < 0.0).count();
+        assert!((400..600).contains(&negative), "{negative}");
+        let distinct: std::collections::HashSet<u32> =
+            numbers.iter().map(|number| number.to_bits()).collect();
+        assert!(distinct.len() > 990);
+        for (wide, narrow) in wide.chunks_exact(4).zip(narrow.chunks_exact(2)) {
+            assert_eq!(wide[2..], *narrow);
+        }
+    }
 }

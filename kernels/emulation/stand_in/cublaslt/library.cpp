@@ -12,7 +12,7 @@ namespace {
 
 struct Preference {
     uint64_t workspace_bytes_max = 0;
-    uint32_t reduction_schemes = 7;
+    uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
     uint32_t alignment_bytes[4] = {256, 256, 256, 256};
 };
 
@@ -23,6 +23,10 @@ struct Algorithm {
 };
 
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm has 64 bytes");
+
+// Sums in one piece, or in parts of the compute type: what gives the same bits whatever block is done first, and rounds
+// no part.
+const uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 // With less workspace than this, the only algorithm is one that needs none.
 const uint64_t WORKSPACE_BYTES = 256 << 10;
@@ -178,16 +182,27 @@ extern "C" cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cubla
     if (wanted < 1) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
+    if (preference.reduction_schemes != REDUCTIONS) {
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "parts of a sum may be rounded, or no sum may have parts");
+    }
     if (const cublasStatus_t status = check(product)) {
         return status;
     }
     const size_t element_bytes[] = {product.a.element_bytes(), product.b.element_bytes(), product.c.element_bytes(),
                                     product.d.element_bytes()};
     Algorithm algorithm = {preference.workspace_bytes_max < WORKSPACE_BYTES ? 0 : WORKSPACE_BYTES, {}};
+    const Layout *layouts[] = {&product.a, &product.b, &product.c, &product.d};
     for (int matrix = 0; matrix < 4; matrix++) {
-        algorithm.alignment_bytes[matrix] = preference.alignment_bytes[matrix];
-        if (preference.alignment_bytes[matrix] < element_bytes[matrix]) {
+        const uint32_t bytes = preference.alignment_bytes[matrix];
+        const Layout &layout = *layouts[matrix];
+        algorithm.alignment_bytes[matrix] = bytes;
+        if (bytes < element_bytes[matrix]) {
             return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "elements are not aligned");
+        }
+        // Distances count as addresses do (CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_A_BYTES).
+        const uint64_t distances = uint64_t(layout.leading) | uint64_t(layout.batch_stride);
+        if (distances * element_bytes[matrix] % bytes != 0) {
+            return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a column is less aligned than the first one");
         }
     }
     results[0] = {};

@@ -102,7 +102,7 @@ extern "C" CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribut
         case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability() / 10; break;
         case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability() % 10; break;
         case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = int(shared_bytes_max()); break;
-        case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
+        case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = int(number_setting("STAND_IN_POOLS", 1)); break;
         default:
             say("cuDeviceGetAttribute", "attribute %d is not known here", int(attribute));
             return CUDA_ERROR_INVALID_VALUE;

@@ -6,8 +6,8 @@
 // - a high mark that was reset reads as 0 until the next allocation.
 //
 // A block is 0xff, NaN in every type, when it is handed out. It ends where an unmapped page begins, and is unmapped
-// when it is freed. The memory of context, modules and libraries counts as nothing: STAND_IN_OTHERS_BYTES can stand
-// for it.
+// when it is freed. The memory of context and libraries counts as nothing: STAND_IN_OTHERS_BYTES can stand for it. Each
+// loaded module counts as STAND_IN_MODULE_BYTES, by default nothing.
 #include "memory.h"
 
 #include <algorithm>
@@ -112,13 +112,29 @@ static uint64_t total_bytes() {
     return total;
 }
 
+// What modules take of each device, as long as the process lives.
+static std::map<CUdevice, uint64_t> &module_bytes() {
+    static std::map<CUdevice, uint64_t> bytes;
+    return bytes;
+}
+
 // Free memory of a device.
 static uint64_t free_bytes(CUdevice device) {
-    uint64_t held = number_setting("STAND_IN_OTHERS_BYTES", 0);
+    uint64_t held = number_setting("STAND_IN_OTHERS_BYTES", 0) + module_bytes()[device];
     for (const CUmemoryPool pool : alive<CUmemPoolHandle_st>()) {
         held += pool->device == device ? pool->reserved.now : 0;
     }
     return total_bytes() - std::min(total_bytes(), held);
+}
+
+CUresult take_module_memory() {
+    const CUdevice device = current_context()->device;
+    const uint64_t bytes = number_setting("STAND_IN_MODULE_BYTES", 0);
+    if (bytes > free_bytes(device)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    module_bytes()[device] += bytes;
+    return CUDA_SUCCESS;
 }
 
 // Whether STAND_IN_FAIL_ALLOCATIONS, a comma list of numbers from 1, names the allocation that is now asked for.
@@ -174,6 +190,9 @@ extern "C" CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *pr
                        size_t(properties->location.id) < contexts().size() && properties->maxSize == 0;
     if (!known) {
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (number_setting("STAND_IN_POOLS", 1) == 0) {
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
     *pool = new CUmemPoolHandle_st{properties->location.id, 0, {}, {}};
     alive<CUmemPoolHandle_st>().insert(*pool);

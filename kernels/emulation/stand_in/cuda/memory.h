@@ -9,6 +9,9 @@ namespace stand_in {
 bool is_device_memory(const void *address, size_t bytes);
 bool is_locked_memory(const void *address, size_t bytes);
 
+// Counts STAND_IN_MODULE_BYTES more as held, for good, in the current context; an error where so much is not free.
+CUresult take_module_memory();
+
 // At a synchronisation, every pool gives back what it holds above its release threshold.
 void release_unused();
 

@@ -1,11 +1,11 @@
-// Modules, their functions, and launches: the text must declare a kernel as the emulation has it, and the emulation
-// runs it.
+// Modules, their functions, and launches: the machine code must describe a kernel as the emulation has it, and the
+// emulation runs it.
 #include "../../launch.h"
+#include "image.h"
 #include "memory.h"
-#include "ptx.h"
 
 #include <algorithm>
-#include <cstring>
+#include <fstream>
 #include <memory>
 
 struct CUfunc_st {
@@ -16,16 +16,36 @@ struct CUfunc_st {
 };
 
 struct CUmod_st {
-    stand_in::Ptx ptx;
+    std::map<std::string, stand_in::Entry> entries;
     std::map<std::string, std::unique_ptr<CUfunc_st>> functions;
 };
 
 namespace stand_in {
 
-// Whether PTX for a target runs here: sm_80 on 8.0 and everything newer, sm_90a on 9.0 alone.
-static bool is_for_this_device(const std::string &target) {
-    const int wanted = std::atoi(target.c_str() + target.find('_') + 1);
-    return std::isalpha(target.back()) ? wanted == capability() : wanted <= capability();
+// Machine code runs on later minor versions of its compute capability, PTX on everything later.
+static bool runs_here(const Image &image) {
+    const bool is_of_this_kind = !image.is_machine_code || image.capability / 10 == capability() / 10;
+    return is_of_this_kind && image.capability <= capability();
+}
+
+// The image that the device takes, the latest, machine code before PTX; null if there is none.
+static const Image *chosen(const std::vector<Image> &images) {
+    const Image *best = nullptr;
+    const auto rank = [](const Image &image) { return std::pair(image.is_machine_code, image.capability); };
+    for (const Image &image : images) {
+        if (runs_here(image) && (best == nullptr || rank(*best) < rank(image))) {
+            best = &image;
+        }
+    }
+    return best;
+}
+
+// Adds a line to the file that STAND_IN_IMAGES names.
+static void note(const Image &image) {
+    const std::string path = setting("STAND_IN_IMAGES", "");
+    if (!path.empty()) {
+        std::ofstream(path, std::ios::app) << (image.is_machine_code ? "sm_" : "compute_") << image.capability << '\n';
+    }
 }
 
 static void write_log(const std::string &text, unsigned count, CUjit_option *options, void **values) {
@@ -43,11 +63,13 @@ static void write_log(const std::string &text, unsigned count, CUjit_option *opt
     }
 }
 
-// The parameters of an emulated kernel as PTX has them: pointers and sizes are numbers of 64 bits.
-static std::string in_ptx(std::string parameters) {
-    std::replace(parameters.begin(), parameters.end(), 'p', 'l');
-    std::replace(parameters.begin(), parameters.end(), 's', 'l');
-    return parameters;
+// The parameters of an emulated kernel as machine code has them: pointers and sizes have 8 bytes.
+static std::vector<unsigned> sizes(const std::string &parameters) {
+    std::vector<unsigned> sizes;
+    for (const char letter : parameters) {
+        sizes.push_back(letter == 'p' || letter == 's' ? 8 : 4);
+    }
+    return sizes;
 }
 
 // Every pointer is null or leads into device memory.
@@ -95,16 +117,22 @@ using namespace stand_in;
 extern "C" CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
                                        void **values) {
     STAND_IN_ENTER(ready("cuModuleLoadDataEx"));
-    Ptx ptx = read_ptx(static_cast<const char *>(image));
-    if (ptx.target.empty() || ptx.entries.empty()) {
-        write_log("no PTX: no target, or no entry", count, options, values);
-        return CUDA_ERROR_INVALID_PTX;
+    const std::vector<Image> images = read_images(image);
+    if (images.empty() || reinterpret_cast<uintptr_t>(image) % 8 != 0) {
+        write_log("not a fat binary that can be read, or not aligned", count, options, values);
+        return CUDA_ERROR_INVALID_IMAGE;
     }
-    if (!is_for_this_device(ptx.target)) {
-        write_log("PTX for " + ptx.target, count, options, values);
+    const Image *taken = chosen(images);
+    if (taken == nullptr) {
+        write_log("nothing for this device", count, options, values);
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     }
-    *module = new CUmod_st{std::move(ptx), {}};
+    STAND_IN_CHECK(take_module_memory());
+    note(*taken);
+    // PTX is compressed; its kernels are those of the machine code beside it.
+    const auto has_entries = [](const Image &one) { return !one.entries.empty(); };
+    const auto other = std::find_if(images.begin(), images.end(), has_entries);
+    *module = new CUmod_st{has_entries(*taken) || other == images.end() ? taken->entries : other->entries, {}};
     alive<CUmod_st>().insert(*module);
     return CUDA_SUCCESS;
 }
@@ -125,15 +153,15 @@ extern "C" CUresult cuModuleUnload(CUmodule module) {
 
 extern "C" CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     STAND_IN_ENTER(ready("cuModuleGetFunction", module));
-    const auto entry = module->ptx.entries.find(name);
+    const auto entry = module->entries.find(name);
     const emulation::Kernel *kernel = emulation::kernel_of(name);
-    if (entry == module->ptx.entries.end() || kernel == nullptr) {
+    if (entry == module->entries.end() || kernel == nullptr) {
         say("cuModuleGetFunction", "%s has no entry `%s`", kernel == nullptr ? "the emulation" : "the module", name);
         return CUDA_ERROR_NOT_FOUND;
     }
-    if (entry->second.parameters != in_ptx(kernel->parameters)) {
-        say("cuModuleGetFunction", "`%s` takes `%s` in PTX and `%s` in the emulation", name,
-            entry->second.parameters.c_str(), kernel->parameters.c_str());
+    if (entry->second.parameters != sizes(kernel->parameters)) {
+        say("cuModuleGetFunction", "`%s` takes %zu parameters in machine code and `%s` in the emulation, or of other sizes",
+            name, entry->second.parameters.size(), kernel->parameters.c_str());
         return CUDA_ERROR_NOT_FOUND;
     }
     std::unique_ptr<CUfunc_st> &found = module->functions[name];

@@ -1,10 +1,10 @@
-"""The kernels, each against an oracle in f64, and against the CPU where bits must be equal."""
+"""The kernels, each against an oracle in f64, and against the CPU where bits must be equal; the device's memory and copies."""
 import re
 
 from ..commands import run as run_command
 from ..outcome import OutOfTime, require
 
-CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the CPU's; same input, same bits"
+CHECKS = "every kernel against f64 on poisoned memory; AdamW's bits against the CPU's; same input, same bits; memory and copies of the device"
 SECONDS = 150
 
 RESULT = re.compile(r"^test (\S+) \.\.\. (ok|FAILED|ignored)\s*$", re.MULTILINE)
@@ -50,6 +50,17 @@ def run(place, found):
     if place.gpu():
         name = place.gpu()["name"]
         require(all(device == name for device, _, _ in shares(finished.stdout)), f"not everything ran on the {name}")
+    if place.is_cuda:
+        check_device(place, found, environment)
+
+
+def check_device(place, found, environment):
+    """Memory, copies and times of the device. Without a GPU these tests run where the bundle is made."""
+    finished = run_command([place.bundle / "cuda_device", "--nocapture"], place.clock, environment)
+    passed, failed = results(finished.stdout)
+    found.figures.update(device_passed=passed, device_failed=failed)
+    require(finished.code == 0 and passed and not failed, f"{shortened(failed) or 'tests of the device'} failed: {finished.complaint()}")
+    found.notes.append(f"{len(passed)} tests of the device's memory and copies passed")
 
 
 def report(found, stdout):

@@ -6,6 +6,9 @@ from ..outcome import require
 CHECKS = "the device is there and the binary can use it; bandwidths and the rate of products"
 SECONDS = 60
 
+# Of a GPU alone.
+PAGE_LOCKED = {"copies from page-locked memory": "h2d_gbps", "copies to page-locked memory": "d2h_gbps", "both at once, added up": "both_ways_gbps"}
+
 
 def run(place, found):
     finished = place.trainer("doctor", "--json")
@@ -30,3 +33,6 @@ def report(found, device, rates, dtype):
     rows.append(["copies on the device, read and written", f"{rates['copy_gbps']:.0f} GB/s"])
     rows.append(["uploads", f"{rates['upload_gbps']:.1f} GB/s"])
     rows.append(["downloads", f"{rates['download_gbps']:.1f} GB/s"])
+    for what, key in PAGE_LOCKED.items():
+        if key in device:
+            rows.append([what, f"{device[key]:.1f} GB/s"])

@@ -26,8 +26,8 @@ OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
 
 
 def kernel_names(binary):
-    """The kernels of the PTX that is in a binary."""
-    return {name.decode() for name in re.findall(rb"\.entry\s+(\w+)", binary.read_bytes())}
+    """The kernels of the machine code that is in a binary: each has a section of this name."""
+    return {name.decode() for name in re.findall(rb"\.nv\.info\.(\w+)", binary.read_bytes())}
 
 
 def jobs(place):

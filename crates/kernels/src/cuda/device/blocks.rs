@@ -67,9 +67,11 @@ impl Pool {
     fn high(&self, mark: Attribute, now: Attribute) -> u64 {
         self.get(mark).max(self.get(now))
     }
+}
 
-    pub(super) fn destroy(&self) {
-        // SAFETY: called once, by the device that owns the pool, when every block has been freed.
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`; every block has been freed, since each holds the device that owns the pool.
         let _ = unsafe { mem_pool::destroy(self.handle) };
     }
 }

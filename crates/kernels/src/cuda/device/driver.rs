@@ -1,6 +1,5 @@
 //! Runs kernels, products and copies on a GPU.
 
-use super::modules::Modules;
 use super::products::Products;
 use super::staging::Staging;
 use super::{CudaDevice, error};
@@ -15,7 +14,6 @@ pub(super) const ARGUMENTS_MAX: usize = 17;
 
 /// Runs kernels, products and copies on an open GPU.
 pub struct CudaDriver {
-    modules: Modules,
     products: Products,
     staging: Staging,
     device: Rc<CudaDevice>,
@@ -28,7 +26,6 @@ impl CudaDriver {
     /// [`KernelError`] if cuBLASLt does not start or page-locked memory is refused.
     pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver, KernelError> {
         Ok(CudaDriver {
-            modules: Modules::new(device.facts.capability),
             products: Products::new()?,
             staging: Staging::new(device)?,
             device: device.clone(),
@@ -39,19 +36,12 @@ impl CudaDriver {
     pub fn library_version(&self) -> usize {
         self.products.version()
     }
-
-    /// Loads the modules of all kernels, which otherwise happens when the first of each is launched.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the driver cannot compile one of them for this GPU.
-    pub fn load_modules(&self) -> Result<(), KernelError> {
-        self.modules.load_all()
-    }
 }
 
 impl Driver for CudaDriver {
     unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
-        let function = self.modules.function(launch.kernel, launch.shared_bytes)?;
+        let modules = &self.device.modules;
+        let function = modules.function(launch.kernel, launch.shared_bytes)?;
         // A step has thousands of launches: none of them allocates.
         let mut addresses = [std::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
         let arguments = &mut addresses[..launch.arguments.len()];

@@ -8,6 +8,10 @@ use cudarc::driver::sys::{self, CUdevice_attribute};
 /// The kernels use what came with Ampere: asynchronous copies, and tensor cores for bf16.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
 
+/// Major compute capabilities that the binary has machine code for: it runs on every minor one from that which it was
+/// made for, 8.0 and 9.0. Later GPUs have theirs compiled from PTX by the driver.
+const MACHINE_CODE_FOR: [i32; 2] = [8, 9];
+
 /// What a GPU is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
@@ -70,17 +74,95 @@ impl DeviceFacts {
         })
     }
 
-    pub(super) fn check(&self) -> Result<(), KernelError> {
-        if self.capability >= CAPABILITY_MIN {
+    /// Whether this GPU and its driver run kernels that were compiled by a toolkit of this version (13000 for 13.0).
+    ///
+    /// # Errors
+    /// [`KernelError`], with what to do, where they do not.
+    pub(super) fn check(&self, toolkit_version: i32) -> Result<(), KernelError> {
+        let ((major, minor), (least, least_minor)) = (self.capability, CAPABILITY_MIN);
+        if self.capability < CAPABILITY_MIN {
+            return Err(KernelError::device(
+                "cuda",
+                format!(
+                    "{} has compute capability {major}.{minor}; the kernels need {least}.{least_minor} (Ampere) or \
+                     newer",
+                    self.name
+                ),
+            ));
+        }
+        let needed = self.driver_needed(toolkit_version);
+        if self.driver_version >= needed {
             return Ok(());
         }
-        let ((major, minor), (least, least_minor)) = (self.capability, CAPABILITY_MIN);
+        let [has, needed, toolkit] =
+            [self.driver_version, needed, toolkit_version].map(version_text);
         Err(KernelError::device(
             "cuda",
             format!(
-                "{} has compute capability {major}.{minor}; the kernels need {least}.{least_minor} (Ampere) or newer",
+                "the driver of {} is for CUDA {has}, and the kernels of this binary, compiled by CUDA {toolkit}, need \
+                 one for CUDA {needed} or newer on it: update the driver (nvidia-smi shows its CUDA version), or build \
+                 with an older toolkit (CUDA_HOME)",
                 self.name
             ),
         ))
+    }
+
+    /// The oldest driver that runs kernels compiled by a toolkit, by the CUDA version that the driver tells.
+    ///
+    /// NVIDIA's rules ("CUDA Compatibility"): machine code runs on every driver of the toolkit's major version and
+    /// later (minor version compatibility). PTX is newer than the compiler in any driver that is older than its
+    /// toolkit, even by a minor version.
+    fn driver_needed(&self, toolkit_version: i32) -> i32 {
+        match MACHINE_CODE_FOR.contains(&self.capability.0) {
+            true => toolkit_version / 1000 * 1000,
+            false => toolkit_version,
+        }
+    }
+}
+
+/// 13000 as 13.0.
+fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_is_refused_where_it_cannot_run_the_kernels() {
+        let facts = |capability, driver_version| DeviceFacts {
+            index: 0,
+            name: "the GPU".into(),
+            capability,
+            multiprocessors: 132,
+            shared_bytes_max: 232448,
+            host_node: 0,
+            driver_version,
+        };
+        let is_enough =
+            |capability, driver, toolkit| facts(capability, driver).check(toolkit).is_ok();
+        for capability in [(8, 0), (8, 6), (8, 9), (9, 0)] {
+            assert!(is_enough(capability, 13000, 13000));
+            assert!(is_enough(capability, 13000, 13020), "minor versions");
+            assert!(is_enough(capability, 12020, 12040), "minor versions");
+            assert!(is_enough(capability, 14010, 13020), "later drivers");
+            assert!(!is_enough(capability, 12090, 13000));
+        }
+        assert!(is_enough((12, 0), 13020, 13020) && is_enough((12, 0), 14000, 13020));
+        assert!(
+            !is_enough((12, 0), 13010, 13020),
+            "PTX is compiled by the driver"
+        );
+        assert!(!is_enough((7, 5), 13000, 13000));
+        let message = facts((9, 0), 12090).check(13020).unwrap_err().message;
+        for part in [
+            "the driver of the GPU is for CUDA 12.9",
+            "compiled by CUDA 13.2",
+            "one for CUDA 13.0 or newer",
+            "update the driver",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
     }
 }

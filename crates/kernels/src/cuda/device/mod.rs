@@ -9,6 +9,7 @@ mod blocks;
 mod driver;
 mod error;
 mod facts;
+mod handles;
 mod modules;
 mod numa;
 mod problem;
@@ -26,7 +27,9 @@ use crate::{KernelError, Queue};
 use blocks::Pool;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+use handles::Context;
 use memory::DeviceBytes;
+use modules::Modules;
 use products::Products;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -41,11 +44,14 @@ pub struct CudaDevice {
     facts: DeviceFacts,
     /// The stream of computation.
     stream: sys::CUstream,
-    streams: Streams,
-    pool: Pool,
-    stamps: Stamps,
     /// Places are shown to profilers.
     ranges: Cell<bool>,
+    // Dropped in this order; the context, with the modules in it, goes last.
+    stamps: Stamps,
+    pool: Pool,
+    streams: Streams,
+    modules: Modules,
+    _context: Context,
 }
 
 /// Looks for cuBLASLt, without a GPU.
@@ -60,7 +66,8 @@ impl CudaDevice {
     /// Opens a GPU.
     ///
     /// # Errors
-    /// [`KernelError`] if there is no such GPU, it is too old, cuBLASLt is missing, or the driver refuses.
+    /// [`KernelError`] if there is no such GPU, it or its driver is too old, cuBLASLt is missing, or the driver
+    /// refuses.
     pub fn open(index: usize) -> Result<Rc<CudaDevice>, KernelError> {
         let count = device_count()?;
         if index >= count {
@@ -72,20 +79,21 @@ impl CudaDevice {
         let refused = |error| error::of_driver("cuda", error);
         let device = result::device::get(index as i32).map_err(refused)?;
         let facts = DeviceFacts::ask(device, index).map_err(refused)?;
-        facts.check()?;
+        facts.check(modules::toolkit_version())?;
         Products::look_for_library()?;
         let context = Context::retain(device).map_err(refused)?;
         let streams = Streams::new().map_err(refused)?;
         let pool = Pool::new(device).map_err(refused)?;
-        context.keep();
         Ok(Rc::new(CudaDevice {
             device,
             facts,
             stream: streams.of(Queue::Compute),
-            streams,
-            pool,
-            stamps: Stamps::default(),
             ranges: Cell::new(false),
+            stamps: Stamps::default(),
+            pool,
+            streams,
+            modules: Modules::default(),
+            _context: context,
         }))
     }
 
@@ -101,6 +109,16 @@ impl CudaDevice {
     pub fn memory_bytes(&self) -> Result<DeviceBytes, KernelError> {
         self.device_bytes()
             .map_err(|error| error::of_driver("cuda", error))
+    }
+
+    /// Loads all kernels. Otherwise each is loaded when it is first launched, which on a full card is refused in the
+    /// middle of a step. It takes milliseconds where the binary has machine code for the GPU, and a minute where the
+    /// driver has to compile it.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the driver refuses one of them, or memory is short.
+    pub fn load_kernels(&self) -> Result<(), KernelError> {
+        self.modules.load_all()
     }
 
     /// Shows profilers where a step is: phases and layers become NVTX ranges. To be called before the first is entered.
@@ -129,35 +147,5 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // A failure here is one of earlier work, and was told there.
         let _ = self.synchronize_all();
-        self.stamps.destroy();
-        self.pool.destroy();
-        self.streams.destroy();
-        // SAFETY: retained in `open`, and everything that uses it holds this device.
-        let _ = unsafe { result::primary_ctx::release(self.device) };
-    }
-}
-
-/// A retained primary context, released unless the device keeps it.
-struct Context(sys::CUdevice);
-
-impl Context {
-    fn retain(device: sys::CUdevice) -> Result<Context, DriverError> {
-        // SAFETY: the device comes from the driver.
-        let context = unsafe { result::primary_ctx::retain(device) }?;
-        let retained = Context(device);
-        // SAFETY: just retained.
-        unsafe { result::ctx::set_current(context) }?;
-        Ok(retained)
-    }
-
-    fn keep(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained once, in `retain`.
-        let _ = unsafe { result::primary_ctx::release(self.0) };
     }
 }

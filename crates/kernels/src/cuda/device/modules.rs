@@ -1,4 +1,5 @@
-//! The kernels of `kernels/*.cu`: compiled to PTX by the build script, and by the driver for the GPU at hand.
+//! The kernels of `kernels/*.cu`, as the build script compiled them: machine code for the GPUs that it knows, and PTX
+//! that the driver of a later one compiles.
 
 use super::error;
 use crate::KernelError;
@@ -10,17 +11,34 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{CString, c_void};
 
-/// A source file, compiled; both texts end in a zero.
-struct Ptx {
-    /// Its name, without `.cu`.
-    source: &'static str,
-    /// For compute capability 8.0 and everything newer.
-    portable: &'static [u8],
-    /// For 9.0 alone, with Hopper's own instructions, where the source has any.
-    hopper: Option<&'static [u8]>,
+/// What the build script made of `kernels/`.
+struct Embedded {
+    /// Version of the compiler's toolkit, as 13000 for 13.0.
+    toolkit_version: i32,
+    /// One for each file, by name.
+    sources: &'static [Source],
 }
 
-const SOURCES: &[Ptx] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+/// A source file, compiled.
+struct Source {
+    /// Its name, without `.cu`.
+    name: &'static str,
+    /// Names of its kernels.
+    kernels: &'static [&'static str],
+    /// A fat binary, of which the driver takes what fits the GPU.
+    image: &'static Aligned<[u8]>,
+}
+
+/// As fat binaries lie in programs that nvcc links.
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
+
+const EMBEDDED: Embedded = include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
+
+/// Version of the toolkit that compiled the kernels.
+pub(super) fn toolkit_version() -> i32 {
+    EMBEDDED.toolkit_version
+}
 
 /// A loaded kernel.
 #[derive(Clone, Copy)]
@@ -30,23 +48,15 @@ pub(super) struct Function {
     shared_bytes_max: u32,
 }
 
-/// Modules, one a source, and their functions: loaded when first used, unloaded with the context.
+/// Modules of the current context, one a source, and their functions: loaded when first used, unloaded with the
+/// context.
+#[derive(Default)]
 pub(super) struct Modules {
-    is_hopper: bool,
     modules: RefCell<HashMap<&'static str, sys::CUmodule>>,
     functions: RefCell<HashMap<Kernel, Function>>,
 }
 
 impl Modules {
-    /// For a device of this compute capability, whose context is current.
-    pub(super) fn new(capability: (i32, i32)) -> Modules {
-        Modules {
-            is_hopper: capability == (9, 0),
-            modules: RefCell::default(),
-            functions: RefCell::default(),
-        }
-    }
-
     /// A kernel that may be launched with `shared_bytes` of dynamic shared memory.
     pub(super) fn function(
         &self,
@@ -62,11 +72,14 @@ impl Modules {
         Ok(*function)
     }
 
-    /// Loads every source, used or not.
+    /// Loads every kernel, used or not. A driver that loads lazily has nothing of a module on the device before its
+    /// functions are asked for.
     pub(super) fn load_all(&self) -> Result<(), KernelError> {
-        for ptx in SOURCES {
-            let (source, name) = (ptx.source, ptx.source);
-            self.module(Kernel { source, name })?;
+        for source in EMBEDDED.sources {
+            for name in source.kernels {
+                let source = source.name;
+                self.function(Kernel { source, name }, 0)?;
+            }
         }
         Ok(())
     }
@@ -91,18 +104,15 @@ impl Modules {
         if let Some(module) = modules.get(kernel.source) {
             return Ok(*module);
         }
-        let found = SOURCES.iter().find(|ptx| ptx.source == kernel.source);
-        let ptx = found.ok_or_else(|| {
+        let mut sources = EMBEDDED.sources.iter();
+        let found = sources.find(|source| source.name == kernel.source);
+        let source = found.ok_or_else(|| {
             let message = format!("this binary has no source `{}.cu`", kernel.source);
             KernelError::misfit(kernel.name, message)
         })?;
-        let text = match ptx.hopper {
-            Some(hopper) if self.is_hopper => hopper,
-            _ => ptx.portable,
-        };
-        let module = load_ptx(text).map_err(|(error, log)| {
+        let module = load(&source.image.0).map_err(|(error, log)| {
             let mut error = error::of_driver(kernel.name, error);
-            error.message += &format!(" ({}.cu; {log})", kernel.source);
+            error.message += &format!(" ({}.cu{log})", kernel.source);
             error
         })?;
         modules.insert(kernel.source, module);
@@ -121,19 +131,22 @@ impl Function {
         let set = unsafe {
             result::function::set_function_attribute(self.handle, attribute, shared_bytes as i32)
         };
+        // Flash attention alone asks for so much.
         set.map_err(|error| {
-            let mut error = error::of_driver(kernel.name, error);
-            error.message = format!("{shared_bytes} bytes of shared memory: {}", error.message);
-            error
+            let message = format!(
+                "{shared_bytes} bytes of shared memory are more than a block has on this GPU ({}): take --attention eager, \
+                 or --dtype bf16 if it is f32",
+                error::name(error)
+            );
+            KernelError::device(kernel.name, message)
         })?;
         self.shared_bytes_max = shared_bytes;
         Ok(())
     }
 }
 
-/// Compiles PTX for the device of the current context; on failure, with what the compiler says.
-fn load_ptx(text: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)> {
-    assert_eq!(text.last(), Some(&0), "the build script ends PTX in a zero");
+/// Loads a fat binary into the current context; on failure, with what the driver's compiler says if it was needed.
+fn load(image: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)> {
     let mut log = vec![0u8; 4096];
     let mut module = std::ptr::null_mut();
     let mut options = [
@@ -145,11 +158,11 @@ fn load_ptx(text: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)>
         log.as_mut_ptr().cast(),
         std::ptr::without_provenance_mut(log.len()),
     ];
-    // SAFETY: the text ends in a zero; both options have their values, and the log lives until the call returns.
+    // SAFETY: the image tells its own size; both options have their values, and the log lives until the call returns.
     let loaded = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,
-            text.as_ptr().cast(),
+            image.as_ptr().cast(),
             options.len() as u32,
             options.as_mut_ptr(),
             values.as_mut_ptr(),
@@ -157,28 +170,51 @@ fn load_ptx(text: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)>
     };
     loaded.result().map(|()| module).map_err(|error| {
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
-        (
-            error,
-            String::from_utf8_lossy(&log[..end]).trim().to_string(),
-        )
+        let said = String::from_utf8_lossy(&log[..end]);
+        let said = match said.trim() {
+            "" => String::new(),
+            said => format!("; {said}"),
+        };
+        (error, said)
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::SOURCES;
+    use super::{EMBEDDED, Source};
     use crate::cuda::device::driver::ARGUMENTS_MAX;
-    use std::ffi::CStr;
+
+    /// What the fat binary of a source was made from.
+    fn ptx(source: &Source) -> String {
+        let path = format!(concat!(env!("OUT_DIR"), "/{}.ptx"), source.name);
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    fn number(bytes: &[u8], at: usize, size: usize) -> u64 {
+        let bytes = bytes[at..at + size].iter().rev();
+        bytes.fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// Kind (1 is PTX, 2 machine code) and compute capability of what a fat binary holds.
+    fn contents(image: &[u8]) -> Vec<(u64, u64)> {
+        assert_eq!(number(image, 0, 4), 0xba55_ed50);
+        let end = 16 + number(image, 8, 8) as usize;
+        assert_eq!(end, image.len());
+        let (mut at, mut contents) = (16, Vec::new());
+        while at < end {
+            contents.push((number(image, at, 2), number(image, at + 28, 4)));
+            at += (number(image, at + 4, 4) + number(image, at + 8, 8)) as usize;
+        }
+        contents.sort();
+        contents
+    }
 
     /// In PTX, a kernel is `.entry name(.param .u64 name_param_0, ...)`.
     #[test]
     fn a_launch_has_room_for_the_arguments_of_every_kernel() {
-        let texts = SOURCES
-            .iter()
-            .flat_map(|ptx| [Some(ptx.portable), ptx.hopper])
-            .flatten()
-            .map(|text| CStr::from_bytes_with_nul(text).unwrap().to_str().unwrap());
+        let texts: Vec<String> = EMBEDDED.sources.iter().map(ptx).collect();
         let most = texts
+            .iter()
             .flat_map(|text| text.split(".entry").skip(1))
             .map(|kernel| {
                 kernel[..kernel.find(')').unwrap()]
@@ -190,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_source_is_embedded_as_text_that_the_driver_can_read() {
+    fn every_source_is_embedded_for_ampere_for_hopper_and_for_what_comes_later() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels");
         let files = std::fs::read_dir(folder)
             .unwrap()
@@ -200,23 +236,14 @@ mod tests {
             .map(|path| path.file_stem().unwrap().to_string_lossy().into_owned())
             .collect();
         names.sort();
-        let embedded: Vec<&str> = SOURCES.iter().map(|ptx| ptx.source).collect();
+        let embedded: Vec<&str> = EMBEDDED.sources.iter().map(|source| source.name).collect();
         assert_eq!(embedded, names);
-        for ptx in SOURCES {
-            let portable = CStr::from_bytes_with_nul(ptx.portable).unwrap();
-            assert!(
-                portable.to_str().unwrap().contains(".target sm_80"),
-                "{}",
-                ptx.source
-            );
-            if let Some(hopper) = ptx.hopper {
-                let hopper = CStr::from_bytes_with_nul(hopper).unwrap();
-                assert!(
-                    hopper.to_str().unwrap().contains(".target sm_90a"),
-                    "{}",
-                    ptx.source
-                );
-            }
+        for source in EMBEDDED.sources {
+            let name = source.name;
+            assert!(ptx(source).contains(".target sm_80"), "{name}");
+            assert!(!source.kernels.is_empty(), "{name}");
+            let contents = contents(&source.image.0);
+            assert_eq!(contents, [(1, 80), (2, 80), (2, 90)], "{name}");
         }
     }
 }

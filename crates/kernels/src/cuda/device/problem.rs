@@ -23,7 +23,7 @@ pub(super) struct Layout {
     pub(super) leading: i64,
     /// Elements from a matrix of the batch to the next.
     pub(super) batch_stride: i64,
-    /// What the address of the first matrix is a multiple of.
+    /// What the addresses of all its columns are multiples of.
     pub(super) alignment_bytes: u32,
 }
 
@@ -152,7 +152,10 @@ fn leading(
 }
 
 fn layout(matrix: &Matrix, [rows, columns]: [usize; 2], leading: usize) -> Layout {
-    let zeros = (matrix.pointer as usize).trailing_zeros();
+    let bytes = |elements: usize| elements * matrix.dtype.size_in_bytes();
+    // What an algorithm asks for, it asks of every distance too (cublasLt.h, CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_A_BYTES).
+    let distances = bytes(leading) | bytes(matrix.batch_stride);
+    let zeros = (matrix.pointer as usize | distances).trailing_zeros();
     Layout {
         dtype: matrix.dtype,
         rows: rows as u64,
@@ -332,15 +335,21 @@ mod tests {
     }
 
     #[test]
-    fn alignment_is_that_of_the_address() {
+    fn alignment_is_that_of_the_address_and_of_every_column() {
         let data = numbers(1024, 0);
         let first = data.as_ptr().align_offset(256);
-        let alignment =
-            |offset: usize| layout(&matrix(&data[first + offset..], 1, 1, 0), [1, 1], 1);
-        assert_eq!(alignment(0).alignment_bytes, 256);
-        assert_eq!(alignment(1).alignment_bytes, 4);
-        assert_eq!(alignment(4).alignment_bytes, 16);
-        assert_eq!(alignment(128).alignment_bytes, 256);
+        let alignment = |offset: usize, leading: usize, batch_stride: usize| {
+            let matrix = matrix(&data[first + offset..], leading, 1, batch_stride);
+            layout(&matrix, [1, 1], leading).alignment_bytes
+        };
+        for (offset, bytes) in [(0, 256), (1, 4), (4, 16), (128, 256)] {
+            assert_eq!(alignment(offset, 64, 0), bytes);
+        }
+        for (elements, bytes) in [(1, 4), (6, 8), (64, 256), (96, 128), (128, 256)] {
+            assert_eq!(alignment(0, elements, 0), bytes, "columns");
+            assert_eq!(alignment(0, 64, elements), bytes, "matrices of a batch");
+        }
+        assert_eq!(alignment(4, 96, 0), 16);
     }
 
     #[test]

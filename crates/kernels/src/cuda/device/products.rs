@@ -1,8 +1,13 @@
 //! Matrix products by cuBLASLt.
 //!
 //! What is computed must depend on the problem alone. So the algorithm is the first that the library's heuristic
-//! names for the problem, the workspace and the alignment of the pointers, without trying any; sums are never split
-//! over blocks (no split-K), and f32 stays f32 (no TF32). It is asked once a problem, and remembered.
+//! names for the problem, the workspace and the alignment of the matrices, without trying any; it is asked once a
+//! problem, and remembered. f32 stays f32 (no TF32).
+//!
+//! A long sum may be split over blocks (split-K): a weight gradient of a narrow matrix, or the data gradient of a head
+//! with a large vocabulary, is a small matrix of long sums, and would keep few multiprocessors busy. In how many parts
+//! follows from the algorithm. The parts are f32, in our own workspace, and added by a second kernel
+//! ([`REDUCTIONS`]), so that their order does not depend on which block was done first.
 
 use super::error;
 use super::problem::{Layout, Pointers, Problem};
@@ -20,6 +25,15 @@ use std::rc::Rc;
 /// `CUBLAS_OP_N` and `CUBLAS_OP_T` of `cublasOperation_t`, which cudarc declares for cuBLAS alone.
 const AS_IT_IS: i32 = 0;
 const TRANSPOSED: i32 = 1;
+
+/// How an algorithm may put a sum together: in one piece (NONE), or in parts of the compute type, f32, that lie in
+/// the workspace and are added by a kernel of their own (COMPUTE_TYPE).
+///
+/// Not in place (INPLACE): the parts are added up in the output itself, where blocks wait for one another in turn, and
+/// where it is bf16 every partial sum is rounded. Not in the output's type (OUTPUT_TYPE): every part is rounded to it
+/// before the sum. PyTorch forbids both where it may not reduce in bf16.
+const REDUCTIONS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32
+    | sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
 type Answer<T> = Result<T, CublasError>;
 
@@ -269,10 +283,9 @@ impl Preference {
             Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             &workspace,
         )?;
-        let whole_sums = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
         preference.set(
             Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-            &whole_sums,
+            &REDUCTIONS,
         )?;
         let alignments = [
             (

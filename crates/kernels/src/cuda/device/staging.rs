@@ -1,8 +1,9 @@
 //! Host bytes on their way to the device, and a few on their way back.
 
+use super::handles::Event;
 use super::{CudaDevice, error};
 use crate::{KernelError, READING_BYTES_MAX, READINGS_MAX};
-use cudarc::driver::{result, sys};
+use cudarc::driver::{result::DriverError, sys};
 use memory::{Blocks, Space};
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -25,7 +26,7 @@ pub(super) const STAGING_BYTES: u64 =
 pub(super) struct Staging {
     device: Rc<CudaDevice>,
     bytes: NonNull<u8>,
-    copied: [sys::CUevent; SLOTS],
+    copied: Vec<Event>,
     next: Cell<usize>,
     next_reading: Cell<usize>,
 }
@@ -41,18 +42,16 @@ impl Staging {
             );
             KernelError::device("upload", message)
         })?;
-        // From here on, what was created is given back when it is dropped.
+        // From here on, the bytes are given back when it is dropped.
         let mut staging = Staging {
             device: device.clone(),
             bytes,
-            copied: [std::ptr::null_mut(); SLOTS],
+            copied: Vec::new(),
             next: Cell::new(0),
             next_reading: Cell::new(0),
         };
-        for event in &mut staging.copied {
-            let created = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-            *event = created.map_err(|error| error::of_driver("upload", error))?;
-        }
+        let created: Result<_, _> = (0..SLOTS).map(|_| Event::new()).collect();
+        staging.copied = created.map_err(|error| error::of_driver("upload", error))?;
         Ok(staging)
     }
 
@@ -80,18 +79,18 @@ impl Staging {
 
     /// # Safety
     /// As for [`Staging::copy`]; at most a slot's bytes.
-    unsafe fn copy_chunk(&self, to: *mut u8, chunk: &[u8]) -> Result<(), result::DriverError> {
+    unsafe fn copy_chunk(&self, to: *mut u8, chunk: &[u8]) -> Result<(), DriverError> {
         let slot = self.next.replace((self.next.get() + 1) % SLOTS);
         let stream = self.device.stream;
-        // SAFETY: the slot lies within the ring, and nothing copies out of it once its event has come; the copy
-        // reads no more than was written; device and events live as long as `self`.
+        self.copied[slot].synchronize()?;
+        // SAFETY: the slot lies within the ring, and nothing copies out of it since its event has come; the copy
+        // reads no more than was written; the device lives as long as `self`.
         unsafe {
-            result::event::synchronize(self.copied[slot])?;
             let from = self.bytes.as_ptr().add(slot * SLOT_BYTES);
             from.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len());
             sys::cuMemcpyHtoDAsync_v2(to as u64, from.cast(), chunk.len(), stream).result()?;
-            result::event::record(self.copied[slot], stream)
         }
+        self.copied[slot].record(stream)
     }
 }
 
@@ -99,9 +98,5 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; `free` waits for the copies under way.
         unsafe { self.device.free(Space::Host, self.bytes) };
-        for event in self.copied.into_iter().filter(|event| !event.is_null()) {
-            // SAFETY: created in `new`. A failure here is one of earlier work, and was or will be told there.
-            let _ = unsafe { result::event::destroy(event) };
-        }
     }
 }

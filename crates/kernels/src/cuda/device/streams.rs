@@ -1,5 +1,6 @@
 //! The device's streams, one a queue, and the events that order them.
 
+use super::handles;
 use crate::{Event, Queue};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -8,10 +9,11 @@ use std::collections::VecDeque;
 
 /// A stream for each queue.
 pub(super) struct Streams {
-    handles: [sys::CUstream; Queue::ALL.len()],
+    // Dropped first: a stream waits for its work.
+    streams: Vec<handles::Stream>,
     histories: [RefCell<History>; Queue::ALL.len()],
     /// CUDA's events that are over, to be recorded again.
-    idle: RefCell<Vec<sys::CUevent>>,
+    idle: RefCell<Vec<handles::Event>>,
 }
 
 /// What was recorded in a stream.
@@ -20,25 +22,22 @@ struct History {
     /// Number of events so far.
     recorded: u64,
     /// Those that were not over when last looked at, in their order.
-    pending: VecDeque<(u64, sys::CUevent)>,
+    pending: VecDeque<(u64, handles::Event)>,
 }
 
 impl Streams {
     /// Streams of the current context.
     pub(super) fn new() -> Result<Streams, DriverError> {
-        let mut streams = Streams {
-            handles: [std::ptr::null_mut(); Queue::ALL.len()],
+        let streams = Queue::ALL.iter().map(|_| handles::Stream::new());
+        Ok(Streams {
+            streams: streams.collect::<Result<_, _>>()?,
             histories: Default::default(),
             idle: RefCell::default(),
-        };
-        for handle in &mut streams.handles {
-            *handle = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-        }
-        Ok(streams)
+        })
     }
 
     pub(super) fn of(&self, queue: Queue) -> sys::CUstream {
-        self.handles[queue as usize]
+        self.streams[queue as usize].handle()
     }
 
     /// # Safety
@@ -69,19 +68,15 @@ impl Streams {
     pub(super) fn record(&self, queue: Queue) -> Result<Event, DriverError> {
         let mut history = self.histories[queue as usize].borrow_mut();
         let mut idle = self.idle.borrow_mut();
-        while let Some((_, event)) = history.pending.front() {
-            // SAFETY: the event was created below.
-            match unsafe { result::event::query(*event) } {
-                Ok(()) => idle.extend(history.pending.pop_front().map(|(_, event)| event)),
-                Err(_) => break,
-            }
+        let over = |first: &(u64, handles::Event)| first.1.has_come();
+        while history.pending.front().is_some_and(over) {
+            idle.extend(history.pending.pop_front().map(|(_, event)| event));
         }
         let event = match idle.pop() {
             Some(event) => event,
-            None => result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
+            None => handles::Event::new()?,
         };
-        // SAFETY: event and stream were created by this device and live.
-        unsafe { result::event::record(event, self.of(queue)) }?;
+        event.record(self.of(queue))?;
         history.recorded += 1;
         let position = history.recorded;
         history.pending.push_back((position, event));
@@ -93,7 +88,8 @@ impl Streams {
         let history = self.histories[event.queue as usize].borrow();
         let first = history.pending.front()?.0;
         let index = event.position.checked_sub(first)?;
-        history.pending.get(index as usize).map(|(_, event)| *event)
+        let (_, event) = history.pending.get(index as usize)?;
+        Some(event.handle())
     }
 
     /// Makes a queue wait for an event of another.
@@ -119,24 +115,6 @@ impl Streams {
 
     /// Waits for everything that was asked for in a queue.
     pub(super) fn synchronize(&self, queue: Queue) -> Result<(), DriverError> {
-        // SAFETY: the stream lives as long as `self`.
-        unsafe { result::stream::synchronize(self.of(queue)) }
-    }
-
-    /// Called once, when nothing uses the streams any more.
-    pub(super) fn destroy(&self) {
-        let histories = self
-            .histories
-            .iter()
-            .flat_map(|history| history.take().pending);
-        let events = histories.map(|(_, event)| event).chain(self.idle.take());
-        for event in events {
-            // SAFETY: created in `record`, and destroyed once.
-            let _ = unsafe { result::event::destroy(event) };
-        }
-        for handle in self.handles {
-            // SAFETY: created in `new`.
-            let _ = unsafe { result::stream::destroy(handle) };
-        }
+        self.streams[queue as usize].synchronize()
     }
 }

@@ -1,8 +1,9 @@
 //! What `trainer doctor` asks of a GPU: in which units it hands out memory, and how fast it copies.
 
+use super::handles::Stream;
 use super::{CudaDevice, error};
 use crate::KernelError;
-use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys;
 use memory::{Blocks, Space};
 use std::ptr::NonNull;
@@ -106,15 +107,14 @@ fn timed(lanes: &[(&Lane, Way)]) -> Result<Duration, DriverError> {
         lane.copy(*way)?;
     }
     for (lane, _) in lanes {
-        // SAFETY: the stream lives as long as its lane.
-        unsafe { result::stream::synchronize(lane.stream.0) }?;
+        lane.stream.synchronize()?;
     }
     Ok(start.elapsed())
 }
 
 /// Memory on both sides, and a stream to copy in.
 struct Lane<'a> {
-    // Dropped first: a stream is destroyed when its copies are done.
+    // Dropped first: a stream waits for its copies.
     stream: Stream,
     host: Block<'a>,
     device: Block<'a>,
@@ -122,9 +122,8 @@ struct Lane<'a> {
 
 impl<'a> Lane<'a> {
     fn new(device: &'a CudaDevice) -> Result<Lane<'a>, KernelError> {
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
         Ok(Lane {
-            stream: Stream(stream.map_err(refused)?),
+            stream: Stream::new().map_err(refused)?,
             host: Block::new(device, Space::Host, COPY_BYTES)?,
             device: Block::new(device, Space::Device, COPY_BYTES)?,
         })
@@ -132,7 +131,7 @@ impl<'a> Lane<'a> {
 
     fn copy(&self, way: Way) -> Result<(), DriverError> {
         let (host, device) = (self.host.pointer.as_ptr(), self.device.pointer.as_ptr());
-        let (bytes, stream) = (COPY_BYTES as usize, self.stream.0);
+        let (bytes, stream) = (COPY_BYTES as usize, self.stream.handle());
         // SAFETY: both blocks have this size, and nothing but this stream uses them.
         let copied = unsafe {
             match way {
@@ -141,19 +140,6 @@ impl<'a> Lane<'a> {
             }
         };
         copied.result()
-    }
-}
-
-/// A stream of its own.
-struct Stream(sys::CUstream);
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        // SAFETY: created in `Lane::new`; a failure was told by the copy.
-        unsafe {
-            let _ = result::stream::synchronize(self.0);
-            let _ = result::stream::destroy(self.0);
-        }
     }
 }
 

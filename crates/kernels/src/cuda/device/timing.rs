@@ -1,15 +1,17 @@
 //! Points of a stream whose times can be told apart.
 
-use cudarc::driver::result::{DriverError, event};
+use super::handles::Event;
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
 use memory::Stamp;
 use std::cell::RefCell;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Events that take the time. A step needs a few hundred, so they are made once and used again.
 #[derive(Default)]
 pub(super) struct Stamps {
-    events: RefCell<Vec<sys::CUevent>>,
+    events: RefCell<Vec<Event>>,
     vacant: RefCell<Vec<Stamp>>,
 }
 
@@ -18,8 +20,7 @@ impl Stamps {
     pub(super) fn put(&self, stream: sys::CUstream) -> Result<Stamp, DriverError> {
         let vacant = self.vacant.borrow_mut().pop();
         let stamp = vacant.map_or_else(|| self.create(), Ok)?;
-        // SAFETY: created below, and destroyed with `self` alone; the caller's stream is alive.
-        let recorded = unsafe { event::record(self.event(stamp), stream) };
+        let recorded = self.events.borrow()[stamp.0].record(stream);
         if recorded.is_err() {
             self.give_back(stamp);
         }
@@ -27,26 +28,20 @@ impl Stamps {
     }
 
     fn create(&self) -> Result<Stamp, DriverError> {
-        let event = event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        let event = Event::timed()?;
         let mut events = self.events.borrow_mut();
         events.push(event);
         Ok(Stamp(events.len() - 1))
     }
 
-    fn event(&self, stamp: Stamp) -> sys::CUevent {
-        self.events.borrow()[stamp.0]
-    }
-
     /// The time between two stamps; waits for the later one if it has not come.
     pub(super) fn elapsed(&self, from: Stamp, to: Stamp) -> Result<Duration, DriverError> {
-        let (from, to) = (self.event(from), self.event(to));
-        // SAFETY: both events were created and recorded above.
-        let ask = || unsafe { event::elapsed(from, to) };
-        let ms = match ask() {
+        let events = self.events.borrow();
+        let (from, to) = (&events[from.0], &events[to.0]);
+        let ms = match elapsed_ms(from, to) {
             Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => {
-                // SAFETY: as above.
-                unsafe { event::synchronize(to) }?;
-                ask()?
+                to.synchronize()?;
+                elapsed_ms(from, to)?
             }
             asked => asked?,
         };
@@ -57,12 +52,22 @@ impl Stamps {
     pub(super) fn give_back(&self, stamp: Stamp) {
         self.vacant.borrow_mut().push(stamp);
     }
+}
 
-    /// Destroys the events; their device is about to go.
-    pub(super) fn destroy(&self) {
-        for event in self.events.take() {
-            // SAFETY: created above, and used by nothing from here on.
-            let _ = unsafe { event::destroy(event) };
-        }
-    }
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
+
+/// `cuEventElapsedTime` as every driver has it. cudarc calls the function's second version, which came with CUDA
+/// 12.8, and panics where the driver is older.
+fn elapsed_ms(from: &Event, to: &Event) -> Result<f32, DriverError> {
+    static FOUND: OnceLock<Option<ElapsedTime>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        // SAFETY: the library is loaded, or there were no events; the function has this type in every version of CUDA.
+        let found = unsafe { sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0") };
+        found.ok().map(|function| *function)
+    });
+    let elapsed = found.ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND))?;
+    let mut ms = 0.0;
+    // SAFETY: both events are alive and take the time; writes one number.
+    unsafe { elapsed(&mut ms, from.handle(), to.handle()) }.result()?;
+    Ok(ms)
 }

@@ -1,17 +1,27 @@
 //! GPUs that are there, that are not, and that cannot be used.
 
-use super::{IDLE, on_gpu, train};
+use super::{IDLE, on_gpu};
 use crate::workplace::Workplace;
 use serde_json::Value;
 
 const RUN: &str = "--config small.toml --device cuda --out run";
 
+/// What was created by then is given back: the stand-in says what is left.
 #[test]
 fn a_gpu_that_cannot_be_used_ends_the_run_before_it_begins() {
     let place = Workplace::new();
     for (setting, word) in [
         (("STAND_IN_DEVICES", "0"), "CUDA_ERROR_NO_DEVICE"),
         (("STAND_IN_CAPABILITY", "7.5"), "compute capability 7.5"),
+        (
+            ("STAND_IN_DRIVER_VERSION", "11080"),
+            "is for CUDA 11.8, and the kernels",
+        ),
+        (("STAND_IN_POOLS", "0"), "CUDA_ERROR_NOT_SUPPORTED"),
+        (
+            ("STAND_IN_MODULE_BYTES", "10737418240"),
+            "CUDA_ERROR_OUT_OF_MEMORY",
+        ),
     ] {
         let words = [word, "the device cuda cannot be used", "--device cpu"];
         on_gpu(&place, RUN, &[setting]).fails(5, &words);
@@ -49,18 +59,66 @@ fn a_gpu_is_chosen_by_its_number_and_by_default() {
     }
 }
 
-/// Ampere runs the kernels without Hopper's instructions, in the shared memory that it has.
+/// What a GPU has its kernels from: machine code for it, or PTX where it is later than the binary. All are there before
+/// the first step, used or not.
 #[test]
-fn an_older_gpu_gives_the_same_bits() {
+fn every_gpu_has_its_kernels_from_what_was_made_for_it() {
     let place = Workplace::new();
-    let flags = "--accum 1 --steps 2 --dtype bf16 --attention flash";
-    let newer = train(&place, flags, "newer").losses();
-    let older = format!("--config small.toml --device cuda {flags} --out older");
-    on_gpu(&place, &older, &[("STAND_IN_CAPABILITY", "8.0")]).succeeds();
-    assert_eq!(
-        newer,
-        crate::metrics::Metrics::read(&place, "older").losses()
-    );
+    for (capability, image) in [
+        ("8.0", "sm_80"),
+        ("8.9", "sm_80"),
+        ("9.0", "sm_90"),
+        ("12.0", "compute_80"),
+    ] {
+        let path = place.path(image);
+        let settings = [
+            IDLE,
+            ("STAND_IN_CAPABILITY", capability),
+            ("STAND_IN_DRIVER_VERSION", "99000"),
+            ("STAND_IN_IMAGES", path.to_str().unwrap()),
+        ];
+        std::fs::write(&path, "").unwrap();
+        let run = "--config small.toml --device cuda --steps 1 --attention eager";
+        on_gpu(&place, run, &settings).succeeds();
+        let loaded = place.text(image);
+        let loaded: Vec<&str> = loaded.lines().collect();
+        let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels"));
+        let is_source = |path: &std::path::Path| path.extension().is_some_and(|end| end == "cu");
+        let sources = sources.unwrap().map(|entry| entry.unwrap().path());
+        let sources = sources.filter(|path| is_source(path)).count();
+        assert_eq!(loaded, vec![image; sources], "{capability}");
+    }
+}
+
+/// A block has 99 KiB of shared memory on 8.6 and 8.9, and 227 on Hopper. Flash attention for heads of 128 fits in bf16,
+/// and what does not fit is said.
+#[test]
+fn a_gpu_with_less_shared_memory_trains_what_fits() {
+    let place = Workplace::new();
+    let train = |capability: &str, flags: &str| {
+        let model = "--set model.heads=1 --set model.kv_heads=1 --set model.head_dim=128";
+        let run = format!("--config small.toml --device cuda --steps 1 {model} {flags}");
+        on_gpu(&place, &run, &[IDLE, ("STAND_IN_CAPABILITY", capability)])
+    };
+    train("8.9", "--attention flash --dtype bf16").succeeds();
+    train("8.9", "--attention eager --dtype f32").succeeds();
+    train("9.0", "--attention flash --dtype f32").succeeds();
+    let refused = train("8.9", "--attention flash --dtype f32");
+    refused.fails(5, &["bytes of shared memory", "take --attention eager"]);
+}
+
+/// Weight gradients of f32 in bf16 are no product of cuBLASLt's.
+#[test]
+fn settings_that_are_slow_on_a_gpu_are_said() {
+    let place = Workplace::new();
+    for (dtype, is_slow) in [("f32", true), ("bf16", false)] {
+        let run = format!(
+            "--config small.toml --device cuda --steps 1 --grad-dtype bf16 --dtype {dtype}"
+        );
+        let outcome = on_gpu(&place, &run, &[IDLE]).succeeds();
+        let is_said = outcome.stderr.contains("take --grad-dtype f32");
+        assert_eq!(is_said, is_slow, "{outcome:?}");
+    }
 }
 
 #[test]

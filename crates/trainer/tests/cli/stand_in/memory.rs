@@ -135,6 +135,27 @@ fn memory_that_others_hold_is_blamed_on_them() {
     assert_eq!(oom["cause"], "other_process");
 }
 
+/// Kernels are loaded before the plan is compared with what is free, so that a card that they fill is announced.
+#[test]
+fn what_kernels_take_is_not_free() {
+    let place = Workplace::new();
+    let (_, reserved) = needs(&place);
+    let total = (reserved + (1 << 30)).to_string();
+    let run = |kernels: &str| {
+        let settings = [
+            IDLE,
+            ("STAND_IN_TOTAL_BYTES", total.as_str()),
+            ("STAND_IN_MODULE_BYTES", kernels),
+        ];
+        on_gpu(&place, MODEL, &settings)
+    };
+    let fits = run("0").succeeds();
+    assert!(!fits.stderr.contains("fit"), "{fits:?}");
+    let full = run("104857600");
+    assert!(full.stderr.contains("this run will not fit"), "{full:?}");
+    full.fails(3, &["CUDA out of memory"]);
+}
+
 /// What the pool holds beyond its blocks is given back, and the block is asked for once more.
 #[test]
 fn a_refused_block_is_asked_for_twice() {

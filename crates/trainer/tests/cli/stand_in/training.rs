@@ -1,8 +1,9 @@
 //! The losses of the processor.
 
-use super::{agree, figures, on_gpu, train};
+use super::{IDLE, agree, figures, on_gpu, train};
 use crate::metrics::Metrics;
 use crate::workplace::Workplace;
+use serde_json::Value;
 
 /// In f32 but for the order of sums; in bf16 but for where it is rounded.
 #[test]
@@ -62,4 +63,21 @@ fn a_saved_model_is_the_one_that_was_trained() {
     let [gpu, cpu, first] = ["gpu", "cpu", "first"].map(|out| Metrics::read(&place, out));
     agree(&figures(&gpu), &figures(&cpu), 1e-5);
     assert!(gpu.losses()[0] < first.losses()[0]);
+}
+
+#[test]
+fn operations_are_timed() {
+    let place = Workplace::new();
+    let flags = "--device cuda --dtype bf16 --attention flash --offload-optimizer pinned";
+    let arguments = format!("profile --config small.toml {flags} --json");
+    // The rates that floors are counted with are measured on products of a size for GPUs.
+    let outcome = on_gpu(&place, &arguments, &[IDLE]).succeeds();
+    let profile: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let operations = profile["operations"].as_array().unwrap();
+    for name in ["matmul", "flash_attention_backward", "adamw"] {
+        assert!(
+            operations.iter().any(|row| row["operation"] == name),
+            "{profile}"
+        );
+    }
 }
