@@ -1,0 +1,98 @@
+//! In which of a device's queues the CUDA launch code starts its kernels: on a driver that runs none.
+
+use kernels::cuda::{Cuda, Driver, Gemm, Launch, Workspace};
+use kernels::{AdamW, Event, KernelError, Kernels, Master, Moment, Queue, Reading};
+use memory::{Buffer, Category, DType, Memory};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Notes the queue of every launch.
+#[derive(Clone, Default)]
+struct Notes(Rc<RefCell<Vec<Queue>>>);
+
+impl Driver for Notes {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+        self.0.borrow_mut().push(launch.queue);
+        Ok(())
+    }
+
+    unsafe fn gemm(&self, _gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    unsafe fn copy_to_device(&self, _to: *mut u8, _bytes: &[u8]) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    unsafe fn copy_to_host(&self, _bytes: &mut [u8], _from: *const u8) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    unsafe fn clear(&self, _to: *mut u8, _bytes: usize) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    unsafe fn start_copy(
+        &self,
+        _queue: Queue,
+        _to: *mut u8,
+        _from: *const u8,
+        _bytes: usize,
+    ) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    unsafe fn start_read(&self, _from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
+        Ok(Reading::done(vec![0; bytes]))
+    }
+
+    fn record(&self, _queue: Queue) -> Result<Event, KernelError> {
+        Ok(Event::PAST)
+    }
+
+    fn wait(&self, _queue: Queue, _event: Event) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn finish(&self, _event: Event) -> Result<(), KernelError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn updates_that_are_started_run_beside_everything_else() {
+    let (memory, notes) = (Memory::host(), Notes::default());
+    let kernels = Cuda::new(notes.clone(), &memory, DType::F32).unwrap();
+    let lease = |elements: usize, dtype| -> Buffer {
+        let lease = memory.lease_persistent(Category::Temporary, "x", [elements], dtype);
+        lease.unwrap()
+    };
+    let [mut parameters, mut first, mut second] = [(); 3].map(|()| lease(256, DType::F32));
+    let (gradients, rates) = (lease(256, DType::F32), lease(3, DType::F32));
+    let (clip, key) = (lease(2, DType::F32), lease(2, DType::U32));
+    let mut update = |start: &dyn Fn(AdamW) -> Result<(), KernelError>| {
+        let update = AdamW {
+            parameters: parameters.view_mut(),
+            master: Master::Parameters,
+            first_moment: Moment::Plain(first.view_mut()),
+            second_moment: Moment::Plain(second.view_mut()),
+            gradients: gradients.view(),
+            rates: rates.view(),
+            clip: clip.view(),
+            key: key.view(),
+            first_index: 0,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.1,
+        };
+        start(update).unwrap();
+    };
+    update(&|update| kernels.adamw(update));
+    // SAFETY: nothing runs.
+    update(&|update| unsafe { kernels.start_adamw(update) });
+    let mut filled = lease(8, DType::F32);
+    kernels.fill(filled.view_mut(), 1.0).unwrap();
+    let expected = [Queue::Compute, Queue::Update, Queue::Compute];
+    assert_eq!(*notes.0.borrow(), expected);
+}
