@@ -10,8 +10,9 @@ use std::cell::Cell;
 /// once, whichever the device. A backend checks nothing again. It refuses what the device cannot do, and reports what
 /// fails; both are [`crate::Fault::Device`].
 ///
-/// All but [`Backend::copy_beside`], and what is executed in [`Queue::Update`], runs in [`Queue::Compute`], in the order in which it was asked for. What an operation
-/// writes is borrowed exclusively, so it overlaps nothing else that the operation views; what it reads may overlap.
+/// All but [`Backend::copy_beside`], and what is executed in [`Queue::Update`], runs in [`Queue::Compute`], in the order
+/// in which it was asked for. What an operation writes is borrowed exclusively, so it overlaps nothing else that the
+/// operation views; what it reads may overlap.
 ///
 /// A device that runs ahead uses these views after the call is over. It may: leases are given out in the order of
 /// [`Queue::Compute`], so what an operation was handed is its own until it has run.

@@ -103,6 +103,11 @@ impl Bytes {
         self.writes(operands);
     }
 
+    fn rows_change(&mut self, table: &Out, rows: usize) {
+        let [all, width] = [table.dims()[0], table.dims()[1]];
+        self.0 += (2 * rows.min(all) * width * table.dtype().size_in_bytes()) as u64;
+    }
+
     fn may_write(&mut self, operands: &[&Option<Out>]) {
         operands
             .iter()
@@ -149,7 +154,11 @@ impl Bytes {
                 self.reads(&[&op.ids]);
             }
             Operation::EmbeddingBackward(op) => {
-                self.sets(&op.dtable, &op.init);
+                match op.init {
+                    Init::Overwrite => self.writes(&[&op.dtable]),
+                    // Rows that no token names stay as they are, so only as many as there are tokens are touched.
+                    _ => self.rows_change(&op.dtable, op.ids.elements()),
+                }
                 self.reads(&[&op.dout, &op.ids]);
             }
             Operation::RmsNorm(op) => {

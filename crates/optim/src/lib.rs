@@ -2,7 +2,8 @@
 //!
 //! Moments are f32, bf16 or block-wise 8-bit ([`MomentFormat`]), bf16 weights have an f32 master, the 16 bits that they
 //! leave out of one, or nothing beside them ([`MasterFormat`]). The number of calls a step does not depend on the number
-//! of tensors: matrices are one range of every arena, vectors another, and what is quantised a third that overlaps both.
+//! of tensors: matrices are one range of every arena, vectors another, and what is quantised a third that overlaps both;
+//! states in host memory ([`Offload`]) take a call a slab.
 //! Norm, clipping factor, rates and the key of random numbers stay in device memory.
 //!
 //! This crate knows no model, and never reads a number back from the device within a step.

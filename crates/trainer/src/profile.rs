@@ -8,8 +8,8 @@ use crate::host_room::HostRoom;
 use crate::plan::{Plan, dtype_name};
 use crate::run::planned_seq;
 use crate::settings::Settings;
-use crate::stdout::print;
-use crate::train::host_need;
+use crate::stdout::{print, print_json};
+use crate::train::{host_need, limit};
 use data::{MicroBatch, StepBatch};
 use kernels::random::random_u32;
 use kernels::timed::{Timing, Timings};
@@ -72,12 +72,13 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::without_alternatives(&settings, device.target())?;
     device.warn_if_tight(plan.reserved_bytes)?;
-    HostRoom::ask().check(host_need(&plan, device.target(), None))?;
+    let limit = limit(resolved, &device)?;
+    HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
     let rates = measure(&device, &settings)?;
     let dtype = dtype_name(settings.dtype);
     let known = resolved.config.hardware.peak_tflops;
     let peak_tflops = known.or_else(|| device.peak_tflops(dtype));
-    let timed = timed_steps(&device, &settings, plan.slab_bytes)?;
+    let timed = timed_steps(&device, &settings, limit, plan.slab_bytes)?;
     let (peak_tflops, bandwidth_gbps) = (
         peak_tflops.unwrap_or(rates.gemm_tflops()),
         rates.copy_gbps(),
@@ -93,9 +94,7 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
         operations,
     };
     if resolved.options.json {
-        let json = serde_json::to_string_pretty(&profile)
-            .map_err(|error| Failure::Usage(error.to_string()))?;
-        return print(format_args!("{json}\n"));
+        return print_json(&profile);
     }
     print(format_args!("{profile}"))
 }
@@ -116,9 +115,11 @@ fn measure(device: &OpenDevice, settings: &Settings) -> Result<Rates, Failure> {
 fn timed_steps(
     device: &OpenDevice,
     settings: &Settings,
+    limit: Option<u64>,
     slab_bytes: u64,
 ) -> Result<Vec<Vec<Timing>>, Failure> {
     let (memory, timings) = (device.memory(), Timings::default());
+    memory.set_limit(limit);
     let mut session = device.timed_session(settings.clone(), &memory, &timings)?;
     session.initialise(settings.seed)?;
     memory.reserve_slab(slab_bytes)?;

@@ -4,7 +4,7 @@ use crate::config::{Action, Resolved, Size};
 use crate::failure::Failure;
 use crate::plan::Plan;
 use crate::settings::Settings;
-use crate::stdout::print;
+use crate::stdout::{print, print_json};
 use crate::train::data_options;
 use data::Dataset;
 use memory::format_bytes;
@@ -79,9 +79,7 @@ fn print_plan(resolved: &Resolved) -> Result<(), Failure> {
     let target = resolved.device().target();
     let plan = Plan::new(&Settings::new(resolved, planned_seq(resolved)?)?, target)?;
     if resolved.options.json {
-        let json = serde_json::to_string_pretty(&plan)
-            .map_err(|error| Failure::Usage(error.to_string()))?;
-        return print(format_args!("{json}\n"));
+        return print_json(&plan);
     }
     let verdict = verdict(resolved, plan.peak_bytes);
     print(format_args!("{plan}{verdict}"))

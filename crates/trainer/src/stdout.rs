@@ -1,6 +1,7 @@
 //! Standard output: the data of a command, in one piece.
 
 use crate::failure::Failure;
+use serde::Serialize;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write, stdout};
 
@@ -13,4 +14,14 @@ pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// Prints a value as JSON, for programs.
+///
+/// # Errors
+/// As [`print`].
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(value);
+    let json = json.map_err(|error| Failure::Usage(error.to_string()))?;
+    print(format_args!("{json}\n"))
 }

@@ -125,7 +125,7 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
 }
 
 /// The limit on live device bytes.
-fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u64>, Failure> {
+pub(crate) fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u64>, Failure> {
     Ok(match resolved.config.memory.limit {
         None => None,
         Some(Size::Bytes(bytes)) => Some(bytes),

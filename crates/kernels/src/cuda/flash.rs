@@ -86,6 +86,14 @@ impl Sizes {
     }
 }
 
+/// The arguments of a kernel, `N` in all, without an allocation.
+fn joined<const N: usize>(parts: [&[Argument]; 3]) -> [Argument; N] {
+    let mut all = parts.into_iter().flatten().copied();
+    let joined = std::array::from_fn(|_| all.next().expect("as many as the kernel has"));
+    assert!(all.next().is_none(), "as many as the kernel has");
+    joined
+}
+
 /// The arguments that every kernel ends with.
 fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 9] {
     let dropout = options.dropout;
@@ -124,9 +132,9 @@ pub(super) fn flash_attention<D: Driver>(
     let sizes = Sizes::new("flash_attention", shape.head_dim, q.dtype())?;
     let heads = shape.batch * shape.heads;
     let extent = sizes.extent(heads, shape.seq, 1, sizes.rows + 2 * sizes.forward);
-    let mut arguments = vec![Argument::optional(&out), Argument::optional(&lse)];
-    arguments.extend([&q, &k, &v].map(Argument::from));
-    arguments.extend(common(shape, &options));
+    let written = [Argument::optional(&out), Argument::optional(&lse)];
+    let read = [&q, &k, &v].map(Argument::from);
+    let arguments: [Argument; 14] = joined([&written, &read, &common(shape, &options)]);
     let kernel = kernel_of_width!("flash_forward", sizes.width, q.dtype());
     cuda.launch(kernel, extent, &arguments)
 }
@@ -153,22 +161,22 @@ pub(super) fn flash_attention_backward<D: Driver>(
     let sizes = Sizes::new("flash_attention_backward", shape.head_dim, dtype)?;
     row_sums(cuda, &scratch, &dout, &out, shape)?;
 
-    let mut read = vec![(&dout).into(), (&lse).into(), (&scratch).into()];
-    read.extend([&q, &k, &v].map(Argument::from));
-    read.extend(common(shape, &options));
+    let [dout, lse, scratch] = [(&dout).into(), (&lse).into(), (&scratch).into()];
+    let [q, k, v] = [&q, &k, &v].map(Argument::from);
+    let read = [dout, lse, scratch, q, k, v];
+    let common = common(shape, &options);
     let tile_rows = 2 * sizes.rows + 4 * sizes.backward;
 
     let kernel = kernel_of_width!("flash_backward_keys", sizes.width, dtype);
     let heads = shape.batch * shape.kv_heads;
     let extent = sizes.extent(heads, shape.seq, sizes.parts, tile_rows);
-    let mut arguments = vec![(&dk).into(), (&dv).into()];
-    arguments.extend(&read);
+    let written = [(&dk).into(), (&dv).into()];
+    let arguments: [Argument; 17] = joined([&written, &read, &common]);
     cuda.launch(kernel, extent, &arguments)?;
 
     let kernel = kernel_of_width!("flash_backward_queries", sizes.width, dtype);
     let extent = sizes.extent(shape.batch * shape.heads, shape.seq, 1, tile_rows);
-    let mut arguments = vec![(&dq).into()];
-    arguments.extend(&read);
+    let arguments: [Argument; 16] = joined([&[(&dq).into()], &read, &common]);
     cuda.launch(kernel, extent, &arguments)
 }
 

@@ -9,7 +9,7 @@ pub(crate) use rates::{Rates, Work};
 
 use crate::config::Resolved;
 use crate::failure::Failure;
-use crate::stdout::print;
+use crate::stdout::{print, print_json};
 use memory::format_bytes;
 use report::{Align, Table};
 use serde::Serialize;
@@ -40,9 +40,7 @@ pub(crate) fn doctor(resolved: &Resolved) -> Result<(), Failure> {
         missing,
     };
     if resolved.options.json {
-        let json = serde_json::to_string_pretty(&diagnosis)
-            .map_err(|error| Failure::Usage(error.to_string()))?;
-        return print(format_args!("{json}\n"));
+        return print_json(&diagnosis);
     }
     print(format_args!("{diagnosis}"))
 }

@@ -53,3 +53,14 @@ fn offloaded_states_are_updated_while_they_are_timed() {
     );
     assert!(outcome.stdout.contains("adamw"), "{}", outcome.stdout);
 }
+
+#[test]
+fn a_limit_holds_for_timed_steps_too() {
+    let place = Workplace::new();
+    let outcome = place.trainer("profile --config small.toml --device cpu --memory-limit 100KiB");
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    assert!(
+        outcome.stderr.contains("The limit is 100 KiB"),
+        "{outcome:?}"
+    );
+}
