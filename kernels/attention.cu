@@ -1,6 +1,7 @@
 // The parts of attention with stored probabilities that are no matrix products. A block works on one row of one
 // head's scores, which lie row by row in f32 scratch. Results of the compute type take their row's place: row `r`
 // starts where it did, so rows of bf16 are two rows' width apart.
+#include "dropout.cuh"
 #include "softmax.cuh"
 
 // Writes a row in place of the f32 values that it is made from: `make(first)` reads a pack of them, and a strip is
@@ -17,8 +18,10 @@ template <typename T, typename Make> __device__ void replace_row(float *row, siz
     }
 }
 
-// Probabilities of a row, zero beyond the diagonal, in place of its scores and, where asked for, in `kept`.
-template <typename T> __device__ void attention_softmax(T *kept, float *scores, size_t seq) {
+// Probabilities of a row, zero beyond the diagonal: in `kept`, where asked for, and dropped in place of its scores. The
+// first row's first element has the index `element` for dropout.
+template <typename T>
+__device__ void attention_softmax(T *kept, float *scores, size_t seq, size_t element, Dropout dropout) {
     const size_t row = blockIdx.x, visible = row % seq + 1;
     float *own = scores + row * seq;
     const Exponentials found = exponentials(own, visible);
@@ -32,18 +35,38 @@ template <typename T> __device__ void attention_softmax(T *kept, float *scores, 
         if (kept != nullptr && first < seq) {
             store(kept + row * seq, first, seq, values);
         }
+        dropout.apply(values, element + row * seq + first);
         return values;
     });
 }
 
-// The gradient of the scores before scaling, p (dp - sum(p dp)), in place of `dp`; zero beyond the diagonal.
-template <typename T> __device__ void attention_softmax_backward(float *dp, const T *probs, size_t seq) {
+// Dropped probabilities of a row, where its scores were or will be.
+template <typename T>
+__device__ void attention_drop(float *scores, const T *probs, size_t seq, size_t element, Dropout dropout) {
+    const size_t start = blockIdx.x * seq;
+    T *dropped = reinterpret_cast<T *>(scores + start);
+    for (size_t first = threadIdx.x * PACK; first < seq; first += blockDim.x * PACK) {
+        Pack values = load(probs + start, first, seq);
+        dropout.apply(values, element + start + first);
+        store(dropped, first, seq, values);
+    }
+}
+
+// The gradient of the scores before scaling, p (dp - sum(p dp)), in place of the gradient of dropped probabilities; zero
+// beyond the diagonal.
+template <typename T>
+__device__ void attention_softmax_backward(float *dp, const T *probs, size_t seq, size_t element, Dropout dropout) {
     const size_t row = blockIdx.x, visible = row % seq + 1;
     float *own = dp + row * seq;
     const T *p = probs + row * seq;
+    const auto load_gradients = [&](size_t first) {
+        Pack gradients = load(own, first, visible);
+        dropout.apply(gradients, element + row * seq + first);
+        return gradients;
+    };
     float dot = 0.0f;
     for (size_t first = threadIdx.x * PACK; first < visible; first += blockDim.x * PACK) {
-        const Pack gradients = load(own, first, visible), weights = load(p, first, visible);
+        const Pack gradients = load_gradients(first), weights = load(p, first, visible);
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
             dot += gradients.at[i] * weights.at[i];
@@ -51,7 +74,7 @@ template <typename T> __device__ void attention_softmax_backward(float *dp, cons
     }
     dot = block_sum(dot);
     replace_row<T>(own, seq, [&](size_t first) {
-        Pack gradients = load(own, first, visible);
+        Pack gradients = load_gradients(first);
         const Pack weights = load(p, first, visible);
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
@@ -61,13 +84,19 @@ template <typename T> __device__ void attention_softmax_backward(float *dp, cons
     });
 }
 
+#define PARAMETERS size_t seq, size_t element, size_t threshold, size_t key, float kept_scale
+#define OF_ROWS seq, element, {threshold, key, kept_scale}
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void attention_softmax_##name(T *kept, float *scores, size_t seq) {                  \
-        attention_softmax(kept, scores, seq);                                                                  \
+    extern "C" __global__ void attention_softmax_##name(T *kept, float *scores, PARAMETERS) {                  \
+        attention_softmax(kept, scores, OF_ROWS);                                                              \
     }                                                                                                          \
     EXPORT(attention_softmax_##name);                                                                          \
-    extern "C" __global__ void attention_softmax_backward_##name(float *dp, const T *probs, size_t seq) {      \
-        attention_softmax_backward(dp, probs, seq);                                                            \
+    extern "C" __global__ void attention_drop_##name(float *scores, const T *probs, PARAMETERS) {              \
+        attention_drop(scores, probs, OF_ROWS);                                                                \
+    }                                                                                                          \
+    EXPORT(attention_drop_##name);                                                                             \
+    extern "C" __global__ void attention_softmax_backward_##name(float *dp, const T *probs, PARAMETERS) {      \
+        attention_softmax_backward(dp, probs, OF_ROWS);                                                        \
     }                                                                                                          \
     EXPORT(attention_softmax_backward_##name)
 

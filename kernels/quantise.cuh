@@ -1,4 +1,4 @@
-// Block-wise dynamic quantisation to 8 bits, as in `crates/kernels/src/quantise/`: the same codes, the same `absmax`.
+// Block-wise dynamic quantisation to 8 bits, as in `crates/kernels/src/numerics/quantise/`: the same codes, the same `absmax`.
 #pragma once
 
 #include "quantise_map.cuh"

@@ -1,4 +1,4 @@
-// Random numbers by counter, as in `crates/kernels/src/random.rs`: the same bits.
+// Random numbers by counter, as in `crates/kernels/src/numerics/random.rs`: the same bits.
 #pragma once
 
 #include "kernel.cuh"

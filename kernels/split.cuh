@@ -1,4 +1,4 @@
-// bf16 weights of f32 masters: the weight, and what it leaves out. As in `crates/kernels/src/split.rs`: the same bits.
+// bf16 weights of f32 masters: the weight, and what it leaves out. As in `crates/kernels/src/numerics/split.rs`: the same bits.
 #pragma once
 
 #include "kernel.cuh"

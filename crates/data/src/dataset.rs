@@ -147,7 +147,7 @@ impl Source {
                     Ok(Self::Tokens(tokens, Format::Text))
                 }
                 _ => Err(DataError::FormatNeedsPath {
-                    format: format.as_str(),
+                    format: format.name(),
                 }),
             };
         };

@@ -7,10 +7,6 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum DataError {
-    /// `data.format` is none of the known names.
-    #[error("data.format is \"{found}\"; use one of: {allowed}")]
-    UnknownFormat { found: String, allowed: String },
-
     /// A size that must be at least 1 is 0.
     #[error("{key} is 0; set it to 1 or more")]
     Zero { key: &'static str },

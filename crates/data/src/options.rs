@@ -1,6 +1,8 @@
 //! What the caller chooses: the `data.*` and `batch.*` settings.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::path::PathBuf;
+
+use choices::choices;
 
 use crate::DataError;
 
@@ -62,76 +64,19 @@ impl Options {
     }
 }
 
-/// How a data file is laid out: the values of `data.format`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Format {
-    /// `auto`: `.safetensors` is [`Batches`](Self::Batches), `.bin` is [`LlmC`](Self::LlmC),
-    /// anything else is [`Text`](Self::Text).
-    #[default]
-    Auto,
-    /// `text`: each byte is a token, vocabulary 256.
-    Text,
-    /// `u16`: little-endian u16 tokens and nothing else (nanoGPT's `train.bin`).
-    U16,
-    /// `llmc`: llm.c's 1024-byte header, then u16 tokens, or u32 in its Llama-3 variant.
-    LlmC,
-    /// `batches`: safetensors with `input_ids` and `targets`, integers `[N, seq]`.
-    Batches,
-}
-
-impl Format {
-    const ALL: [Self; 5] = [Self::Auto, Self::Text, Self::U16, Self::LlmC, Self::Batches];
-
-    /// The name used in `data.format`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Text => "text",
-            Self::U16 => "u16",
-            Self::LlmC => "llmc",
-            Self::Batches => "batches",
-        }
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for Format {
-    type Err = DataError;
-
-    fn from_str(name: &str) -> Result<Self, DataError> {
-        Self::ALL
-            .into_iter()
-            .find(|format| format.as_str() == name)
-            .ok_or_else(|| DataError::UnknownFormat {
-                found: name.to_owned(),
-                allowed: Self::ALL.map(Self::as_str).join(", "),
-            })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_format_reads_back_from_its_name() {
-        for format in Format::ALL {
-            assert_eq!(format.to_string().parse::<Format>().unwrap(), format);
-        }
-    }
-
-    #[test]
-    fn an_unknown_format_lists_the_known_ones() {
-        let message = "parquet".parse::<Format>().unwrap_err().to_string();
-        assert!(message.contains("\"parquet\""), "{message}");
-        assert!(
-            message.contains("auto, text, u16, llmc, batches"),
-            "{message}"
-        );
+choices! {
+    /// How a data file is laid out: the values of `data.format`.
+    Format {
+        /// `.safetensors` is [`Batches`](Self::Batches), `.bin` is [`LlmC`](Self::LlmC), anything else is
+        /// [`Text`](Self::Text).
+        Auto = "auto",
+        /// safetensors with `input_ids` and `targets`, integers `[N, seq]`.
+        Batches = "batches",
+        /// llm.c's 1024-byte header, then u16 tokens, or u32 in its Llama-3 variant.
+        LlmC = "llmc",
+        /// Little-endian u16 tokens and nothing else (nanoGPT's `train.bin`).
+        U16 = "u16",
+        /// Each byte is a token, vocabulary 256.
+        Text = "text",
     }
 }

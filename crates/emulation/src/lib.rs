@@ -6,13 +6,13 @@
 //!
 //! ```
 //! use emulation::Emulation;
-//! use kernels::{Kernels, cuda::Cuda};
+//! use kernels::{Fill, Run, cuda::Cuda};
 //! use memory::{Category, DType, Memory};
 //!
 //! let memory = Memory::host();
 //! let kernels = Cuda::new(Emulation, &memory, DType::F32).unwrap();
 //! let mut x = memory.lease(Category::Temporary, "x", [5], DType::F32).unwrap();
-//! kernels.fill(x.view_mut(), 2.5).unwrap();
+//! kernels.run(Fill { out: x.view_mut(), value: 2.5 }).unwrap();
 //! assert_eq!(x.view().slice::<f32>(), [2.5; 5]);
 //! ```
 

@@ -7,7 +7,7 @@ use half::bf16;
 use kernels::cpu::Cpu;
 use kernels::quantise::{BLOCK, SIGNED, UNSIGNED};
 use kernels::random::random_u32;
-use kernels::{AdamW, Kernels, Master, Moment};
+use kernels::{AdamW, MasterOperand, MomentOperand, Run};
 use memory::{DType, Element, In, Memory, Out};
 use rayon::prelude::*;
 use std::time::Instant;
@@ -128,10 +128,10 @@ impl Room {
         let bf16_weights = Out::of_slice(&mut self.bf16_weights, [n]);
         let remainders = Out::of_slice(&mut self.remainders, [n]);
         let (parameters, master) = match form.weights {
-            Weights::F32 => (f32_weights, Master::Parameters),
-            Weights::Master => (bf16_weights, Master::F32(f32_weights)),
-            Weights::Split => (bf16_weights, Master::Remainder(remainders)),
-            Weights::Rounded => (bf16_weights, Master::Parameters),
+            Weights::F32 => (f32_weights, MasterOperand::Parameters),
+            Weights::Master => (bf16_weights, MasterOperand::F32(f32_weights)),
+            Weights::Split => (bf16_weights, MasterOperand::Remainder(remainders)),
+            Weights::Rounded => (bf16_weights, MasterOperand::Parameters),
         };
         let [first, second] = &mut self.codes;
         let [first_absmax, second_absmax] = &mut self.absmax;
@@ -164,18 +164,18 @@ impl Room {
             eps: 1e-8,
             weight_decay: 0.1,
         };
-        self.cpu.adamw(update).expect("everything fits");
+        self.cpu.run(update).expect("everything fits");
     }
 }
 
-fn plain<T: Element>(values: &mut [T]) -> Moment<'_> {
+fn plain<T: Element>(values: &mut [T]) -> MomentOperand<'_> {
     let n = values.len();
-    Moment::Plain(Out::of_slice(values, [n]))
+    MomentOperand::Plain(Out::of_slice(values, [n]))
 }
 
-fn quantised<'a>(codes: &'a mut [u8], absmax: &'a mut [f32]) -> Moment<'a> {
+fn quantised<'a>(codes: &'a mut [u8], absmax: &'a mut [f32]) -> MomentOperand<'a> {
     let (n, blocks) = (codes.len(), absmax.len());
-    Moment::Quantised {
+    MomentOperand::Quantised {
         codes: Out::of_slice(codes, [n]),
         absmax: Out::of_slice(absmax, [blocks]),
     }

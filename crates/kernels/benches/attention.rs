@@ -4,9 +4,11 @@
 //! key-value heads of 64 for the 8 query heads. f32, on as many threads as `RAYON_NUM_THREADS` says.
 //! `benches/peers/sdpa.py` does the same in PyTorch.
 
-use kernels::attention::Pass;
 use kernels::cpu::Cpu;
-use kernels::{AttentionShape, FlashOptions, Kernels, Target, attention, flash};
+use kernels::{
+    Attention, AttentionBackward, AttentionShape, FlashAttention, FlashAttentionBackward,
+    FlashOptions, Run, Target,
+};
 use memory::{Buffer, Category, DType, Memory};
 use std::time::Instant;
 
@@ -53,7 +55,7 @@ struct Bench {
     out: Buffer,
     probs: Buffer,
     lse: Buffer,
-    /// Of the eager passes, then of the others.
+    /// Scratch of the eager operations, then of the others.
     scratch: [Buffer; 4],
 }
 
@@ -68,10 +70,13 @@ impl Bench {
         };
         let tensor = |heads| room(&[shape.batch * shape.seq, heads * shape.head_dim]);
         let (like_q, like_k) = (|| tensor(shape.heads), || tensor(shape.kv_heads));
-        let eager = [Pass::Forward { probs_kept: true }, Pass::Backward]
-            .map(|pass| attention::scratch_elements(Target::Cpu, shape, DType::F32, pass));
-        let flash = [flash::Pass::Forward, flash::Pass::Backward]
-            .map(|pass| flash::scratch_elements(Target::Cpu, shape, DType::F32, pass));
+        let (cpu, f32) = (Target::Cpu, DType::F32);
+        let scratch = [
+            Attention::scratch_elements(cpu, shape, f32, true),
+            AttentionBackward::scratch_elements(cpu, shape, f32),
+            FlashAttention::scratch_elements(cpu, shape, f32),
+            FlashAttentionBackward::scratch_elements(cpu, shape, f32),
+        ];
         let mut inputs = [like_q(), like_k(), like_k(), like_q()];
         for (seed, input) in (0..).zip(&mut inputs) {
             fill(input.view_mut().slice_mut(), seed);
@@ -84,7 +89,7 @@ impl Bench {
             out: like_q(),
             probs: room(&shape.probs()),
             lse: room(&[shape.batch, shape.heads, shape.seq]),
-            scratch: [eager[0], eager[1], flash[0], flash[1]].map(|elements| room(&[elements])),
+            scratch: scratch.map(|elements| room(&[elements])),
         }
     }
 
@@ -112,9 +117,16 @@ impl Bench {
         let [q, k, v, _] = self.inputs.each_ref().map(|input| input.view());
         let (out, probs) = (self.out.view_mut(), self.probs.view_mut());
         let scratch = self.scratch[0].view_mut();
-        let called = self
-            .kernels
-            .attention(Some(out), Some(probs), scratch, q, k, v, self.shape);
+        let called = self.kernels.run(Attention {
+            out: Some(out),
+            probs: Some(probs),
+            scratch,
+            q,
+            k,
+            v,
+            shape: self.shape,
+            dropout: None,
+        });
         called.expect("the tensors fit");
     }
 
@@ -125,9 +137,19 @@ impl Bench {
             .each_mut()
             .map(|gradient| gradient.view_mut());
         let (probs, scratch) = (self.probs.view(), self.scratch[1].view_mut());
-        let called = self
-            .kernels
-            .attention_backward(dq, dk, dv, scratch, dout, probs, q, k, v, self.shape);
+        let called = self.kernels.run(AttentionBackward {
+            dq,
+            dk,
+            dv,
+            scratch,
+            dout,
+            probs,
+            q,
+            k,
+            v,
+            shape: self.shape,
+            dropout: None,
+        });
         called.expect("the tensors fit");
     }
 
@@ -135,16 +157,16 @@ impl Bench {
         let [q, k, v, _] = self.inputs.each_ref().map(|input| input.view());
         let (out, lse) = (self.out.view_mut(), self.lse.view_mut());
         let (scratch, options) = (self.scratch[2].view_mut(), FlashOptions::default());
-        let called = self.kernels.flash_attention(
-            Some(out),
-            Some(lse),
+        let called = self.kernels.run(FlashAttention {
+            out: Some(out),
+            lse: Some(lse),
             scratch,
             q,
             k,
             v,
-            self.shape,
+            shape: self.shape,
             options,
-        );
+        });
         called.expect("the tensors fit");
     }
 
@@ -156,9 +178,20 @@ impl Bench {
             .map(|gradient| gradient.view_mut());
         let (out, lse) = (self.out.view(), self.lse.view());
         let (scratch, options) = (self.scratch[3].view_mut(), FlashOptions::default());
-        let called = self.kernels.flash_attention_backward(
-            dq, dk, dv, scratch, dout, out, lse, q, k, v, self.shape, options,
-        );
+        let called = self.kernels.run(FlashAttentionBackward {
+            dq,
+            dk,
+            dv,
+            scratch,
+            dout,
+            out,
+            lse,
+            q,
+            k,
+            v,
+            shape: self.shape,
+            options,
+        });
         called.expect("the tensors fit");
     }
 }

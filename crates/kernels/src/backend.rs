@@ -1,6 +1,6 @@
 //! What a device is to [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels).
 
-use crate::{Event, KernelError, Operation, Queue, Reading, Target, Traffic, check};
+use crate::{Event, KernelError, Operation, Queue, Reading, Target, Traffic};
 use memory::{In, Out};
 use std::cell::Cell;
 
@@ -92,43 +92,4 @@ pub trait Backend {
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
     fn finish(&self, event: Event) -> Result<(), KernelError>;
-}
-
-impl dyn Backend + '_ {
-    /// Checks an operation and carries it out.
-    pub(crate) fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
-        // SAFETY: in the queue of the computation nothing is promised.
-        unsafe { self.run_in(Queue::Compute, operation) }
-    }
-
-    /// The same in a queue.
-    ///
-    /// # Safety
-    /// In another queue than the computation's, as for [`crate::Kernels::start_adamw`].
-    pub(crate) unsafe fn run_in<'a>(
-        &self,
-        queue: Queue,
-        operation: impl Into<Operation<'a>>,
-    ) -> Result<(), KernelError> {
-        let operation = operation.into();
-        check::operation(self, &operation)?;
-        // SAFETY: it was checked for this backend; the caller's promise.
-        unsafe { self.execute(queue, operation) }
-    }
-}
-
-/// What has a backend below it: every [`Backend`], and nothing else.
-///
-/// It stands between [`Backend`] and [`Queues`](crate::Queues), instead of the one being a supertrait of the other, so
-/// that what is unchecked is no method of `dyn Kernels`. It is not exported: outside this crate nothing can have it but
-/// by being a backend.
-pub trait Backed {
-    /// What carries out the calls.
-    fn backend(&self) -> &dyn Backend;
-}
-
-impl<B: Backend> Backed for B {
-    fn backend(&self) -> &dyn Backend {
-        self
-    }
 }

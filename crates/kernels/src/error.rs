@@ -17,11 +17,27 @@ pub struct KernelError {
 pub enum Fault {
     /// It was called with tensors that do not fit: a defect of the caller.
     Caller,
-    /// The device, its driver or its library is missing, failed, or cannot do what was asked.
+    /// The device, its driver or its library is missing or failed.
     Device,
+    /// The device has no memory left beside what is leased.
+    DeviceFull,
+    /// The operation is larger than the device can do it: a head too wide, too little memory for a block.
+    TooLarge,
 }
 
 impl KernelError {
+    /// A defect of the caller, unless a condition holds.
+    pub(crate) fn unless(
+        condition: bool,
+        operation: &'static str,
+        message: impl FnOnce() -> String,
+    ) -> Result<(), KernelError> {
+        if condition {
+            return Ok(());
+        }
+        Err(KernelError::misfit(operation, message()))
+    }
+
     /// A defect of the caller.
     pub fn misfit(operation: &'static str, message: impl Into<String>) -> KernelError {
         KernelError {
@@ -31,12 +47,20 @@ impl KernelError {
         }
     }
 
-    /// A failure or a limit of the device.
+    /// A failure of the device.
     pub fn device(operation: &'static str, message: impl Into<String>) -> KernelError {
         KernelError {
             operation,
             message: message.into(),
             fault: Fault::Device,
+        }
+    }
+
+    /// A limit of the device.
+    pub fn too_large(operation: &'static str, message: impl Into<String>) -> KernelError {
+        KernelError {
+            fault: Fault::TooLarge,
+            ..KernelError::device(operation, message)
         }
     }
 }

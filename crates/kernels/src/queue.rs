@@ -1,8 +1,6 @@
 //! The queues of a device, and what orders them.
 
-use crate::backend::{Backed, Backend};
-use crate::{KernelError, check};
-use memory::{In, Out};
+use memory::In;
 
 /// Where work runs in the order in which it was asked for. Between queues nothing is ordered but by events.
 ///
@@ -50,9 +48,9 @@ impl Event {
 /// Bytes that crossed between host and device since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// From the host to the device.
+    /// Bytes from the host to the device.
     pub h2d_bytes: u64,
-    /// From the device to the host.
+    /// Bytes from the device to the host.
     pub d2h_bytes: u64,
 }
 
@@ -102,6 +100,11 @@ enum Landed {
 }
 
 impl Reading {
+    /// When it can be read.
+    pub(crate) fn event(&self) -> Event {
+        self.event
+    }
+
     /// Bytes that have been read.
     pub fn done(bytes: Vec<u8>) -> Reading {
         Reading {
@@ -122,8 +125,8 @@ impl Reading {
         }
     }
 
-    /// Called when the event is over.
-    fn bytes(self) -> Vec<u8> {
+    /// The bytes, once the event is over.
+    pub(crate) fn bytes(self) -> Vec<u8> {
         match self.landed {
             Landed::Here(bytes) => bytes,
             // SAFETY: the promise of `after`, and the event is over.
@@ -132,123 +135,6 @@ impl Reading {
             },
         }
     }
-}
-
-/// Copies beside the computation, and the events that order them.
-///
-/// A copy reads and writes at any time between the call that asks for it and the end of an event recorded after it in
-/// its queue. Leases are given out in the order of [`Queue::Compute`]: device memory of a copy may be given back only
-/// after that queue was told to wait for such an event, and newly leased memory may be copied into only after the
-/// copy's queue was told to wait for an event of [`Queue::Compute`] that is later than the lease.
-///
-/// What a [`Backend`] has, and nothing else: here calls are checked and counted.
-pub trait Queues: Backed {
-    /// Whether operations may still have to be done when the call that asks for them returns.
-    fn runs_ahead(&self) -> bool {
-        self.backend().runs_ahead()
-    }
-
-    /// Asks for a copy of pinned host memory to the device, in [`Queue::Upload`]. Both sides are contiguous and of
-    /// one type and number of elements.
-    ///
-    /// # Safety
-    /// Until an event recorded after this in the queue is over, `out` and `x` stay alive, nothing else writes either,
-    /// and nothing reads `out`.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the sides do not fit, or the device fails.
-    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
-        check::start_copy("start_upload", &out, &x)?;
-        count_upload(self.backend(), bytes_of(&x));
-        // SAFETY: the caller's promise, and the sides fit.
-        unsafe { self.backend().copy_beside(Queue::Upload, out, x) }
-    }
-
-    /// Asks for a copy of device memory to pinned host memory, in [`Queue::Download`]; else as
-    /// [`Queues::start_upload`].
-    ///
-    /// # Safety
-    /// As for [`Queues::start_upload`].
-    ///
-    /// # Errors
-    /// As for [`Queues::start_upload`].
-    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
-        check::start_copy("start_download", &out, &x)?;
-        count_download(self.backend(), bytes_of(&x));
-        // SAFETY: the caller's promise, and the sides fit.
-        unsafe { self.backend().copy_beside(Queue::Download, out, x) }
-    }
-
-    /// Asks for the contents of a small contiguous tensor, in [`Queue::Compute`].
-    ///
-    /// # Errors
-    /// [`KernelError`] if the tensor is strided or larger than [`READING_BYTES_MAX`], or the device fails.
-    fn start_read(&self, x: In) -> Result<Reading, KernelError> {
-        check::start_read(&x)?;
-        count_download(self.backend(), bytes_of(&x));
-        // SAFETY: the tensor is contiguous and small.
-        unsafe { self.backend().start_reading(x) }
-    }
-
-    /// Waits for what [`Queues::start_read`] asked for. At most [`READINGS_MAX`] may be under way.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails, or failed in earlier work.
-    fn finish_read(&self, reading: Reading) -> Result<Vec<u8>, KernelError> {
-        self.finish(reading.event)?;
-        Ok(reading.bytes())
-    }
-
-    /// The present end of a queue.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
-        self.backend().record(queue)
-    }
-
-    /// Everything that is asked for in `queue` from now on waits for an event; the caller does not. `reason` says
-    /// what would go wrong otherwise, for traces and tests.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
-        self.backend().wait(queue, event, reason)
-    }
-
-    /// Waits until an event is over.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails, or failed in earlier work.
-    fn finish(&self, event: Event) -> Result<(), KernelError> {
-        self.backend().finish(event)
-    }
-
-    /// What has crossed, uploads and downloads of [`crate::Kernels`] included.
-    fn traffic(&self) -> Traffic {
-        self.backend().traffic().get()
-    }
-}
-
-impl<B: Backend> Queues for B {}
-
-/// Counts bytes that go to the device.
-pub(crate) fn count_upload(backend: &dyn Backend, bytes: usize) {
-    count(backend, bytes, 0);
-}
-
-/// Counts bytes that come from the device.
-pub(crate) fn count_download(backend: &dyn Backend, bytes: usize) {
-    count(backend, 0, bytes);
-}
-
-fn count(backend: &dyn Backend, uploaded: usize, downloaded: usize) {
-    let more = Traffic {
-        h2d_bytes: uploaded as u64,
-        d2h_bytes: downloaded as u64,
-    };
-    let counter = backend.traffic();
-    counter.set(counter.get().plus(more));
 }
 
 /// Bytes that a view covers.

@@ -3,7 +3,7 @@
 use half::bf16;
 use kernels::cpu::Cpu;
 use kernels::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
-use kernels::{AdamW, Kernels, Master, Moment, NORM_PARTS};
+use kernels::{AdamW, Kernels, MasterOperand, MomentOperand, NORM_PARTS, NormAndClip, Run as _};
 use memory::{Buffer, Category, DType, Memory};
 
 /// A file of golden vectors, or the part of it behind a key. Lists are found by their key: this needs no JSON library.
@@ -83,7 +83,7 @@ const BF16_STEPS: Vectors = Vectors(include_str!(
 ));
 const EDGES: Vectors = Vectors(include_str!("golden/bitsandbytes/edge_cuda_port.json"));
 
-/// At most one code off in one of 200 elements; returns how many are. `other` is a second reference: where the two differ,
+/// Asserts that at most one of 200 elements is off, by one code; returns how many are. `other` is a second reference: where the two differ,
 /// which is a choice between equally near entries and what follows from it, either is right.
 #[track_caller]
 fn assert_codes(actual: &[u8], expected: &[u8], other: &[u8], what: &str) -> usize {
@@ -188,7 +188,7 @@ struct Run {
 }
 
 impl Run {
-    /// From zero states: codes of zero, `absmax` 0.
+    /// A run from zero states: codes of zero, `absmax` 0.
     fn new(dtype: DType, parameters: Vec<f32>) -> Run {
         let memory = Memory::host();
         let kernels = Cpu::new(&memory, DType::F32).unwrap();
@@ -240,13 +240,13 @@ impl Run {
             .unwrap();
         let gradients = self.put(self.dtype, gradients);
         self.kernels
-            .norm_and_clip(
-                clip.view_mut(),
-                parts.view_mut(),
-                gradients.view(),
-                loss.view(),
-                None,
-            )
+            .run(NormAndClip {
+                out: clip.view_mut(),
+                parts: parts.view_mut(),
+                x: gradients.view(),
+                loss: loss.view(),
+                max_norm: None,
+            })
             .unwrap();
         let key = self
             .memory
@@ -260,14 +260,14 @@ impl Run {
         let update = AdamW {
             parameters: weights.view_mut(),
             master: match is_bf16 {
-                true => Master::F32(master.view_mut()),
-                false => Master::Parameters,
+                true => MasterOperand::F32(master.view_mut()),
+                false => MasterOperand::Parameters,
             },
-            first_moment: Moment::Quantised {
+            first_moment: MomentOperand::Quantised {
                 codes: first_codes.view_mut(),
                 absmax: first_absmax.view_mut(),
             },
-            second_moment: Moment::Quantised {
+            second_moment: MomentOperand::Quantised {
                 codes: second_codes.view_mut(),
                 absmax: second_absmax.view_mut(),
             },
@@ -281,7 +281,7 @@ impl Run {
             eps: EPS as f32,
             weight_decay: 0.0,
         };
-        self.kernels.adamw(update).unwrap();
+        self.kernels.run(update).unwrap();
         let updated = if is_bf16 { &master } else { &weights };
         let mut bytes = vec![0; 4 * self.parameters.len()];
         self.kernels.download(&mut bytes, updated.view()).unwrap();

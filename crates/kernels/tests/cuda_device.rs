@@ -5,7 +5,7 @@
 use emulation::load_stand_in;
 use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
 use kernels::random::random_u32;
-use kernels::{Init, Kernels, Queues};
+use kernels::{Fill, Init, Kernels, Matmul, Queues, Run};
 use memory::{Blocks, Category, DType, DeviceMarks, Memory};
 use std::rc::Rc;
 use std::sync::Once;
@@ -63,7 +63,12 @@ fn blocks_are_zero_whatever_was_there() {
         let mut bytes = vec![1; 12 * MIB];
         kernels.download(&mut bytes, x.view()).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));
-        kernels.fill(x.view_mut(), f32::NAN).unwrap();
+        kernels
+            .run(Fill {
+                out: x.view_mut(),
+                value: f32::NAN,
+            })
+            .unwrap();
     }
 }
 
@@ -116,7 +121,7 @@ fn what_does_not_fit_is_refused_and_leaves_nothing_behind() {
         .unwrap();
 }
 
-/// By the function that every driver has.
+/// Times with the function that every driver has.
 #[test]
 fn stamps_tell_the_time_between_them() {
     let (device, memory, kernels) = open();
@@ -124,7 +129,12 @@ fn stamps_tell_the_time_between_them() {
     let mut x = lease.unwrap();
     let stamp = || device.stamp().unwrap();
     let first = stamp();
-    kernels.fill(x.view_mut(), 1.0).unwrap();
+    kernels
+        .run(Fill {
+            out: x.view_mut(),
+            value: 1.0,
+        })
+        .unwrap();
     let [second, third] = [stamp(), stamp()];
     let between = |from, to| device.elapsed(from, to).unwrap();
     assert!(between(first, second).as_nanos() > 0);
@@ -162,7 +172,12 @@ fn long_sums_are_right_and_the_same_again() {
         let lease = memory.lease(Category::Temporary, "out", [m, n], DType::F32);
         let mut out = lease.unwrap();
         kernels
-            .matmul(out.view_mut(), a.view().t(), b.view(), Init::Overwrite)
+            .run(Matmul {
+                out: out.view_mut(),
+                a: a.view().t(),
+                b: b.view(),
+                init: Init::Overwrite,
+            })
             .unwrap();
         let mut bytes = vec![0; 4 * m * n];
         kernels.download(&mut bytes, out.view()).unwrap();

@@ -1,7 +1,9 @@
 //! In which of a device's queues the CUDA launch code starts its kernels: on a driver that runs none.
 
 use kernels::cuda::{Cuda, Driver, Gemm, Launch, Workspace};
-use kernels::{AdamW, Event, KernelError, Kernels, Master, Moment, Queue, Reading};
+use kernels::{
+    AdamW, Event, Fill, KernelError, Kernels, MasterOperand, MomentOperand, Queue, Reading, Run,
+};
 use memory::{Buffer, Category, DType, Memory};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -73,9 +75,9 @@ fn updates_that_are_started_run_beside_everything_else() {
     let mut update = |start: &dyn Fn(AdamW) -> Result<(), KernelError>| {
         let update = AdamW {
             parameters: parameters.view_mut(),
-            master: Master::Parameters,
-            first_moment: Moment::Plain(first.view_mut()),
-            second_moment: Moment::Plain(second.view_mut()),
+            master: MasterOperand::Parameters,
+            first_moment: MomentOperand::Plain(first.view_mut()),
+            second_moment: MomentOperand::Plain(second.view_mut()),
             gradients: gradients.view(),
             rates: rates.view(),
             clip: clip.view(),
@@ -88,11 +90,16 @@ fn updates_that_are_started_run_beside_everything_else() {
         };
         start(update).unwrap();
     };
-    update(&|update| kernels.adamw(update));
+    update(&|update| kernels.run(update));
     // SAFETY: nothing runs.
     update(&|update| unsafe { kernels.start_adamw(update) });
     let mut filled = lease(8, DType::F32);
-    kernels.fill(filled.view_mut(), 1.0).unwrap();
+    kernels
+        .run(Fill {
+            out: filled.view_mut(),
+            value: 1.0,
+        })
+        .unwrap();
     let expected = [Queue::Compute, Queue::Update, Queue::Compute];
     assert_eq!(*notes.0.borrow(), expected);
 }

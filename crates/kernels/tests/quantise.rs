@@ -30,7 +30,7 @@ fn every_entry_has_its_own_code() {
     }
 }
 
-/// On both sides of every border between codes, and on it.
+/// Quantises values on both sides of every border between codes, and on it.
 #[test]
 fn borders_are_exact_and_ties_even() {
     for map in MAPS {

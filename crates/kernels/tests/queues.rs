@@ -2,7 +2,7 @@
 
 use kernels::cpu::Cpu;
 use kernels::scheduled::Scheduled;
-use kernels::{Fault, Kernels, Queue, Queues, Traffic};
+use kernels::{AddBias, Fault, Fill, Kernels, Queue, Queues, Run, Traffic};
 use memory::{Category, DType, Memory};
 
 const SIZE: usize = 1 << 12;
@@ -14,7 +14,12 @@ fn round_trips(kernels: &dyn Kernels, memory: &Memory) -> Vec<f32> {
     let lease = || memory.lease_persistent(Category::Temporary, "slot", [SIZE], DType::F32);
     let pinned = || memory.lease_pinned(Category::OptimizerState, "state", [SIZE], DType::F32);
     let (mut slot, mut one, mut host) = (lease().unwrap(), lease().unwrap(), pinned().unwrap());
-    kernels.fill(one.view_mut(), 1.0).unwrap();
+    kernels
+        .run(Fill {
+            out: one.view_mut(),
+            value: 1.0,
+        })
+        .unwrap();
     for _ in 0..ROUNDS {
         // SAFETY: slot and host live to the end, and events order what is done with them.
         unsafe { kernels.start_upload(slot.view_mut(), host.view()) }.unwrap();
@@ -23,7 +28,12 @@ fn round_trips(kernels: &dyn Kernels, memory: &Memory) -> Vec<f32> {
             .wait(Queue::Compute, here, "the slot is filled")
             .unwrap();
         let mut row = slot.view_mut().reshape([1, SIZE]);
-        kernels.add_bias(row.reborrow(), one.view()).unwrap();
+        kernels
+            .run(AddBias {
+                out: row.reborrow(),
+                bias: one.view(),
+            })
+            .unwrap();
         let computed = kernels.record(Queue::Compute).unwrap();
         kernels
             .wait(Queue::Download, computed, "the slot is computed")
@@ -82,7 +92,12 @@ fn what_does_not_fit_is_refused_when_it_is_asked_for() {
     let kernels = Scheduled::new(Cpu::new(&memory, DType::F32).unwrap(), 0, None);
     let lease = |elements| memory.lease(Category::Temporary, "x", [elements], DType::F32);
     let (mut out, x) = (lease(8).unwrap(), lease(9).unwrap());
-    let refused = kernels.copy(out.view_mut(), x.view()).unwrap_err();
+    let refused = kernels
+        .run(kernels::Copy {
+            out: out.view_mut(),
+            x: x.view(),
+        })
+        .unwrap_err();
     assert_eq!((refused.operation, refused.fault), ("copy", Fault::Caller));
     let refused = kernels.upload(out.view_mut(), &[0; 31]).unwrap_err();
     assert_eq!(refused.operation, "upload");

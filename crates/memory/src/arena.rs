@@ -208,6 +208,24 @@ impl Arena {
         self.flat_mut(range).reshape(dims)
     }
 
+    /// Writes several tensors, in the order in which they lie.
+    pub fn all_mut<const N: usize>(&mut self, indices: [usize; N]) -> [Out<'_>; N] {
+        let entries = indices.map(|index| {
+            (
+                self.layout.entries[index].range(),
+                shape(&self.layout.entries[index]),
+            )
+        });
+        let (mut rest, mut first) = (Some(self.flat_mut(0..self.layout.elements)), 0);
+        entries.map(|(range, dims)| {
+            let all = rest.take().expect("the rest is put back");
+            let (before, after) = all.split_at(range.end - first);
+            let view = before.rows(range.start - first..range.end - first);
+            (rest, first) = (Some(after), range.end);
+            view.reshape(dims)
+        })
+    }
+
     /// Reads a range of elements.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
         self.buffer.view().rows(range)

@@ -63,7 +63,7 @@ pub struct Stamp(pub usize);
 /// Memory of a whole device, whoever uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceBytes {
-    /// In all.
+    /// The device's memory, whoever uses it.
     pub total: u64,
     /// Used by nobody.
     pub free: u64,

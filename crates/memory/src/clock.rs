@@ -29,7 +29,7 @@ impl PhaseTime {
 }
 
 impl std::fmt::Debug for PhaseTime {
-    /// Without the times: they may not be known yet.
+    /// Leaves the times out: they may not be known yet.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PhaseTime").finish_non_exhaustive()
     }
@@ -37,12 +37,12 @@ impl std::fmt::Debug for PhaseTime {
 
 /// Takes the time of a step, phase by phase.
 pub(crate) enum PhaseClock {
-    /// By the processor's clock.
+    /// The processor's clock tells the time.
     Host {
         since: Instant,
         spent: ByPhase<Duration>,
     },
-    /// By stamps in a device's stream.
+    /// Stamps in a device's stream tell the time.
     Device(Rc<Stamps>),
 }
 

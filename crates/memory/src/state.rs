@@ -101,7 +101,7 @@ impl Block {
 /// Where a lease lives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// In the slab, within a step.
+    /// A place in the slab, within a step.
     Slab,
     /// Alone in device memory, across steps.
     Own,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The shape of a decoder-only transformer of the Llama family (Llama, Qwen2, Qwen3).
+/// The shape of a decoder-only transformer: of the Llama family (Llama, Mistral, Qwen2, Qwen3), or of GPT-2.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
@@ -29,7 +29,26 @@ pub struct ModelConfig {
     /// q and k are normalised per head before the rotary embedding (Qwen3).
     #[serde(default)]
     pub qk_norm: bool,
-    /// Added to the mean square inside every RMSNorm.
+    /// How the residual stream is normalised.
+    #[serde(default)]
+    pub norm: NormKind,
+    /// What the feed-forward layer has between its products.
+    #[serde(default)]
+    pub activation: ActivationFunction,
+    /// How tokens know where they stand.
+    #[serde(default)]
+    pub positions: Positions,
+    /// Rows of the table of learned positions: the longest sequence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_positions: Option<usize>,
+    /// All projections have a bias.
+    #[serde(default)]
+    pub biases: bool,
+    /// Rate at which attention probabilities, what is added to the residual stream, and the embedding are dropped in
+    /// training.
+    #[serde(default)]
+    pub dropout: f64,
+    /// Added to the mean square, or the variance, inside every norm.
     #[serde(default = "default_norm_eps")]
     pub norm_eps: f64,
     /// Base of the rotary embedding's wavelengths.
@@ -41,6 +60,63 @@ pub struct ModelConfig {
     /// Standard deviation of freshly initialised matrices.
     #[serde(default = "default_init_std")]
     pub init_std: f64,
+}
+
+/// How the residual stream is normalised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormKind {
+    /// RMSNorm.
+    #[default]
+    Rms,
+    /// LayerNorm.
+    Layer,
+}
+
+/// What the feed-forward layer has between its products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationFunction {
+    /// silu(gate) up.
+    #[default]
+    Swiglu,
+    /// GELU by its tanh form, without a gate.
+    GeluTanh,
+}
+
+/// How tokens know where they stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Positions {
+    /// Queries and keys are turned by the rotary embedding.
+    #[default]
+    Rotary,
+    /// A learned vector is added to each token's.
+    Learned,
+}
+
+impl NormKind {
+    /// The names in settings.
+    pub const NAMES: &'static [&'static str] = &["rms", "layer"];
+}
+
+impl ActivationFunction {
+    /// The names in settings.
+    pub const NAMES: &'static [&'static str] = &["swiglu", "gelu_tanh"];
+}
+
+impl Positions {
+    /// The names in settings.
+    pub const NAMES: &'static [&'static str] = &["rotary", "learned"];
+}
+
+/// Which stages a model's blocks are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// RMSNorm, rotary embedding, SwiGLU.
+    Llama,
+    /// LayerNorm, learned positions, GELU, biases.
+    Gpt2,
 }
 
 /// Llama-3's rotary scaling: wavelengths longer than `original_max_position / low_freq_factor` are stretched by
@@ -91,6 +167,24 @@ pub enum ConfigError {
         "model.head_dim = {0} is odd; the rotary embedding pairs its two halves, choose an even width"
     )]
     OddHeadDim(usize),
+    /// Features of different families.
+    #[error(
+        "model.{key} does not go with model.norm = \"{norm}\": {family} models have {expected}; this trainer has no family \
+         that mixes them"
+    )]
+    Mixed {
+        /// Key.
+        key: &'static str,
+        /// The norm, by which families are told apart.
+        norm: &'static str,
+        /// The family.
+        family: &'static str,
+        /// What it has there.
+        expected: &'static str,
+    },
+    /// A rate that drops everything, or less than nothing.
+    #[error("model.dropout = {0}; it must be from 0 to below 1")]
+    Dropout(f64),
     /// A real number is out of its range.
     #[error("model.{name} = {value}; it must be a finite number above 0")]
     NotPositive {
@@ -102,6 +196,72 @@ pub enum ConfigError {
 }
 
 impl ModelConfig {
+    /// Which stages its blocks are made of.
+    pub fn family(&self) -> Family {
+        match self.norm {
+            NormKind::Rms => Family::Llama,
+            NormKind::Layer => Family::Gpt2,
+        }
+    }
+
+    /// Refuses features of one family in a model of the other.
+    fn check_family(&self) -> Result<(), ConfigError> {
+        let is_gpt2 = self.family() == Family::Gpt2;
+        let expected = |llama, gpt2| if is_gpt2 { gpt2 } else { llama };
+        let gelu = self.activation == ActivationFunction::GeluTanh;
+        let learned = self.positions == Positions::Learned;
+        let square = self.kv_heads == self.heads && self.q_width() == self.hidden;
+        let mixed = [
+            (
+                "activation",
+                gelu != is_gpt2,
+                expected("swiglu", "gelu_tanh"),
+            ),
+            (
+                "positions",
+                learned != is_gpt2,
+                expected("rotary", "learned"),
+            ),
+            (
+                "biases",
+                self.biases != is_gpt2,
+                expected("none there", "biases"),
+            ),
+            (
+                "max_positions",
+                self.max_positions.is_some() != is_gpt2,
+                expected("no table of positions", "one row for each position"),
+            ),
+            ("dropout", self.dropout > 0.0 && !is_gpt2, "none"),
+            (
+                "tie_embeddings",
+                is_gpt2 && !self.tie_embeddings,
+                "a tied head",
+            ),
+            ("qkv_bias", is_gpt2 && self.qkv_bias, "model.biases instead"),
+            ("qk_norm", is_gpt2 && self.qk_norm, "none"),
+            (
+                "rope_scaling",
+                is_gpt2 && self.rope_scaling.is_some(),
+                "none",
+            ),
+            (
+                "kv_heads",
+                is_gpt2 && !square,
+                "as many key-value heads as heads, together hidden wide",
+            ),
+        ];
+        match mixed.into_iter().find(|(_, is_wrong, _)| *is_wrong) {
+            None => Ok(()),
+            Some((key, _, what)) => Err(ConfigError::Mixed {
+                key,
+                norm: expected("rms", "layer"),
+                family: expected("Llama-like", "GPT-2"),
+                expected: what,
+            }),
+        }
+    }
+
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim
@@ -125,6 +285,7 @@ impl ModelConfig {
             ("head_dim", self.head_dim),
             ("ffn", self.ffn),
             ("vocab", self.vocab),
+            ("max_positions", self.max_positions.unwrap_or(1)),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(ConfigError::Zero(name));
@@ -135,8 +296,12 @@ impl ModelConfig {
                 kv_heads: self.kv_heads,
             });
         }
-        if !self.head_dim.is_multiple_of(2) {
+        self.check_family()?;
+        if self.positions == Positions::Rotary && !self.head_dim.is_multiple_of(2) {
             return Err(ConfigError::OddHeadDim(self.head_dim));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(ConfigError::Dropout(self.dropout));
         }
         let reals = [
             ("norm_eps", self.norm_eps),

@@ -48,6 +48,18 @@ impl Gradients {
         )
     }
 
+    /// The same for several parameters, in the order in which they lie.
+    pub fn accumulate_all<const N: usize>(
+        &mut self,
+        parameters: [usize; N],
+    ) -> [(Out<'_>, Init<'static>); N] {
+        let mut inits = parameters
+            .map(|parameter| self.accumulate(parameter).1)
+            .into_iter();
+        let views = self.arena.all_mut(parameters);
+        views.map(|view| (view, inits.next().expect("as many as parameters")))
+    }
+
     /// The names of parameters that received nothing in this step.
     pub fn missing(&self) -> Vec<&str> {
         let entries = self.arena.layout().entries().iter().zip(&self.touched);

@@ -1,27 +1,26 @@
 //! Fresh weights.
 
-use crate::ModelConfig;
-use crate::weights::CHUNK;
-use memory::{Entry, Layout};
+use crate::hugging_face::CHUNK;
+use crate::{Initial, Parameters};
+use memory::Layout;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
 /// Hands every parameter's initial values to `set` in chunks: the first element's place in the arena, and values.
-/// Matrices are normal with the configuration's standard deviation, norm weights 1, biases 0 (Hugging Face's
-/// defaults). The same seed gives the same weights on every machine: each tensor has a random stream of its own.
+/// The same seed gives the same weights on every machine: each tensor has a random stream of its own.
 ///
 /// # Errors
 /// What `set` returns.
 pub fn initialise<E>(
-    config: &ModelConfig,
+    parameters: &Parameters,
     layout: &Layout,
-    seed: u64,
+    init: Fresh,
     mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut chunk = Vec::with_capacity(CHUNK);
-    for (index, entry) in layout.entries().iter().enumerate() {
-        let mut values = InitialValues::new(config, entry, index, seed);
+    for (index, (parameter, entry)) in parameters.in_layout().zip(layout.entries()).enumerate() {
+        let mut values = init.values(parameter.initial, index);
         for start in (0..entry.elements()).step_by(CHUNK) {
             chunk.clear();
             chunk.extend(values.by_ref().take(CHUNK.min(entry.elements() - start)));
@@ -31,62 +30,65 @@ pub fn initialise<E>(
     Ok(())
 }
 
+/// Where fresh weights come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Fresh {
+    /// Standard deviation of matrices.
+    pub deviation: f64,
+    /// Seed of the random streams.
+    pub seed: u64,
+}
+
+impl Fresh {
+    /// The endless values of the parameter at `index` of the layout.
+    pub fn values(self, initial: Initial, index: usize) -> InitialValues {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
+        random.set_stream(index as u64);
+        InitialValues {
+            random,
+            deviation: self.deviation as f32,
+            initial,
+        }
+    }
+}
+
 /// The endless initial values of one parameter.
 pub struct InitialValues {
     random: ChaCha8Rng,
     deviation: f32,
-    constant: Option<f32>,
-}
-
-impl InitialValues {
-    /// Those of the parameter at `index` of the layout.
-    pub fn new(config: &ModelConfig, entry: &Entry, index: usize, seed: u64) -> InitialValues {
-        let mut random = ChaCha8Rng::seed_from_u64(seed);
-        random.set_stream(index as u64);
-        let constant = match entry.shape.len() {
-            1 if entry.name.ends_with("bias") => Some(0.0),
-            1 => Some(1.0),
-            _ => None,
-        };
-        InitialValues {
-            random,
-            deviation: config.init_std as f32,
-            constant,
-        }
-    }
+    initial: Initial,
 }
 
 impl Iterator for InitialValues {
     type Item = f32;
 
     fn next(&mut self) -> Option<f32> {
-        Some(self.constant.unwrap_or_else(|| {
-            let value: f32 = StandardNormal.sample(&mut self.random);
-            value * self.deviation
-        }))
+        Some(match self.initial {
+            Initial::One => 1.0,
+            Initial::Zero => 0.0,
+            Initial::Normal => {
+                let value: f32 = StandardNormal.sample(&mut self.random);
+                value * self.deviation
+            }
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Architecture, Attention, ModelConfig};
 
     #[test]
     fn matrices_are_normal_and_vectors_plain() {
-        let text = r#"{"hidden": 8, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "vocab": 8}"#;
-        let config: ModelConfig = serde_json::from_str(text).unwrap();
-        let entry = |name: &str, shape: &[usize]| Entry {
-            name: name.into(),
-            offset: 0,
-            shape: shape.to_vec(),
+        let values = |initial, count, index, seed| -> Vec<f32> {
+            let fresh = Fresh {
+                deviation: 0.02,
+                seed,
+            };
+            fresh.values(initial, index).take(count).collect()
         };
-        let values = |name: &str, shape: &[usize], index, seed| -> Vec<f32> {
-            let entry = entry(name, shape);
-            InitialValues::new(&config, &entry, index, seed)
-                .take(entry.elements())
-                .collect()
-        };
-        let matrix = |index, seed| values("q_proj.weight", &[200, 100], index, seed);
+        let matrix = |index, seed| values(Initial::Normal, 20_000, index, seed);
         let (n, drawn) = (20_000.0, matrix(3, 7));
         let mean = drawn.iter().sum::<f32>() / n;
         let deviation = (drawn.iter().map(|value| value * value).sum::<f32>() / n).sqrt();
@@ -97,15 +99,17 @@ mod tests {
         assert_eq!(drawn, matrix(3, 7));
         assert_ne!(drawn, matrix(4, 7));
         assert_ne!(drawn, matrix(3, 8));
-        assert_eq!(values("norm.weight", &[2], 0, 7), [1.0, 1.0]);
-        assert_eq!(values("q_proj.bias", &[2], 0, 7), [0.0, 0.0]);
+        assert_eq!(values(Initial::One, 2, 0, 7), [1.0, 1.0]);
+        assert_eq!(values(Initial::Zero, 2, 0, 7), [0.0, 0.0]);
     }
 
     #[test]
     fn chunks_cover_every_parameter_once() {
         let text = r#"{"hidden": 300, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "vocab": 2000}"#;
         let config: ModelConfig = serde_json::from_str(text).unwrap();
-        let layout = crate::layout(&config, |_, _| false);
+        let architecture = Architecture::of(&config, Attention::Eager);
+        let parameters = architecture.parameters();
+        let layout = parameters.layout(|_, _| false);
         assert!(
             layout.entries()[0].elements() > 2 * CHUNK,
             "the embedding needs three chunks"
@@ -120,11 +124,15 @@ mod tests {
             filled[offset..offset + values.len()].copy_from_slice(values);
             Ok(())
         };
-        initialise(&config, &layout, 1, set).unwrap();
-        for (index, entry) in layout.entries().iter().enumerate() {
-            let expected: Vec<f32> = InitialValues::new(&config, entry, index, 1)
-                .take(entry.elements())
-                .collect();
+        let fresh = Fresh {
+            deviation: 0.02,
+            seed: 1,
+        };
+        initialise(parameters, &layout, fresh, set).unwrap();
+        let entries = layout.entries().iter().zip(parameters.in_layout());
+        for (index, (entry, parameter)) in entries.enumerate() {
+            let values = fresh.values(parameter.initial, index);
+            let expected: Vec<f32> = values.take(entry.elements()).collect();
             assert_eq!(filled[entry.range()], expected);
         }
     }

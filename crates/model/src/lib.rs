@@ -1,48 +1,61 @@
-//! Decoder-only transformers of the Llama family, with an explicit backward pass and a table of saved activations.
+//! Decoder-only transformers, with an explicit backward pass and a table of saved activations.
 //!
-//! A block is a list of [`Stage`]s, each reading and writing named [`Activation`]s ([`StageTable`]). A [`Policy`] says
-//! for every activation of every layer whether it is kept, waits on the host, or is made again. The backward pass
-//! pulls what it needs from the [`Saved`] table; what was dropped is replayed by running its stage again. Forward and replay are the
-//! same code on the same inputs, so every policy gives the same bits.
+//! A [`Block`] is a list of [`Stage`]s, each of which says what named [`Activation`]s it reads and writes. A [`Policy`]
+//! says for every activation of every layer whether it is kept, waits on the host, or is made again. The backward pass
+//! pulls what it needs from the [`Saved`] table; what was dropped is replayed by running its stage again. Forward and
+//! replay are the same code on the same inputs, so every policy gives the same bits.
+//!
+//! [`families`](Architecture::of) makes the blocks of Llama and its like; an [`Architecture`] can be put together from
+//! any other stages as well.
 //!
 //! This crate leases memory and calls [`kernels::Kernels`]; it never computes on data itself, and never decides
 //! a policy.
 
-mod backward;
+mod activation;
+mod architecture;
+mod batch;
+mod beside;
 mod block;
 mod config;
-mod flops;
+mod error;
+mod families;
+mod forward_backward;
 mod gradients;
-mod head;
-mod hf_config;
+mod host_places;
+mod hugging_face;
 mod init;
-mod megatron;
+mod linear;
 mod model;
 mod offload;
-mod offload_labels;
 mod parameters;
 mod pass;
 mod policy;
-mod rope;
+mod randomness;
+mod replays;
 mod saved;
-mod spec;
-pub mod stage;
-mod table;
-mod weights;
+mod stage;
+pub mod stages;
 
-pub use config::{ConfigError, ModelConfig, RopeScaling};
-pub use flops::flops_per_token;
+pub use activation::{Activation, BatchShape, Extent, Label, LayerActivation, Size};
+pub use architecture::Architecture;
+pub use batch::Batch;
+pub use beside::{Beside, Nothing};
+pub use block::Block;
+pub use config::{
+    ActivationFunction, ConfigError, Family, ModelConfig, NormKind, Positions, RopeScaling,
+};
+pub use error::ModelError;
+pub use forward_backward::StepTotals;
 pub use gradients::Gradients;
-pub use hf_config::HfConfigError;
-pub use init::{InitialValues, initialise};
-pub use megatron::MegatronFlags;
-pub use model::{Batch, Model, ModelError, StepTotals};
-pub use offload_labels::{OffloadError, OffloadLabels};
-pub use parameters::{BlockParameters, ParameterIds, layout};
-pub use pass::{Beside, Nothing};
-pub use policy::{Action, Policy};
+pub use hugging_face::{HfConfigError, WeightsError, encode, export, import};
+pub use init::{Fresh, InitialValues, initialise};
+pub use linear::Linear;
+pub use model::{Computation, Model};
+pub use parameters::{Initial, Parameter, ParameterId, Parameters, PartParameters, Stored};
+pub use pass::{Pass, Work};
+pub use policy::{Action, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError};
+pub use randomness::Randomness;
+pub use replays::ReplayCounts;
 pub use saved::Saved;
-pub use spec::{Spec, SpecError};
-pub use stage::{Activation, Label, ReplayCounts, Stage};
-pub use table::{Attention, StageTable};
-pub use weights::{WeightsError, encode, export, import};
+pub use stage::{Declared, DropoutSite, Io, Stage};
+pub use stages::Attention;

@@ -1,132 +1,161 @@
-//! The parameters of a model: their Hugging Face names, shapes and places in the arenas.
+//! Which parameters a model has: declared once, by the stages that use them.
 
-use crate::ModelConfig;
-use memory::{Layout, LayoutBuilder};
+use memory::{Layer, Layout, LayoutBuilder};
 
-/// Where each parameter of a block stands in the layout.
+/// A parameter, by the order of declaration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ParameterId(usize);
+
+/// What a fresh parameter holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initial {
+    /// Normal values, of the model's standard deviation.
+    Normal,
+    /// Ones.
+    One,
+    /// Zeros.
+    Zero,
+}
+
+/// How Hugging Face's files keep a matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stored {
+    /// Outputs by inputs, as it is used.
+    #[default]
+    AsUsed,
+    /// Inputs by outputs.
+    Transposed,
+}
+
+/// A parameter.
 #[derive(Clone, Debug)]
-#[allow(
-    missing_docs,
-    reason = "the fields carry the names that Hugging Face gives the tensors"
-)]
-pub struct BlockParameters {
-    pub input_layernorm: usize,
-    pub q_proj: usize,
-    pub k_proj: usize,
-    pub v_proj: usize,
-    pub qkv_bias: Option<[usize; 3]>,
-    pub qk_norm: Option<[usize; 2]>,
-    pub o_proj: usize,
-    pub post_attention_layernorm: usize,
-    pub gate_proj: usize,
-    pub up_proj: usize,
-    pub down_proj: usize,
+pub struct Parameter {
+    /// Its name in Hugging Face's files.
+    pub name: String,
+    /// One or two sizes.
+    pub shape: Vec<usize>,
+    /// The part of the model that reads it first.
+    pub part: Layer,
+    /// What it begins with.
+    pub initial: Initial,
+    /// How files keep it.
+    pub stored: Stored,
 }
 
-/// Where each parameter stands in the layout.
-#[derive(Clone, Debug)]
-#[allow(
-    missing_docs,
-    reason = "the fields carry the names that Hugging Face gives the tensors"
-)]
-pub struct ParameterIds {
-    pub embed_tokens: usize,
-    pub blocks: Vec<BlockParameters>,
-    pub norm: usize,
-    /// The embedding itself where the two are tied.
-    pub lm_head: usize,
-}
-
-/// The layout of a model's parameters: matrices in forward order, then vectors. `is_precise(name, elements)` says which
-/// parameters have states that must not be quantised.
-pub fn layout(config: &ModelConfig, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
-    let ModelConfig {
-        hidden,
-        head_dim,
-        ffn,
-        vocab,
-        ..
-    } = *config;
-    let (q, kv) = (config.q_width(), config.kv_width());
-    let mut builder = LayoutBuilder::default();
-    builder.add("model.embed_tokens.weight", &[vocab, hidden]);
-    for layer in 0..config.layers {
-        let mut add = |name: &str, shape: &[usize]| builder.add(block_name(layer, name), shape);
-        add("input_layernorm.weight", &[hidden]);
-        add("self_attn.q_proj.weight", &[q, hidden]);
-        add("self_attn.k_proj.weight", &[kv, hidden]);
-        add("self_attn.v_proj.weight", &[kv, hidden]);
-        if config.qkv_bias {
-            add("self_attn.q_proj.bias", &[q]);
-            add("self_attn.k_proj.bias", &[kv]);
-            add("self_attn.v_proj.bias", &[kv]);
+impl Parameter {
+    /// Its shape in files.
+    pub fn stored_shape(&self) -> Vec<usize> {
+        match self.stored {
+            Stored::AsUsed => self.shape.clone(),
+            Stored::Transposed => self.shape.iter().rev().copied().collect(),
         }
-        if config.qk_norm {
-            add("self_attn.q_norm.weight", &[head_dim]);
-            add("self_attn.k_norm.weight", &[head_dim]);
+    }
+
+    fn is_matrix(&self) -> bool {
+        self.shape.len() > 1
+    }
+}
+
+/// All parameters of a model, in forward order.
+#[derive(Clone, Debug, Default)]
+pub struct Parameters {
+    declared: Vec<Parameter>,
+}
+
+impl Parameters {
+    /// Declares parameters of a part of the model, whose names begin with `prefix`.
+    pub fn of_part(&mut self, part: Layer, prefix: impl Into<String>) -> PartParameters<'_> {
+        PartParameters {
+            all: self,
+            part,
+            prefix: prefix.into(),
+            stored: Stored::AsUsed,
         }
-        add("self_attn.o_proj.weight", &[hidden, q]);
-        add("post_attention_layernorm.weight", &[hidden]);
-        add("mlp.gate_proj.weight", &[ffn, hidden]);
-        add("mlp.up_proj.weight", &[ffn, hidden]);
-        add("mlp.down_proj.weight", &[hidden, ffn]);
     }
-    builder.add("model.norm.weight", &[hidden]);
-    if !config.tie_embeddings {
-        builder.add("lm_head.weight", &[vocab, hidden]);
-    }
-    builder.build_precise(is_precise)
-}
 
-fn block_name(layer: usize, name: &str) -> String {
-    format!("model.layers.{layer}.{name}")
-}
-
-impl ParameterIds {
-    /// Finds the parameters of a model in its layout.
-    pub fn new(config: &ModelConfig, layout: &Layout) -> ParameterIds {
-        let names = layout
-            .entries()
-            .iter()
-            .enumerate()
-            .map(|(index, entry)| (entry.name.as_str(), index));
-        let by_name: std::collections::HashMap<&str, usize> = names.collect();
-        let find = |name: &str| {
-            *by_name
-                .get(name)
-                .expect("the layout was made from the same configuration")
+    /// The parameters in the order of their layout: matrices, then vectors, each as declared.
+    pub fn in_layout(&self) -> impl Iterator<Item = &Parameter> {
+        let of = |matrices: bool| {
+            let declared = self.declared.iter();
+            declared.filter(move |parameter| parameter.is_matrix() == matrices)
         };
-        let blocks = (0..config.layers).map(|layer| {
-            let find = |name: &str| find(&block_name(layer, name));
-            BlockParameters {
-                input_layernorm: find("input_layernorm.weight"),
-                q_proj: find("self_attn.q_proj.weight"),
-                k_proj: find("self_attn.k_proj.weight"),
-                v_proj: find("self_attn.v_proj.weight"),
-                qkv_bias: config
-                    .qkv_bias
-                    .then(|| ["q", "k", "v"].map(|p| find(&format!("self_attn.{p}_proj.bias")))),
-                qk_norm: config
-                    .qk_norm
-                    .then(|| ["q", "k"].map(|p| find(&format!("self_attn.{p}_norm.weight")))),
-                o_proj: find("self_attn.o_proj.weight"),
-                post_attention_layernorm: find("post_attention_layernorm.weight"),
-                gate_proj: find("mlp.gate_proj.weight"),
-                up_proj: find("mlp.up_proj.weight"),
-                down_proj: find("mlp.down_proj.weight"),
-            }
+        of(true).chain(of(false))
+    }
+
+    /// Where each lies in the arenas. `is_precise(name, elements)` says which have states that must not be quantised.
+    pub fn layout(&self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
+        let mut builder = LayoutBuilder::default();
+        for parameter in &self.declared {
+            builder.add(parameter.name.clone(), &parameter.shape);
+        }
+        builder.build_precise(is_precise)
+    }
+
+    /// The layout's index of each, by the order of declaration.
+    pub(crate) fn layout_indices(&self) -> LayoutIndices {
+        let mut next = [
+            0,
+            self.declared
+                .iter()
+                .filter(|parameter| parameter.is_matrix())
+                .count(),
+        ];
+        let index = |parameter: &Parameter| {
+            let next = &mut next[usize::from(!parameter.is_matrix())];
+            *next += 1;
+            *next - 1
+        };
+        LayoutIndices(self.declared.iter().map(index).collect())
+    }
+}
+
+/// Where parameters stand in their layout.
+pub(crate) struct LayoutIndices(Vec<usize>);
+
+impl LayoutIndices {
+    /// The index of one.
+    pub(crate) fn of(&self, id: ParameterId) -> usize {
+        self.0[id.0]
+    }
+}
+
+/// Declares the parameters of one part of a model.
+pub struct PartParameters<'a> {
+    all: &'a mut Parameters,
+    part: Layer,
+    prefix: String,
+    stored: Stored,
+}
+
+impl PartParameters<'_> {
+    /// The same, for matrices that files keep in this way.
+    pub fn stored(self, stored: Stored) -> Self {
+        PartParameters { stored, ..self }
+    }
+
+    /// A matrix `[outputs, inputs]` of normal values.
+    pub fn matrix(&mut self, name: &str, shape: [usize; 2]) -> ParameterId {
+        self.declare(name, &shape, Initial::Normal)
+    }
+
+    /// A vector.
+    pub fn vector(&mut self, name: &str, width: usize, initial: Initial) -> ParameterId {
+        self.declare(name, &[width], initial)
+    }
+
+    /// Any parameter.
+    pub fn declare(&mut self, name: &str, shape: &[usize], initial: Initial) -> ParameterId {
+        self.all.declared.push(Parameter {
+            name: format!("{}{name}", self.prefix),
+            shape: shape.to_vec(),
+            part: self.part,
+            initial,
+            stored: if shape.len() > 1 {
+                self.stored
+            } else {
+                Stored::AsUsed
+            },
         });
-        let embed_tokens = find("model.embed_tokens.weight");
-        let lm_head = if config.tie_embeddings {
-            embed_tokens
-        } else {
-            find("lm_head.weight")
-        };
-        ParameterIds {
-            embed_tokens,
-            blocks: blocks.collect(),
-            norm: find("model.norm.weight"),
-            lm_head,
-        }
+        ParameterId(self.all.declared.len() - 1)
     }
 }

@@ -1,98 +1,143 @@
 //! The table of saved activations of one micro-batch, made once and used for every one.
 
-use crate::model::Model;
-use crate::offload::{Arriving, HostPlaces, Leaving};
-use crate::policy::Policy;
-use crate::stage::Activation;
-use memory::{Buffer, Category, Memory, OutOfMemory};
+use crate::host_places::{Arriving, HostPlaces, Leaving};
+use crate::policy::{Action, Policy};
+use crate::{Activation, Architecture, BatchShape, Block, Extent, LayerActivation};
+use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 use std::rc::Rc;
 
-/// Activations by layer. A live one is frozen while it is here: it is read through `Rc`s and written by nobody.
+/// Activations by layer, and the policy that they follow. A live one is frozen while it is here: it is read through
+/// `Rc`s and written by nobody.
 pub struct Saved {
-    layers: Vec<[Entry; Activation::ALL.len()]>,
+    layers: Vec<Vec<Slot>>,
     pub(crate) host: HostPlaces,
+    policy: Policy,
+    pub(crate) dtype: DType,
+}
+
+/// The place of one activation in the table.
+pub(crate) struct Slot {
+    pub(crate) activation: Activation,
+    pub(crate) extent: Extent,
+    pub(crate) state: State,
 }
 
 /// Where an activation is.
 #[derive(Default)]
-pub(crate) enum Entry {
+pub(crate) enum State {
     /// Not made yet, dropped, or released.
     #[default]
     Absent,
-    /// In device memory.
+    /// Device memory holds it.
     Live(Rc<Buffer>),
-    /// In device memory, while it is copied to the host.
+    /// Device memory holds it, and it is being copied to the host.
     Leaving(Leaving),
-    /// On the host.
+    /// The host alone holds it.
     Away,
     /// Device memory into which it is copied from the host.
     Arriving(Arriving),
 }
 
 impl Saved {
-    /// An empty table for the blocks of a model and the head's input after them, with pinned host memory for what the
-    /// policy offloads of a micro-batch of `rows` sequences of `seq` tokens.
+    /// An empty table for the blocks of a model that computes in `dtype`, and the head's input after them, with pinned
+    /// host memory for what the policy offloads of a micro-batch of this shape.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the host's memory is refused.
     pub fn lease(
         memory: &Memory,
-        model: &Model,
+        architecture: &Architecture,
+        dtype: DType,
         policy: &Policy,
-        (rows, seq): (usize, usize),
+        batch: BatchShape,
     ) -> Result<Saved, OutOfMemory> {
-        let no_entries = || [const { Entry::Absent }; Activation::ALL.len()];
+        let slot = |(activation, extent): (Activation, &Extent)| Slot {
+            activation,
+            extent: *extent,
+            state: State::Absent,
+        };
+        let of_block = |block: &Block| block.activations().map(slot).collect();
+        let mut layers: Vec<Vec<Slot>> = architecture.blocks().iter().map(of_block).collect();
+        let head_input = Extent::tokens(architecture.width());
+        layers.push(vec![slot((Activation::X, &head_input))]);
+        let offloaded = |layer, slot: &Slot| {
+            let activation = slot.activation;
+            let is_offloaded = policy.action(layer, activation) == Action::Offload;
+            let (dims, dtype) = slot.extent.resolve(batch, dtype);
+            let bytes = dims.elements() * dtype.size_in_bytes();
+            is_offloaded.then_some((LayerActivation { layer, activation }, bytes))
+        };
+        let of_layer = |(layer, slots): (usize, &Vec<Slot>)| {
+            let offloaded = slots.iter().filter_map(|slot| offloaded(layer, slot));
+            offloaded.collect::<Vec<_>>()
+        };
+        let offloaded = layers.iter().enumerate().flat_map(of_layer);
         Ok(Saved {
-            layers: (0..=policy.layers()).map(|_| no_entries()).collect(),
-            host: HostPlaces::lease(memory, model, policy, (rows, seq))?,
+            host: HostPlaces::lease(memory, offloaded)?,
+            layers,
+            policy: policy.clone(),
+            dtype,
         })
     }
 
-    pub(crate) fn entry(&mut self, layer: usize, activation: Activation) -> &mut Entry {
-        &mut self.layers[layer][activation as usize]
+    /// What happens to an activation between forward and backward.
+    pub(crate) fn action(&self, at: LayerActivation) -> Action {
+        self.policy.action(at.layer, at.activation)
+    }
+
+    /// The slot of an activation.
+    ///
+    /// # Panics
+    /// If the block has no such activation.
+    pub(crate) fn slot(&mut self, at: LayerActivation) -> &mut Slot {
+        let mut slots = self.layers[at.layer].iter_mut();
+        let slot = slots.find(|slot| slot.activation == at.activation);
+        slot.unwrap_or_else(|| panic!("there is no {at}"))
+    }
+
+    fn state(&self, at: LayerActivation) -> &State {
+        let mut slots = self.layers[at.layer].iter();
+        let slot = slots.find(|slot| slot.activation == at.activation);
+        &slot.unwrap_or_else(|| panic!("there is no {at}")).state
     }
 
     /// Everything of a block.
-    pub(crate) fn block(&mut self, layer: usize) -> &mut [Entry] {
+    pub(crate) fn block(&mut self, layer: usize) -> &mut [Slot] {
         &mut self.layers[layer]
     }
 
     /// Whether the activation is neither in device memory nor on the host.
-    pub fn is_absent(&self, layer: usize, activation: Activation) -> bool {
-        matches!(self.layers[layer][activation as usize], Entry::Absent)
+    pub(crate) fn is_absent(&self, at: LayerActivation) -> bool {
+        matches!(self.state(at), State::Absent)
     }
 
     /// Whether the activation is on the host alone.
-    pub(crate) fn is_away(&self, layer: usize, activation: Activation) -> bool {
-        matches!(self.layers[layer][activation as usize], Entry::Away)
+    pub(crate) fn is_away(&self, at: LayerActivation) -> bool {
+        matches!(self.state(at), State::Away)
     }
 
     /// The activation, if it is live.
-    pub fn get(&self, layer: usize, activation: Activation) -> Option<&Rc<Buffer>> {
-        match &self.layers[layer][activation as usize] {
-            Entry::Live(buffer) => Some(buffer),
+    pub(crate) fn get(&self, at: LayerActivation) -> Option<&Rc<Buffer>> {
+        match self.state(at) {
+            State::Live(buffer) => Some(buffer),
             _ => None,
         }
     }
 
     /// Files an activation.
-    pub fn put(&mut self, layer: usize, activation: Activation, buffer: Buffer) {
-        let entry = self.entry(layer, activation);
-        let previous = std::mem::replace(entry, Entry::Live(Rc::new(buffer)));
-        assert!(
-            matches!(previous, Entry::Absent),
-            "{} of layer {layer} was made twice",
-            activation.name()
-        );
+    pub(crate) fn put(&mut self, at: LayerActivation, buffer: Buffer) {
+        let state = &mut self.slot(at).state;
+        let previous = std::mem::replace(state, State::Live(Rc::new(buffer)));
+        assert!(matches!(previous, State::Absent), "{at} was made twice");
     }
 
     /// Drops an activation.
     ///
     /// # Panics
     /// If somebody still reads or copies it: its memory would not come back when the plan says so.
-    pub fn release(&mut self, layer: usize, activation: Activation) {
-        if !self.is_absent(layer, activation) {
-            drop(self.take_unread(layer, activation));
+    pub(crate) fn release(&mut self, at: LayerActivation) {
+        if !self.is_absent(at) {
+            drop(self.take_unread(at));
         }
     }
 
@@ -100,33 +145,30 @@ impl Saved {
     ///
     /// # Panics
     /// As [`Saved::release`], and if it is not here.
-    pub fn take(&mut self, layer: usize, activation: Activation) -> Buffer {
-        let mut buffer = self.take_unread(layer, activation);
+    pub(crate) fn take(&mut self, at: LayerActivation) -> Buffer {
+        let mut buffer = self.take_unread(at);
         buffer.recategorize(Category::Temporary);
         buffer
     }
 
     /// Takes a live activation out.
-    pub(crate) fn take_unread(&mut self, layer: usize, activation: Activation) -> Buffer {
-        let live = match std::mem::take(self.entry(layer, activation)) {
-            Entry::Live(buffer) => Rc::into_inner(buffer),
+    pub(crate) fn take_unread(&mut self, at: LayerActivation) -> Buffer {
+        let live = match std::mem::take(&mut self.slot(at).state) {
+            State::Live(buffer) => Rc::into_inner(buffer),
             _ => None,
         };
-        live.unwrap_or_else(|| {
-            let name = activation.name();
-            panic!("{name} of layer {layer} leaves the table when it is live and nobody reads it")
-        })
+        live.unwrap_or_else(|| panic!("{at} leaves the table when it is live and nobody reads it"))
     }
 
     /// Drops everything, when no copy is under way.
     pub(crate) fn clear(&mut self) {
-        let entries = self.layers.iter_mut().flatten();
-        entries.for_each(|entry| *entry = Entry::Absent);
+        let slots = self.layers.iter_mut().flatten();
+        slots.for_each(|slot| slot.state = State::Absent);
     }
 
     /// Whether there is nothing in it.
     pub fn is_empty(&self) -> bool {
-        let mut entries = self.layers.iter().flatten();
-        entries.all(|entry| matches!(entry, Entry::Absent))
+        let mut slots = self.layers.iter().flatten();
+        slots.all(|slot| matches!(slot.state, State::Absent))
     }
 }

@@ -3,19 +3,24 @@
 mod common;
 
 use candle_core::Tensor;
-use common::{Oracle, Vars, gradients, var};
+use common::harness::noise;
+use common::oracle::{Oracle, Vars, gradients, var};
 use kernels::Kernels;
 use kernels::cpu::Cpu;
 use memory::{Arena, Category, DType, Memory};
 use model::{
-    Attention, Batch, Gradients, Model, ModelConfig, Policy, ReplayCounts, RopeScaling, Saved,
-    StepTotals,
+    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Gradients, Model,
+    ModelConfig, NormKind, Policy, Positions, RopeScaling, Saved, StepTotals, Work,
 };
 use std::rc::Rc;
 
 const ROWS: usize = 2;
 const SEQ: usize = 37;
 const VOCAB: usize = 131;
+const SHAPE: BatchShape = BatchShape {
+    rows: ROWS,
+    seq: SEQ,
+};
 
 /// Relative to a tensor's largest entry.
 const TOLERANCE: f64 = 2e-5;
@@ -32,20 +37,17 @@ fn plain() -> ModelConfig {
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
+        norm: NormKind::Rms,
+        activation: ActivationFunction::Swiglu,
+        positions: Positions::Rotary,
+        max_positions: None,
+        biases: false,
+        dropout: 0.0,
         norm_eps: 1e-5,
         rope_theta: 10_000.0,
         rope_scaling: None,
         init_std: 0.02,
     }
-}
-
-/// Pseudo-random numbers between -1 and 1 (SplitMix64).
-fn noise(seed: u64, index: u64) -> f32 {
-    let mut value = (seed << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^= value >> 31;
-    (value >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
 /// Values that leave no term of any gradient small: norm weights far from 1, biases far from 0.
@@ -89,18 +91,14 @@ fn assert_agrees(name: &str, config: &ModelConfig) {
 fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     let memory = Memory::host();
     let cpu = Cpu::new(&memory, DType::F32).unwrap();
-    let layout = Rc::new(model::layout(config, |_, _| false));
-    let model = Model::new(
-        config.clone(),
-        layout.clone(),
-        &memory,
-        &cpu,
-        SEQ,
-        DType::F32,
-        29,
-        attention,
-    )
-    .unwrap();
+    let architecture = Architecture::of(config, attention);
+    let layout = Rc::new(architecture.parameters().layout(|_, _| false));
+    let computation = Computation {
+        dtype: DType::F32,
+        seq: SEQ,
+        head_chunk: 29,
+    };
+    let model = Model::new(architecture, layout.clone(), &memory, &cpu, computation).unwrap();
     let layout = &layout;
     let lease = |category, name| Arena::lease(&memory, category, name, layout, DType::F32);
     let mut parameters = lease(Category::Parameter, "parameters").unwrap();
@@ -117,12 +115,12 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     let mut summed = Gradients::lease(&memory, layout, DType::F32).unwrap();
     summed.begin_step();
     let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32);
-    let (mut loss, mut replayed) = (loss.unwrap(), ReplayCounts::default());
+    let (mut loss, mut replayed) = (loss.unwrap(), model.no_replays());
     let scale = 1.0 / 64.0;
     let mut expected_loss: Option<Tensor> = None;
     for micro in 0..2 {
         let (ids, targets) = batch(100 + 10 * micro);
-        let on_device = Batch::upload(&memory, &cpu, (ROWS, SEQ), &ids, &targets).unwrap();
+        let on_device = Batch::upload(&memory, &cpu, SHAPE, &ids, &targets).unwrap();
         let mut totals = StepTotals {
             loss: &mut loss,
             replayed: &mut replayed,
@@ -130,22 +128,23 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
             gradient_scale: scale,
         };
         let policy = Policy::parse("core_attn", config.layers).unwrap();
-        let mut saved = Saved::lease(&memory, &model, &policy, (ROWS, SEQ)).unwrap();
-        let done = model.forward_backward(
-            &memory,
-            &cpu,
-            &mut parameters,
-            &mut summed,
-            &policy,
-            &mut saved,
-            &mut model::Nothing,
-            &on_device,
-            &mut totals,
-        );
-        done.unwrap();
+        let (architecture, dtype) = (model.architecture(), model.dtype());
+        let mut saved = Saved::lease(&memory, architecture, dtype, &policy, SHAPE).unwrap();
+        let work = Work {
+            memory: &memory,
+            kernels: &cpu,
+            parameters: &mut parameters,
+            gradients: &mut summed,
+            saved: &mut saved,
+            beside: &mut model::Nothing,
+            batch: &on_device,
+            randomness: None,
+        };
+        model.forward_backward(work, &mut totals).unwrap();
         let oracle = Oracle {
             config,
             vars: &vars,
+            is_parallel: false,
         };
         let sum = oracle.loss_sum(&ids, &targets, (ROWS, SEQ)).unwrap();
         expected_loss = Some(match expected_loss {

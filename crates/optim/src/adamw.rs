@@ -2,93 +2,29 @@
 
 use crate::cover::Cover;
 use crate::named::{NamedState, RestoreError, SavedState};
+use crate::numbers::{Hyperparameters, Numbers, StepNumbers};
 use crate::offload::{Offload, Offloaded};
-use crate::states::{Home, StateViews, States};
+use crate::segment::{Segment, segments};
+use crate::states::StateBuffers;
+use crate::storage::Storage;
 use crate::{MasterFormat, MomentFormat};
-use kernels::{KernelError, Kernels, NORM_PARTS};
+use kernels::{KernelError, Kernels, NORM_PARTS, NormAndClip};
 use memory::{Arena, Buffer, Category, DType, In, Layer, Layout, Memory, OutOfMemory, Space};
 use std::ops::Range;
 use std::rc::Rc;
-
-/// The numbers of AdamW that stay the same over a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Hyperparameters {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay of matrices; vectors have none.
-    pub weight_decay: f64,
-    /// Gradients are scaled down to this global norm; infinite: never.
-    pub clip_norm: f64,
-}
-
-/// The numbers of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepNumbers {
-    /// The step, from 1: with `seed` the key of the step's random numbers.
-    pub step: usize,
-    /// The update, from 1: unlike `step` it does not count skipped steps. Decides bias corrections.
-    pub update: usize,
-    /// The learning rate.
-    pub learning_rate: f64,
-    /// The run's seed.
-    pub seed: u64,
-}
 
 /// The optimizer and its states.
 pub struct AdamW {
     layout: Rc<Layout>,
     numbers: Numbers,
     /// States on the device, and what one call updates of them.
-    resident: States,
+    resident: StateBuffers,
     segments: Vec<Segment>,
     offloaded: Option<Offloaded>,
     /// Whether offloaded states still have to be updated with the gradients of the last step.
     is_pending: bool,
     /// Scratch of the norm.
     parts: Buffer,
-}
-
-/// What all updates of a step share, on the device.
-pub(crate) struct Numbers {
-    hyperparameters: Hyperparameters,
-    /// `[3]` f32: learning rate and bias corrections of the step.
-    rates: Buffer,
-    /// `[2]` f32: gradient norm and clipping factor of the step.
-    clip: Buffer,
-    /// `[2]` u32: key of the step's random numbers.
-    key: Buffer,
-}
-
-/// A range of the arenas that one call updates: all matrices or all vectors, with moments of one format.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Segment {
-    pub(crate) range: Range<usize>,
-    pub(crate) decays: bool,
-}
-
-/// Matrices and vectors of a cover, cut where quantised moments begin and end.
-pub(crate) fn segments(layout: &Layout, moments: MomentFormat, cover: &Cover) -> Vec<Segment> {
-    let cuts = match moments {
-        MomentFormat::Quantised => layout.quantisable(),
-        MomentFormat::F32 | MomentFormat::Bf16 => 0..layout.elements(),
-    };
-    let mut segments = Vec::new();
-    for (all, decays) in [(layout.matrices(), true), (layout.vectors(), false)] {
-        let [start, end] = [cuts.start, cuts.end].map(|cut| cut.clamp(all.start, all.end));
-        for kind in [all.start..start, start..end, end..all.end] {
-            let ranges = cover.within(&kind);
-            let segment = |range: &Range<usize>| Segment {
-                range: range.clone(),
-                decays,
-            };
-            segments.extend(ranges.ranges().iter().map(segment));
-        }
-    }
-    segments
 }
 
 impl AdamW {
@@ -109,23 +45,26 @@ impl AdamW {
         let away = offload.map_or(Cover::new([]), |offload| offload.cover(layout));
         let resident = all.without(&away);
         let space = Space::Device;
-        let small = |name, elements: usize, dtype| {
-            memory.lease_persistent(Category::OptimizerState, name, [elements], dtype)
-        };
         let lease_away = |offload| Offloaded::lease(memory, layout, offload, formats, weights);
         Ok(AdamW {
-            resident: States::lease(Home { memory, space }, layout, &resident, formats, weights)?,
+            resident: StateBuffers::lease(
+                Storage { memory, space },
+                layout,
+                &resident,
+                formats,
+                weights,
+            )?,
             segments: segments(layout, formats.0, &resident),
             offloaded: offload.map(lease_away).transpose()?,
             is_pending: false,
             layout: layout.clone(),
-            numbers: Numbers {
-                hyperparameters,
-                rates: small("rates", 3, DType::F32)?,
-                clip: small("clip", 2, DType::F32)?,
-                key: small("key", 2, DType::U32)?,
-            },
-            parts: small("norm_parts", NORM_PARTS, DType::F64)?,
+            numbers: Numbers::lease(memory, hyperparameters)?,
+            parts: memory.lease_persistent(
+                Category::OptimizerState,
+                "norm_parts",
+                [NORM_PARTS],
+                DType::F64,
+            )?,
         })
     }
 
@@ -192,7 +131,7 @@ impl AdamW {
         &mut self,
         kernels: &dyn Kernels,
         range: &Range<usize>,
-    ) -> Result<&mut States, KernelError> {
+    ) -> Result<&mut StateBuffers, KernelError> {
         match &mut self.offloaded {
             Some(offloaded) if offloaded.holds(range) => offloaded.states_at_rest(kernels),
             _ => Ok(&mut self.resident),
@@ -233,14 +172,20 @@ impl AdamW {
         assert!(!self.is_pending, "the update before is pending");
         self.numbers.upload(kernels, numbers)?;
         let all = gradients.flat(0..self.layout.elements());
-        let clip_norm = self.numbers.hyperparameters.clip_norm;
+        let clip_norm = self.numbers.clip_norm();
         let max_norm = clip_norm.is_finite().then_some(clip_norm as f32);
         let (clip, parts) = (self.numbers.clip.view_mut(), self.parts.view_mut());
-        kernels.norm_and_clip(clip, parts, all, loss, max_norm)?;
+        kernels.run(NormAndClip {
+            out: clip,
+            parts,
+            x: all,
+            loss,
+            max_norm,
+        })?;
         for segment in &self.segments {
             let states = self.resident.views(&segment.range);
             let update = self.numbers.update(parameters, gradients, segment, states);
-            kernels.adamw(update)?;
+            kernels.run(update)?;
         }
         if let Some(offloaded) = &mut self.offloaded {
             self.is_pending = true;
@@ -281,90 +226,5 @@ impl AdamW {
         gradients: &Arena,
     ) -> Result<(), KernelError> {
         self.update_part(kernels, parameters, gradients, Layer::Whole)
-    }
-}
-
-impl Numbers {
-    /// Sends what changes from step to step.
-    fn upload(&mut self, kernels: &dyn Kernels, numbers: StepNumbers) -> Result<(), KernelError> {
-        let Hyperparameters { beta1, beta2, .. } = self.hyperparameters;
-        let update = numbers.update as i32;
-        let rates = [
-            numbers.learning_rate,
-            1.0 / (1.0 - beta1.powi(update)),
-            1.0 / (1.0 - beta2.powi(update)).sqrt(),
-        ];
-        let rates = rates.map(|rate| rate as f32);
-        let key = kernels::random::key(numbers.seed, numbers.step as u64, ROUNDING);
-        let key = [key as u32, (key >> 32) as u32];
-        kernels.upload(self.rates.view_mut(), bytemuck::cast_slice(&rates))?;
-        kernels.upload(self.key.view_mut(), bytemuck::cast_slice(&key))
-    }
-
-    /// The update of a segment whose states are on the device.
-    pub(crate) fn update<'a>(
-        &'a self,
-        parameters: &'a mut Arena,
-        gradients: &'a Arena,
-        Segment { range, decays }: &Segment,
-        states: StateViews<'a>,
-    ) -> kernels::AdamW<'a> {
-        let Hyperparameters {
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            ..
-        } = self.hyperparameters;
-        kernels::AdamW {
-            parameters: parameters.flat_mut(range.clone()),
-            master: states.master,
-            first_moment: states.first_moment,
-            second_moment: states.second_moment,
-            gradients: gradients.flat(range.clone()),
-            rates: self.rates.view(),
-            clip: self.clip.view(),
-            key: self.key.view(),
-            first_index: range.start as u64,
-            beta1: beta1 as f32,
-            beta2: beta2 as f32,
-            eps: eps as f32,
-            weight_decay: if *decays { weight_decay as f32 } else { 0.0 },
-        }
-    }
-}
-
-/// The stream of random numbers that states and weights are rounded with.
-const ROUNDING: u32 = 1;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use memory::LayoutBuilder;
-
-    #[test]
-    fn calls_do_not_depend_on_the_number_of_tensors() {
-        let mut builder = LayoutBuilder::default();
-        for layer in 0..40 {
-            builder.add(format!("{layer}.small"), &[8, 8]);
-            builder.add(format!("{layer}.large"), &[100, 100]);
-            builder.add(format!("{layer}.norm"), &[5000]);
-            builder.add(format!("{layer}.bias"), &[8]);
-        }
-        let layout = builder.build_precise(|_, elements| elements < 4096);
-        let all = Cover::new([layout.matrices(), layout.vectors()]);
-        let plain = segments(&layout, MomentFormat::Bf16, &all);
-        let expected = [(layout.matrices(), true), (layout.vectors(), false)];
-        let expected = expected.map(|(range, decays)| Segment { range, decays });
-        assert_eq!(plain, expected);
-        let quantised = segments(&layout, MomentFormat::Quantised, &all);
-        assert_eq!(quantised.len(), 4);
-        let decays: Vec<bool> = quantised.iter().map(|segment| segment.decays).collect();
-        assert_eq!(decays, [true, true, false, false]);
-        let joined: Vec<usize> = quantised
-            .iter()
-            .flat_map(|segment| segment.range.clone())
-            .collect();
-        assert!(joined.into_iter().eq(0..layout.elements()));
     }
 }

@@ -2,16 +2,16 @@
 
 use crate::MasterFormat;
 use crate::cover::Cover;
-use crate::named::{NamedState, RestoreError, SavedState, state_name, store_f32};
-use crate::states::{Home, store};
+use crate::named::{NamedState, RestoreError, SavedState, state_name};
+use crate::storage::{Storage, store, store_f32};
 use half::bf16;
 use kernels::split::{join, split};
-use kernels::{KernelError, Kernels};
+use kernels::{KernelError, Kernels, MasterOperand};
 use memory::{Arena, Buffer, DType, Entry, In, Out, OutOfMemory, Space};
 use std::ops::Range;
 
 /// What stands beside the parameters, if anything does.
-pub(crate) enum Master {
+pub(crate) enum MasterWeights {
     /// The parameters are all there is.
     Parameters,
     F32(Held),
@@ -44,36 +44,36 @@ impl Held {
     }
 }
 
-impl Master {
+impl MasterWeights {
     pub(crate) fn lease(
-        home: Home,
+        storage: Storage,
         cover: &Cover,
         format: MasterFormat,
         weights: DType,
-    ) -> Result<Master, OutOfMemory> {
+    ) -> Result<MasterWeights, OutOfMemory> {
         let lease = |name, dtype| {
             let held = |buffer| Held {
                 buffer,
                 cover: cover.clone(),
-                space: home.space,
+                space: storage.space,
             };
-            let leased = home.lease(name, cover.elements(), dtype);
+            let leased = storage.lease(name, cover.elements(), dtype);
             leased.map(|buffer| buffer.map(held))
         };
         let held = match format {
             _ if weights == DType::F32 => None,
             MasterFormat::None => None,
-            MasterFormat::F32 => lease(F32, DType::F32)?.map(Master::F32),
-            MasterFormat::Remainder => lease(REMAINDER, DType::I16)?.map(Master::Remainder),
+            MasterFormat::F32 => lease(F32, DType::F32)?.map(MasterWeights::F32),
+            MasterFormat::Remainder => lease(REMAINDER, DType::I16)?.map(MasterWeights::Remainder),
         };
-        Ok(held.unwrap_or(Master::Parameters))
+        Ok(held.unwrap_or(MasterWeights::Parameters))
     }
 
     fn held(&self) -> Option<(&'static str, &Held)> {
         match self {
-            Master::Parameters => None,
-            Master::F32(held) => Some((F32, held)),
-            Master::Remainder(held) => Some((REMAINDER, held)),
+            MasterWeights::Parameters => None,
+            MasterWeights::F32(held) => Some((F32, held)),
+            MasterWeights::Remainder(held) => Some((REMAINDER, held)),
         }
     }
 
@@ -81,11 +81,11 @@ impl Master {
         self.held().map(|(name, held)| (name, &held.buffer))
     }
 
-    pub(crate) fn flat_mut(&mut self, range: &Range<usize>) -> kernels::Master<'_> {
+    pub(crate) fn flat_mut(&mut self, range: &Range<usize>) -> MasterOperand<'_> {
         match self {
-            Master::Parameters => kernels::Master::Parameters,
-            Master::F32(held) => kernels::Master::F32(held.flat_mut(range)),
-            Master::Remainder(held) => kernels::Master::Remainder(held.flat_mut(range)),
+            MasterWeights::Parameters => MasterOperand::Parameters,
+            MasterWeights::F32(held) => MasterOperand::F32(held.flat_mut(range)),
+            MasterWeights::Remainder(held) => MasterOperand::Remainder(held.flat_mut(range)),
         }
     }
 
@@ -105,12 +105,12 @@ impl Master {
             values.iter().map(|value| split(*value)).unzip();
         kernels.upload(weights, bytemuck::cast_slice(&halves))?;
         match self {
-            Master::Parameters => Ok(()),
-            Master::F32(held) => {
+            MasterWeights::Parameters => Ok(()),
+            MasterWeights::F32(held) => {
                 let (space, out) = (held.space, held.flat_mut(&range));
                 store_f32(kernels, space, out, values)
             }
-            Master::Remainder(held) => {
+            MasterWeights::Remainder(held) => {
                 let (space, out) = (held.space, held.flat_mut(&range));
                 store(kernels, space, out, bytemuck::cast_slice(&remainders))
             }

@@ -2,10 +2,10 @@
 
 use crate::MomentFormat;
 use crate::cover::Cover;
-use crate::named::{NamedState, RestoreError, SavedState, state_name, store_f32};
-use crate::states::{Home, store};
+use crate::named::{NamedState, RestoreError, SavedState, state_name};
+use crate::storage::{Storage, store, store_f32};
 use kernels::quantise::{BLOCK, Map};
-use kernels::{KernelError, Kernels};
+use kernels::{KernelError, Kernels, MomentOperand};
 use memory::{Buffer, DType, Entry, In, OutOfMemory, Space};
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(crate) static SECOND: Kind = Kind {
 };
 
 /// A moment's buffers.
-pub(crate) struct Moment {
+pub(crate) struct MomentBuffers {
     kind: &'static Kind,
     space: Space,
     /// f32 or bf16 of what is not quantised.
@@ -45,25 +45,25 @@ pub(crate) struct Moment {
     quantised_cover: Cover,
 }
 
-impl Moment {
+impl MomentBuffers {
     pub(crate) fn lease(
-        home: Home,
+        storage: Storage,
         plain_cover: &Cover,
         quantised_cover: &Cover,
         format: MomentFormat,
         kind: &'static Kind,
-    ) -> Result<Moment, OutOfMemory> {
+    ) -> Result<MomentBuffers, OutOfMemory> {
         let dtype = match format {
             MomentFormat::Bf16 => DType::BF16,
             MomentFormat::F32 | MomentFormat::Quantised => DType::F32,
         };
         let quantised = quantised_cover.elements();
-        let codes = home.lease(kind.codes, quantised, DType::U8)?;
-        let absmax = home.lease(kind.absmax, quantised / BLOCK, DType::F32)?;
-        Ok(Moment {
+        let codes = storage.lease(kind.codes, quantised, DType::U8)?;
+        let absmax = storage.lease(kind.absmax, quantised / BLOCK, DType::F32)?;
+        Ok(MomentBuffers {
             kind,
-            space: home.space,
-            plain: home.lease(kind.plain, plain_cover.elements(), dtype)?,
+            space: storage.space,
+            plain: storage.lease(kind.plain, plain_cover.elements(), dtype)?,
             plain_cover: plain_cover.clone(),
             quantised: codes.zip(absmax),
             quantised_cover: quantised_cover.clone(),
@@ -94,7 +94,7 @@ impl Moment {
     }
 
     /// A range that is quantised as a whole or not at all.
-    pub(crate) fn flat_mut(&mut self, range: &Range<usize>) -> kernels::Moment<'_> {
+    pub(crate) fn flat_mut(&mut self, range: &Range<usize>) -> MomentOperand<'_> {
         let plain_rows = self.plain_cover.rows(range);
         let quantised_rows = self.quantised_rows(range);
         match (
@@ -103,8 +103,8 @@ impl Moment {
             &mut self.plain,
             &mut self.quantised,
         ) {
-            (Some(rows), _, Some(plain), _) => kernels::Moment::Plain(plain.view_mut().rows(rows)),
-            (_, Some((rows, blocks)), _, Some((codes, absmax))) => kernels::Moment::Quantised {
+            (Some(rows), _, Some(plain), _) => MomentOperand::Plain(plain.view_mut().rows(rows)),
+            (_, Some((rows, blocks)), _, Some((codes, absmax))) => MomentOperand::Quantised {
                 codes: codes.view_mut().rows(rows),
                 absmax: absmax.view_mut().rows(blocks),
             },
@@ -142,8 +142,8 @@ impl Moment {
     ) -> Result<(), KernelError> {
         let space = self.space;
         match self.flat_mut(&entry.range()) {
-            kernels::Moment::Plain(out) => store_f32(kernels, space, out, values),
-            kernels::Moment::Quantised { .. } => {
+            MomentOperand::Plain(out) => store_f32(kernels, space, out, values),
+            MomentOperand::Quantised { .. } => {
                 let map = self.kind.map;
                 let mut codes = vec![0; values.len()];
                 let blocks = values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
@@ -166,8 +166,10 @@ impl Moment {
         codes.resize(entry.padded_range().len(), self.kind.map.zero);
         let space = self.space;
         match self.flat_mut(&entry.padded_range()) {
-            kernels::Moment::Plain(_) => unreachable!("this parameter's moments are quantised"),
-            kernels::Moment::Quantised {
+            MomentOperand::Plain(_) => {
+                unreachable!("this parameter's moments are quantised")
+            }
+            MomentOperand::Quantised {
                 codes: out,
                 absmax: scales,
             } => {
@@ -188,7 +190,7 @@ impl Moment {
         let (n, space) = (entry.elements(), self.space);
         if let Some(saved) = find(self.kind.plain) {
             match self.flat_mut(&entry.range()) {
-                kernels::Moment::Plain(out) if out.dtype() == saved.dtype => {
+                MomentOperand::Plain(out) if out.dtype() == saved.dtype => {
                     store(kernels, space, out, saved.exactly(entry, n, saved.dtype)?)?;
                 }
                 _ => self.set(kernels, entry, &saved.widened(entry, n)?)?,
@@ -201,10 +203,10 @@ impl Moment {
         let codes = codes.exactly(entry, n, DType::U8)?;
         let absmax_bytes = absmax.exactly(entry, n.div_ceil(BLOCK), DType::F32)?;
         match self.flat_mut(&entry.range()) {
-            kernels::Moment::Quantised { .. } => {
+            MomentOperand::Quantised { .. } => {
                 self.set_codes(kernels, entry, codes.to_vec(), absmax_bytes)?;
             }
-            kernels::Moment::Plain(_) => {
+            MomentOperand::Plain(_) => {
                 let absmax = absmax.widened(entry, n.div_ceil(BLOCK))?;
                 self.set(kernels, entry, &dequantise(self.kind.map, codes, &absmax))?;
             }

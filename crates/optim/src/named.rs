@@ -1,9 +1,8 @@
 //! States by parameter and name, as checkpoints hold them.
 
-use crate::states::store;
 use half::bf16;
 use kernels::{KernelError, Kernels, Queue};
-use memory::{DType, Entry, In, Out, Space};
+use memory::{DType, Entry, In, Space};
 
 /// One state of one parameter, for saving.
 pub struct NamedState<'a> {
@@ -115,18 +114,4 @@ impl<'a> SavedState<'a> {
 /// The name of a parameter's state.
 pub(crate) fn state_name(entry: &Entry, kind: &str) -> String {
     format!("{}.{kind}", entry.name)
-}
-
-/// Writes f32 values into an f32 tensor, or rounded to nearest into one of bf16.
-pub(crate) fn store_f32(
-    kernels: &dyn Kernels,
-    space: Space,
-    out: Out,
-    values: &[f32],
-) -> Result<(), KernelError> {
-    if out.dtype() == DType::F32 {
-        return store(kernels, space, out, bytemuck::cast_slice(values));
-    }
-    let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-    store(kernels, space, out, bytemuck::cast_slice(&rounded))
 }

@@ -1,23 +1,25 @@
-//! States in pinned host memory, which come to the device in slabs to be updated, and go back.
+//! States in pinned host memory, which come to the device in chunks to be updated, and go back.
 //!
-//! A slab is uploaded into a slot, updated there and downloaded, each in a queue of its own, so that copies each way and
+//! A chunk is uploaded into a slot, updated there and downloaded, each in a queue of its own, so that copies each way and
 //! updates run beside one another and beside the computation. Five waits order them, and each is needed:
 //!
 //! | who waits | for what | otherwise |
 //! |---|---|---|
 //! | the updates | the computation so far, once an update ([`FINAL`]) | they read gradients, and write weights, too early |
 //! | the upload | the slot's last download ([`LEFT`]) | it writes over states that are being sent |
-//! | the update | the slab's upload ([`CAME`]) | it reads what was in the slot before |
-//! | the download | the slab's update ([`UPDATED`]) | it sends states as they were |
+//! | the update | the chunk's upload ([`CAME`]) | it reads what was in the slot before |
+//! | the download | the chunk's update ([`UPDATED`]) | it sends states as they were |
 //! | the computation, once a part | the part's last update ([`WRITTEN`]) | it reads weights as they were |
 //!
-//! No more are. Slots are used in turn, and queues keep their order, so a slab's last download is over before it is
+//! No more are. Slots are used in turn, and queues keep their order, so a chunk's last download is over before it is
 //! uploaded again: its slot, or one that was used later, has been emptied by then. And the next gradients are written
 //! after the forward pass, in which the computation has waited for every update.
 
-use crate::adamw::{Numbers, Segment, segments};
 use crate::cover::Cover;
-use crate::states::{Home, States};
+use crate::numbers::Numbers;
+use crate::segment::{Segment, segments};
+use crate::states::StateBuffers;
+use crate::storage::Storage;
 use crate::{MasterFormat, MomentFormat};
 use kernels::{Event, KernelError, Kernels, Queue};
 use memory::{
@@ -37,9 +39,9 @@ pub struct Offload {
     /// The matrices that each part of the model reads first, in forward order, by their index in the layout. States of
     /// other matrices, and of vectors, which are small, stay on the device.
     pub parts: Vec<(Layer, Vec<usize>)>,
-    /// Most bytes of a slab: of all states of a range of parameters.
-    pub slab_bytes: usize,
-    /// Slabs that are on the device at a time.
+    /// Most bytes of a chunk: of all states of a range of parameters.
+    pub chunk_bytes: usize,
+    /// Chunks that are on the device at a time.
     pub slots: usize,
 }
 
@@ -55,24 +57,24 @@ impl Offload {
 /// Offloaded states, and where their updates are.
 pub(crate) struct Offloaded {
     cover: Cover,
-    states: States,
+    states: StateBuffers,
     slots: Vec<Slot>,
-    /// In the order of updates.
-    slabs: Vec<Segment>,
-    /// For each part, the number of slabs up to its end.
+    /// The pieces that are moved and updated at a time, in the order of updates.
+    chunks: Vec<Segment>,
+    /// Every part, with the number of chunks up to its end.
     part_ends: Vec<(Layer, usize)>,
-    /// Since the beginning, slabs that were asked to come, slabs whose update was asked for, and those of them that the
+    /// Since the beginning, chunks that were asked to come, chunks whose update was asked for, and those of them that the
     /// computation was told to wait for.
     uploaded: usize,
     updated: usize,
     awaited: usize,
-    /// When the last slab whose update was asked for is updated.
+    /// When the last chunk whose update was asked for is updated.
     last_updated: Event,
-    /// Slabs that may come: those of the update that is under way or next.
+    /// Chunks that may come: those of the update that is under way or next.
     due: usize,
 }
 
-/// Device memory for a slab.
+/// Device memory for a chunk.
 struct Slot {
     bytes: Buffer,
     filled: Event,
@@ -90,21 +92,22 @@ impl Offloaded {
     ) -> Result<Offloaded, OutOfMemory> {
         let space = Space::Host;
         let cover = offload.cover(layout);
-        let mut states = States::lease(Home { memory, space }, layout, &cover, formats, weights)?;
-        let (mut slabs, mut part_ends) = (Vec::new(), Vec::new());
+        let mut states =
+            StateBuffers::lease(Storage { memory, space }, layout, &cover, formats, weights)?;
+        let (mut chunks, mut part_ends) = (Vec::new(), Vec::new());
         for (part, matrices) in &offload.parts {
             let entries = matrices.iter().map(|index| &layout.entries()[*index]);
             let of_part = Cover::new(entries.map(|entry| entry.padded_range()));
             for segment in segments(layout, formats.0, &of_part) {
                 let block = segment.range.start..segment.range.start + PARAMETER_PADDING;
                 let block_bytes = states.views(&block).bytes();
-                let most = (offload.slab_bytes / block_bytes).max(1) * PARAMETER_PADDING;
-                slabs.extend(cut(segment, most));
+                let most = (offload.chunk_bytes / block_bytes).max(1) * PARAMETER_PADDING;
+                chunks.extend(cut(segment, most));
             }
-            part_ends.push((*part, slabs.len()));
+            part_ends.push((*part, chunks.len()));
         }
-        let bytes_of = |slab: &Segment| states.views(&slab.range).carved_bytes();
-        let slot_bytes = slabs.iter().map(bytes_of).max().unwrap_or(0);
+        let bytes_of = |chunk: &Segment| states.views(&chunk.range).carved_bytes();
+        let slot_bytes = chunks.iter().map(bytes_of).max().unwrap_or(0);
         let slot = |_| {
             let category = Category::OptimizerState;
             Ok(Slot {
@@ -118,12 +121,12 @@ impl Offloaded {
                 emptied: Event::PAST,
             })
         };
-        let slots = (0..offload.slots.clamp(1, slabs.len().max(1))).map(slot);
+        let slots = (0..offload.slots.clamp(1, chunks.len().max(1))).map(slot);
         Ok(Offloaded {
             slots: slots.collect::<Result<_, OutOfMemory>>()?,
             cover,
             states,
-            slabs,
+            chunks,
             part_ends,
             uploaded: 0,
             updated: 0,
@@ -138,7 +141,7 @@ impl Offloaded {
         self.cover.rows(range).is_some()
     }
 
-    pub(crate) fn states(&self) -> &States {
+    pub(crate) fn states(&self) -> &StateBuffers {
         &self.states
     }
 
@@ -146,7 +149,7 @@ impl Offloaded {
     pub(crate) fn states_at_rest(
         &mut self,
         kernels: &dyn Kernels,
-    ) -> Result<&mut States, KernelError> {
+    ) -> Result<&mut StateBuffers, KernelError> {
         assert_eq!(self.uploaded, self.updated, "an update is under way");
         for slot in &self.slots {
             kernels.finish(slot.emptied)?;
@@ -159,10 +162,10 @@ impl Offloaded {
         self.slots.iter().map(|slot| slot.bytes.bytes()).sum()
     }
 
-    /// Asks for the first slabs of the next update.
+    /// Asks for the first chunks of the next update.
     pub(crate) fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
-        let updates = self.updated / self.slabs.len().max(1);
-        self.due = (updates + 1) * self.slabs.len();
+        let updates = self.updated / self.chunks.len().max(1);
+        self.due = (updates + 1) * self.chunks.len();
         self.fill_slots(kernels)
     }
 
@@ -173,7 +176,7 @@ impl Offloaded {
         self.prefetch(kernels)
     }
 
-    /// Updates the slabs up to the end of a part, those that have not been, before the computation goes on; all for
+    /// Updates the chunks up to the end of a part, those that have not been, before the computation goes on; all for
     /// [`Layer::Whole`].
     pub(crate) fn update_part(
         &mut self,
@@ -184,10 +187,10 @@ impl Offloaded {
         part: Layer,
     ) -> Result<(), KernelError> {
         let end = self.part_ends.iter().find(|(own, _)| *own == part);
-        let end = end.map_or(self.slabs.len(), |(_, end)| *end);
-        let end = self.due - self.slabs.len() + end;
+        let end = end.map_or(self.chunks.len(), |(_, end)| *end);
+        let end = self.due - self.chunks.len() + end;
         while self.updated < end {
-            self.update_slab(kernels, numbers, parameters, gradients)?;
+            self.update_chunk(kernels, numbers, parameters, gradients)?;
             self.fill_slots(kernels)?;
         }
         if self.awaited < end {
@@ -197,7 +200,7 @@ impl Offloaded {
         Ok(())
     }
 
-    /// Whether the computation sees every slab updated.
+    /// Whether the computation sees every chunk updated.
     pub(crate) fn is_updated(&self) -> bool {
         self.awaited == self.due
     }
@@ -205,7 +208,7 @@ impl Offloaded {
     /// Uploads as far as there are slots.
     fn fill_slots(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         while self.uploaded < self.due.min(self.updated + self.slots.len()) {
-            let range = self.slabs[self.uploaded % self.slabs.len()].range.clone();
+            let range = self.chunks[self.uploaded % self.chunks.len()].range.clone();
             let index = self.uploaded % self.slots.len();
             let slot = &mut self.slots[index];
             kernels.wait(Queue::Upload, slot.emptied, LEFT)?;
@@ -222,14 +225,14 @@ impl Offloaded {
         Ok(())
     }
 
-    fn update_slab(
+    fn update_chunk(
         &mut self,
         kernels: &dyn Kernels,
         numbers: &Numbers,
         parameters: &mut Arena,
         gradients: &Arena,
     ) -> Result<(), KernelError> {
-        let segment = self.slabs[self.updated % self.slabs.len()].clone();
+        let segment = self.chunks[self.updated % self.chunks.len()].clone();
         let index = self.updated % self.slots.len();
         let slot = &mut self.slots[index];
         let on_host = self.states.views(&segment.range);

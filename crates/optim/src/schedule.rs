@@ -1,18 +1,20 @@
 //! Learning-rate schedules.
 
+use choices::choices;
 use std::f64::consts::PI;
 
-/// How the learning rate falls after warmup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScheduleKind {
-    /// Not at all.
-    Constant,
-    /// In a straight line.
-    Linear,
-    /// Along half a cosine.
-    Cosine,
-    /// Warmup, stable, decay (Hu et al. 2024): constant, then a straight line over the last steps.
-    Wsd,
+choices! {
+    /// How the learning rate falls after warmup.
+    ScheduleKind {
+        /// It stays at its peak.
+        Constant = "constant",
+        /// It falls in a straight line.
+        Linear = "linear",
+        /// It falls along half a cosine wave.
+        Cosine = "cosine",
+        /// It stays, and falls in a straight line over the last steps: warmup, stable, decay (Hu et al. 2024).
+        Wsd = "wsd",
+    }
 }
 
 /// The learning rate of every step.

@@ -1,86 +1,46 @@
 //! Moments and master weights of a part of the parameters, in one space.
 
 use crate::cover::Cover;
-use crate::master::Master;
-use crate::moment::{FIRST, Moment, SECOND};
+use crate::master::MasterWeights;
+use crate::moment::{FIRST, MomentBuffers, SECOND};
 use crate::named::{NamedState, RestoreError, SavedState};
+use crate::storage::Storage;
 use crate::{MasterFormat, MomentFormat};
-use kernels::{KernelError, Kernels};
-use memory::{Arena, Buffer, Category, DType, Entry, Layout, Memory, Out, OutOfMemory, Space};
+use kernels::{KernelError, Kernels, MasterOperand, MomentOperand};
+use memory::{Arena, DType, Entry, Layout, Out, OutOfMemory};
 use std::ops::Range;
 
-/// Where states live, and how they are reached there.
-#[derive(Clone, Copy)]
-pub(crate) struct Home<'a> {
-    pub(crate) memory: &'a Memory,
-    pub(crate) space: Space,
-}
-
-impl Home<'_> {
-    /// Leases a buffer; none if it would hold nothing.
-    pub(crate) fn lease(
-        &self,
-        name: &'static str,
-        elements: usize,
-        dtype: DType,
-    ) -> Result<Option<Buffer>, OutOfMemory> {
-        let (category, dims) = (Category::OptimizerState, [elements]);
-        match self.space {
-            _ if elements == 0 => return Ok(None),
-            Space::Device => self.memory.lease_persistent(category, name, dims, dtype),
-            Space::Host => self.memory.lease_pinned(category, name, dims, dtype),
-        }
-        .map(Some)
-    }
-}
-
-/// Writes bytes into a state.
-pub(crate) fn store(
-    kernels: &dyn Kernels,
-    space: Space,
-    out: Out,
-    bytes: &[u8],
-) -> Result<(), KernelError> {
-    match space {
-        Space::Device => kernels.upload(out, bytes),
-        Space::Host => {
-            out.cast(DType::U8).slice_mut::<u8>().copy_from_slice(bytes);
-            Ok(())
-        }
-    }
-}
-
 /// The states of the elements that a cover names.
-pub(crate) struct States {
-    master: Master,
-    first_moment: Moment,
-    second_moment: Moment,
+pub(crate) struct StateBuffers {
+    master: MasterWeights,
+    first_moment: MomentBuffers,
+    second_moment: MomentBuffers,
 }
 
 /// Views of all states of one range.
 pub(crate) struct StateViews<'a> {
-    pub(crate) master: kernels::Master<'a>,
-    pub(crate) first_moment: kernels::Moment<'a>,
-    pub(crate) second_moment: kernels::Moment<'a>,
+    pub(crate) master: MasterOperand<'a>,
+    pub(crate) first_moment: MomentOperand<'a>,
+    pub(crate) second_moment: MomentOperand<'a>,
 }
 
-impl States {
+impl StateBuffers {
     /// Leases states, zeroed.
     pub(crate) fn lease(
-        home: Home,
+        storage: Storage,
         layout: &Layout,
         cover: &Cover,
         (moments, master): (MomentFormat, MasterFormat),
         weights: DType,
-    ) -> Result<States, OutOfMemory> {
+    ) -> Result<StateBuffers, OutOfMemory> {
         let quantised = match moments {
             MomentFormat::Quantised => cover.within(&layout.quantisable()),
             MomentFormat::F32 | MomentFormat::Bf16 => Cover::new([]),
         };
         let plain = cover.without(&quantised);
-        let moment = |kind| Moment::lease(home, &plain, &quantised, moments, kind);
-        Ok(States {
-            master: Master::lease(home, cover, master, weights)?,
+        let moment = |kind| MomentBuffers::lease(storage, &plain, &quantised, moments, kind);
+        Ok(StateBuffers {
+            master: MasterWeights::lease(storage, cover, master, weights)?,
             first_moment: moment(&FIRST)?,
             second_moment: moment(&SECOND)?,
         })
@@ -143,9 +103,9 @@ impl<'a> StateViews<'a> {
         let mut knife = Knife { rest: Some(bytes) };
         StateViews {
             master: match &self.master {
-                kernels::Master::Parameters => kernels::Master::Parameters,
-                kernels::Master::F32(like) => kernels::Master::F32(knife.cut(like)),
-                kernels::Master::Remainder(like) => kernels::Master::Remainder(knife.cut(like)),
+                MasterOperand::Parameters => MasterOperand::Parameters,
+                MasterOperand::F32(like) => MasterOperand::F32(knife.cut(like)),
+                MasterOperand::Remainder(like) => MasterOperand::Remainder(knife.cut(like)),
             },
             first_moment: knife.moment(&self.first_moment),
             second_moment: knife.moment(&self.second_moment),
@@ -167,15 +127,15 @@ impl<'a> StateViews<'a> {
     pub(crate) fn tensors(self) -> Vec<Out<'a>> {
         let mut tensors = Vec::new();
         match self.master {
-            kernels::Master::Parameters => {}
-            kernels::Master::F32(master) | kernels::Master::Remainder(master) => {
+            MasterOperand::Parameters => {}
+            MasterOperand::F32(master) | MasterOperand::Remainder(master) => {
                 tensors.push(master);
             }
         }
         for moment in [self.first_moment, self.second_moment] {
             match moment {
-                kernels::Moment::Plain(values) => tensors.push(values),
-                kernels::Moment::Quantised { codes, absmax } => tensors.extend([codes, absmax]),
+                MomentOperand::Plain(values) => tensors.push(values),
+                MomentOperand::Quantised { codes, absmax } => tensors.extend([codes, absmax]),
             }
         }
         tensors
@@ -203,10 +163,10 @@ impl<'a> Knife<'a> {
         taken.rows(0..bytes).cast(like.dtype())
     }
 
-    fn moment(&mut self, like: &kernels::Moment) -> kernels::Moment<'a> {
+    fn moment(&mut self, like: &MomentOperand) -> MomentOperand<'a> {
         match like {
-            kernels::Moment::Plain(values) => kernels::Moment::Plain(self.cut(values)),
-            kernels::Moment::Quantised { codes, absmax } => kernels::Moment::Quantised {
+            MomentOperand::Plain(values) => MomentOperand::Plain(self.cut(values)),
+            MomentOperand::Quantised { codes, absmax } => MomentOperand::Quantised {
                 codes: self.cut(codes),
                 absmax: self.cut(absmax),
             },

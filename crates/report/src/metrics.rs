@@ -76,7 +76,7 @@ impl Timing {
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename = "step")]
 pub struct StepRecord {
-    /// From 1.
+    /// The step, from 1.
     pub step: usize,
     /// Mean over all targets of the step.
     pub loss: f32,
@@ -127,7 +127,7 @@ pub struct EndRecord {
     pub reason: &'static str,
     /// Steps made.
     pub steps: usize,
-    /// Of these, skipped because loss or gradients were not finite.
+    /// Those of them that were skipped, because loss or gradients were not finite.
     pub skipped_steps: usize,
     /// The process's largest resident set.
     pub max_rss_bytes: Option<u64>,

@@ -1,12 +1,10 @@
 //! The command line, and how it becomes a configuration.
 
-use std::path::PathBuf;
-
+use crate::args::{RunArgs, SourceArgs};
 use clap::{Args, Parser, Subcommand};
-
-use crate::config::args::{OutputArgs, RunArgs, SourceArgs, TrainingArgs};
-use crate::config::resolve::{self, Action, Resolved, RunOptions};
-use crate::config::{ConfigError, check, preset};
+use settings::load::Override;
+use settings::{ConfigError, Given, Resolved, RunOptions, Task, check, preset, resolve};
+use std::path::PathBuf;
 
 /// Trains transformers and knows their memory to the byte before the run starts.
 ///
@@ -136,13 +134,12 @@ impl Cli {
     /// # Errors
     /// A command, flag or setting that is unknown, contradictory, out of range or not built.
     pub fn resolve(&self) -> Result<Resolved, ConfigError> {
+        let run = |task, run: &RunArgs, json| resolve(task, run.given(), run.options(json));
         match &self.command {
-            None => resolve_run(Action::Train, &self.train, false),
-            Some(Command::Train(run)) => resolve_run(Action::Train, run, false),
-            Some(Command::Plan(plan)) => resolve_run(Action::Plan, &plan.run, plan.json),
-            Some(Command::Profile(profile)) => {
-                resolve_run(Action::Profile, &profile.run, profile.json)
-            }
+            None => run(Task::Train, &self.train, false),
+            Some(Command::Train(train)) => run(Task::Train, train, false),
+            Some(Command::Plan(plan)) => run(Task::Plan, &plan.run, plan.json),
+            Some(Command::Profile(profile)) => run(Task::Profile, &profile.run, profile.json),
             Some(Command::Init(init)) => init.resolve(),
             Some(Command::Bench(_)) => not_built("bench"),
             Some(Command::Prepare(_)) => not_built("prepare"),
@@ -157,51 +154,49 @@ impl Cli {
 
 impl InitArgs {
     fn resolve(&self) -> Result<Resolved, ConfigError> {
-        let run = RunArgs {
-            source: self.source.clone(),
-            training: TrainingArgs {
-                seed: self.seed.clone(),
-                dtype: self.dtype.clone(),
-                threads: self.threads.clone(),
-                ..TrainingArgs::default()
-            },
-            output: OutputArgs {
-                out: Some(self.out.clone()),
-                quiet: self.quiet,
-                ..OutputArgs::default()
-            },
-            ..RunArgs::default()
+        let flags = [
+            ("--seed", "train.seed", &self.seed),
+            ("--dtype", "train.dtype", &self.dtype),
+            ("--threads", "train.threads", &self.threads),
+        ];
+        let given = Given {
+            config: self.source.config.clone(),
+            flags: overrides(&flags),
+            set: self.source.set.clone(),
+            ..Given::default()
         };
-        resolve_run(Action::Init, &run, false)
+        let options = RunOptions {
+            out: Some(self.out.clone()),
+            quiet: self.quiet,
+            ..RunOptions::default()
+        };
+        resolve(Task::Init, given, options)
     }
 }
 
 impl DoctorArgs {
     fn resolve(&self) -> Result<Resolved, ConfigError> {
-        let run = RunArgs {
-            training: TrainingArgs {
-                threads: self.threads.clone(),
-                ..TrainingArgs::default()
-            },
-            ..RunArgs::default()
+        let given = Given {
+            flags: overrides(&[("--threads", "train.threads", &self.threads)]),
+            ..Given::default()
         };
-        resolve_run(Action::Doctor, &run, self.json)
+        let options = RunOptions {
+            json: self.json,
+            ..RunOptions::default()
+        };
+        resolve(Task::Doctor, given, options)
     }
+}
+
+/// Flags with the keys that they set, where they are given.
+fn overrides(flags: &[(&str, &str, &Option<String>)]) -> Vec<Override> {
+    let flags = flags.iter();
+    flags
+        .filter_map(|(flag, key, text)| Some(Override::from_flag(flag, key, text.as_deref()?)))
+        .collect()
 }
 
 /// Refuses a command that is not built; its name has a row in [`check`].
 fn not_built(name: &'static str) -> Result<Resolved, ConfigError> {
     Err(check::command(name))
-}
-
-fn resolve_run(action: Action, run: &RunArgs, json: bool) -> Result<Resolved, ConfigError> {
-    let options = RunOptions {
-        out: run.output.out.clone(),
-        init_from: run.training.init_from.clone(),
-        save_final: run.output.save_final.clone(),
-        dump_gradients: run.output.dump_gradients,
-        quiet: run.output.quiet,
-        json,
-    };
-    resolve::resolve(action, run, options)
 }

@@ -1,14 +1,13 @@
 //! The device of a run: opened once, before anything is written.
 
-use crate::config::Device;
 use crate::failure::Failure;
-use crate::plan::CUDA_OVERHEAD_BYTES;
-use crate::session::Session;
-use crate::settings::Settings;
 use kernels::cpu::Cpu;
 use kernels::timed::{Timed, Timings};
 use kernels::{Kernels, Target};
 use memory::{DType, DeviceBytes, Layer, Memory, Phase, format_bytes};
+use planner::{CUDA_OVERHEAD_BYTES, memory_size};
+use session::Session;
+use settings::{Device, Settings};
 
 #[cfg(feature = "cuda")]
 use kernels::KernelError;
@@ -78,13 +77,13 @@ impl OpenDevice {
     /// As [`Session::on_cpu`].
     pub(crate) fn session(&self, settings: Settings, memory: &Memory) -> Result<Session, Failure> {
         match self {
-            OpenDevice::Cpu => Session::on_cpu(settings, memory),
+            OpenDevice::Cpu => Ok(Session::on_cpu(settings, memory)?),
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device) => {
                 if let Some(warning) = slow(&settings) {
                     tracing::warn!("{warning}");
                 }
-                Session::on_cuda(settings, memory, device)
+                Ok(Session::on_cuda(settings, memory, device)?)
             }
         }
     }
@@ -110,7 +109,7 @@ impl OpenDevice {
             }
         };
         drop(place);
-        Session::on_kernels(settings, memory, kernels)
+        Ok(Session::on_kernels(settings, memory, kernels)?)
     }
 
     /// Its operations, for these settings.
@@ -157,7 +156,12 @@ impl OpenDevice {
     /// [`Failure::Usage`] where the system does not tell, [`Failure::Device`] where the driver fails.
     pub(crate) fn total_bytes(&self) -> Result<u64, Failure> {
         match self.gpu_bytes()? {
-            None => crate::memory_size::host_bytes(),
+            None => memory_size::host_bytes().ok_or_else(|| {
+                Failure::Usage(
+                    "this system does not tell its memory size; give --memory-limit in bytes"
+                        .into(),
+                )
+            }),
             Some(bytes) => Ok(bytes.total),
         }
     }

@@ -1,12 +1,12 @@
 //! Why a command ended early, and with which exit code.
 
-use crate::config::{ConfigError, Device};
-use crate::host_room::HostNeed;
-use crate::optimizer_state::OptimizerStateError;
 use data::DataError;
-use kernels::Fault;
+use kernels::{Fault, KernelError};
 use memory::OutOfMemory;
-use model::{HfConfigError, ModelError, OffloadError, SpecError, WeightsError};
+use model::{HfConfigError, WeightsError};
+use planner::NoHostRoom;
+use session::{OptimizerStateError, SessionError};
+use settings::{ConfigError, Device};
 use std::path::PathBuf;
 
 /// A command that could not be carried out. The text says what was wrong, where, and what to do.
@@ -15,12 +15,6 @@ pub enum Failure {
     /// Bad usage or configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A recompute specification that cannot be followed.
-    #[error(transparent)]
-    Policy(#[from] SpecError),
-    /// Labels that cannot be offloaded as asked.
-    #[error(transparent)]
-    Offload(#[from] OffloadError),
     /// Bad usage that only shows when the command is carried out.
     #[error("{0}")]
     Usage(String),
@@ -33,15 +27,8 @@ pub enum Failure {
         hints: Vec<String>,
     },
     /// Host memory would not fit.
-    #[error("this run needs {need}, but {limit}{}", need.beside_the_device())]
-    HostMemory {
-        /// What the plan asks for.
-        need: HostNeed,
-        /// Which limit is in the way, and what it leaves.
-        limit: String,
-        /// How to raise it.
-        raise: &'static str,
-    },
+    #[error(transparent)]
+    HostMemory(#[from] NoHostRoom),
     /// Bad data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -126,8 +113,8 @@ impl Failure {
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::Config(_) | Failure::Policy(_) | Failure::Offload(_) | Failure::Usage(_) => 2,
-            Failure::OutOfMemory { .. } | Failure::HostMemory { .. } => 3,
+            Failure::Config(_) | Failure::Usage(_) => 2,
+            Failure::OutOfMemory { .. } | Failure::HostMemory(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
             Failure::Data(_)
             | Failure::Weights(_)
@@ -146,7 +133,7 @@ impl Failure {
     /// The reason in the last record of the metrics.
     pub fn reason(&self) -> &'static str {
         match self {
-            Failure::OutOfMemory { .. } | Failure::HostMemory { .. } => "out_of_memory",
+            Failure::OutOfMemory { .. } | Failure::HostMemory(_) => "out_of_memory",
             Failure::Diverged { .. } => "diverged",
             Failure::Interrupted { .. } => "interrupted",
             _ => "failed",
@@ -158,9 +145,7 @@ impl Failure {
         let hint = match self {
             Failure::Config(error) => error.hint(),
             Failure::OutOfMemory { hints, .. } => return hints.clone(),
-            Failure::HostMemory { raise, need, .. } => {
-                return vec![(*raise).into(), need.hint().into()];
-            }
+            Failure::HostMemory(refused) => return refused.hints(),
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \
                  predicts the memory of one"
@@ -188,29 +173,37 @@ impl Failure {
 fn is_usage(error: &DataError) -> bool {
     matches!(
         error,
-        DataError::UnknownFormat { .. }
-            | DataError::Zero { .. }
+        DataError::Zero { .. }
             | DataError::StepTooLarge { .. }
             | DataError::FormatNeedsPath { .. }
             | DataError::SeqDiffers { .. }
     )
 }
 
-impl From<ModelError> for Failure {
-    fn from(error: ModelError) -> Failure {
+impl From<SessionError> for Failure {
+    fn from(error: SessionError) -> Failure {
         match error {
-            ModelError::OutOfMemory(error) => error.into(),
-            ModelError::Kernel(error) => error.into(),
+            SessionError::Config(error) => error.into(),
+            SessionError::OutOfMemory(error) => error.into(),
+            SessionError::Kernel(error) => error.into(),
+            SessionError::Weights(error) => error.into(),
+            SessionError::OptimizerState(error) => error.into(),
+            SessionError::File { path, source } => Failure::File { path, source },
         }
     }
 }
 
-impl From<kernels::KernelError> for Failure {
-    fn from(error: kernels::KernelError) -> Failure {
-        match error.fault {
-            Fault::Device => Failure::Device(error.to_string()),
-            Fault::Caller => Failure::Defect(error.to_string()),
-        }
+impl From<KernelError> for Failure {
+    fn from(error: KernelError) -> Failure {
+        let way_out = match error.fault {
+            Fault::Caller => return Failure::Defect(error.to_string()),
+            Fault::DeviceFull => ": leave more room with --memory-limit",
+            Fault::TooLarge if error.operation.starts_with("flash_") => {
+                ": take --attention eager, or --dtype bf16 if it is f32"
+            }
+            Fault::Device | Fault::TooLarge => "",
+        };
+        Failure::Device(format!("{error}{way_out}"))
     }
 }
 
@@ -225,14 +218,24 @@ impl From<OutOfMemory> for Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::Failure;
+    use super::{Failure, Fault};
     use kernels::KernelError;
 
     #[test]
     fn a_failing_device_is_told_apart_from_a_defect() {
         let device = Failure::from(KernelError::device("upload", "CUDA_ERROR_LAUNCH_FAILED"));
+        let full = Failure::from(KernelError {
+            fault: Fault::DeviceFull,
+            ..KernelError::device("flash_attention", "no memory left")
+        });
+        let wide = Failure::from(KernelError::too_large("flash_attention", "wide heads"));
         let defect = Failure::from(KernelError::misfit("swiglu", "`up` is [2, 3]"));
         assert_eq!((device.exit_code(), defect.exit_code()), (5, 101));
+        assert!(
+            full.to_string()
+                .ends_with("left: leave more room with --memory-limit")
+        );
+        assert!(wide.to_string().contains("take --attention eager"));
         assert!(
             defect.to_string().ends_with("swiglu: `up` is [2, 3]"),
             "{defect}"

@@ -1,11 +1,11 @@
 //! The `init` command.
 
-use crate::config::Resolved;
 use crate::failure::Failure;
 use crate::run_dir::{make_folder, refuse_non_empty};
-use crate::settings::dtype;
 use crate::stdout::print;
-use model::{InitialValues, encode, export, layout};
+use memory::DType;
+use model::{Architecture, Attention, Fresh, Initial, encode, export};
+use settings::{FloatType, Resolved};
 
 /// Writes a freshly initialised model in Hugging Face layout.
 pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
@@ -17,15 +17,25 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
     refuse_non_empty(folder)?;
     make_folder(folder, "--out")?;
     let config = &resolved.config;
-    let (layout, dtype) = (layout(&config.model, |_, _| false), dtype(resolved.dtype()));
+    let architecture = Architecture::of(&config.model, Attention::default());
+    let parameters = architecture.parameters();
+    let layout = parameters.layout(|_, _| false);
+    let dtype = DType::from(resolved.dtype());
+    let fresh = Fresh {
+        deviation: config.model.init_std,
+        seed: config.train.seed,
+    };
+    let initial: Vec<Initial> = parameters
+        .in_layout()
+        .map(|parameter| parameter.initial)
+        .collect();
     let path = folder.join("model.safetensors");
-    export(&path, &layout, dtype, |index| {
-        let entry = &layout.entries()[index];
-        let values = InitialValues::new(&config.model, entry, index, config.train.seed);
-        let values: Vec<f32> = values.take(entry.elements()).collect();
+    export(&path, parameters, dtype, |index| {
+        let values = fresh.values(initial[index], index);
+        let values: Vec<f32> = values.take(layout.entries()[index].elements()).collect();
         encode(&values, dtype).into_owned()
     })?;
-    let name = if resolved.dtype() == crate::config::Dtype::Bf16 {
+    let name = if resolved.dtype() == FloatType::Bf16 {
         "bfloat16"
     } else {
         "float32"

@@ -1,20 +1,18 @@
 //! The `profile` command: every operation of a step, beside the least that the device could take.
 
-use crate::config::Resolved;
 use crate::device::OpenDevice;
 use crate::doctor::{Rates, Work};
 use crate::failure::Failure;
-use crate::host_room::HostRoom;
-use crate::plan::{Plan, dtype_name};
-use crate::run::planned_seq;
-use crate::settings::Settings;
+use crate::limits::{host_need, limit};
+use crate::samples::decided;
 use crate::stdout::{print, print_json};
-use crate::train::{host_need, limit};
 use data::{MicroBatch, StepBatch};
 use kernels::random::random_u32;
 use kernels::timed::{Timing, Timings};
+use planner::{HostRoom, Plan};
 use report::{Align, Table};
 use serde::Serialize;
+use settings::{Resolved, Settings};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -68,14 +66,14 @@ impl Operations {
 
 /// Makes some steps and prints what their operations took.
 pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
-    let settings = Settings::new(resolved, planned_seq(resolved)?)?;
+    let settings = Settings::new(&decided(resolved)?)?;
     let device = OpenDevice::open(resolved.device())?;
-    let plan = Plan::without_alternatives(&settings, device.target())?;
+    let plan = Plan::new(&settings, device.target())?;
     device.warn_if_tight(plan.reserved_bytes)?;
     let limit = limit(resolved, &device)?;
     HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
     let rates = measure(&device, &settings)?;
-    let dtype = dtype_name(settings.dtype);
+    let dtype = settings.dtype.as_str();
     let known = resolved.config.hardware.peak_tflops;
     let peak_tflops = known.or_else(|| device.peak_tflops(dtype));
     let timed = timed_steps(&device, &settings, limit, plan.slab_bytes)?;
@@ -152,7 +150,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
     }
 }
 
-/// Of each operation its best time, and of those that are alike the sum.
+/// Takes each operation's best time, and adds up those that are alike.
 fn sum_up(steps: &[Vec<Timing>], peak_tflops: f64, bandwidth_gbps: f64) -> Vec<Operations> {
     let mut sums = BTreeMap::new();
     for (index, first) in steps[0].iter().enumerate() {

@@ -1,14 +1,12 @@
 //! Carries a command out.
 
-use crate::config::{Action, Resolved, Size};
 use crate::failure::Failure;
-use crate::plan::Plan;
-use crate::settings::Settings;
+use crate::samples::decided;
 use crate::stdout::{print, print_json};
-use crate::train::data_options;
-use data::Dataset;
 use memory::format_bytes;
 use model::ModelConfig;
+use planner::Plan;
+use settings::{Resolved, Size, Task, check};
 use std::path::Path;
 
 /// Carries a resolved command out.
@@ -20,12 +18,12 @@ pub fn run(mut resolved: Resolved) -> Result<(), Failure> {
     if let Some(folder) = resolved.options.init_from.clone() {
         adopt_model(&mut resolved, &folder)?;
     }
-    match resolved.action {
-        Action::Train => crate::train::train(resolved),
-        Action::Plan => print_plan(&resolved),
-        Action::Profile => crate::profile::profile(&resolved),
-        Action::Init => crate::initialise::initialise(&resolved),
-        Action::Doctor => crate::doctor::doctor(&resolved),
+    match resolved.task {
+        Task::Train => crate::train::train(resolved),
+        Task::Plan => print_plan(&resolved),
+        Task::Profile => crate::profile::profile(&resolved),
+        Task::Init => crate::initialise::initialise(&resolved),
+        Task::Doctor => crate::doctor::doctor(&resolved),
     }
 }
 
@@ -71,13 +69,13 @@ fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
         }
     }
     resolved.config.model = model;
-    crate::config::check::contradictions(&resolved.config)?;
+    check::contradictions(&resolved.config)?;
     Ok(())
 }
 
 fn print_plan(resolved: &Resolved) -> Result<(), Failure> {
     let target = resolved.device().target();
-    let plan = Plan::new(&Settings::new(resolved, planned_seq(resolved)?)?, target)?;
+    let plan = Plan::with_alternatives(&decided(resolved)?, target)?;
     if resolved.options.json {
         return print_json(&plan);
     }
@@ -100,14 +98,5 @@ fn verdict(resolved: &Resolved, peak_bytes: u64) -> String {
             )
         }
         _ => String::new(),
-    }
-}
-
-/// The sequence length that a run would have: a batch file brings its own.
-pub(crate) fn planned_seq(resolved: &Resolved) -> Result<usize, Failure> {
-    let options = data_options(resolved);
-    match options.seq {
-        Some(seq) => Ok(seq),
-        None => Ok(Dataset::open(&options)?.seq()),
     }
 }

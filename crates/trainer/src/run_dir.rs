@@ -1,9 +1,9 @@
 //! The directory that a run writes into.
 
-use crate::config::Resolved;
 use crate::failure::Failure;
-use crate::plan::Plan;
+use planner::Plan;
 use serde::Serialize;
+use settings::Resolved;
 use std::path::{Path, PathBuf};
 
 /// `--out`, or a new folder under `runs/`.

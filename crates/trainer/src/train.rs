@@ -1,23 +1,21 @@
 //! The `train` command: plan, load, loop, summary.
 
-use crate::config::{AttentionBackend, DataFormat, Resolved, Size};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::host_room::{HostNeed, HostRoom};
 use crate::interrupt::Interrupt;
-use crate::oom::OomReport;
-use crate::plan::{HOST_ARENAS, Plan, arena_table};
+use crate::limits::{host_need, limit};
 use crate::run_dir::{RunDir, make_folder, refuse_model};
-use crate::session::{Session, StepOutcome};
-use crate::settings::{FLASH_FROM_SEQ, Settings};
+use crate::samples::data_options;
 use crate::stdout::print;
-use data::{Dataset, Format, Options, Prefetched, prefetch};
-use kernels::Target;
+use data::{Dataset, Prefetched, prefetch};
 use memory::{GRANULARITY_BYTES, Layer, Phase, format_bytes};
 use model::Attention;
+use planner::{HOST_ARENAS, HostRoom, OomReport, Plan, arena_table};
 use report::{
     EndRecord, MetricsFile, Progress, RunRecord, StepRecord, Timing, max_rss_bytes, memory_table,
 };
+use session::{Session, StepOutcome};
+use settings::{AttentionBackend, Config, FLASH_FROM_SEQ, Resolved, Settings};
 use std::time::{Duration, Instant};
 
 /// Steps that are read ahead of the one being made.
@@ -26,9 +24,10 @@ const PREFETCH_STEPS: usize = 2;
 /// Trains a model.
 pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let dataset = Dataset::open(&data_options(&resolved))?;
-    let settings = Settings::new(&resolved, dataset.seq())?;
+    resolved.config = resolved.decided(dataset.seq());
+    let settings = Settings::new(&resolved.config)?;
     let device = OpenDevice::open(resolved.device())?;
-    let plan = Plan::new(&settings, device.target())?;
+    let plan = Plan::with_alternatives(&resolved.config, device.target())?;
     device.warn_if_tight(plan.reserved_bytes)?;
     let limit = limit(&resolved, &device)?;
     HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
@@ -38,7 +37,7 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     if resolved.config.log.nvtx {
         device.show_ranges();
     }
-    decide(&mut resolved, &settings);
+    choose_attention(&mut resolved.config, settings.attention);
     let directory = RunDir::create(&resolved, &plan)?;
     if let Some(folder) = &resolved.options.save_final {
         make_folder(folder, "--save-final")?;
@@ -64,84 +63,28 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     run.write_run_record()?;
     let batches = prefetch(dataset.batches(), PREFETCH_STEPS);
     let outcome = run
-        .steps(settings.clone(), batches)
-        .map_err(|failure| run.explain(failure, &settings));
+        .steps(settings, batches)
+        .map_err(|failure| run.explain(failure));
     run.progress.finish();
     run.write_end_record(outcome.as_ref().err())?;
     outcome?;
     print(run.summary())
 }
 
-/// Sets what the configuration left to the command, the device and the data: planned or trained again from its
-/// run directory, the run is the same.
-fn decide(resolved: &mut Resolved, settings: &Settings) {
-    resolved.config.train.device = Some(resolved.device());
-    resolved.config.train.dtype = Some(resolved.dtype());
-    resolved.config.data.seq = settings.seq;
-    let chosen = match settings.attention {
+/// Writes down the kind of attention that `auto` stands for: planned or trained again from its run directory, the run is
+/// the same.
+fn choose_attention(config: &mut Config, attention: Attention) {
+    let chosen = match attention {
         Attention::Eager => AttentionBackend::Eager,
         Attention::Flash => AttentionBackend::Flash,
     };
-    let backend = &mut resolved.config.attention.backend;
-    if *backend == AttentionBackend::Auto {
-        let seq = settings.seq;
+    if config.attention.backend == AttentionBackend::Auto {
+        let seq = config.data.seq;
         tracing::info!(
             "attention is {chosen}: auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}"
         );
     }
-    *backend = chosen;
-}
-
-pub(crate) fn data_options(resolved: &Resolved) -> Options {
-    let config = &resolved.config;
-    let format = match config.data.format {
-        DataFormat::Auto => Format::Auto,
-        DataFormat::Batches => Format::Batches,
-        DataFormat::LlmC => Format::LlmC,
-        DataFormat::U16 => Format::U16,
-        DataFormat::Text => Format::Text,
-    };
-    let from_file = matches!(format, Format::Auto | Format::Batches)
-        && config
-            .data
-            .path
-            .as_ref()
-            .is_some_and(|path| path.extension().is_some_and(|end| end == "safetensors"));
-    Options {
-        path: config.data.path.clone(),
-        format,
-        // A batch file says its own sequence length, unless the user insists.
-        seq: if from_file && !resolved.seq_is_explicit {
-            None
-        } else {
-            Some(config.data.seq)
-        },
-        micro_batch: config.batch.micro,
-        accum: config.batch.accum,
-        shuffle: config.data.shuffle,
-        seed: config.train.seed,
-        vocab: config.model.vocab,
-    }
-}
-
-/// The limit on live device bytes.
-pub(crate) fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u64>, Failure> {
-    Ok(match resolved.config.memory.limit {
-        None => None,
-        Some(Size::Bytes(bytes)) => Some(bytes),
-        Some(size @ Size::Percent(_)) => Some(size.bytes_of(device.total_bytes()?)),
-    })
-}
-
-/// Host memory that a run takes. Under a limit, leases beyond that are refused: they take none.
-pub(crate) fn host_need(plan: &Plan, target: Target, limit: Option<u64>) -> HostNeed {
-    match target {
-        Target::Cuda => HostNeed::Pinned(plan.host_pinned_bytes),
-        Target::Cpu => {
-            let leased = plan.reserved_bytes.min(limit.unwrap_or(u64::MAX));
-            HostNeed::Everything(plan.host_pinned_bytes.saturating_add(leased))
-        }
-    }
+    config.attention.backend = chosen;
 }
 
 /// Pinned host memory from which leasing it is announced.
@@ -162,7 +105,7 @@ struct Run {
     resolved: Resolved,
     device: OpenDevice,
     plan: Plan,
-    /// On live device bytes.
+    /// The limit on live device bytes.
     limit: Option<u64>,
     /// Masked tokens included.
     tokens_per_step: usize,
@@ -218,6 +161,7 @@ impl Run {
         let made = self.make_steps(&mut session, &mut batches);
         // The last step may still be at work, whatever ended the run.
         let last = session.finish_step();
+        let last = last.map_err(Failure::from);
         let recorded = last.and_then(|last| self.record(last));
         made.and(recorded)?;
         if let Some(folder) = &self.resolved.options.save_final {
@@ -277,11 +221,11 @@ impl Run {
     }
 
     /// Looks for fixes of an out-of-memory error and writes them to `oom.json`; leaves other failures alone.
-    fn explain(&self, failure: Failure, settings: &Settings) -> Failure {
+    fn explain(&self, failure: Failure) -> Failure {
         let Failure::OutOfMemory { error, .. } = failure else {
             return failure;
         };
-        let report = match OomReport::new(&error, settings, self.device.target()) {
+        let report = match OomReport::new(&error, &self.resolved.config, self.device.target()) {
             Ok(report) => report,
             Err(_) => {
                 return Failure::OutOfMemory {
@@ -361,7 +305,7 @@ impl Run {
             phase_peak_bytes: outcome.memory.phase_peaks,
             slab_bytes: outcome.memory.slab_bytes,
             host_pinned_bytes: outcome.memory.host_pinned_bytes,
-            replayed: outcome.replayed,
+            replayed: outcome.replayed.clone(),
             h2d_bytes: outcome.traffic.h2d_bytes,
             d2h_bytes: outcome.traffic.d2h_bytes,
             device: outcome.memory.device,
@@ -449,27 +393,8 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Cli;
-    use clap::Parser;
 
     const GIB: u64 = 1 << 30;
-
-    /// A GPU's run needs host memory for what is pinned, the processor's for everything that it may lease.
-    #[test]
-    fn what_a_run_needs_of_the_host() {
-        let flags = "trainer plan --device cpu --offload-optimizer pinned";
-        let cli = Cli::try_parse_from(flags.split(' ')).unwrap();
-        let settings = Settings::new(&cli.resolve().unwrap(), 32).unwrap();
-        let plan = Plan::without_alternatives(&settings, Target::Cpu).unwrap();
-        let (pinned, reserved) = (plan.host_pinned_bytes, plan.reserved_bytes);
-        assert!(pinned > 0 && reserved > pinned);
-        let need = |target, limit| host_need(&plan, target, limit);
-        assert_eq!(need(Target::Cuda, None), HostNeed::Pinned(pinned));
-        for (limit, leased) in [(None, reserved), (Some(GIB), reserved), (Some(256), 256)] {
-            let everything = HostNeed::Everything(pinned + leased);
-            assert_eq!(need(Target::Cpu, limit), everything);
-        }
-    }
 
     #[test]
     fn only_much_pinned_memory_is_announced() {

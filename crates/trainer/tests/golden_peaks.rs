@@ -3,10 +3,10 @@
 //! A change of memory shows here as a difference. If it is meant, `BLESS_PEAKS=1 cargo test --release -p trainer
 //! --test golden_peaks` rewrites the file and prints every difference, for the review of the change.
 
+use planner::Plan;
 use serde_json::{Map, Value, json};
+use settings::Settings;
 use std::path::PathBuf;
-use trainer::plan::Plan;
-use trainer::settings::Settings;
 
 const SPECS: [&str; 8] = [
     "none",
@@ -50,7 +50,8 @@ fn settings(arguments: &[&str]) -> (Settings, kernels::Target) {
     let cli = trainer::cli::Cli::try_parse_from(arguments).expect("the arguments are well-formed");
     let resolved = cli.resolve().expect("the preset resolves");
     let target = resolved.device().target();
-    let settings = Settings::new(&resolved, resolved.config.data.seq).expect("the spec is valid");
+    let settings = resolved.decided(resolved.config.data.seq);
+    let settings = Settings::new(&settings).expect("the spec is valid");
     (settings, target)
 }
 
@@ -68,7 +69,7 @@ fn states_on_host(preset: &str, form: &str) -> Value {
         "--config {preset} --device cuda --dtype bf16 --recompute full --offload-optimizer pinned {form}"
     );
     let (settings, target) = settings(&arguments.split(' ').collect::<Vec<_>>());
-    let plan = Plan::without_alternatives(&settings, target).expect("shapes need no memory");
+    let plan = Plan::new(&settings, target).expect("shapes need no memory");
     json!([
         plan.peak_bytes,
         plan.reserved_bytes,
@@ -91,7 +92,7 @@ fn persistent(preset: &str, form: &str) -> Value {
 
 fn computed() -> Map<String, Value> {
     let mut cells = Map::new();
-    for preset in trainer::config::preset::names() {
+    for preset in settings::preset::names() {
         let layers = settings(&["--config", preset]).0.model.layers;
         let half = format!("full:block:{}", layers / 2);
         for spec in SPECS.into_iter().chain([half.as_str()]) {

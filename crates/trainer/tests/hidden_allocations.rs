@@ -9,13 +9,13 @@ mod common;
 use common::allocations::{SMALLEST, Watched, Watching, watch};
 use common::{DTYPES, odd_model, plan, session, settings, step_batch};
 use kernels::cpu::{Cpu, untracked_bytes_max};
-use kernels::{Init, Kernels};
+use kernels::{Init, Matmul, Run};
 use memory::{DType, In, Memory, Out};
 use model::{ModelConfig, OffloadLabels};
+use session::Session;
+use settings::OptimizerOffload;
+use settings::Settings;
 use std::hint::black_box;
-use trainer::offload::OptimizerOffload;
-use trainer::session::Session;
-use trainer::settings::Settings;
 
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
@@ -47,7 +47,13 @@ fn small_product() {
         In::of_slice(&a, [64, 64]),
         Out::of_slice(&mut out, [64, 64]),
     );
-    cpu.matmul(out, a, a, Init::Overwrite).unwrap();
+    cpu.run(Matmul {
+        out,
+        a,
+        b: a,
+        init: Init::Overwrite,
+    })
+    .unwrap();
 }
 
 /// The library keeps one buffer a thread from its first small product on: have every thread make one. Returns their
@@ -126,8 +132,8 @@ fn offloaded(dtype: DType) -> Settings {
     Settings {
         policy: settings.policy.clone().offload(&labels).unwrap(),
         offload: Some(OptimizerOffload {
-            slab_bytes: 1 << 20,
-            ..OptimizerOffload::default()
+            chunk_bytes: 1 << 20,
+            ..common::pinned_states()
         }),
         ..settings
     }

@@ -6,10 +6,10 @@ use kernels::Target;
 use memory::DType;
 use model::{Attention, ModelConfig};
 use optim::{MasterFormat, MomentFormat};
+use planner::Plan;
+use settings::{OptimizerOffload, Window};
+use settings::{Settings, StateFormats};
 use std::time::{Duration, Instant};
-use trainer::offload::{OptimizerOffload, Window};
-use trainer::plan::Plan;
-use trainer::settings::{Settings, States};
 
 fn settings(model: ModelConfig, spec: &str) -> Settings {
     Settings {
@@ -60,14 +60,14 @@ fn offload_takes_the_optimizer_off_the_device() {
         (MomentFormat::Quantised, MasterFormat::None),
     ] {
         let resident = settings(model.clone(), "full");
-        let states = States {
+        let states = StateFormats {
             moments,
             master,
-            ..States::default()
+            ..StateFormats::default()
         };
         let resident = Settings { states, ..resident };
         let offloaded = Settings {
-            offload: Some(OptimizerOffload::default()),
+            offload: Some(common::pinned_states()),
             ..resident.clone()
         };
         let [resident, offloaded] =
@@ -110,14 +110,14 @@ fn updates_hide_behind_enough_tokens() {
     let planned = |model: &ModelConfig, micro_batch, window| {
         let offload = Some(OptimizerOffload {
             window,
-            ..OptimizerOffload::default()
+            ..common::pinned_states()
         });
         let settings = Settings {
             micro_batch,
             offload,
             ..settings(model.clone(), "full")
         };
-        let plan = Plan::without_alternatives(&settings, Target::Cuda).unwrap();
+        let plan = Plan::new(&settings, Target::Cuda).unwrap();
         plan.offload.unwrap()
     };
     let model = dense(4096, 32, 11_008, 32_000);
@@ -142,10 +142,13 @@ fn the_largest_model_is_planned_in_under_a_second() {
         head_dim: 128,
         ..dense(16_384, 126, 53_248, 128_256)
     };
-    let settings = settings(model, "full:uniform:2");
+    let mut config = common::config(model, DType::BF16, "full:uniform:2");
+    (config.data.seq, config.memory.head_chunk) = (4096, 512);
+    (config.batch.micro, config.batch.accum) = (1, 1);
     let plan = || {
         let start = Instant::now();
-        let plan = Plan::new(&settings, Target::Cuda).unwrap();
+        let plan = Plan::with_alternatives(&config, Target::Cuda).unwrap();
+        assert!(!plan.strategies.is_empty() && !plan.effects.is_empty());
         assert!(plan.parameters > 400_000_000_000);
         start.elapsed()
     };
@@ -163,7 +166,7 @@ fn uniform_recompute_replays_each_stage_once() {
         let settings = settings(model.clone(), spec);
         let flops = kernels::meta::FlopCounter::default();
         let mut session =
-            trainer::session::Session::on_shapes(settings, &memory, Target::Cuda, flops).unwrap();
+            session::Session::on_shapes(settings, &memory, Target::Cuda, flops).unwrap();
         let ids = vec![0; 4096];
         let micro = data::MicroBatch {
             input_ids: ids.clone(),
@@ -178,18 +181,21 @@ fn uniform_recompute_replays_each_stage_once() {
     };
     for (chunk, expected_mlp_down) in [(1, 0), (2, 6), (4, 9), (5, 9), (12, 11)] {
         let replayed = replays(&format!("full:uniform:{chunk}"));
-        for stage in model::Stage::BLOCK {
-            let expected = if stage == model::Stage::MlpDown {
-                expected_mlp_down
-            } else {
-                layers
-            };
-            assert_eq!(
-                replayed.get(stage),
-                expected,
-                "chunks of {chunk}: {}",
-                stage.name()
-            );
+        assert_eq!(
+            replayed.get("mlp_down"),
+            expected_mlp_down,
+            "chunks of {chunk}"
+        );
+        for stage in [
+            "attn_norm",
+            "qkv",
+            "core_attn",
+            "attn_out",
+            "mlp_norm",
+            "mlp_up",
+            "mlp_act",
+        ] {
+            assert_eq!(replayed.get(stage), layers, "chunks of {chunk}: {stage}");
         }
     }
     assert_eq!(replays("full:block:5").total(), 5 * 7);

@@ -4,15 +4,15 @@ mod common;
 
 use clap::Parser;
 use data::{Dataset, Format, Options};
+use settings::Settings;
 use trainer::cli::Cli;
-use trainer::settings::Settings;
 
 /// The settings of `trainer` without arguments, on the text that ships in the binary: after 60 of its 200 steps the
 /// loss is at least 40 % below the first, which is that of guessing among 256 bytes.
 #[test]
 fn tiny_learns_the_built_in_text() {
     let resolved = Cli::try_parse_from(["trainer"]).unwrap().resolve().unwrap();
-    let settings = Settings::new(&resolved, resolved.config.data.seq).unwrap();
+    let settings = Settings::new(&resolved.decided(resolved.config.data.seq)).unwrap();
     let dataset = Dataset::open(&Options {
         path: None,
         format: Format::Auto,

@@ -6,9 +6,9 @@ use common::{
     DTYPES, assert_as_planned, for_every_mode, odd_model, parameters, plan, settings, step_batch,
 };
 use memory::{Category, Cause, GRANULARITY_BYTES, LiveLease, Memory, OutOfMemory};
-use trainer::failure::Failure;
-use trainer::session::Session;
-use trainer::settings::Settings;
+use session::Session;
+use session::SessionError;
+use settings::Settings;
 
 fn limited(settings: &Settings, limit: u64) -> Session {
     let memory = Memory::host();
@@ -21,7 +21,7 @@ fn limited(settings: &Settings, limit: u64) -> Session {
 
 fn refused(session: &mut Session, settings: &Settings) -> OutOfMemory {
     match session.step(&step_batch(settings, 0)) {
-        Err(Failure::OutOfMemory { error: refused, .. }) => refused,
+        Err(SessionError::OutOfMemory(refused)) => refused,
         Err(other) => panic!("{other}"),
         Ok(outcome) => panic!("{:?} fits", outcome.memory.peak),
     }
@@ -105,7 +105,7 @@ fn arenas_that_do_not_fit_are_refused_before_the_first_step() {
         memory.set_limit(Some(limit));
         match Session::on_cpu(settings.clone(), &memory) {
             Ok(_) => assert!(fits),
-            Err(Failure::OutOfMemory { error, .. }) => {
+            Err(SessionError::OutOfMemory(error)) => {
                 assert!(!fits);
                 assert_eq!(error.category, Category::OptimizerState);
             }

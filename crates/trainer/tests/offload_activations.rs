@@ -3,15 +3,15 @@
 mod common;
 
 use common::{
-    MODES, assert_as_planned, dtypes_and_attentions, odd_model, offloading, parameters, plan,
-    session, settings, step_batch, variants,
+    MODES, assert_as_planned, dtypes_and_attentions, every_activation, odd_model, offloading,
+    parameters, plan, session, settings, step_batch, variants,
 };
 use kernels::Target;
 use memory::{DType, Layer, Phase};
-use model::{Action, Activation, Attention, ModelConfig, Policy};
+use model::{Action, Attention, ModelConfig, Policy};
+use planner::Plan;
 use proptest::prelude::*;
-use trainer::plan::Plan;
-use trainer::settings::Settings;
+use settings::Settings;
 
 const STEPS: usize = 20;
 
@@ -253,11 +253,12 @@ const LAYERS: usize = 4;
 
 /// Any action for any activation of any layer: replays then read what is still away.
 fn any_policy() -> impl Strategy<Value = Policy> {
-    let all = LAYERS * Activation::ALL.len();
-    proptest::collection::vec(0usize..3, all).prop_map(|actions| {
+    let activations = every_activation(&variants(LAYERS));
+    let all = LAYERS * activations.len();
+    proptest::collection::vec(0usize..3, all).prop_map(move |actions| {
         let mut policy = Policy::keep_all(LAYERS);
         for (index, action) in actions.into_iter().enumerate() {
-            let (layer, activation) = (index % LAYERS, Activation::ALL[index / LAYERS]);
+            let (layer, activation) = (index % LAYERS, activations[index / LAYERS]);
             let action = [Action::Keep, Action::Recompute, Action::Offload][action];
             policy.set(layer, activation, action);
         }
@@ -269,7 +270,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_actions_give_the_same(policy in any_policy(), variant in 0usize..3) {
+    fn any_actions_give_the_same(policy in any_policy(), variant in 0usize..4) {
         let (name, model) = variants(LAYERS)[variant].clone();
         for (dtype, attention) in dtypes_and_attentions() {
             let keeps = small(model.clone(), dtype, attention, "none");

@@ -8,11 +8,11 @@ use common::{
 };
 use memory::DType;
 use model::Attention;
+use session::SessionError;
+use session::{Session, StepOutcome};
+use settings::Settings;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use trainer::failure::Failure;
-use trainer::session::{Session, StepOutcome};
-use trainer::settings::Settings;
 
 const STEPS: usize = 2;
 
@@ -120,7 +120,7 @@ fn a_refused_lease_leaves_no_copy_behind() {
         memory.refuse_after(lease);
         match session.step(&batch) {
             Ok(_) => break,
-            Err(Failure::OutOfMemory { error, .. }) => {
+            Err(SessionError::OutOfMemory(error)) => {
                 assert_eq!(memory.live_bytes(), live, "lease {lease}");
                 refused.insert((error.name, error.place.phase.name(), error.category.name()));
             }

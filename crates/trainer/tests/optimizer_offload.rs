@@ -11,9 +11,9 @@ use kernels::Traffic;
 use memory::DType;
 use model::{ModelConfig, OffloadLabels};
 use optim::{MasterFormat, MomentFormat};
-use trainer::offload::{OptimizerOffload, Window};
-use trainer::session::{Session, StepOutcome};
-use trainer::settings::{Settings, States};
+use session::{Session, StepOutcome};
+use settings::{OptimizerOffload, Window};
+use settings::{Settings, StateFormats};
 
 const STEPS: usize = 20;
 
@@ -34,8 +34,8 @@ fn offload(window: Window, fraction: f64) -> Option<OptimizerOffload> {
     Some(OptimizerOffload {
         fraction,
         window,
-        // Several slabs for the larger matrices.
-        slab_bytes: 20_000,
+        // Several chunks for the larger matrices.
+        chunk_bytes: 20_000,
         slots: 3,
     })
 }
@@ -46,11 +46,11 @@ fn with_states(
     mode: &str,
 ) -> Settings {
     Settings {
-        states: States {
+        states: StateFormats {
             moments,
             master,
-            f32_patterns: vec!["model.embed_tokens.weight".into()],
-            ..States::default()
+            f32_patterns: vec!["*embed_tokens*".into(), "*.wte.*".into()],
+            ..StateFormats::default()
         },
         ..settings(model, dtype, mode)
     }
@@ -120,7 +120,7 @@ fn assert_offload_changes_nothing_but_memory(
 
 #[test]
 fn states_of_every_form_come_and_go_without_changing_a_bit() {
-    let [_, _, (name, tied)] = variants(3);
+    let [_, _, (name, tied), _] = variants(3);
     for form in FORMS {
         let resident = with_states(tied.clone(), form, "none");
         for window in [Window::Forward, Window::End] {
@@ -188,7 +188,7 @@ fn states_and_activations_go_together() {
 
 #[test]
 fn saved_states_are_those_of_a_run_without_offload() {
-    let [_, _, (_, tied)] = variants(3);
+    let [_, _, (_, tied), _] = variants(3);
     let resident = with_states(tied, FORMS[3], "none");
     let offloaded = Settings {
         offload: offload(Window::Forward, 1.0),
@@ -214,7 +214,7 @@ fn saved_states_are_those_of_a_run_without_offload() {
 
 /// Two blocks and few tokens: a schedule in milliseconds.
 fn small(window: Window) -> Settings {
-    let [_, _, (_, model)] = variants(2);
+    let [_, _, (_, model), _] = variants(2);
     let model = ModelConfig {
         ffn: 60,
         vocab: 40,
@@ -222,7 +222,7 @@ fn small(window: Window) -> Settings {
     };
     Settings {
         offload: Some(OptimizerOffload {
-            slab_bytes: 8_000,
+            chunk_bytes: 8_000,
             ..offload(window, 1.0).unwrap()
         }),
         seq: 9,

@@ -8,14 +8,14 @@ use common::{DTYPES, assert_as_planned, odd_model, parameters, plan, session, st
 use data::{Dataset, Format, Options};
 use kernels::Target;
 use memory::{DType, GRANULARITY_BYTES, Memory};
-use model::{Attention, Policy};
+
 use optim::{MasterFormat, MomentFormat};
+use planner::OomReport;
+use planner::Plan;
+use session::SessionError;
+use session::{Session, StepOutcome};
+use settings::{Settings, StateFormats};
 use trainer::cli::Cli;
-use trainer::failure::Failure;
-use trainer::oom::{Fix, OomReport};
-use trainer::plan::Plan;
-use trainer::session::{Session, StepOutcome};
-use trainer::settings::{Settings, States};
 
 const MOMENTS: [MomentFormat; 3] = [
     MomentFormat::F32,
@@ -32,8 +32,8 @@ const MASTERS: [MasterFormat; 3] = [
 const SMALLEST: (MomentFormat, MasterFormat, DType) =
     (MomentFormat::Quantised, MasterFormat::None, DType::BF16);
 
-fn states((moments, master, gradients): (MomentFormat, MasterFormat, DType)) -> States {
-    States {
+fn states((moments, master, gradients): (MomentFormat, MasterFormat, DType)) -> StateFormats {
+    StateFormats {
         moments,
         master,
         gradients,
@@ -42,7 +42,7 @@ fn states((moments, master, gradients): (MomentFormat, MasterFormat, DType)) -> 
 }
 
 /// All forms for a type of weights; f32 weights are their own master.
-fn forms(dtype: DType) -> Vec<States> {
+fn forms(dtype: DType) -> Vec<StateFormats> {
     let masters = match dtype {
         DType::F32 => &MASTERS[..1],
         _ => &MASTERS[..],
@@ -59,7 +59,7 @@ fn forms(dtype: DType) -> Vec<States> {
 }
 
 /// Some matrices are below the size from which moments are quantised, and some above.
-fn settings(dtype: DType, mode: &str, states: States) -> Settings {
+fn settings(dtype: DType, mode: &str, states: StateFormats) -> Settings {
     Settings {
         states,
         ..common::settings(odd_model(3), dtype, mode)
@@ -112,7 +112,7 @@ fn a_split_master_is_an_f32_master_in_two_bytes_less() {
             (bits, outcome.memory.peak.bytes, plan(&settings))
         });
         assert!(split.1 < f32_master.1 && none.1 < split.1, "peaks differ");
-        let elements = session(&settings(DType::BF16, "none", States::default()))
+        let elements = session(&settings(DType::BF16, "none", StateFormats::default()))
             .model()
             .layout()
             .elements() as u64;
@@ -128,7 +128,7 @@ fn a_split_master_is_an_f32_master_in_two_bytes_less() {
 fn planned(arguments: &str) -> Plan {
     let arguments = ["trainer", "plan"].into_iter().chain(arguments.split(' '));
     let resolved = Cli::try_parse_from(arguments).unwrap().resolve().unwrap();
-    let settings = Settings::new(&resolved, resolved.config.data.seq).unwrap();
+    let settings = Settings::new(&resolved.decided(resolved.config.data.seq)).unwrap();
     assert_eq!(settings.dtype, DType::BF16);
     Plan::new(&settings, Target::Cuda).unwrap()
 }
@@ -175,8 +175,8 @@ fn an_8b_model_takes_18_to_6_bytes_a_parameter() {
 }
 
 /// Whether two forms compute the same: only an exact master's format may not show.
-fn compute_the_same(a: &States, b: &States) -> bool {
-    let exact = |states: &States| match states.master {
+fn compute_the_same(a: &StateFormats, b: &StateFormats) -> bool {
+    let exact = |states: &StateFormats| match states.master {
         MasterFormat::Remainder => MasterFormat::F32,
         other => other,
     };
@@ -186,7 +186,7 @@ fn compute_the_same(a: &States, b: &States) -> bool {
 #[test]
 fn every_form_is_the_same_in_every_mode_and_no_other_form() {
     for dtype in DTYPES {
-        let mut found: Vec<(States, Bits)> = Vec::new();
+        let mut found: Vec<(StateFormats, Bits)> = Vec::new();
         for form in forms(dtype) {
             let [none, some, full] = ["none", "core_attn,mlp", "full"]
                 .map(|mode| run(&settings(dtype, mode, form.clone()), 3));
@@ -239,7 +239,7 @@ fn the_seed_shows_where_it_should() {
     }
 }
 
-fn rounds_stochastically(dtype: DType, form: &States) -> bool {
+fn rounds_stochastically(dtype: DType, form: &StateFormats) -> bool {
     let weights = dtype == DType::BF16 && form.master == MasterFormat::None;
     weights || form.moments == MomentFormat::Bf16
 }
@@ -329,7 +329,7 @@ fn with_bad_step(settings: &Settings, bad: Option<(Bad, usize)>) -> [Bits; 2] {
     [before, after]
 }
 
-/// States show in the steps that follow, and so does the count of updates, in the bias corrections. Random numbers go by
+/// StateFormats show in the steps that follow, and so does the count of updates, in the bias corrections. Random numbers go by
 /// the step, skipped or not: forms that use them are compared with a run that skipped another bad step.
 #[test]
 fn a_step_that_is_not_finite_changes_nothing() {
@@ -351,31 +351,11 @@ fn a_step_that_is_not_finite_changes_nothing() {
     }
 }
 
-/// The settings with a fix's.
-fn with_fix(settings: &Settings, fix: &Fix) -> Settings {
-    let mut fixed = settings.clone();
-    for setting in &fix.set {
-        let (key, value) = setting.split_once('=').unwrap();
-        let size = || value.parse::<usize>().unwrap();
-        match (key, value) {
-            ("optim.master", "bf16-split") => fixed.states.master = MasterFormat::Remainder,
-            ("optim.state_dtype", "8bit") => fixed.states.moments = MomentFormat::Quantised,
-            ("optim.grad_dtype", "bf16") => fixed.states.gradients = DType::BF16,
-            ("attention.backend", "flash") => fixed.attention = Attention::Flash,
-            ("recompute.spec", spec) => fixed.policy = Policy::parse(spec, 3).unwrap(),
-            ("batch.micro", _) => fixed.micro_batch = size(),
-            ("batch.accum", _) => fixed.accum = size(),
-            ("memory.head_chunk", _) => fixed.head_chunk = size(),
-            other => panic!("{other:?}"),
-        }
-    }
-    fixed
-}
-
 #[test]
 fn smaller_states_are_among_the_fixes_and_fit() {
     for dtype in DTYPES {
-        let settings = settings(dtype, "none", States::default());
+        let config = common::config(odd_model(3), dtype, "none");
+        let settings = Settings::new(&config).unwrap();
         let limit = plan(&settings).peak_bytes - GRANULARITY_BYTES;
         let run = |settings: &Settings| {
             let memory = Memory::host();
@@ -387,10 +367,10 @@ fn smaller_states_are_among_the_fixes_and_fit() {
                 .step(&batch)
                 .map(|outcome| outcome.memory.peak.bytes)
         };
-        let Failure::OutOfMemory { error, .. } = run(&settings).unwrap_err() else {
+        let SessionError::OutOfMemory(error) = run(&settings).unwrap_err() else {
             panic!("out of memory")
         };
-        let report = OomReport::new(&error, &settings, Target::Cpu).unwrap();
+        let report = OomReport::new(&error, &config, Target::Cpu).unwrap();
         let has = |setting: &str, changes_math: bool| {
             let mut fixes = report.fixes.iter();
             fixes.any(|fix| {
@@ -403,7 +383,7 @@ fn smaller_states_are_among_the_fixes_and_fit() {
         // Beside f32 weights, the workspace in which bf16 products are widened is larger than this model's gradients.
         assert_eq!(has("optim.grad_dtype=bf16", true), dtype == DType::BF16);
         for fix in &report.fixes {
-            let fixed = with_fix(&settings, fix);
+            let fixed = Settings::new(&config.with(&fix.set).unwrap()).unwrap();
             let peak = run(&fixed).unwrap_or_else(|failure| panic!("{fix:?}: {failure}"));
             assert_eq!(peak, fix.peak_bytes, "{fix:?}");
             let alone = fix.set == ["optim.master=bf16-split"];
@@ -417,7 +397,7 @@ fn smaller_states_are_among_the_fixes_and_fit() {
 const LEARNING_RATE: &str = "5e-4";
 
 /// The mean of the last 30 of 300 losses of the preset `tiny`, on its own data.
-fn final_loss(dtype: &str, states: States) -> f64 {
+fn final_loss(dtype: &str, states: StateFormats) -> f64 {
     let arguments = [
         "trainer",
         "--steps",
@@ -431,7 +411,7 @@ fn final_loss(dtype: &str, states: States) -> f64 {
     let seq = resolved.config.data.seq;
     let settings = Settings {
         states,
-        ..Settings::new(&resolved, seq).unwrap()
+        ..Settings::new(&resolved.decided(seq)).unwrap()
     };
     let dataset = Dataset::open(&Options {
         path: None,
@@ -457,7 +437,7 @@ fn final_loss(dtype: &str, states: States) -> f64 {
 fn forms_learn_as_well_as_f32() {
     use MasterFormat::{F32, Remainder};
     use MomentFormat::{Bf16, Quantised};
-    let reference = final_loss("f32", States::default());
+    let reference = final_loss("f32", StateFormats::default());
     assert!((2.0..2.4).contains(&reference), "{reference}");
     let forms = [
         ("f32", (Quantised, F32, DType::F32)),

@@ -5,15 +5,18 @@ mod common;
 use common::{odd_model, parameters, step_batch};
 use kernels::Target;
 use memory::{Category, Cause, DType, GRANULARITY_BYTES, Memory};
-use model::Policy;
-use trainer::failure::Failure;
-use trainer::oom::{Fix, OomReport, Tried};
-use trainer::plan::Plan;
-use trainer::session::Session;
-use trainer::settings::Settings;
+use planner::Plan;
+use planner::{Fix, OomReport, Tried};
+use session::Session;
+use session::SessionError;
+use settings::{Config, Settings};
 
-fn settings(spec: &str) -> Settings {
-    common::settings(odd_model(3), DType::F32, spec)
+fn config(spec: &str) -> Config {
+    common::config(odd_model(3), DType::F32, spec)
+}
+
+fn settings(config: &Config) -> Settings {
+    Settings::new(config).unwrap()
 }
 
 fn batch(settings: &Settings) -> data::StepBatch {
@@ -30,7 +33,8 @@ fn session(settings: &Settings, memory: &Memory) -> Session {
 #[test]
 fn every_refused_lease_is_explained_and_loses_nothing() {
     for spec in ["none", "full:uniform:2"] {
-        let settings = settings(spec);
+        let config = config(spec);
+        let settings = settings(&config);
         let memory = Memory::host();
         let mut session = session(&settings, &memory);
         let (before, live) = (parameters(&session), memory.live_bytes());
@@ -48,17 +52,16 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
                 }
                 Err(failure) => failure,
             };
-            let Failure::OutOfMemory { error, .. } = &failure else {
+            let SessionError::OutOfMemory(error) = &failure else {
                 panic!("lease {lease}: {failure}");
             };
-            assert_eq!(failure.exit_code(), 3);
             let message = failure.to_string();
             assert!(
                 message.starts_with("CPU out of memory. Tried to allocate "),
                 "{message}"
             );
             assert!(message.contains(&format!("`{}`", error.name)), "{message}");
-            let report = OomReport::new(error, &settings, Target::Cpu).unwrap();
+            let report = OomReport::new(error, &config, Target::Cpu).unwrap();
             assert_eq!((report.cause, report.name), (Cause::Capacity, error.name));
             assert!(!report.hints().is_empty());
             assert_eq!(
@@ -98,14 +101,14 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
 
 #[test]
 fn every_refused_arena_is_explained() {
-    let settings = settings("none");
+    let settings = settings(&config("none"));
     let mut names = Vec::new();
     for lease in 0.. {
         let memory = Memory::host();
         memory.refuse_after(lease);
         match Session::on_cpu(settings.clone(), &memory) {
             Ok(_) => break,
-            Err(Failure::OutOfMemory { error, .. }) => {
+            Err(SessionError::OutOfMemory(error)) => {
                 assert_eq!(memory.live_bytes(), 0, "`{}`: leases come back", error.name);
                 names.push(error.name);
             }
@@ -119,7 +122,8 @@ fn every_refused_arena_is_explained() {
 
 #[test]
 fn the_peak_is_the_limit_and_every_fix_fits() {
-    let settings = settings("none");
+    let config = config("none");
+    let settings = settings(&config);
     let plan = Plan::new(&settings, Target::Cpu).unwrap();
     let run = |settings: &Settings, limit: u64| {
         let memory = Memory::host();
@@ -131,38 +135,30 @@ fn the_peak_is_the_limit_and_every_fix_fits() {
     assert_eq!(run(&settings, plan.peak_bytes).unwrap(), plan.peak_bytes);
     let limit = plan.peak_bytes - GRANULARITY_BYTES;
     let failure = run(&settings, limit).unwrap_err();
-    let Failure::OutOfMemory { error, .. } = &failure else {
+    let SessionError::OutOfMemory(error) = &failure else {
         panic!("{failure}")
     };
-    let report = OomReport::new(error, &settings, Target::Cpu).unwrap();
+    let report = OomReport::new(error, &config, Target::Cpu).unwrap();
     assert_eq!(
         (report.limit_bytes, report.planned_peak_bytes),
         (Some(limit), plan.peak_bytes)
     );
-    let recompute = |set: &[String]| -> Option<String> {
-        let specs = set
-            .iter()
-            .find_map(|setting| setting.strip_prefix("recompute.spec="))?;
-        (set.len() == 1).then(|| specs.to_string())
-    };
-    let specs: Vec<String> = report
-        .fixes
-        .iter()
-        .filter_map(|fix| recompute(&fix.set))
-        .collect();
-    assert!(specs.len() >= 3, "{:?}", report.fixes);
+    let recomputes = |fix: &&Fix| fix.set.len() == 1 && fix.set[0].starts_with("recompute.spec=");
+    assert!(
+        report.fixes.iter().filter(recomputes).count() >= 3,
+        "{:?}",
+        report.fixes
+    );
     for fix in &report.fixes {
         assert!(
             fix.peak_bytes <= limit && fix.saves_bytes == plan.peak_bytes - fix.peak_bytes,
             "{fix:?}"
         );
     }
-    for spec in specs {
-        let fixed = Settings {
-            policy: Policy::parse(&spec, 3).unwrap(),
-            ..settings.clone()
-        };
-        run(&fixed, limit).unwrap_or_else(|failure| panic!("{spec}: {failure}"));
+    for fix in &report.fixes {
+        let fixed = self::settings(&config.with(&fix.set).unwrap());
+        let peak = run(&fixed, limit).unwrap_or_else(|failure| panic!("{fix:?}: {failure}"));
+        assert_eq!(peak, fix.peak_bytes, "{fix:?}");
     }
     let is_tried = |fix: &Fix| report.tried.iter().any(|tried| tried.set == fix.set);
     assert!(report.fixes.iter().all(is_tried), "{:?}", report.tried);
@@ -176,24 +172,26 @@ fn the_peak_is_the_limit_and_every_fix_fits() {
 }
 
 /// The explanation of a lease that is refused under a limit.
-fn explained(settings: &Settings, target: Target, limit: u64) -> OomReport {
+fn explained(config: &Config, target: Target, limit: u64) -> OomReport {
     let memory = Memory::shapes();
     memory.set_limit(Some(limit));
     let larger =
         memory.lease_persistent(Category::Activation, "x", [limit as usize + 1], DType::F32);
-    OomReport::new(&larger.err().unwrap(), settings, target).unwrap()
+    OomReport::new(&larger.err().unwrap(), config, target).unwrap()
 }
 
-fn peak_bytes(settings: &Settings, target: Target) -> u64 {
-    let plan = Plan::without_alternatives(settings, target).unwrap();
+fn peak_bytes(config: &Config, target: Target) -> u64 {
+    let plan = Plan::new(&settings(config), target).unwrap();
     plan.peak_bytes
 }
 
 /// Many thin layers, of which full recompute keeps more than a second block needs while it is replayed.
 #[test]
 fn chunks_of_blocks_are_among_the_fixes() {
-    let full = common::settings(odd_model(48), DType::F32, "full");
-    let chunks = full.with_recompute("full:uniform:2").unwrap();
+    let full = common::config(odd_model(48), DType::F32, "full");
+    let chunks = full
+        .with(&["recompute.spec=full:uniform:2".into()])
+        .unwrap();
     let limit = peak_bytes(&chunks, Target::Cpu);
     assert!(limit < peak_bytes(&full, Target::Cpu));
     let report = explained(&full, Target::Cpu, limit);
@@ -207,12 +205,12 @@ fn chunks_of_blocks_are_among_the_fixes() {
 /// On a GPU what full recompute keeps may wait in host memory; on the processor that would be the same memory.
 #[test]
 fn host_memory_is_among_the_fixes_of_a_gpu() {
-    let settings = common::settings(odd_model(48), DType::BF16, "none");
-    let full = settings.with_recompute("full").unwrap();
+    let config = common::config(odd_model(48), DType::BF16, "none");
+    let full = config.with(&["recompute.spec=full".into()]).unwrap();
     let inputs = ["recompute.spec=full", "offload.activations=block_input"];
     let both = [&inputs[..], &["offload.optimizer=pinned"]].concat();
     let limit = peak_bytes(&full, Target::Cuda) - GRANULARITY_BYTES;
-    let report = explained(&settings, Target::Cuda, limit);
+    let report = explained(&config, Target::Cuda, limit);
     for set in [&inputs[..], &both] {
         let fix = report.fixes.iter().find(|fix| fix.set == set);
         let fix = fix.unwrap_or_else(|| panic!("{set:?}: {:?}", report.tried));
@@ -228,13 +226,13 @@ fn host_memory_is_among_the_fixes_of_a_gpu() {
 
     let offloads = |tried: &Tried| tried.set.iter().any(|set| set.starts_with("offload."));
     assert!(report.tried.iter().any(offloads));
-    let on_cpu = explained(&settings, Target::Cpu, limit);
+    let on_cpu = explained(&config, Target::Cpu, limit);
     assert!(!on_cpu.tried.iter().any(offloads), "{:?}", on_cpu.tried);
 }
 
 #[test]
 fn where_nothing_fits_what_was_tried_is_counted() {
-    let report = explained(&settings("none"), Target::Cpu, GRANULARITY_BYTES);
+    let report = explained(&config("none"), Target::Cpu, GRANULARITY_BYTES);
     assert_eq!(report.fixes, []);
     let least = report.tried.iter().min_by_key(|tried| tried.peak_bytes);
     let hint = &report.hints()[0];

@@ -4,7 +4,7 @@ mod common;
 
 use common::{odd_model, on_schedule, session, settings, step_batch};
 use memory::DType;
-use trainer::session::StepOutcome;
+use session::StepOutcome;
 
 const STEPS: usize = 20;
 

@@ -2,82 +2,11 @@
 
 mod common;
 
-use common::golden::{Golden, Tensors, gradients, weights};
+use common::distance::{distance, relative};
+use common::golden::Golden;
 use common::{ATTENTIONS, MODES};
 use memory::DType;
 use model::Attention;
-use trainer::settings::Settings;
-
-/// How far a run is from the reference.
-#[derive(Debug, Default)]
-struct Distance {
-    /// Largest relative difference of a step's loss.
-    loss: f64,
-    /// Largest relative difference of a step's gradient norm.
-    grad_norm: f64,
-    /// Largest difference of a first-step gradient, relative to its tensor's largest entry.
-    gradient: f64,
-    /// Largest difference of a weight after the last step, absolute.
-    weight: f64,
-}
-
-fn relative(actual: f32, expected: f64) -> f64 {
-    (f64::from(actual) - expected).abs() / expected.abs()
-}
-
-/// The largest difference of any entry of any tensor, which must all be there, divided by `scale` of its tensor.
-fn largest_difference(actual: &Tensors, expected: &Tensors, scale: fn(&[f32]) -> f64) -> f64 {
-    assert!(expected.len() >= 10, "a model has many tensors");
-    assert_eq!(
-        actual.keys().collect::<Vec<_>>(),
-        expected.keys().collect::<Vec<_>>()
-    );
-    let mut largest = 0.0;
-    for (name, expected) in expected {
-        let actual = &actual[name];
-        assert_eq!(actual.len(), expected.len(), "{name}");
-        let scale = scale(expected);
-        for (actual, expected) in actual.iter().zip(expected) {
-            assert!(actual.is_finite(), "{name}");
-            let difference = f64::from((actual - expected).abs()) / scale;
-            largest = f64::max(largest, difference);
-        }
-    }
-    largest
-}
-
-fn largest_entry(tensor: &[f32]) -> f64 {
-    let largest = tensor
-        .iter()
-        .fold(0f32, |most, value| most.max(value.abs()));
-    assert!(largest > 0.0, "the reference is not zero");
-    f64::from(largest)
-}
-
-fn distance(golden: &Golden, dtype: DType, attention: Attention, mode: &str) -> Distance {
-    let settings = Settings {
-        attention,
-        ..golden.settings(dtype, mode)
-    };
-    let mut session = golden.session(&settings);
-    let (batches, steps) = (golden.batches(), golden.steps());
-    assert_eq!((batches.len(), steps.len()), (5, 5));
-    let mut distance = Distance::default();
-    for (index, (batch, expected)) in batches.iter().zip(&steps).enumerate() {
-        let outcome = session.step(batch).unwrap();
-        assert_eq!(outcome.targets, expected.targets);
-        distance.loss = distance.loss.max(relative(outcome.loss, expected.loss));
-        let norm = relative(outcome.grad_norm, expected.grad_norm);
-        distance.grad_norm = distance.grad_norm.max(norm);
-        if index == 0 {
-            let expected = golden.tensors("grads_step0.safetensors");
-            distance.gradient = largest_difference(&gradients(&session), &expected, largest_entry);
-        }
-    }
-    let expected = golden.tensors("model_final.safetensors");
-    distance.weight = largest_difference(&weights(&session), &expected, |_| 1.0);
-    distance
-}
 
 /// Every mode with every kind of attention.
 fn attentions_and_modes() -> impl Iterator<Item = (Attention, &'static str)> {

@@ -9,7 +9,7 @@ use super::simd::Real;
 use crate::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
 use crate::random::random_run;
 use crate::split::{join, round_stochastically, split};
-use crate::{AdamW, Master, Moment};
+use crate::{AdamW, MasterOperand, MomentOperand};
 use half::bf16;
 use memory::{DType, In, Out};
 use rayon::prelude::*;
@@ -30,12 +30,12 @@ struct Rates {
     step_size: f32,
     /// 1 / sqrt(1 - beta2^t).
     root_scale: f32,
-    /// Of random numbers.
+    /// Key of the step's random numbers.
     key: u64,
 }
 
 impl Rates {
-    /// None where the step is to be skipped.
+    /// Reads the step's rates; none where the step is to be skipped.
     fn read(update: &AdamW) -> Option<Rates> {
         let gradient_scale = update.clip.slice::<f32>()[1];
         let (given, key) = (update.rates.slice::<f32>(), update.key.slice::<u32>());
@@ -111,20 +111,24 @@ fn shared<T: memory::Element>(out: Out) -> Shared<T> {
     Shared(out.slice_mut::<T>().as_mut_ptr())
 }
 
-fn weights_at(parameters: Out, master: Master) -> WeightsAt {
+fn weights_at(parameters: Out, master: MasterOperand) -> WeightsAt {
     match (parameters.dtype(), master) {
         (DType::F32, _) => WeightsAt::F32(shared(parameters)),
-        (_, Master::F32(master)) => WeightsAt::Master(shared(parameters), shared(master)),
-        (_, Master::Remainder(rest)) => WeightsAt::Split(shared(parameters), shared(rest)),
-        (_, Master::Parameters) => WeightsAt::Rounded(shared(parameters)),
+        (_, MasterOperand::F32(master)) => WeightsAt::Master(shared(parameters), shared(master)),
+        (_, MasterOperand::Remainder(rest)) => WeightsAt::Split(shared(parameters), shared(rest)),
+        (_, MasterOperand::Parameters) => WeightsAt::Rounded(shared(parameters)),
     }
 }
 
-fn moment_at(moment: Moment) -> MomentAt {
+fn moment_at(moment: MomentOperand) -> MomentAt {
     match moment {
-        Moment::Plain(moment) if moment.dtype() == DType::F32 => MomentAt::F32(shared(moment)),
-        Moment::Plain(moment) => MomentAt::Bf16(shared(moment)),
-        Moment::Quantised { codes, absmax } => MomentAt::Quantised(shared(codes), shared(absmax)),
+        MomentOperand::Plain(moment) if moment.dtype() == DType::F32 => {
+            MomentAt::F32(shared(moment))
+        }
+        MomentOperand::Plain(moment) => MomentAt::Bf16(shared(moment)),
+        MomentOperand::Quantised { codes, absmax } => {
+            MomentAt::Quantised(shared(codes), shared(absmax))
+        }
     }
 }
 

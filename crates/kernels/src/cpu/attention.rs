@@ -3,16 +3,23 @@
 //! One task is one key-value head of one sequence: it walks its query heads in order and their rows in blocks, so
 //! sums into dk and dv have a fixed order and no two tasks write the same element. The part of a row beyond the
 //! diagonal is never computed.
+//!
+//! Stored probabilities are not dropped. The forward pass drops a copy, a tile at a time on the stack; the backward pass
+//! drops one where the gradients of the probabilities will be.
 
 use super::Shared;
 use super::dispatch::by_dtype;
+use super::dropout::drop_elements;
 use super::gemm::{Matrix, product};
 use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
-use crate::AttentionShape;
-use crate::attention::{CPU_ROW_BLOCK, Pass, cpu_task_scratch};
+use crate::operation::attention::{CPU_ROW_BLOCK, cpu_forward_scratch};
 use crate::operation::{Attention, AttentionBackward};
+use crate::{AttentionShape, Dropout};
 use gemm::Parallelism;
 use rayon::prelude::*;
+
+/// Keys of a tile of dropped probabilities.
+const TILE_KEYS: usize = 64;
 
 /// Where a task is: its sequence, its key-value head, and widths.
 #[derive(Clone, Copy)]
@@ -172,17 +179,20 @@ fn attention_of<T: Real>(operation: Attention) {
         k,
         v,
         shape,
+        dropout,
     } = operation;
+    let dropout = dropout.and_then(Dropout::effective);
     let out = out.map(|out| Shared(out.pointer().cast::<T>()));
     let probs = probs.map(|probs| Shared(probs.pointer().cast::<T>()));
     let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
     for_each_task(shape, scratch.slice_mut(), |task, scratch| {
-        forward_task(task, out, probs, scratch, inputs)
+        forward_task(task, dropout, out, probs, scratch, inputs)
     });
 }
 
 fn forward_task<T: Real>(
     task: Task,
+    dropout: Option<Dropout>,
     out: Option<Shared<T>>,
     probs: Option<Shared<T>>,
     scratch: &mut [f32],
@@ -191,9 +201,7 @@ fn forward_task<T: Real>(
     let (seq, dim) = (task.shape.seq, task.shape.head_dim);
     let (q_width, kv_width) = (task.q_width(), task.kv_width());
     let block = CPU_ROW_BLOCK.min(seq);
-    debug_assert!(
-        scratch.len() >= cpu_task_scratch(task.shape, T::DTYPE, Pass::Forward { probs_kept: true })
-    );
+    debug_assert!(scratch.len() >= cpu_forward_scratch(task.shape, T::DTYPE, probs.is_some()));
     let mut pieces = Pieces(scratch);
     let scores = pieces.take_if(T::WIDEN || probs.is_none(), block * seq);
     let [q_copy, out_copy] = [(); 2].map(|()| pieces.take_if(T::WIDEN, block * dim));
@@ -239,23 +247,64 @@ fn forward_task<T: Real>(
             if let Some(out) = out {
                 let tensor = out.at(at);
                 let (pointer, out_stride) = target(tensor, q_width, dim, out_copy);
-                let p = Matrix::rows(p, stride);
-                // SAFETY: these rows and columns of the output belong to this task.
+                let sizes = (rows, dim, visible);
+                // SAFETY: these rows and columns of the output belong to this task; `p` is as above.
                 unsafe {
-                    product(
-                        (rows, dim, visible),
-                        pointer,
-                        out_stride,
-                        false,
-                        p,
-                        values,
-                        1.0,
-                        Parallelism::None,
-                    );
+                    match dropout {
+                        None => product(
+                            sizes,
+                            pointer,
+                            out_stride,
+                            false,
+                            Matrix::rows(p, stride),
+                            values,
+                            1.0,
+                            Parallelism::None,
+                        ),
+                        Some(dropout) => {
+                            let p = std::slice::from_raw_parts(p, rows * seq);
+                            let first = task.probs_offset(head, row) as u64;
+                            dropped_product(sizes, pointer, out_stride, (p, first), values, dropout)
+                        }
+                    }
                     narrow(tensor, q_width, (rows, dim), out_copy);
                 }
             }
         }
+    }
+}
+
+/// `out = p values` with `p` dropped, whose first element has the index `first`; its rows are whole.
+///
+/// # Safety
+/// As for [`product`].
+unsafe fn dropped_product(
+    (rows, dim, visible): (usize, usize, usize),
+    out: *mut f32,
+    out_stride: usize,
+    (p, first): (&[f32], u64),
+    values: Matrix,
+    dropout: Dropout,
+) {
+    let seq = p.len() / rows;
+    let mut tile = [0.0; CPU_ROW_BLOCK * TILE_KEYS];
+    for key in (0..visible).step_by(TILE_KEYS) {
+        let keys = TILE_KEYS.min(visible - key);
+        for (row, tile) in tile.chunks_exact_mut(keys).take(rows).enumerate() {
+            let at = row * seq + key;
+            tile.copy_from_slice(&p[at..at + keys]);
+            drop_elements(tile, first + at as u64, 1, dropout);
+        }
+        let tile = Matrix::rows(tile.as_ptr(), keys);
+        let values = Matrix {
+            pointer: values
+                .pointer
+                .wrapping_offset(key as isize * values.row_stride),
+            ..values
+        };
+        let (sizes, none) = ((rows, dim, keys), Parallelism::None);
+        // SAFETY: the caller's promise; the tile has room for its rows.
+        unsafe { product(sizes, out, out_stride, key > 0, tile, values, 1.0, none) };
     }
 }
 
@@ -304,17 +353,20 @@ fn attention_backward_of<T: Real>(operation: AttentionBackward) {
         k,
         v,
         shape,
+        dropout,
     } = operation;
+    let dropout = dropout.and_then(Dropout::effective);
     let outputs = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
     let (dout, probs) = (dout.slice::<T>(), probs.slice::<T>());
     let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
     for_each_task(shape, scratch.slice_mut(), |task, scratch| {
-        backward_task(task, outputs, scratch, dout, probs, inputs)
+        backward_task(task, dropout, outputs, scratch, dout, probs, inputs)
     });
 }
 
 fn backward_task<T: Real>(
     task: Task,
+    dropout: Option<Dropout>,
     [dq, dk, dv]: [Shared<T>; 3],
     scratch: &mut [f32],
     dout: &[T],
@@ -355,6 +407,26 @@ fn backward_task<T: Real>(
                 let queries = panel(q[at..].as_ptr(), q_width, (rows, dim), q_copy);
                 let douts = panel(dout[at..].as_ptr(), q_width, (rows, dim), dout_copy);
                 let p = panel(probs[probs_at..].as_ptr(), seq, (rows, seq), p_copy);
+                let stored = std::slice::from_raw_parts(p.pointer, rows * seq);
+                let dp = &mut dp[..rows * seq];
+                let weights = match dropout {
+                    None => p,
+                    Some(dropout) => {
+                        dp.copy_from_slice(stored);
+                        drop_elements(dp, probs_at as u64, 1, dropout);
+                        Matrix::rows(dp.as_ptr(), seq)
+                    }
+                };
+                product(
+                    (visible, dim, rows),
+                    dv_sum,
+                    dv_stride,
+                    true,
+                    weights.t(),
+                    douts,
+                    1.0,
+                    none,
+                );
                 product(
                     (rows, visible, dim),
                     dp.as_mut_ptr(),
@@ -365,18 +437,10 @@ fn backward_task<T: Real>(
                     1.0,
                     none,
                 );
-                product(
-                    (visible, dim, rows),
-                    dv_sum,
-                    dv_stride,
-                    true,
-                    p.t(),
-                    douts,
-                    1.0,
-                    none,
-                );
-                let p = std::slice::from_raw_parts(p.pointer, rows * seq);
-                softmax_backward_rows(&mut dp[..rows * seq], p, seq, visible);
+                if let Some(dropout) = dropout {
+                    drop_elements(dp, probs_at as u64, 1, dropout);
+                }
+                softmax_backward_rows(dp, stored, seq, visible);
                 let ds = Matrix::rows(dp.as_ptr(), seq);
                 let (dq_rows, dq_stride) = target(dq.at(at), q_width, dim, dq_copy);
                 product(

@@ -6,20 +6,12 @@ use super::gemm::{Matrix, ROW_BLOCK, product};
 use super::simd::{Real, vectorized};
 use crate::Init;
 use crate::operation::Matmul;
+use crate::workspace::{TILE_K, TILE_M, TILE_N};
 use gemm::Parallelism;
 use half::bf16;
 use memory::{Buffer, DType, In, Out};
 use rayon::prelude::*;
 use std::cell::RefCell;
-
-/// Tiles in which bf16 operands are widened: rows, columns, depth.
-const TILE_M: usize = 256;
-const TILE_N: usize = 512;
-const TILE_K: usize = 512;
-
-/// One widened tile of each operand and of the result, f32.
-pub const WIDENING_WORKSPACE_BYTES: u64 =
-    (4 * (TILE_M * TILE_K + TILE_K * TILE_N + TILE_M * TILE_N)) as u64;
 
 /// `workspace` is what operands are widened in, if any are.
 pub(super) fn matmul(workspace: Option<&RefCell<Buffer>>, operation: Matmul) {

@@ -7,12 +7,16 @@ mod adamw;
 mod attention;
 mod cross_entropy;
 mod dispatch;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod flash;
+mod gelu;
 mod gemm;
+mod layer_norm;
 mod matmul;
 mod norm;
+mod positions;
 mod quantise;
 mod queues;
 mod rms_norm;
@@ -20,10 +24,8 @@ mod rotary;
 mod simd;
 mod swiglu;
 
-pub use matmul::WIDENING_WORKSPACE_BYTES;
-
-use crate::meta::lease_workspace;
 use crate::queue::bytes_of;
+use crate::workspace::lease_workspace;
 use crate::{Backend, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic};
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use queues::CopyQueues;
@@ -80,10 +82,18 @@ impl Backend for Cpu {
             Operation::Matmul(operation) => matmul::matmul(self.workspace.as_ref(), operation),
             Operation::AddBias(operation) => elementwise::add_bias(operation),
             Operation::BiasBackward(operation) => elementwise::bias_backward(operation),
+            Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(operation),
+            Operation::DropoutBackward(operation) => dropout::dropout_backward(operation),
             Operation::Embedding(operation) => embedding::embedding(operation),
             Operation::EmbeddingBackward(operation) => embedding::embedding_backward(operation),
+            Operation::AddPositions(operation) => positions::add_positions(operation),
+            Operation::AddPositionsBackward(operation) => {
+                positions::add_positions_backward(operation)
+            }
             Operation::RmsNorm(operation) => rms_norm::rms_norm(operation),
             Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(operation),
+            Operation::LayerNorm(operation) => layer_norm::layer_norm(operation),
+            Operation::LayerNormBackward(operation) => layer_norm::layer_norm_backward(operation),
             Operation::Rotary(operation) => rotary::rotary(operation),
             Operation::Attention(operation) => attention::attention(operation),
             Operation::AttentionBackward(operation) => attention::attention_backward(operation),
@@ -93,6 +103,8 @@ impl Backend for Cpu {
             }
             Operation::Swiglu(operation) => swiglu::swiglu(operation),
             Operation::SwigluBackward(operation) => swiglu::swiglu_backward(operation),
+            Operation::Gelu(operation) => gelu::gelu(operation),
+            Operation::GeluBackward(operation) => gelu::gelu_backward(operation),
             Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(operation),
             Operation::Sum(operation) => norm::sum(operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(operation),

@@ -15,7 +15,7 @@ pub(super) trait Codec {
     fn dequantise(map: &'static Map, codes: &[u8], absmax: f32, values: &mut [f32]);
 }
 
-/// By the map's own functions.
+/// The map's own functions, for any processor.
 pub(super) struct Portable;
 
 impl Codec for Portable {
@@ -44,7 +44,7 @@ mod avx512 {
     /// Codes that are looked up at a time.
     const CODES: usize = 4 * LANES;
 
-    /// In registers of 16 lanes; only called where the processor has AVX-512 F, BW, DQ, VL and VBMI.
+    /// Registers of 16 lanes; only called where the processor has AVX-512 F, BW, DQ, VL and VBMI.
     pub struct Avx512;
 
     impl Codec for Avx512 {

@@ -4,7 +4,7 @@ use super::driver::Argument;
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::quantise::BLOCK;
-use crate::{AdamW, KernelError, Master, Moment, Queue};
+use crate::{AdamW, KernelError, MasterOperand, MomentOperand, Queue};
 use memory::DType;
 
 /// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `adamw.cu`.
@@ -48,18 +48,18 @@ pub(super) fn adamw<D: Driver>(
 }
 
 /// A moment, and the `absmax` of its codes.
-fn moment(moment: &Moment) -> (Argument, Argument) {
+fn moment(moment: &MomentOperand) -> (Argument, Argument) {
     match moment {
-        Moment::Plain(moment) => (moment.into(), Argument::NULL),
-        Moment::Quantised { codes, absmax } => (codes.into(), absmax.into()),
+        MomentOperand::Plain(moment) => (moment.into(), Argument::NULL),
+        MomentOperand::Quantised { codes, absmax } => (codes.into(), absmax.into()),
     }
 }
 
 /// What stands beside the weights.
-fn beside(master: &Master) -> Argument {
+fn beside(master: &MasterOperand) -> Argument {
     match master {
-        Master::Parameters => Argument::NULL,
-        Master::F32(beside) | Master::Remainder(beside) => beside.into(),
+        MasterOperand::Parameters => Argument::NULL,
+        MasterOperand::F32(beside) | MasterOperand::Remainder(beside) => beside.into(),
     }
 }
 
@@ -68,11 +68,11 @@ macro_rules! by_moment {
     ($update:expr, $f32:literal, $bf16:literal, $codes:literal) => {{
         let gradients = $update.gradients.dtype();
         match &$update.first_moment {
-            Moment::Plain(moment) if moment.dtype() == DType::F32 => {
+            MomentOperand::Plain(moment) if moment.dtype() == DType::F32 => {
                 kernel!("adamw", $f32, gradients)
             }
-            Moment::Plain(_) => kernel!("adamw", $bf16, gradients),
-            Moment::Quantised { .. } => kernel!("adamw", $codes, gradients),
+            MomentOperand::Plain(_) => kernel!("adamw", $bf16, gradients),
+            MomentOperand::Quantised { .. } => kernel!("adamw", $codes, gradients),
         }
     }};
 }
@@ -80,19 +80,19 @@ macro_rules! by_moment {
 fn kernel_of(update: &AdamW) -> Kernel {
     match (update.parameters.dtype(), &update.master) {
         (DType::F32, _) => by_moment!(update, "adamw_f32_f32", "adamw_f32_bf16", "adamw_f32_8bit"),
-        (_, Master::F32(_)) => by_moment!(
+        (_, MasterOperand::F32(_)) => by_moment!(
             update,
             "adamw_master_f32",
             "adamw_master_bf16",
             "adamw_master_8bit"
         ),
-        (_, Master::Remainder(_)) => by_moment!(
+        (_, MasterOperand::Remainder(_)) => by_moment!(
             update,
             "adamw_split_f32",
             "adamw_split_bf16",
             "adamw_split_8bit"
         ),
-        (_, Master::Parameters) => by_moment!(
+        (_, MasterOperand::Parameters) => by_moment!(
             update,
             "adamw_rounded_f32",
             "adamw_rounded_bf16",

@@ -1,16 +1,18 @@
 //! Causal attention with stored probabilities, a sequence at a time.
 //!
 //! Scores of all heads of a sequence are f32 in the scratch; their softmax, and its gradient, take their place in the
-//! compute type. What is multiplied is always what lies there, so that leaving an output out changes no bit.
+//! compute type. What is multiplied is always what lies there, so that leaving an output out changes no bit. Dropped
+//! probabilities lie there too; stored ones are not dropped, so the backward pass drops them there again.
 //!
 //! A key-value head serves `group` query heads. Products run for one member of each group at a time, batched over
 //! key-value heads, so that sums into dk and dv have a fixed order.
 
+use super::dropout::dropout_arguments;
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel};
-use crate::attention::{cuda_gradient_sums, cuda_scores};
+use crate::operation::attention::{cuda_gradient_sums, cuda_scores};
 use crate::operation::{Attention, AttentionBackward};
-use crate::{AttentionShape, KernelError};
+use crate::{AttentionShape, Dropout, KernelError};
 use memory::{DType, In, Out};
 
 /// One member of every group in one sequence, and where its matrices lie.
@@ -99,7 +101,7 @@ impl Member {
         }
     }
 
-    /// The same, added up over the members of a group.
+    /// Adds products up over the members of a group.
     fn sum(&self, sizes: [usize; 3], a: Matrix, b: Matrix, out: Matrix) -> Gemm {
         Gemm {
             init: (self.member > 0).then_some(out),
@@ -132,6 +134,7 @@ pub(super) fn attention<D: Driver>(
         k,
         v,
         shape,
+        dropout,
     } = operation;
     let (seq, dim, dtype) = (shape.seq, shape.head_dim, q.dtype());
     let kernel = kernel!("attention", "attention_softmax", dtype);
@@ -148,8 +151,8 @@ pub(super) fn attention<D: Driver>(
         let kept = probs.as_ref().map_or(std::ptr::null(), |probs| {
             offset(probs.pointer(), dtype, sequence * cuda_scores(shape))
         });
-        let arguments = [Argument::Pointer(kept), (&scratch).into(), seq.into()];
-        cuda.launch(kernel, Extent::rows(shape.heads * seq, seq), &arguments)?;
+        let tensors = [Argument::Pointer(kept), (&scratch).into()];
+        launch_rows(cuda, kernel, tensors, (shape, sequence), dropout)?;
         for member in members(shape, sequence) {
             if let Some(out) = &out {
                 let weights = member.scores(&scratch, dtype);
@@ -177,23 +180,35 @@ pub(super) fn attention_backward<D: Driver>(
         k,
         v,
         shape,
+        dropout,
     } = operation;
+    let dropout = dropout.and_then(Dropout::effective);
     let (seq, dim, dtype) = (shape.seq, shape.head_dim, q.dtype());
+    let drop = kernel!("attention", "attention_drop", dtype);
     let kernel = kernel!("attention", "attention_softmax_backward", dtype);
     for sequence in 0..shape.batch {
         let sums = GradientSums::new(shape, sequence, &scratch, [&dk, &dv]);
+        let probs_at = offset(probs.pointer(), dtype, sequence * cuda_scores(shape));
+        let tensors = [(&scratch).into(), Argument::Pointer(probs_at)];
+        if dropout.is_some() {
+            launch_rows(cuda, drop, tensors, (shape, sequence), dropout)?;
+        }
+        for member in members(shape, sequence) {
+            let gradients = member.like_q(dout.pointer(), dtype);
+            let weights = match dropout {
+                Some(_) => member.scores(&scratch, dtype),
+                None => member.probs(&probs),
+            };
+            let [_, dv] = sums.matrices(member);
+            cuda.gemm(&member.sum([seq, seq, dim], weights.t(), gradients, dv))?;
+        }
         for member in members(shape, sequence) {
             let gradients = member.like_q(dout.pointer(), dtype);
             let values = member.like_k(v.pointer(), dtype);
             let scores = member.scores(&scratch, DType::F32);
             cuda.gemm(&member.product([seq, dim, seq], gradients, values.t(), scores))?;
-            let weights = member.probs(&probs);
-            let [_, dv] = sums.matrices(member);
-            cuda.gemm(&member.sum([seq, seq, dim], weights.t(), gradients, dv))?;
         }
-        let probs_at = offset(probs.pointer(), dtype, sequence * cuda_scores(shape));
-        let arguments = [(&scratch).into(), Argument::Pointer(probs_at), seq.into()];
-        cuda.launch(kernel, Extent::rows(shape.heads * seq, seq), &arguments)?;
+        launch_rows(cuda, kernel, tensors, (shape, sequence), dropout)?;
         for member in members(shape, sequence) {
             let scores = member.scores(&scratch, dtype);
             let (queries, keys) = (
@@ -215,6 +230,29 @@ pub(super) fn attention_backward<D: Driver>(
         sums.round(cuda)?;
     }
     Ok(())
+}
+
+/// Launches a kernel on the rows of a sequence's scores. Elements count from the first of all sequences, as
+/// [`Dropout`] numbers them.
+fn launch_rows<D: Driver>(
+    cuda: &Cuda<D>,
+    kernel: Kernel,
+    [first, second]: [Argument; 2],
+    (shape, sequence): (AttentionShape, usize),
+    dropout: Option<Dropout>,
+) -> Result<(), KernelError> {
+    let [threshold, key, scale] = dropout_arguments(dropout);
+    let arguments = [
+        first,
+        second,
+        shape.seq.into(),
+        (sequence * cuda_scores(shape)).into(),
+        threshold,
+        key,
+        scale,
+    ];
+    let extent = Extent::rows(shape.heads * shape.seq, shape.seq);
+    cuda.launch(kernel, extent, &arguments)
 }
 
 /// Where dk and dv of a sequence are added up: in the tensors, or in f32 beside them where bf16 would round every

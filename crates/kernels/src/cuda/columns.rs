@@ -27,7 +27,7 @@ impl Columns {
         let room = cuda.workspace.bytes() as usize / size_of::<f32>();
         if width > room {
             let message = format!("{width} columns are more than the {room} that can be summed");
-            return Err(KernelError::device(operation, message));
+            return Err(KernelError::too_large(operation, message));
         }
         let parts = PARTS_MAX.min(room / width.max(1));
         Ok(Columns {

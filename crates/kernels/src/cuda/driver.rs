@@ -230,9 +230,9 @@ pub struct Gemm {
     pub batch: usize,
     /// Factor on the product.
     pub alpha: f32,
-    /// Of the type of `b`.
+    /// The left matrix, of the type of `b`.
     pub a: Matrix,
-    /// Of the type of `a`.
+    /// The right matrix, of the type of `a`.
     pub b: Matrix,
     /// What the product is added to, of the type of `out`: another matrix, or `out` itself.
     pub init: Option<Matrix>,

@@ -48,7 +48,7 @@ impl Extent {
         }
     }
 
-    /// The same, but narrow rows several a block, a warp each.
+    /// A row a block, or several a block where they are narrow, a warp each.
     pub(super) fn narrow_rows(rows: usize, width: usize) -> Extent {
         const WARPS: usize = 8;
         if width > WARP * PACK {
@@ -88,14 +88,14 @@ impl Extent {
         self.grid.contains(&0)
     }
 
-    /// As a launch takes them.
+    /// Grid and block as a launch takes them, unless they are more than it may have.
     pub(super) fn checked(
         &self,
         operation: &'static str,
     ) -> Result<([u32; 3], [u32; 3]), KernelError> {
         let [x, y, z] = self.grid;
         if x > i32::MAX as usize || y > BLOCKS_MAX || z > BLOCKS_MAX {
-            return Err(KernelError::device(
+            return Err(KernelError::too_large(
                 operation,
                 format!("{x} x {y} x {z} blocks are more than a launch may have"),
             ));

@@ -3,6 +3,7 @@
 //! A block of threads keeps rows of one head and lets tiles of others go by. Heads are padded to the next of a few
 //! widths, for which the kernels are made.
 
+use super::dropout::dropout_arguments;
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::operation::{FlashAttention, FlashAttentionBackward};
@@ -56,7 +57,7 @@ impl Sizes {
         let width = WIDTHS.into_iter().find(|width| head_dim <= *width);
         let width = width.ok_or_else(|| {
             let message = format!("heads of {head_dim} are wider than 256, the widest on CUDA");
-            KernelError::device(operation, message)
+            KernelError::too_large(operation, message)
         })?;
         let (wide, f32) = (width > 128, dtype == DType::F32);
         Ok(Sizes {
@@ -96,7 +97,7 @@ fn joined<const N: usize>(parts: [&[Argument]; 3]) -> [Argument; N] {
 
 /// The arguments that every kernel ends with.
 fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 9] {
-    let dropout = options.dropout;
+    let [threshold, key, kept_scale] = dropout_arguments(options.dropout);
     [
         options
             .documents
@@ -107,11 +108,9 @@ fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 9] {
         shape.kv_heads.into(),
         shape.head_dim.into(),
         shape.scale().into(),
-        dropout
-            .map_or(0, |dropout| dropout.threshold() as usize)
-            .into(),
-        dropout.map_or(0, |dropout| dropout.key as usize).into(),
-        dropout.map_or(1.0, |dropout| dropout.scale()).into(),
+        threshold,
+        key,
+        kept_scale,
     ]
 }
 

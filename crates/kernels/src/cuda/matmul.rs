@@ -45,7 +45,7 @@ pub(super) fn matmul<D: Driver>(
     })
 }
 
-/// By a kernel of our own, slowly.
+/// A product by a kernel of our own, slowly: cuBLASLt multiplies operands of one type alone.
 fn mixed<D: Driver>(
     cuda: &Cuda<D>,
     out: Out,

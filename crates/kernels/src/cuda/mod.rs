@@ -11,12 +11,16 @@ mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod device;
 mod driver;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod extent;
 mod flash;
+mod gelu;
+mod layer_norm;
 mod matmul;
 mod norm;
+mod positions;
 mod rms_norm;
 mod rotary;
 mod swiglu;
@@ -25,8 +29,8 @@ mod swiglu;
 pub use device::{CopyRates, CudaDevice, CudaDriver, DeviceFacts, device_count, look_for_library};
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 
-use crate::meta::lease_workspace;
 use crate::queue::bytes_of;
+use crate::workspace::lease_workspace;
 use crate::{Backend, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic};
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -101,7 +105,7 @@ impl<D: Driver> Cuda<D> {
         self.launch_in(Queue::Compute, kernel, extent, arguments)
     }
 
-    /// The same in a queue: in another than the computation's, the operation's caller answers for the order.
+    /// Launches a kernel in a queue: in another than the computation's, the operation's caller answers for the order.
     fn launch_in(
         &self,
         queue: Queue,
@@ -162,12 +166,22 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::Matmul(operation) => matmul::matmul(self, operation),
             Operation::AddBias(operation) => elementwise::add_bias(self, operation),
             Operation::BiasBackward(operation) => elementwise::bias_backward(self, operation),
+            Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(self, operation),
+            Operation::DropoutBackward(operation) => dropout::dropout_backward(self, operation),
             Operation::Embedding(operation) => embedding::embedding(self, operation),
             Operation::EmbeddingBackward(operation) => {
                 embedding::embedding_backward(self, operation)
             }
+            Operation::AddPositions(operation) => positions::add_positions(self, operation),
+            Operation::AddPositionsBackward(operation) => {
+                positions::add_positions_backward(self, operation)
+            }
             Operation::RmsNorm(operation) => rms_norm::rms_norm(self, operation),
             Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(self, operation),
+            Operation::LayerNorm(operation) => layer_norm::layer_norm(self, operation),
+            Operation::LayerNormBackward(operation) => {
+                layer_norm::layer_norm_backward(self, operation)
+            }
             Operation::Rotary(operation) => rotary::rotary(self, operation),
             Operation::Attention(operation) => attention::attention(self, operation),
             Operation::AttentionBackward(operation) => {
@@ -179,6 +193,8 @@ impl<D: Driver> Backend for Cuda<D> {
             }
             Operation::Swiglu(operation) => swiglu::swiglu(self, operation),
             Operation::SwigluBackward(operation) => swiglu::swiglu_backward(self, operation),
+            Operation::Gelu(operation) => gelu::gelu(self, operation),
+            Operation::GeluBackward(operation) => gelu::gelu_backward(self, operation),
             Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(self, operation),
             Operation::Sum(operation) => norm::sum(self, operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),

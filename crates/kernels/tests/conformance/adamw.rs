@@ -10,7 +10,7 @@ use crate::host::Host;
 use half::bf16;
 use kernels::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
 use kernels::split::{join, split};
-use kernels::{AdamW, KernelError, Master, Moment};
+use kernels::{AdamW, KernelError, MasterOperand, MomentOperand};
 use memory::{DType, In, Out};
 use std::ops::Range;
 
@@ -232,7 +232,7 @@ impl Steps {
             key.view(),
         ];
         let update = self.form.update(states, &range, inputs);
-        device.kernels.adamw(AdamW {
+        device.kernels.run(AdamW {
             first_index,
             weight_decay: self.weight_decay,
             ..update
@@ -253,13 +253,13 @@ impl Form {
             |rows: &Range<usize>| -> Out<'a> { states.next().unwrap().rows(rows.clone()) };
         let parameters = next(range);
         let master = match self.weights {
-            Weights::F32 | Weights::Rounded => Master::Parameters,
-            Weights::Master => Master::F32(next(range)),
-            Weights::Remainder => Master::Remainder(next(range)),
+            Weights::F32 | Weights::Rounded => MasterOperand::Parameters,
+            Weights::Master => MasterOperand::F32(next(range)),
+            Weights::Remainder => MasterOperand::Remainder(next(range)),
         };
         let mut moment = || match self.moments {
-            Moments::F32 | Moments::Bf16 => Moment::Plain(next(range)),
-            Moments::Quantised => Moment::Quantised {
+            Moments::F32 | Moments::Bf16 => MomentOperand::Plain(next(range)),
+            Moments::Quantised => MomentOperand::Quantised {
                 codes: next(range),
                 absmax: next(&blocks),
             },

@@ -148,7 +148,7 @@ fn codes_of(device: &Device, gradients: &[f32]) -> [Vec<u8>; 2] {
     let update = form.update(&mut states, &(0..n), inputs);
     device
         .kernels
-        .adamw(AdamW {
+        .run(AdamW {
             beta1: 0.0,
             beta2: 0.0,
             ..update

@@ -1,13 +1,14 @@
 //! Causal attention with grouped queries, forward and backward.
 
-use crate::case::Case;
+use crate::DTYPES;
+use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Tensor};
+use crate::device::{Device, Tensor, computing};
+use crate::dropout::kept;
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
-use kernels::attention::{Pass, scratch_elements};
-use kernels::{AttentionShape, KernelError};
+use kernels::{AttentionBackward, AttentionShape, Dropout, KernelError};
 use memory::DType;
 
 /// Where queries and keys come from.
@@ -26,6 +27,7 @@ pub struct Attention {
     pub dtype: DType,
     pub shape: AttentionShape,
     pub scores: Scores,
+    pub dropout: Option<Dropout>,
 }
 
 impl Attention {
@@ -89,6 +91,14 @@ impl Attention {
             .reshape((batch, heads, seq, head_dim))
     }
 
+    /// The factor on every probability, `[b, heads, s, s]`.
+    pub fn kept(&self) -> Result<CandleTensor> {
+        let shape = self.shape.probs();
+        let elements = 0..shape.iter().product::<usize>() as u64;
+        let factors = elements.map(|element| kept(self.dropout, element));
+        CandleTensor::from_iter(factors, &CandleDevice::Cpu)?.reshape(&shape)
+    }
+
     /// Probabilities and output.
     fn forward(&self, [q, k, v]: [&Var; 3]) -> Result<[CandleTensor; 2]> {
         let seq = self.shape.seq;
@@ -103,7 +113,7 @@ impl Attention {
         let [q, k, v] = [self.by_head(q)?, self.by_head(k)?, self.by_head(v)?];
         let scores = (q.matmul(&k.t()?)? / (self.shape.head_dim as f64).sqrt())?;
         let probs = softmax(&scores.broadcast_add(&mask)?)?;
-        let out = probs
+        let out = (&probs * self.kept()?)?
             .matmul(&v)?
             .permute((0, 2, 1, 3))?
             .reshape(&self.q_dims())?;
@@ -120,8 +130,9 @@ impl Attention {
         Ok([values(&probs)?, values(&out)?, dq, dk, dv])
     }
 
-    pub fn scratch(&self, device: &Device, pass: Pass) -> Tensor {
-        let elements = scratch_elements(device.kernels.target(), self.shape, self.dtype, pass);
+    pub fn scratch(&self, device: &Device, probs_kept: bool) -> Tensor {
+        let (target, dtype) = (device.kernels.target(), self.dtype);
+        let elements = kernels::Attention::scratch_elements(target, self.shape, dtype, probs_kept);
         device.room(DType::F32, [elements])
     }
 
@@ -144,19 +155,22 @@ impl Attention {
     ) -> std::result::Result<Vec<Host>, KernelError> {
         let [mut dq, mut dk, mut dv] = [self.q_dims(), self.kv_dims(), self.kv_dims()]
             .map(|dims| device.room(self.dtype, dims));
-        let mut scratch = self.scratch(device, Pass::Backward);
-        device.kernels.attention_backward(
-            dq.view_mut(),
-            dk.view_mut(),
-            dv.view_mut(),
-            scratch.view_mut(),
-            device.put(&self.dout()).view(),
-            probs.view(),
-            q.view(),
-            k.view(),
-            v.view(),
-            self.shape,
-        )?;
+        let target = device.kernels.target();
+        let elements = AttentionBackward::scratch_elements(target, self.shape, self.dtype);
+        let mut scratch = device.room(DType::F32, [elements]);
+        device.kernels.run(AttentionBackward {
+            dq: dq.view_mut(),
+            dk: dk.view_mut(),
+            dv: dv.view_mut(),
+            scratch: scratch.view_mut(),
+            dout: device.put(&self.dout()).view(),
+            probs: probs.view(),
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            shape: self.shape,
+            dropout: self.dropout,
+        })?;
         device.take(&scratch);
         Ok([&dq, &dk, &dv].map(|tensor| device.take(tensor)).into())
     }
@@ -167,16 +181,17 @@ impl Case for Attention {
         let [q, k, v] = self.qkv().map(|host| device.put(&host));
         let mut out = device.room(self.dtype, self.q_dims());
         let mut probs = device.room(self.dtype, self.shape.probs());
-        let mut scratch = self.scratch(device, Pass::Forward { probs_kept: true });
-        device.kernels.attention(
-            Some(out.view_mut()),
-            Some(probs.view_mut()),
-            scratch.view_mut(),
-            q.view(),
-            k.view(),
-            v.view(),
-            self.shape,
-        )?;
+        let mut scratch = self.scratch(device, true);
+        device.kernels.run(kernels::Attention {
+            out: Some(out.view_mut()),
+            probs: Some(probs.view_mut()),
+            scratch: scratch.view_mut(),
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            shape: self.shape,
+            dropout: self.dropout,
+        })?;
         device.take(&scratch);
         let backward = self.run_backward(device, [&q, &k, &v], &probs)?;
         let probs = device.take(&probs);
@@ -245,6 +260,18 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 dtype,
                 shape: shape(sizes),
                 scores,
+                dropout: None,
+            }));
+        }
+        for probability in [0.1, 0.5] {
+            cases.push(Box::new(Attention {
+                dtype,
+                shape: shape(sizes),
+                scores: Scores::Random(1.5),
+                dropout: Some(Dropout {
+                    probability,
+                    key: 0x1234_5678_9abc_def0,
+                }),
             }));
         }
     }
@@ -253,6 +280,34 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         dtype,
         shape: steep,
         scores: Scores::Steep,
+        dropout: None,
     }));
     cases
+}
+
+#[test]
+fn a_dropout_of_nothing_changes_no_bit() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            let outputs = |probability: Option<f32>| {
+                let case = Attention {
+                    dtype,
+                    shape: shape([2, 150, 4, 2, 20]),
+                    scores: Scores::Random(1.0),
+                    dropout: probability.map(|probability| Dropout {
+                        probability,
+                        key: 7,
+                    }),
+                };
+                run(&case, &device)
+            };
+            let [none, nothing, some] = [None, Some(0.0), Some(0.01)].map(outputs);
+            assert!(nothing == none, "{}", device.name);
+            // Stored probabilities are not dropped.
+            assert!(some[..2] == none[..2], "{}", device.name);
+            for (some, none) in some[2..].iter().zip(&none[2..]) {
+                assert!(some != none, "{}", device.name);
+            }
+        }
+    }
 }

@@ -14,7 +14,7 @@ use memory::DType;
 /// How a result is judged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
-    /// As the module says.
+    /// The rule that the module states.
     Standard,
     /// bf16 results of a chain with a bf16 tensor in between: each of its roundings is as large as the last, and
     /// sums carry them from large elements into small ones. Two ulps of the largest entry.
@@ -66,7 +66,7 @@ impl Expected {
         }
     }
 
-    /// For results that vanish: the size of the terms that cancel.
+    /// Names the size of the terms that cancel, for results that vanish.
     pub fn with_terms(self, terms: f64) -> Expected {
         Expected { terms, ..self }
     }

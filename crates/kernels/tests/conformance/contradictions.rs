@@ -4,10 +4,16 @@ use crate::DTYPES;
 use crate::device::Device;
 use crate::host::Host;
 use crate::refusals::{devices, refused};
-use crate::signatures::{Call, Signature, argument, attention_shape, signatures};
+use crate::signatures::{
+    Call, Signature, argument, attention_shape, layer_norm_backward, signatures,
+};
 use kernels::quantise::BLOCK;
-use kernels::{AdamW, AttentionShape, Dropout, FlashOptions, Init, Master, Moment, flash};
-use memory::DType;
+use kernels::{
+    AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
+    BiasBackward, BiasDropoutAdd, Dropout, DropoutBackward, EmbeddingBackward, FlashAttention,
+    FlashOptions, Init, MasterOperand, MomentOperand, RmsNormBackward, Sum,
+};
+use memory::{DType, Dims};
 
 /// The signature of an operation, called otherwise.
 fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signature {
@@ -22,44 +28,77 @@ fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signatu
 
 #[test]
 fn only_matmul_adds_to_another_tensor() {
-    let calls: [(&str, Call); 5] = [
+    let calls: [(&str, Call); 9] = [
         ("sum", |kernels, outs, ins| {
-            kernels.sum(outs[0].reborrow(), ins[0], Init::Add(ins[0].rows(0..1)))
+            kernels.run(Sum {
+                out: outs[0].reborrow(),
+                x: ins[0],
+                init: Init::Add(ins[0].rows(0..1)),
+            })
         }),
         ("bias_backward", |kernels, outs, ins| {
             let residual = ins[0].rows(0..1).reshape([6]);
-            kernels.bias_backward(outs[0].reborrow(), ins[0], Init::Add(residual))
+            kernels.run(BiasBackward {
+                out: outs[0].reborrow(),
+                dy: ins[0],
+                init: Init::Add(residual),
+            })
         }),
         ("embedding_backward", |kernels, outs, ins| {
-            kernels.embedding_backward(outs[0].reborrow(), ins[0], ins[1], Init::Add(ins[0]))
+            kernels.run(EmbeddingBackward {
+                dtable: outs[0].reborrow(),
+                dout: ins[0],
+                ids: ins[1],
+                init: Init::Add(ins[0]),
+            })
+        }),
+        ("add_positions_backward", |kernels, outs, ins| {
+            kernels.run(AddPositionsBackward {
+                dtable: outs[0].reborrow(),
+                dx: ins[0],
+                seq: 5,
+                init: Init::Add(ins[0].rows(0..7)),
+            })
+        }),
+        ("layer_norm_backward", |kernels, outs, ins| {
+            let inits = [Init::Add(ins[0]), Init::Overwrite, Init::Overwrite];
+            layer_norm_backward(kernels, outs, ins, inits)
+        }),
+        ("layer_norm_backward", |kernels, outs, ins| {
+            let inits = [Init::Overwrite, Init::Add(ins[2]), Init::Overwrite];
+            layer_norm_backward(kernels, outs, ins, inits)
+        }),
+        ("layer_norm_backward", |kernels, outs, ins| {
+            let inits = [Init::Overwrite, Init::Overwrite, Init::Add(ins[2])];
+            layer_norm_backward(kernels, outs, ins, inits)
         }),
         ("rms_norm_backward", |kernels, outs, ins| {
             let [dx, dweight] = outs else { unreachable!() };
             let (dx, dweight, add) = (dx.reborrow(), dweight.reborrow(), Init::Add(ins[0]));
-            kernels.rms_norm_backward(
+            kernels.run(RmsNormBackward {
                 dx,
-                add,
+                dx_init: add,
                 dweight,
-                Init::Overwrite,
-                ins[0],
-                ins[1],
-                ins[2],
-                ins[3],
-            )
+                dweight_init: Init::Overwrite,
+                dy: ins[0],
+                x: ins[1],
+                weight: ins[2],
+                rstd: ins[3],
+            })
         }),
         ("rms_norm_backward", |kernels, outs, ins| {
             let [dx, dweight] = outs else { unreachable!() };
             let (dx, dweight, add) = (dx.reborrow(), dweight.reborrow(), Init::Add(ins[2]));
-            kernels.rms_norm_backward(
+            kernels.run(RmsNormBackward {
                 dx,
-                Init::Overwrite,
+                dx_init: Init::Overwrite,
                 dweight,
-                add,
-                ins[0],
-                ins[1],
-                ins[2],
-                ins[3],
-            )
+                dweight_init: add,
+                dy: ins[0],
+                x: ins[1],
+                weight: ins[2],
+                rstd: ins[3],
+            })
         }),
     ];
     for device in devices(DType::F32) {
@@ -90,29 +129,30 @@ fn attention_shapes_that_contradict_the_tensors_are_refused() {
             let before = Host::random(DType::F32, [10, 24], 1.0, 2);
             let (mut out, mut scratch) = (device.put(&before), device.room(DType::F32, [1000]));
             let (q, k, v) = (q.view(), k.view(), v.view());
-            let called = device.kernels.attention(
-                Some(out.view_mut()),
-                None,
-                scratch.view_mut(),
+            let called = device.kernels.run(Attention {
+                out: Some(out.view_mut()),
+                probs: None,
+                scratch: scratch.view_mut(),
                 q,
                 k,
                 v,
                 shape,
-            );
+                dropout: None,
+            });
             assert_eq!(
                 called.expect_err(&format!("{shape:?}")).operation,
                 "attention"
             );
-            let called = device.kernels.flash_attention(
-                Some(out.view_mut()),
-                None,
-                scratch.view_mut(),
+            let called = device.kernels.run(FlashAttention {
+                out: Some(out.view_mut()),
+                lse: None,
+                scratch: scratch.view_mut(),
                 q,
                 k,
                 v,
                 shape,
-                FlashOptions::default(),
-            );
+                options: FlashOptions::default(),
+            });
             assert_eq!(
                 called.expect_err(&format!("{shape:?}")).operation,
                 "flash_attention"
@@ -125,38 +165,103 @@ fn attention_shapes_that_contradict_the_tensors_are_refused() {
 #[test]
 fn a_dropout_of_all_or_of_no_probability_is_refused() {
     for device in devices(DType::F32) {
+        let random = |dims: &[usize]| {
+            let dims = Dims::try_from(dims).unwrap();
+            device.put(&Host::random(DType::F32, dims, 1.0, 1))
+        };
+        let shape = attention_shape();
+        let (q, kv, probs) = (random(&[10, 24]), random(&[10, 12]), random(&shape.probs()));
+        let (q, kv, probs) = (q.view(), kv.view(), probs.view());
+        let [mut out, mut dk, mut dv] = [24, 12, 12].map(|width| random(&[10, width]));
+        let mut scratch = device.room(DType::F32, [1]);
+        let before = device.take(&out);
         for probability in [1.0, -0.1, f32::NAN, f32::INFINITY] {
-            let dropout = Some(Dropout {
+            let dropout = Dropout {
                 probability,
                 key: 1,
-            });
-            let options = FlashOptions {
-                dropout,
-                ..FlashOptions::default()
             };
-            let tensor = |dims: [usize; 2]| device.put(&Host::random(DType::F32, dims, 1.0, 1));
-            let (q, k, v) = (tensor([10, 24]), tensor([10, 12]), tensor([10, 12]));
-            let before = Host::random(DType::F32, [10, 24], 1.0, 2);
-            let mut out = device.put(&before);
-            let (target, shape) = (device.kernels.target(), attention_shape());
-            let elements = flash::scratch_elements(target, shape, DType::F32, flash::Pass::Forward);
-            let mut scratch = device.room(DType::F32, [elements]);
-            let called = device.kernels.flash_attention(
-                Some(out.view_mut()),
-                None,
-                scratch.view_mut(),
-                q.view(),
-                k.view(),
-                v.view(),
-                shape,
-                options,
-            );
-            assert_eq!(
-                called.expect_err(&format!("{probability}")).operation,
-                "flash_attention"
-            );
-            assert!(device.memory.is_shapes() || device.take(&out) == before);
+            let called = [
+                device.kernels.run(FlashAttention {
+                    out: Some(out.view_mut()),
+                    lse: None,
+                    scratch: scratch.view_mut(),
+                    q,
+                    k: kv,
+                    v: kv,
+                    shape,
+                    options: FlashOptions {
+                        dropout: Some(dropout),
+                        ..FlashOptions::default()
+                    },
+                }),
+                device.kernels.run(Attention {
+                    out: Some(out.view_mut()),
+                    probs: None,
+                    scratch: scratch.view_mut(),
+                    q,
+                    k: kv,
+                    v: kv,
+                    shape,
+                    dropout: Some(dropout),
+                }),
+                device.kernels.run(AttentionBackward {
+                    dq: out.view_mut(),
+                    dk: dk.view_mut(),
+                    dv: dv.view_mut(),
+                    scratch: scratch.view_mut(),
+                    dout: q,
+                    probs,
+                    q,
+                    k: kv,
+                    v: kv,
+                    shape,
+                    dropout: Some(dropout),
+                }),
+                device.kernels.run(BiasDropoutAdd {
+                    out: out.view_mut(),
+                    bias: None,
+                    dropout: Some(dropout),
+                    residual: None,
+                }),
+                device.kernels.run(DropoutBackward {
+                    dx: out.view_mut(),
+                    dy: q,
+                    dropout,
+                }),
+            ];
+            for called in called {
+                let error = called.expect_err(&format!("{probability}"));
+                assert!(error.message.starts_with("dropout of "), "{error}");
+            }
+            assert!(device.take(&out) == before);
         }
+    }
+}
+
+#[test]
+fn positions_of_broken_sequences_or_beyond_the_table_are_refused() {
+    for device in devices(DType::F32) {
+        let random = |rows| device.put(&Host::random(DType::F32, [rows, 6], 1.0, 1));
+        let (mut x, mut table) = (random(10), random(7));
+        let before = [&x, &table].map(|tensor| device.take(tensor));
+        for seq in [0, 3, 10] {
+            let called = device.kernels.run(AddPositions {
+                x: x.view_mut(),
+                table: table.view(),
+                seq,
+            });
+            let error = called.expect_err(&format!("{seq}"));
+            assert_eq!(error.operation, "add_positions");
+            let called = device.kernels.run(AddPositionsBackward {
+                dtable: table.view_mut(),
+                dx: x.view(),
+                seq,
+                init: Init::Overwrite,
+            });
+            let error = called.expect_err(&format!("{seq}"));
+            assert_eq!(error.operation, "add_positions_backward");
+        }
+        assert!([&x, &table].map(|tensor| device.take(tensor)) == before);
     }
 }
 
@@ -179,12 +284,12 @@ fn refused_update(
     let mut update = AdamW {
         parameters: parameters.view_mut(),
         master: match master {
-            None => Master::Parameters,
-            Some(DType::F32) => Master::F32(beside.view_mut()),
-            Some(_) => Master::Remainder(beside.view_mut()),
+            None => MasterOperand::Parameters,
+            Some(DType::F32) => MasterOperand::F32(beside.view_mut()),
+            Some(_) => MasterOperand::Remainder(beside.view_mut()),
         },
-        first_moment: Moment::Plain(first.view_mut()),
-        second_moment: Moment::Plain(second.view_mut()),
+        first_moment: MomentOperand::Plain(first.view_mut()),
+        second_moment: MomentOperand::Plain(second.view_mut()),
         gradients: gradients.view(),
         rates: rates.view(),
         clip: clip.view(),
@@ -196,7 +301,7 @@ fn refused_update(
         weight_decay: 0.0,
     };
     edit(&mut update);
-    let error = device.kernels.adamw(update).unwrap_err();
+    let error = device.kernels.run(update).unwrap_err();
     assert_eq!(error.operation, "adamw");
     assert!(error.message.contains(word), "{word}: {error}");
     assert!(device.memory.is_shapes() || device.take(&parameters) == before);
@@ -223,14 +328,14 @@ fn both_moments_have_one_form() {
         let [parameters, _, plain, codes, absmax] = outs else {
             unreachable!("as below");
         };
-        kernels.adamw(AdamW {
+        kernels.run(AdamW {
             parameters: parameters.reborrow(),
-            master: Master::Parameters,
-            first_moment: Moment::Quantised {
+            master: MasterOperand::Parameters,
+            first_moment: MomentOperand::Quantised {
                 codes: codes.reborrow(),
                 absmax: absmax.reborrow(),
             },
-            second_moment: Moment::Plain(plain.reborrow()),
+            second_moment: MomentOperand::Plain(plain.reborrow()),
             gradients: ins[0],
             rates: ins[1],
             clip: ins[2],

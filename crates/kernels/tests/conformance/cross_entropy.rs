@@ -22,7 +22,7 @@ struct CrossEntropy {
     dtype: DType,
     tokens: usize,
     vocabulary: usize,
-    /// Of the logits' entries.
+    /// Largest of the logits' entries.
     range: f64,
     masked: Masked,
     scale: f32,
@@ -88,12 +88,12 @@ impl Case for CrossEntropy {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let (mut logits, targets) = (device.put(&self.logits()), device.put(&self.targets()));
         let mut losses = device.room(DType::F32, [self.tokens]);
-        device.kernels.cross_entropy(
-            losses.view_mut(),
-            logits.view_mut(),
-            targets.view(),
-            self.scale,
-        )?;
+        device.kernels.run(kernels::CrossEntropy {
+            losses: losses.view_mut(),
+            logits: logits.view_mut(),
+            targets: targets.view(),
+            scale: self.scale,
+        })?;
         let gradient = device.take(&logits);
         let others = Host::new(self.dtype, gradient.dims, self.others(gradient.values()));
         Ok(vec![device.take(&losses), gradient, others])

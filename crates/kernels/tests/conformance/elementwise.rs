@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::Result;
 use half::bf16;
-use kernels::KernelError;
+use kernels::{AddBias, BiasBackward, KernelError};
 use memory::DType;
 
 #[derive(Debug)]
@@ -21,7 +21,10 @@ struct Fill {
 impl Case for Fill {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let mut out = device.room(self.dtype, [self.elements]);
-        device.kernels.fill(out.view_mut(), self.value)?;
+        device.kernels.run(kernels::Fill {
+            out: out.view_mut(),
+            value: self.value,
+        })?;
         Ok(vec![device.take(&out)])
     }
 
@@ -71,7 +74,10 @@ impl Case for Copy {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let x = device.put(&self.x());
         let mut out = device.room(self.to, [self.rows, self.columns]);
-        device.kernels.copy(out.view_mut(), x.view())?;
+        device.kernels.run(kernels::Copy {
+            out: out.view_mut(),
+            x: x.view(),
+        })?;
         Ok(vec![device.take(&out)])
     }
 
@@ -132,10 +138,15 @@ impl Case for Bias {
         let [x, bias, dy, earlier] = self.tensors();
         let mut dbias = device.start(self.start, &earlier);
         let [mut out, bias, dy, earlier] = [x, bias, dy, earlier].map(|host| device.put(&host));
-        device.kernels.add_bias(out.view_mut(), bias.view())?;
-        device
-            .kernels
-            .bias_backward(dbias.view_mut(), dy.view(), self.start.init(&earlier))?;
+        device.kernels.run(AddBias {
+            out: out.view_mut(),
+            bias: bias.view(),
+        })?;
+        device.kernels.run(BiasBackward {
+            out: dbias.view_mut(),
+            dy: dy.view(),
+            init: self.start.init(&earlier),
+        })?;
         Ok(vec![device.take(&out), device.take(&dbias)])
     }
 

@@ -6,7 +6,7 @@ use crate::device::{Device, Start, gradient_starts};
 use crate::host::Host;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::{DType as CandleType, Result};
-use kernels::KernelError;
+use kernels::{EmbeddingBackward, KernelError};
 use memory::DType;
 
 #[derive(Clone, Copy, Debug)]
@@ -76,13 +76,18 @@ impl Case for Embedding {
         let mut dtable = device.start(self.start, &earlier);
         let [table, dout, earlier, ids] =
             [table, dout, earlier, self.ids()].map(|host| device.put(&host));
-        device
-            .kernels
-            .embedding(out.view_mut(), table.view(), ids.view())?;
+        device.kernels.run(kernels::Embedding {
+            out: out.view_mut(),
+            table: table.view(),
+            ids: ids.view(),
+        })?;
         let init = self.start.init(&earlier);
-        device
-            .kernels
-            .embedding_backward(dtable.view_mut(), dout.view(), ids.view(), init)?;
+        device.kernels.run(EmbeddingBackward {
+            dtable: dtable.view_mut(),
+            dout: dout.view(),
+            ids: ids.view(),
+            init,
+        })?;
         Ok(vec![device.take(&out), device.take(&dtable)])
     }
 

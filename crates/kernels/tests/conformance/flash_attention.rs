@@ -8,9 +8,7 @@ use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor};
-use kernels::flash::{Pass, scratch_elements};
-use kernels::random::random_u32;
-use kernels::{AttentionShape, Dropout, FlashOptions, KernelError, Target};
+use kernels::{AttentionShape, Dropout, FlashAttentionBackward, FlashOptions, KernelError, Target};
 use memory::{DType, Out};
 
 #[derive(Debug)]
@@ -19,7 +17,6 @@ pub struct FlashAttention {
     /// Lengths of the documents of every row, over and over; row `r` starts with the one after the `r`-th. Without
     /// lengths no documents are given.
     pub lengths: Vec<usize>,
-    pub dropout: Option<Dropout>,
 }
 
 impl FlashAttention {
@@ -27,7 +24,6 @@ impl FlashAttention {
         FlashAttention {
             attention,
             lengths: vec![],
-            dropout: None,
         }
     }
 
@@ -38,7 +34,7 @@ impl FlashAttention {
         [batch, heads, seq]
     }
 
-    /// For each token the position of its document's first.
+    /// The position of its document's first token, for each token.
     fn documents(&self) -> Vec<usize> {
         let AttentionShape { batch, seq, .. } = self.attention.shape;
         let mut documents = Vec::new();
@@ -76,14 +72,22 @@ impl FlashAttention {
         let documents = self.put_documents(device);
         let options = FlashOptions {
             documents: documents.as_ref().map(Tensor::view),
-            dropout: self.dropout,
+            dropout: self.attention.dropout,
         };
-        let mut scratch = self.scratch(device, Pass::Forward);
-        let (view, shape) = (scratch.view_mut(), self.attention.shape);
-        let qkv = (q.view(), k.view(), v.view());
-        device
-            .kernels
-            .flash_attention(out, lse, view, qkv.0, qkv.1, qkv.2, shape, options)?;
+        let Attention { shape, dtype, .. } = self.attention;
+        let target = device.kernels.target();
+        let elements = kernels::FlashAttention::scratch_elements(target, shape, dtype);
+        let mut scratch = device.room(DType::F32, [elements]);
+        device.kernels.run(kernels::FlashAttention {
+            out,
+            lse,
+            scratch: scratch.view_mut(),
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            shape,
+            options,
+        })?;
         device.take(&scratch);
         Ok(())
     }
@@ -99,32 +103,28 @@ impl FlashAttention {
         let kv_dims = attention.kv_dims();
         let [mut dq, mut dk, mut dv] =
             [attention.q_dims(), kv_dims, kv_dims].map(|dims| device.room(attention.dtype, dims));
-        let mut scratch = self.scratch(device, Pass::Backward);
-        device.kernels.flash_attention_backward(
-            dq.view_mut(),
-            dk.view_mut(),
-            dv.view_mut(),
-            scratch.view_mut(),
-            device.put(&attention.dout()).view(),
-            out.view(),
-            lse.view(),
-            q.view(),
-            k.view(),
-            v.view(),
-            attention.shape,
-            FlashOptions {
+        let (target, shape) = (device.kernels.target(), attention.shape);
+        let elements = FlashAttentionBackward::scratch_elements(target, shape, attention.dtype);
+        let mut scratch = device.room(DType::F32, [elements]);
+        device.kernels.run(FlashAttentionBackward {
+            dq: dq.view_mut(),
+            dk: dk.view_mut(),
+            dv: dv.view_mut(),
+            scratch: scratch.view_mut(),
+            dout: device.put(&attention.dout()).view(),
+            out: out.view(),
+            lse: lse.view(),
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            shape,
+            options: FlashOptions {
                 documents: documents.as_ref().map(Tensor::view),
-                dropout: self.dropout,
+                dropout: self.attention.dropout,
             },
-        )?;
+        })?;
         device.take(&scratch);
         Ok([&dq, &dk, &dv].map(|tensor| device.take(tensor)).into())
-    }
-
-    fn scratch(&self, device: &Device, pass: Pass) -> Tensor {
-        let Attention { shape, dtype, .. } = self.attention;
-        let target = device.kernels.target();
-        device.room(DType::F32, [scratch_elements(target, shape, dtype, pass)])
     }
 
     /// Negative infinity where a query sees no key, `[b, 1, s, s]`.
@@ -141,24 +141,6 @@ impl FlashAttention {
         CandleTensor::from_vec(mask, (batch, 1, seq, seq), &CandleDevice::Cpu)
     }
 
-    /// The factor on every probability, `[b, heads, s, s]`.
-    fn kept(&self) -> Result<CandleTensor> {
-        let [batch, heads, seq] = self.lse_dims();
-        let (probability, key) = self.dropout.map_or((0.0, 0), |dropout| {
-            (f64::from(dropout.probability), dropout.key)
-        });
-        let elements = (0..(batch * heads * seq * seq) as u64).map(|element| {
-            let number = f64::from(random_u32(key, element)) / 2f64.powi(32);
-            if number < probability {
-                0.0
-            } else {
-                1.0 / (1.0 - probability)
-            }
-        });
-        let elements: Vec<f64> = elements.collect();
-        CandleTensor::from_vec(elements, (batch, heads, seq, seq), &CandleDevice::Cpu)
-    }
-
     /// Statistics, output, dq, dk, dv.
     fn oracle(&self) -> Result<[Vec<f64>; 5]> {
         let attention = &self.attention;
@@ -170,7 +152,7 @@ impl FlashAttention {
         let largest = scores.max_keepdim(3)?;
         let sums = scores.broadcast_sub(&largest)?.exp()?.sum_keepdim(3)?;
         let lse = (sums.log()? + largest)?;
-        let out = (softmax(&scores)? * self.kept()?)?
+        let out = (softmax(&scores)? * attention.kept()?)?
             .matmul(&v?)?
             .permute((0, 2, 1, 3))?
             .reshape(&attention.q_dims())?;
@@ -237,11 +219,13 @@ const SHAPES: [[usize; 5]; 13] = [
 ];
 
 pub fn all(dtype: DType) -> Vec<FlashAttention> {
-    let attention = |sizes, scores| Attention {
+    let dropped = |sizes, scores, dropout| Attention {
         dtype,
         shape: shape(sizes),
         scores,
+        dropout,
     };
+    let attention = |sizes, scores| dropped(sizes, scores, None);
     let random = Scores::Random(1.5);
     let mut cases: Vec<FlashAttention> = SHAPES
         .into_iter()
@@ -267,17 +251,14 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
     for lengths in lengths {
         for dropout in [None, dropout(0.1)] {
             cases.push(FlashAttention {
-                attention: attention([2, 300, 4, 2, 20], random),
+                attention: dropped([2, 300, 4, 2, 20], random, dropout),
                 lengths: lengths.to_vec(),
-                dropout,
             });
         }
     }
     for (sizes, probability) in [([1, 37, 2, 2, 20], 0.5), ([2, 131, 4, 1, 16], 0.25)] {
-        cases.push(FlashAttention {
-            dropout: dropout(probability),
-            ..FlashAttention::plain(attention(sizes, random))
-        });
+        let dropout = dropout(probability);
+        cases.push(FlashAttention::plain(dropped(sizes, random, dropout)));
     }
     cases
 }
@@ -297,6 +278,7 @@ fn scores_of_thousands_do_not_overflow() {
                 dtype,
                 shape: shape([2, 150, 4, 2, 16]),
                 scores: Scores::Whole(64.0),
+                dropout: None,
             });
             let outputs = run(&case, &device);
             let largest = outputs[0].values().into_iter().fold(0.0, f64::max);
@@ -316,12 +298,13 @@ fn scores_of_thousands_do_not_overflow() {
     }
 }
 
-/// The same tensors, without documents or dropout.
-fn plain(dtype: DType) -> FlashAttention {
+/// The same tensors, without documents.
+fn plain(dtype: DType, dropout: Option<Dropout>) -> FlashAttention {
     FlashAttention::plain(Attention {
         dtype,
         shape: shape([2, 150, 4, 2, 20]),
         scores: Scores::Random(1.0),
+        dropout,
     })
 }
 
@@ -335,22 +318,18 @@ fn one_document_and_a_dropout_of_nothing_change_no_bit() {
     };
     for dtype in DTYPES {
         for device in computing(dtype) {
-            let reference = run(&plain(dtype), &device);
+            let reference = run(&plain(dtype, None), &device);
             let same = FlashAttention {
                 lengths: vec![150],
-                dropout: dropout(0.0),
-                ..plain(dtype)
+                ..plain(dtype, dropout(0.0))
             };
             assert!(run(&same, &device) == reference, "{}", device.name);
             for other in [
                 FlashAttention {
                     lengths: vec![149],
-                    ..plain(dtype)
+                    ..plain(dtype, None)
                 },
-                FlashAttention {
-                    dropout: dropout(0.01),
-                    ..plain(dtype)
-                },
+                plain(dtype, dropout(0.01)),
             ] {
                 assert!(
                     run(&other, &device) != reference,
@@ -369,14 +348,12 @@ fn dropout_keeps_the_share_that_it_should() {
     let shape = shape([1, SEQ, 4, 1, 4]);
     for device in computing(DType::F32) {
         for (key, probability) in (0..).zip([0.1, 0.5, 0.9f32]) {
-            let case = FlashAttention {
+            let case = FlashAttention::plain(Attention {
+                dtype: DType::F32,
+                shape,
+                scores: Scores::Random(1.0),
                 dropout: Some(Dropout { probability, key }),
-                ..FlashAttention::plain(Attention {
-                    dtype: DType::F32,
-                    shape,
-                    scores: Scores::Random(1.0),
-                })
-            };
+            });
             let constant = |width, value| {
                 device.put(&Host::new(
                     DType::F32,

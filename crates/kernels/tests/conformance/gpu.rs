@@ -27,7 +27,7 @@ fn some_cases_of_every_operation() {
     }
 }
 
-/// In a process of its own, since a process finds one driver.
+/// The suite runs in a process of its own, since a process finds one driver.
 #[test]
 fn the_stand_in_gives_what_a_gpu_must() {
     let output = Command::new(std::env::current_exe().unwrap())

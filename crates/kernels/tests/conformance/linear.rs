@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::host::Host;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::Result;
-use kernels::{Init, KernelError};
+use kernels::{Init, KernelError, Matmul};
 use memory::DType;
 
 /// The three products of a linear layer, the weight gradient in f32 on top of another micro-batch's.
@@ -51,14 +51,24 @@ impl Case for Linear {
         let mut dx = device.room(x.dtype, x.dims);
         let [x, weight, dy, mut dweight] = [x, weight, dy, earlier].map(|host| device.put(&host));
         let kernels = &device.kernels;
-        kernels.matmul(y.view_mut(), x.view(), weight.view().t(), Init::Overwrite)?;
-        kernels.matmul(dx.view_mut(), dy.view(), weight.view(), Init::Overwrite)?;
-        kernels.matmul(
-            dweight.view_mut(),
-            dy.view().t(),
-            x.view(),
-            Init::Accumulate,
-        )?;
+        kernels.run(Matmul {
+            out: y.view_mut(),
+            a: x.view(),
+            b: weight.view().t(),
+            init: Init::Overwrite,
+        })?;
+        kernels.run(Matmul {
+            out: dx.view_mut(),
+            a: dy.view(),
+            b: weight.view(),
+            init: Init::Overwrite,
+        })?;
+        kernels.run(Matmul {
+            out: dweight.view_mut(),
+            a: dy.view().t(),
+            b: x.view(),
+            init: Init::Accumulate,
+        })?;
         Ok(vec![
             device.take(&y),
             device.take(&dx),

@@ -13,12 +13,15 @@ mod contradictions;
 mod cross_entropy;
 mod determinism;
 mod device;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod flash_attention;
+mod gelu;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod host;
+mod layer_norm;
 mod layout;
 mod linear;
 mod matmul;
@@ -27,6 +30,7 @@ mod optional_outputs;
 mod oracle;
 mod planning;
 mod poison;
+mod positions;
 mod properties;
 mod refusals;
 mod rms_norm;
@@ -57,11 +61,15 @@ suite![
     adamw,
     attention,
     cross_entropy,
+    dropout,
     elementwise,
     embedding,
     flash_attention,
+    gelu,
+    layer_norm,
     matmul,
     norm,
+    positions,
     rms_norm,
     rotary,
     swiglu,

@@ -8,7 +8,7 @@ use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::linear::Linear;
 use crate::oracle::{add, constant, values};
 use candle_core::Result;
-use kernels::KernelError;
+use kernels::{KernelError, Matmul};
 use memory::DType;
 
 #[derive(Debug)]
@@ -57,9 +57,12 @@ impl Case for Product {
             self.layouts[0].view(a.view()),
             self.layouts[1].view(b.view()),
         );
-        device
-            .kernels
-            .matmul(out.view_mut(), a, b, self.start.init(&residual))?;
+        device.kernels.run(Matmul {
+            out: out.view_mut(),
+            a,
+            b,
+            init: self.start.init(&residual),
+        })?;
         Ok(vec![device.take(&out)])
     }
 

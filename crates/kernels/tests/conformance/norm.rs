@@ -40,9 +40,11 @@ impl Case for Sum {
         let x = device.put(&entries(DType::F32, self.elements));
         let mut out = device.start(self.start, &self.earlier());
         let earlier = device.put(&self.earlier());
-        device
-            .kernels
-            .sum(out.view_mut(), x.view(), self.start.init(&earlier))?;
+        device.kernels.run(kernels::Sum {
+            out: out.view_mut(),
+            x: x.view(),
+            init: self.start.init(&earlier),
+        })?;
         Ok(vec![device.take(&out)])
     }
 
@@ -114,13 +116,13 @@ impl Case for NormAndClip {
         let loss = device.put(&Host::new(DType::F32, [1], [f64::from(self.loss)]));
         let mut parts = device.room(DType::F64, [NORM_PARTS]);
         let mut out = device.room(DType::F32, [2]);
-        device.kernels.norm_and_clip(
-            out.view_mut(),
-            parts.view_mut(),
-            x.view(),
-            loss.view(),
-            self.max_norm,
-        )?;
+        device.kernels.run(kernels::NormAndClip {
+            out: out.view_mut(),
+            parts: parts.view_mut(),
+            x: x.view(),
+            loss: loss.view(),
+            max_norm: self.max_norm,
+        })?;
         device.take(&parts);
         let out = device.take(&out).values();
         Ok(vec![

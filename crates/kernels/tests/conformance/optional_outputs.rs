@@ -5,7 +5,7 @@ use crate::attention::{Attention, Scores, shape};
 use crate::device::{Device, computing};
 use crate::flash_attention::FlashAttention;
 use crate::host::Host;
-use kernels::attention::Pass;
+use kernels::{Dropout, LayerNorm};
 use memory::DType;
 
 /// The output and the probabilities, as far as they are wanted.
@@ -13,24 +13,20 @@ fn attention(case: &Attention, device: &Device, [out, probs]: [bool; 2]) -> [Opt
     let [q, k, v] = case.qkv().map(|host| device.put(&host));
     let mut out = out.then(|| device.room(case.dtype, case.q_dims()));
     let mut probs = probs.then(|| device.room(case.dtype, case.shape.probs()));
-    let mut scratch = case.scratch(
-        device,
-        Pass::Forward {
-            probs_kept: probs.is_some(),
-        },
-    );
+    let mut scratch = case.scratch(device, probs.is_some());
     let outputs =
         [&mut out, &mut probs].map(|output| output.as_mut().map(|output| output.view_mut()));
     let [out_view, probs_view] = outputs;
-    let called = device.kernels.attention(
-        out_view,
-        probs_view,
-        scratch.view_mut(),
-        q.view(),
-        k.view(),
-        v.view(),
-        case.shape,
-    );
+    let called = device.kernels.run(kernels::Attention {
+        out: out_view,
+        probs: probs_view,
+        scratch: scratch.view_mut(),
+        q: q.view(),
+        k: k.view(),
+        v: v.view(),
+        shape: case.shape,
+        dropout: case.dropout,
+    });
     called.unwrap();
     device.take(&scratch);
     [out, probs].map(|output| output.map(|output| device.take(&output)))
@@ -41,11 +37,19 @@ fn attention_without_an_output() {
     for dtype in DTYPES {
         for device in computing(dtype) {
             device.memory.set_poison(true);
-            for sizes in [[1, 1, 1, 1, 20], [2, 37, 8, 1, 20], [1, 150, 4, 2, 33]] {
+            let sizes = [[1, 1, 1, 1, 20], [2, 37, 8, 1, 20], [1, 150, 4, 2, 33]];
+            for (sizes, probability) in sizes
+                .into_iter()
+                .flat_map(|sizes| [None, Some(0.1)].map(|probability| (sizes, probability)))
+            {
                 let case = Attention {
                     dtype,
                     shape: shape(sizes),
                     scores: Scores::Random(2.0),
+                    dropout: probability.map(|probability| Dropout {
+                        probability,
+                        key: 7,
+                    }),
                 };
                 let both = attention(&case, &device, [true, true]);
                 assert!(both.iter().all(Option::is_some));
@@ -114,7 +118,13 @@ fn rms_norm(
         [&mut y, &mut rstd].map(|output| output.as_mut().map(|output| output.view_mut()));
     device
         .kernels
-        .rms_norm(y_view, rstd_view, x.view(), weight.view(), 1e-5)
+        .run(kernels::RmsNorm {
+            y: y_view,
+            rstd: rstd_view,
+            x: x.view(),
+            weight: weight.view(),
+            eps: 1e-5,
+        })
         .unwrap();
     [y, rstd].map(|output| output.map(|output| device.take(&output)))
 }
@@ -140,6 +150,55 @@ fn rms_norm_without_an_output() {
                     device.name
                 );
                 assert_eq!(none, [None, None]);
+            }
+        }
+    }
+}
+
+/// The normalised input and the statistics, as far as they are wanted.
+fn layer_norm(
+    dtype: DType,
+    [tokens, hidden]: [usize; 2],
+    device: &Device,
+    [y, mean, rstd]: [bool; 3],
+) -> [Option<Host>; 3] {
+    let x = device.put(&Host::random(dtype, [tokens, hidden], 2.0, 1));
+    let [weight, bias] = [2, 3].map(|seed| device.put(&Host::random(dtype, [hidden], 1.0, seed)));
+    let mut y = y.then(|| device.room(dtype, [tokens, hidden]));
+    let [mut mean, mut rstd] =
+        [mean, rstd].map(|wanted| wanted.then(|| device.room(DType::F32, [tokens])));
+    let called = device.kernels.run(LayerNorm {
+        y: y.as_mut().map(|y| y.view_mut()),
+        mean: mean.as_mut().map(|mean| mean.view_mut()),
+        rstd: rstd.as_mut().map(|rstd| rstd.view_mut()),
+        x: x.view(),
+        weight: weight.view(),
+        bias: bias.view(),
+        eps: 1e-5,
+    });
+    called.unwrap();
+    [y, mean, rstd].map(|output| output.map(|output| device.take(&output)))
+}
+
+#[test]
+fn layer_norm_without_an_output() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            device.memory.set_poison(true);
+            for sizes in [[1, 48], [37, 48], [150, 288]] {
+                let all = layer_norm(dtype, sizes, &device, [true; 3]);
+                for combination in 0..8 {
+                    let wanted = [1, 2, 4].map(|bit| combination & bit != 0);
+                    let some = layer_norm(dtype, sizes, &device, wanted);
+                    for (index, output) in some.iter().enumerate() {
+                        let expected = all[index].as_ref().filter(|_| wanted[index]);
+                        assert!(
+                            output.as_ref() == expected,
+                            "{}: {wanted:?} of {sizes:?}",
+                            device.name
+                        );
+                    }
+                }
             }
         }
     }

@@ -40,6 +40,12 @@ fn starts() -> impl Strategy<Value = Start> {
     select(&[Start::Overwrite, Start::Accumulate, Start::Add][..])
 }
 
+fn dropouts() -> impl Strategy<Value = Option<Dropout>> {
+    let share = select(&[0.0f32, 0.1, 0.5][..]);
+    (share, any::<u64>())
+        .prop_map(|(probability, key)| (probability > 0.0).then_some(Dropout { probability, key }))
+}
+
 /// Compute type, then types of `out`, `a`, `b`.
 fn dtypes() -> impl Strategy<Value = (DType, [DType; 3])> {
     let mixed = [
@@ -68,7 +74,7 @@ proptest! {
         hold(&Product { sizes, dtypes, layouts, start, seed }, compute);
     }
 
-    /// From a few tokens and channels on: of fewer, every gradient may cancel.
+    /// Shapes have a few tokens and channels at least: of fewer, every gradient may cancel.
     #[test]
     fn attention_of_any_shape(
         batch in 1..4usize,
@@ -77,13 +83,14 @@ proptest! {
         group in 1..9usize,
         head_dim in 4..30usize,
         range in 0.5..2.0,
+        dropout in dropouts(),
         dtype in select(&DTYPES[..]),
     ) {
         let shape = shape([batch, seq, kv_heads * group, kv_heads, head_dim]);
-        hold(&Attention { dtype, shape, scores: Scores::Random(range) }, dtype);
+        hold(&Attention { dtype, shape, scores: Scores::Random(range), dropout }, dtype);
     }
 
-    /// As above, over several blocks of queries and keys, with documents of up to some length and with dropout.
+    /// Shapes span several blocks of queries and keys, with documents of up to some length and with dropout.
     #[test]
     fn flash_attention_of_any_shape(
         batch in 1..3usize,
@@ -92,26 +99,27 @@ proptest! {
         group in 1..5usize,
         head_dim in 4..40usize,
         longest in 6..200usize,
-        probability in select(&[0.0f32, 0.1, 0.5][..]),
-        key in any::<u64>(),
+        dropout in dropouts(),
         dtype in select(&DTYPES[..]),
     ) {
         let shape = shape([batch, seq, kv_heads * group, kv_heads, head_dim]);
-        let attention = Attention { dtype, shape, scores: Scores::Random(1.5) };
+        let attention = Attention { dtype, shape, scores: Scores::Random(1.5), dropout };
         let lengths = vec![longest, longest / 5 + 1, longest / 2 + 1];
-        let dropout = (probability > 0.0).then_some(Dropout { probability, key });
-        hold(&FlashAttention { attention, lengths, dropout }, dtype);
+        hold(&FlashAttention { attention, lengths }, dtype);
     }
 
+    /// With the same key both drop the same elements.
     #[test]
     fn flash_attention_is_attention(
         seq in 6..300usize,
         kv_heads in 1..3usize,
         group in 1..5usize,
         head_dim in 4..40usize,
+        dropout in dropouts(),
     ) {
         let shape = shape([1, seq, kv_heads * group, kv_heads, head_dim]);
-        let case = || Attention { dtype: DType::F32, shape, scores: Scores::Random(1.5) };
+        let scores = Scores::Random(1.5);
+        let case = || Attention { dtype: DType::F32, shape, scores, dropout };
         for device in computing(DType::F32) {
             device.memory.set_poison(true);
             let eager = case::run(&case(), &device);

@@ -7,7 +7,7 @@ use crate::device::{Device, Start};
 use crate::host::Host;
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::{Result, Tensor};
-use kernels::KernelError;
+use kernels::{KernelError, RmsNormBackward};
 use memory::DType;
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ struct RmsNorm {
     gradient: DType,
     tokens: usize,
     hidden: usize,
-    /// Of the input's entries: where it is small, `eps` counts.
+    /// Largest of the input's entries: where it is small, `eps` counts.
     range: f64,
     dx_start: Start,
     dweight_start: Start,
@@ -87,29 +87,29 @@ impl Case for RmsNorm {
             [&tensors.x, &tensors.weight, &tensors.dy].map(|host| device.put(host));
         let mut y = device.room(self.dtype, tensors.x.dims);
         let mut rstd = device.room(DType::F32, [self.tokens]);
-        device.kernels.rms_norm(
-            Some(y.view_mut()),
-            Some(rstd.view_mut()),
-            x.view(),
-            weight.view(),
-            EPS,
-        )?;
+        device.kernels.run(kernels::RmsNorm {
+            y: Some(y.view_mut()),
+            rstd: Some(rstd.view_mut()),
+            x: x.view(),
+            weight: weight.view(),
+            eps: EPS,
+        })?;
         let mut dx = device.start(self.dx_start, &tensors.earlier_dx);
         let mut dweight = device.start(self.dweight_start, &tensors.earlier_dweight);
         let (earlier_dx, earlier_dweight) = (
             device.put(&tensors.earlier_dx),
             device.put(&tensors.earlier_dweight),
         );
-        device.kernels.rms_norm_backward(
-            dx.view_mut(),
-            self.dx_start.init(&earlier_dx),
-            dweight.view_mut(),
-            self.dweight_start.init(&earlier_dweight),
-            dy.view(),
-            x.view(),
-            weight.view(),
-            rstd.view(),
-        )?;
+        device.kernels.run(RmsNormBackward {
+            dx: dx.view_mut(),
+            dx_init: self.dx_start.init(&earlier_dx),
+            dweight: dweight.view_mut(),
+            dweight_init: self.dweight_start.init(&earlier_dweight),
+            dy: dy.view(),
+            x: x.view(),
+            weight: weight.view(),
+            rstd: rstd.view(),
+        })?;
         Ok([&y, &rstd, &dx, &dweight]
             .map(|tensor| device.take(tensor))
             .into())

@@ -61,9 +61,11 @@ impl Case for Rotary {
         let turned = |turns: &[bool]| {
             let mut x = device.put(&self.x());
             for inverse in turns {
-                device
-                    .kernels
-                    .rotary(x.view_mut(), table.view(), *inverse)?;
+                device.kernels.run(kernels::Rotary {
+                    x: x.view_mut(),
+                    table: table.view(),
+                    inverse: *inverse,
+                })?;
             }
             Ok(device.take(&x))
         };

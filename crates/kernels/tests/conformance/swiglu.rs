@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::host::Host;
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::Result;
-use kernels::KernelError;
+use kernels::{KernelError, SwigluBackward};
 use memory::DType;
 
 #[derive(Debug)]
@@ -14,7 +14,7 @@ struct Swiglu {
     dtype: DType,
     tokens: usize,
     width: usize,
-    /// Of the gate's entries: up to where a sigmoid is 0 or 1 in f32.
+    /// Largest of the gate's entries: up to where a sigmoid is 0 or 1 in f32.
     range: f64,
 }
 
@@ -43,12 +43,16 @@ impl Case for Swiglu {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [mut gate, mut up, dact] = self.tensors().map(|host| device.put(&host));
         let mut act = device.room(self.dtype, [self.tokens, self.width]);
-        device
-            .kernels
-            .swiglu(act.view_mut(), gate.view(), up.view())?;
-        device
-            .kernels
-            .swiglu_backward(gate.view_mut(), up.view_mut(), dact.view())?;
+        device.kernels.run(kernels::Swiglu {
+            act: act.view_mut(),
+            gate: gate.view(),
+            up: up.view(),
+        })?;
+        device.kernels.run(SwigluBackward {
+            gate: gate.view_mut(),
+            up: up.view_mut(),
+            dact: dact.view(),
+        })?;
         Ok([&act, &gate, &up].map(|tensor| device.take(tensor)).into())
     }
 

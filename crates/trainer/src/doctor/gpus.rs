@@ -12,7 +12,7 @@ use serde::Serialize;
 pub(super) struct Gpu {
     /// Its number, as in `cuda:N`.
     index: usize,
-    /// As NVIDIA calls it.
+    /// NVIDIA's name for it.
     name: String,
     /// Compute capability.
     capability: String,

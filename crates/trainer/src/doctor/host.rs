@@ -3,10 +3,10 @@
 use super::rates::{Rates, Work};
 use super::{bytes, rows};
 use crate::failure::Failure;
-use crate::memory_size;
 use kernels::Target;
 use kernels::cpu::Cpu;
 use memory::{DType, Memory};
+use planner::memory_size;
 use report::Table;
 use serde::Serialize;
 

@@ -7,12 +7,12 @@ mod rates;
 
 pub(crate) use rates::{Rates, Work};
 
-use crate::config::Resolved;
 use crate::failure::Failure;
 use crate::stdout::{print, print_json};
 use memory::format_bytes;
 use report::{Align, Table};
 use serde::Serialize;
+use settings::Resolved;
 
 /// What this machine offers. `doctor --json`.
 #[derive(Clone, Debug, Serialize)]

@@ -1,13 +1,13 @@
 //! What a process takes of a GPU beside its leases.
 
-use crate::plan::CUDA_OVERHEAD_BYTES;
 use memory::{DeviceBytes, format_bytes};
+use planner::CUDA_OVERHEAD_BYTES;
 use serde::Serialize;
 
 /// Device memory beside the blocks of this process, from what the driver says is free before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Overhead {
-    /// In use once this process had a context and nothing else: that context, and whatever other processes hold.
+    /// The bytes in use once this process had a context and nothing else: that context, and what other processes hold.
     context_bytes: u64,
     /// What modules and cuBLASLt took after that, until a matrix product was done.
     libraries_bytes: u64,
@@ -21,7 +21,7 @@ pub(super) struct Overhead {
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU has one"))]
 impl Overhead {
-    /// From the device's memory when there was a context, and when everything was loaded. Blocks do not count.
+    /// Compares the device's memory when there was a context with that when everything was loaded. Blocks do not count.
     pub(super) fn new(with_context: DeviceBytes, loaded: DeviceBytes) -> Overhead {
         let (context_bytes, overhead_bytes) = (with_context.beside(), loaded.beside());
         Overhead {

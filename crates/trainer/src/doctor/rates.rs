@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use kernels::random::{key, random_u32};
-use kernels::{Init, Kernels, Target};
+use kernels::{Init, Kernels, Matmul, Target};
 use memory::{Buffer, Category, DType, Memory};
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -90,7 +90,10 @@ impl Rates {
             wait(kernels, &from)
         })?;
         let copy = best(&mut || {
-            kernels.copy(to.view_mut(), from.view())?;
+            kernels.run(kernels::Copy {
+                out: to.view_mut(),
+                x: from.view(),
+            })?;
             wait(kernels, &to)
         })?;
         let download = best(&mut || Ok(kernels.download(&mut bytes, to.view())?))?;
@@ -101,7 +104,12 @@ impl Rates {
         let gemm = best(&mut || {
             let square = [size, size];
             let (a, b) = (a.view().reshape(square), b.view().reshape(square));
-            kernels.matmul(out.view_mut().reshape(square), a, b, Init::Overwrite)?;
+            kernels.run(Matmul {
+                out: out.view_mut().reshape(square),
+                a,
+                b,
+                init: Init::Overwrite,
+            })?;
             wait(kernels, &out)
         })?;
         Ok(Rates {

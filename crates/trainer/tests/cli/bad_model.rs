@@ -55,8 +55,8 @@ fn a_config_that_describes_no_model() {
     config_refused("{", "", &["not valid JSON"]);
     config_refused(
         "\"llama\"",
-        "\"gpt2\"",
-        &["model_type `gpt2`", "llama", "qwen3"],
+        "\"bloom\"",
+        &["model_type `bloom`", "llama", "qwen3", "gpt2"],
     );
     config_refused(
         "\"vocab_size\"",

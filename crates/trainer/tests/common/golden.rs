@@ -7,10 +7,10 @@ use memory::{DType, Memory};
 use model::{Attention, ModelConfig, Policy};
 use optim::Hyperparameters;
 use serde_json::Value;
+use session::Session;
+use settings::{Settings, StateFormats};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use trainer::session::Session;
-use trainer::settings::{Settings, States};
 
 /// Tensors by Hugging Face name.
 pub type Tensors = BTreeMap<String, Vec<f32>>;
@@ -19,7 +19,8 @@ pub type Tensors = BTreeMap<String, Vec<f32>>;
 pub struct Golden {
     /// Its folder.
     pub folder: PathBuf,
-    reference: Value,
+    /// Its `reference.json`.
+    pub reference: Value,
 }
 
 /// What PyTorch computed in a step.
@@ -38,7 +39,8 @@ impl Golden {
         ["torch_llama_tiny", "torch_llama_masked_tied"].map(Golden::open)
     }
 
-    fn open(name: &str) -> Golden {
+    /// A folder of `tests/golden`.
+    pub fn open(name: &str) -> Golden {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/golden")
             .join(name);
@@ -62,7 +64,6 @@ impl Golden {
         assert_eq!(number(&optimizer["clip_eps"]), 1e-6);
         Settings {
             policy: Policy::parse(mode, model.layers).unwrap(),
-            layer_specs: Default::default(),
             model,
             dtype,
             seq: size("seq"),
@@ -77,7 +78,7 @@ impl Golden {
                 weight_decay: number(&optimizer["weight_decay"]),
                 clip_norm: number(&optimizer["clip_grad_norm"]),
             },
-            states: States::default(),
+            states: StateFormats::default(),
             offload: None,
             schedule: constant_rate(number(&optimizer["lr"])),
             seed: 0,
@@ -111,20 +112,25 @@ impl Golden {
 
     /// What PyTorch computed in every step.
     pub fn steps(&self) -> Vec<ReferenceStep> {
-        let steps = self.reference["steps"].as_array().unwrap().iter();
-        steps
-            .map(|step| ReferenceStep {
-                loss: step["loss"].as_f64().unwrap(),
-                grad_norm: step["grad_norm"].as_f64().unwrap(),
-                targets: step["target_tokens"].as_u64().unwrap() as usize,
-            })
-            .collect()
+        reference_steps(&self.reference["steps"])
     }
 
     /// The tensors of one of the reference's files.
     pub fn tensors(&self, file: &str) -> Tensors {
         tensors(&self.folder.join(file))
     }
+}
+
+/// The entries of a list `steps`.
+pub fn reference_steps(steps: &Value) -> Vec<ReferenceStep> {
+    let steps = steps.as_array().unwrap().iter();
+    steps
+        .map(|step| ReferenceStep {
+            loss: step["loss"].as_f64().unwrap(),
+            grad_norm: step["grad_norm"].as_f64().unwrap(),
+            targets: step["target_tokens"].as_u64().unwrap() as usize,
+        })
+        .collect()
 }
 
 fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
@@ -142,8 +148,9 @@ fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
 pub fn tensors(path: &Path) -> Tensors {
     let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
     let values = tensors.into_iter().map(|(name, tensor)| {
-        assert_eq!(tensor.dtype(), candle_core::DType::F32, "{name}");
-        (name, tensor.flatten_all().unwrap().to_vec1().unwrap())
+        let values = tensor.flatten_all().unwrap();
+        let values = values.to_dtype(candle_core::DType::F32).unwrap();
+        (name, values.to_vec1().unwrap())
     });
     values.collect()
 }
@@ -156,10 +163,9 @@ pub fn gradients(session: &Session) -> Tensors {
     tensors(&path)
 }
 
-/// A session's weights by name.
+/// A session's weights as it exports them.
 pub fn weights(session: &Session) -> Tensors {
-    let entries = session.model().layout().entries().iter().enumerate();
-    entries
-        .map(|(index, entry)| (entry.name.clone(), session.parameter(index).unwrap()))
-        .collect()
+    let folder = tempfile::tempdir().unwrap();
+    session.export(folder.path()).unwrap();
+    tensors(&folder.path().join("model.safetensors"))
 }

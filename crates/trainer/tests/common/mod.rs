@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 pub mod allocations;
+pub mod distance;
 pub mod golden;
 
 use data::{MASKED, MicroBatch, StepBatch};
@@ -9,11 +10,14 @@ use kernels::cpu::Cpu;
 use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{Target, Traffic};
 use memory::{DType, Memory};
-use model::{Attention, ModelConfig, OffloadLabels, Policy};
+use model::{
+    Activation, ActivationFunction, Architecture, Attention, ModelConfig, NormKind, OffloadLabels,
+    Positions,
+};
 use optim::{Hyperparameters, Schedule, ScheduleKind};
-use trainer::plan::Plan;
-use trainer::session::{Session, StepOutcome};
-use trainer::settings::{Settings, States};
+use planner::Plan;
+use session::{Session, StepOutcome};
+use settings::{AttentionBackend, Config, Device, FloatType, OptimizerOffload, Settings};
 
 /// Recompute modes of every form.
 pub const MODES: [&str; 15] = [
@@ -54,6 +58,12 @@ pub fn odd_model(layers: usize) -> ModelConfig {
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: false,
+        norm: NormKind::Rms,
+        activation: ActivationFunction::Swiglu,
+        positions: Positions::Rotary,
+        max_positions: None,
+        biases: false,
+        dropout: 0.0,
         norm_eps: 1e-5,
         rope_theta: 10_000.0,
         rope_scaling: None,
@@ -61,8 +71,22 @@ pub fn odd_model(layers: usize) -> ModelConfig {
     }
 }
 
+/// Every activation that some model has, under either kind of attention.
+pub fn every_activation(models: &[(&'static str, ModelConfig)]) -> Vec<Activation> {
+    let mut all = Vec::new();
+    for (_, model) in models {
+        for attention in [Attention::Eager, Attention::Flash] {
+            let architecture = Architecture::of(model, attention);
+            let activations = architecture.blocks()[0].activations();
+            let new = activations.map(|(activation, _)| activation);
+            all.extend(new.filter(|one| !all.contains(one)).collect::<Vec<_>>());
+        }
+    }
+    all
+}
+
 /// The odd model with the features that families of models differ in.
-pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 3] {
+pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 4] {
     let plain = odd_model(layers);
     let bias = ModelConfig {
         qkv_bias: true,
@@ -76,36 +100,59 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 3] {
     };
     let tied = ModelConfig {
         tie_embeddings: true,
+        ..plain.clone()
+    };
+    let gpt2 = ModelConfig {
+        head_dim: plain.hidden / 4,
+        heads: 4,
+        kv_heads: 4,
+        tie_embeddings: true,
+        norm: NormKind::Layer,
+        activation: ActivationFunction::GeluTanh,
+        positions: Positions::Learned,
+        max_positions: Some(80),
+        biases: true,
+        dropout: 0.2,
         ..plain
     };
     [
         ("q/k/v bias", bias),
         ("q/k norm", norm),
         ("tied embeddings", tied),
+        ("GPT-2", gpt2),
     ]
 }
 
-/// Settings for a model: two rows of 71 tokens (two blocks of attention rows), two micro-batches, a head in two
+/// A configuration for a model: two rows of 71 tokens (two blocks of attention rows), two micro-batches, a head in two
 /// chunks of which the second is short.
-pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
-    let policy = Policy::parse(mode, model.layers).unwrap();
-    Settings {
+pub fn config(model: ModelConfig, dtype: DType, mode: &str) -> Config {
+    let mut config = Config {
         model,
-        dtype,
-        seq: 71,
-        micro_batch: 2,
-        accum: 2,
-        policy,
-        layer_specs: Default::default(),
-        head_chunk: 100,
-        attention: Attention::Eager,
-        optimizer: hyperparameters(),
-        states: States::default(),
-        offload: None,
-        schedule: constant_rate(3e-3),
-        seed: 0,
-        hardware: Default::default(),
-    }
+        ..Config::default()
+    };
+    config.train.device = Some(Device::Cpu);
+    config.train.dtype = Some(match dtype {
+        DType::BF16 => FloatType::Bf16,
+        _ => FloatType::F32,
+    });
+    config.recompute.spec = mode.into();
+    config.attention.backend = AttentionBackend::Eager;
+    (config.data.seq, config.memory.head_chunk) = (71, 100);
+    (config.batch.micro, config.batch.accum) = (2, 2);
+    (config.lr.peak, config.train.steps) = (3e-3, 100);
+    config.optim.f32_states = Vec::new();
+    config
+}
+
+/// The settings of [`config`].
+pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
+    Settings::new(&config(model, dtype, mode)).unwrap()
+}
+
+/// What `--offload-optimizer pinned` says.
+pub fn pinned_states() -> OptimizerOffload {
+    let pinned = Config::default().with(&["offload.optimizer=pinned".into()]);
+    Settings::new(&pinned.unwrap()).unwrap().offload.unwrap()
 }
 
 /// AdamW as the references use it.

@@ -11,8 +11,8 @@ use crate::cpu::attention::{Pieces, Task, panel};
 use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, product};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
-use crate::flash::{CPU_KEYS, CPU_QUERIES, Pass, cpu_block, cpu_slots};
 use crate::operation::FlashAttentionBackward;
+use crate::operation::flash::{CPU_KEYS, CPU_QUERIES, cpu_block};
 use gemm::Parallelism;
 
 pub(in crate::cpu) fn flash_attention_backward(operation: FlashAttentionBackward) {
@@ -43,8 +43,7 @@ fn flash_attention_backward_of<T: Real>(operation: FlashAttentionBackward) {
         dq,
     };
     let heads = shape.batch * shape.kv_heads;
-    let slots = cpu_slots(shape, Pass::Backward);
-    for_each_item(heads, slots, scratch.slice_mut(), |item, scratch| {
+    for_each_item(heads, scratch.slice_mut(), |item, scratch| {
         let task = operands.inputs.task(item);
         let mut room = Room::new::<T>(shape, scratch);
         row_sums(&operands, task, &mut room);

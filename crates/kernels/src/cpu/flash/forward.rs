@@ -7,8 +7,8 @@ use crate::cpu::attention::{Pieces, panel};
 use crate::cpu::dispatch::by_dtype;
 use crate::cpu::gemm::{Matrix, product};
 use crate::cpu::simd::{LANES, Real, exp, vectorized};
-use crate::flash::{CPU_KEYS, CPU_QUERIES, Pass, cpu_block, cpu_slots};
 use crate::operation::FlashAttention;
+use crate::operation::flash::{CPU_KEYS, CPU_QUERIES, cpu_block};
 use gemm::Parallelism;
 
 pub(in crate::cpu) fn flash_attention(operation: FlashAttention) {
@@ -31,32 +31,26 @@ fn flash_attention_of<T: Real>(operation: FlashAttention) {
     let inputs = Inputs::<T>::new([q, k, v], shape, options);
     let heads = shape.batch * shape.kv_heads;
     let blocks = shape.seq.div_ceil(CPU_QUERIES);
-    let slots = cpu_slots(shape, Pass::Forward);
-    for_each_item(
-        heads * blocks,
-        slots,
-        scratch.slice_mut(),
-        |item, scratch| {
-            let task = inputs.task(item % heads);
-            // The last queries see the most keys: they go first, so that no thread is left with them at the end.
-            let first = (blocks - 1 - item / heads) * CPU_QUERIES;
-            let queries = CPU_QUERIES.min(shape.seq - first);
-            let mut room = Room::new::<T>(shape, scratch);
-            for head in task.heads() {
-                let block = Block {
-                    task,
-                    head,
-                    queries: (first, queries),
-                    keys: (0, first + queries),
-                };
-                attend(&inputs, block, out, &mut room);
-                if let Some(lse) = lse {
-                    // SAFETY: the statistics of these queries of this head belong to this task.
-                    unsafe { room.store_lse(lse.at(block.statistics_offset()), queries) };
-                }
+    for_each_item(heads * blocks, scratch.slice_mut(), |item, scratch| {
+        let task = inputs.task(item % heads);
+        // The last queries see the most keys: they go first, so that no thread is left with them at the end.
+        let first = (blocks - 1 - item / heads) * CPU_QUERIES;
+        let queries = CPU_QUERIES.min(shape.seq - first);
+        let mut room = Room::new::<T>(shape, scratch);
+        for head in task.heads() {
+            let block = Block {
+                task,
+                head,
+                queries: (first, queries),
+                keys: (0, first + queries),
+            };
+            attend(&inputs, block, out, &mut room);
+            if let Some(lse) = lse {
+                // SAFETY: the statistics of these queries of this head belong to this task.
+                unsafe { room.store_lse(lse.at(block.statistics_offset()), queries) };
             }
-        },
-    );
+        }
+    });
 }
 
 /// A task's scratch: a block of scores, what its queries have gathered so far, and widened copies.

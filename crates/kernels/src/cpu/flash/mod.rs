@@ -15,11 +15,11 @@ pub(super) use forward::flash_attention;
 
 use super::Shared;
 use super::attention::Task;
+use super::dropout::drop_elements;
 use super::gemm::Matrix;
-use super::simd::{Real, vectorized};
-use crate::AttentionShape;
-use crate::flash::{Dropout, FlashOptions};
-use crate::random::random_u32;
+use super::simd::Real;
+use crate::operation::flash::cpu_slots;
+use crate::{AttentionShape, Dropout, FlashOptions};
 use memory::In;
 use rayon::prelude::*;
 
@@ -42,7 +42,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             k: k.slice(),
             v: v.slice(),
             documents: options.documents.map(|documents| documents.slice()),
-            dropout: options.dropout.filter(|dropout| dropout.probability > 0.0),
+            dropout: options.dropout.and_then(Dropout::effective),
         }
     }
 
@@ -55,7 +55,7 @@ impl<'a, T: Real> Inputs<'a, T> {
         }
     }
 
-    /// For each query of a block the first key of its document, if there are documents.
+    /// The first key of its document for each query of a block, if there are documents.
     fn first_keys(&self, block: Block) -> Option<&'a [i32]> {
         let (query, queries) = block.queries;
         let row = block.task.sequence * self.shape.seq + query;
@@ -96,12 +96,8 @@ impl Block {
 }
 
 /// Runs every item with a piece of the scratch: item `i` with piece `i` modulo the number of pieces.
-fn for_each_item(
-    items: usize,
-    slots: usize,
-    scratch: &mut [f32],
-    run: impl Fn(usize, &mut [f32]) + Sync,
-) {
+fn for_each_item(items: usize, scratch: &mut [f32], run: impl Fn(usize, &mut [f32]) + Sync) {
+    let slots = cpu_slots(items);
     let each = scratch.len() / slots.max(1);
     let scratch = Shared(scratch.as_mut_ptr());
     (0..slots).into_par_iter().with_max_len(1).for_each(|slot| {
@@ -124,7 +120,7 @@ unsafe fn transpose<T: Real>(
     copy: &mut [f32],
     stride: usize,
 ) -> Matrix {
-    // In tiles, so that every cache line is read while it is there.
+    // Tiles, so that every cache line is read while it is there.
     const TILE: usize = 16;
     for first_column in (0..columns).step_by(TILE) {
         for first_row in (0..rows).step_by(TILE) {
@@ -139,15 +135,4 @@ unsafe fn transpose<T: Real>(
         }
     }
     Matrix::rows(copy.as_ptr(), stride)
-}
-
-vectorized! {
-    /// Drops elements and scales the others. `first` is the index of the first, `step` the distance between neighbours.
-    fn drop_elements(values: &mut [f32], first: u64, step: u64, dropout: Dropout) {
-        let (threshold, scale, stream) = (dropout.threshold(), dropout.scale(), dropout.key);
-        for (place, value) in (0..).zip(values) {
-            let kept = random_u32(stream, first + place * step) >= threshold;
-            *value = if kept { *value * scale } else { 0.0 };
-        }
-    }
 }

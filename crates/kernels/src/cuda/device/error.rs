@@ -1,6 +1,6 @@
 //! What the driver and the library answer, as errors that say what to do.
 
-use crate::KernelError;
+use crate::{Fault, KernelError};
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -10,7 +10,15 @@ pub(super) fn of_driver(operation: &'static str, error: DriverError) -> KernelEr
     let text = error.error_string().ok();
     let text = text.map_or_else(String::new, |text| format!(": {}", text.to_string_lossy()));
     let message = format!("{}{text}; {}", name(error), advice(error.0));
-    KernelError::device(operation, message)
+    let fault = match error.0 {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Fault::DeviceFull,
+        _ => Fault::Device,
+    };
+    KernelError {
+        operation,
+        message,
+        fault,
+    }
 }
 
 /// The driver's name for an error.
@@ -27,7 +35,7 @@ pub(super) fn of_library(message: impl std::fmt::Display, error: CublasError) ->
 fn advice(error: CUresult) -> &'static str {
     match error {
         CUresult::CUDA_ERROR_NO_DEVICE => {
-            "the driver finds no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or take --device cpu"
+            "the driver finds no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES"
         }
         CUresult::CUDA_ERROR_STUB_LIBRARY => {
             "a stub for linking was loaded instead of the driver: take its folder out of LD_LIBRARY_PATH"
@@ -44,9 +52,7 @@ fn advice(error: CUresult) -> &'static str {
         CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_INVALID_PTX => {
             "the kernels are for compute capability 8.0 (Ampere) and newer"
         }
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            "the device has no memory left beside what is leased: leave more room with --memory-limit"
-        }
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => "the device has no memory left beside what is leased",
         CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES | CUresult::CUDA_ERROR_INVALID_VALUE => {
             "this GPU has fewer registers or less shared memory than the kernel asks for, or its arguments are wrong: \
              a defect of the trainer"

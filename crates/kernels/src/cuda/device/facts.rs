@@ -17,7 +17,7 @@ const MACHINE_CODE_FOR: [i32; 2] = [8, 9];
 pub struct DeviceFacts {
     /// Its number, from 0, among those that CUDA_VISIBLE_DEVICES shows.
     pub index: usize,
-    /// As NVIDIA calls it: `NVIDIA H200`.
+    /// The name that NVIDIA gives it: `NVIDIA H200`.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (i32, i32),

@@ -36,7 +36,7 @@ impl Stream {
         result::stream::create(result::stream::StreamKind::NonBlocking).map(Stream)
     }
 
-    /// For calls of the driver, as long as `self` lives.
+    /// The handle for calls of the driver, as long as `self` lives.
     pub(super) fn handle(&self) -> sys::CUstream {
         self.0
     }
@@ -71,7 +71,7 @@ impl Event {
         result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map(Event)
     }
 
-    /// For calls of the driver, as long as `self` lives.
+    /// The handle for calls of the driver, as long as `self` lives.
     pub(super) fn handle(&self) -> sys::CUevent {
         self.0
     }
@@ -82,7 +82,7 @@ impl Event {
         unsafe { result::event::record(self.0, stream) }
     }
 
-    /// Whether it has come. Not if earlier work failed.
+    /// Whether the event has come, which it never has where earlier work failed.
     pub(super) fn has_come(&self) -> bool {
         // SAFETY: created above.
         unsafe { result::event::query(self.0) }.is_ok()

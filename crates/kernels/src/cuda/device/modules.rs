@@ -29,7 +29,7 @@ struct Source {
     image: &'static Aligned<[u8]>,
 }
 
-/// As fat binaries lie in programs that nvcc links.
+/// Aligns a fat binary as in programs that nvcc links.
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
@@ -131,14 +131,12 @@ impl Function {
         let set = unsafe {
             result::function::set_function_attribute(self.handle, attribute, shared_bytes as i32)
         };
-        // Flash attention alone asks for so much.
         set.map_err(|error| {
             let message = format!(
-                "{shared_bytes} bytes of shared memory are more than a block has on this GPU ({}): take --attention eager, \
-                 or --dtype bf16 if it is f32",
+                "{shared_bytes} bytes of shared memory are more than a block has on this GPU ({})",
                 error::name(error)
             );
-            KernelError::device(kernel.name, message)
+            KernelError::too_large(kernel.name, message)
         })?;
         self.shared_bytes_max = shared_bytes;
         Ok(())
@@ -209,7 +207,7 @@ mod tests {
         contents
     }
 
-    /// In PTX, a kernel is `.entry name(.param .u64 name_param_0, ...)`.
+    /// Counts what PTX lists: a kernel is `.entry name(.param .u64 name_param_0, ...)`.
     #[test]
     fn a_launch_has_room_for_the_arguments_of_every_kernel() {
         let texts: Vec<String> = EMBEDDED.sources.iter().map(ptx).collect();

@@ -5,7 +5,7 @@
 /// Prefers a node for the pages that this thread allocates, until it is dropped.
 pub(super) struct Preference(());
 
-/// From `linux/mempolicy.h`.
+/// Policies as `linux/mempolicy.h` numbers them.
 const MPOL_DEFAULT: libc::c_int = 0;
 const MPOL_PREFERRED: libc::c_int = 1;
 

@@ -107,7 +107,8 @@ fn check_types(gemm: &Gemm) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// An operand of `rows` by `columns`, and whether its transpose's transpose is wanted.
+/// The layout of an operand of `rows` by `columns` as the library reads it, column by column, and whether it then has to
+/// transpose it.
 fn operand(
     name: &str,
     matrix: &Matrix,

@@ -57,7 +57,7 @@ impl Products {
         ))
     }
 
-    /// For the device whose context is current.
+    /// Opens the library for the device whose context is current.
     pub(super) fn new() -> Result<Products, KernelError> {
         let handle = result::create_handle();
         Ok(Products {

@@ -1,7 +1,7 @@
 //! The optimizer, in every form of its states.
 
 use super::{Argument, Call, Signature, argument};
-use kernels::{AdamW, KernelError, Kernels, Master, Moment};
+use kernels::{AdamW, KernelError, Kernels, MasterOperand, MomentOperand};
 use memory::{DType, In, Out};
 
 /// More than a block, and no whole number of them.
@@ -27,18 +27,18 @@ fn call(
     let mut next = || outs.next().unwrap();
     let parameters = next();
     let master = match beside {
-        Beside::Nothing => Master::Parameters,
-        Beside::Master => Master::F32(next()),
-        Beside::Remainder => Master::Remainder(next()),
+        Beside::Nothing => MasterOperand::Parameters,
+        Beside::Master => MasterOperand::F32(next()),
+        Beside::Remainder => MasterOperand::Remainder(next()),
     };
     let mut moment = || match quantised {
-        false => Moment::Plain(next()),
-        true => Moment::Quantised {
+        false => MomentOperand::Plain(next()),
+        true => MomentOperand::Quantised {
             codes: next(),
             absmax: next(),
         },
     };
-    kernels.adamw(AdamW {
+    kernels.run(AdamW {
         parameters,
         master,
         first_moment: moment(),

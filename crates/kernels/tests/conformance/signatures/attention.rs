@@ -3,9 +3,13 @@
 use super::{Signature, argument};
 use crate::attention::shape;
 use crate::device::Device;
-use kernels::AttentionShape;
-use kernels::attention::{Pass, scratch_elements};
+use kernels::{Attention, AttentionBackward, AttentionShape, Dropout};
 use memory::DType;
+
+const DROPOUT: Option<Dropout> = Some(Dropout {
+    probability: 0.25,
+    key: 1,
+});
 
 /// batch 2, seq 5, 4 heads on 2, each of 6.
 pub fn attention_shape() -> AttentionShape {
@@ -13,17 +17,15 @@ pub fn attention_shape() -> AttentionShape {
 }
 
 pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
-    let scratch = |pass| {
-        let elements = scratch_elements(device.kernels.target(), attention_shape(), dtype, pass);
-        argument("scratch", DType::F32, &[elements])
-    };
+    let (target, shape) = (device.kernels.target(), attention_shape());
+    let scratch = |elements| argument("scratch", DType::F32, &[elements]);
     let real = |name, dims: &[usize]| argument(name, dtype, dims);
     let forward = Signature {
         operation: "attention",
         outs: vec![
             real("out", &[10, 24]),
             real("probs", &[2, 4, 5, 5]),
-            scratch(Pass::Forward { probs_kept: true }),
+            scratch(Attention::scratch_elements(target, shape, dtype, true)),
         ],
         ins: vec![
             real("q", &[10, 24]),
@@ -35,15 +37,16 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
                 unreachable!()
             };
             let (out, probs, scratch) = (out.reborrow(), probs.reborrow(), scratch.reborrow());
-            kernels.attention(
-                Some(out),
-                Some(probs),
+            kernels.run(Attention {
+                out: Some(out),
+                probs: Some(probs),
                 scratch,
-                ins[0],
-                ins[1],
-                ins[2],
-                attention_shape(),
-            )
+                q: ins[0],
+                k: ins[1],
+                v: ins[2],
+                shape: attention_shape(),
+                dropout: DROPOUT,
+            })
         },
     };
     let backward = Signature {
@@ -52,7 +55,7 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
             real("dq", &[10, 24]),
             real("dk", &[10, 12]),
             real("dv", &[10, 12]),
-            scratch(Pass::Backward),
+            scratch(AttentionBackward::scratch_elements(target, shape, dtype)),
         ],
         ins: vec![
             real("dout", &[10, 24]),
@@ -72,9 +75,19 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
                 scratch.reborrow(),
             );
             let shape = attention_shape();
-            kernels.attention_backward(
-                dq, dk, dv, scratch, ins[0], ins[1], ins[2], ins[3], ins[4], shape,
-            )
+            kernels.run(AttentionBackward {
+                dq,
+                dk,
+                dv,
+                scratch,
+                dout: ins[0],
+                probs: ins[1],
+                q: ins[2],
+                k: ins[3],
+                v: ins[4],
+                shape,
+                dropout: DROPOUT,
+            })
         },
     };
     [forward, backward]

@@ -2,8 +2,7 @@
 
 use super::{Signature, argument, attention_shape};
 use crate::device::Device;
-use kernels::flash::{Pass, scratch_elements};
-use kernels::{Dropout, FlashOptions};
+use kernels::{Dropout, FlashAttention, FlashAttentionBackward, FlashOptions};
 use memory::{DType, In};
 
 fn options(documents: In) -> FlashOptions {
@@ -17,10 +16,8 @@ fn options(documents: In) -> FlashOptions {
 }
 
 pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
-    let scratch = |pass| {
-        let elements = scratch_elements(device.kernels.target(), attention_shape(), dtype, pass);
-        argument("scratch", DType::F32, &[elements])
-    };
+    let (target, shape) = (device.kernels.target(), attention_shape());
+    let scratch = |elements| argument("scratch", DType::F32, &[elements]);
     let real = |name, dims: &[usize]| argument(name, dtype, dims);
     let documents = || argument("documents", DType::I32, &[2, 5]);
     let forward = Signature {
@@ -28,7 +25,7 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
         outs: vec![
             real("out", &[10, 24]),
             argument("lse", DType::F32, &[2, 4, 5]),
-            scratch(Pass::Forward),
+            scratch(FlashAttention::scratch_elements(target, shape, dtype)),
         ],
         ins: vec![
             real("q", &[10, 24]),
@@ -43,7 +40,16 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
             let (out, lse, scratch) = (out.reborrow(), lse.reborrow(), scratch.reborrow());
             let (shape, options) = (attention_shape(), options(ins[3]));
             let (out, lse) = (Some(out), Some(lse));
-            kernels.flash_attention(out, lse, scratch, ins[0], ins[1], ins[2], shape, options)
+            kernels.run(FlashAttention {
+                out,
+                lse,
+                scratch,
+                q: ins[0],
+                k: ins[1],
+                v: ins[2],
+                shape,
+                options,
+            })
         },
     };
     let backward = Signature {
@@ -52,7 +58,9 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
             real("dq", &[10, 24]),
             real("dk", &[10, 12]),
             real("dv", &[10, 12]),
-            scratch(Pass::Backward),
+            scratch(FlashAttentionBackward::scratch_elements(
+                target, shape, dtype,
+            )),
         ],
         ins: vec![
             real("dout", &[10, 24]),
@@ -67,20 +75,20 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
             let [dq, dk, dv, scratch] = outs else {
                 unreachable!()
             };
-            kernels.flash_attention_backward(
-                dq.reborrow(),
-                dk.reborrow(),
-                dv.reborrow(),
-                scratch.reborrow(),
-                ins[0],
-                ins[1],
-                ins[2],
-                ins[3],
-                ins[4],
-                ins[5],
-                attention_shape(),
-                options(ins[6]),
-            )
+            kernels.run(FlashAttentionBackward {
+                dq: dq.reborrow(),
+                dk: dk.reborrow(),
+                dv: dv.reborrow(),
+                scratch: scratch.reborrow(),
+                dout: ins[0],
+                out: ins[1],
+                lse: ins[2],
+                q: ins[3],
+                k: ins[4],
+                v: ins[5],
+                shape: attention_shape(),
+                options: options(ins[6]),
+            })
         },
     };
     [forward, backward]

@@ -1,7 +1,7 @@
 //! Operations on any tensors.
 
 use super::{Signature, argument};
-use kernels::{Init, NORM_PARTS};
+use kernels::{Fill, Init, Matmul, NORM_PARTS, NormAndClip, Sum};
 use memory::DType;
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
@@ -12,13 +12,23 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             operation: "fill",
             outs: vec![real("out", &[4, 6]).free_type().free_rank()],
             ins: vec![],
-            call: |kernels, outs, _| kernels.fill(outs[0].reborrow(), 1.0),
+            call: |kernels, outs, _| {
+                kernels.run(Fill {
+                    out: outs[0].reborrow(),
+                    value: 1.0,
+                })
+            },
         },
         Signature {
             operation: "copy",
             outs: vec![real("out", &[4, 6]).free_type()],
             ins: vec![real("x", &[4, 6]).free_type()],
-            call: |kernels, outs, ins| kernels.copy(outs[0].reborrow(), ins[0]),
+            call: |kernels, outs, ins| {
+                kernels.run(kernels::Copy {
+                    out: outs[0].reborrow(),
+                    x: ins[0],
+                })
+            },
         },
         Signature {
             operation: "matmul",
@@ -29,14 +39,25 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 real("init", &[4, 6]),
             ],
             call: |kernels, outs, ins| {
-                kernels.matmul(outs[0].reborrow(), ins[0], ins[1], Init::Add(ins[2]))
+                kernels.run(Matmul {
+                    out: outs[0].reborrow(),
+                    a: ins[0],
+                    b: ins[1],
+                    init: Init::Add(ins[2]),
+                })
             },
         },
         Signature {
             operation: "sum",
             outs: vec![float("out", &[1])],
             ins: vec![float("x", &[9]).free_dim(0)],
-            call: |kernels, outs, ins| kernels.sum(outs[0].reborrow(), ins[0], Init::Accumulate),
+            call: |kernels, outs, ins| {
+                kernels.run(Sum {
+                    out: outs[0].reborrow(),
+                    x: ins[0],
+                    init: Init::Accumulate,
+                })
+            },
         },
         Signature {
             operation: "norm_and_clip",
@@ -50,7 +71,13 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             ],
             call: |kernels, outs, ins| {
                 let [out, parts] = outs else { unreachable!() };
-                kernels.norm_and_clip(out.reborrow(), parts.reborrow(), ins[0], ins[1], Some(1.0))
+                kernels.run(NormAndClip {
+                    out: out.reborrow(),
+                    parts: parts.reborrow(),
+                    x: ins[0],
+                    loss: ins[1],
+                    max_norm: Some(1.0),
+                })
             },
         },
     ]

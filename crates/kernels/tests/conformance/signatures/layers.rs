@@ -1,8 +1,18 @@
 //! Operations on the rows of a layer.
 
 use super::{Signature, argument};
-use kernels::Init;
-use memory::DType;
+use kernels::{
+    AddBias, AddPositions, AddPositionsBackward, BiasBackward, BiasDropoutAdd, CrossEntropy,
+    Dropout, DropoutBackward, Embedding, EmbeddingBackward, Gelu, GeluBackward, Init, KernelError,
+    Kernels, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, Rotary, Swiglu,
+    SwigluBackward,
+};
+use memory::{DType, In, Out};
+
+const DROPOUT: Dropout = Dropout {
+    probability: 0.25,
+    key: 1,
+};
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
     let real = |name, dims: &[usize]| argument(name, dtype, dims);
@@ -13,28 +23,98 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             operation: "add_bias",
             outs: vec![real("out", &[4, 6]).free_dim(0)],
             ins: vec![real("bias", &[6])],
-            call: |kernels, outs, ins| kernels.add_bias(outs[0].reborrow(), ins[0]),
+            call: |kernels, outs, ins| {
+                kernels.run(AddBias {
+                    out: outs[0].reborrow(),
+                    bias: ins[0],
+                })
+            },
         },
         Signature {
             operation: "bias_backward",
             outs: vec![float("out", &[6]).free_type()],
             ins: vec![real("dy", &[4, 6]).free_dim(0).free_type()],
             call: |kernels, outs, ins| {
-                kernels.bias_backward(outs[0].reborrow(), ins[0], Init::Accumulate)
+                kernels.run(BiasBackward {
+                    out: outs[0].reborrow(),
+                    dy: ins[0],
+                    init: Init::Accumulate,
+                })
+            },
+        },
+        Signature {
+            operation: "bias_dropout_add",
+            outs: vec![real("out", &[4, 6])],
+            ins: vec![real("bias", &[6]), real("residual", &[4, 6])],
+            call: |kernels, outs, ins| {
+                kernels.run(BiasDropoutAdd {
+                    out: outs[0].reborrow(),
+                    bias: Some(ins[0]),
+                    dropout: Some(DROPOUT),
+                    residual: Some(ins[1]),
+                })
+            },
+        },
+        Signature {
+            operation: "dropout_backward",
+            outs: vec![real("dx", &[4, 6])],
+            ins: vec![real("dy", &[4, 6])],
+            call: |kernels, outs, ins| {
+                kernels.run(DropoutBackward {
+                    dx: outs[0].reborrow(),
+                    dy: ins[0],
+                    dropout: DROPOUT,
+                })
             },
         },
         Signature {
             operation: "embedding",
             outs: vec![real("out", &[4, 6])],
             ins: vec![real("table", &[9, 6]).free_dim(0), ids("ids")],
-            call: |kernels, outs, ins| kernels.embedding(outs[0].reborrow(), ins[0], ins[1]),
+            call: |kernels, outs, ins| {
+                kernels.run(Embedding {
+                    out: outs[0].reborrow(),
+                    table: ins[0],
+                    ids: ins[1],
+                })
+            },
         },
         Signature {
             operation: "embedding_backward",
             outs: vec![float("dtable", &[9, 6]).free_dim(0).free_type()],
             ins: vec![real("dout", &[4, 6]).free_type(), ids("ids")],
             call: |kernels, outs, ins| {
-                kernels.embedding_backward(outs[0].reborrow(), ins[0], ins[1], Init::Accumulate)
+                kernels.run(EmbeddingBackward {
+                    dtable: outs[0].reborrow(),
+                    dout: ins[0],
+                    ids: ins[1],
+                    init: Init::Accumulate,
+                })
+            },
+        },
+        Signature {
+            operation: "add_positions",
+            outs: vec![real("x", &[10, 6])],
+            ins: vec![real("table", &[7, 6]).free_dim(0)],
+            call: |kernels, outs, ins| {
+                kernels.run(AddPositions {
+                    x: outs[0].reborrow(),
+                    table: ins[0],
+                    seq: 5,
+                })
+            },
+        },
+        Signature {
+            operation: "add_positions_backward",
+            outs: vec![float("dtable", &[7, 6]).free_dim(0).free_type()],
+            ins: vec![real("dx", &[10, 6]).free_type()],
+            call: |kernels, outs, ins| {
+                kernels.run(AddPositionsBackward {
+                    dtable: outs[0].reborrow(),
+                    dx: ins[0],
+                    seq: 5,
+                    init: Init::Accumulate,
+                })
             },
         },
         Signature {
@@ -43,13 +123,13 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             ins: vec![real("x", &[4, 6]), real("weight", &[6])],
             call: |kernels, outs, ins| {
                 let [y, rstd] = outs else { unreachable!() };
-                kernels.rms_norm(
-                    Some(y.reborrow()),
-                    Some(rstd.reborrow()),
-                    ins[0],
-                    ins[1],
-                    1e-5,
-                )
+                kernels.run(RmsNorm {
+                    y: Some(y.reborrow()),
+                    rstd: Some(rstd.reborrow()),
+                    x: ins[0],
+                    weight: ins[1],
+                    eps: 1e-5,
+                })
             },
         },
         Signature {
@@ -64,20 +144,78 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             call: |kernels, outs, ins| {
                 let [dx, dweight] = outs else { unreachable!() };
                 let (dx, dweight, init) = (dx.reborrow(), dweight.reborrow(), Init::Accumulate);
-                kernels.rms_norm_backward(dx, init, dweight, init, ins[0], ins[1], ins[2], ins[3])
+                kernels.run(RmsNormBackward {
+                    dx,
+                    dx_init: init,
+                    dweight,
+                    dweight_init: init,
+                    dy: ins[0],
+                    x: ins[1],
+                    weight: ins[2],
+                    rstd: ins[3],
+                })
+            },
+        },
+        Signature {
+            operation: "layer_norm",
+            outs: vec![real("y", &[4, 6]), float("mean", &[4]), float("rstd", &[4])],
+            ins: vec![real("x", &[4, 6]), real("weight", &[6]), real("bias", &[6])],
+            call: |kernels, outs, ins| {
+                let [y, mean, rstd] = outs else {
+                    unreachable!()
+                };
+                kernels.run(LayerNorm {
+                    y: Some(y.reborrow()),
+                    mean: Some(mean.reborrow()),
+                    rstd: Some(rstd.reborrow()),
+                    x: ins[0],
+                    weight: ins[1],
+                    bias: ins[2],
+                    eps: 1e-5,
+                })
+            },
+        },
+        Signature {
+            operation: "layer_norm_backward",
+            outs: vec![
+                real("dx", &[4, 6]),
+                float("dweight", &[6]).free_type(),
+                float("dbias", &[6]).free_type(),
+            ],
+            ins: vec![
+                real("dy", &[4, 6]),
+                real("x", &[4, 6]),
+                real("weight", &[6]),
+                float("mean", &[4]),
+                float("rstd", &[4]),
+            ],
+            call: |kernels, outs, ins| {
+                layer_norm_backward(kernels, outs, ins, [Init::Accumulate; 3])
             },
         },
         Signature {
             operation: "rotary",
             outs: vec![real("x", &[10, 24]).free_type()],
             ins: vec![float("table", &[2, 5, 4])],
-            call: |kernels, outs, ins| kernels.rotary(outs[0].reborrow(), ins[0], false),
+            call: |kernels, outs, ins| {
+                kernels.run(Rotary {
+                    x: outs[0].reborrow(),
+                    table: ins[0],
+                    inverse: false,
+                })
+            },
         },
         Signature {
             operation: "swiglu",
             outs: vec![real("act", &[4, 6])],
             ins: vec![real("gate", &[4, 6]), real("up", &[4, 6])],
-            call: |kernels, outs, ins| kernels.swiglu(outs[0].reborrow(), ins[0], ins[1]),
+            call: |kernels, outs, ins| {
+                kernels.run(Swiglu {
+                    act: outs[0].reborrow(),
+                    gate: ins[0],
+                    up: ins[1],
+                })
+            },
         },
         Signature {
             operation: "swiglu_backward",
@@ -85,7 +223,33 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             ins: vec![real("dact", &[4, 6])],
             call: |kernels, outs, ins| {
                 let [gate, up] = outs else { unreachable!() };
-                kernels.swiglu_backward(gate.reborrow(), up.reborrow(), ins[0])
+                kernels.run(SwigluBackward {
+                    gate: gate.reborrow(),
+                    up: up.reborrow(),
+                    dact: ins[0],
+                })
+            },
+        },
+        Signature {
+            operation: "gelu",
+            outs: vec![real("act", &[4, 6])],
+            ins: vec![real("x", &[4, 6])],
+            call: |kernels, outs, ins| {
+                kernels.run(Gelu {
+                    act: outs[0].reborrow(),
+                    x: ins[0],
+                })
+            },
+        },
+        Signature {
+            operation: "gelu_backward",
+            outs: vec![real("x", &[4, 6])],
+            ins: vec![real("dact", &[4, 6])],
+            call: |kernels, outs, ins| {
+                kernels.run(GeluBackward {
+                    x: outs[0].reborrow(),
+                    dact: ins[0],
+                })
             },
         },
         Signature {
@@ -99,8 +263,38 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 let [losses, logits] = outs else {
                     unreachable!()
                 };
-                kernels.cross_entropy(losses.reborrow(), logits.reborrow(), ins[0], 1.0)
+                kernels.run(CrossEntropy {
+                    losses: losses.reborrow(),
+                    logits: logits.reborrow(),
+                    targets: ins[0],
+                    scale: 1.0,
+                })
             },
         },
     ]
+}
+
+/// The call of its signature, with what dx, dweight and dbias are added to.
+pub fn layer_norm_backward(
+    kernels: &dyn Kernels,
+    outs: &mut [Out],
+    ins: &[In],
+    [dx_init, dweight_init, dbias_init]: [Init; 3],
+) -> Result<(), KernelError> {
+    let [dx, dweight, dbias] = outs else {
+        unreachable!()
+    };
+    kernels.run(LayerNormBackward {
+        dx: dx.reborrow(),
+        dx_init,
+        dweight: dweight.reborrow(),
+        dweight_init,
+        dbias: dbias.reborrow(),
+        dbias_init,
+        dy: ins[0],
+        x: ins[1],
+        weight: ins[2],
+        mean: ins[3],
+        rstd: ins[4],
+    })
 }

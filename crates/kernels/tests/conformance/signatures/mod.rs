@@ -7,6 +7,7 @@ mod general;
 mod layers;
 
 pub use attention::attention_shape;
+pub use layers::layer_norm_backward;
 
 use crate::device::Device;
 use kernels::{KernelError, Kernels};

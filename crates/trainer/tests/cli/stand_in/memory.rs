@@ -151,7 +151,7 @@ fn what_kernels_take_is_not_free() {
     };
     let fits = run("0").succeeds();
     assert!(!fits.stderr.contains("fit"), "{fits:?}");
-    let full = run("104857600");
+    let full = run("75497472");
     assert!(full.stderr.contains("this run will not fit"), "{full:?}");
     full.fails(3, &["CUDA out of memory"]);
 }

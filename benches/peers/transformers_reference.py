@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Trains small random models of every family with Hugging Face transformers itself, and writes what it computed, so that
+the trainer can be held against it.
+
+  eval "$(benches/peers/setup_torch)"
+  LD_LIBRARY_PATH=$PEER_LD $PEER_PYTHON benches/peers/transformers_reference.py OUT [--families llama gpt2]
+
+OUT/FAMILY is a model folder as `save_pretrained` writes it (the weights before the first step) with, beside it,
+`batches.safetensors` (what `trainer --data` reads), `reference.json` (the same batches, settings and seed, and of every
+step loss and gradient norm), `grads_step0.safetensors` (the first step's gradients, before clipping) and
+`model_final.safetensors` (the weights after the last step). The figures are those of transformers' own forward pass and
+loss, PyTorch's backward pass, clipping and AdamW, in f32 on one thread.
+
+For GPT-2 two mistakes are made on purpose (`broken` in `reference.json`): their figures have to be beyond every tolerance.
+"""
+import argparse
+import json
+import pathlib
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+transformers.utils.logging.disable_progress_bar()
+
+SEED, STEPS, ACCUM, MICRO_BATCH, SEQ, VOCAB = 20261121, 5, 2, 2, 19, 53
+MASKED = -100
+MASKED_SHARE = [0.1, 0.6]  # of each micro-batch's targets: a mean of means is not the mean
+OPTIMIZER = dict(name="adamw", lr=1e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1,
+                 weight_decay_on="matrices (norm weights and biases excluded)", clip_grad_norm=1.0, clip_eps=1e-6)
+
+# No two widths agree, and the query heads do not add up to the hidden width where a family allows it.
+LLAMA = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=3,
+             num_key_value_heads=1, head_dim=10, rms_norm_eps=1e-5, max_position_embeddings=64, tie_word_embeddings=False,
+             bos_token_id=None, eos_token_id=None, pad_token_id=None)
+# At most 16 tokens a wave are kept, from 64 on stretched, and those between blended: these heads have all three.
+LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=64)
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**LLAMA),
+    "llama3": transformers.LlamaConfig(**LLAMA | dict(rope_parameters=LLAMA3_ROPE, max_position_embeddings=512,
+                                                      tie_word_embeddings=True)),
+    "qwen2": transformers.Qwen2Config(**LLAMA | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+                                                     tie_word_embeddings=True)),
+    "qwen3": transformers.Qwen3Config(**LLAMA | dict(rms_norm_eps=1e-6)),
+    "mistral": transformers.MistralConfig(**LLAMA | dict(sliding_window=None, num_attention_heads=6, num_key_value_heads=3,
+                                                         head_dim=8)),
+    "gpt2": transformers.GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=30, n_layer=2, n_head=3, n_inner=74,
+                                    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None),
+}
+
+
+def load(folder, **changes):
+    """The model of a Hugging Face folder, in f32 and with plain attention."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                                              local_files_only=True, **changes)
+    return model.train()
+
+
+def write_random_model(config, folder):
+    """A model with nothing left at zero or one: biases and norms count from the first step."""
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(std=0.2)
+            else:
+                parameter.normal_(mean=float("norm" in name or ".ln_" in name) * name.endswith("weight"), std=0.2)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def random_batches():
+    """Token ids and targets, both [step][micro-batch][sample][position]."""
+    tokens = torch.randint(0, VOCAB, (STEPS, ACCUM, MICRO_BATCH, SEQ + 1))
+    ids, targets = tokens[..., :-1].clone(), tokens[..., 1:].clone()
+    share = torch.tensor(MASKED_SHARE).view(1, ACCUM, 1, 1)
+    targets[torch.rand(targets.shape) < share] = MASKED
+    counts = (targets != MASKED).sum((2, 3))
+    assert (counts[:, 0] != counts[:, 1]).all(), "micro-batches have different numbers of targets"
+    return ids, targets
+
+
+def gradients(model):
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def weights(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def train(model, ids, targets):
+    """Loss and gradient norm of every step, and the first step's gradients."""
+    parameters = list(model.parameters())
+    decay = OPTIMIZER["weight_decay"]
+    groups = [dict(params=[p for p in parameters if p.ndim >= 2], weight_decay=decay),
+              dict(params=[p for p in parameters if p.ndim < 2], weight_decay=0.0)]
+    adamw = torch.optim.AdamW(groups, lr=OPTIMIZER["lr"], betas=OPTIMIZER["betas"], eps=OPTIMIZER["eps"])
+    steps, first = [], None
+    for index, (step_ids, step_targets) in enumerate(zip(ids, targets)):
+        count, loss = int((step_targets != MASKED).sum()), 0.0
+        for micro_ids, micro_targets in zip(step_ids, step_targets):
+            # The targets are aligned with the ids already: transformers is not to shift them again.
+            part = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets,
+                         num_items_in_batch=count).loss
+            part.backward()
+            loss += part.item()
+        first = first or gradients(model)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER["clip_grad_norm"]).item()
+        adamw.step()
+        adamw.zero_grad()
+        steps.append(dict(step=index + 1, loss=loss, grad_norm=norm, target_tokens=count))
+    return steps, first
+
+
+def gradient_distance(found, expected):
+    """The largest difference of any entry, relative to the largest entry of its tensor."""
+    assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
+    return max(float((found[name] - tensor).abs().max() / tensor.abs().max()) for name, tensor in expected.items())
+
+
+def transpose_square_c_proj(tensors):
+    """What an importer reads that knows nothing of GPT-2's [in, out] matrices: only these are square, the others' shapes
+    would stop it."""
+    for name, tensor in tensors.items():
+        if name.endswith("attn.c_proj.weight"):
+            tensor.copy_(tensor.T.clone())
+    return tensors
+
+
+def broken_gpt2(folder, ids, targets, right):
+    """What two mistakes make of the steps."""
+    erf = load(folder, activation_function="gelu")
+    steps, first = train(erf, ids, targets)
+    result = dict(gelu_erf=dict(steps=steps, gradient_distance=gradient_distance(first, right)))
+    untransposed = load(folder)
+    with torch.no_grad():
+        transpose_square_c_proj(dict(untransposed.named_parameters()))
+    steps, first = train(untransposed, ids, targets)
+    # Such an importer would write its gradients without transposing, too.
+    distance = gradient_distance(transpose_square_c_proj(first), right)
+    return result | dict(c_proj_untransposed=dict(steps=steps, gradient_distance=distance))
+
+
+def write_reference(family, folder):
+    folder.mkdir(parents=True)
+    torch.manual_seed(SEED)
+    write_random_model(CONFIGS[family], folder)
+    ids, targets = random_batches()
+    model = load(folder)
+    steps, first = train(model, ids, targets)
+    save_file(first, folder / "grads_step0.safetensors")
+    save_file(weights(model), folder / "model_final.safetensors")
+    rows = dict(input_ids=ids, targets=targets)
+    save_file({name: tensor.reshape(-1, SEQ).to(torch.int32).contiguous() for name, tensor in rows.items()},
+              folder / "batches.safetensors")
+    reference = dict(
+        made_with=f"transformers {transformers.__version__}, torch {torch.__version__}, CPU f32", seed=SEED,
+        optimizer=OPTIMIZER, micro_batch=MICRO_BATCH, accum=ACCUM, seq=SEQ,
+        loss="mean over the step's unmasked targets; grad_norm is before clipping; targets are inputs shifted by one; -100 = masked",
+        input_ids=ids.tolist(), targets=targets.tolist(), steps=steps)
+    if family == "gpt2":
+        reference["broken"] = broken_gpt2(folder, ids, targets, first)
+    (folder / "reference.json").write_text(json.dumps(reference) + "\n")
+    return steps
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--families", nargs="+", default=list(CONFIGS), choices=CONFIGS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for family in arguments.families:
+        steps = write_reference(family, arguments.out / family)
+        print(family, *(f"{step['loss']:.4f}" for step in steps), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+//! Dropout (Srivastava et al. 2014), alone and between a bias and a residual.
+
+use super::dispatch::by_dtype;
+use super::simd::{CHUNK, Real, vectorized};
+use crate::Dropout;
+use crate::operation::{BiasDropoutAdd, DropoutBackward};
+use crate::random::random_u32;
+use rayon::prelude::*;
+
+/// Columns that are widened at a time.
+const COLUMNS: usize = 1024;
+
+pub(super) fn bias_dropout_add(operation: BiasDropoutAdd) {
+    by_dtype!(operation.out.dtype(), bias_dropout_add_of(operation));
+}
+
+fn bias_dropout_add_of<T: Real>(operation: BiasDropoutAdd) {
+    let BiasDropoutAdd {
+        out,
+        bias,
+        dropout,
+        residual,
+    } = operation;
+    let width = out.dims()[1];
+    let [bias, residual] = [bias, residual].map(|x| x.map(|x| x.slice::<T>()));
+    let dropout = dropout.and_then(Dropout::effective);
+    let rows = (CHUNK / width).max(1);
+    let pieces = out.slice_mut::<T>().par_chunks_mut(rows * width);
+    pieces.enumerate().for_each(|(piece, out)| {
+        for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(width)) {
+            let residual = residual.map(|residual| &residual[row * width..][..width]);
+            bias_dropout_add_row(out, bias, dropout, residual, (row * width) as u64);
+        }
+    });
+}
+
+pub(super) fn dropout_backward(DropoutBackward { dx, dy, dropout }: DropoutBackward) {
+    by_dtype!(
+        dx.dtype(),
+        dropout_backward_of(dx.slice_mut(), dy.slice(), dropout)
+    );
+}
+
+fn dropout_backward_of<T: Real>(dx: &mut [T], dy: &[T], dropout: Dropout) {
+    let pieces = dx.par_chunks_mut(CHUNK).zip(dy.par_chunks(CHUNK));
+    pieces
+        .enumerate()
+        .for_each(|(piece, (dx, dy))| drop_copy(dx, dy, (piece * CHUNK) as u64, dropout));
+}
+
+vectorized! {
+    /// `first` is the index of the row's first element.
+    fn bias_dropout_add_row<T: Real>(
+        out: &mut [T],
+        bias: Option<&[T]>,
+        dropout: Option<Dropout>,
+        residual: Option<&[T]>,
+        first: u64,
+    ) {
+        let mut values = [0.0f32; COLUMNS];
+        for (block, out) in out.chunks_mut(COLUMNS).enumerate() {
+            let (start, values) = (block * COLUMNS, &mut values[..out.len()]);
+            for (value, out) in values.iter_mut().zip(&*out) {
+                *value = out.widen();
+            }
+            if let Some(bias) = bias {
+                add(values, &bias[start..]);
+            }
+            if let Some(dropout) = dropout {
+                drop_elements(values, first + start as u64, 1, dropout);
+            }
+            if let Some(residual) = residual {
+                add(values, &residual[start..]);
+            }
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = T::narrow(*value);
+            }
+        }
+    }
+
+    /// Drops elements and scales the others. `first` is the index of the first, `step` the distance between neighbours.
+    pub(super) fn drop_elements(values: &mut [f32], first: u64, step: u64, dropout: Dropout) {
+        let (threshold, scale, stream) = (dropout.threshold(), dropout.scale(), dropout.key);
+        for (place, value) in (0..).zip(values) {
+            let kept = random_u32(stream, first + place * step) >= threshold;
+            *value = if kept { *value * scale } else { 0.0 };
+        }
+    }
+
+    /// `out` becomes `x`, dropped as by [`drop_elements`].
+    fn drop_copy<T: Real>(out: &mut [T], x: &[T], first: u64, dropout: Dropout) {
+        let (threshold, scale, stream) = (dropout.threshold(), dropout.scale(), dropout.key);
+        for (index, (out, x)) in (first..).zip(out.iter_mut().zip(x)) {
+            let kept = random_u32(stream, index) >= threshold;
+            *out = T::narrow(if kept { x.widen() * scale } else { 0.0 });
+        }
+    }
+}
+
+#[inline(always)]
+fn add<T: Real>(values: &mut [f32], x: &[T]) {
+    for (value, x) in values.iter_mut().zip(x) {
+        *value += x.widen();
+    }
+}

@@ -1,0 +1,55 @@
+//! Gaussian error linear unit (Hendrycks and Gimpel 2016), in its form with a tanh.
+
+use super::dispatch::by_dtype;
+use super::simd::{CHUNK, Real, exp, vectorized};
+use crate::operation::{Gelu, GeluBackward};
+use rayon::prelude::*;
+
+/// sqrt(8 / pi), twice the factor in the tanh: 1 + tanh(u) is 2 sigmoid(2 u).
+const FACTOR: f32 = 1.595_769;
+
+/// The weight of the cube.
+const CUBE: f32 = 0.044_715;
+
+pub(super) fn gelu(Gelu { act, x }: Gelu) {
+    by_dtype!(act.dtype(), gelu_of(act.slice_mut(), x.slice()));
+}
+
+fn gelu_of<T: Real>(act: &mut [T], x: &[T]) {
+    act.par_chunks_mut(CHUNK)
+        .zip(x.par_chunks(CHUNK))
+        .for_each(|(act, x)| forward(act, x));
+}
+
+pub(super) fn gelu_backward(GeluBackward { x, dact }: GeluBackward) {
+    by_dtype!(x.dtype(), gelu_backward_of(x.slice_mut(), dact.slice()));
+}
+
+fn gelu_backward_of<T: Real>(x: &mut [T], dact: &[T]) {
+    x.par_chunks_mut(CHUNK)
+        .zip(dact.par_chunks(CHUNK))
+        .for_each(|(x, dact)| backward(x, dact));
+}
+
+/// The share of `x` that passes.
+#[inline(always)]
+fn gate(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-FACTOR * (x + CUBE * x * x * x)))
+}
+
+vectorized! {
+    fn forward<T: Real>(act: &mut [T], x: &[T]) {
+        for (act, x) in act.iter_mut().zip(x) {
+            let x = x.widen();
+            *act = T::narrow(x * gate(x));
+        }
+    }
+
+    fn backward<T: Real>(x: &mut [T], dact: &[T]) {
+        for (x, dact) in x.iter_mut().zip(dact) {
+            let (value, gate) = (x.widen(), gate(x.widen()));
+            let slope = FACTOR * (1.0 + 3.0 * CUBE * value * value);
+            *x = T::narrow(dact.widen() * gate * (1.0 + value * (1.0 - gate) * slope));
+        }
+    }
+}

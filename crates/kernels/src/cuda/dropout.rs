@@ -1,0 +1,56 @@
+//! Dropout (Srivastava et al. 2014), alone and between a bias and a residual.
+
+use super::extent::Extent;
+use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::operation::{BiasDropoutAdd, DropoutBackward};
+use crate::{Dropout, KernelError};
+use memory::{DType, In};
+
+/// Threshold, key and scale, as kernels take them: without dropout the threshold is 0, below which no number is.
+pub(super) fn dropout_arguments(dropout: Option<Dropout>) -> [Argument; 3] {
+    let (threshold, key, scale) = dropout.map_or((0, 0, 1.0), |dropout| {
+        (dropout.threshold(), dropout.key, dropout.scale())
+    });
+    [
+        (threshold as usize).into(),
+        (key as usize).into(),
+        scale.into(),
+    ]
+}
+
+pub(super) fn bias_dropout_add<D: Driver>(
+    cuda: &Cuda<D>,
+    operation: BiasDropoutAdd,
+) -> Result<(), KernelError> {
+    let BiasDropoutAdd {
+        out,
+        bias,
+        dropout,
+        residual,
+    } = operation;
+    let kernel = kernel!("dropout", "bias_dropout_add", out.dtype());
+    let (rows, width) = (out.dims()[0], out.dims()[1]);
+    let optional = |x: &Option<In>| x.as_ref().map_or(Argument::NULL, Argument::from);
+    let [threshold, key, scale] = dropout_arguments(dropout);
+    let arguments = [
+        (&out).into(),
+        optional(&bias),
+        optional(&residual),
+        width.into(),
+        threshold,
+        key,
+        scale,
+    ];
+    cuda.launch(kernel, Extent::rows(rows, width), &arguments)
+}
+
+pub(super) fn dropout_backward<D: Driver>(
+    cuda: &Cuda<D>,
+    DropoutBackward { dx, dy, dropout }: DropoutBackward,
+) -> Result<(), KernelError> {
+    let kernel = kernel!("dropout", "dropout_backward", dx.dtype());
+    let n = dx.elements();
+    let [threshold, key, scale] = dropout_arguments(Some(dropout));
+    let arguments = [(&dx).into(), (&dy).into(), n.into(), threshold, key, scale];
+    cuda.launch(kernel, Extent::flat(n), &arguments)
+}

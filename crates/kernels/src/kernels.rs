@@ -1,0 +1,243 @@
+//! What everybody calls: every call is checked and counted here, then handed to a [`Backend`].
+
+use crate::queue::bytes_of;
+use crate::{
+    AdamW, Backend, Event, KernelError, Operation, Queue, READING_BYTES_MAX, Reading, Target,
+    Traffic,
+};
+use memory::{In, Out};
+
+/// Kernels with a backend below them: every [`Backend`], and nothing else.
+///
+/// It stands between [`Backend`] and [`Queues`](crate::Queues), instead of the one being a supertrait of the other, so
+/// that what is unchecked is no method of `dyn Kernels`. It is not exported: outside this crate nothing can have it but
+/// by being a backend.
+pub trait Backed {
+    /// The backend, which carries out the calls.
+    fn backend(&self) -> &dyn Backend;
+}
+
+impl<B: Backend> Backed for B {
+    fn backend(&self) -> &dyn Backend {
+        self
+    }
+}
+
+/// Copies beside the computation, and the events that order them.
+///
+/// A copy reads and writes at any time between the call that asks for it and the end of an event recorded after it in
+/// its queue. Leases are given out in the order of [`Queue::Compute`]: device memory of a copy may be given back only
+/// after that queue was told to wait for such an event, and newly leased memory may be copied into only after the
+/// copy's queue was told to wait for an event of [`Queue::Compute`] that is later than the lease.
+///
+/// What a [`Backend`] has, and nothing else: here calls are checked and counted.
+pub trait Queues: Backed {
+    /// Whether operations may still have to be done when the call that asks for them returns.
+    fn runs_ahead(&self) -> bool {
+        self.backend().runs_ahead()
+    }
+
+    /// Asks for a copy of pinned host memory to the device, in [`Queue::Upload`]. Both sides are contiguous and of
+    /// one type and number of elements.
+    ///
+    /// # Safety
+    /// Until an event recorded after this in the queue is over, `out` and `x` stay alive, nothing else writes either,
+    /// and nothing reads `out`.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the sides do not fit, or the device fails.
+    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
+        start_copy("start_upload", &out, &x)?;
+        count_upload(self.backend(), bytes_of(&x));
+        // SAFETY: the caller's promise, and the sides fit.
+        unsafe { self.backend().copy_beside(Queue::Upload, out, x) }
+    }
+
+    /// Asks for a copy of device memory to pinned host memory, in [`Queue::Download`]; else as
+    /// [`Queues::start_upload`].
+    ///
+    /// # Safety
+    /// As for [`Queues::start_upload`].
+    ///
+    /// # Errors
+    /// As for [`Queues::start_upload`].
+    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
+        start_copy("start_download", &out, &x)?;
+        count_download(self.backend(), bytes_of(&x));
+        // SAFETY: the caller's promise, and the sides fit.
+        unsafe { self.backend().copy_beside(Queue::Download, out, x) }
+    }
+
+    /// Asks for the contents of a small contiguous tensor, in [`Queue::Compute`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the tensor is strided or larger than [`READING_BYTES_MAX`], or the device fails.
+    fn start_read(&self, x: In) -> Result<Reading, KernelError> {
+        let bytes = bytes_of(&x);
+        let fits = x.is_contiguous() && bytes <= READING_BYTES_MAX;
+        KernelError::unless(fits, "start_read", || {
+            format!("a reading is contiguous and at most {READING_BYTES_MAX} bytes, not {bytes}")
+        })?;
+        count_download(self.backend(), bytes);
+        // SAFETY: the tensor is contiguous and small.
+        unsafe { self.backend().start_reading(x) }
+    }
+
+    /// Waits for what [`Queues::start_read`] asked for. At most [`crate::READINGS_MAX`] may be under way.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails, or failed in earlier work.
+    fn finish_read(&self, reading: Reading) -> Result<Vec<u8>, KernelError> {
+        self.finish(reading.event())?;
+        Ok(reading.bytes())
+    }
+
+    /// The present end of a queue.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        self.backend().record(queue)
+    }
+
+    /// Everything that is asked for in `queue` from now on waits for an event; the caller does not. `reason` says
+    /// what would go wrong otherwise, for traces and tests.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
+        self.backend().wait(queue, event, reason)
+    }
+
+    /// Waits until an event is over.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails, or failed in earlier work.
+    fn finish(&self, event: Event) -> Result<(), KernelError> {
+        self.backend().finish(event)
+    }
+
+    /// What has crossed, uploads and downloads of [`crate::Kernels`] included.
+    fn traffic(&self) -> Traffic {
+        self.backend().traffic().get()
+    }
+}
+
+impl<B: Backend> Queues for B {}
+
+/// The operations of a training step, each a value of [`crate::operation`] that [`Run::run`] carries out.
+///
+/// # Errors
+/// Every operation returns [`KernelError`] if a shape or type does not fit ([`crate::Fault::Caller`]), before anything
+/// is written, or if the device fails ([`crate::Fault::Device`]).
+pub trait Kernels: Queues {
+    /// The device whose scratch sizes apply.
+    fn target(&self) -> Target {
+        self.backend().target()
+    }
+
+    /// Copies host bytes into a contiguous tensor of as many bytes.
+    fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+        transfer("upload", &out.as_in(), bytes.len())?;
+        count_upload(self.backend(), bytes.len());
+        // SAFETY: the tensor is contiguous and has as many bytes.
+        unsafe { self.backend().write(out, bytes) }
+    }
+
+    /// Copies a contiguous tensor into as many host bytes, when all work before it is done.
+    fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+        transfer("download", &x, bytes.len())?;
+        count_download(self.backend(), bytes.len());
+        // SAFETY: as in `upload`.
+        unsafe { self.backend().read(bytes, x) }
+    }
+
+    /// Asks for an update in [`Queue::Update`]; else as [`Run::run`].
+    ///
+    /// # Safety
+    /// Until an event recorded after this in the queue is over, everything in `update` stays alive, nothing else writes
+    /// it, and nothing else reads what it writes.
+    unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { run_in(self.backend(), Queue::Update, update.into()) }
+    }
+}
+
+impl<B: Backend> Kernels for B {}
+
+impl dyn Kernels + '_ {
+    /// As [`Run::run`].
+    pub fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
+        // SAFETY: in the queue of the computation nothing is promised.
+        unsafe { run_in(self.backend(), Queue::Compute, operation.into()) }
+    }
+}
+
+/// What [`dyn Kernels`](Kernels) has without this trait, for kernels of a known type.
+pub trait Run {
+    /// Checks an operation and carries it out.
+    ///
+    /// # Errors
+    /// [`KernelError`] if a shape or type does not fit, before anything is written, or if the device fails.
+    fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError>;
+}
+
+impl<B: Backend> Run for B {
+    fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
+        (self as &dyn Kernels).run(operation)
+    }
+}
+
+/// Checks an operation and carries it out in a queue.
+///
+/// # Safety
+/// In another queue than the computation's, as for [`Kernels::start_adamw`].
+unsafe fn run_in(
+    backend: &dyn Backend,
+    queue: Queue,
+    operation: Operation,
+) -> Result<(), KernelError> {
+    operation.check(backend.target(), backend.widens())?;
+    // SAFETY: it was checked for this backend; the caller's promise.
+    unsafe { backend.execute(queue, operation) }
+}
+
+/// Refuses a tensor that is strided or has not as many bytes as the host side.
+fn transfer(operation: &'static str, tensor: &In, host: usize) -> Result<(), KernelError> {
+    KernelError::unless(tensor.is_contiguous(), operation, || {
+        "the tensor is strided, expected contiguous".into()
+    })?;
+    let bytes = bytes_of(tensor);
+    KernelError::unless(bytes == host, operation, || {
+        format!("the tensor has {bytes} bytes, the host side {host}")
+    })
+}
+
+/// Refuses sides of a copy that are strided, or not of one type and number of elements.
+fn start_copy(operation: &'static str, out: &Out, x: &In) -> Result<(), KernelError> {
+    let contiguous = out.is_contiguous() && x.is_contiguous();
+    KernelError::unless(contiguous, operation, || {
+        "a side is strided, expected contiguous".into()
+    })?;
+    let sides = [(out.dtype(), out.elements()), (x.dtype(), x.elements())];
+    KernelError::unless(sides[0] == sides[1], operation, || {
+        format!("`out` has {:?}, `x` {:?}", sides[0], sides[1])
+    })
+}
+
+fn count_upload(backend: &dyn Backend, bytes: usize) {
+    count(backend, bytes, 0);
+}
+
+fn count_download(backend: &dyn Backend, bytes: usize) {
+    count(backend, 0, bytes);
+}
+
+fn count(backend: &dyn Backend, uploaded: usize, downloaded: usize) {
+    let more = Traffic {
+        h2d_bytes: uploaded as u64,
+        d2h_bytes: downloaded as u64,
+    };
+    let counter = backend.traffic();
+    counter.set(counter.get().plus(more));
+}

@@ -1,0 +1,136 @@
+//! The operations on shapes: everything is checked, nothing is computed.
+
+pub mod timeline;
+
+use crate::queue::bytes_of;
+use crate::workspace::lease_workspace;
+use crate::{Backend, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
+use std::cell::Cell;
+use std::rc::Rc;
+use timeline::Timeline;
+
+/// Kernels for planning: they take and refuse what the target's do, hold the same workspace, and count the
+/// floating-point operations of matrix products.
+pub struct Meta {
+    target: Target,
+    memory: Memory,
+    flops: FlopCounter,
+    workspace: Option<Buffer>,
+    traffic: Cell<Traffic>,
+    timeline: Option<Timeline>,
+}
+
+/// Floating-point operations of matrix products (two for each multiplication), by the phase in which they were
+/// asked for; attention counts without regard to causality. Clones count together.
+#[derive(Clone, Default)]
+pub struct FlopCounter {
+    by_phase: Rc<Cell<ByPhase<u64>>>,
+}
+
+impl FlopCounter {
+    /// The operations counted so far.
+    pub fn by_phase(&self) -> ByPhase<u64> {
+        self.by_phase.get()
+    }
+}
+
+impl Meta {
+    /// Leases the target's workspace for matrix products whose narrowest type is `dtype`.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if a limit refuses the workspace.
+    pub fn new(
+        memory: &Memory,
+        target: Target,
+        dtype: DType,
+        flops: FlopCounter,
+    ) -> Result<Meta, OutOfMemory> {
+        Ok(Meta {
+            target,
+            memory: memory.clone(),
+            flops,
+            workspace: lease_workspace(memory, target, dtype)?,
+            traffic: Cell::default(),
+            timeline: None,
+        })
+    }
+
+    /// Keeps time as well.
+    pub fn on(self, timeline: &Timeline) -> Meta {
+        Meta {
+            timeline: Some(timeline.clone()),
+            ..self
+        }
+    }
+}
+
+impl Meta {
+    fn count(&self, multiplications: usize) {
+        let flops = 2 * multiplications as u64;
+        let mut by_phase = self.flops.by_phase.get();
+        *by_phase.get_mut(self.memory.place().phase) += flops;
+        self.flops.by_phase.set(by_phase);
+        if let Some(timeline) = &self.timeline {
+            timeline.compute(flops);
+        }
+    }
+}
+
+impl Backend for Meta {
+    fn target(&self) -> Target {
+        self.target
+    }
+
+    fn runs_ahead(&self) -> bool {
+        self.target == Target::Cuda
+    }
+
+    fn widens(&self) -> bool {
+        self.target != Target::Cpu || self.workspace.is_some()
+    }
+
+    fn traffic(&self) -> &Cell<Traffic> {
+        &self.traffic
+    }
+
+    unsafe fn execute(&self, _queue: Queue, operation: Operation) -> Result<(), KernelError> {
+        self.count(operation.multiplications());
+        Ok(())
+    }
+
+    unsafe fn write(&self, _out: Out, _bytes: &[u8]) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    unsafe fn read(&self, _bytes: &mut [u8], _x: In) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
+        Ok(Reading::done(vec![0; bytes_of(&x)]))
+    }
+
+    unsafe fn copy_beside(&self, queue: Queue, _out: Out, x: In) -> Result<(), KernelError> {
+        if let Some(timeline) = &self.timeline {
+            timeline.copy(queue, bytes_of(&x));
+        }
+        Ok(())
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        let timeline = self.timeline.as_ref();
+        Ok(timeline.map_or(Event::PAST, |timeline| timeline.record(queue)))
+    }
+
+    fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
+        if let Some(timeline) = &self.timeline {
+            timeline.wait(queue, event);
+        }
+        Ok(())
+    }
+
+    fn finish(&self, _event: Event) -> Result<(), KernelError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,172 @@
+//! Causal attention with stored probabilities.
+
+mod scratch;
+
+pub(crate) use scratch::{CPU_ROW_BLOCK, cpu_forward_scratch, cuda_gradient_sums, cuda_scores};
+
+use super::Dropout;
+use super::check::{Check, Checked, View};
+use super::contract::{Contract, Operand, reads, writes};
+use memory::{DType, In, Out};
+
+/// Causal attention with stored probabilities. `q [b * s, heads * d]`, `k`, `v [b * s, kv_heads * d]`; `out` like `q`;
+/// `probs [b, heads, s, s]`, zero above the diagonal and not dropped. Either output may be left out. `scratch` is f32 of
+/// [`Attention::scratch_elements`].
+pub struct Attention<'a> {
+    pub out: Option<Out<'a>>,
+    pub probs: Option<Out<'a>>,
+    pub scratch: Out<'a>,
+    pub q: In<'a>,
+    pub k: In<'a>,
+    pub v: In<'a>,
+    pub shape: AttentionShape,
+    pub dropout: Option<Dropout>,
+}
+
+/// Gradients of [`Attention`]: `dq`, `dk`, `dv` from `dout` and `probs`, with the same dropout; all are replaced.
+pub struct AttentionBackward<'a> {
+    pub dq: Out<'a>,
+    pub dk: Out<'a>,
+    pub dv: Out<'a>,
+    pub scratch: Out<'a>,
+    pub dout: In<'a>,
+    pub probs: In<'a>,
+    pub q: In<'a>,
+    pub k: In<'a>,
+    pub v: In<'a>,
+    pub shape: AttentionShape,
+    pub dropout: Option<Dropout>,
+}
+
+/// The shape of causal self-attention with grouped queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens in each.
+    pub seq: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl AttentionShape {
+    /// Query heads served by one key-value head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Scores are multiplied by this.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// Shape of the stored probabilities.
+    pub fn probs(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.seq, self.seq]
+    }
+
+    /// Multiplications of `products` products of all scores with a head, without regard to causality.
+    pub(super) fn multiplications(&self, products: usize) -> usize {
+        products * self.probs().iter().product::<usize>() * self.head_dim
+    }
+
+    /// Operations of as many multiplications, where only those below the diagonal are needed.
+    pub(super) fn causal_flops(&self, multiplications: usize) -> u64 {
+        let seq = self.seq as u64;
+        2 * multiplications as u64 * (seq + 1) / (2 * seq)
+    }
+
+    /// Shapes of `q`, which comes first, and what is like it, and of what is like k.
+    pub(super) fn check(
+        &self,
+        check: &Check,
+        like_q: &[(&str, &dyn View)],
+        like_k: &[(&str, &dyn View)],
+    ) -> Checked {
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        check.that(kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
+            format!("{heads} heads do not divide into {kv_heads} groups")
+        })?;
+        let (q, dtype) = (like_q[0], like_q[0].1.view().dtype());
+        check.real_type(q.0, q.1)?;
+        for (tensors, heads) in [(like_q, heads), (like_k, kv_heads)] {
+            for (name, x) in tensors {
+                let shape = [self.batch * self.seq, heads * self.head_dim];
+                check.tensor(name, *x, &shape, dtype)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Contract for Attention<'_> {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let (shape, q) = (self.shape, &self.q);
+        shape.check(check, &[("q", q)], &[("k", &self.k), ("v", &self.v)])?;
+        check.optional("out", &self.out, q.dims(), q.dtype())?;
+        check.optional("probs", &self.probs, &shape.probs(), q.dtype())?;
+        check.dropout(self.dropout)?;
+        let kept = self.probs.is_some();
+        let elements = Attention::scratch_elements(check.target, shape, q.dtype(), kept);
+        check.tensor("scratch", &self.scratch, &[elements], DType::F32)
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let outs = self.out.iter().chain(&self.probs).map(writes);
+        let ins = [self.q, self.k, self.v].map(reads);
+        ins.into_iter().chain(outs).collect()
+    }
+
+    fn multiplications(&self) -> usize {
+        let products = 1 + usize::from(self.out.is_some());
+        self.shape.multiplications(products)
+    }
+
+    fn flops(&self) -> u64 {
+        self.shape.causal_flops(self.multiplications())
+    }
+}
+
+impl Contract for AttentionBackward<'_> {
+    fn name(&self) -> &'static str {
+        "attention_backward"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let (shape, q) = (self.shape, &self.q);
+        let like_q: [(&str, &dyn View); 3] = [("q", q), ("dq", &self.dq), ("dout", &self.dout)];
+        let like_k: [(&str, &dyn View); 4] = [
+            ("k", &self.k),
+            ("v", &self.v),
+            ("dk", &self.dk),
+            ("dv", &self.dv),
+        ];
+        shape.check(check, &like_q, &like_k)?;
+        check.tensor("probs", &self.probs, &shape.probs(), q.dtype())?;
+        check.dropout(self.dropout)?;
+        let elements = AttentionBackward::scratch_elements(check.target, shape, q.dtype());
+        check.tensor("scratch", &self.scratch, &[elements], DType::F32)
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let ins = [self.q, self.k, self.v, self.dout, self.probs].map(reads);
+        let outs = [&self.dq, &self.dk, &self.dv].map(writes);
+        ins.into_iter().chain(outs).collect()
+    }
+
+    fn multiplications(&self) -> usize {
+        self.shape.multiplications(4)
+    }
+
+    fn flops(&self) -> u64 {
+        self.shape.causal_flops(self.multiplications())
+    }
+}

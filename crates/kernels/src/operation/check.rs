@@ -1,0 +1,111 @@
+//! What the checks of operations are made of.
+
+use super::Init;
+use crate::{KernelError, Target};
+use memory::{DType, In, Out};
+
+/// Nothing, or why an operation does not fit.
+pub(crate) type Checked = Result<(), KernelError>;
+
+/// A tensor that is checked, whether it is read or written.
+pub(crate) trait View {
+    fn view(&self) -> In<'_>;
+}
+
+impl View for In<'_> {
+    fn view(&self) -> In<'_> {
+        *self
+    }
+}
+
+impl View for Out<'_> {
+    fn view(&self) -> In<'_> {
+        self.as_in()
+    }
+}
+
+/// The checks of one operation for one device.
+pub(crate) struct Check {
+    /// The operation's name, for messages.
+    pub(crate) operation: &'static str,
+    /// The device whose scratch sizes apply.
+    pub(crate) target: Target,
+    /// Whether matrix products may have bf16 in them.
+    pub(crate) widens: bool,
+}
+
+impl Check {
+    pub(crate) fn that(&self, condition: bool, message: impl FnOnce() -> String) -> Checked {
+        KernelError::unless(condition, self.operation, message)
+    }
+
+    /// A contiguous tensor of this shape and type.
+    pub(crate) fn tensor(
+        &self,
+        name: &str,
+        x: &dyn View,
+        shape: &[usize],
+        dtype: DType,
+    ) -> Checked {
+        let x = x.view();
+        self.that(x.dims() == shape, || {
+            format!("`{name}` is {:?}, expected {shape:?}", x.dims())
+        })?;
+        self.that(x.dtype() == dtype, || {
+            format!("`{name}` holds {:?}, expected {dtype:?}", x.dtype())
+        })?;
+        self.contiguous(name, &x)
+    }
+
+    /// A contiguous tensor of this shape and type, if the caller wants it.
+    pub(crate) fn optional(
+        &self,
+        name: &str,
+        x: &Option<Out>,
+        shape: &[usize],
+        dtype: DType,
+    ) -> Checked {
+        x.iter()
+            .try_for_each(|x| self.tensor(name, x, shape, dtype))
+    }
+
+    /// A contiguous tensor of this shape that holds f32 or bf16, whatever the compute type.
+    pub(crate) fn real(&self, name: &str, x: &dyn View, shape: &[usize]) -> Checked {
+        self.real_type(name, x)?;
+        self.tensor(name, x, shape, x.view().dtype())
+    }
+
+    /// A contiguous tensor of any shape of `rank` dimensions that holds f32 or bf16.
+    pub(crate) fn real_of_rank(&self, name: &str, x: &dyn View, rank: usize) -> Checked {
+        self.rank(name, x, rank)?;
+        self.real(name, x, x.view().dims())
+    }
+
+    /// A tensor that holds f32 or bf16.
+    pub(crate) fn real_type(&self, name: &str, x: &dyn View) -> Checked {
+        let dtype = x.view().dtype();
+        self.that(matches!(dtype, DType::F32 | DType::BF16), || {
+            format!("`{name}` holds {dtype:?}, expected F32 or BF16")
+        })
+    }
+
+    pub(crate) fn rank(&self, name: &str, x: &dyn View, rank: usize) -> Checked {
+        let x = x.view();
+        self.that(x.dims().len() == rank, || {
+            format!("`{name}` is {:?}, expected {rank} dimensions", x.dims())
+        })
+    }
+
+    pub(crate) fn contiguous(&self, name: &str, x: &dyn View) -> Checked {
+        self.that(x.view().is_contiguous(), || {
+            format!("`{name}` is strided, expected contiguous")
+        })
+    }
+
+    /// A result that is added to nothing or to what the output holds.
+    pub(crate) fn no_residual(&self, init: &Init) -> Checked {
+        self.that(!matches!(init, Init::Add(_)), || {
+            "only matmul adds to another tensor".into()
+        })
+    }
+}

@@ -1,0 +1,127 @@
+//! What every operation says of itself: its name, what it refuses, and what it takes at least.
+
+use super::Init;
+use super::check::{Check, Checked};
+use memory::{In, Out};
+
+/// The contract of an operation, beside its text.
+pub(crate) trait Contract {
+    /// Its name in messages and measurements.
+    fn name(&self) -> &'static str;
+
+    /// Refuses what does not fit together or to the device.
+    fn check(&self, check: &Check) -> Checked;
+
+    /// What it reads and writes, without scratch and single numbers. The first has the sizes that tell the operation
+    /// from others of its name.
+    fn operands(&self) -> Vec<Operand<'_>>;
+
+    /// Multiplications of its matrix products, attention's without regard to causality.
+    fn multiplications(&self) -> usize {
+        0
+    }
+
+    /// Floating-point operations of its matrix products.
+    fn flops(&self) -> u64 {
+        2 * self.multiplications() as u64
+    }
+
+    /// The sizes that tell it from others of its name.
+    fn sizes(&self) -> Vec<usize> {
+        self.operands()[0].view.dims().to_vec()
+    }
+
+    /// What it takes at least.
+    fn cost(&self) -> Cost {
+        Cost {
+            flops: self.flops(),
+            bytes: self.operands().iter().map(Operand::bytes).sum(),
+        }
+    }
+}
+
+/// The least that an operation takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Floating-point operations of matrix products, two for each multiplication; of attention, those below the diagonal.
+    pub flops: u64,
+    /// Bytes, each operand read or written once. Scratch is left out.
+    pub bytes: u64,
+}
+
+/// A tensor that an operation reads, writes or both.
+pub(crate) struct Operand<'a> {
+    /// The tensor, or the part of it that is touched.
+    pub(crate) view: In<'a>,
+    /// How often it crosses between memory and processor.
+    pub(crate) crossings: u64,
+}
+
+impl Operand<'_> {
+    fn bytes(&self) -> u64 {
+        self.crossings * (self.view.elements() * self.view.dtype().size_in_bytes()) as u64
+    }
+}
+
+/// A tensor that is read.
+pub(crate) fn reads(view: In<'_>) -> Operand<'_> {
+    Operand { view, crossings: 1 }
+}
+
+/// A tensor that is written.
+pub(crate) fn writes<'a>(out: &'a Out) -> Operand<'a> {
+    reads(out.as_in())
+}
+
+/// A tensor that is read and written.
+pub(crate) fn changes<'a>(out: &'a Out) -> Operand<'a> {
+    Operand {
+        view: out.as_in(),
+        crossings: 2,
+    }
+}
+
+/// A result, and what it is added to.
+pub(crate) fn sets<'a>(out: &'a Out, init: &Init) -> Operand<'a> {
+    match init {
+        Init::Overwrite => writes(out),
+        Init::Accumulate | Init::Add(_) => changes(out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Matmul, Operation, Swiglu};
+    use memory::{Category, DType, Memory};
+
+    #[test]
+    fn operands_count_once_and_results_twice_where_they_are_added_to() {
+        let memory = Memory::shapes();
+        let lease = |dims: [usize; 2], dtype| {
+            let lease = memory.lease(Category::Temporary, "x", dims, dtype);
+            lease.unwrap()
+        };
+        let (a, b) = (lease([3, 5], DType::BF16), lease([5, 7], DType::BF16));
+        let mut out = lease([3, 7], DType::F32);
+        let mut product = |init| {
+            let (out, a, b) = (out.view_mut(), a.view(), b.view());
+            Operation::from(Matmul { out, a, b, init }).cost()
+        };
+        let bytes = |times: u64| 2 * (15 + 35) + times * 4 * 21;
+        let cost = |times| Cost {
+            flops: 2 * 3 * 5 * 7,
+            bytes: bytes(times),
+        };
+        assert_eq!(product(Init::Overwrite), cost(1));
+        assert_eq!(product(Init::Accumulate), cost(2));
+        let (gate, mut act) = (lease([3, 7], DType::F32), lease([3, 7], DType::F32));
+        let swiglu = Operation::from(Swiglu {
+            act: act.view_mut(),
+            gate: gate.view(),
+            up: gate.view(),
+        });
+        assert_eq!(swiglu.sizes(), [3, 7]);
+        assert_eq!(swiglu.cost().bytes, 3 * 4 * 21);
+    }
+}

@@ -1,0 +1,141 @@
+//! Causal attention that never stores the scores (Dao et al. 2022, 2023).
+
+mod scratch;
+
+pub(crate) use scratch::{CPU_KEYS, CPU_QUERIES, cpu_block, cpu_slots};
+
+use super::check::{Check, Checked, View};
+use super::contract::{Contract, Operand, reads, writes};
+use super::{AttentionShape, Dropout};
+use memory::{DType, In, Out};
+
+/// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`, `k`,
+/// `v [b * s, kv_heads * d]`; `out` like `q`; `lse [b, heads, s]` (f32), for each query the natural logarithm of the sum
+/// of e^score over the keys that it sees. Either output may be left out, which changes no bit of the other. `scratch` is
+/// f32 of [`FlashAttention::scratch_elements`].
+pub struct FlashAttention<'a> {
+    pub out: Option<Out<'a>>,
+    pub lse: Option<Out<'a>>,
+    pub scratch: Out<'a>,
+    pub q: In<'a>,
+    pub k: In<'a>,
+    pub v: In<'a>,
+    pub shape: AttentionShape,
+    pub options: FlashOptions<'a>,
+}
+
+/// Gradients of [`FlashAttention`]: `dq`, `dk`, `dv` from `dout`, and from `out` and `lse` as they were with these inputs
+/// and options; all are replaced. The probabilities are made again, so one more product is computed, and counted, than
+/// by [`super::AttentionBackward`].
+pub struct FlashAttentionBackward<'a> {
+    pub dq: Out<'a>,
+    pub dk: Out<'a>,
+    pub dv: Out<'a>,
+    pub scratch: Out<'a>,
+    pub dout: In<'a>,
+    pub out: In<'a>,
+    pub lse: In<'a>,
+    pub q: In<'a>,
+    pub k: In<'a>,
+    pub v: In<'a>,
+    pub shape: AttentionShape,
+    pub options: FlashOptions<'a>,
+}
+
+/// What a query may see and keep beyond the causal mask.
+#[derive(Clone, Copy, Default)]
+pub struct FlashOptions<'a> {
+    /// `[b, s]` i32: for each token the position, within its row, of the first token of its document, at or before the
+    /// token itself. A query sees keys from there up to itself, so several documents can be packed in one row.
+    pub documents: Option<In<'a>>,
+    /// Drops attention probabilities.
+    pub dropout: Option<Dropout>,
+}
+
+impl FlashOptions<'_> {
+    fn check(&self, check: &Check, shape: AttentionShape) -> Checked {
+        if let Some(documents) = &self.documents {
+            let tokens = [shape.batch, shape.seq];
+            check.tensor("documents", documents, &tokens, DType::I32)?;
+        }
+        check.dropout(self.dropout)
+    }
+}
+
+/// Shape of `lse`.
+fn statistics(shape: AttentionShape) -> [usize; 3] {
+    [shape.batch, shape.heads, shape.seq]
+}
+
+impl Contract for FlashAttention<'_> {
+    fn name(&self) -> &'static str {
+        "flash_attention"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let (shape, q) = (self.shape, &self.q);
+        shape.check(check, &[("q", q)], &[("k", &self.k), ("v", &self.v)])?;
+        check.optional("out", &self.out, q.dims(), q.dtype())?;
+        check.optional("lse", &self.lse, &statistics(shape), DType::F32)?;
+        self.options.check(check, shape)?;
+        let elements = FlashAttention::scratch_elements(check.target, shape, q.dtype());
+        check.tensor("scratch", &self.scratch, &[elements], DType::F32)
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let outs = self.out.iter().chain(&self.lse).map(writes);
+        let ins = [self.q, self.k, self.v].map(reads);
+        ins.into_iter().chain(outs).collect()
+    }
+
+    fn multiplications(&self) -> usize {
+        let products = 1 + usize::from(self.out.is_some());
+        self.shape.multiplications(products)
+    }
+
+    fn flops(&self) -> u64 {
+        self.shape.causal_flops(self.multiplications())
+    }
+}
+
+impl Contract for FlashAttentionBackward<'_> {
+    fn name(&self) -> &'static str {
+        "flash_attention_backward"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let (shape, q) = (self.shape, &self.q);
+        let like_q: [(&str, &dyn View); 4] = [
+            ("q", q),
+            ("dq", &self.dq),
+            ("dout", &self.dout),
+            ("out", &self.out),
+        ];
+        let like_k: [(&str, &dyn View); 4] = [
+            ("k", &self.k),
+            ("v", &self.v),
+            ("dk", &self.dk),
+            ("dv", &self.dv),
+        ];
+        shape.check(check, &like_q, &like_k)?;
+        check.tensor("lse", &self.lse, &statistics(shape), DType::F32)?;
+        self.options.check(check, shape)?;
+        let elements = FlashAttentionBackward::scratch_elements(check.target, shape, q.dtype());
+        check.tensor("scratch", &self.scratch, &[elements], DType::F32)
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let ins = [self.q, self.k, self.v, self.dout, self.out, self.lse].map(reads);
+        let outs = [&self.dq, &self.dk, &self.dv].map(writes);
+        ins.into_iter().chain(outs).collect()
+    }
+
+    fn multiplications(&self) -> usize {
+        // Those of `AttentionBackward`, and the scores once more.
+        self.shape.multiplications(5)
+    }
+
+    fn flops(&self) -> u64 {
+        self.shape.causal_flops(self.multiplications())
+    }
+}

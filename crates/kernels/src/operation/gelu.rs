@@ -1,0 +1,49 @@
+//! The Gaussian error linear unit (Hendrycks and Gimpel 2016), in its form with a tanh: GPT-2's activation.
+
+use super::check::{Check, Checked};
+use super::contract::{Contract, Operand, changes, reads, writes};
+use memory::{In, Out};
+
+/// `act = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, both `[t, f]`.
+pub struct Gelu<'a> {
+    pub act: Out<'a>,
+    pub x: In<'a>,
+}
+
+/// The gradient of [`Gelu`] in place: `x` becomes its own gradient.
+pub struct GeluBackward<'a> {
+    pub x: Out<'a>,
+    pub dact: In<'a>,
+}
+
+impl Contract for Gelu<'_> {
+    fn name(&self) -> &'static str {
+        "gelu"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let x = &self.x;
+        check.real("x", x, x.dims())?;
+        check.tensor("act", &self.act, x.dims(), x.dtype())
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        vec![writes(&self.act), reads(self.x)]
+    }
+}
+
+impl Contract for GeluBackward<'_> {
+    fn name(&self) -> &'static str {
+        "gelu_backward"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let x = &self.x;
+        check.real("x", x, x.dims())?;
+        check.tensor("dact", &self.dact, x.dims(), x.dtype())
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        vec![changes(&self.x), reads(self.dact)]
+    }
+}

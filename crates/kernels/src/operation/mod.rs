@@ -1,0 +1,149 @@
+//! The operations as values: one file a family, with what each operation computes, what it refuses and what it takes at
+//! least.
+//!
+//! Shapes are in brackets; `t` tokens, `b` batch, `s` sequence, `h` hidden, `v` vocabulary. Outputs come first. Unless
+//! said otherwise, tensors hold the compute type (f32 or bf16), are contiguous, and statistics and sums are f32. Token
+//! ids lie within the vocabulary: whoever reads the data checks that.
+//!
+//! Everything that is added stands in the list of [`Operation`] and implements `Contract` (`contract.rs`).
+#![expect(
+    missing_docs,
+    reason = "the text of an operation says what its fields are"
+)]
+
+mod adamw;
+pub(crate) mod attention;
+mod check;
+mod contract;
+mod cross_entropy;
+mod dropout;
+mod elementwise;
+mod embedding;
+pub(crate) mod flash;
+mod gelu;
+mod init;
+mod layer_norm;
+mod matmul;
+mod norm;
+mod positions;
+mod rms_norm;
+mod rotary;
+mod swiglu;
+
+pub use adamw::{AdamW, MasterOperand, MomentOperand};
+pub use attention::{Attention, AttentionBackward, AttentionShape};
+pub use contract::Cost;
+pub use cross_entropy::CrossEntropy;
+pub use dropout::{BiasDropoutAdd, Dropout, DropoutBackward};
+pub use elementwise::{AddBias, BiasBackward, Copy, Fill};
+pub use embedding::{Embedding, EmbeddingBackward};
+pub use flash::{FlashAttention, FlashAttentionBackward, FlashOptions};
+pub use gelu::{Gelu, GeluBackward};
+pub use init::Init;
+pub use layer_norm::{LayerNorm, LayerNormBackward};
+pub use matmul::Matmul;
+pub use norm::{NORM_PARTS, NormAndClip, Sum};
+pub use positions::{AddPositions, AddPositionsBackward};
+pub use rms_norm::{RmsNorm, RmsNormBackward};
+pub use rotary::Rotary;
+pub use swiglu::{Swiglu, SwigluBackward};
+
+use crate::{KernelError, Target};
+use check::Check;
+use contract::Contract;
+
+/// Defines [`Operation`] from the structs of the families.
+macro_rules! operations {
+    ($($operation:ident,)*) => {
+        /// An operation with everything that it reads and writes.
+        pub enum Operation<'a> {
+            $($operation($operation<'a>),)*
+        }
+
+        impl<'a> Operation<'a> {
+            fn contract(&self) -> &(dyn Contract + 'a) {
+                match self {
+                    $(Operation::$operation(operation) => operation,)*
+                }
+            }
+        }
+
+        $(impl<'a> From<$operation<'a>> for Operation<'a> {
+            fn from(operation: $operation<'a>) -> Operation<'a> {
+                Operation::$operation(operation)
+            }
+        })*
+    };
+}
+
+operations! {
+    Fill,
+    Copy,
+    Matmul,
+    AddBias,
+    BiasBackward,
+    BiasDropoutAdd,
+    DropoutBackward,
+    Embedding,
+    EmbeddingBackward,
+    AddPositions,
+    AddPositionsBackward,
+    RmsNorm,
+    RmsNormBackward,
+    LayerNorm,
+    LayerNormBackward,
+    Rotary,
+    Attention,
+    AttentionBackward,
+    FlashAttention,
+    FlashAttentionBackward,
+    Swiglu,
+    SwigluBackward,
+    Gelu,
+    GeluBackward,
+    CrossEntropy,
+    Sum,
+    NormAndClip,
+    AdamW,
+}
+
+impl Operation<'_> {
+    /// Its name in messages and measurements.
+    pub fn name(&self) -> &'static str {
+        self.contract().name()
+    }
+
+    /// What it takes at least.
+    pub fn cost(&self) -> Cost {
+        self.contract().cost()
+    }
+
+    /// The sizes that tell it from others of its name: m, k, n of a product, else the shape of its first operand.
+    pub fn sizes(&self) -> Vec<usize> {
+        self.contract().sizes()
+    }
+
+    /// Multiplications of its matrix products, attention's without regard to causality.
+    pub(crate) fn multiplications(&self) -> usize {
+        self.contract().multiplications()
+    }
+
+    /// Refuses what does not fit. `widens`: whether matrix products may have bf16 in them.
+    pub(crate) fn check(&self, target: Target, widens: bool) -> Result<(), KernelError> {
+        self.contract().check(&Check {
+            operation: self.name(),
+            target,
+            widens,
+        })
+    }
+
+    /// The operation without the lifetime of what it views, for work that goes on after the call that asked for it.
+    ///
+    /// # Safety
+    /// What the operation reads and writes stays alive until it is carried out or dropped, nothing else touches what it
+    /// writes meanwhile, and nothing writes what it reads.
+    pub unsafe fn outliving(self) -> Operation<'static> {
+        // SAFETY: nothing but the lifetime changes, by the caller's promise.
+        unsafe { std::mem::transmute::<Operation<'_>, Operation<'static>>(self) }
+    }
+}

@@ -1,0 +1,59 @@
+//! The targets, and the constant workspace that kernels of each lease when they are made.
+
+use memory::{Buffer, Category, DType, Memory, OutOfMemory};
+
+/// Tiles in which the CPU widens bf16 operands: rows, columns, depth.
+pub(crate) const TILE_M: usize = 256;
+pub(crate) const TILE_N: usize = 512;
+pub(crate) const TILE_K: usize = 512;
+
+/// The device whose leases and scratch sizes apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// The process's own memory.
+    Cpu,
+    /// A CUDA GPU.
+    Cuda,
+}
+
+impl Target {
+    /// The name used in settings and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Cpu => "cpu",
+            Target::Cuda => "cuda",
+        }
+    }
+}
+
+/// The number of bytes that kernels of a target keep as constant workspace, where `dtype` is the narrowest type of a
+/// matrix product's operands.
+///
+/// On the CPU, bf16 products are widened to f32 in tiles of this workspace; on CUDA it is what cuBLAS is given.
+pub fn workspace_bytes(target: Target, dtype: DType) -> u64 {
+    match (target, dtype) {
+        (Target::Cpu, DType::F32) => 0,
+        // One widened tile of each operand and of the result, f32.
+        (Target::Cpu, _) => (4 * (TILE_M * TILE_K + TILE_K * TILE_N + TILE_M * TILE_N)) as u64,
+        (Target::Cuda, _) => 32 << 20,
+    }
+}
+
+/// The constant workspace of a target's kernels, if they need one.
+pub(crate) fn lease_workspace(
+    memory: &Memory,
+    target: Target,
+    dtype: DType,
+) -> Result<Option<Buffer>, OutOfMemory> {
+    match workspace_bytes(target, dtype) {
+        0 => Ok(None),
+        bytes => memory
+            .lease_persistent(
+                Category::Temporary,
+                "kernel_workspace",
+                [bytes as usize / 4],
+                DType::F32,
+            )
+            .map(Some),
+    }
+}

@@ -1,0 +1,257 @@
+//! A CPU device whose queues run when a seeded scheduler says, for tests of what orders them.
+//!
+//! On a GPU, a queue may be ahead of another by any distance that the events between them allow. [`Scheduled`] keeps
+//! every operation and copy in its queue until the scheduler picks that queue, in any order that the events allow, and
+//! runs it then. Whatever is not ordered by an event comes out wrong under some seed: it reads too early, or what it
+//! reads has been replaced.
+
+use crate::queue::bytes_of;
+use crate::random::random_u32;
+use crate::{Backend, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use memory::{DType, In, Out};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// Kernels that run later, on the processor. What is left in the queues when they are dropped never runs: nobody waits
+/// for it, and its memory may be gone.
+pub struct Scheduled<B> {
+    backend: B,
+    ignored: Option<&'static str>,
+    schedule: RefCell<Schedule>,
+    reasons: Reasons,
+    traffic: Cell<Traffic>,
+    /// Readings that have been computed or not, by their number.
+    readings: RefCell<Vec<Box<[u8]>>>,
+}
+
+/// Why queues have waited for one another so far, and how often. Clones count together.
+#[derive(Clone, Default)]
+pub struct Reasons(Rc<RefCell<BTreeMap<&'static str, usize>>>);
+
+impl Reasons {
+    /// The number of waits for each reason.
+    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
+        self.0.borrow().clone()
+    }
+
+    fn add(&self, reason: &'static str) {
+        *self.0.borrow_mut().entry(reason).or_default() += 1;
+    }
+}
+
+/// What a queue holds.
+enum Task {
+    Execute(Box<Operation<'static>>),
+    Write(Out<'static>, Vec<u8>),
+    Copy(Out<'static>, In<'static>),
+    Wait(Event),
+}
+
+/// The queues, and who is next.
+struct Schedule {
+    seed: u64,
+    drawn: u64,
+    /// How often a queue is picked: some schedules hold one far back.
+    weights: [u32; Queue::ALL.len()],
+    queues: [VecDeque<Task>; Queue::ALL.len()],
+    asked: [u64; Queue::ALL.len()],
+    done: [u64; Queue::ALL.len()],
+}
+
+impl Schedule {
+    fn new(seed: u64) -> Schedule {
+        let mut schedule = Schedule {
+            seed,
+            drawn: 0,
+            weights: [1; Queue::ALL.len()],
+            queues: Default::default(),
+            asked: [0; Queue::ALL.len()],
+            done: [0; Queue::ALL.len()],
+        };
+        schedule.weights =
+            [(); Queue::ALL.len()].map(|()| [1, 30, 1000][schedule.draw(3) as usize]);
+        schedule
+    }
+
+    /// A number below `bound`.
+    fn draw(&mut self, bound: u32) -> u32 {
+        self.drawn += 1;
+        random_u32(self.seed, self.drawn) % bound
+    }
+
+    fn ask(&mut self, queue: Queue, task: Task) {
+        self.queues[queue as usize].push_back(task);
+        self.asked[queue as usize] += 1;
+    }
+
+    fn is_over(&self, event: Event) -> bool {
+        self.done[event.queue as usize] >= event.position
+    }
+
+    /// A queue whose first task can run.
+    fn pick(&mut self) -> Option<usize> {
+        let can_run = |index: &usize| match self.queues[*index].front() {
+            Some(Task::Wait(event)) => self.is_over(*event),
+            Some(_) => true,
+            None => false,
+        };
+        let candidates: Vec<usize> = (0..Queue::ALL.len()).filter(can_run).collect();
+        let total: u32 = candidates.iter().map(|index| self.weights[*index]).sum();
+        if candidates.is_empty() {
+            return None;
+        }
+        let mut ticket = self.draw(total);
+        candidates.into_iter().find(|index| {
+            let weight = self.weights[*index];
+            let is_picked = ticket < weight;
+            ticket = ticket.wrapping_sub(weight);
+            is_picked
+        })
+    }
+
+    /// Takes a task that can run; none if there is none.
+    fn next(&mut self) -> Option<Task> {
+        let index = self.pick()?;
+        let task = self.queues[index].pop_front();
+        self.done[index] += 1;
+        task
+    }
+}
+
+impl<B: Backend> Scheduled<B> {
+    /// Kernels under a schedule. All waits for the reason `ignored` are left out, so that tests can show that each is
+    /// needed.
+    pub fn new(backend: B, seed: u64, ignored: Option<&'static str>) -> Scheduled<B> {
+        Scheduled {
+            backend,
+            ignored,
+            schedule: RefCell::new(Schedule::new(seed)),
+            reasons: Reasons::default(),
+            traffic: Cell::default(),
+            readings: RefCell::default(),
+        }
+    }
+
+    /// Why queues wait for one another, also after these kernels have been given away.
+    pub fn reasons(&self) -> Reasons {
+        self.reasons.clone()
+    }
+
+    /// Puts a task into a queue, and runs some of what the queues hold.
+    fn ask(&self, queue: Queue, task: Task) -> Result<(), KernelError> {
+        let tasks = {
+            let mut schedule = self.schedule.borrow_mut();
+            schedule.ask(queue, task);
+            schedule.draw(3)
+        };
+        (0..tasks).try_for_each(|_| self.run_one().map(|_| ()))
+    }
+
+    /// Whether there was something to run.
+    fn run_one(&self) -> Result<bool, KernelError> {
+        let task = self.schedule.borrow_mut().next();
+        let Some(task) = task else {
+            return Ok(false);
+        };
+        // SAFETY: what was asked for had been checked, for the target and the workspace of the backend below. Leases are
+        // given out in the order of the queue of computation, so operations still have what they were handed, and
+        // whoever asks for a copy keeps both sides alive. If a wait is missing that keeps them apart from other work,
+        // what is read is wrong, which is what the test is for.
+        unsafe {
+            match task {
+                Task::Execute(operation) => self.backend.execute(Queue::Compute, *operation)?,
+                Task::Write(out, bytes) => self.backend.write(out, &bytes)?,
+                Task::Copy(out, x) => std::ptr::copy(x.pointer(), out.pointer(), bytes_of(&x)),
+                Task::Wait(_) => {}
+            }
+        }
+        Ok(true)
+    }
+
+    fn run_until(&self, event: Event) -> Result<(), KernelError> {
+        while !self.schedule.borrow().is_over(event) {
+            assert!(self.run_one()?, "queues wait for one another for ever");
+        }
+        Ok(())
+    }
+
+    fn end_of(&self, queue: Queue) -> Event {
+        Event {
+            queue,
+            position: self.schedule.borrow().asked[queue as usize],
+        }
+    }
+}
+
+impl<B: Backend> Backend for Scheduled<B> {
+    fn target(&self) -> Target {
+        self.backend.target()
+    }
+
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
+    fn widens(&self) -> bool {
+        self.backend.widens()
+    }
+
+    fn traffic(&self) -> &Cell<Traffic> {
+        &self.traffic
+    }
+
+    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
+        // SAFETY: leases are given out in the order of the queue of computation, so what an operation is handed holds
+        // for it until it runs; in another queue its caller has promised that.
+        let operation = unsafe { operation.outliving() };
+        self.ask(queue, Task::Execute(Box::new(operation)))
+    }
+
+    unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+        // SAFETY: as for operations.
+        let out = unsafe { out.outliving() };
+        self.ask(Queue::Compute, Task::Write(out, bytes.to_vec()))
+    }
+
+    unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+        self.run_until(self.end_of(Queue::Compute))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.backend.read(bytes, x) }
+    }
+
+    unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
+        let bytes = bytes_of(&x);
+        let mut landing = vec![0u8; bytes].into_boxed_slice();
+        let pointer = landing.as_mut_ptr();
+        self.readings.borrow_mut().push(landing);
+        // SAFETY: the landing place lives as long as `self`, and is written by this copy alone.
+        unsafe {
+            let out = Out::of_slice(std::slice::from_raw_parts_mut(pointer, bytes), [bytes]);
+            self.copy_beside(Queue::Compute, out, x.cast(DType::U8))?;
+            Ok(Reading::after(self.end_of(Queue::Compute), pointer, bytes))
+        }
+    }
+
+    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let (out, x) = unsafe { (out.outliving(), x.outliving()) };
+        self.ask(queue, Task::Copy(out, x))
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        Ok(self.end_of(queue))
+    }
+
+    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
+        self.reasons.add(reason);
+        if self.ignored != Some(reason) {
+            self.schedule.borrow_mut().ask(queue, Task::Wait(event));
+        }
+        Ok(())
+    }
+
+    fn finish(&self, event: Event) -> Result<(), KernelError> {
+        self.run_until(event)
+    }
+}

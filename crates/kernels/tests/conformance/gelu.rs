@@ -1,0 +1,80 @@
+//! GPT-2's activation and its gradient in place.
+
+use crate::case::Case;
+use crate::compare::{Expected, Rule};
+use crate::device::Device;
+use crate::host::Host;
+use crate::oracle::{constant, gradients, values, variable};
+use candle_core::Result;
+use kernels::KernelError;
+use kernels::operation::{self, GeluBackward};
+use memory::DType;
+
+#[derive(Debug)]
+struct Gelu {
+    dtype: DType,
+    tokens: usize,
+    width: usize,
+    /// Of the input's entries: up to where a tanh is 1 in f32, and beyond.
+    range: f64,
+}
+
+impl Gelu {
+    fn tensors(&self) -> [Host; 2] {
+        let dims = [self.tokens, self.width];
+        [
+            Host::random(self.dtype, dims, self.range, 1),
+            Host::random(self.dtype, dims, 1.0, 2),
+        ]
+    }
+
+    fn oracle(&self) -> Result<[Vec<f64>; 2]> {
+        let [x, dact] = self.tensors();
+        let x = variable(&x)?;
+        let cube = (x.sqr()? * x.as_tensor())?;
+        let inner = ((x.as_tensor() + (cube * 0.044715)?)? * (2.0 / std::f64::consts::PI).sqrt())?;
+        let act = ((inner.tanh()? + 1.0)? * (x.as_tensor() * 0.5)?)?;
+        let mut found = gradients(&act, &constant(&dact)?, &[&x])?;
+        Ok([values(&act)?, found.remove(0)])
+    }
+}
+
+impl Case for Gelu {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let [mut x, dact] = self.tensors().map(|host| device.put(&host));
+        let mut act = device.room(self.dtype, [self.tokens, self.width]);
+        device.kernels.run(operation::Gelu {
+            act: act.view_mut(),
+            x: x.view(),
+        })?;
+        device.kernels.run(GeluBackward {
+            x: x.view_mut(),
+            dact: dact.view(),
+        })?;
+        Ok(vec![device.take(&act), device.take(&x)])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let [act, dx] = self.oracle().unwrap();
+        // Far below zero nothing passes, and nothing is left to compare with.
+        vec![
+            Expected::new("gelu", act, Rule::Standard).with_terms(1.0),
+            Expected::new("gelu_backward", dx, Rule::Standard).with_terms(1.0),
+        ]
+    }
+}
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut cases: Vec<Box<dyn Case>> = Vec::new();
+    for (tokens, width) in [(1, 1), (1, 131), (37, 131), (37, 1000)] {
+        for range in [3.0, 200.0] {
+            cases.push(Box::new(Gelu {
+                dtype,
+                tokens,
+                width,
+                range,
+            }));
+        }
+    }
+    cases
+}

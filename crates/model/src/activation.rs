@@ -1,0 +1,271 @@
+//! What stages read and write, by name, and what policies call it.
+
+use memory::{DType, Dims};
+
+/// A named intermediate result of a block. Its name tells it apart from the block's others.
+#[derive(Clone, Copy, Debug)]
+pub struct Activation {
+    name: &'static str,
+    gradient_name: &'static str,
+    label: Label,
+    /// A hash of the name: a plan of a large model compares millions.
+    id: u64,
+}
+
+impl PartialEq for Activation {
+    fn eq(&self, other: &Activation) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Activation {}
+
+impl std::hash::Hash for Activation {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.id.hash(state);
+    }
+}
+
+/// The 64-bit FNV-1a hash (Fowler, Noll, Vo).
+const fn fnv(text: &str) -> u64 {
+    let (bytes, mut hash, mut at) = (text.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        at += 1;
+    }
+    hash
+}
+
+impl Activation {
+    /// The block's input `[b s, h]`, the residual stream. The block before writes it as [`Activation::NEXT_X`], the
+    /// embedding writes the first block's, and the head reads what the last block writes.
+    pub const X: Activation = Activation::new("x", "d_x", Label::BlockInput);
+
+    /// The [`Activation::X`] of the next block: what a block's last stage writes.
+    pub const NEXT_X: Activation = Activation::new("next_x", "d_x", Label::BlockInput);
+
+    /// An activation, the name of its gradient in reports, and the smallest group that a policy names it by.
+    pub const fn new(name: &'static str, gradient_name: &'static str, label: Label) -> Activation {
+        Activation {
+            name,
+            gradient_name,
+            label,
+            id: fnv(name),
+        }
+    }
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// The name of its gradient in reports.
+    pub fn gradient_name(self) -> &'static str {
+        self.gradient_name
+    }
+
+    /// The smallest group that a policy names it by.
+    pub fn label(self) -> Label {
+        self.label
+    }
+}
+
+/// An activation of a certain block. The head's input counts as that of a block after the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerActivation {
+    /// The block, from 0.
+    pub layer: usize,
+    /// Which of its activations.
+    pub activation: Activation,
+}
+
+impl std::fmt::Display for LayerActivation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of layer {}", self.activation.name, self.layer)
+    }
+}
+
+/// What a recompute policy calls a group of activations; Megatron's module names where it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Label {
+    /// The block's input: dropped by `full:uniform:N` alone.
+    BlockInput,
+    /// Both norms' outputs and statistics.
+    Layernorm,
+    /// Queries, keys and values.
+    Qkv,
+    /// Attention probabilities; under flash attention the log-sum-exp.
+    CoreAttn,
+    /// What attention hands to its projection: dropped by `full` alone.
+    AttnValue,
+    /// The residual stream between attention and feed-forward.
+    AttnOut,
+    /// What the feed-forward layer's first products write, and what its activation function makes of them.
+    Mlp,
+    /// The latter alone.
+    MlpAct,
+}
+
+impl Label {
+    /// All labels, in forward order.
+    pub const ALL: [Label; 8] = [
+        Label::BlockInput,
+        Label::Layernorm,
+        Label::Qkv,
+        Label::CoreAttn,
+        Label::AttnValue,
+        Label::AttnOut,
+        Label::Mlp,
+        Label::MlpAct,
+    ];
+
+    /// The labels that a comma list may name.
+    pub const NAMED: [Label; 6] = [
+        Label::Layernorm,
+        Label::Qkv,
+        Label::CoreAttn,
+        Label::AttnOut,
+        Label::Mlp,
+        Label::MlpAct,
+    ];
+
+    /// The groups that are named along with this one: itself, and what lies within it.
+    pub fn covers(self) -> &'static [Label] {
+        match self {
+            Label::BlockInput => &[Label::BlockInput],
+            Label::Layernorm => &[Label::Layernorm],
+            Label::Qkv => &[Label::Qkv],
+            Label::CoreAttn => &[Label::CoreAttn],
+            Label::AttnValue => &[Label::AttnValue],
+            Label::AttnOut => &[Label::AttnOut],
+            Label::Mlp => &[Label::Mlp, Label::MlpAct],
+            Label::MlpAct => &[Label::MlpAct],
+        }
+    }
+
+    /// The name in reports and settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Label::BlockInput => "block_input",
+            Label::Layernorm => "layernorm",
+            Label::Qkv => "qkv",
+            Label::CoreAttn => "core_attn",
+            Label::AttnValue => "attn_value",
+            Label::AttnOut => "attn_out",
+            Label::Mlp => "mlp",
+            Label::MlpAct => "mlp_act",
+        }
+    }
+
+    /// A clause that asks whether the nearest of some labels was meant; empty where none is near.
+    pub(crate) fn hint(name: &str, labels: &[Label]) -> String {
+        let distance = |label: &&Label| strsim::damerau_levenshtein(label.name(), name);
+        let nearest = labels.iter().min_by_key(distance);
+        let near = nearest.filter(|label| distance(label) <= 1 + name.len() / 3);
+        near.map_or(String::new(), |label| {
+            format!("; did you mean `{}`?", label.name())
+        })
+    }
+}
+
+/// The sequences of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Sequences.
+    pub rows: usize,
+    /// Tokens in each.
+    pub seq: usize,
+}
+
+impl BatchShape {
+    /// Tokens in all.
+    pub fn tokens(self) -> usize {
+        self.rows * self.seq
+    }
+}
+
+/// A dimension of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// Tokens of the micro-batch.
+    Tokens,
+    /// Sequences of the micro-batch.
+    Rows,
+    /// Tokens of a sequence.
+    Seq,
+    /// Whatever the micro-batch.
+    Fixed(usize),
+}
+
+/// What an activation holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Element {
+    /// The compute type.
+    Compute,
+    /// Single precision, whatever the compute type: statistics.
+    F32,
+}
+
+/// Shape and type of an activation, before the micro-batch is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The dimensions there are; the others are [`Size::Fixed`] of 1.
+    sizes: [Size; 4],
+    rank: usize,
+    element: Element,
+}
+
+impl Extent {
+    /// `[b s, width]` of the compute type.
+    pub fn tokens(width: usize) -> Extent {
+        Extent::of(&[Size::Tokens, Size::Fixed(width)])
+    }
+
+    /// Dimensions, four at most, of the compute type.
+    pub fn of(sizes: &[Size]) -> Extent {
+        let mut all = [Size::Fixed(1); 4];
+        all[..sizes.len()].copy_from_slice(sizes);
+        Extent {
+            sizes: all,
+            rank: sizes.len(),
+            element: Element::Compute,
+        }
+    }
+
+    /// Dimensions in f32, whatever the compute type: statistics.
+    pub fn of_f32(sizes: &[Size]) -> Extent {
+        Extent {
+            element: Element::F32,
+            ..Extent::of(sizes)
+        }
+    }
+
+    /// Elements for `rows` sequences of `seq` tokens, however many.
+    pub fn elements(&self, rows: usize, seq: usize) -> f64 {
+        let size = |size: &Size| match *size {
+            Size::Tokens => rows as f64 * seq as f64,
+            Size::Rows => rows as f64,
+            Size::Seq => seq as f64,
+            Size::Fixed(size) => size as f64,
+        };
+        self.sizes.iter().map(size).product()
+    }
+
+    /// Shape and type for a micro-batch and a compute type.
+    pub fn resolve(&self, batch: BatchShape, compute: DType) -> (Dims, DType) {
+        let size = |size: &Size| match *size {
+            Size::Tokens => batch.tokens(),
+            Size::Rows => batch.rows,
+            Size::Seq => batch.seq,
+            Size::Fixed(size) => size,
+        };
+        let sizes = self.sizes.each_ref().map(size);
+        let dims = Dims::try_from(&sizes[..self.rank]);
+        let dims = dims.expect("an activation has one to four dimensions");
+        let dtype = match self.element {
+            Element::Compute => compute,
+            Element::F32 => DType::F32,
+        };
+        (dims, dtype)
+    }
+}

@@ -1,0 +1,211 @@
+//! What a model is made of: an embedding, blocks, a head, and the parameters that they declared.
+
+use crate::block::{Block, Facts};
+use crate::parameters::Parameters;
+use crate::stage::{Declared, Stage};
+use crate::stages::{Head, Rotary};
+use crate::{Activation, Extent, LayerActivation, ParameterId};
+use memory::{Layer, Layout};
+
+/// The structure of a model.
+pub struct Architecture {
+    parameters: Parameters,
+    /// Writes the first block's [`Activation::X`], and keeps nothing.
+    embedding: Declared,
+    blocks: Vec<Block>,
+    head: Head,
+    head_parameters: Vec<ParameterId>,
+    rotary: Option<Rotary>,
+}
+
+/// A stage of a certain block, by its number. The embedding, which has none, comes before block 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position {
+    pub(crate) layer: usize,
+    pub(crate) stage: Option<usize>,
+}
+
+impl Position {
+    pub(crate) const EMBEDDING: Position = Position {
+        layer: 0,
+        stage: None,
+    };
+
+    pub(crate) fn new(layer: usize, stage: usize) -> Position {
+        Position {
+            layer,
+            stage: Some(stage),
+        }
+    }
+}
+
+impl Architecture {
+    /// A model of these parts, which declared their parameters among `parameters`. `rotary` is what stages find as
+    /// [`crate::Pass::rotary_table`].
+    ///
+    /// # Panics
+    /// If there is no block.
+    pub fn new(
+        parameters: Parameters,
+        embedding: Box<dyn Stage>,
+        blocks: Vec<Block>,
+        head: Head,
+        rotary: Option<Rotary>,
+    ) -> Architecture {
+        assert!(!blocks.is_empty(), "a model has at least one block");
+        Architecture {
+            parameters,
+            embedding: Declared::of(embedding),
+            blocks,
+            head_parameters: head.parameters(),
+            head,
+            rotary,
+        }
+    }
+
+    /// All parameters.
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    /// The blocks, in forward order.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Width of the residual stream.
+    pub fn width(&self) -> usize {
+        self.head.width()
+    }
+
+    /// What follows the last block.
+    pub(crate) fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// The rotary embedding, if there is one.
+    pub(crate) fn rotary(&self) -> Option<&Rotary> {
+        self.rotary.as_ref()
+    }
+
+    /// Model FLOPs of forward and backward for one token of a sequence of `seq`, replays not counted.
+    pub fn flops_per_token(&self, seq: usize) -> u64 {
+        let blocks = self.blocks.iter().map(|block| block.flops_per_token(seq));
+        self.embedding.stage.flops_per_token(seq)
+            + blocks.sum::<u64>()
+            + self.head.flops_per_token()
+    }
+
+    /// The matrices that each part reads first, in forward order: the embedding, the blocks, the head. By their index in
+    /// the layout; a tied embedding is the first part's.
+    pub fn matrices_by_part(&self, layout: &Layout) -> Vec<(Layer, Vec<usize>)> {
+        let blocks = (0..self.blocks.len()).map(Layer::Block);
+        let parts = [Layer::Embedding].into_iter().chain(blocks);
+        let empty = |part| (part, Vec::new());
+        let mut matrices: Vec<_> = parts.chain([Layer::Head]).map(empty).collect();
+        for (index, parameter) in self.parameters.in_layout().enumerate() {
+            if layout.entries()[index].shape.len() > 1 {
+                let part = match parameter.part {
+                    Layer::Block(block) => block + 1,
+                    Layer::Embedding => 0,
+                    _ => self.blocks.len() + 1,
+                };
+                matrices[part].1.push(index);
+            }
+        }
+        matrices
+    }
+
+    /// The names of all stages, each once, in forward order.
+    pub(crate) fn stage_names(&self) -> Vec<&'static str> {
+        let mut names = vec![self.embedding.stage.name()];
+        for block in &self.blocks {
+            for stage in block.stages().iter().map(|declared| declared.stage.name()) {
+                if !names.contains(&stage) {
+                    names.push(stage);
+                }
+            }
+        }
+        names
+    }
+
+    /// A stage.
+    pub(crate) fn stage(&self, at: Position) -> &Declared {
+        match at.stage {
+            None => &self.embedding,
+            Some(stage) => &self.blocks[at.layer].stages()[stage],
+        }
+    }
+
+    /// The parameters that the head uses.
+    pub(crate) fn head_parameters(&self) -> &[ParameterId] {
+        &self.head_parameters
+    }
+
+    /// What a stage means by an activation.
+    pub(crate) fn of_block(&self, at: Position, activation: Activation) -> LayerActivation {
+        let is_next = activation == Activation::NEXT_X;
+        LayerActivation {
+            layer: at.layer + usize::from(is_next && at.stage.is_some()),
+            activation: if is_next { Activation::X } else { activation },
+        }
+    }
+
+    /// The stage that makes an activation.
+    pub(crate) fn producer(&self, of: LayerActivation) -> Position {
+        let within = self.facts(of).and_then(|facts| facts.producer);
+        match (within, of.layer.checked_sub(1)) {
+            (Some(stage), _) => Position::new(of.layer, stage),
+            (None, Some(before)) => Position::new(before, self.blocks[before].stages().len() - 1),
+            (None, None) => Position::EMBEDDING,
+        }
+    }
+
+    /// Whether a forward pass reads an activation.
+    pub(crate) fn is_read(&self, of: LayerActivation) -> bool {
+        self.facts(of).is_none_or(|facts| facts.is_read)
+    }
+
+    /// Shape and type of an activation.
+    pub(crate) fn extent(&self, of: LayerActivation) -> Extent {
+        let extent = self.facts(of).map(|facts| facts.extent);
+        extent.unwrap_or_else(|| Extent::tokens(self.width()))
+    }
+
+    /// The stage after whose backward pass an activation is released.
+    pub(crate) fn released_after(&self, of: LayerActivation) -> Position {
+        let stage = self.facts(of).map_or(0, |facts| facts.released_after);
+        Position::new(of.layer, stage)
+    }
+
+    /// What no stage after this one has to do with in the forward pass.
+    pub(crate) fn last_used_by(&self, at: Position) -> impl Iterator<Item = LayerActivation> {
+        self.facts_where(at, |facts| facts.last_used_by)
+    }
+
+    /// What is released after a stage's backward pass.
+    pub(crate) fn released_by(&self, at: Position) -> impl Iterator<Item = LayerActivation> {
+        self.facts_where(at, |facts| facts.released_after)
+    }
+
+    fn facts_where(
+        &self,
+        at: Position,
+        stage: impl Fn(&Facts) -> usize,
+    ) -> impl Iterator<Item = LayerActivation> {
+        let table = at.stage.map_or(&[][..], |_| self.blocks[at.layer].table());
+        let here = table
+            .iter()
+            .filter(move |facts| Some(stage(facts)) == at.stage);
+        here.map(move |facts| LayerActivation {
+            layer: at.layer,
+            activation: facts.activation,
+        })
+    }
+
+    /// What is known of an activation; nothing of the head's input, which is beyond the blocks.
+    fn facts(&self, of: LayerActivation) -> Option<&Facts> {
+        let block = self.blocks.get(of.layer);
+        block.map(|block| block.facts(of.activation))
+    }
+}

@@ -1,0 +1,15 @@
+//! The error of passes.
+
+use kernels::KernelError;
+use memory::OutOfMemory;
+
+/// Why a pass could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A lease was refused.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// An operation was called wrongly, or the device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}

@@ -1,0 +1,115 @@
+//! GPT-2: LayerNorm, learned positions, GELU, biases everywhere, dropout, a tied head.
+
+use crate::parameters::{Parameters, PartParameters, Stored};
+use crate::stages::{
+    Attention, CoreAttention, Embedding, Gelu, Head, Norm, NormStage, Projections, Qkv,
+    ResidualProjection,
+};
+use crate::{Activation, Architecture, Block, DropoutSite, Linear, ModelConfig, Stage};
+use memory::Layer;
+
+const X: Activation = Activation::X;
+const H1: Activation = NormStage::H1;
+const MEAN1: Activation = NormStage::MEAN1;
+const RSTD1: Activation = NormStage::RSTD1;
+const X2: Activation = ResidualProjection::X2;
+const H2: Activation = NormStage::H2;
+const MEAN2: Activation = NormStage::MEAN2;
+const RSTD2: Activation = NormStage::RSTD2;
+
+pub(super) fn architecture(config: &ModelConfig, attention: Attention) -> Architecture {
+    let hidden = config.hidden;
+    let [at_embedding, ..] = dropouts(config);
+    let mut parameters = Parameters::default();
+    let mut first = parameters.of_part(Layer::Embedding, "transformer.");
+    let tokens = Embedding::declare(&mut first, "wte.weight", [config.vocab, hidden]);
+    let linear = Linear::tied(tokens.tokens(), [config.vocab, hidden]);
+    let positions = config.max_positions.unwrap_or(0);
+    let embedding = tokens.with_positions(&mut first, "wpe.weight", positions, at_embedding);
+    let block = |layer| {
+        let prefix = format!("transformer.h.{layer}.");
+        let own = parameters.of_part(Layer::Block(layer), prefix);
+        // Hugging Face keeps these matrices as `Conv1D`: inputs by outputs.
+        let mut own = own.stored(Stored::Transposed);
+        Block::new(hidden, stages(config, attention, &mut own))
+    };
+    let blocks = (0..config.layers).map(block).collect();
+    let mut last = parameters.of_part(Layer::Head, "transformer.");
+    let norm = Norm::layer(&mut last, "ln_f", hidden, config.norm_eps);
+    let head = Head { norm, linear };
+    Architecture::new(parameters, Box::new(embedding), blocks, head, None)
+}
+
+/// x2 = x + dropout(attention(norm(x))), next x = x2 + dropout(feed_forward(norm(x2))).
+fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [Box<dyn Stage>; 8] {
+    let ModelConfig {
+        hidden, ffn, heads, ..
+    } = *config;
+    let [_, of_probs, of_attention, of_feed_forward] = dropouts(config);
+    let norm =
+        |own: &mut PartParameters, name, [input, output]: [_; 2], parameter, statistics: [_; 2]| {
+            Box::new(NormStage {
+                name,
+                norm: Norm::layer(own, parameter, hidden, config.norm_eps),
+                input,
+                output,
+                statistics: statistics.into(),
+            })
+        };
+    [
+        norm(own, "attn_norm", [X, H1], "ln_1", [MEAN1, RSTD1]),
+        Box::new(qkv(config, own)),
+        Box::new(CoreAttention {
+            kind,
+            heads,
+            kv_heads: heads,
+            head_dim: config.head_dim,
+            dropout: of_probs,
+        }),
+        Box::new(ResidualProjection {
+            name: "attn_out",
+            input: CoreAttention::O,
+            residual: X,
+            output: X2,
+            linear: Linear::declare(own, "attn.c_proj", [hidden, hidden], true),
+            dropout: of_attention,
+        }),
+        norm(own, "mlp_norm", [X2, H2], "ln_2", [MEAN2, RSTD2]),
+        Box::new(Projections {
+            name: "mlp_up",
+            input: H2,
+            outputs: vec![(
+                Gelu::FC,
+                Linear::declare(own, "mlp.c_fc", [ffn, hidden], true),
+            )],
+        }),
+        Box::new(Gelu { width: ffn }),
+        Box::new(ResidualProjection {
+            name: "mlp_down",
+            input: Gelu::ACT,
+            residual: X2,
+            output: Activation::NEXT_X,
+            linear: Linear::declare(own, "mlp.c_proj", [hidden, ffn], true),
+            dropout: of_feed_forward,
+        }),
+    ]
+}
+
+/// One matrix makes queries, keys and values.
+fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
+    let hidden = config.hidden;
+    let whole = Linear::declare(own, "attn.c_attn", [3 * hidden, hidden], true);
+    Qkv {
+        input: H1,
+        linears: [0, 1, 2].map(|part| whole.part(part * hidden..(part + 1) * hidden)),
+        norms: None,
+        is_rotary: false,
+    }
+}
+
+/// The sites of dropout: of the embedding, of attention's probabilities, and of what attention and the feed-forward layer
+/// add to the residual stream.
+fn dropouts(config: &ModelConfig) -> [DropoutSite; 4] {
+    let rate = config.dropout as f32;
+    [0, 1, 2, 3].map(|site| DropoutSite { site, rate })
+}

@@ -1,0 +1,133 @@
+//! Llama, and what differs from it in a few switches: Mistral, Qwen2 (biases of q, k and v), Qwen3 (norms of q and k).
+
+use crate::parameters::{Parameters, PartParameters};
+use crate::stages::{
+    Attention, CoreAttention, Embedding, Head, HeadNorms, Norm, NormStage, Projections, Qkv,
+    ResidualProjection, Rotary, Swiglu,
+};
+use crate::{Activation, Architecture, Block, DropoutSite, Linear, ModelConfig, Stage};
+use memory::Layer;
+
+const X: Activation = Activation::X;
+const X2: Activation = ResidualProjection::X2;
+const H1: Activation = NormStage::H1;
+const RSTD1: Activation = NormStage::RSTD1;
+const H2: Activation = NormStage::H2;
+const RSTD2: Activation = NormStage::RSTD2;
+
+pub(super) fn architecture(config: &ModelConfig, attention: Attention) -> Architecture {
+    let matrix = [config.vocab, config.hidden];
+    let mut parameters = Parameters::default();
+    let mut first = parameters.of_part(Layer::Embedding, "model.");
+    let embedding = Embedding::declare(&mut first, "embed_tokens.weight", matrix);
+    let block = |layer| {
+        let part = Layer::Block(layer);
+        let mut own = parameters.of_part(part, format!("model.layers.{layer}."));
+        Block::new(config.hidden, stages(config, attention, &mut own))
+    };
+    let blocks = (0..config.layers).map(block).collect();
+    let mut last = parameters.of_part(Layer::Head, "");
+    let head = Head {
+        norm: Norm::rms(&mut last, "model.norm", config.hidden, config.norm_eps),
+        linear: match config.tie_embeddings {
+            true => Linear::tied(embedding.tokens(), matrix),
+            false => Linear::declare(&mut last, "lm_head", matrix, false),
+        },
+    };
+    let rotary = Rotary {
+        head_dim: config.head_dim,
+        theta: config.rope_theta,
+        scaling: config.rope_scaling.clone(),
+    };
+    Architecture::new(parameters, Box::new(embedding), blocks, head, Some(rotary))
+}
+
+/// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)).
+fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [Box<dyn Stage>; 8] {
+    let ModelConfig {
+        hidden,
+        ffn,
+        heads,
+        kv_heads,
+        head_dim,
+        norm_eps,
+        ..
+    } = *config;
+    let norm = |own: &mut PartParameters, name, [input, output]: [_; 2], parameter, rstd| {
+        Box::new(NormStage {
+            name,
+            norm: Norm::rms(own, parameter, hidden, norm_eps),
+            input,
+            output,
+            statistics: vec![rstd],
+        })
+    };
+    [
+        norm(own, "attn_norm", [X, H1], "input_layernorm", RSTD1),
+        Box::new(qkv(config, own)),
+        Box::new(CoreAttention {
+            kind,
+            heads,
+            kv_heads,
+            head_dim,
+            dropout: DropoutSite::NONE,
+        }),
+        Box::new(ResidualProjection {
+            name: "attn_out",
+            input: CoreAttention::O,
+            residual: X,
+            output: X2,
+            linear: Linear::declare(own, "self_attn.o_proj", [hidden, config.q_width()], false),
+            dropout: DropoutSite::NONE,
+        }),
+        norm(own, "mlp_norm", [X2, H2], "post_attention_layernorm", RSTD2),
+        Box::new(Projections {
+            name: "mlp_up",
+            input: H2,
+            outputs: vec![
+                (
+                    Swiglu::GATE,
+                    Linear::declare(own, "mlp.gate_proj", [ffn, hidden], false),
+                ),
+                (
+                    Swiglu::UP,
+                    Linear::declare(own, "mlp.up_proj", [ffn, hidden], false),
+                ),
+            ],
+        }),
+        Box::new(Swiglu { width: ffn }),
+        Box::new(ResidualProjection {
+            name: "mlp_down",
+            input: Swiglu::ACT,
+            residual: X2,
+            output: Activation::NEXT_X,
+            linear: Linear::declare(own, "mlp.down_proj", [hidden, ffn], false),
+            dropout: DropoutSite::NONE,
+        }),
+    ]
+}
+
+fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
+    let widths = [config.q_width(), config.kv_width(), config.kv_width()];
+    let linears = ["q", "k", "v"]
+        .into_iter()
+        .zip(widths)
+        .map(|(which, width)| {
+            let name = format!("self_attn.{which}_proj");
+            Linear::declare(own, &name, [width, config.hidden], config.qkv_bias)
+        });
+    let linears: Vec<Linear> = linears.collect();
+    let norm = |which| {
+        let name = format!("self_attn.{which}_norm");
+        Norm::rms(own, &name, config.head_dim, config.norm_eps)
+    };
+    Qkv {
+        input: H1,
+        linears: linears.try_into().expect("there are three"),
+        norms: config.qk_norm.then(|| HeadNorms {
+            norms: ["q", "k"].map(norm),
+            head_dim: config.head_dim,
+        }),
+        is_rotary: true,
+    }
+}

@@ -1,0 +1,166 @@
+//! GPT-2's `config.json`, whose keys are its own.
+
+use super::config::{HfConfigError, flag, number};
+use crate::ModelConfig;
+use crate::config::{ActivationFunction, NormKind, Positions};
+use serde_json::{Value, json};
+
+/// The shape that the keys say.
+pub(super) fn read(json: &Value) -> Result<ModelConfig, HfConfigError> {
+    refuse_unsupported(json)?;
+    let size = |key: &'static str| {
+        let size = json[key].as_u64().map(|size| size as usize);
+        size.ok_or(HfConfigError::Key(key, "a positive whole number"))
+    };
+    let (hidden, heads) = (size("n_embd")?, size("n_head")?);
+    Ok(ModelConfig {
+        hidden,
+        layers: size("n_layer")?,
+        heads,
+        kv_heads: heads,
+        head_dim: hidden / heads.max(1),
+        ffn: match json["n_inner"].is_null() {
+            true => 4 * hidden,
+            false => size("n_inner")?,
+        },
+        vocab: size("vocab_size")?,
+        tie_embeddings: json["tie_word_embeddings"].is_null() || flag(json, "tie_word_embeddings")?,
+        qkv_bias: false,
+        qk_norm: false,
+        norm: NormKind::Layer,
+        activation: ActivationFunction::GeluTanh,
+        positions: Positions::Learned,
+        max_positions: Some(size("n_positions")?),
+        biases: true,
+        dropout: dropout(json)?,
+        norm_eps: number(json, "layer_norm_epsilon")?.unwrap_or(1e-5),
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        init_std: number(json, "initializer_range")?.unwrap_or(0.02),
+    })
+}
+
+/// The three rates are one here.
+fn dropout(json: &Value) -> Result<f64, HfConfigError> {
+    let rate = |key| Ok::<_, HfConfigError>(number(json, key)?.unwrap_or(0.1));
+    let [embedding, attention, residual] = ["embd_pdrop", "attn_pdrop", "resid_pdrop"].map(rate);
+    let (embedding, attention, residual) = (embedding?, attention?, residual?);
+    if embedding != attention || attention != residual {
+        let rates = format!(
+            "{embedding}, attn_pdrop {attention}, resid_pdrop {residual}: one rate for all"
+        );
+        return Err(HfConfigError::Unsupported("embd_pdrop", rates));
+    }
+    Ok(residual)
+}
+
+/// The text's keys for this shape.
+pub(super) fn write(config: &ModelConfig, dtype: &str) -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": config.hidden,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.ffn,
+        "vocab_size": config.vocab,
+        "n_positions": config.max_positions,
+        "n_ctx": config.max_positions,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_eps,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "initializer_range": config.init_std,
+        "tie_word_embeddings": config.tie_embeddings,
+        "torch_dtype": dtype,
+    })
+}
+
+/// Features that the forward pass does not have.
+fn refuse_unsupported(json: &Value) -> Result<(), HfConfigError> {
+    let is_on = |value: &Value| value == true;
+    let refused = [
+        "scale_attn_by_inverse_layer_idx",
+        "reorder_and_upcast_attn",
+        "add_cross_attention",
+    ];
+    if let Some(key) = refused.into_iter().find(|key| is_on(&json[*key])) {
+        return Err(HfConfigError::Unsupported(key, "true".into()));
+    }
+    if json["scale_attn_weights"] == false {
+        return Err(HfConfigError::Unsupported(
+            "scale_attn_weights",
+            "false".into(),
+        ));
+    }
+    match json["activation_function"].as_str() {
+        None | Some("gelu_new" | "gelu_pytorch_tanh") => Ok(()),
+        Some(other) => {
+            let name = format!("{other}; it knows gelu_new, the tanh form");
+            Err(HfConfigError::Unsupported("activation_function", name))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPT2: &str = r#"{"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3, "vocab_size": 29,
+        "n_positions": 16, "n_inner": null, "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-5, "initializer_range": 0.02}"#;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let config = ModelConfig::from_hf(GPT2).unwrap();
+        assert_eq!((config.ffn, config.head_dim, config.dropout), (48, 4, 0.1));
+        assert!(config.tie_embeddings && config.biases);
+        let text = config.to_hf(8, "float32");
+        assert_eq!(ModelConfig::from_hf(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        let on = |key: &str| format!("\"{key}\": true, \"n_embd\"");
+        let cases = [
+            (
+                "\"n_embd\"",
+                on("scale_attn_by_inverse_layer_idx"),
+                "scale_attn_by_inverse_layer_idx",
+            ),
+            (
+                "\"n_embd\"",
+                on("reorder_and_upcast_attn"),
+                "reorder_and_upcast_attn",
+            ),
+            (
+                "\"n_embd\"",
+                on("add_cross_attention"),
+                "add_cross_attention",
+            ),
+            ("gelu_new", "relu".into(), "`activation_function` = relu"),
+            (
+                "\"attn_pdrop\": 0.1",
+                "\"attn_pdrop\": 0.2".into(),
+                "attn_pdrop 0.2",
+            ),
+            (
+                "\"n_head\": 3",
+                "\"n_head\": 5".into(),
+                "together hidden wide",
+            ),
+            (
+                "\"n_positions\": 16, ",
+                String::new(),
+                "`n_positions` is missing",
+            ),
+        ];
+        for (given, replaced, expected) in cases {
+            let text = GPT2.replacen(given, &replaced, 1);
+            assert_ne!(text, GPT2);
+            let message = ModelConfig::from_hf(&text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What `--offload-activations` says.
+
+use crate::Label;
+
+/// Labels of activations that wait in host memory for their backward pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OffloadLabels(Vec<Label>);
+
+/// Labels that cannot be offloaded as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OffloadError {
+    /// No such label.
+    #[error("unknown label `{label}` in offload.activations; use none, or a comma list of {known}{hint}", known = known_labels())]
+    UnknownLabel {
+        /// The text that is none.
+        label: String,
+        /// The nearest one, as a clause.
+        hint: String,
+    },
+    /// `auto`.
+    #[error(
+        "offload.activations `auto` is not built yet; name labels, and compare with `trainer plan`"
+    )]
+    AutoNotBuilt,
+    /// `none` inside a list.
+    #[error(
+        "`none` in offload.activations stands alone; write `none`, or a comma list of {}",
+        known_labels()
+    )]
+    StandsAlone,
+    /// The same label twice.
+    #[error("label `{0}` is given twice in offload.activations; name it once")]
+    Twice(String),
+    /// Nothing given.
+    #[error("offload.activations is empty; write `none` to keep every activation in device memory")]
+    Empty,
+    /// An activation would be dropped and sent away.
+    #[error(
+        "`{label}` cannot be offloaded: `{recomputed}` is recomputed in layer {layer}, so it is dropped, not sent; leave \
+         `{label}` out of offload.activations, or what recomputes `{recomputed}` out of the recompute specification"
+    )]
+    Recomputed {
+        /// The label.
+        label: &'static str,
+        /// The smallest label of what both settings want.
+        recomputed: &'static str,
+        /// The first layer that recomputes it.
+        layer: usize,
+    },
+}
+
+impl OffloadLabels {
+    /// Reads `none` or a comma list of labels.
+    ///
+    /// # Errors
+    /// What is wrong with it and what to write instead.
+    pub fn parse(text: &str) -> Result<OffloadLabels, OffloadError> {
+        match text.trim() {
+            "none" => return Ok(OffloadLabels::default()),
+            "auto" => return Err(OffloadError::AutoNotBuilt),
+            _ => {}
+        }
+        let mut labels = Vec::new();
+        for name in text.split(',').map(str::trim) {
+            let label = parse_label(name)?;
+            if labels.contains(&label) {
+                return Err(OffloadError::Twice(name.into()));
+            }
+            labels.push(label);
+        }
+        Ok(OffloadLabels(labels))
+    }
+
+    /// Whether nothing is offloaded.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Each label with every group that it names; a group of two labels comes twice.
+    pub(crate) fn covered(&self) -> impl Iterator<Item = (Label, Label)> + use<'_> {
+        let pairs = |label: Label| label.covers().iter().map(move |covered| (label, *covered));
+        self.0.iter().copied().flat_map(pairs)
+    }
+}
+
+/// The text that [`OffloadLabels::parse`] reads: `none`, or the labels.
+impl std::fmt::Display for OffloadLabels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_empty() {
+            return f.write_str("none");
+        }
+        let names: Vec<&str> = self.0.iter().map(|label| label.name()).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+fn known_labels() -> String {
+    Label::ALL.map(Label::name).join(", ")
+}
+
+fn parse_label(name: &str) -> Result<Label, OffloadError> {
+    if let Some(label) = Label::ALL.into_iter().find(|label| label.name() == name) {
+        return Ok(label);
+    }
+    Err(match name {
+        "" => OffloadError::Empty,
+        "none" => OffloadError::StandsAlone,
+        "auto" => OffloadError::AutoNotBuilt,
+        name => OffloadError::UnknownLabel {
+            label: name.into(),
+            hint: Label::hint(name, &Label::ALL),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_read_as_they_are_written() {
+        for text in [
+            "none",
+            "mlp",
+            "block_input,attn_value",
+            "core_attn,layernorm",
+        ] {
+            assert_eq!(OffloadLabels::parse(text).unwrap().to_string(), text);
+        }
+        let spaced = OffloadLabels::parse(" qkv , attn_out ").unwrap();
+        assert_eq!(spaced.to_string(), "qkv,attn_out");
+        assert!(OffloadLabels::parse("none").unwrap().is_empty() && !spaced.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_read_says_what_to_write() {
+        let cases = [
+            ("", "is empty; write `none`"),
+            ("mlp,", "is empty"),
+            ("mlp,mlp", "`mlp` is given twice"),
+            ("mlp,none", "`none` in offload.activations stands alone"),
+            ("auto", "not built yet"),
+            ("mlp,auto", "not built yet"),
+            ("block_inputs", "did you mean `block_input`?"),
+            (
+                "full",
+                "block_input, layernorm, qkv, core_attn, attn_value, attn_out, mlp, mlp_act",
+            ),
+        ];
+        for (text, expected) in cases {
+            let message = OffloadLabels::parse(text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{text}: {message}");
+        }
+    }
+}

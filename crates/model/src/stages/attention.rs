@@ -1,0 +1,232 @@
+//! Causal attention over whole sequences, with stored scores or without.
+
+use super::{Qkv, written};
+use crate::activation::{Label, Size};
+use crate::stage::{DropoutSite, Io, Stage};
+use crate::{Activation, Extent, ModelError, Pass};
+use kernels::operation::{self, AttentionBackward, FlashAttention, FlashAttentionBackward};
+use kernels::{AttentionShape, FlashOptions, Target};
+use memory::{Buffer, DType};
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attention {
+    /// Probabilities are stored, `[b, a, s, s]`.
+    #[default]
+    Eager,
+    /// Scores are never stored; the backward pass makes them again from the output and the log-sum-exp `[b, a, s]`.
+    Flash,
+}
+
+impl Attention {
+    /// The name in settings and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Attention::Eager => "eager",
+            Attention::Flash => "flash",
+        }
+    }
+}
+
+/// o `[b s, heads d]` = softmax(q k^T) v, with grouped queries.
+pub struct CoreAttention {
+    /// How it is computed.
+    pub kind: Attention,
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Where probabilities are dropped.
+    pub dropout: DropoutSite,
+}
+
+impl CoreAttention {
+    /// What attention hands to its projection.
+    pub const O: Activation = Activation::new("o", "d_o", Label::AttnValue);
+    /// Probabilities `[b, a, s, s]`, under eager attention.
+    pub const PROBS: Activation = Activation::new("probs", "d_probs", Label::CoreAttn);
+    /// Logarithm of the sum of the exponentials of a query's scores `[b, a, s]` f32, under flash attention.
+    pub const LSE: Activation = Activation::new("lse", "d_lse", Label::CoreAttn);
+
+    fn shape(&self, pass: &Pass) -> AttentionShape {
+        let batch = pass.batch().shape;
+        AttentionShape {
+            batch: batch.rows,
+            seq: batch.seq,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+        }
+    }
+
+    fn options(&self, pass: &Pass) -> FlashOptions<'static> {
+        FlashOptions {
+            dropout: pass.dropout(self.dropout),
+            ..FlashOptions::default()
+        }
+    }
+
+    fn scratch(
+        &self,
+        pass: &Pass,
+        elements: impl Fn(Target, AttentionShape, DType) -> usize,
+    ) -> Result<Buffer, ModelError> {
+        let elements = elements(pass.kernels().target(), self.shape(pass), pass.dtype());
+        pass.temporary_f32("attention_scratch", [elements])
+    }
+
+    fn eager(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
+        let (mut o, mut probs) = (pass.output(Self::O)?, pass.output(Self::PROBS)?);
+        let keeps = probs.is_some();
+        let mut scratch = self.scratch(pass, |target, shape, dtype| {
+            operation::Attention::scratch_elements(target, shape, dtype, keeps)
+        })?;
+        pass.kernels().run(operation::Attention {
+            out: written(&mut o),
+            probs: written(&mut probs),
+            scratch: scratch.view_mut(),
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            shape: self.shape(pass),
+            dropout: pass.dropout(self.dropout),
+        })?;
+        pass.put(Self::O, o);
+        pass.put(Self::PROBS, probs);
+        Ok(())
+    }
+
+    fn flash(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
+        let (mut o, mut lse) = (pass.output(Self::O)?, pass.output(Self::LSE)?);
+        let mut scratch = self.scratch(pass, FlashAttention::scratch_elements)?;
+        pass.kernels().run(FlashAttention {
+            out: written(&mut o),
+            lse: written(&mut lse),
+            scratch: scratch.view_mut(),
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            shape: self.shape(pass),
+            options: self.options(pass),
+        })?;
+        pass.put(Self::O, o);
+        pass.put(Self::LSE, lse);
+        Ok(())
+    }
+
+    /// Leases of the gradients of q, k and v.
+    fn gradients(&self, pass: &Pass) -> Result<[Buffer; 3], ModelError> {
+        let widths = [self.heads, self.kv_heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        let lease = |of: Activation, width| {
+            let shape = [pass.tokens(), width];
+            pass.temporary(of.gradient_name(), shape)
+        };
+        Ok([
+            lease(Qkv::Q, widths[0])?,
+            lease(Qkv::K, widths[1])?,
+            lease(Qkv::V, widths[2])?,
+        ])
+    }
+
+    fn eager_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
+        let dout = pass.gradient(Self::O);
+        // First what may have to be replayed.
+        let probs = pass.pull(Self::PROBS)?;
+        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
+        let [mut dq, mut dk, mut dv] = self.gradients(pass)?;
+        let mut scratch = self.scratch(pass, AttentionBackward::scratch_elements)?;
+        pass.kernels().run(AttentionBackward {
+            dq: dq.view_mut(),
+            dk: dk.view_mut(),
+            dv: dv.view_mut(),
+            scratch: scratch.view_mut(),
+            dout: dout.view(),
+            probs: probs.view(),
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            shape: self.shape(pass),
+            dropout: pass.dropout(self.dropout),
+        })?;
+        Ok([dq, dk, dv])
+    }
+
+    fn flash_backward(&self, pass: &mut Pass) -> Result<[Buffer; 3], ModelError> {
+        let dout = pass.gradient(Self::O);
+        // First what may have to be replayed.
+        let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(Self::O)?);
+        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
+        let [mut dq, mut dk, mut dv] = self.gradients(pass)?;
+        let mut scratch = self.scratch(pass, FlashAttentionBackward::scratch_elements)?;
+        pass.kernels().run(FlashAttentionBackward {
+            dq: dq.view_mut(),
+            dk: dk.view_mut(),
+            dv: dv.view_mut(),
+            scratch: scratch.view_mut(),
+            dout: dout.view(),
+            out: o.view(),
+            lse: lse.view(),
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            shape: self.shape(pass),
+            options: self.options(pass),
+        })?;
+        Ok([dq, dk, dv])
+    }
+}
+
+impl Stage for CoreAttention {
+    fn name(&self) -> &'static str {
+        "core_attn"
+    }
+
+    fn io(&self) -> Io {
+        let by_head = [Size::Rows, Size::Fixed(self.heads), Size::Seq];
+        let o = (Self::O, Extent::tokens(self.heads * self.head_dim));
+        let inputs = [Qkv::Q, Qkv::K, Qkv::V];
+        let (writes, kept) = match self.kind {
+            Attention::Eager => {
+                let sizes = [&by_head[..], &[Size::Seq]].concat();
+                let probs = (Self::PROBS, Extent::of(&sizes));
+                (vec![probs, o], &[Self::PROBS][..])
+            }
+            Attention::Flash => {
+                let lse = (Self::LSE, Extent::of_f32(&by_head));
+                (vec![o, lse], &[Self::O, Self::LSE][..])
+            }
+        };
+        Io {
+            reads: inputs.to_vec(),
+            writes,
+            backward_reads: [&inputs, kept].concat(),
+        }
+    }
+
+    fn flops_per_token(&self, seq: usize) -> u64 {
+        12 * (self.heads * self.head_dim) as u64 * seq as u64
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        match self.kind {
+            Attention::Eager => self.eager(pass),
+            Attention::Flash => self.flash(pass),
+        }
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let gradients = match self.kind {
+            Attention::Eager => self.eager_backward(pass)?,
+            Attention::Flash => self.flash_backward(pass)?,
+        };
+        for (of, gradient) in [Qkv::Q, Qkv::K, Qkv::V].into_iter().zip(gradients) {
+            pass.file_gradient(of, gradient);
+        }
+        Ok(())
+    }
+}

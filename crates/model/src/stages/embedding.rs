@@ -1,0 +1,130 @@
+//! The embedding: before the first block.
+
+use crate::parameters::{ParameterId, PartParameters};
+use crate::stage::{DropoutSite, Io, Stage};
+use crate::{Activation, Extent, ModelError, Pass};
+use kernels::operation::{
+    self, AddPositions, AddPositionsBackward, BiasDropoutAdd, EmbeddingBackward,
+};
+use memory::{Buffer, Out};
+
+/// x `[b s, h]` = the tokens' rows of one matrix; where positions are learned, their rows of another are added, and the
+/// sum is dropped out.
+pub struct Embedding {
+    tokens: ParameterId,
+    width: usize,
+    positions: Option<ParameterId>,
+    dropout: DropoutSite,
+}
+
+impl Embedding {
+    /// Declares the matrix `name [vocab, width]`.
+    pub fn declare(parameters: &mut PartParameters, name: &str, shape: [usize; 2]) -> Embedding {
+        Embedding {
+            tokens: parameters.matrix(name, shape),
+            width: shape[1],
+            positions: None,
+            dropout: DropoutSite::NONE,
+        }
+    }
+
+    /// Declares the matrix `name [positions, width]` beside it.
+    pub fn with_positions(
+        self,
+        parameters: &mut PartParameters,
+        name: &str,
+        positions: usize,
+        dropout: DropoutSite,
+    ) -> Embedding {
+        Embedding {
+            positions: Some(parameters.matrix(name, [positions, self.width])),
+            dropout,
+            ..self
+        }
+    }
+
+    /// The matrix of the tokens, for a head that is tied to it.
+    pub fn tokens(&self) -> ParameterId {
+        self.tokens
+    }
+
+    fn fill(&self, pass: &Pass, x: &mut Buffer) -> Result<(), ModelError> {
+        let (kernels, batch) = (pass.kernels(), pass.batch());
+        kernels.run(operation::Embedding {
+            out: x.view_mut(),
+            table: pass.parameter(self.tokens),
+            ids: batch.input_ids.view(),
+        })?;
+        if let Some(positions) = self.positions {
+            kernels.run(AddPositions {
+                x: x.view_mut(),
+                table: pass.parameter(positions),
+                seq: batch.shape.seq,
+            })?;
+        }
+        self.drop_out(pass, x.view_mut())
+    }
+
+    /// Drops in place: of the sum, and of its gradient.
+    fn drop_out(&self, pass: &Pass, out: Out) -> Result<(), ModelError> {
+        let dropout = pass.dropout(self.dropout);
+        if dropout.is_some() {
+            pass.kernels().run(BiasDropoutAdd {
+                out,
+                bias: None,
+                dropout,
+                residual: None,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Stage for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn io(&self) -> Io {
+        Io {
+            writes: vec![(Activation::NEXT_X, Extent::tokens(self.width))],
+            ..Io::default()
+        }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        [self.tokens].into_iter().chain(self.positions).collect()
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let mut x = pass.output(Activation::NEXT_X)?;
+        if let Some(x) = &mut x {
+            self.fill(pass, x)?;
+        }
+        pass.put(Activation::NEXT_X, x);
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let mut dx = pass.gradient(Activation::NEXT_X);
+        self.drop_out(pass, dx.view_mut())?;
+        let (kernels, batch) = (pass.kernels(), pass.batch());
+        let (dtable, init) = pass.accumulate(self.tokens);
+        kernels.run(EmbeddingBackward {
+            dtable,
+            dout: dx.view(),
+            ids: batch.input_ids.view(),
+            init,
+        })?;
+        if let Some(positions) = self.positions {
+            let (dtable, init) = pass.accumulate(positions);
+            kernels.run(AddPositionsBackward {
+                dtable,
+                dx: dx.view(),
+                seq: batch.shape.seq,
+                init,
+            })?;
+        }
+        Ok(())
+    }
+}

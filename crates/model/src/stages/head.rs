@@ -1,0 +1,124 @@
+//! Final norm, output head and cross-entropy, forward and backward at once, in chunks of tokens: the logits of a
+//! whole micro-batch never exist.
+
+use super::Norm;
+use crate::{Activation, Linear, ModelError, ParameterId, Pass};
+use kernels::Init;
+use kernels::operation::{CrossEntropy, Sum};
+use memory::{Buffer, In, Layer, Out, Phase};
+use std::ops::Range;
+
+/// What follows the last block.
+pub struct Head {
+    /// The final norm.
+    pub norm: Norm,
+    /// The output head: hidden width to vocabulary.
+    pub linear: Linear,
+}
+
+/// The loss of a micro-batch, a sum over its targets, and what it is added to.
+pub(crate) struct Loss<'a> {
+    /// `[1]` f32.
+    pub(crate) sum: Out<'a>,
+    /// What it is added to.
+    pub(crate) init: Init<'static>,
+    /// What gradients are multiplied by.
+    pub(crate) gradient_scale: f32,
+}
+
+/// What the chunks of a micro-batch read and write.
+struct Whole {
+    x: Buffer,
+    losses: Buffer,
+    dx: Buffer,
+}
+
+impl Head {
+    /// Width of its input.
+    pub(crate) fn width(&self) -> usize {
+        self.linear.inputs()
+    }
+
+    /// The parameters that it uses.
+    pub(crate) fn parameters(&self) -> Vec<ParameterId> {
+        [self.norm.parameters(), self.linear.parameters()].concat()
+    }
+
+    /// Model FLOPs of forward and backward for one token.
+    pub(crate) fn flops_per_token(&self) -> u64 {
+        self.linear.flops_per_token()
+    }
+
+    /// Adds the loss of a micro-batch whose head's input is `x [b s, h]`, and returns the gradient of `x`. Chunks have
+    /// `chunk` tokens.
+    pub(crate) fn loss_and_gradient(
+        &self,
+        pass: &mut Pass,
+        x: Buffer,
+        chunk: usize,
+        loss: Loss,
+    ) -> Result<Buffer, ModelError> {
+        let tokens = pass.tokens();
+        let mut whole = Whole {
+            losses: pass.temporary_f32("losses", [tokens])?,
+            dx: pass.temporary(Activation::X.gradient_name(), x.dims())?,
+            x,
+        };
+        for start in (0..tokens).step_by(chunk) {
+            let rows = start..(start + chunk).min(tokens);
+            self.chunk(pass, rows, &mut whole, loss.gradient_scale)?;
+        }
+        pass.kernels().run(Sum {
+            out: loss.sum,
+            x: whole.losses.view(),
+            init: loss.init,
+        })?;
+        Ok(whole.dx)
+    }
+
+    fn chunk(
+        &self,
+        pass: &mut Pass,
+        rows: Range<usize>,
+        whole: &mut Whole,
+        scale: f32,
+    ) -> Result<(), ModelError> {
+        let x = whole.x.view().rows(rows.clone());
+        let mut h = pass.temporary("final_norm", [rows.len(), self.width()])?;
+        let names = self.norm.statistics().iter();
+        let statistics = names.map(|name| pass.temporary_f32(name, [rows.len()]));
+        let mut statistics = statistics.collect::<Result<Vec<Buffer>, _>>()?;
+        let made = statistics.iter_mut().map(|of| Some(of.view_mut()));
+        self.norm.forward(pass, Some(h.view_mut()), made, x)?;
+        let mut logits = pass.temporary("logits", [rows.len(), self.linear.outputs()])?;
+        self.linear.forward(pass, logits.view_mut(), h.view())?;
+        pass.kernels().run(CrossEntropy {
+            losses: whole.losses.view_mut().rows(rows.clone()),
+            logits: logits.view_mut(),
+            targets: pass.batch().targets.view().rows(rows.clone()),
+            scale,
+        })?;
+
+        let _place = pass.enter(Phase::Backward, Layer::Head);
+        let dh = self.through_the_product(pass, h, logits)?;
+        let dx = (whole.dx.view_mut().rows(rows), Init::Overwrite);
+        let statistics: Vec<In> = statistics.iter().map(Buffer::view).collect();
+        self.norm.backward(pass, dx, dh.view(), x, &statistics)
+    }
+
+    /// The gradient of the normalised input, from that of the logits.
+    fn through_the_product(
+        &self,
+        pass: &mut Pass,
+        h: Buffer,
+        dlogits: Buffer,
+    ) -> Result<Buffer, ModelError> {
+        self.linear.add_gradient(pass, dlogits.view(), h.view())?;
+        let shape = h.dims();
+        drop(h);
+        let mut dh = pass.temporary("d_final_norm", shape)?;
+        self.linear
+            .input_gradient(pass, dh.view_mut(), Init::Overwrite, dlogits.view())?;
+        Ok(dh)
+    }
+}

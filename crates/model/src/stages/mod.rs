@@ -1,0 +1,32 @@
+//! The stages that blocks are made of: a file a family, each with its activations, parameters, both directions, and
+//! FLOPs.
+
+mod attention;
+mod embedding;
+mod gelu;
+mod head;
+mod norm;
+mod projections;
+mod qkv;
+mod residual;
+mod rotary;
+mod swiglu;
+
+pub use attention::{Attention, CoreAttention};
+pub use embedding::Embedding;
+pub use gelu::Gelu;
+pub use head::Head;
+pub(crate) use head::Loss;
+pub use norm::{Norm, NormStage};
+pub use projections::Projections;
+pub use qkv::{HeadNorms, Qkv};
+pub use residual::ResidualProjection;
+pub use rotary::Rotary;
+pub use swiglu::Swiglu;
+
+use memory::{Buffer, Out};
+
+/// Where an operation writes an output that may not be needed.
+fn written(buffer: &mut Option<Buffer>) -> Option<Out<'_>> {
+    buffer.as_mut().map(Buffer::view_mut)
+}

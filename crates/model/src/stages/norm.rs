@@ -1,0 +1,211 @@
+//! Norms over the last dimension: RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016).
+
+use crate::activation::{Label, Size};
+use crate::parameters::{Initial, ParameterId, PartParameters};
+use crate::stage::{Io, Stage};
+use crate::{Activation, Extent, ModelError, Pass};
+use kernels::Init;
+use kernels::operation::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
+use memory::{Buffer, In, Out};
+use std::rc::Rc;
+
+/// A norm with its parameters.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    weight: ParameterId,
+    /// LayerNorm has a bias, and takes the mean away; RMSNorm has none, and does not.
+    bias: Option<ParameterId>,
+    eps: f32,
+    width: usize,
+}
+
+impl Norm {
+    /// RMSNorm, `y = x rstd weight`: declares `name.weight [width]`.
+    pub fn rms(parameters: &mut PartParameters, name: &str, width: usize, eps: f64) -> Norm {
+        Norm {
+            weight: parameters.vector(&format!("{name}.weight"), width, Initial::One),
+            bias: None,
+            eps: eps as f32,
+            width,
+        }
+    }
+
+    /// LayerNorm, `y = (x - mean) rstd weight + bias`: declares `name.weight` and `name.bias [width]`.
+    pub fn layer(parameters: &mut PartParameters, name: &str, width: usize, eps: f64) -> Norm {
+        let norm = Norm::rms(parameters, name, width, eps);
+        let bias = parameters.vector(&format!("{name}.bias"), width, Initial::Zero);
+        Norm {
+            bias: Some(bias),
+            ..norm
+        }
+    }
+
+    /// Its parameters.
+    pub fn parameters(&self) -> Vec<ParameterId> {
+        [self.weight].into_iter().chain(self.bias).collect()
+    }
+
+    /// Names of the statistics that its backward pass reads, `[t]` f32 each.
+    pub(crate) fn statistics(&self) -> &'static [&'static str] {
+        match self.bias {
+            None => &["final_rstd"],
+            Some(_) => &["final_mean", "final_rstd"],
+        }
+    }
+
+    /// Normalises `x [t, width]`. Each output may be left out: `y`, and the statistics in the order of their names.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the device fails.
+    pub fn forward<'o>(
+        &self,
+        pass: &Pass,
+        y: Option<Out<'o>>,
+        statistics: impl IntoIterator<Item = Option<Out<'o>>>,
+        x: In,
+    ) -> Result<(), ModelError> {
+        let (weight, eps) = (pass.parameter(self.weight), self.eps);
+        let mut statistics = statistics.into_iter();
+        let mut next = || statistics.next().flatten();
+        Ok(match self.bias {
+            None => pass.kernels().run(RmsNorm {
+                y,
+                rstd: next(),
+                x,
+                weight,
+                eps,
+            }),
+            Some(bias) => pass.kernels().run(LayerNorm {
+                y,
+                mean: next(),
+                rstd: next(),
+                x,
+                weight,
+                bias: pass.parameter(bias),
+                eps,
+            }),
+        }?)
+    }
+
+    /// `dx = init + ...` from `dy` and what the forward pass read and made; adds the parameters' gradients.
+    ///
+    /// # Errors
+    /// As [`Norm::forward`].
+    pub fn backward(
+        &self,
+        pass: &mut Pass,
+        (dx, dx_init): (Out, Init),
+        dy: In,
+        x: In,
+        statistics: &[In],
+    ) -> Result<(), ModelError> {
+        let kernels = pass.kernels();
+        let Some(bias) = self.bias else {
+            let (weight, [(dweight, dweight_init)]) = pass.parameter_and_gradients([self.weight]);
+            return Ok(kernels.run(RmsNormBackward {
+                dx,
+                dx_init,
+                dweight,
+                dweight_init,
+                dy,
+                x,
+                weight,
+                rstd: statistics[0],
+            })?);
+        };
+        let (weight, gradients) = pass.parameter_and_gradients([self.weight, bias]);
+        let [(dweight, dweight_init), (dbias, dbias_init)] = gradients;
+        Ok(kernels.run(LayerNormBackward {
+            dx,
+            dx_init,
+            dweight,
+            dweight_init,
+            dbias,
+            dbias_init,
+            dy,
+            x,
+            weight,
+            mean: statistics[0],
+            rstd: statistics[1],
+        })?)
+    }
+}
+
+/// output, statistics = norm(input).
+pub struct NormStage {
+    /// The name in reports.
+    pub name: &'static str,
+    /// The norm.
+    pub norm: Norm,
+    /// What is normalised.
+    pub input: Activation,
+    /// What comes of it.
+    pub output: Activation,
+    /// Its mean, in a LayerNorm, and its reciprocal deviation, `[b s]` f32 each.
+    pub statistics: Vec<Activation>,
+}
+
+impl NormStage {
+    /// Input of attention.
+    pub const H1: Activation = Activation::new("h1", "d_h1", Label::Layernorm);
+    /// Mean of what becomes [`NormStage::H1`].
+    pub const MEAN1: Activation = Activation::new("mean1", "d_mean1", Label::Layernorm);
+    /// Its reciprocal deviation, or root mean square.
+    pub const RSTD1: Activation = Activation::new("rstd1", "d_rstd1", Label::Layernorm);
+    /// Input of the feed-forward layer.
+    pub const H2: Activation = Activation::new("h2", "d_h2", Label::Layernorm);
+    /// Mean of what becomes [`NormStage::H2`].
+    pub const MEAN2: Activation = Activation::new("mean2", "d_mean2", Label::Layernorm);
+    /// Its reciprocal deviation, or root mean square.
+    pub const RSTD2: Activation = Activation::new("rstd2", "d_rstd2", Label::Layernorm);
+}
+
+impl Stage for NormStage {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn io(&self) -> Io {
+        let statistics = self.statistics.iter();
+        let statistics = statistics.map(|of| (*of, Extent::of_f32(&[Size::Tokens])));
+        let output = (self.output, Extent::tokens(self.norm.width));
+        Io {
+            reads: vec![self.input],
+            writes: [output].into_iter().chain(statistics).collect(),
+            backward_reads: [&[self.input], &self.statistics[..]].concat(),
+        }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        self.norm.parameters()
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let x = pass.pull(self.input)?;
+        let mut y = pass.output(self.output)?;
+        let kept = self.statistics.iter().map(|of| pass.output(*of));
+        let mut kept = kept.collect::<Result<Vec<_>, _>>()?;
+        let statistics = kept.iter_mut().map(super::written);
+        let norm = &self.norm;
+        norm.forward(pass, super::written(&mut y), statistics, x.view())?;
+        pass.put(self.output, y);
+        for (of, kept) in self.statistics.iter().zip(kept) {
+            pass.put(*of, kept);
+        }
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let dy = pass.gradient(self.output);
+        let x = pass.pull(self.input)?;
+        let kept = self.statistics.iter().map(|of| pass.pull(*of));
+        let kept = kept.collect::<Result<Vec<Rc<Buffer>>, _>>()?;
+        let statistics: Vec<In> = kept.iter().map(|kept| kept.view()).collect();
+        let (mut dx, init) = pass.gradient_to_add(self.input)?;
+        let added = (dx.view_mut(), init);
+        let norm = &self.norm;
+        norm.backward(pass, added, dy.view(), x.view(), &statistics)?;
+        pass.file_gradient(self.input, dx);
+        Ok(())
+    }
+}

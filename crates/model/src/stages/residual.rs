@@ -1,0 +1,102 @@
+//! A linear layer whose result is added to the residual stream.
+
+use crate::activation::Label;
+use crate::stage::{DropoutSite, Io, Stage};
+use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
+use kernels::Init;
+use kernels::operation::{BiasDropoutAdd, DropoutBackward};
+use memory::{In, Out};
+
+/// output `[b s, h]` = residual + dropout(input W^T + b): the output projection of attention, and of the feed-forward
+/// layer.
+pub struct ResidualProjection {
+    /// The name in reports.
+    pub name: &'static str,
+    /// What is projected.
+    pub input: Activation,
+    /// What it is added to.
+    pub residual: Activation,
+    /// The sum.
+    pub output: Activation,
+    /// The projection.
+    pub linear: Linear,
+    /// Where it is dropped before it is added.
+    pub dropout: DropoutSite,
+}
+
+impl ResidualProjection {
+    /// The residual stream between attention and the feed-forward layer.
+    pub const X2: Activation = Activation::new("x2", "d_x", Label::AttnOut);
+
+    /// One operation adds bias and residual, and drops between. Where there is a residual alone, the product adds it.
+    fn sum(&self, pass: &Pass, mut out: Out, x: In, residual: In) -> Result<(), ModelError> {
+        let dropout = pass.dropout(self.dropout);
+        let bias = self.linear.bias().map(|bias| pass.parameter(bias));
+        if bias.is_none() && dropout.is_none() {
+            return self.linear.product(pass, out, x, Init::Add(residual));
+        }
+        self.linear
+            .product(pass, out.reborrow(), x, Init::Overwrite)?;
+        Ok(pass.kernels().run(BiasDropoutAdd {
+            out,
+            bias,
+            dropout,
+            residual: Some(residual),
+        })?)
+    }
+}
+
+impl Stage for ResidualProjection {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn io(&self) -> Io {
+        Io {
+            reads: vec![self.input, self.residual],
+            writes: vec![(self.output, Extent::tokens(self.linear.outputs()))],
+            backward_reads: vec![self.input],
+        }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        self.linear.parameters()
+    }
+
+    fn flops_per_token(&self, _seq: usize) -> u64 {
+        self.linear.flops_per_token()
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let (x, residual) = (pass.pull(self.input)?, pass.pull(self.residual)?);
+        let mut out = pass.output(self.output)?;
+        if let Some(out) = &mut out {
+            self.sum(pass, out.view_mut(), x.view(), residual.view())?;
+        }
+        pass.put(self.output, out);
+        Ok(())
+    }
+
+    /// The gradient of the sum is that of the residual too, and is handed on as it is.
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let dsum = pass.gradient(self.output);
+        let mut masked = None;
+        if let Some(dropout) = pass.dropout(self.dropout) {
+            let dx = masked.insert(pass.temporary("d_dropped", dsum.dims())?);
+            pass.kernels().run(DropoutBackward {
+                dx: dx.view_mut(),
+                dy: dsum.view(),
+                dropout,
+            })?;
+        }
+        let dy = masked.as_ref().unwrap_or(&dsum).view();
+        let x = pass.pull(self.input)?;
+        self.linear.add_gradient(pass, dy, x.view())?;
+        pass.release(self.input, x);
+        let (mut dx, init) = pass.gradient_to_add(self.input)?;
+        self.linear.input_gradient(pass, dx.view_mut(), init, dy)?;
+        pass.file_gradient(self.input, dx);
+        pass.file_gradient(self.residual, dsum);
+        Ok(())
+    }
+}

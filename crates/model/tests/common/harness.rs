@@ -1,0 +1,273 @@
+//! A small training run of any architecture, on the processor or on shapes.
+
+use super::oracle::{Oracle, Vars, gradients, var};
+use kernels::cpu::Cpu;
+use kernels::meta::{FlopCounter, Meta};
+use kernels::{Kernels, Target, Traffic};
+use memory::{Arena, Buffer, Category, DType, Memory};
+use model::{
+    Architecture, Batch, BatchShape, Computation, Gradients, Model, ModelConfig, Nothing, Policy,
+    Randomness, ReplayCounts, Saved, StepTotals, Work,
+};
+use std::rc::Rc;
+
+/// The micro-batches of every run.
+pub const SHAPE: BatchShape = BatchShape { rows: 2, seq: 13 };
+
+/// The vocabulary of every run.
+pub const VOCAB: usize = 31;
+
+/// What a run computed and used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The loss of every step, as bits.
+    pub losses: Vec<u32>,
+    /// The weights after the last step, as bits.
+    pub weights: Vec<u32>,
+    /// The peak of the last step.
+    pub peak_bytes: u64,
+    /// Replays of the last step.
+    pub replayed: ReplayCounts,
+    /// Bytes that crossed in all steps, uploads of tokens included.
+    pub traffic: Traffic,
+}
+
+/// A model with everything that a step needs.
+pub struct Run {
+    memory: Memory,
+    kernels: Box<dyn Kernels>,
+    /// The model.
+    pub model: Model,
+    parameters: Arena,
+    gradients: Gradients,
+    saved: Saved,
+    loss: Buffer,
+}
+
+impl Run {
+    /// A run on the processor, with weights that are noise.
+    pub fn on_cpu(architecture: Architecture, policy: &Policy) -> Run {
+        let memory = Memory::host();
+        let kernels = Box::new(Cpu::new(&memory, DType::F32).unwrap());
+        let mut run = Run::new(architecture, policy, memory, kernels);
+        for (index, entry) in run.model.layout().clone().entries().iter().enumerate() {
+            let values = initial_values(index, &entry.name, entry.elements());
+            let out = run.parameters.view_mut(index);
+            out.slice_mut().copy_from_slice(&values);
+        }
+        run
+    }
+
+    /// The same run, planned.
+    pub fn on_shapes(architecture: Architecture, policy: &Policy) -> Run {
+        let memory = Memory::shapes();
+        let meta = Meta::new(&memory, Target::Cpu, DType::F32, FlopCounter::default());
+        let kernels = Box::new(meta.unwrap());
+        Run::new(architecture, policy, memory, kernels)
+    }
+
+    fn new(
+        architecture: Architecture,
+        policy: &Policy,
+        memory: Memory,
+        kernels: Box<dyn Kernels>,
+    ) -> Run {
+        let dtype = DType::F32;
+        let layout = Rc::new(architecture.parameters().layout(|_, _| false));
+        let computation = Computation {
+            dtype,
+            seq: SHAPE.seq,
+            head_chunk: 7,
+        };
+        let model = Model::new(
+            architecture,
+            layout.clone(),
+            &memory,
+            &*kernels,
+            computation,
+        );
+        let model = model.unwrap();
+        let saved = Saved::lease(&memory, model.architecture(), dtype, policy, SHAPE).unwrap();
+        let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);
+        let parameters =
+            Arena::lease(&memory, Category::Parameter, "parameters", &layout, dtype).unwrap();
+        Run {
+            gradients: Gradients::lease(&memory, &layout, dtype).unwrap(),
+            loss: loss.unwrap(),
+            parameters,
+            saved,
+            model,
+            memory,
+            kernels,
+        }
+    }
+
+    /// Forward and backward of one micro-batch as step `step`; with randomness as in training, or without.
+    pub fn pass(&mut self, step: u64, is_training: bool) -> ReplayCounts {
+        let randomness = Randomness {
+            seed: 7,
+            step,
+            micro_batch: 0,
+        };
+        self.pass_of(&tokens(step), is_training.then_some(randomness))
+    }
+
+    /// Forward and backward of these ids and targets.
+    pub fn pass_of(
+        &mut self,
+        (ids, targets): &(Vec<i32>, Vec<i32>),
+        randomness: Option<Randomness>,
+    ) -> ReplayCounts {
+        self.memory.begin_step();
+        self.gradients.begin_step();
+        let mut replayed = self.model.no_replays();
+        let batch = Batch::upload(&self.memory, &*self.kernels, SHAPE, ids, targets).unwrap();
+        let mut totals = StepTotals {
+            loss: &mut self.loss,
+            replayed: &mut replayed,
+            is_first: true,
+            gradient_scale: 1.0 / targets.len() as f32,
+        };
+        let work = Work {
+            memory: &self.memory,
+            kernels: &*self.kernels,
+            parameters: &mut self.parameters,
+            gradients: &mut self.gradients,
+            saved: &mut self.saved,
+            beside: &mut Nothing,
+            batch: &batch,
+            randomness,
+        };
+        self.model.forward_backward(work, &mut totals).unwrap();
+        assert!(self.gradients.missing().is_empty());
+        replayed
+    }
+
+    /// The loss of the last pass.
+    pub fn loss(&self) -> f32 {
+        self.loss.view().slice::<f32>()[0]
+    }
+
+    /// The gradient of a parameter.
+    pub fn gradient(&self, index: usize) -> &[f32] {
+        self.gradients.arena().view(index).slice()
+    }
+
+    /// The values of a parameter.
+    pub fn parameter(&self, index: usize) -> &[f32] {
+        self.parameters.view(index).slice()
+    }
+
+    /// Steps of plain gradient descent; on shapes nothing is computed.
+    pub fn train(mut self, steps: u64) -> Outcome {
+        let mut losses = Vec::new();
+        let mut replayed = None;
+        for step in 1..=steps {
+            replayed = Some(self.pass(step, true));
+            if !self.memory.is_shapes() {
+                losses.push(self.loss().to_bits());
+                self.descend();
+            }
+        }
+        let weights = match self.memory.is_shapes() {
+            true => Vec::new(),
+            false => (0..self.model.layout().entries().len())
+                .flat_map(|index| self.parameter(index).to_vec())
+                .map(f32::to_bits)
+                .collect(),
+        };
+        Outcome {
+            losses,
+            weights,
+            peak_bytes: self.memory.step_memory().peak.bytes,
+            replayed: replayed.expect("a run has steps"),
+            traffic: self.kernels.traffic(),
+        }
+    }
+
+    fn descend(&mut self) {
+        for index in 0..self.model.layout().entries().len() {
+            let gradients = self.gradient(index).to_vec();
+            let weights = self.parameters.view_mut(index).slice_mut::<f32>();
+            let pairs = weights.iter_mut().zip(gradients);
+            pairs.for_each(|(weight, gradient)| *weight -= 0.1 * gradient);
+        }
+    }
+}
+
+/// Pseudo-random numbers between -1 and 1 (SplitMix64).
+pub fn noise(seed: u64, index: u64) -> f32 {
+    let mut value = (seed << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^= value >> 31;
+    (value >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// Values that leave no term of any gradient small: norm weights far from 1, biases far from 0.
+pub fn initial_values(index: usize, name: &str, elements: usize) -> Vec<f32> {
+    let is_norm = ["norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight"];
+    let value = |element: usize| {
+        let noise = noise(index as u64 + 1, element as u64);
+        match name {
+            name if is_norm.iter().any(|end| name.ends_with(end)) => 1.0 + 0.5 * noise,
+            name if name.ends_with("bias") => 0.5 * noise,
+            _ => 0.25 * noise,
+        }
+    };
+    (0..elements).map(value).collect()
+}
+
+/// Ids and targets of a micro-batch; every seventh target is masked.
+pub fn tokens(seed: u64) -> (Vec<i32>, Vec<i32>) {
+    let token = |seed: u64, index: usize| {
+        let unit = (noise(seed, index as u64) + 1.0) / 2.0;
+        ((unit * VOCAB as f32) as i32).min(VOCAB as i32 - 1)
+    };
+    let ids = (0..SHAPE.tokens())
+        .map(|index| token(seed, index))
+        .collect();
+    let target = |index: usize| match index % 7 {
+        3 => -100,
+        _ => token(seed + 1000, index),
+    };
+    (ids, (0..SHAPE.tokens()).map(target).collect())
+}
+
+/// Compares loss and gradients of the pass of step 1, without dropout, with candle's autograd in f64.
+pub fn assert_agrees(run: &Run, config: &ModelConfig, is_parallel: bool) {
+    let entries = run.model.layout().entries();
+    let mut vars = Vars::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let values = run.parameter(index);
+        vars.insert(entry.name.clone(), var(values, &entry.shape).unwrap());
+    }
+    let oracle = Oracle {
+        config,
+        vars: &vars,
+        is_parallel,
+    };
+    let (ids, targets) = tokens(1);
+    let loss = oracle
+        .loss_sum(&ids, &targets, (SHAPE.rows, SHAPE.seq))
+        .unwrap();
+    let expected = loss.to_scalar::<f64>().unwrap();
+    assert!((f64::from(run.loss()) / expected - 1.0).abs() < 1e-5);
+    let expected = gradients(&(loss / targets.len() as f64).unwrap(), &vars).unwrap();
+    for (index, entry) in entries.iter().enumerate() {
+        let expected = &expected[&entry.name];
+        let largest = expected
+            .iter()
+            .fold(0f64, |most, value| most.max(value.abs()));
+        let pairs = run.gradient(index).iter().zip(expected);
+        let error = pairs.fold(0f64, |most, (a, b)| {
+            assert!(a.is_finite(), "{}", entry.name);
+            most.max((f64::from(*a) - b).abs())
+        });
+        assert!(
+            error < 2e-5 * largest,
+            "{}: {error:e} of {largest:e}",
+            entry.name
+        );
+    }
+}

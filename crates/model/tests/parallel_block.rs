@@ -1,0 +1,244 @@
+//! A block of another kind, put together through the public interface alone: attention and feed-forward in parallel
+//! from one norm, `x + attention(norm(x)) + feed_forward(norm(x))`, with a stage of its own that adds both.
+
+mod common;
+
+use common::harness::{Outcome, Run, VOCAB, assert_agrees};
+use memory::Layer;
+use model::stages::{
+    Attention, CoreAttention, Embedding, Head, Norm, NormStage, Projections, Qkv, Rotary, Swiglu,
+};
+use model::{
+    Activation, Architecture, Block, DropoutSite, Extent, Io, Label, Linear, ModelConfig,
+    ModelError, OffloadLabels, ParameterId, Parameters, PartParameters, Pass, Policy, Stage,
+};
+
+const H: Activation = Activation::new("h", "d_h", Label::Layernorm);
+const RSTD: Activation = Activation::new("rstd", "d_rstd", Label::Layernorm);
+
+const LAYERS: usize = 4;
+
+fn config() -> ModelConfig {
+    let text = r#"{"hidden": 20, "layers": 4, "heads": 2, "kv_heads": 1, "head_dim": 6, "ffn": 22, "vocab": 31}"#;
+    serde_json::from_str(text).unwrap()
+}
+
+/// Layers differ: each has a feed-forward width of its own.
+fn ffn(layer: usize) -> usize {
+    config().ffn + layer
+}
+
+/// next x = x + o W_o + act W_down.
+struct ParallelOutput {
+    width: usize,
+    attention: Linear,
+    feed_forward: Linear,
+}
+
+impl Stage for ParallelOutput {
+    fn name(&self) -> &'static str {
+        "parallel_out"
+    }
+
+    fn io(&self) -> Io {
+        Io {
+            reads: vec![Activation::X, CoreAttention::O, Swiglu::ACT],
+            writes: vec![(Activation::NEXT_X, Extent::tokens(self.width))],
+            backward_reads: vec![CoreAttention::O, Swiglu::ACT],
+        }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        [self.attention.parameters(), self.feed_forward.parameters()].concat()
+    }
+
+    fn flops_per_token(&self, _seq: usize) -> u64 {
+        self.attention.flops_per_token() + self.feed_forward.flops_per_token()
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let [x, o, act] = [Activation::X, CoreAttention::O, Swiglu::ACT].map(|of| pass.pull(of));
+        let (x, o, act) = (x?, o?, act?);
+        let mut out = pass.output(Activation::NEXT_X)?;
+        if let Some(out) = &mut out {
+            let (attention, feed_forward) = (&self.attention, &self.feed_forward);
+            attention.product(pass, out.view_mut(), o.view(), kernels::Init::Add(x.view()))?;
+            let sum = kernels::Init::Accumulate;
+            feed_forward.product(pass, out.view_mut(), act.view(), sum)?;
+        }
+        pass.put(Activation::NEXT_X, out);
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let dy = pass.gradient(Activation::NEXT_X);
+        let branches = [
+            (CoreAttention::O, &self.attention),
+            (Swiglu::ACT, &self.feed_forward),
+        ];
+        for (of, linear) in branches {
+            let x = pass.pull(of)?;
+            linear.add_gradient(pass, dy.view(), x.view())?;
+            pass.release(of, x);
+            let (mut dx, init) = pass.gradient_to_add(of)?;
+            linear.input_gradient(pass, dx.view_mut(), init, dy.view())?;
+            pass.file_gradient(of, dx);
+        }
+        pass.file_gradient(Activation::X, dy);
+        Ok(())
+    }
+}
+
+fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartParameters) -> Block {
+    let (hidden, ffn) = (config.hidden, ffn(layer));
+    let widths = [config.q_width(), config.kv_width(), config.kv_width()];
+    let norm = Norm::rms(own, "input_layernorm", hidden, config.norm_eps);
+    let mut linear = |name: &str, shape| Linear::declare(own, name, shape, false);
+    let stages: [Box<dyn Stage>; 6] = [
+        Box::new(NormStage {
+            name: "norm",
+            norm,
+            input: Activation::X,
+            output: H,
+            statistics: vec![RSTD],
+        }),
+        Box::new(Qkv {
+            input: H,
+            linears: [0, 1, 2].map(|which| {
+                let name = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][which];
+                linear(name, [widths[which], hidden])
+            }),
+            norms: None,
+            is_rotary: true,
+        }),
+        Box::new(CoreAttention {
+            kind,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            dropout: DropoutSite {
+                site: 0,
+                rate: 0.25,
+            },
+        }),
+        Box::new(Projections {
+            name: "mlp_up",
+            input: H,
+            outputs: vec![
+                (Swiglu::GATE, linear("mlp.gate_proj", [ffn, hidden])),
+                (Swiglu::UP, linear("mlp.up_proj", [ffn, hidden])),
+            ],
+        }),
+        Box::new(Swiglu { width: ffn }),
+        Box::new(ParallelOutput {
+            width: hidden,
+            attention: linear("self_attn.o_proj", [hidden, config.q_width()]),
+            feed_forward: linear("mlp.down_proj", [hidden, ffn]),
+        }),
+    ];
+    Block::new(hidden, stages)
+}
+
+fn architecture(kind: Attention) -> Architecture {
+    let config = config();
+    let (hidden, matrix) = (config.hidden, [config.vocab, config.hidden]);
+    let mut parameters = Parameters::default();
+    let mut first = parameters.of_part(Layer::Embedding, "model.");
+    let embedding = Embedding::declare(&mut first, "embed_tokens.weight", matrix);
+    let blocks = (0..LAYERS).map(|layer| {
+        let prefix = format!("model.layers.{layer}.");
+        let mut own = parameters.of_part(Layer::Block(layer), prefix);
+        block(&config, kind, layer, &mut own)
+    });
+    let blocks = blocks.collect();
+    let mut last = parameters.of_part(Layer::Head, "");
+    let head = Head {
+        norm: Norm::rms(&mut last, "model.norm", hidden, config.norm_eps),
+        linear: Linear::declare(&mut last, "lm_head", matrix, false),
+    };
+    let rotary = Rotary {
+        head_dim: config.head_dim,
+        theta: config.rope_theta,
+        scaling: None,
+    };
+    Architecture::new(parameters, Box::new(embedding), blocks, head, Some(rotary))
+}
+
+const KINDS: [Attention; 2] = [Attention::Eager, Attention::Flash];
+
+#[test]
+fn it_agrees_with_autograd() {
+    for kind in KINDS {
+        let mut run = Run::on_cpu(architecture(kind), &Policy::keep_all(LAYERS));
+        run.pass(1, false);
+        assert_agrees(&run, &config(), true);
+    }
+}
+
+/// Trains on the processor as planned on shapes.
+fn trained(kind: Attention, policy: &Policy, name: &str) -> Outcome {
+    let planned = Run::on_shapes(architecture(kind), policy).train(2);
+    let made = Run::on_cpu(architecture(kind), policy).train(5);
+    assert_eq!(made.peak_bytes, planned.peak_bytes, "{kind:?} {name}");
+    assert_eq!(made.replayed, planned.replayed, "{kind:?} {name}");
+    made
+}
+
+#[test]
+fn it_trains_as_planned_with_the_same_bits_under_every_policy() {
+    assert_eq!(VOCAB, config().vocab);
+    for kind in KINDS {
+        let keeps = trained(kind, &Policy::keep_all(LAYERS), "none");
+        let losses: Vec<f32> = keeps
+            .losses
+            .iter()
+            .map(|bits| f32::from_bits(*bits))
+            .collect();
+        assert!(losses.iter().all(|loss| loss.is_finite()) && losses[0] != losses[4]);
+        assert_eq!(keeps.replayed.total(), 0);
+        let specs = [
+            "layernorm",
+            "qkv",
+            "core_attn",
+            "mlp",
+            "mlp_act",
+            "full",
+            "full:uniform:2",
+        ];
+        for spec in specs {
+            let policy = Policy::parse(spec, LAYERS).unwrap();
+            let made = trained(kind, &policy, spec);
+            assert!(made.replayed.total() > 0, "{kind:?} {spec}");
+            assert_eq!(
+                (&made.losses, &made.weights),
+                (&keeps.losses, &keeps.weights),
+                "{spec}"
+            );
+        }
+        for labels in ["block_input", "layernorm,qkv", "attn_value,mlp"] {
+            let labels = OffloadLabels::parse(labels).unwrap();
+            let policy = Policy::keep_all(LAYERS).offload(&labels).unwrap();
+            let made = trained(kind, &policy, &labels.to_string());
+            assert!(
+                made.traffic.d2h_bytes > keeps.traffic.d2h_bytes,
+                "{kind:?} {labels}"
+            );
+            assert_eq!(
+                (&made.losses, &made.weights),
+                (&keeps.losses, &keeps.weights),
+                "{labels}"
+            );
+        }
+    }
+}
+
+#[test]
+fn full_recompute_needs_less() {
+    let peak = |spec| {
+        let policy = Policy::parse(spec, LAYERS).unwrap();
+        Run::on_shapes(architecture(Attention::Eager), &policy)
+            .train(1)
+            .peak_bytes
+    };
+    assert!(peak("full") < peak("mlp") && peak("mlp") < peak("none"));
+}

@@ -1,0 +1,78 @@
+//! The table of saved activations, with bytes and what becomes of them.
+
+use model::{Action, BatchShape, Block, Label, Model};
+use serde::Serialize;
+use settings::Settings;
+
+/// One activation of one layer, for one micro-batch.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedActivation {
+    /// The block.
+    pub layer: usize,
+    /// The smallest group that a policy names it by.
+    pub label: &'static str,
+    /// Its name.
+    pub name: &'static str,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its type.
+    pub dtype: &'static str,
+    /// Its leased bytes.
+    pub bytes: u64,
+    /// What the policy does with it.
+    pub action: Action,
+}
+
+/// Every activation of every layer.
+pub(crate) fn planned_activations(model: &Model, settings: &Settings) -> Vec<PlannedActivation> {
+    let batch = BatchShape {
+        rows: settings.micro_batch,
+        seq: settings.seq,
+    };
+    let per_layer = |(layer, block): (usize, &'_ Block)| {
+        let planned = block.activations().map(|(activation, extent)| {
+            let (shape, dtype) = extent.resolve(batch, model.dtype());
+            let bytes = shape.elements() * dtype.size_in_bytes();
+            PlannedActivation {
+                layer,
+                label: activation.label().name(),
+                name: activation.name(),
+                shape: shape.as_slice().to_vec(),
+                dtype: dtype.as_str(),
+                bytes: memory::round_up(bytes as u64),
+                action: settings.policy.action(layer, activation),
+            }
+        });
+        planned.collect::<Vec<_>>()
+    };
+    let blocks = model.architecture().blocks().iter().enumerate();
+    blocks.flat_map(per_layer).collect()
+}
+
+/// Bytes over all layers.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct TotalBytes {
+    /// Bytes of everything.
+    pub(crate) all: u64,
+    /// Bytes of what stays in device memory.
+    pub(crate) kept: u64,
+    /// Bytes of what waits on the host.
+    pub(crate) offloaded: u64,
+}
+
+/// Bytes over all layers, of one label or of all.
+pub(crate) fn total_bytes(activations: &[PlannedActivation], label: Option<Label>) -> TotalBytes {
+    let wanted = |activation: &&PlannedActivation| {
+        label.is_none_or(|label| activation.label == label.name())
+    };
+    let mut total = TotalBytes::default();
+    for activation in activations.iter().filter(wanted) {
+        total.all += activation.bytes;
+        match activation.action {
+            Action::Keep => total.kept += activation.bytes,
+            Action::Offload => total.offloaded += activation.bytes,
+            Action::Recompute => {}
+        }
+    }
+    total
+}

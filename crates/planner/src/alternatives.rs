@@ -1,0 +1,93 @@
+//! What other settings would change, each found by planning it.
+
+use crate::changes::{compared, recompute, recompute_specs};
+use crate::figures::{Figures, figures};
+use kernels::Target;
+use memory::format_bytes;
+use serde::Serialize;
+use session::SessionError;
+use settings::{Config, Settings};
+
+/// One recompute specification under the same settings.
+#[derive(Clone, Debug, Serialize)]
+pub struct Strategy {
+    /// The specification.
+    pub recompute: String,
+    /// The labels offloaded beside it: those of the settings, or `none` where the specification recomputes some of them.
+    pub offload_activations: String,
+    /// Its peak.
+    pub peak_bytes: u64,
+    /// Slab and everything that lives across steps.
+    pub reserved_bytes: u64,
+    /// Extra FLOPs over those of forward and backward.
+    pub recompute_flops_fraction: f64,
+}
+
+impl Strategy {
+    pub(crate) fn offloads(&self) -> bool {
+        self.offload_activations != "none"
+    }
+}
+
+/// Another setting, everything else equal.
+#[derive(Clone, Debug, Serialize)]
+pub struct Effect {
+    /// What is changed, and to what.
+    pub change: String,
+    /// The peak then.
+    pub peak_bytes: u64,
+    /// Pinned host memory then.
+    pub host_pinned_bytes: u64,
+    /// The peak then, less the plan's.
+    pub difference_bytes: i64,
+}
+
+/// Plans every strategy that goes with the specifications of single layers.
+pub(crate) fn strategies(config: &Config, target: Target) -> Result<Vec<Strategy>, SessionError> {
+    let specs = recompute_specs(config.model.layers).into_iter();
+    let others = specs.filter_map(|spec| {
+        let other = recompute(config, &spec)?.applied_to(config)?;
+        Some((spec, other))
+    });
+    let plan = |(recompute, other): (String, Settings)| {
+        let Figures {
+            peak,
+            reserved_bytes,
+            recompute_flops_fraction,
+            ..
+        } = figures(&other, target)?;
+        Ok(Strategy {
+            recompute,
+            offload_activations: other.policy.offloaded().to_string(),
+            peak_bytes: peak.bytes,
+            reserved_bytes,
+            recompute_flops_fraction,
+        })
+    };
+    others.map(plan).collect()
+}
+
+/// Plans what single other settings change.
+pub(crate) fn effects(
+    config: &Config,
+    settings: &Settings,
+    target: Target,
+    peak_bytes: u64,
+) -> Result<Vec<Effect>, SessionError> {
+    let changes = compared(settings, target).into_iter();
+    let others = changes.filter_map(|(about, change)| Some((about, change.applied_to(config)?)));
+    let plan = |(mut change, other): (String, Settings)| {
+        let planned = figures(&other, target)?;
+        if other.offload != settings.offload {
+            let pinned = format_bytes(planned.host_pinned_bytes);
+            change += &format!(", {pinned} of host memory");
+        }
+        Ok(Effect {
+            change,
+            peak_bytes: planned.peak.bytes,
+            host_pinned_bytes: planned.host_pinned_bytes,
+            difference_bytes: planned.peak.bytes as i64 - peak_bytes as i64,
+        })
+    };
+    others.map(plan).collect()
+}

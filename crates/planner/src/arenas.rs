@@ -1,0 +1,54 @@
+//! The arenas that live across steps, with what each costs a parameter.
+
+use report::{Align, Table};
+use serde::Serialize;
+
+/// One arena.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedArena {
+    /// What it holds.
+    pub name: &'static str,
+    /// Its leased bytes.
+    pub bytes: u64,
+    /// These over the number of parameters.
+    pub bytes_per_parameter: f64,
+}
+
+/// Arenas by name and bytes, beside the number of parameters.
+pub(crate) fn planned_arenas(
+    arenas: Vec<(&'static str, u64)>,
+    parameters: usize,
+) -> Vec<PlannedArena> {
+    let planned = |(name, bytes)| PlannedArena {
+        name,
+        bytes,
+        bytes_per_parameter: bytes as f64 / parameters as f64,
+    };
+    arenas.into_iter().map(planned).collect()
+}
+
+/// The title of the table of arenas with offloaded states.
+pub const HOST_ARENAS: &str = "in pinned host memory";
+
+/// The arenas as a table, with their sum.
+pub fn arena_table(title: &str, arenas: &[PlannedArena]) -> Table {
+    let mut table = Table::new(&[
+        (title, Align::Left),
+        ("bytes", Align::Right),
+        ("a parameter", Align::Right),
+    ]);
+    let mut row = |name: &str, bytes: u64, per_parameter: f64| {
+        table.row([
+            name.to_string(),
+            memory::format_bytes(bytes),
+            format!("{per_parameter:.3}"),
+        ]);
+    };
+    for arena in arenas {
+        row(arena.name, arena.bytes, arena.bytes_per_parameter);
+    }
+    let bytes = arenas.iter().map(|arena| arena.bytes).sum();
+    let per_parameter = arenas.iter().map(|arena| arena.bytes_per_parameter).sum();
+    row("total", bytes, per_parameter);
+    table
+}

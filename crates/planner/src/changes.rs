@@ -1,0 +1,260 @@
+//! Settings that a run might add, as `--set` takes them: what a plan compares, and what an out-of-memory error tries.
+
+use kernels::Target;
+use memory::DType;
+use model::Attention;
+use optim::{MasterFormat, MomentFormat};
+use settings::{Config, Settings};
+
+/// What full recompute keeps, and host memory can hold.
+const BLOCK_INPUT: &str = "block_input";
+
+/// Settings to add to a run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Change {
+    /// Each as `--set` takes it.
+    pub(crate) set: Vec<String>,
+    /// The loss is no longer bitwise the same then, if only by the order of sums.
+    pub(crate) changes_math: bool,
+}
+
+impl Change {
+    /// A change that keeps the bits of the loss.
+    fn exact<const N: usize>(set: [String; N]) -> Change {
+        Change {
+            set: set.into(),
+            changes_math: false,
+        }
+    }
+
+    /// A change of the loss, if only of its last bits.
+    fn inexact<const N: usize>(set: [String; N]) -> Change {
+        Change {
+            set: set.into(),
+            changes_math: true,
+        }
+    }
+
+    /// Both, this one first.
+    fn and(&self, other: &Change) -> Change {
+        Change {
+            set: [&self.set[..], &other.set].concat(),
+            changes_math: self.changes_math || other.changes_math,
+        }
+    }
+
+    /// The settings of a run with the change; none where it would be refused.
+    pub(crate) fn applied_to(&self, config: &Config) -> Option<Settings> {
+        Settings::new(&config.with(&self.set).ok()?).ok()
+    }
+
+    /// Whether something waits in host memory that did not.
+    pub(crate) fn offloads(&self) -> bool {
+        let offloads = |set: &String| set.starts_with("offload.") && !set.ends_with("=none");
+        self.set.iter().any(offloads)
+    }
+}
+
+/// Specifications that are compared for every model.
+const STRATEGIES: [&str; 9] = [
+    "none",
+    "core_attn",
+    "layernorm",
+    "mlp_act",
+    "qkv",
+    "mlp",
+    "core_attn,layernorm,mlp_act",
+    "core_attn,layernorm,mlp",
+    "full",
+];
+
+/// Specifications that every model is tried with: [`STRATEGIES`], and `full:uniform:N` for small N and for the root of the
+/// number of layers (Chen et al. 2016).
+pub(crate) fn recompute_specs(layers: usize) -> Vec<String> {
+    let root = (1..).find(|root| root * root >= layers).unwrap_or(layers);
+    let mut chunks = vec![2, 4, root];
+    chunks.sort();
+    chunks.dedup();
+    chunks.retain(|chunk| (2..=layers).contains(chunk));
+    let uniform = chunks
+        .into_iter()
+        .map(|chunk| format!("full:uniform:{chunk}"));
+    let every_model = STRATEGIES.into_iter().map(String::from);
+    every_model.chain(uniform).collect()
+}
+
+/// Another recompute specification; none if it does not go with those of single layers. Offload of activations ends where
+/// what is offloaded would be recomputed.
+pub(crate) fn recompute(config: &Config, spec: &str) -> Option<Change> {
+    let recompute = Change::exact([format!("recompute.spec={spec}")]);
+    let resident = recompute.and(&Change::exact(["offload.activations=none".into()]));
+    let mut ways = [recompute, resident].into_iter();
+    ways.find(|change| change.applied_to(config).is_some())
+}
+
+/// What a plan compares, each change alone and in words: grouped heads, the chunked head, accumulation, attention, and
+/// formats and place of states.
+pub(crate) fn compared(settings: &Settings, target: Target) -> Vec<(String, Change)> {
+    let mut changes = Vec::new();
+    let (heads, tokens) = (settings.model.heads, settings.micro_batch * settings.seq);
+    if settings.model.kv_heads < heads {
+        changes.push((
+            format!("every query head with keys and values of its own (kv_heads = {heads})"),
+            Change::inexact([format!("model.kv_heads={heads}")]),
+        ));
+    }
+    if settings.head_chunk < tokens {
+        changes.push((
+            format!("logits of all {tokens} tokens at once (head_chunk = {tokens})"),
+            Change::inexact([format!("memory.head_chunk={tokens}")]),
+        ));
+    }
+    let (accum, micro) = (2 * settings.accum, 2 * settings.micro_batch);
+    changes.push((
+        format!("twice the accumulation (accum = {accum})"),
+        Change::inexact([format!("batch.accum={accum}")]),
+    ));
+    changes.push((
+        format!("twice the micro-batch (micro = {micro})"),
+        Change::inexact([format!("batch.micro={micro}")]),
+    ));
+    let (other, scores) = match settings.attention {
+        Attention::Eager => (Attention::Flash, "never stored"),
+        Attention::Flash => (Attention::Eager, "stored"),
+    };
+    let name = other.name();
+    changes.push((
+        format!("scores {scores} (--attention {name})"),
+        attention(other),
+    ));
+    let states = [
+        (
+            "8-bit moments (--state-dtype 8bit)",
+            eight_bit_moments(settings),
+        ),
+        (
+            "an exact master in 16 bits more (--master bf16-split)",
+            split_master(settings),
+        ),
+        (
+            "gradients accumulated in bf16 (--grad-dtype bf16)",
+            narrow_gradients(settings),
+        ),
+        (
+            "optimizer states on the host (--offload-optimizer pinned)",
+            states_on_host(settings, target),
+        ),
+    ];
+    let states = states.into_iter();
+    changes.extend(states.filter_map(|(about, change)| Some((about.into(), change?))));
+    changes
+}
+
+/// What may make a run fit, in the order in which it is tried.
+pub(crate) fn smaller(config: &Config, settings: &Settings, target: Target) -> Vec<Change> {
+    let is_new = |change: &Change| {
+        let applied = change.applied_to(config);
+        applied.is_some_and(|applied| applied.policy != settings.policy)
+    };
+    let recompute = |spec: &str| recompute(config, spec).filter(is_new);
+    let full = recompute("full");
+    let specs = recompute_specs(settings.model.layers);
+    let mut changes: Vec<Change> = specs.iter().filter_map(|spec| recompute(spec)).collect();
+    if settings.attention == Attention::Eager {
+        changes.push(attention(Attention::Flash));
+    }
+
+    // Formats of states are changed one after the other, each beside those before.
+    let formats = [
+        split_master(settings),
+        eight_bit_moments(settings),
+        narrow_gradients(settings),
+    ];
+    let mut states = Change::default();
+    for format in formats.iter().flatten() {
+        states = states.and(format);
+        changes.push(states.clone());
+    }
+    changes.extend(full.as_ref().map(|full| states.and(full)));
+
+    let on_host = states_on_host(settings, target);
+    let inputs = block_inputs_on_host(settings, target).filter(is_new);
+    let both = |one: &Option<Change>| Some(one.as_ref()?.and(on_host.as_ref()?));
+    let (full_and_states, inputs_and_states) = (both(&full), both(&inputs));
+    let on_host = [on_host, full_and_states, inputs, inputs_and_states];
+    changes.extend(on_host.into_iter().flatten());
+
+    let micro_batch = settings.micro_batch;
+    for micro in (1..micro_batch).rev() {
+        if micro_batch.is_multiple_of(micro) {
+            let accum = settings.accum * (micro_batch / micro);
+            let split = [
+                format!("batch.micro={micro}"),
+                format!("batch.accum={accum}"),
+            ];
+            let split = Change::inexact(split);
+            let and_full = full.as_ref().map(|full| split.and(full));
+            changes.extend([Some(split), and_full].into_iter().flatten());
+        }
+    }
+    let chunk = settings.head_chunk.div_ceil(4);
+    changes.push(Change::inexact([format!("memory.head_chunk={chunk}")]));
+    changes
+}
+
+fn attention(kind: Attention) -> Change {
+    Change::inexact([format!("attention.backend={}", kind.name())])
+}
+
+fn split_master(settings: &Settings) -> Option<Change> {
+    let helps = settings.dtype == DType::BF16 && settings.states.master == MasterFormat::F32;
+    helps.then(|| Change::exact([format!("optim.master={}", MasterFormat::Remainder)]))
+}
+
+fn eight_bit_moments(settings: &Settings) -> Option<Change> {
+    let helps = settings.states.moments != MomentFormat::Quantised;
+    helps.then(|| Change::inexact([format!("optim.state_dtype={}", MomentFormat::Quantised)]))
+}
+
+fn narrow_gradients(settings: &Settings) -> Option<Change> {
+    let helps = settings.states.gradients == DType::F32;
+    helps.then(|| Change::inexact(["optim.grad_dtype=bf16".into()]))
+}
+
+/// None where host memory is the device's own.
+fn states_on_host(settings: &Settings, target: Target) -> Option<Change> {
+    let helps = target == Target::Cuda && settings.offload.is_none();
+    helps.then(|| Change::exact(["offload.optimizer=pinned".into()]))
+}
+
+/// Full recompute, with what it keeps on the host; the last block keeps its own.
+fn block_inputs_on_host(settings: &Settings, target: Target) -> Option<Change> {
+    let helps = target == Target::Cuda && settings.model.layers > 1;
+    let set = || {
+        [
+            "recompute.spec=full".into(),
+            format!("offload.activations={BLOCK_INPUT}"),
+        ]
+    };
+    helps.then(|| Change::exact(set()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::recompute_specs;
+
+    #[test]
+    fn chunks_of_blocks_fit_the_number_of_layers() {
+        let uniform = |layers| -> Vec<String> {
+            let specs = recompute_specs(layers).into_iter();
+            let chunks =
+                specs.filter_map(|spec| spec.strip_prefix("full:uniform:").map(String::from));
+            chunks.collect()
+        };
+        assert_eq!(uniform(1), [""; 0]);
+        assert_eq!(uniform(3), ["2"]);
+        assert_eq!(uniform(4), ["2", "4"]);
+        assert_eq!(uniform(48), ["2", "4", "7"]);
+        assert_eq!(uniform(126), ["2", "4", "12"]);
+    }
+}

@@ -1,0 +1,64 @@
+//! The figures of one step on shapes.
+
+use data::{MicroBatch, StepBatch};
+use kernels::meta::FlopCounter;
+use kernels::{Target, Traffic};
+use memory::{ByPhase, LiveLease, Memory, Peak};
+use session::{Session, SessionError};
+use settings::Settings;
+
+/// What one step on shapes needs.
+pub(crate) struct Figures {
+    pub(crate) peak: Peak,
+    pub(crate) phase_peaks: ByPhase<u64>,
+    pub(crate) slab_bytes: u64,
+    pub(crate) reserved_bytes: u64,
+    pub(crate) host_pinned_bytes: u64,
+    pub(crate) traffic: Traffic,
+    pub(crate) persistent_bytes: u64,
+    pub(crate) recompute_flops_fraction: f64,
+    pub(crate) largest_at_peak: Vec<LiveLease>,
+    pub(crate) session: Session,
+}
+
+/// Makes one step on shapes.
+pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, SessionError> {
+    let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+    let mut session = Session::on_shapes(settings.clone(), &memory, target, flops.clone())?;
+    let persistent_bytes = memory.live_bytes();
+    let outcome = session.step(&shape_of_a_step(settings))?;
+    let step = outcome.memory;
+    let not_made = settings.accum - MICRO_BATCHES_MAX.min(settings.accum);
+    let flops = flops.by_phase();
+    Ok(Figures {
+        peak: step.peak,
+        phase_peaks: step.phase_peaks,
+        slab_bytes: step.slab_bytes,
+        reserved_bytes: persistent_bytes + step.slab_bytes,
+        host_pinned_bytes: step.host_pinned_bytes,
+        traffic: outcome
+            .traffic
+            .plus(outcome.micro_batch_traffic.times(not_made)),
+        persistent_bytes,
+        recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
+        largest_at_peak: memory.largest_at_peak(),
+        session,
+    })
+}
+
+/// The second micro-batch meets what the first leaves behind; later ones meet the same.
+const MICRO_BATCHES_MAX: usize = 2;
+
+/// A step of the right shape, with nothing in it.
+pub(crate) fn shape_of_a_step(settings: &Settings) -> StepBatch {
+    let (rows, seq) = (settings.micro_batch, settings.seq);
+    let micro = MicroBatch {
+        input_ids: vec![0; rows * seq],
+        targets: vec![0; rows * seq],
+        rows,
+        seq,
+    };
+    StepBatch {
+        micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
+    }
+}

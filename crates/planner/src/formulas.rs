@@ -1,0 +1,75 @@
+//! What the field's rules of thumb say, beside what the plan says.
+
+use crate::activations::PlannedActivation;
+use crate::korthikanti::korthikanti;
+use memory::DType;
+use optim::{MasterFormat, MomentFormat};
+use serde::Serialize;
+use settings::Settings;
+
+/// One rule of thumb.
+#[derive(Clone, Debug, Serialize)]
+pub struct Formula {
+    /// What it estimates, and its source.
+    pub name: &'static str,
+    /// The formula, in its own letters.
+    pub formula: &'static str,
+    /// What it says.
+    pub bytes: u64,
+    /// What the plan says of the same thing.
+    pub plan_bytes: u64,
+    /// Why the two differ.
+    pub difference: String,
+}
+
+/// The rules for weights, gradients and optimizer states (`arena_bytes` in the plan), and for activations.
+pub(crate) fn formulas(
+    settings: &Settings,
+    parameters: usize,
+    arena_bytes: u64,
+    activations: &[PlannedActivation],
+) -> Vec<Formula> {
+    let anatomy = |name, formula, bytes: u64, difference: String| Formula {
+        name,
+        formula,
+        bytes: bytes * parameters as u64,
+        plan_bytes: arena_bytes,
+        difference,
+    };
+    let here = recipe(settings);
+    let padding = "; tensors are padded to 256 elements";
+    let mut formulas = vec![
+        anatomy(
+            "18 bytes a parameter (Megatron-LM)",
+            "2 weight + 4 gradient + 4 master + 8 moments",
+            18,
+            format!("{here}{padding}"),
+        ),
+        anatomy(
+            "16 bytes a parameter (ZeRO, Rajbhandari et al. 2020)",
+            "2 weight + 2 gradient + 4 master + 8 moments",
+            16,
+            format!("it counts 16-bit gradients; {here}{padding}"),
+        ),
+    ];
+    formulas.extend(korthikanti(settings, activations));
+    formulas
+}
+
+/// What this run keeps of a parameter, in words.
+fn recipe(settings: &Settings) -> String {
+    let states = &settings.states;
+    let weights = match (settings.dtype, states.master) {
+        (DType::BF16, MasterFormat::F32) => "bf16 weights with an f32 master",
+        (DType::BF16, MasterFormat::Remainder) => "bf16 weights with a 16-bit remainder",
+        (DType::BF16, MasterFormat::None) => "bf16 weights without a master",
+        _ => "f32 weights, which need no master",
+    };
+    let moments = match states.moments {
+        MomentFormat::F32 => "f32",
+        MomentFormat::Bf16 => "bf16",
+        MomentFormat::Quantised => "8-bit",
+    };
+    let gradients = states.gradients.as_str();
+    format!("here: {weights}, {gradients} gradients, {moments} moments")
+}

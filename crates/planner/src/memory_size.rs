@@ -1,0 +1,31 @@
+//! How much memory the machine has, and how much of it a process may use.
+
+/// Bytes of memory that the CPU device may use: the machine's, or the control group's limit where that is lower. None
+/// where the system does not tell.
+pub fn host_bytes() -> Option<u64> {
+    let machine = meminfo_bytes("MemTotal:")?;
+    Some(machine.min(group_limit_bytes().unwrap_or(u64::MAX)))
+}
+
+/// A figure of the machine's memory, such as `MemTotal:`.
+pub fn meminfo_bytes(figure: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(figure))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The control group's limit, if it has one.
+pub fn group_limit_bytes() -> Option<u64> {
+    let limit = crate::control_group::memory_limit(std::path::Path::new("/"));
+    limit.map(|limit| limit.limit_bytes)
+}
+
+/// Most memory that a process may lock, if it is limited.
+pub fn locked_limit_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,52 @@
+//! What a plan says in words, with figures.
+
+use super::activations::{PlannedActivation, total_bytes};
+use memory::format_bytes;
+use model::{Attention, Label};
+use settings::Settings;
+
+/// Sentences for the person who reads the plan.
+pub(crate) fn notes(settings: &Settings, activations: &[PlannedActivation]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if settings.attention == Attention::Flash {
+        notes.push(core_attn_under_flash(activations));
+    }
+    if !settings.policy.offloaded().is_empty() {
+        notes.push(last_layer_under_offload(settings, activations));
+    }
+    notes
+}
+
+/// The last layer's backward pass runs first: what it would send away would return at once.
+fn last_layer_under_offload(settings: &Settings, activations: &[PlannedActivation]) -> String {
+    let labels = settings.policy.offloaded();
+    if settings.model.layers == 1 {
+        return format!(
+            "nothing is offloaded: the last layer keeps its activations, since its backward pass runs first, and this model \
+             has no other layer; leave offload.activations = \"{labels}\" out"
+        );
+    }
+    let offloaded = total_bytes(activations, None).offloaded;
+    let layers_away = settings.model.layers as u64 - 1;
+    format!(
+        "{} of activations a micro-batch wait on the host ({labels} of all layers but the last, whose backward pass runs \
+         first); those of one layer ({}) are on their way beside the block at work, so the peak falls by as much less",
+        format_bytes(offloaded),
+        format_bytes(offloaded / layers_away),
+    )
+}
+
+/// Selective recompute was made for stored scores; people expect more of it than it can give here.
+fn core_attn_under_flash(activations: &[PlannedActivation]) -> String {
+    let all = total_bytes(activations, None).all;
+    let statistics = total_bytes(activations, Some(Label::CoreAttn)).all;
+    let output = total_bytes(activations, Some(Label::AttnValue)).all;
+    format!(
+        "under flash attention no scores are stored; `core_attn` drops the log-sum-exp alone, {} of the {} of activations \
+         ({:.2} %), and runs the forward kernel again; the output ({}) is kept for its projection",
+        format_bytes(statistics),
+        format_bytes(all),
+        100.0 * statistics as f64 / all as f64,
+        format_bytes(output),
+    )
+}

@@ -1,0 +1,264 @@
+//! An out-of-memory error explained: `oom.json`, with fixes that were found by planning them.
+
+use crate::changes::{Change, smaller};
+use crate::figures::figures;
+use crate::host_room::{HostNeed, HostRoom, OFFLOAD_LESS};
+use crate::plan::Plan;
+use kernels::Target;
+use memory::{
+    ByCategory, Category, Cause, DeviceBytes, Layer, LiveLease, OutOfMemory, Phase, Space,
+    format_bytes,
+};
+use serde::Serialize;
+use session::SessionError;
+use settings::{Config, Settings};
+
+/// Everything about a refused lease, and what would help.
+#[derive(Clone, Debug, Serialize)]
+pub struct OomReport {
+    /// Size of the refused lease.
+    pub requested_bytes: u64,
+    /// Its name.
+    pub name: &'static str,
+    /// What it was for.
+    pub category: Category,
+    /// What was going on.
+    pub phase: Phase,
+    /// The block at work; none outside the blocks.
+    pub layer: Layer,
+    /// Which memory.
+    pub space: Space,
+    /// What was live, by category.
+    pub live_by_category: ByCategory,
+    /// What was live, largest first.
+    pub live_largest: Vec<LiveLease>,
+    /// The limit that refused the lease; none where the system did.
+    pub limit_bytes: Option<u64>,
+    /// What the device said about its memory, where it refused.
+    pub device_bytes: Option<DeviceBytes>,
+    /// The peak that the run would have.
+    pub planned_peak_bytes: u64,
+    /// Why it was refused.
+    pub cause: Cause,
+    /// Other settings that were planned to find fixes.
+    pub tried: Vec<Tried>,
+    /// What would fit, cheapest first; those that keep the loss bitwise the same before those that do not.
+    pub fixes: Vec<Fix>,
+}
+
+/// Settings that were planned, whether the run fits then or not.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tried {
+    /// Settings to add, each as `--set` takes it.
+    pub set: Vec<String>,
+    /// The peak then.
+    pub peak_bytes: u64,
+}
+
+/// Settings under which the run fits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fix {
+    /// Settings to add, each as `--set` takes it.
+    pub set: Vec<String>,
+    /// The peak then.
+    pub peak_bytes: u64,
+    /// What that saves.
+    pub saves_bytes: u64,
+    /// Extra FLOPs over those of forward and backward, above what the run already has; for offload, the time by which
+    /// it is estimated to lengthen them.
+    pub cost_fraction: f64,
+    /// The loss is no longer bitwise the same, if only by the order of sums.
+    pub changes_math: bool,
+    /// Whether its cost is time rather than FLOPs.
+    #[serde(skip)]
+    offloads: bool,
+}
+
+impl OomReport {
+    /// Explains a refused lease of a run with this configuration.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn new(
+        error: &OutOfMemory,
+        config: &Config,
+        target: Target,
+    ) -> Result<OomReport, SessionError> {
+        let settings = Settings::new(config)?;
+        let planned = figures(&settings, target)?;
+        let mut search = Search {
+            target,
+            // Where the system refused, no limit is known: anything smaller is worth a try.
+            room: error.room().unwrap_or(planned.peak.bytes - 1),
+            slab_counts: error.device_bytes.is_some(),
+            peak_bytes: planned.peak.bytes,
+            cost: planned.recompute_flops_fraction,
+            tried: Vec::new(),
+        };
+        let fixes = match error.space {
+            Space::Device => search.fixes(config, &settings)?,
+            // How much the host would give is not known.
+            Space::Host => Vec::new(),
+        };
+        Ok(OomReport {
+            requested_bytes: error.requested_bytes,
+            name: error.name,
+            category: error.category,
+            phase: error.place.phase,
+            layer: error.place.layer,
+            space: error.space,
+            live_by_category: error.live_by_category,
+            live_largest: error.live_largest.clone(),
+            limit_bytes: error.limit_bytes,
+            device_bytes: error.device_bytes,
+            planned_peak_bytes: planned.peak.bytes,
+            cause: error.cause,
+            tried: search.tried,
+            fixes,
+        })
+    }
+
+    /// What to tell a person, a line each.
+    pub fn hints(&self) -> Vec<String> {
+        if self.space == Space::Host {
+            let locked = crate::memory_size::locked_limit_bytes();
+            let locked = locked.filter(|bytes| *bytes < self.requested_bytes).map(|bytes| {
+                format!(
+                    "the limit on locked memory is {} (`ulimit -l`), and some systems count page-locked memory; in a \
+                     container docker run --ulimit memlock=-1 raises it",
+                    format_bytes(bytes)
+                )
+            });
+            let hints = [OFFLOAD_LESS.to_string()].into_iter();
+            return hints.chain(locked).collect();
+        }
+        let Some(cheapest) = self.fixes.first() else {
+            return vec![self.nothing_fits()];
+        };
+        let mut hints = vec![format!("cheapest fix: {}", cheapest.describe())];
+        let least = self.fixes.iter().min_by_key(|fix| fix.peak_bytes);
+        if let Some(least) = least.filter(|least| *least != cheapest) {
+            hints.push(format!("least memory: {}", least.describe()));
+        }
+        hints
+    }
+
+    /// What to say where no setting that was tried is a fix.
+    fn nothing_fits(&self) -> String {
+        let least = self.tried.iter().min_by_key(|tried| tried.peak_bytes);
+        let least = least.map_or(String::new(), |least| {
+            format!(
+                "; the least of them, {}, has a peak of {}",
+                flags(&least.set),
+                format_bytes(least.peak_bytes)
+            )
+        });
+        format!(
+            "none of the {} other settings that were tried fits{least}; this model needs more memory, or a shorter --seq",
+            self.tried.len()
+        )
+    }
+}
+
+/// Settings as they are given on the command line.
+fn flags(set: &[String]) -> String {
+    let flags: Vec<String> = set.iter().map(|one| format!("--set {one}")).collect();
+    flags.join(" ")
+}
+
+impl Fix {
+    fn describe(&self) -> String {
+        let bits = if self.changes_math {
+            "other bits in the loss"
+        } else {
+            "bitwise the same loss"
+        };
+        format!(
+            "{} has a peak of {} (saves {}, {:.1} % more {}, {bits})",
+            flags(&self.set),
+            format_bytes(self.peak_bytes),
+            format_bytes(self.saves_bytes),
+            100.0 * self.cost_fraction,
+            match self.offloads {
+                true => "time, estimated",
+                false => "FLOPs",
+            },
+        )
+    }
+}
+
+/// Tries settings by planning them.
+struct Search {
+    target: Target,
+    room: u64,
+    /// A device that is full has to hold the whole slab; a limit counts leases.
+    slab_counts: bool,
+    peak_bytes: u64,
+    cost: f64,
+    tried: Vec<Tried>,
+}
+
+impl Search {
+    fn fixes(&mut self, config: &Config, settings: &Settings) -> Result<Vec<Fix>, SessionError> {
+        let (host, mut fixes) = (HostRoom::ask(), Vec::new());
+        let exposed_now = match self.target {
+            Target::Cpu => 0.0,
+            Target::Cuda => self.pinned_and_exposed(settings)?.1,
+        };
+        for change in smaller(config, settings, self.target) {
+            let Some(changed) = change.applied_to(config) else {
+                continue;
+            };
+            if !change.offloads() {
+                fixes.extend(self.attempt(&changed, change)?);
+                continue;
+            }
+            let (pinned_bytes, exposed_then) = self.pinned_and_exposed(&changed)?;
+            if host.check(HostNeed::Pinned(pinned_bytes)).is_ok() {
+                let fix = self.attempt(&changed, change)?;
+                fixes.extend(fix.map(|fix| Fix {
+                    cost_fraction: fix.cost_fraction + exposed_then - exposed_now,
+                    ..fix
+                }));
+            }
+        }
+        let order = |fix: &Fix| (fix.changes_math, fix.cost_fraction.max(0.0), fix.peak_bytes);
+        fixes.sort_by(|a, b| order(a).partial_cmp(&order(b)).expect("costs are finite"));
+        Ok(fixes)
+    }
+
+    /// What offload takes of the host, and what it adds to a step.
+    fn pinned_and_exposed(&self, settings: &Settings) -> Result<(u64, f64), SessionError> {
+        let plan = Plan::new(settings, self.target)?;
+        let exposed = plan.offload.map(|offload| offload.exposed_fraction());
+        Ok((plan.host_pinned_bytes, exposed.unwrap_or(0.0)))
+    }
+
+    fn attempt(
+        &mut self,
+        settings: &Settings,
+        change: Change,
+    ) -> Result<Option<Fix>, SessionError> {
+        let planned = figures(settings, self.target)?;
+        let peak_bytes = planned.peak.bytes;
+        self.tried.push(Tried {
+            set: change.set.clone(),
+            peak_bytes,
+        });
+        let needed = match self.slab_counts {
+            true => planned.reserved_bytes,
+            false => peak_bytes,
+        };
+        if needed > self.room || peak_bytes >= self.peak_bytes {
+            return Ok(None);
+        }
+        Ok(Some(Fix {
+            peak_bytes,
+            saves_bytes: self.peak_bytes - peak_bytes,
+            cost_fraction: planned.recompute_flops_fraction - self.cost,
+            changes_math: change.changes_math,
+            offloads: change.offloads(),
+            set: change.set,
+        }))
+    }
+}

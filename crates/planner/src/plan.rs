@@ -1,0 +1,170 @@
+//! The plan of a run: one training step on shapes.
+
+use crate::activations::{PlannedActivation, planned_activations, total_bytes};
+use crate::alternatives::{Effect, Strategy, effects, strategies};
+use crate::arenas::{PlannedArena, planned_arenas};
+use crate::copies::PlannedOffload;
+use crate::figures::figures;
+use crate::formulas::{Formula, formulas};
+use crate::{gpus, notes};
+use kernels::Target;
+use memory::{ByCategory, ByPhase, GRANULARITY_BYTES, Layer, LiveLease, Peak, Phase};
+use model::Attention;
+use serde::Serialize;
+use session::SessionError;
+use settings::{Config, Settings};
+use std::collections::BTreeMap;
+
+/// What a run will need, to the byte. `plan.json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// `cpu` or `cuda`.
+    pub device: &'static str,
+    /// Compute type.
+    pub dtype: &'static str,
+    /// How attention is computed.
+    pub attention: Attention,
+    /// What is worth knowing before the run.
+    pub notes: Vec<String>,
+    /// Most live device bytes in a step.
+    pub peak_bytes: u64,
+    /// Live at the peak; sums to `peak_bytes`.
+    pub peak_by_category: ByCategory,
+    /// What is going on at the peak.
+    pub peak_phase: Phase,
+    /// The block at work at the peak; none outside the blocks.
+    pub peak_layer: Layer,
+    /// Most live device bytes in each phase.
+    pub phase_peak_bytes: ByPhase<u64>,
+    /// Bytes to reserve for the leases of a step.
+    pub slab_bytes: u64,
+    /// Slab and everything that lives across steps, as the driver will see them.
+    pub reserved_bytes: u64,
+    /// `reserved_bytes` over `peak_bytes`, less 1: what placement loses.
+    pub fragmentation: f64,
+    /// Context, modules and libraries beside the plan: an estimate on CUDA.
+    pub device_overhead_bytes: u64,
+    /// Bytes of pinned host memory.
+    pub host_pinned_bytes: u64,
+    /// Bytes that a step copies from the host to the device.
+    pub h2d_bytes: u64,
+    /// Bytes that a step copies from the device to the host.
+    pub d2h_bytes: u64,
+    /// Leases are rounded up to this.
+    pub granularity_bytes: u64,
+    /// Everything that lives across steps.
+    pub persistent_bytes: u64,
+    /// Arenas (weights, gradients, optimizer states) over the number of parameters.
+    pub bytes_per_parameter: f64,
+    /// These arenas.
+    pub arenas: Vec<PlannedArena>,
+    /// Arenas in pinned host memory: offloaded states.
+    pub host_arenas: Vec<PlannedArena>,
+    /// What offload costs; null without it, and for the CPU.
+    pub offload: Option<PlannedOffload>,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Model FLOPs of forward and backward, for one token.
+    pub flops_per_token: u64,
+    /// FLOPs of replays over those of forward and backward.
+    pub recompute_flops_fraction: f64,
+    /// Whether what is reserved and the overhead fit a GPU.
+    pub fits: BTreeMap<&'static str, bool>,
+    /// Other recompute specifications under the same settings, with the offload that goes with them.
+    pub strategies: Vec<Strategy>,
+    /// What single other settings would change.
+    pub effects: Vec<Effect>,
+    /// Rules of thumb beside the plan.
+    pub formulas: Vec<Formula>,
+    /// What is live at the peak, largest first.
+    pub largest_at_peak: Vec<LiveLease>,
+    /// Every activation of every layer for one micro-batch, with what becomes of it.
+    pub activations: Vec<PlannedActivation>,
+}
+
+impl Plan {
+    /// Live peak and reserved bytes alone.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn peak_and_reserved_bytes(
+        settings: &Settings,
+        target: Target,
+    ) -> Result<(u64, u64), SessionError> {
+        let figures = figures(settings, target)?;
+        Ok((figures.peak.bytes, figures.reserved_bytes))
+    }
+
+    /// Plans a run, and what other settings would change.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_alternatives(config: &Config, target: Target) -> Result<Plan, SessionError> {
+        let settings = Settings::new(config)?;
+        let plan = Plan::new(&settings, target)?;
+        Ok(Plan {
+            strategies: strategies(config, target)?,
+            effects: effects(config, &settings, target, plan.peak_bytes)?,
+            ..plan
+        })
+    }
+
+    /// Plans a run by making one step of it on shapes; without `strategies` and `effects`, which are plans of their own.
+    ///
+    /// # Errors
+    /// [`SessionError::Config`] for settings that make no session; else none but a defect: shapes need no memory.
+    pub fn new(settings: &Settings, target: Target) -> Result<Plan, SessionError> {
+        let figures = figures(settings, target)?;
+        let model = figures.session.model();
+        let parameters = model.layout().parameters();
+        let activations = planned_activations(model, settings);
+        let arenas = planned_arenas(figures.session.arenas(), parameters);
+        let host_arenas = planned_arenas(figures.session.host_arenas(), parameters);
+        let flops_per_token = model.architecture().flops_per_token(settings.seq);
+        let offloaded = host_arenas.iter().map(|arena| arena.bytes).sum();
+        let of_micro_batch = total_bytes(&activations, None).offloaded;
+        let offload =
+            PlannedOffload::new(settings, target, offloaded, of_micro_batch, flops_per_token)?;
+        let mut notes = notes::notes(settings, &activations);
+        notes.extend(offload.as_ref().map(PlannedOffload::note));
+        let arena_bytes = arenas.iter().map(|arena| arena.bytes).sum::<u64>();
+        let Peak {
+            bytes: peak_bytes,
+            by_category,
+            place,
+        } = figures.peak;
+        Ok(Plan {
+            device: target.name(),
+            dtype: settings.dtype.as_str(),
+            attention: settings.attention,
+            notes,
+            peak_bytes,
+            peak_by_category: by_category,
+            peak_phase: place.phase,
+            peak_layer: place.layer,
+            phase_peak_bytes: figures.phase_peaks,
+            slab_bytes: figures.slab_bytes,
+            reserved_bytes: figures.reserved_bytes,
+            fragmentation: figures.reserved_bytes as f64 / peak_bytes as f64 - 1.0,
+            device_overhead_bytes: gpus::overhead_bytes(target),
+            host_pinned_bytes: figures.host_pinned_bytes,
+            h2d_bytes: figures.traffic.h2d_bytes,
+            d2h_bytes: figures.traffic.d2h_bytes,
+            granularity_bytes: GRANULARITY_BYTES,
+            persistent_bytes: figures.persistent_bytes,
+            bytes_per_parameter: arena_bytes as f64 / parameters as f64,
+            arenas,
+            host_arenas,
+            offload,
+            parameters,
+            flops_per_token,
+            recompute_flops_fraction: figures.recompute_flops_fraction,
+            fits: gpus::fits(target, figures.reserved_bytes),
+            strategies: Vec::new(),
+            effects: Vec::new(),
+            formulas: formulas(settings, parameters, arena_bytes, &activations),
+            largest_at_peak: figures.largest_at_peak,
+            activations,
+        })
+    }
+}

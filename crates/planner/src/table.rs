@@ -1,0 +1,239 @@
+//! The plan as tables for people.
+
+use crate::activations::{TotalBytes, total_bytes};
+use crate::alternatives::Strategy;
+use crate::arenas::{HOST_ARENAS, arena_table};
+use crate::gpus;
+use crate::plan::Plan;
+use memory::format_bytes;
+use model::Label;
+use report::{Align, Table, memory_table};
+use std::fmt::{Display, Formatter, Result};
+
+/// How many of the largest leases are listed.
+const LARGEST: usize = 8;
+
+/// Characters of a line of reasons.
+const LINE: usize = 130;
+
+impl Display for Plan {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        self.headline(f)?;
+        writeln!(
+            f,
+            "\n{}",
+            memory_table((&self.peak_by_category, &self.phase_peak_bytes), None)
+        )?;
+        writeln!(f, "{}", arena_table("across steps", &self.arenas))?;
+        if !self.host_arenas.is_empty() {
+            let table = arena_table(HOST_ARENAS, &self.host_arenas);
+            writeln!(f, "{table}")?;
+        }
+        writeln!(f, "{}", self.largest_table())?;
+        writeln!(f, "{}", self.activation_table())?;
+        for note in &self.notes {
+            writeln!(f, "  note: {}\n", note.replace("; ", "\n    "))?;
+        }
+        writeln!(f, "{}", self.strategy_table())?;
+        writeln!(f, "{}", self.effect_table())?;
+        write!(f, "{}", self.formula_table())?;
+        self.explanations(f)
+    }
+}
+
+impl Plan {
+    fn headline(&self, f: &mut Formatter<'_>) -> Result {
+        writeln!(
+            f,
+            "plan for {} in {}: {} parameters, {} attention",
+            self.device,
+            self.dtype,
+            self.parameters,
+            self.attention.name()
+        )?;
+        writeln!(
+            f,
+            "peak {} ({} bytes) at {}, {}",
+            format_bytes(self.peak_bytes),
+            self.peak_bytes,
+            self.peak_layer,
+            self.peak_phase.name()
+        )?;
+        writeln!(
+            f,
+            "reserved {}: {} across steps ({:.2} bytes a parameter), slab {} ({:.2} % lost in placement)",
+            format_bytes(self.reserved_bytes),
+            format_bytes(self.persistent_bytes),
+            self.bytes_per_parameter,
+            format_bytes(self.slab_bytes),
+            100.0 * self.fragmentation,
+        )?;
+        if self.host_pinned_bytes > 0 {
+            writeln!(
+                f,
+                "host {} ({} bytes) pinned; a step moves {} there and {} back",
+                format_bytes(self.host_pinned_bytes),
+                self.host_pinned_bytes,
+                format_bytes(self.d2h_bytes),
+                format_bytes(self.h2d_bytes),
+            )?;
+        }
+        if self.fits.is_empty() {
+            return Ok(());
+        }
+        let list = |fitting| -> Vec<&str> {
+            let names = gpus::names_by_memory();
+            names
+                .filter(|name| self.fits.get(name) == Some(&fitting))
+                .collect()
+        };
+        let (fitting, too_small) = (list(true), list(false));
+        let overhead = format_bytes(self.device_overhead_bytes);
+        writeln!(
+            f,
+            "with about {overhead} for context and libraries (an estimate)"
+        )?;
+        for (verdict, gpus) in [("fits", fitting), ("too large for", too_small)] {
+            if !gpus.is_empty() {
+                writeln!(f, "  {verdict} {}", gpus.join(", "))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn largest_table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("largest at the peak", Align::Left),
+            ("", Align::Left),
+            ("bytes", Align::Right),
+        ]);
+        for lease in self.largest_at_peak.iter().take(LARGEST) {
+            let place = lease
+                .layer
+                .block()
+                .map_or(String::new(), |block| format!("block {block}"));
+            table.row([lease.name.to_string(), place, format_bytes(lease.bytes)]);
+        }
+        table
+    }
+
+    fn activation_table(&self) -> Table {
+        let offloads = total_bytes(&self.activations, None).offloaded > 0;
+        let mut columns = vec![
+            ("activations of a micro-batch", Align::Left),
+            ("all", Align::Right),
+            ("kept", Align::Right),
+            ("a layer", Align::Right),
+        ];
+        if offloads {
+            columns.insert(3, ("on the host", Align::Right));
+        }
+        let mut table = Table::new(&columns);
+        let layers = self
+            .activations
+            .last()
+            .map_or(1, |activation| activation.layer as u64 + 1);
+        let mut row = |name: &str, total: TotalBytes| {
+            let mut cells = vec![total.all, total.kept, total.all / layers];
+            if offloads {
+                cells.insert(2, total.offloaded);
+            }
+            let bytes = cells.into_iter().map(format_bytes);
+            table.row(std::iter::once(name.to_string()).chain(bytes));
+        };
+        for label in Label::ALL {
+            row(label.name(), total_bytes(&self.activations, Some(label)));
+        }
+        row("total", total_bytes(&self.activations, None));
+        table
+    }
+
+    fn strategy_table(&self) -> Table {
+        let offloads = self.strategies.iter().any(Strategy::offloads);
+        let mut columns = vec![
+            ("--recompute", Align::Left),
+            ("peak", Align::Right),
+            ("reserved", Align::Right),
+            ("extra FLOPs", Align::Right),
+        ];
+        if offloads {
+            columns.insert(1, ("--offload-activations", Align::Left));
+        }
+        let mut table = Table::new(&columns);
+        for strategy in &self.strategies {
+            let mut cells = vec![
+                strategy.recompute.clone(),
+                format_bytes(strategy.peak_bytes),
+                format_bytes(strategy.reserved_bytes),
+                format!("{:.1} %", 100.0 * strategy.recompute_flops_fraction),
+            ];
+            if offloads {
+                cells.insert(1, strategy.offload_activations.clone());
+            }
+            table.row(cells);
+        }
+        table
+    }
+
+    fn effect_table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("what another setting would change", Align::Left),
+            ("peak", Align::Right),
+            ("difference", Align::Right),
+        ]);
+        for effect in &self.effects {
+            let sign = if effect.difference_bytes < 0 {
+                "-"
+            } else {
+                "+"
+            };
+            let difference = format!(
+                "{sign}{}",
+                format_bytes(effect.difference_bytes.unsigned_abs())
+            );
+            table.row([
+                effect.change.clone(),
+                format_bytes(effect.peak_bytes),
+                difference,
+            ]);
+        }
+        table
+    }
+
+    fn formula_table(&self) -> Table {
+        let mut table = Table::new(&[
+            ("rule of thumb", Align::Left),
+            ("formula", Align::Left),
+            ("says", Align::Right),
+            ("plan", Align::Right),
+        ]);
+        for formula in &self.formulas {
+            table.row([
+                formula.name.to_string(),
+                formula.formula.to_string(),
+                format_bytes(formula.bytes),
+                format_bytes(formula.plan_bytes),
+            ]);
+        }
+        table
+    }
+
+    fn explanations(&self, f: &mut Formatter<'_>) -> Result {
+        for formula in &self.formulas {
+            writeln!(f, "  the plan differs from \"{}\":", formula.name)?;
+            let mut line = String::new();
+            for reason in formula.difference.split("; ") {
+                if !line.is_empty() && line.len() + reason.len() > LINE {
+                    writeln!(f, "    {line}")?;
+                    line.clear();
+                }
+                if !line.is_empty() {
+                    line += "; ";
+                }
+                line += reason;
+            }
+            writeln!(f, "    {line}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! What can go wrong with a session.
+
+use kernels::KernelError;
+use memory::OutOfMemory;
+use model::{ModelError, WeightsError};
+use optim::RestoreError;
+use safetensors::SafeTensorError;
+use settings::ConfigError;
+use std::path::PathBuf;
+
+/// A session could not be made, or not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// Settings that make no session.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A lease was refused.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// An operation failed, or was called wrongly.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Bad weights.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A bad file of optimizer states.
+    #[error(transparent)]
+    OptimizerState(#[from] OptimizerStateError),
+    /// A file could not be written.
+    #[error("cannot write {path}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// An optimizer's states could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum OptimizerStateError {
+    /// The file could not be written.
+    #[error("{path}: the optimizer's state cannot be written: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: SafeTensorError,
+    },
+    /// The file could not be opened.
+    #[error("{path}: the optimizer's state cannot be read: {source}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what this trainer writes.
+    #[error("{path} is no optimizer state: {problem}")]
+    NotOne {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        problem: String,
+    },
+    /// A state is missing or does not fit.
+    #[error("{path}: {source}")]
+    Restore {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: RestoreError,
+    },
+}
+
+impl SessionError {
+    /// A file that could not be written.
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> SessionError {
+        let path = path.into();
+        move |source| SessionError::File { path, source }
+    }
+}
+
+impl From<ModelError> for SessionError {
+    fn from(error: ModelError) -> SessionError {
+        match error {
+            ModelError::OutOfMemory(error) => error.into(),
+            ModelError::Kernel(error) => error.into(),
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! What a configuration may not contain: parts that are not built, and settings that contradict.
+
+use std::collections::BTreeMap;
+
+use toml::{Table, Value};
+
+use super::choices::OptimizerPlace;
+use super::dotted;
+use super::error::ConfigError;
+use super::schema::{Config, OffloadConfig};
+use data::Format;
+use memory::Layer;
+use model::{Architecture, Attention, ModelConfig, Parameter};
+use optim::ScheduleKind;
+
+/// Something that interfaces promise and this version does not have.
+struct NotBuilt {
+    what: What,
+    /// Why, and what to do; ends an error message.
+    sentence: &'static str,
+}
+
+/// What is refused.
+enum What {
+    /// These values of a key.
+    Values(&'static str, &'static [&'static str]),
+    /// Every value of a key but its default.
+    Changed(&'static str),
+    /// A GPU to train on, in a binary without CUDA; planning for one is fine.
+    TrainingOnCuda,
+    /// Every value of a key but its default, to train in a binary without CUDA.
+    ChangedWithoutCuda(&'static str),
+    /// A flag, without a key of its own.
+    Flag(&'static str),
+    /// A command.
+    Command(&'static str),
+}
+
+/// Everything that is refused for now. What gets built loses its row.
+const NOT_BUILT: &[NotBuilt] = &[
+    no(
+        What::TrainingOnCuda,
+        "this binary was built without CUDA (cargo build --release --features cuda); train with \
+         --device cpu, or predict the memory of a GPU with `trainer plan`",
+    ),
+    no(
+        What::ChangedWithoutCuda("log.nvtx"),
+        "this binary was built without CUDA (cargo build --release --features cuda), and only what runs on a GPU is \
+         shown to NVIDIA's profilers; leave it out",
+    ),
+    no(
+        What::Values("attention.backend", &["cudnn"]),
+        "cuDNN's attention is not built yet; use flash",
+    ),
+    no(
+        What::Values("offload.activations", &["auto"]),
+        "automatic offload is not built yet; name labels, and compare with `trainer plan`",
+    ),
+    no(What::Changed("offload.path"), OFFLOAD),
+    no(
+        What::Changed("memory.budget"),
+        "automatic choices within a budget are not built yet; choose with --recompute and compare \
+         with `trainer plan`",
+    ),
+    no(
+        What::Flag("--device-memory"),
+        "advice for a device's memory is not built yet; compare the plan's peak yourself",
+    ),
+    no(
+        What::Changed("log.trace"),
+        "recording of memory traces is not built yet; leave it out",
+    ),
+    no(What::Flag("--resume"), CHECKPOINTS),
+    no(What::Flag("--save-every"), CHECKPOINTS),
+    no(What::Flag("--keep-last"), CHECKPOINTS),
+    no(
+        What::Command("bench"),
+        "the table of strategies is not built yet; compare runs of `trainer plan --json`",
+    ),
+    no(
+        What::Command("prepare"),
+        "it is not built yet; `trainer train --data` reads text, batch and token files as they are",
+    ),
+    no(
+        What::Command("eval"),
+        "it is not built yet; this version has train, plan, init and doctor",
+    ),
+    no(
+        What::Command("generate"),
+        "it is not built yet; this version has train, plan, init and doctor",
+    ),
+    no(
+        What::Command("export"),
+        "it is not built yet; `trainer train --save-final DIR` writes Hugging Face layout",
+    ),
+    no(
+        What::Command("report"),
+        "it is not built yet; a run directory's metrics.jsonl has every number of the run",
+    ),
+];
+
+const OFFLOAD: &str = "offload to a disk is not built yet; --offload-optimizer and --offload-activations use host memory";
+const CHECKPOINTS: &str =
+    "checkpoints are not built yet; `--save-final DIR` writes the weights when the run ends";
+
+const fn no(what: What, sentence: &'static str) -> NotBuilt {
+    NotBuilt { what, sentence }
+}
+
+/// More elements than any machine holds in one tensor; products of sizes stay far from overflow.
+const MOST_ELEMENTS: f64 = 1e15;
+
+/// The error for the command `name`, which is not built.
+pub fn command(name: &str) -> ConfigError {
+    let row = NOT_BUILT
+        .iter()
+        .find(|row| matches!(row.what, What::Command(command) if command == name));
+    ConfigError::NotBuilt {
+        what: format!("`trainer {name}`"),
+        sentence: row.map_or("it is not built yet", |row| row.sentence),
+    }
+}
+
+/// Refuses the flag `name` (with its dashes) if it is not built.
+///
+/// # Errors
+/// The sentence that says so.
+pub fn flag(name: &str) -> Result<(), ConfigError> {
+    let row = NOT_BUILT
+        .iter()
+        .find(|row| matches!(row.what, What::Flag(flag) if flag == name));
+    refuse(row, || format!("`{name}`"))
+}
+
+/// Refuses values of keys that are not built. `places` has the argument that set a key.
+///
+/// # Errors
+/// The first such value, as it was given.
+pub fn values(
+    config: &Config,
+    places: &BTreeMap<String, String>,
+    trains: bool,
+) -> Result<(), ConfigError> {
+    let table = Table::try_from(config)?;
+    let defaults = Table::try_from(Config::default())?;
+    let changed = |key| dotted::get(&table, key) != dotted::get(&defaults, key);
+    let lacks_cuda = trains && !cfg!(feature = "cuda");
+    for row in NOT_BUILT {
+        let (key, refused) = match &row.what {
+            What::Values(key, names) => {
+                let value = dotted::get(&table, key).and_then(Value::as_str);
+                (*key, value.is_some_and(|value| names.contains(&value)))
+            }
+            What::Changed(key) => (*key, changed(key)),
+            What::ChangedWithoutCuda(key) => (*key, lacks_cuda && changed(key)),
+            What::TrainingOnCuda => {
+                let key = "train.device";
+                let value = dotted::get(&table, key).and_then(Value::as_str);
+                (key, lacks_cuda && value.is_some_and(|value| value != "cpu"))
+            }
+            What::Flag(_) | What::Command(_) => continue,
+        };
+        refuse(refused.then_some(row), || {
+            let value = dotted::get(&table, key).map_or_else(String::new, Value::to_string);
+            let written = || format!("`{key} = {value}`");
+            places.get(key).cloned().unwrap_or_else(written)
+        })?;
+    }
+    Ok(())
+}
+
+fn refuse(row: Option<&NotBuilt>, what: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    match row {
+        None => Ok(()),
+        Some(row) => Err(ConfigError::NotBuilt {
+            what: what(),
+            sentence: row.sentence,
+        }),
+    }
+}
+
+/// Refuses settings that make no sense together. The model's own shape is checked by
+/// [`model::ModelConfig::validate`].
+///
+/// # Errors
+/// The first contradiction, with what to write instead.
+pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
+    let Config {
+        lr, data, train, ..
+    } = config;
+    if config.offload.optimizer == OptimizerPlace::None {
+        let unused = OffloadConfig {
+            activations: config.offload.activations.clone(),
+            path: config.offload.path.clone(),
+            ..Config::default().offload
+        };
+        if config.offload != unused {
+            return contradiction(
+                "offload.fraction, offload.window, offload.buffer_count and offload.slab_mib say how optimizer states are \
+                 offloaded, and these are not; add --offload-optimizer pinned, or leave them out",
+            );
+        }
+    }
+    if config.offload.optimizer == OptimizerPlace::Pinned && config.offload.fraction == 0.0 {
+        return contradiction(
+            "`offload.fraction` is 0, so no optimizer states would be offloaded; make it more than 0 (1 is all of them), or \
+             leave --offload-optimizer pinned out",
+        );
+    }
+    if let Some(decay_steps) = lr.decay_steps {
+        if lr.schedule == ScheduleKind::Constant {
+            return contradiction(
+                "`lr.decay_steps` is set, but the schedule is constant; choose lr.schedule linear, \
+                 cosine or wsd, or leave lr.decay_steps out",
+            );
+        }
+        if lr.schedule == ScheduleKind::Wsd && decay_steps > train.steps {
+            return contradiction(format!(
+                "`lr.decay_steps` is {decay_steps}, but the run has only {} steps; wsd decays within \
+                 the run, so make it shorter",
+                train.steps
+            ));
+        }
+    }
+    if data.path.is_none() && !matches!(data.format, Format::Auto | Format::Text) {
+        return contradiction(format!(
+            "`data.format` is {}, but there is no file to read; give one with --data",
+            data.format
+        ));
+    }
+    sizes(config)
+}
+
+/// Refuses shapes whose sizes would overflow.
+fn sizes(config: &Config) -> Result<(), ConfigError> {
+    let (model, batch) = (&config.model, &config.batch);
+    let product = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>();
+    let rows = product(&[batch.micro, config.data.seq]);
+    // First what the structure of the model is made with.
+    let widths = [
+        &[model.heads, model.head_dim][..],
+        &[3, model.hidden],
+        &[model.ffn],
+        &[model.vocab],
+    ];
+    let mut largest = widths.map(product).into_iter().fold(0.0, f64::max);
+    if largest <= MOST_ELEMENTS {
+        let one_layer = ModelConfig {
+            layers: 1,
+            ..model.clone()
+        };
+        let architecture = Architecture::of(&one_layer, Attention::Eager);
+        let elements = |parameter: &Parameter| match parameter.part {
+            Layer::Block(_) => product(&parameter.shape) * model.layers as f64,
+            _ => product(&parameter.shape),
+        };
+        let parameters = architecture.parameters().in_layout().map(elements).sum();
+        let extents = architecture.blocks()[0].activations();
+        let activations = extents.map(|(_, extent)| extent.elements(batch.micro, config.data.seq));
+        let logits = rows * model.vocab as f64;
+        let tokens = rows * batch.accum as f64;
+        largest = [parameters, activations.sum::<f64>() + logits, tokens]
+            .into_iter()
+            .fold(0.0, f64::max);
+    }
+    if largest > MOST_ELEMENTS {
+        return contradiction(
+            "the model or its batch is larger than any machine holds; check the sizes in model.*, \
+             data.seq, batch.micro and batch.accum",
+        );
+    }
+    Ok(())
+}
+
+fn contradiction(sentence: impl Into<String>) -> Result<(), ConfigError> {
+    Err(ConfigError::Contradiction(sentence.into()))
+}

@@ -1,0 +1,57 @@
+//! The closed sets of values that belong to settings alone; others stand with what they choose.
+
+use choices::choices;
+use memory::DType;
+
+choices! {
+    /// A type that is computed in, or in which gradients are accumulated.
+    FloatType {
+        /// 32-bit floating point.
+        F32 = "f32",
+        /// 16-bit floating point with the range of f32.
+        Bf16 = "bf16",
+    }
+}
+
+impl From<FloatType> for DType {
+    fn from(float: FloatType) -> DType {
+        match float {
+            FloatType::F32 => DType::F32,
+            FloatType::Bf16 => DType::BF16,
+        }
+    }
+}
+
+choices! {
+    /// The implementation of attention.
+    AttentionBackend {
+        /// The best that the device and the shape allow.
+        Auto = "auto",
+        /// Scores and probabilities are stored.
+        Eager = "eager",
+        /// Scores are never stored.
+        Flash = "flash",
+        /// cuDNN's, where it is built.
+        Cudnn = "cudnn",
+    }
+}
+
+choices! {
+    /// When offloaded optimizer states are updated.
+    Window {
+        /// During the next forward pass, each part of the model just before it runs.
+        Forward = "forward",
+        /// At the end of the step.
+        End = "end",
+    }
+}
+
+choices! {
+    /// Where the optimizer's states live.
+    OptimizerPlace {
+        /// On the device.
+        None = "none",
+        /// In pinned host memory.
+        Pinned = "pinned",
+    }
+}

@@ -1,0 +1,125 @@
+//! What is wrong with a configuration or a command line.
+
+/// Bad usage or configuration (exit code 2). The text says what was wrong, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A key that does not exist.
+    #[error("unknown key `{key}` in {place}{}", question(*nearest))]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The file, preset or flag that has it.
+        place: String,
+        /// The existing key that may be meant.
+        nearest: Option<&'static str>,
+    },
+    /// A name that is neither a preset nor a file.
+    #[error("no preset is called `{name}` and no such file exists{}", question(*nearest))]
+    UnknownPreset {
+        /// The name.
+        name: String,
+        /// The preset that may be meant.
+        nearest: Option<&'static str>,
+    },
+    /// A file that cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A text that is not TOML.
+    #[error("{place} is not a valid configuration: {message}")]
+    Syntax {
+        /// The file, preset or flag.
+        place: String,
+        /// Where in it and what the parser says.
+        message: String,
+    },
+    /// A value of the wrong type or out of its range.
+    #[error("`{key}` is {value} in {place}; it must be {expected}")]
+    Value {
+        /// The key.
+        key: String,
+        /// The value, as TOML.
+        value: String,
+        /// The file, preset or flag that has it.
+        place: String,
+        /// What the value must be.
+        expected: String,
+    },
+    /// A `--set` that is no assignment.
+    #[error("`--set {0}` sets nothing; write --set section.key=value")]
+    NotAnAssignment(String),
+    /// Required keys are missing.
+    #[error("`{key}` is missing in {place}; {rule}")]
+    Missing {
+        /// The first missing key.
+        key: String,
+        /// The file or preset.
+        place: String,
+        /// Why it is needed.
+        rule: &'static str,
+    },
+    /// Two settings of the command line that say different things.
+    #[error("{first} and {second} contradict each other: both set `{key}`; keep one of them")]
+    Conflict {
+        /// The key that both set.
+        key: String,
+        /// The one, as given.
+        first: String,
+        /// The other, as given.
+        second: String,
+    },
+    /// A recompute specification that cannot be followed.
+    #[error(transparent)]
+    Recompute(#[from] model::SpecError),
+    /// Labels that cannot be offloaded as asked.
+    #[error(transparent)]
+    Offload(#[from] model::OffloadError),
+    /// A pattern of names that fits no parameter.
+    #[error(
+        "`{pattern}` in optim.f32_states fits no parameter of this model; names look like {example}, and * stands for any \
+         characters"
+    )]
+    NoSuchParameter {
+        /// The pattern.
+        pattern: String,
+        /// A parameter.
+        example: String,
+    },
+    /// Settings that make no sense together.
+    #[error("{0}")]
+    Contradiction(String),
+    /// Something that this version does not have.
+    #[error("{what} is not available: {sentence}")]
+    NotBuilt {
+        /// The setting, flag or command, as given.
+        what: String,
+        /// Why, and what to do.
+        sentence: &'static str,
+    },
+    /// fp16 was asked for.
+    #[error(
+        "`{key}` is fp16 in {place}, which is not offered: bf16 has f32's range, so no loss \
+         scaling is needed; use bf16 or f32"
+    )]
+    Fp16 {
+        /// The key.
+        key: String,
+        /// The file, preset or flag that has it.
+        place: String,
+    },
+    /// Sizes that make no model.
+    #[error(transparent)]
+    Model(#[from] model::ConfigError),
+    /// The configuration cannot be written.
+    #[error("the configuration cannot be written as TOML: {0}")]
+    Unwritable(#[from] toml::ser::Error),
+}
+
+/// A clause that asks whether the nearest name was meant.
+fn question(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |name| format!("; did you mean `{name}`?"))
+}

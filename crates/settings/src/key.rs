@@ -1,0 +1,178 @@
+//! A key of the configuration: one row for its value, default, explanation and flag.
+
+use super::kind::Kind;
+use model::Label;
+
+/// A key of the configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Section and name, dotted.
+    pub name: &'static str,
+    /// What its value must be.
+    pub kind: Kind,
+    /// Its default.
+    pub default: KeyDefault,
+    /// The flag that stands for it.
+    pub flag: Option<Flag>,
+    about: &'static str,
+    /// What only the reference says.
+    details: &'static str,
+}
+
+/// The default of a key.
+#[derive(Clone, Copy, Debug)]
+pub enum KeyDefault {
+    /// This value, as TOML.
+    Value(&'static str),
+    /// None: the key may be absent.
+    Absent {
+        /// A value for the reference, as TOML.
+        example: &'static str,
+        /// What holds without one; may be empty.
+        instead: &'static str,
+    },
+}
+
+/// The flag that stands for a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// The flag, with its dashes.
+    pub name: &'static str,
+    /// What it takes.
+    pub argument: Argument,
+    /// Where help lists it; none: it does not.
+    pub heading: Option<&'static str>,
+}
+
+/// What a flag takes.
+#[derive(Clone, Copy, Debug)]
+pub enum Argument {
+    /// A value, under this name in help.
+    Value(&'static str),
+    /// Nothing.
+    None {
+        /// What the flag sets its key to.
+        sets: bool,
+        /// What it does.
+        about: &'static str,
+    },
+}
+
+/// A key that always has a value.
+pub(crate) const fn key(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    about: &'static str,
+) -> Key {
+    Key {
+        name,
+        kind,
+        default: KeyDefault::Value(default),
+        flag: None,
+        about,
+        details: "",
+    }
+}
+
+/// A key that may be absent, with an example and what holds then.
+pub(crate) const fn optional(
+    name: &'static str,
+    kind: Kind,
+    (example, instead): (&'static str, &'static str),
+    about: &'static str,
+) -> Key {
+    Key {
+        default: KeyDefault::Absent { example, instead },
+        ..key(name, kind, "", about)
+    }
+}
+
+impl Key {
+    /// Adds sentences for the reference alone.
+    pub(crate) const fn details(self, details: &'static str) -> Key {
+        Key { details, ..self }
+    }
+
+    /// Adds a flag that takes a value.
+    pub(crate) const fn flag(
+        self,
+        name: &'static str,
+        value: &'static str,
+        heading: &'static str,
+    ) -> Key {
+        let argument = Argument::Value(value);
+        self.with(name, argument, Some(heading))
+    }
+
+    /// Adds a flag that takes a value, and is not built yet.
+    pub(crate) const fn later(self, name: &'static str, value: &'static str) -> Key {
+        self.with(name, Argument::Value(value), None)
+    }
+
+    /// Adds a flag that takes no value.
+    pub(crate) const fn switch(
+        self,
+        name: &'static str,
+        (sets, about): (bool, &'static str),
+        heading: Option<&'static str>,
+    ) -> Key {
+        self.with(name, Argument::None { sets, about }, heading)
+    }
+
+    const fn with(
+        self,
+        name: &'static str,
+        argument: Argument,
+        heading: Option<&'static str>,
+    ) -> Key {
+        let flag = Some(Flag {
+            name,
+            argument,
+            heading,
+        });
+        Key { flag, ..self }
+    }
+
+    /// What the flag does, for help.
+    pub fn help(&self) -> String {
+        match (self.flag.map(|flag| flag.argument), self.default) {
+            (Some(Argument::None { about, .. }), _) => about.to_owned(),
+            (_, KeyDefault::Absent { instead, .. }) if !instead.is_empty() => {
+                format!("{} [default: {instead}]", self.about())
+            }
+            _ => self.about(),
+        }
+    }
+
+    /// What the key does, for the reference.
+    pub(crate) fn explanation(&self) -> String {
+        let mut sentences = self.about();
+        if let Some(flag) = self.flag {
+            sentences += &format!(" ({})", flag.name);
+        }
+        sentences += ".";
+        if let Kind::Choice(names) = self.kind {
+            sentences += &format!(" One of {}.", names.join(", "));
+        }
+        if let KeyDefault::Absent { instead, .. } = self.default
+            && !instead.is_empty()
+        {
+            sentences += &format!(" Absent: {instead}.");
+        }
+        if !self.details.is_empty() {
+            sentences += &format!(" {}", self.details);
+        }
+        sentences
+    }
+
+    /// `about` with the labels that it names by `{NAMED}` and `{ALL}`.
+    fn about(&self) -> String {
+        let list = |labels: &[Label]| {
+            let names: Vec<&str> = labels.iter().map(|label| label.name()).collect();
+            names.join(", ")
+        };
+        let named = self.about.replace("{NAMED}", &list(&Label::NAMED));
+        named.replace("{ALL}", &list(&Label::ALL))
+    }
+}

@@ -1,0 +1,152 @@
+//! Every key, in the order of the reference and of help.
+
+use super::choices::{AttentionBackend, FloatType, OptimizerPlace, Window};
+use super::key::{Key, key, optional};
+use super::kind::{Kind, Range};
+use data::Format;
+use model::{ActivationFunction, NormKind, Positions};
+use optim::{MasterFormat, MomentFormat, ScheduleKind};
+
+/// The headings of help.
+const TRAINING: &str = "Training";
+const MEMORY: &str = "Memory";
+
+/// Every key. A new one is a row here and a field in the schema.
+#[rustfmt::skip]
+pub const KEYS: &[Key] = &[
+    key("model.hidden", Kind::Whole(1), "64", "Width of the residual stream"),
+    key("model.layers", Kind::Whole(1), "4", "Number of transformer blocks"),
+    key("model.heads", Kind::Whole(1), "4", "Number of query heads"),
+    key("model.kv_heads", Kind::Whole(1), "2", "Number of key and value heads; divides `heads`")
+        .details("Left out of a [model] section: as many as `heads`."),
+    key("model.head_dim", Kind::Whole(1), "16", "Width of one head")
+        .details("Left out of a [model] section: hidden / heads."),
+    key("model.ffn", Kind::Whole(1), "176", "Width of the feed-forward layer"),
+    key("model.vocab", Kind::Whole(1), "256", "Number of tokens known to the embedding and the output head"),
+    key("model.tie_embeddings", Kind::Bool, "false", "The output head reuses the embedding matrix"),
+    key("model.qkv_bias", Kind::Bool, "false", "The q, k and v projections have a bias (Qwen2)"),
+    key("model.qk_norm", Kind::Bool, "false", "q and k are normalised per head before the rotary embedding (Qwen3)"),
+    key("model.norm", Kind::Choice(NormKind::NAMES), "\"rms\"",
+        "How the residual stream is normalised: RMSNorm (Llama), or LayerNorm (GPT-2)")
+        .details("The families differ in this and the next five keys together; mixtures are refused."),
+    key("model.activation", Kind::Choice(ActivationFunction::NAMES), "\"swiglu\"",
+        "Activation function of the feed-forward layer; gelu_tanh has no gate"),
+    key("model.positions", Kind::Choice(Positions::NAMES), "\"rotary\"",
+        "How tokens know where they stand: by the rotary embedding, or by learned vectors"),
+    optional("model.max_positions", Kind::Whole(1), ("1024", "none"), "Learned positions: the longest sequence"),
+    key("model.biases", Kind::Bool, "false", "All projections have a bias"),
+    key("model.dropout", Kind::Real(Range::BelowOne), "0.0",
+        "Rate at which attention probabilities, what is added to the residual stream, and the embedding are dropped"),
+    key("model.norm_eps", Kind::Real(Range::Positive), "1e-5", "Added to the mean square, or the variance, inside every norm"),
+    key("model.rope_theta", Kind::Real(Range::Positive), "10000.0", "Base of the rotary embedding's wavelengths"),
+    optional("model.rope_scaling.factor", Kind::Real(Range::Positive), ("8.0", "none"),
+        "Llama 3.1's stretching of long rotary wavelengths: how far")
+        .details("The section needs all four keys."),
+    optional("model.rope_scaling.low_freq_factor", Kind::Real(Range::Positive), ("1.0", ""),
+        "Wavelengths above `original_max_position` divided by this are stretched"),
+    optional("model.rope_scaling.high_freq_factor", Kind::Real(Range::Positive), ("4.0", ""),
+        "Wavelengths below `original_max_position` divided by this are kept; those between are blended"),
+    optional("model.rope_scaling.original_max_position", Kind::Whole(1), ("8192", ""),
+        "Context length of the original training"),
+    key("model.init_std", Kind::Real(Range::Positive), "0.02", "Standard deviation of freshly initialised matrices"),
+
+    optional("data.path", Kind::Text, ("\"tokens.bin\"", "built-in text"), "Token, batch or text file")
+        .flag("--data", "PATH", TRAINING),
+    key("data.format", Kind::Choice(Format::NAMES), "\"auto\"", "How the file is read")
+        .details("auto goes by its ending; batches is safetensors with input_ids and targets, llmc has llm.c's header, u16 \
+                  is bare 16-bit tokens (nanoGPT), text is bytes."),
+    key("data.shuffle", Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")
+        .switch("--no-shuffle", (false, "Read samples in file order"), Some(TRAINING)),
+    key("data.seq", Kind::Whole(1), "1024", "Sequence length").flag("--seq", "S", TRAINING),
+    key("batch.micro", Kind::Whole(1), "1", "Sequences in a micro-batch").flag("--micro-batch", "B", TRAINING),
+    key("batch.accum", Kind::Whole(1), "1", "Gradient accumulation: micro-batches in a step")
+        .flag("--accum", "A", TRAINING),
+
+    key("train.steps", Kind::Whole(1), "1000", "Number of optimizer steps").flag("--steps", "N", TRAINING),
+    key("train.seed", Kind::Whole(0), "0", "Seed of initialisation, shuffling, stochastic rounding and dropout")
+        .flag("--seed", "N", TRAINING),
+    optional("train.device", Kind::Device, ("\"cpu\"", "train: cuda if built and present, else cpu; plan: cuda"), "Device")
+        .details("It is cpu, cuda or cuda:N.")
+        .flag("--device", "cpu|cuda[:N]", TRAINING),
+    optional("train.dtype", Kind::Choice(FloatType::NAMES), ("\"bf16\"", "f32 on cpu, bf16 on cuda"),
+        "Data type of weights and activations")
+        .flag("--dtype", "f32|bf16", TRAINING),
+    optional("train.threads", Kind::Whole(1), ("2", "one per core"), "CPU threads; never changes results")
+        .flag("--threads", "N", TRAINING),
+    key("train.max_skipped", Kind::Whole(0), "3",
+        "Steps in a row that may be skipped because their loss or gradients are not finite")
+        .details("Weights and moments then stay as they are; one more ends the run with exit code 6."),
+
+    key("optim.state_dtype", Kind::Choice(MomentFormat::NAMES), "\"f32\"", "Data type of AdamW's moments")
+        .flag("--state-dtype", "f32|bf16|8bit", MEMORY),
+    key("optim.master", Kind::Choice(MasterFormat::NAMES), "\"f32\"",
+        "What stands beside bf16 weights: an f32 copy, the 16 bits that they leave out of one, or nothing")
+        .details("bf16-split is an exact f32; none rounds stochastically. Ignored for f32 weights.")
+        .flag("--master", "f32|bf16-split|none", MEMORY),
+    key("optim.grad_dtype", Kind::Choice(FloatType::NAMES), "\"f32\"", "Data type of gradients")
+        .flag("--grad-dtype", "f32|bf16", MEMORY),
+    key("optim.beta1", Kind::Real(Range::BelowOne), "0.9", "Decay of the first moment"),
+    key("optim.beta2", Kind::Real(Range::BelowOne), "0.95", "Decay of the second moment"),
+    key("optim.eps", Kind::Real(Range::Positive), "1e-8", "Added to the root of the second moment"),
+    key("optim.weight_decay", Kind::Real(Range::NotNegative), "0.1",
+        "Decoupled weight decay of the matrices; norm weights and biases have none"),
+    key("optim.clip_norm", Kind::Real(Range::PositiveOrInfinite), "1.0",
+        "Gradients are scaled down to this global norm; inf turns clipping off"),
+    key("optim.f32_states", Kind::Texts, "[\"*norm*\", \"*embed_tokens*\", \"*.ln_*\", \"*.wte.*\", \"*.wpe.*\"]",
+        "Name patterns of tensors that keep f32 moments under 8-bit states"),
+
+    key("lr.peak", Kind::Real(Range::NotNegative), "3e-4", "Peak learning rate").flag("--lr", "X", TRAINING),
+    key("lr.schedule", Kind::Choice(ScheduleKind::NAMES), "\"constant\"", "How the learning rate falls after the warmup")
+        .details("wsd is warmup, stable, decay."),
+    key("lr.warmup_steps", Kind::Whole(0), "0", "Steps over which the learning rate rises linearly to its peak"),
+    optional("lr.decay_steps", Kind::Whole(1), ("500", "until the last step, for wsd the last tenth of the steps"),
+        "Steps of the decay"),
+    key("lr.min_ratio", Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
+
+    key("recompute.spec", Kind::Text, "\"none\"",
+        "Activations to recompute: none, full, full:uniform:N, full:block:N, or a list of {NAMED}")
+        .flag("--recompute", "SPEC", MEMORY),
+    key("recompute.layers", Kind::TextTable, "{}", "Specifications for ranges of layers, e.g. { \"0-3\" = \"full\" }"),
+
+    key("attention.backend", Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
+        .details("eager stores scores, flash never does; auto takes flash from sequences of 256 tokens on. cudnn is not \
+                  built yet.")
+        .flag("--attention", "auto|eager|flash", MEMORY),
+
+    key("offload.optimizer", Kind::Choice(OptimizerPlace::NAMES), "\"none\"",
+        "Moments and master weights in pinned host memory, updated during the next forward pass")
+        .flag("--offload-optimizer", "none|pinned", MEMORY),
+    key("offload.activations", Kind::Text, "\"none\"",
+        "Activations that wait in pinned host memory for their backward pass: none, or a list of {ALL}")
+        .details("None of them may be recomputed too.")
+        .flag("--offload-activations", "LABELS", MEMORY),
+    key("offload.fraction", Kind::Real(Range::Share), "1.0",
+        "Share of the blocks whose optimizer state is offloaded, above 0 up to 1: the last ones, at least one")
+        .details("The output head is always among them, unless it is the embedding; 1 takes the embedding too."),
+    key("offload.window", Kind::Choice(Window::NAMES), "\"forward\"", "When offloaded optimizer state is updated")
+        .details("forward is during the next forward pass, end at the end of the step."),
+    key("offload.buffer_count", Kind::Whole(1), "3", "Chunks of offloaded optimizer state that are on the device at a time")
+        .details("One comes, one is updated, one goes."),
+    key("offload.slab_mib", Kind::WholeUpTo(1, 1 << 20), "64", "Most MiB of a chunk, up to 1048576"),
+    optional("offload.path", Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for offloaded state; not built yet"),
+
+    optional("memory.limit", Kind::Size, ("\"24GiB\"", ""), "Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)")
+        .flag("--memory-limit", "SIZE", MEMORY),
+    optional("memory.budget", Kind::Size, ("\"22GiB\"", ""), "Memory that automatic choices plan for; not built yet")
+        .later("--memory-budget", "SIZE"),
+    key("memory.head_chunk", Kind::Whole(1), "512", "Tokens in a chunk of the output head")
+        .details("Changes the order of sums, so also the gradients' last bits."),
+
+    optional("hardware.h2d_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from host to device, GB/s"),
+    optional("hardware.d2h_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from device to host, GB/s"),
+    optional("hardware.both_ways_gbps", Kind::Real(Range::Positive), ("40.0", ""),
+        "Measured bandwidth of both at a time, added up, GB/s"),
+    optional("hardware.peak_tflops", Kind::Real(Range::Positive), ("989.0", ""),
+        "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
+
+    key("log.every", Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step"),
+    key("log.trace", Kind::Bool, "false", "Every lease is recorded for the memory viewers; not built yet")
+        .switch("--trace", (true, "Record every lease for memory viewers"), None),
+    key("log.nvtx", Kind::Bool, "false", "On CUDA, phases and layers are NVTX ranges, which `nsys profile` draws")
+        .details("Costs nothing worth measuring where no profiler is attached."),
+];

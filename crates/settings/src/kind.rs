@@ -1,0 +1,169 @@
+//! What the value of a key must be: read from the command line, checked, and named in errors.
+
+use toml::Value;
+
+use super::device::Device;
+use super::error::ConfigError;
+use super::size::{Size, SizeError};
+
+/// What the value of a key must be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A whole number of at least this.
+    Whole(i64),
+    /// A whole number from the first to the second.
+    WholeUpTo(i64, i64),
+    /// A number in a range.
+    Real(Range),
+    /// `true` or `false`.
+    Bool,
+    /// Any text.
+    Text,
+    /// One of these names.
+    Choice(&'static [&'static str]),
+    /// The name of a device.
+    Device,
+    /// A size of memory.
+    Size,
+    /// A list of texts.
+    Texts,
+    /// A table of texts, its keys free.
+    TextTable,
+}
+
+/// Where a number may lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Range {
+    /// Finite and above 0.
+    Positive,
+    /// Above 0, infinity included.
+    PositiveOrInfinite,
+    /// Finite and at least 0.
+    NotNegative,
+    /// At least 0 and below 1.
+    BelowOne,
+    /// At least 0 and at most 1.
+    Share,
+}
+
+impl Kind {
+    /// Reads a value from the command line: TOML where the kind allows it, else the text itself.
+    pub fn parse(self, text: &str) -> Value {
+        let parsed = text.parse::<Value>().ok();
+        match (self, parsed) {
+            (Kind::Text | Kind::Choice(_) | Kind::Device, Some(Value::String(quoted))) => {
+                Value::String(quoted)
+            }
+            (Kind::Text | Kind::Choice(_) | Kind::Device, _) => Value::String(text.to_owned()),
+            (_, Some(value)) => value,
+            // TOML wants digits on both sides of the point.
+            (Kind::Real(_), None) => text
+                .parse()
+                .map_or_else(|_| Value::String(text.to_owned()), Value::Float),
+            (_, None) => Value::String(text.to_owned()),
+        }
+    }
+
+    /// Checks a value.
+    ///
+    /// # Errors
+    /// It does not fit; `place` has it.
+    pub fn check(self, key: &str, value: &Value, place: &str) -> Result<(), ConfigError> {
+        if self.allows(value) {
+            return Ok(());
+        }
+        let is_fp16 = matches!(value.as_str(), Some("fp16" | "f16" | "float16" | "half"));
+        if is_fp16 && key == "train.dtype" {
+            return Err(ConfigError::Fp16 {
+                key: key.to_owned(),
+                place: place.to_owned(),
+            });
+        }
+        Err(ConfigError::Value {
+            key: key.to_owned(),
+            value: value.to_string(),
+            place: place.to_owned(),
+            expected: self.expected(value),
+        })
+    }
+
+    fn allows(self, value: &Value) -> bool {
+        match self {
+            Kind::Whole(least) => value.as_integer().is_some_and(|number| number >= least),
+            Kind::WholeUpTo(least, most) => value
+                .as_integer()
+                .is_some_and(|number| (least..=most).contains(&number)),
+            Kind::Real(range) => {
+                let whole = value.as_integer().map(|number| number as f64);
+                whole
+                    .or(value.as_float())
+                    .is_some_and(|number| range.holds(number))
+            }
+            Kind::Bool => value.is_bool(),
+            Kind::Text => value.is_str(),
+            Kind::Choice(names) => value.as_str().is_some_and(|name| names.contains(&name)),
+            Kind::Device => value
+                .as_str()
+                .is_some_and(|name| name.parse::<Device>().is_ok()),
+            Kind::Size => Self::size(value).is_some_and(|size| size.is_ok()),
+            Kind::Texts => value
+                .as_array()
+                .is_some_and(|list| list.iter().all(Value::is_str)),
+            Kind::TextTable => value
+                .as_table()
+                .is_some_and(|table| table.values().all(Value::is_str)),
+        }
+    }
+
+    fn size(value: &Value) -> Option<Result<Size, SizeError>> {
+        match value {
+            Value::String(text) => Some(text.parse()),
+            Value::Integer(bytes) => Some(bytes.to_string().parse()),
+            _ => None,
+        }
+    }
+
+    /// What the value must be, after "it must be".
+    fn expected(self, value: &Value) -> String {
+        match self {
+            Kind::Whole(0) => "a whole number, 0 or more".to_owned(),
+            Kind::Whole(least) => format!("a whole number of at least {least}"),
+            Kind::WholeUpTo(least, most) => format!("a whole number from {least} to {most}"),
+            Kind::Real(range) => range.expected().to_owned(),
+            Kind::Bool => "true or false".to_owned(),
+            Kind::Text => "a text in quotes".to_owned(),
+            Kind::Choice(names) => format!("one of {}", names.join(", ")),
+            Kind::Device => "cpu, cuda or cuda:N".to_owned(),
+            Kind::Size => match Self::size(value) {
+                Some(Err(SizeError::NotPositive(_))) => "a size of memory above 0".to_owned(),
+                Some(Err(SizeError::AboveWhole(_))) => "at most 100%".to_owned(),
+                Some(Err(SizeError::TooLarge(_))) => "below 2^64 bytes".to_owned(),
+                _ => "a size of memory, for example 24GiB, 80GB, 1500000 or 95%".to_owned(),
+            },
+            Kind::Texts => "a list of texts in quotes".to_owned(),
+            Kind::TextTable => "a table whose values are texts".to_owned(),
+        }
+    }
+}
+
+impl Range {
+    fn holds(self, number: f64) -> bool {
+        match self {
+            Range::Positive => number.is_finite() && number > 0.0,
+            Range::PositiveOrInfinite => number > 0.0,
+            Range::NotNegative => number.is_finite() && number >= 0.0,
+            Range::BelowOne => (0.0..1.0).contains(&number),
+            Range::Share => (0.0..=1.0).contains(&number),
+        }
+    }
+
+    fn expected(self) -> &'static str {
+        match self {
+            Range::Positive => "a finite number above 0",
+            Range::PositiveOrInfinite => "a number above 0, or inf",
+            Range::NotNegative => "a finite number, 0 or more",
+            Range::BelowOne => "a number from 0 to below 1",
+            Range::Share => "a number from 0 to 1",
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The configuration of a run: its keys, where their values come from, what is refused, and what a step is made of.
+//!
+//! Every key is a row of [`keys`], with its kind, default, explanation and flag. Defaults are overridden by a preset or
+//! file, that by dedicated flags, and that by `--set`. Each layer is checked key by key ([`dotted`]) before the layers are
+//! merged ([`load`]); what the merged configuration may not contain is in [`check`]. A configuration without open
+//! questions becomes [`Settings`], which sessions and plans read.
+
+pub mod check;
+mod choices;
+mod defaults;
+mod device;
+pub mod dotted;
+mod error;
+mod hints;
+mod key;
+pub mod keys;
+pub mod kind;
+pub mod load;
+pub mod preset;
+mod reference;
+mod resolve;
+mod schema;
+mod settings;
+mod size;
+#[cfg(test)]
+mod tests;
+mod unknown;
+
+pub use choices::{AttentionBackend, FloatType, OptimizerPlace, Window};
+pub use device::{Device, DeviceError};
+pub use error::ConfigError;
+pub use key::{Argument, Flag, Key, KeyDefault};
+pub use reference::reference;
+pub use resolve::{Given, Resolved, RunOptions, Task, resolve};
+pub use schema::{
+    AttentionConfig, BatchConfig, Config, DataConfig, HardwareConfig, LogConfig, LrConfig,
+    MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig, TrainConfig,
+};
+pub use settings::{FLASH_FROM_SEQ, OptimizerOffload, Settings, StateFormats};
+pub use size::{Size, SizeError};

@@ -1,0 +1,280 @@
+//! A preset or file, overridden by the command line, made into a [`Config`].
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::defaults::defaults;
+use super::error::ConfigError;
+use super::keys::KEYS;
+use super::kind::Kind;
+use super::preset;
+use super::schema::Config;
+use super::{check, dotted};
+
+/// A preset or a configuration file as it was written.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The preset's name or the file's name without its extension.
+    pub name: String,
+    /// What error messages call it.
+    pub place: String,
+    /// Its keys, all known and of the right type.
+    pub table: Table,
+}
+
+/// One setting of the command line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Override {
+    /// The dotted key, or a section if the value is a table.
+    pub key: String,
+    /// Its value.
+    pub value: Value,
+    /// The argument as given, for error messages.
+    pub place: String,
+    /// It came from a dedicated flag, not from `--set`.
+    pub is_flag: bool,
+}
+
+/// A configuration and where parts of it came from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The configuration, its keys valid each by itself.
+    pub config: Config,
+    /// The argument that set a key, for keys set on the command line.
+    pub places: BTreeMap<String, String>,
+}
+
+/// Keys of `[model]` that have no default once the section is there.
+const SHAPE: [&str; 5] = ["hidden", "layers", "heads", "ffn", "vocab"];
+
+/// Keys of `[model]` that follow from these.
+const HEADS: [&str; 2] = ["kv_heads", "head_dim"];
+
+impl Source {
+    /// No preset and no file: the defaults, named after the model that they train.
+    pub fn defaults(model: &Path) -> Self {
+        let name = model
+            .file_name()
+            .map_or("model".into(), |name| name.to_string_lossy());
+        Self {
+            name: name.into_owned(),
+            place: "the defaults".into(),
+            table: Table::new(),
+        }
+    }
+
+    /// Finds a preset called `name`, else reads the file of that path.
+    ///
+    /// # Errors
+    /// Neither exists, the file is not TOML, a key is unknown or a value unfitting.
+    pub fn open(name: &str) -> Result<Self, ConfigError> {
+        let path = Path::new(name);
+        let unknown_preset = match preset::text(name) {
+            Ok(text) => return Self::parse(name.to_owned(), format!("the preset {name}"), text),
+            Err(error) => error,
+        };
+        let is_path = path.components().count() > 1 || path.extension().is_some_and(is_toml);
+        if !is_path && !path.exists() {
+            return Err(unknown_preset);
+        }
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+            path: name.to_owned(),
+            source,
+        })?;
+        let stem = path.file_stem().unwrap_or(path.as_os_str());
+        Self::parse(stem.to_string_lossy().into_owned(), name.to_owned(), &text)
+    }
+
+    /// Reads a configuration's text.
+    ///
+    /// # Errors
+    /// The text is not TOML, a key is unknown or a value unfitting.
+    pub fn parse(name: String, place: String, text: &str) -> Result<Self, ConfigError> {
+        let table: Table = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| {
+                let before = text.get(..span.start).unwrap_or_default();
+                before.matches('\n').count() + 1
+            });
+            ConfigError::Syntax {
+                place: place.clone(),
+                message: format!("line {line}: {}", error.message().replace('\n', ", ")),
+            }
+        })?;
+        let root = Value::Table(table.clone());
+        dotted::visit("", &root, &place, &mut Vec::new())?;
+        Ok(Self { name, place, table })
+    }
+
+    /// The keys directly under `[model]`, dotted.
+    pub fn model_keys(&self) -> Vec<String> {
+        let model = self.table.get("model").and_then(Value::as_table);
+        model
+            .into_iter()
+            .flat_map(Table::keys)
+            .map(|key| format!("model.{key}"))
+            .collect()
+    }
+}
+
+fn is_toml(extension: &std::ffi::OsStr) -> bool {
+    extension == "toml"
+}
+
+impl Override {
+    /// Reads the argument of `--set`.
+    ///
+    /// # Errors
+    /// It is not of the form `section.key=value`.
+    pub fn from_set(argument: &str) -> Result<Self, ConfigError> {
+        let (key, value) = argument
+            .split_once('=')
+            .map(|(key, value)| (key.trim(), value.trim()))
+            .filter(|(key, _)| !key.is_empty())
+            .ok_or_else(|| ConfigError::NotAnAssignment(argument.to_owned()))?;
+        let kind = dotted::find(key).map_or(Kind::TextTable, |key| key.kind);
+        Ok(Self {
+            key: key.to_owned(),
+            value: kind.parse(value),
+            place: format!("--set {argument}"),
+            is_flag: false,
+        })
+    }
+
+    /// The value `text` of the flag `flag`, which stands for `key`.
+    pub fn from_flag(flag: &str, key: &str, text: &str) -> Self {
+        let value = match dotted::find(key).map(|key| key.kind) {
+            None | Some(Kind::Text) => Value::String(text.to_owned()),
+            Some(kind) => kind.parse(text),
+        };
+        Self {
+            key: key.to_owned(),
+            value,
+            place: format!("{flag} {text}"),
+            is_flag: true,
+        }
+    }
+
+    /// What the flag `flag`, which takes no value, sets `key` to.
+    pub fn from_switch(flag: &str, key: &str, value: bool) -> Self {
+        Self {
+            key: key.to_owned(),
+            value: Value::Boolean(value),
+            place: flag.to_owned(),
+            is_flag: true,
+        }
+    }
+}
+
+/// Merges defaults, `source` and `overrides`, later ones winning. With `model_elsewhere` the
+/// model's shape comes from another place (a Hugging Face folder) and need not be complete.
+///
+/// # Errors
+/// An unknown key or unfitting value in an override, a flag that contradicts another flag, or an
+/// incomplete model.
+pub fn load(
+    source: &Source,
+    overrides: &[Override],
+    model_elsewhere: bool,
+) -> Result<Loaded, ConfigError> {
+    let mut table = defaults();
+    if source.table.contains_key("model") && !model_elsewhere {
+        let model = table.get_mut("model").and_then(Value::as_table_mut);
+        let model = model.expect("the model has defaults");
+        for name in SHAPE.iter().chain(&HEADS) {
+            model.remove(*name);
+        }
+    }
+    let root = Value::Table(source.table.clone());
+    let mut written = Vec::new();
+    dotted::visit("", &root, &source.place, &mut written)?;
+    for (key, value) in written {
+        dotted::insert(&mut table, &key, value.clone());
+    }
+    let mut set: BTreeMap<String, (&Value, &Override)> = BTreeMap::new();
+    for argument in overrides {
+        let mut found = Vec::new();
+        dotted::visit(&argument.key, &argument.value, &argument.place, &mut found)?;
+        for (key, value) in found {
+            if let Some((earlier_value, earlier)) = set.get(&key)
+                && earlier.is_flag
+                && argument.is_flag
+                && *earlier_value != value
+            {
+                return Err(ConfigError::Conflict {
+                    key,
+                    first: format!("`{}`", earlier.place),
+                    second: format!("`{}`", argument.place),
+                });
+            }
+            dotted::insert(&mut table, &key, value.clone());
+            set.insert(key, (value, argument));
+        }
+    }
+    derive_heads(&mut table, &source.place)?;
+    let config = Config::deserialize(Value::Table(table)).map_err(|error| ConfigError::Syntax {
+        place: source.place.clone(),
+        message: error.message().replace('\n', ", "),
+    })?;
+    let places = set
+        .into_iter()
+        .map(|(key, (_, argument))| (key, format!("`{}`", argument.place)))
+        .collect();
+    Ok(Loaded { config, places })
+}
+
+impl Config {
+    /// The configuration with further settings, each as `--set` takes it.
+    ///
+    /// # Errors
+    /// A setting that the command line would refuse too.
+    pub fn with(&self, set: &[String]) -> Result<Config, ConfigError> {
+        let source = Source {
+            name: String::new(),
+            place: "the run's configuration".into(),
+            table: Table::try_from(self)?,
+        };
+        let set = set.iter().map(|argument| Override::from_set(argument));
+        let config = load(&source, &set.collect::<Result<Vec<_>, _>>()?, false)?.config;
+        check::contradictions(&config)?;
+        config.model.validate()?;
+        Ok(config)
+    }
+}
+
+/// Fills `kv_heads` and `head_dim` of a model that leaves them out, once its shape is complete.
+fn derive_heads(table: &mut Table, place: &str) -> Result<(), ConfigError> {
+    let size = |name: &str| dotted::get(table, &format!("model.{name}"))?.as_integer();
+    let missing = |name: &str, rule| ConfigError::Missing {
+        key: format!("model.{name}"),
+        place: place.to_owned(),
+        rule,
+    };
+    if let Some(name) = SHAPE.into_iter().find(|name| size(name).is_none()) {
+        let rule = "a [model] section needs hidden, layers, heads, ffn and vocab";
+        return Err(missing(name, rule));
+    }
+    if let Some(scaling) = dotted::get(table, "model.rope_scaling").and_then(Value::as_table) {
+        let parts = KEYS.iter();
+        let mut parts = parts.filter_map(|key| key.name.strip_prefix("model.rope_scaling."));
+        if let Some(name) = parts.find(|name| !scaling.contains_key(*name)) {
+            let rule = "rope_scaling needs all its keys";
+            return Err(missing(&format!("rope_scaling.{name}"), rule));
+        }
+    }
+    let (hidden, heads) = (size("hidden").unwrap_or(1), size("heads").unwrap_or(1));
+    let (kv_heads, head_dim) = (size("kv_heads"), size("head_dim"));
+    if kv_heads.is_none() {
+        dotted::insert(table, "model.kv_heads", Value::Integer(heads));
+    }
+    if head_dim.is_none() {
+        if hidden % heads != 0 {
+            let rule = "hidden is not a multiple of heads, so the width of a head must be given";
+            return Err(missing("head_dim", rule));
+        }
+        dotted::insert(table, "model.head_dim", Value::Integer(hidden / heads));
+    }
+    Ok(())
+}

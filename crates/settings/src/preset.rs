@@ -1,0 +1,59 @@
+//! The complete named runs of `configs/`, compiled in.
+
+use super::error::ConfigError;
+use super::unknown::nearest_name;
+
+/// Names the preset's file in `configs/` and includes it.
+macro_rules! presets {
+    ($($name:literal),+ $(,)?) => {
+        &[$(($name, include_str!(concat!("../../../configs/", $name, ".toml")))),+]
+    };
+}
+
+/// Presets by name, the default first, with their text.
+const PRESETS: &[(&str, &str)] = presets![
+    "tiny",
+    "llama-15m",
+    "llama-3.2-1b",
+    "llama-3-8b",
+    "llama-3-70b",
+    "llama-3.1-405b",
+    "qwen2.5-0.5b",
+    "qwen2.5-1.5b",
+    "qwen2.5-7b",
+    "qwen2.5-14b",
+    "qwen3-8b",
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+];
+
+/// The preset of a run that names none.
+pub const DEFAULT: &str = "tiny";
+
+/// The names of all presets.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    PRESETS.iter().map(|(name, _)| *name)
+}
+
+/// The text of the preset called `name`.
+///
+/// # Errors
+/// No preset has that name; the error names the nearest.
+pub fn text(name: &str) -> Result<&'static str, ConfigError> {
+    PRESETS
+        .iter()
+        .find(|(preset, _)| *preset == name)
+        .map(|(_, text)| *text)
+        .ok_or_else(|| ConfigError::UnknownPreset {
+            name: name.to_owned(),
+            nearest: nearest_name(&name.to_lowercase(), names()),
+        })
+}
+
+/// The list of presets for `--help`.
+pub fn help() -> String {
+    let names = names().collect::<Vec<_>>().join(", ");
+    format!("Presets for --config: {names}")
+}

@@ -1,0 +1,168 @@
+//! A command line made into everything that a command needs to know.
+
+use std::path::PathBuf;
+
+use model::MegatronFlags;
+
+use super::choices::FloatType;
+use super::device::Device;
+use super::load::{self, Override, Source};
+use super::{Config, ConfigError, check, preset};
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Train a model.
+    Train,
+    /// Predict a run's memory.
+    Plan,
+    /// Write a freshly initialised model.
+    Init,
+    /// Time the operations of a step.
+    Profile,
+    /// Describe the machine.
+    Doctor,
+}
+
+/// What the command line says of the configuration.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// Preset or file.
+    pub config: Option<String>,
+    /// Flags that stand for keys.
+    pub flags: Vec<Override>,
+    /// The arguments of `--set`, in their order.
+    pub set: Vec<String>,
+    /// Megatron's recompute flags.
+    pub megatron: MegatronFlags,
+    /// Flags without a key that may not be built.
+    pub keyless: Vec<&'static str>,
+}
+
+/// What a run reads and writes, beside its configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    /// Run directory; of `init`: the model's folder.
+    pub out: Option<PathBuf>,
+    /// Hugging Face folder to start from; it sets the model.
+    pub init_from: Option<PathBuf>,
+    /// Folder for the trained model.
+    pub save_final: Option<PathBuf>,
+    /// The step, from 1, whose gradients are written.
+    pub dump_gradients: Option<u64>,
+    /// No progress.
+    pub quiet: bool,
+    /// Machine-readable output on stdout.
+    pub json: bool,
+}
+
+/// A command with its configuration and options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// What to do.
+    pub task: Task,
+    /// The preset's name, or the configuration file's without its extension.
+    pub name: String,
+    /// The configuration.
+    pub config: Config,
+    /// What is read and written.
+    pub options: RunOptions,
+    /// Keys of `[model]` that the user set, as `model.key`, sorted: by `--set`, or in the preset or
+    /// file of an explicit `--config`. With `init_from` they must agree with the model there.
+    pub explicit_model_keys: Vec<String>,
+    /// The command line sets `data.seq`: a batch file must agree with it.
+    pub seq_is_explicit: bool,
+}
+
+impl Resolved {
+    /// The device to use: the configured one, else the task's default.
+    pub fn device(&self) -> Device {
+        let configured = self.config.train.device;
+        match self.task {
+            Task::Init | Task::Doctor => Device::Cpu,
+            Task::Plan => configured.unwrap_or(Device::Cuda { index: 0 }),
+            Task::Train | Task::Profile => configured.unwrap_or_else(Device::best),
+        }
+    }
+
+    /// The data type to use: the configured one, else the device's default.
+    pub fn dtype(&self) -> FloatType {
+        self.decided(self.config.data.seq)
+            .train
+            .dtype
+            .expect("it is decided")
+    }
+
+    /// The configuration without what it leaves to the task, the device and the data, whose sequences have `seq` tokens.
+    pub fn decided(&self, seq: usize) -> Config {
+        let mut config = self.config.clone();
+        config.data.seq = seq;
+        config.train.device = Some(self.device());
+        config.train.dtype = Some(config.dtype());
+        config
+    }
+}
+
+/// Loads and checks the configuration that the command line describes.
+///
+/// # Errors
+/// A flag or setting that is unknown, contradictory, out of range or not built.
+pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved, ConfigError> {
+    for flag in given.keyless {
+        check::flag(flag)?;
+    }
+    let source = match (&given.config, &options.init_from) {
+        (Some(name), _) => Source::open(name)?,
+        // A model of the user's own is trained with the defaults, not with a preset's settings.
+        (None, Some(folder)) => Source::defaults(folder),
+        (None, None) => Source::open(preset::DEFAULT)?,
+    };
+    let mut overrides = given.flags;
+    if let Some(spec) = given.megatron.spec()? {
+        let flag = "--recompute-granularity";
+        overrides.push(Override::from_flag(flag, "recompute.spec", &spec));
+    }
+    for argument in &given.set {
+        overrides.push(Override::from_set(argument)?);
+    }
+
+    let model_elsewhere = options.init_from.is_some();
+    let loaded = load::load(&source, &overrides, model_elsewhere)?;
+    let config = loaded.config;
+    check::values(&config, &loaded.places, task == Task::Train)?;
+    check::contradictions(&config)?;
+    if !model_elsewhere {
+        config.model.validate()?;
+    }
+    if let Some(step) = options.dump_gradients
+        && step > config.train.steps as u64
+    {
+        return Err(ConfigError::Contradiction(format!(
+            "--dump-gradients {step} asks for a step after the last; the run has {} steps",
+            config.train.steps
+        )));
+    }
+
+    let mut explicit_model_keys = match given.config {
+        Some(_) => source.model_keys(),
+        None => Vec::new(),
+    };
+    explicit_model_keys.extend(loaded.places.keys().filter_map(|key| model_key(key)));
+    explicit_model_keys.sort();
+    explicit_model_keys.dedup();
+    Ok(Resolved {
+        task,
+        name: source.name,
+        config,
+        options,
+        explicit_model_keys,
+        seq_is_explicit: loaded.places.contains_key("data.seq"),
+    })
+}
+
+/// The key of `[model]` that a dotted key is or lies in.
+fn model_key(key: &str) -> Option<String> {
+    let mut parts = key.split('.');
+    let is_model = parts.next() == Some("model");
+    is_model.then(|| parts.next().map(|name| format!("model.{name}")))?
+}

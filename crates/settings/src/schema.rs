@@ -1,0 +1,227 @@
+//! The configuration as data: one struct a section.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use model::ModelConfig;
+use serde::{Deserialize, Serialize};
+
+use super::choices::{AttentionBackend, FloatType, OptimizerPlace, Window};
+use super::device::Device;
+use super::error::ConfigError;
+use super::size::Size;
+use data::Format;
+use optim::{MasterFormat, MomentFormat, ScheduleKind};
+
+/// Everything that decides what a run computes. `configs/reference.toml` explains every key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The shape of the model.
+    pub model: ModelConfig,
+    /// What it is trained on.
+    pub data: DataConfig,
+    /// How a step's samples are divided.
+    pub batch: BatchConfig,
+    /// Length, seed, device and data type of the run.
+    pub train: TrainConfig,
+    /// AdamW.
+    pub optim: OptimConfig,
+    /// The learning rate.
+    pub lr: LrConfig,
+    /// Which activations are computed again.
+    pub recompute: RecomputeConfig,
+    /// The implementation of attention.
+    pub attention: AttentionConfig,
+    /// What lives in host memory.
+    pub offload: OffloadConfig,
+    /// Limits of device memory.
+    pub memory: MemoryConfig,
+    /// What is known about the machine.
+    #[serde(default)]
+    pub hardware: HardwareConfig,
+    /// What is shown and recorded.
+    pub log: LogConfig,
+}
+
+/// `[data]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// File to train on; `None`: the built-in text.
+    pub path: Option<PathBuf>,
+    /// How the file is read.
+    pub format: Format,
+    /// Samples are drawn in an order shuffled by `train.seed`.
+    pub shuffle: bool,
+    /// Tokens in a sample.
+    pub seq: usize,
+}
+
+/// `[batch]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchConfig {
+    /// Samples in a micro-batch.
+    pub micro: usize,
+    /// Micro-batches in an optimizer step.
+    pub accum: usize,
+}
+
+/// `[train]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Optimizer steps of the whole run.
+    pub steps: usize,
+    /// Seed of initialisation, shuffling, stochastic rounding and dropout.
+    pub seed: u64,
+    /// Where to compute; `None`: the command's default.
+    pub device: Option<Device>,
+    /// Data type of weights and activations; `None`: the device's default.
+    pub dtype: Option<FloatType>,
+    /// Worker threads of the CPU; `None`: one per core. Never changes results.
+    pub threads: Option<usize>,
+    /// Steps in a row that may be skipped because loss or gradients are not finite; one more ends the run.
+    pub max_skipped: usize,
+}
+
+/// `[optim]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimConfig {
+    /// Data type of the moments.
+    pub state_dtype: MomentFormat,
+    /// Master copy of bf16 weights.
+    pub master: MasterFormat,
+    /// Data type of the accumulated gradients.
+    pub grad_dtype: FloatType,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay of matrices.
+    pub weight_decay: f64,
+    /// Global norm to which gradients are clipped; infinite: no clipping.
+    pub clip_norm: f64,
+    /// Name patterns of tensors that keep f32 moments under 8-bit states.
+    pub f32_states: Vec<String>,
+}
+
+/// `[lr]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LrConfig {
+    /// The learning rate after the warmup.
+    pub peak: f64,
+    /// How it moves after the warmup.
+    pub schedule: ScheduleKind,
+    /// Steps of the linear warmup.
+    pub warmup_steps: usize,
+    /// Steps of the decay; `None`: until the last step, for wsd the last tenth of the steps.
+    pub decay_steps: Option<usize>,
+    /// Learning rate after the decay, as a fraction of the peak.
+    pub min_ratio: f64,
+}
+
+/// `[recompute]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecomputeConfig {
+    /// What every layer recomputes, in the words of `--recompute`.
+    pub spec: String,
+    /// Specs for ranges of layers.
+    pub layers: BTreeMap<String, String>,
+}
+
+/// `[attention]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionConfig {
+    /// The implementation.
+    pub backend: AttentionBackend,
+}
+
+/// `[offload]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OffloadConfig {
+    /// Where the optimizer's state lives.
+    pub optimizer: OptimizerPlace,
+    /// Labels of activations that wait on the host for their backward pass: `none` or a comma list.
+    pub activations: String,
+    /// Share of the blocks whose optimizer state is offloaded, from 0 to 1.
+    pub fraction: f64,
+    /// When offloaded optimizer state is updated.
+    pub window: Window,
+    /// Chunks of offloaded optimizer state that are on the device at a time.
+    pub buffer_count: usize,
+    /// Most MiB of a chunk.
+    pub slab_mib: usize,
+    /// Folder on a disk for offloaded state.
+    pub path: Option<PathBuf>,
+}
+
+/// `[memory]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Leases beyond it are refused.
+    pub limit: Option<Size>,
+    /// What automatic choices plan for.
+    pub budget: Option<Size>,
+    /// Tokens in a chunk of the output head. It decides the order of sums, so the gradients' bits.
+    pub head_chunk: usize,
+}
+
+/// `[hardware]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HardwareConfig {
+    /// Bandwidth from host to device, GB/s.
+    pub h2d_gbps: Option<f64>,
+    /// Bandwidth from device to host, GB/s.
+    pub d2h_gbps: Option<f64>,
+    /// Bandwidth of both ways at a time, added up, GB/s.
+    pub both_ways_gbps: Option<f64>,
+    /// Peak rate of matrix products, TFLOP/s.
+    pub peak_tflops: Option<f64>,
+}
+
+/// `[log]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogConfig {
+    /// Steps between two lines of progress.
+    pub every: usize,
+    /// Every lease is recorded.
+    pub trace: bool,
+    /// Phases and layers are shown to NVIDIA's profilers.
+    pub nvtx: bool,
+}
+
+impl Config {
+    /// Where to compute; the processor where that is open.
+    pub fn device(&self) -> Device {
+        self.train.device.unwrap_or(Device::Cpu)
+    }
+
+    /// The type of weights and activations; where that is open, the device's.
+    pub fn dtype(&self) -> FloatType {
+        let default = match self.device() {
+            Device::Cpu => FloatType::F32,
+            Device::Cuda { .. } => FloatType::Bf16,
+        };
+        self.train.dtype.unwrap_or(default)
+    }
+
+    /// The configuration as TOML, every key that has a value; loading it gives an equal one.
+    ///
+    /// # Errors
+    /// A value that TOML cannot express, such as a path that is not Unicode.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        Ok(toml::to_string(self)?)
+    }
+}

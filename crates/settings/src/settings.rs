@@ -1,0 +1,204 @@
+//! What a step is made of: the configuration, read by those who compute.
+
+use super::choices::{AttentionBackend, OptimizerPlace, Window};
+use super::error::ConfigError;
+use super::schema::{Config, HardwareConfig};
+use memory::{DType, Layout};
+use model::{Architecture, Attention, ModelConfig, OffloadLabels, Policy};
+use optim::{Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule};
+use wildmatch::WildMatch;
+
+/// Everything that decides the memory and the arithmetic of a step.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The shape of the model.
+    pub model: ModelConfig,
+    /// Compute type.
+    pub dtype: DType,
+    /// Tokens in a sequence.
+    pub seq: usize,
+    /// Sequences in a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches in a step.
+    pub accum: usize,
+    /// What is kept, what is recomputed and what waits on the host.
+    pub policy: Policy,
+    /// Tokens in a chunk of the output head.
+    pub head_chunk: usize,
+    /// How attention is computed.
+    pub attention: Attention,
+    /// AdamW's numbers.
+    pub optimizer: Hyperparameters,
+    /// What training adds to the weights.
+    pub states: StateFormats,
+    /// Whether optimizer states live in host memory.
+    pub offload: Option<OptimizerOffload>,
+    /// The learning rate.
+    pub schedule: Schedule,
+    /// The seed of stochastic rounding.
+    pub seed: u64,
+    /// What estimates of time go by.
+    pub hardware: HardwareConfig,
+}
+
+/// What training adds to the weights, across steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateFormats {
+    /// The moments.
+    pub moments: MomentFormat,
+    /// What stands beside bf16 weights.
+    pub master: MasterFormat,
+    /// The gradients' type.
+    pub gradients: DType,
+    /// Name patterns (`*`, `?`) of tensors whose moments stay f32 where others are quantised.
+    pub f32_patterns: Vec<String>,
+}
+
+impl Default for StateFormats {
+    fn default() -> StateFormats {
+        StateFormats {
+            moments: MomentFormat::F32,
+            master: MasterFormat::F32,
+            gradients: DType::F32,
+            f32_patterns: Vec::new(),
+        }
+    }
+}
+
+/// Optimizer states that live in pinned host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerOffload {
+    /// Share of the blocks whose states are offloaded, from the last one on: the forward pass leaves those the most
+    /// time. 1 takes the embedding too.
+    pub fraction: f64,
+    /// When they are updated.
+    pub window: Window,
+    /// Most bytes of a chunk.
+    pub chunk_bytes: usize,
+    /// Chunks that are on the device at a time.
+    pub slots: usize,
+}
+
+impl Settings {
+    /// Reads a configuration that was accepted. What it leaves open is that of the processor.
+    ///
+    /// # Errors
+    /// A recompute specification or labels to offload that cannot be followed.
+    pub fn new(config: &Config) -> Result<Settings, ConfigError> {
+        let (optim, recompute) = (&config.optim, &config.recompute);
+        let seq = config.data.seq;
+        let labels = OffloadLabels::parse(&config.offload.activations);
+        let policy = Policy::with_layers(&recompute.spec, &recompute.layers, config.model.layers)?;
+        // A batch file brings its own length of sequences, so this is known only now.
+        if let Some(most) = config.model.max_positions.filter(|most| seq > *most) {
+            return Err(ConfigError::Contradiction(format!(
+                "sequences have {seq} tokens, but the model has learned only {most} positions (model.max_positions); make \
+                 data.seq at most {most}"
+            )));
+        }
+        Ok(Settings {
+            model: config.model.clone(),
+            dtype: config.dtype().into(),
+            seq,
+            micro_batch: config.batch.micro,
+            accum: config.batch.accum,
+            policy: policy.offload(&labels?)?,
+            head_chunk: config.memory.head_chunk,
+            attention: attention(config.attention.backend, seq),
+            optimizer: Hyperparameters {
+                beta1: optim.beta1,
+                beta2: optim.beta2,
+                eps: optim.eps,
+                weight_decay: optim.weight_decay,
+                clip_norm: optim.clip_norm,
+            },
+            states: StateFormats {
+                moments: optim.state_dtype,
+                master: optim.master,
+                gradients: optim.grad_dtype.into(),
+                f32_patterns: optim.f32_states.clone(),
+            },
+            offload: optimizer_offload(config),
+            schedule: Schedule {
+                kind: config.lr.schedule,
+                peak: config.lr.peak,
+                warmup_steps: config.lr.warmup_steps,
+                decay_steps: config.lr.decay_steps,
+                min_ratio: config.lr.min_ratio,
+                total_steps: config.train.steps,
+            },
+            seed: config.train.seed,
+            hardware: config.hardware.clone(),
+        })
+    }
+
+    /// The narrowest type that a matrix product reads or writes: bf16 if gradients or everything is.
+    pub fn narrowest_dtype(&self) -> DType {
+        match (self.dtype, self.states.gradients) {
+            (DType::F32, gradients) => gradients,
+            (dtype, _) => dtype,
+        }
+    }
+
+    /// Where each parameter of a model lies in the arenas.
+    ///
+    /// # Errors
+    /// A pattern of names that fits no parameter.
+    pub fn layout(&self, architecture: &Architecture) -> Result<Layout, ConfigError> {
+        let parameters = architecture.parameters();
+        if self.states.moments != MomentFormat::Quantised {
+            return Ok(parameters.layout(|_, _| false));
+        }
+        let patterns: Vec<WildMatch> = self
+            .states
+            .f32_patterns
+            .iter()
+            .map(|pattern| WildMatch::new(pattern))
+            .collect();
+        let layout = parameters.layout(|name, elements| {
+            elements < SMALLEST_QUANTISED || patterns.iter().any(|pattern| pattern.matches(name))
+        });
+        let names = || layout.entries().iter().map(|entry| entry.name.as_str());
+        // The defaults name the norms and embeddings of all families.
+        let defaults = Config::default().optim.f32_states;
+        for (pattern, text) in patterns.iter().zip(&self.states.f32_patterns) {
+            if !defaults.contains(text) && !names().any(|name| pattern.matches(name)) {
+                return Err(ConfigError::NoSuchParameter {
+                    pattern: text.clone(),
+                    example: names().next_back().unwrap_or_default().into(),
+                });
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Tokens of a step, masked ones included.
+    pub fn tokens_per_step(&self) -> usize {
+        self.seq * self.micro_batch * self.accum
+    }
+}
+
+fn optimizer_offload(config: &Config) -> Option<OptimizerOffload> {
+    let offload = &config.offload;
+    let is_on = offload.optimizer == OptimizerPlace::Pinned;
+    is_on.then_some(OptimizerOffload {
+        fraction: offload.fraction,
+        window: offload.window,
+        chunk_bytes: offload.slab_mib << 20,
+        slots: offload.buffer_count,
+    })
+}
+
+/// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
+pub const FLASH_FROM_SEQ: usize = 256;
+
+/// The kind of attention for sequences of `seq` tokens: `auto` is flash from [`FLASH_FROM_SEQ`] on, else eager.
+pub fn attention(backend: AttentionBackend, seq: usize) -> Attention {
+    match backend {
+        AttentionBackend::Eager => Attention::Eager,
+        AttentionBackend::Flash => Attention::Flash,
+        AttentionBackend::Auto if seq >= FLASH_FROM_SEQ => Attention::Flash,
+        AttentionBackend::Auto => Attention::Eager,
+        AttentionBackend::Cudnn => unreachable!("the configuration was refused: not built"),
+    }
+}

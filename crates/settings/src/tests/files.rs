@@ -1,0 +1,249 @@
+//! `configs/` and configurations written by a run.
+
+use std::collections::BTreeSet;
+
+use toml::{Table, Value};
+
+use super::{config, file};
+use crate::keys::KEYS;
+use crate::load::Source;
+use crate::{
+    AttentionBackend, AttentionConfig, BatchConfig, Config, DataConfig, Device, FloatType,
+    HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace,
+    RecomputeConfig, Size, TrainConfig, Window, dotted, preset, reference,
+};
+use data::Format;
+use model::{ActivationFunction, NormKind, Positions};
+use optim::{MasterFormat, MomentFormat, ScheduleKind};
+
+const REFERENCE: &str = include_str!("../../../../configs/reference.toml");
+
+/// A configuration in which every key has a value, none its default. The literals are exhaustive:
+/// a new field does not compile until it stands here.
+fn full() -> Config {
+    Config {
+        model: model::ModelConfig {
+            hidden: 96,
+            layers: 5,
+            heads: 6,
+            kv_heads: 3,
+            head_dim: 20,
+            ffn: 131,
+            vocab: 257,
+            tie_embeddings: true,
+            qkv_bias: true,
+            qk_norm: true,
+            norm: NormKind::Rms,
+            activation: ActivationFunction::Swiglu,
+            positions: Positions::Rotary,
+            max_positions: Some(64),
+            biases: false,
+            dropout: 0.0,
+            norm_eps: 1e-6,
+            rope_theta: 500_000.0,
+            rope_scaling: Some(model::RopeScaling {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_max_position: 8192,
+            }),
+            init_std: 0.01,
+        },
+        data: DataConfig {
+            path: Some("a \"quoted\" folder/tokens.bin".into()),
+            format: Format::U16,
+            shuffle: false,
+            seq: 37,
+        },
+        batch: BatchConfig { micro: 3, accum: 2 },
+        train: TrainConfig {
+            steps: 7,
+            seed: i64::MAX as u64,
+            device: Some(Device::Cuda { index: 1 }),
+            dtype: Some(FloatType::Bf16),
+            threads: Some(3),
+            max_skipped: 5,
+        },
+        optim: OptimConfig {
+            state_dtype: MomentFormat::Quantised,
+            master: MasterFormat::Remainder,
+            grad_dtype: FloatType::Bf16,
+            beta1: 0.1 + 0.2,
+            beta2: 0.999,
+            eps: 1e-30,
+            weight_decay: 0.0,
+            clip_norm: f64::INFINITY,
+            f32_states: vec![],
+        },
+        lr: LrConfig {
+            peak: 1.0 / 3.0,
+            schedule: ScheduleKind::Wsd,
+            warmup_steps: 1,
+            decay_steps: Some(2),
+            min_ratio: 0.0,
+        },
+        recompute: RecomputeConfig {
+            spec: "core_attn,mlp".to_owned(),
+            layers: [("0-3".to_owned(), "full".to_owned())].into(),
+        },
+        attention: AttentionConfig {
+            backend: AttentionBackend::Flash,
+        },
+        offload: OffloadConfig {
+            optimizer: OptimizerPlace::Pinned,
+            activations: "block_input".to_owned(),
+            fraction: 0.5,
+            window: Window::End,
+            buffer_count: 4,
+            slab_mib: 32,
+            path: Some("/scratch".into()),
+        },
+        memory: MemoryConfig {
+            limit: Some(Size::Bytes(24 << 30)),
+            budget: Some(Size::Percent(95.0)),
+            head_chunk: 100,
+        },
+        hardware: HardwareConfig {
+            h2d_gbps: Some(25.5),
+            d2h_gbps: Some(24.5),
+            both_ways_gbps: Some(40.5),
+            peak_tflops: Some(989.0),
+        },
+        log: LogConfig {
+            every: 10,
+            trace: true,
+            nvtx: true,
+        },
+    }
+}
+
+fn key_names(text: &str) -> BTreeSet<String> {
+    let table = Value::Table(toml::from_str::<Table>(text).unwrap());
+    let mut found = Vec::new();
+    dotted::visit("", &table, "a test", &mut found).unwrap();
+    found.into_iter().map(|(key, _)| key).collect()
+}
+
+fn all_keys() -> BTreeSet<String> {
+    KEYS.iter().map(|key| key.name.to_owned()).collect()
+}
+
+/// Parameters, counted from the shape alone.
+fn parameters(model: &model::ModelConfig) -> usize {
+    let (hidden, q, kv) = (model.hidden, model.q_width(), model.kv_width());
+    if let Some(positions) = model.max_positions {
+        let attention = 4 * hidden * hidden + 4 * hidden;
+        let layer = attention + 2 * hidden * model.ffn + model.ffn + hidden + 4 * hidden;
+        return (model.vocab + positions + 2) * hidden + model.layers * layer;
+    }
+    let bias = if model.qkv_bias { q + 2 * kv } else { 0 };
+    let head_norms = if model.qk_norm { 2 * model.head_dim } else { 0 };
+    let attention = 2 * hidden * q + 2 * hidden * kv + bias + head_norms;
+    let layer = attention + 3 * hidden * model.ffn + 2 * hidden;
+    let embeddings = if model.tie_embeddings { 1 } else { 2 };
+    embeddings * model.vocab * hidden + model.layers * layer + hidden
+}
+
+#[test]
+fn presets_have_the_published_parameter_counts() {
+    let published = [
+        ("tiny", 217_664),
+        ("llama-15m", 24_407_712),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen3-8b", 8_190_735_360),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ];
+    for (name, count) in published {
+        assert_eq!(parameters(&config(Some(name)).model), count, "{name}");
+    }
+    let names: BTreeSet<_> = published.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(preset::names().collect::<BTreeSet<_>>(), names);
+}
+
+#[test]
+fn the_folder_of_configurations_is_compiled_in() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs");
+    let files: BTreeSet<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    let presets = preset::names().map(str::to_owned);
+    let expected: BTreeSet<String> = presets.chain(["reference".to_owned()]).collect();
+    assert_eq!(files, expected);
+}
+
+#[test]
+fn every_field_has_a_key_and_every_key_a_field() {
+    assert_eq!(key_names(&full().to_toml().unwrap()), all_keys());
+}
+
+#[test]
+fn a_written_configuration_loads_as_the_same() {
+    for original in [Config::default(), full(), config(Some("llama-3.1-405b"))] {
+        let text = original.to_toml().unwrap();
+        let read: Config = toml::from_str(&text).unwrap();
+        assert_eq!(read, original, "{text}");
+    }
+    let set = ["data.seq=37", "memory.limit=95%", "lr.peak=1e-5"].map(String::from);
+    let original = config(None).with(&set).unwrap();
+    let (_folder, path) = file(&original.to_toml().unwrap());
+    assert_eq!(config(Some(&path)), original);
+}
+
+/// After a change of keys, `BLESS_REFERENCE=1 cargo test -p settings` writes the reference anew.
+#[test]
+fn the_reference_is_that_of_the_keys() {
+    if std::env::var_os("BLESS_REFERENCE").is_some() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/reference.toml");
+        std::fs::write(path, reference()).unwrap();
+        return;
+    }
+    assert_eq!(REFERENCE, reference());
+    let read: Config = toml::from_str(REFERENCE).unwrap();
+    assert_eq!(read, Config::default());
+
+    // Keys without a default are examples behind a `#`: with them, every key is there, and valid.
+    let is_example = |line: &str| line.starts_with('#') && !line.starts_with("# ");
+    let lines = REFERENCE.lines();
+    let examples = lines.map(|line| if is_example(line) { &line[1..] } else { line });
+    let examples: Vec<&str> = examples.collect();
+    assert_eq!(key_names(&examples.join("\n")), all_keys());
+}
+
+/// What a later layer says replaces what an earlier one said, and is checked as the command line is.
+#[test]
+fn further_settings_are_those_of_the_command_line() {
+    let tiny = config(None);
+    let with = |set: &str| tiny.with(&[set.to_owned()]);
+    assert_eq!(with("model.kv_heads=4").unwrap().model.kv_heads, 4);
+    for (set, words) in [
+        ("model.kv_heads=3", "not a multiple"),
+        ("model.kv_head=4", "did you mean `model.kv_heads`?"),
+        ("offload.window=end", "--offload-optimizer pinned"),
+    ] {
+        let message = with(set).unwrap_err().to_string();
+        assert!(message.contains(words), "{message}");
+    }
+}
+
+#[test]
+fn the_default_model_is_that_of_the_default_preset() {
+    assert_eq!(config(None).model, Config::default().model);
+}
+
+#[test]
+fn a_preset_wins_over_a_file_of_its_name() {
+    let source = Source::open("tiny").unwrap();
+    assert_eq!(source.place, "the preset tiny");
+}

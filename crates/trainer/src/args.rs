@@ -1,0 +1,161 @@
+//! The flags that `train`, `plan` and `profile` share.
+
+use crate::key_flags::KeyFlags;
+use clap::Args;
+use model::MegatronFlags;
+use settings::load::Override;
+use settings::{Given, RunOptions};
+use std::path::PathBuf;
+
+/// Flags that `train`, `plan` and `profile` share.
+#[derive(Debug, Default, Args)]
+pub struct RunArgs {
+    /// Where the configuration comes from.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Flags that stand for a key.
+    #[command(flatten)]
+    pub keys: KeyFlags,
+    /// Whose weights are trained.
+    #[command(flatten)]
+    pub weights: WeightsArgs,
+    /// What memory is spent on.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    /// What is written.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Flags without a key that are not built yet.
+    #[command(flatten)]
+    pub later: LaterArgs,
+}
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Configuration")]
+pub struct SourceArgs {
+    /// Preset or TOML file [default: tiny]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub config: Option<String>,
+    /// Set any configuration key (repeatable)
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Whose weights are trained.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Training")]
+pub struct WeightsArgs {
+    /// Start from a model in Hugging Face layout
+    #[arg(long, value_name = "DIR")]
+    pub init_from: Option<PathBuf>,
+}
+
+/// What memory is spent on, in other words than those of keys.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Memory")]
+pub struct MemoryArgs {
+    /// Megatron's granularity: none, selective, full
+    #[arg(long, value_name = "NAME")]
+    pub recompute_granularity: Option<String>,
+    /// Megatron's modules for selective recompute [default: core_attn]
+    #[arg(long, value_name = "NAMES", num_args = 0..)]
+    pub recompute_modules: Option<Vec<String>>,
+    /// Megatron's method for full recompute: uniform, block
+    #[arg(long, value_name = "NAME")]
+    pub recompute_method: Option<String>,
+    /// Megatron's number of layers for full recompute
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub recompute_num_layers: Option<String>,
+    /// adamw8bit stands for --state-dtype 8bit
+    #[arg(long, value_name = "NAME", value_parser = ["adamw", "adamw8bit"])]
+    pub optimizer: Option<String>,
+}
+
+/// What is written.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// Run directory [default: runs/NAME-TIME]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Write the trained model in Hugging Face layout
+    #[arg(long, value_name = "DIR")]
+    pub save_final: Option<PathBuf>,
+    /// Write the gradients of step N, before clipping
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub dump_gradients: Option<u64>,
+    /// No progress
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// Flags without a key that are not built yet: recognised, and refused with a sentence.
+#[derive(Debug, Default, Args)]
+pub struct LaterArgs {
+    /// Steps between checkpoints
+    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
+    pub save_every: Option<String>,
+    /// Checkpoints to keep
+    #[arg(long, hide = true, value_name = "K", allow_negative_numbers = true)]
+    pub keep_last: Option<String>,
+    /// Run or checkpoint to continue
+    #[arg(long, hide = true, value_name = "DIR")]
+    pub resume: Option<String>,
+    /// What the advice of `plan` must fit
+    #[arg(long, hide = true, value_name = "SIZE", allow_hyphen_values = true)]
+    pub device_memory: Option<String>,
+}
+
+impl RunArgs {
+    /// What the flags say of the configuration.
+    pub fn given(&self) -> Given {
+        let memory = &self.memory;
+        let mut flags = self.keys.overrides.clone();
+        if memory.optimizer.as_deref() == Some("adamw8bit") {
+            flags.push(Override {
+                place: "--optimizer adamw8bit".into(),
+                ..Override::from_flag("--optimizer", "optim.state_dtype", "8bit")
+            });
+        }
+        Given {
+            config: self.source.config.clone(),
+            flags,
+            set: self.source.set.clone(),
+            megatron: MegatronFlags {
+                granularity: memory.recompute_granularity.clone(),
+                modules: memory.recompute_modules.clone(),
+                method: memory.recompute_method.clone(),
+                num_layers: memory.recompute_num_layers.clone(),
+            },
+            keyless: self.keyless_flags().collect(),
+        }
+    }
+
+    /// What the flags say is read and written.
+    pub fn options(&self, json: bool) -> RunOptions {
+        RunOptions {
+            out: self.output.out.clone(),
+            init_from: self.weights.init_from.clone(),
+            save_final: self.output.save_final.clone(),
+            dump_gradients: self.output.dump_gradients,
+            quiet: self.output.quiet,
+            json,
+        }
+    }
+
+    /// The flags given that have no key and may not be built.
+    fn keyless_flags(&self) -> impl Iterator<Item = &'static str> {
+        let later = &self.later;
+        let flags = [
+            ("--save-every", later.save_every.is_some()),
+            ("--keep-last", later.keep_last.is_some()),
+            ("--resume", later.resume.is_some()),
+            ("--device-memory", later.device_memory.is_some()),
+        ];
+        flags
+            .into_iter()
+            .filter(|(_, given)| *given)
+            .map(|(flag, _)| flag)
+    }
+}

@@ -1,0 +1,66 @@
+//! The flags that stand for keys of the configuration, made from the rows of the keys.
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+use settings::keys::KEYS;
+use settings::kind::Kind;
+use settings::load::Override;
+use settings::{Argument, Flag, Key};
+
+/// Flags that stand for keys. Their values are read and checked as those of `--set` are.
+#[derive(Clone, Debug, Default)]
+pub struct KeyFlags {
+    /// What they set.
+    pub overrides: Vec<Override>,
+}
+
+/// The keys that have a flag.
+fn rows() -> impl Iterator<Item = (&'static Key, Flag)> {
+    KEYS.iter().filter_map(|key| Some((key, key.flag?)))
+}
+
+fn argument(key: &Key, flag: Flag) -> Arg {
+    let argument = Arg::new(flag.name)
+        .long(flag.name.trim_start_matches('-'))
+        .help(key.help())
+        .hide(flag.heading.is_none())
+        .help_heading(flag.heading);
+    match flag.argument {
+        Argument::None { .. } => argument.action(ArgAction::SetTrue),
+        Argument::Value(name) => argument
+            .value_name(name)
+            .allow_negative_numbers(matches!(key.kind, Kind::Whole(_) | Kind::Real(_)))
+            .allow_hyphen_values(key.kind == Kind::Size),
+    }
+}
+
+impl Args for KeyFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(rows().map(|(key, flag)| argument(key, flag)))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for KeyFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let read = |(key, flag): (&Key, Flag)| match flag.argument {
+            Argument::Value(_) => {
+                let text = matches.get_one::<String>(flag.name)?;
+                Some(Override::from_flag(flag.name, key.name, text))
+            }
+            Argument::None { sets, .. } => {
+                let is_given = matches.get_flag(flag.name);
+                is_given.then(|| Override::from_switch(flag.name, key.name, sets))
+            }
+        };
+        let overrides = rows().filter_map(read).collect();
+        Ok(KeyFlags { overrides })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

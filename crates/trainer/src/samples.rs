@@ -1,0 +1,36 @@
+//! What a configuration says of the data.
+
+use crate::failure::Failure;
+use data::{Dataset, Format, Options};
+use settings::{Config, Resolved};
+use std::path::Path;
+
+/// What to read, and how to cut it into steps.
+pub(crate) fn data_options(resolved: &Resolved) -> Options {
+    let config = &resolved.config;
+    let format = config.data.format;
+    let is_safetensors = |path: &Path| path.extension().is_some_and(|end| end == "safetensors");
+    let from_file = matches!(format, Format::Auto | Format::Batches)
+        && config.data.path.as_deref().is_some_and(is_safetensors);
+    // A batch file says its own sequence length, unless the user insists.
+    let asks_the_file = from_file && !resolved.seq_is_explicit;
+    Options {
+        path: config.data.path.clone(),
+        format,
+        seq: (!asks_the_file).then_some(config.data.seq),
+        micro_batch: config.batch.micro,
+        accum: config.batch.accum,
+        shuffle: config.data.shuffle,
+        seed: config.train.seed,
+        vocab: config.model.vocab,
+    }
+}
+
+/// The configuration that a run would have, without open questions: a batch file brings its own sequence length.
+pub(crate) fn decided(resolved: &Resolved) -> Result<Config, Failure> {
+    let options = data_options(resolved);
+    Ok(resolved.decided(match options.seq {
+        Some(seq) => seq,
+        None => Dataset::open(&options)?.seq(),
+    }))
+}

@@ -1,0 +1,223 @@
+//! Every refusal, with the words that make it useful.
+
+use super::{assert_refused, config, file, resolve};
+use settings::preset;
+
+#[test]
+fn unknown_keys_name_the_nearest() {
+    let parts = ["unknown key `model.hiden`", "did you mean `model.hidden`?"];
+    assert_refused(&["--set", "model.hiden=3"], &parts);
+    let (_folder, path) = file("[model]\nhiden = 3\n");
+    assert_refused(&["--config", &path], &[&parts[..], &[&path]].concat());
+    assert_refused(&["--set", "seq=3"], &["`seq`", "`data.seq`"]);
+    assert_refused(
+        &["--set", "modle={hidden=3}"],
+        &["`modle.hidden`", "`model.hidden`"],
+    );
+    assert_refused(
+        &["--set", "train.seed.x=3"],
+        &["`train.seed.x`", "`train.seed`"],
+    );
+    let (_folder, path) = file("[trian]\nsteps = 3\n");
+    assert_refused(&["--config", &path], &["`trian.steps`", "`train.steps`"]);
+    let (_folder, path) = file("seed = 3\n");
+    assert_refused(&["--config", &path], &["`seed`", "`train.seed`"]);
+}
+
+#[test]
+fn unknown_presets_name_the_nearest_and_all() {
+    assert_refused(
+        &["--config", "lama-15m"],
+        &["`lama-15m`", "did you mean `llama-15m`?"],
+    );
+    let hint = resolve(&["--config", "x"]).unwrap_err().hint().unwrap();
+    for name in preset::names() {
+        assert!(hint.contains(name), "{hint}");
+    }
+    assert_refused(
+        &["--config", "nowhere/x.toml"],
+        &["cannot read", "nowhere/x.toml"],
+    );
+    assert_refused(&["--config", "/"], &["cannot read"]);
+}
+
+#[test]
+fn unfitting_values_are_refused_with_what_fits() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["--seq", "0"], "at least 1"),
+        (&["--seq", "-4"], "at least 1"),
+        (&["--seq", "1e3"], "whole number"),
+        (&["--steps", "0"], "at least 1"),
+        (&["--micro-batch", "0"], "at least 1"),
+        (&["--accum", "-1"], "at least 1"),
+        (&["--threads", "0"], "at least 1"),
+        (&["--seed", "-1"], "0 or more"),
+        (&["--seed", "99999999999999999999"], "whole number"),
+        (&["--lr", "nan"], "finite"),
+        (&["--lr", "-0.1"], "0 or more"),
+        (&["--lr", "fast"], "finite number"),
+        (&["--memory-limit", "0"], "above 0"),
+        (&["--memory-limit", "-5GiB"], "above 0"),
+        (&["--memory-limit", "24Gi"], "24GiB"),
+        (&["--set", "memory.limit=true"], "24GiB"),
+        (&["--set", "optim.beta1=1.0"], "below 1"),
+        (&["--set", "optim.beta2=-0.1"], "from 0"),
+        (&["--set", "optim.beta2=nan"], "from 0"),
+        (&["--set", "optim.eps=0"], "above 0"),
+        (&["--set", "optim.clip_norm=0"], "above 0"),
+        (&["--set", "optim.weight_decay=-1"], "0 or more"),
+        (&["--set", "lr.min_ratio=2"], "from 0 to 1"),
+        (&["--set", "lr.schedule=cosin"], "cosine"),
+        (&["--set", "data.shuffle=1"], "true or false"),
+        (&["--set", "data.format=[1]"], "one of"),
+        (&["--set", "model.layers=0"], "at least 1"),
+        (&["--set", "model=3"], "section"),
+        (&["--set", "optim.f32_states=[1]"], "list of texts"),
+        (&["--set", "train.max_skipped=-1"], "0 or more"),
+        (&["--set", "model.rope_theta=inf"], "finite"),
+        (&["--device", "gpu"], "cuda:N"),
+        (&["--dtype", "int4"], "f32, bf16"),
+        (&["--dtype", "fp16"], "no loss scaling"),
+        (&["--set", "train.dtype=f16"], "bf16"),
+        (&["--set", "memory.head_chunk=0"], "at least 1"),
+        (&["--set", "offload.slab_mib=0"], "from 1 to 1048576"),
+        (&["--set", "offload.slab_mib=1048577"], "from 1 to 1048576"),
+        (
+            &["--set", "offload.slab_mib=17592186044416"],
+            "from 1 to 1048576",
+        ),
+        (&["--set", "log.every=0"], "at least 1"),
+        (&["--set", "hardware.peak_tflops=0"], "above 0"),
+        (&["--set", "model.hidden"], "section.key=value"),
+        (&["--set", "=3"], "section.key=value"),
+    ];
+    for (arguments, expected) in cases {
+        // The message says what fits, and where the value came from.
+        assert_refused(arguments, &[expected, arguments[1]]);
+    }
+    let (_folder, path) = file("[data]\nseq = \"long\"\n");
+    assert_refused(
+        &["--config", &path],
+        &["`data.seq`", "\"long\"", &path, "whole number"],
+    );
+}
+
+#[test]
+fn broken_files_are_refused_with_the_line() {
+    let (_folder, path) = file("[data]\nseq = 3\nseq = 4\n");
+    assert_refused(&["--config", &path], &[&path, "line 3"]);
+    let (_folder, path) = file("\n[data\n");
+    assert_refused(&["--config", &path], &[&path, "line 2"]);
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let cases: &[(&[&str], &str)] = &[
+        (
+            &["--set", "offload.window=end"],
+            "--offload-optimizer pinned",
+        ),
+        (
+            &[
+                "--offload-optimizer",
+                "pinned",
+                "--set",
+                "offload.fraction=0",
+            ],
+            "`offload.fraction` is 0",
+        ),
+        (
+            &["--set", "lr.schedule=constant", "--set", "lr.decay_steps=5"],
+            "constant",
+        ),
+        (
+            &[
+                "--set",
+                "lr.schedule=wsd",
+                "--set",
+                "lr.decay_steps=5",
+                "--steps",
+                "4",
+            ],
+            "4 steps",
+        ),
+        (&["--set", "data.format=u16"], "--data"),
+        (&["--dump-gradients", "9", "--steps", "8"], "8 steps"),
+        (
+            &["--set", "model.heads=5", "--set", "model.kv_heads=2"],
+            "not a multiple",
+        ),
+        (&["--set", "model.head_dim=15"], "odd"),
+        (
+            &["--set", "model.vocab=9000000000000000000"],
+            "larger than any machine",
+        ),
+        (&["--seq", "9000000000000000000"], "larger than any machine"),
+        (
+            &["--accum", "9000000000000000000"],
+            "larger than any machine",
+        ),
+        (
+            &["--recompute", "mlp", "--recompute-granularity", "selective"],
+            "`--recompute mlp`",
+        ),
+        (
+            &["--recompute-granularity", "full"],
+            "needs --recompute-method",
+        ),
+        (
+            &["--optimizer", "adamw8bit", "--state-dtype", "f32"],
+            "`--optimizer adamw8bit`",
+        ),
+    ];
+    for (arguments, expected) in cases {
+        assert_refused(arguments, &[expected]);
+    }
+    // Saying the same thing twice is no contradiction, and `--set` has the last word: the fixes of an
+    // out-of-memory error are added to the command that failed.
+    for seq in ["64", "32"] {
+        let set = format!("data.seq={seq}");
+        assert_eq!(
+            config(&["--set", &set, "--seq", "64"]).data.seq.to_string(),
+            seq
+        );
+    }
+    // A run may be shorter than the warmup of its preset.
+    assert_eq!(
+        config(&["--config", "llama-3-8b", "--steps", "2"])
+            .train
+            .steps,
+        2
+    );
+}
+
+#[test]
+fn what_is_not_built_is_refused_with_a_sentence() {
+    let settings: &[&[&str]] = &[
+        &["--attention", "cudnn"],
+        &["--offload-activations", "auto"],
+        &["--memory-budget", "20GiB"],
+        &["--device-memory", "24GiB"],
+        &["--trace"],
+        &["--resume", "latest"],
+        &["--save-every", "5"],
+        &["--keep-last", "2"],
+        &["--set", "offload.path=/scratch"],
+    ];
+    for arguments in settings {
+        for command in ["train", "plan"] {
+            let arguments = [&[command], *arguments].concat();
+            assert_refused(
+                &arguments,
+                &["not available", "not built yet", arguments[1]],
+            );
+        }
+    }
+    for name in ["bench", "prepare", "eval", "generate", "export", "report"] {
+        let name_in_ticks = format!("`trainer {name}`");
+        assert_refused(&[name, "--json", "x"], &[&name_in_ticks, "not built yet"]);
+        assert_refused(&[name, "--help"], &[&name_in_ticks]);
+    }
+    let (_folder, path) = file("[attention]\nbackend = \"cudnn\"\n");
+    assert_refused(&["--config", &path], &["`attention.backend = \"cudnn\"`"]);
+}

@@ -1,0 +1,75 @@
+//! Five steps of every family against Hugging Face transformers itself (`tests/golden/transformers/README.md`).
+
+mod common;
+
+use common::distance::{Distance, distance};
+use common::golden::{Golden, reference_steps};
+use memory::DType;
+use model::Attention;
+use serde_json::Value;
+
+/// The families that the trainer knows. Each is a folder of `tests/golden/transformers`.
+const FAMILIES: [&str; 6] = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gpt2"];
+
+/// How far a run may be from transformers.
+const TOLERANCE: Distance = Distance {
+    loss: 1e-5,
+    grad_norm: 1e-5,
+    gradient: 1e-4,
+    weight: 1e-4,
+};
+
+fn open(family: &str) -> Golden {
+    Golden::open(&format!("transformers/{family}"))
+}
+
+#[test]
+fn every_family_agrees_with_transformers() {
+    let ways = [
+        (Attention::Eager, "none"),
+        (Attention::Eager, "full"),
+        (Attention::Flash, "core_attn,layernorm,mlp"),
+    ];
+    for family in FAMILIES {
+        for (attention, mode) in ways {
+            let distance = distance(&open(family), DType::F32, attention, mode);
+            println!("{family} {attention:?} {mode}: {distance:?}");
+            let within = distance.loss < TOLERANCE.loss
+                && distance.grad_norm < TOLERANCE.grad_norm
+                && distance.gradient < TOLERANCE.gradient
+                && distance.weight < TOLERANCE.weight;
+            assert!(within, "{family} {attention:?} {mode}: {distance:?}");
+        }
+    }
+}
+
+/// How far transformers is from itself when a mistake is made on purpose; of weights nothing is known.
+fn distance_of_mistake(golden: &Golden, mistake: &Value) -> Distance {
+    let (right, wrong) = (golden.steps(), reference_steps(&mistake["steps"]));
+    assert_eq!((right.len(), wrong.len()), (5, 5));
+    let mut distance = Distance {
+        gradient: mistake["gradient_distance"].as_f64().unwrap(),
+        ..Distance::default()
+    };
+    for (right, wrong) in right.iter().zip(&wrong) {
+        let relative = |wrong: f64, right: f64| (wrong - right).abs() / right;
+        distance.loss = distance.loss.max(relative(wrong.loss, right.loss));
+        let norm = relative(wrong.grad_norm, right.grad_norm);
+        distance.grad_norm = distance.grad_norm.max(norm);
+    }
+    distance
+}
+
+/// GPT-2's likeliest mistakes, a GELU by the error function and a square `c_proj` that is not transposed, would not pass.
+#[test]
+fn the_tolerances_see_the_wrong_gelu_and_the_untransposed_projection() {
+    let golden = open("gpt2");
+    for mistake in ["gelu_erf", "c_proj_untransposed"] {
+        let distance = distance_of_mistake(&golden, &golden.reference["broken"][mistake]);
+        println!("{mistake}: {distance:?}");
+        let beyond = distance.loss > TOLERANCE.loss
+            && distance.grad_norm > TOLERANCE.grad_norm
+            && distance.gradient > TOLERANCE.gradient;
+        assert!(beyond, "{mistake}: {distance:?}");
+    }
+}

@@ -1,0 +1,51 @@
+// Dropout (Srivastava et al. 2014), alone and between a bias and a residual.
+#include "dropout.cuh"
+
+template <typename T> __device__ void add_pack(Pack &values, const T *x, size_t first, size_t n) {
+    const Pack terms = load(x, first, n);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        values.at[i] += terms.at[i];
+    }
+}
+
+// A block works on one row. Without a bias or a residual their pointers are null.
+template <typename T>
+__device__ void bias_dropout_add(T *out, const T *bias, const T *residual, size_t width, Dropout dropout) {
+    const size_t start = blockIdx.x * width;
+    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
+        Pack values = load(out + start, first, width);
+        if (bias != nullptr) {
+            add_pack(values, bias, first, width);
+        }
+        dropout.apply(values, start + first);
+        if (residual != nullptr) {
+            add_pack(values, residual + start, first, width);
+        }
+        store(out + start, first, width, values);
+    }
+}
+
+template <typename T> __device__ void dropout_backward(T *dx, const T *dy, size_t n, Dropout dropout) {
+    const size_t first = flat_pack();
+    if (first < n) {
+        Pack values = load(dy, first, n);
+        dropout.apply(values, first);
+        store(dx, first, n, values);
+    }
+}
+
+#define OF_ONE_TYPE(T, name)                                                                                   \
+    extern "C" __global__ void bias_dropout_add_##name(T *out, const T *bias, const T *residual, size_t width, \
+                                                       size_t threshold, size_t key, float kept_scale) {       \
+        bias_dropout_add(out, bias, residual, width, {threshold, key, kept_scale});                            \
+    }                                                                                                          \
+    EXPORT(bias_dropout_add_##name);                                                                           \
+    extern "C" __global__ void dropout_backward_##name(T *dx, const T *dy, size_t n, size_t threshold,         \
+                                                       size_t key, float kept_scale) {                         \
+        dropout_backward(dx, dy, n, {threshold, key, kept_scale});                                             \
+    }                                                                                                          \
+    EXPORT(dropout_backward_##name)
+
+OF_ONE_TYPE(float, f32);
+OF_ONE_TYPE(bf16, bf16);
