@@ -31,18 +31,27 @@ fn main() {
         .flag("-fno-strict-aliasing")
         // The same bits on every processor.
         .flag("-ffp-contract=off")
-        .flag_if_supported("-Wno-unknown-pragmas")
-        // Fibers jump between stacks, which looks to the hardened `longjmp` like an attack.
-        .flag("-U_FORTIFY_SOURCE");
+        .flag_if_supported("-Wno-unknown-pragmas");
 
     let plain = build.clone();
     let runtime = files(&emulation, "cpp");
     plain.clone().files(&runtime).compile("emulation_runtime");
 
+    // For a look at the suite's tolerances: kernels/emulation/README.md.
+    println!("cargo::rerun-if-env-changed=EMULATION_ROUNDING");
+    if std::env::var_os("EMULATION_ROUNDING").is_some_and(|rounding| rounding == "device") {
+        build
+            .define("EMULATION_ROUNDING", None)
+            .flag("-mfma")
+            .flag("-ffp-contract=fast");
+    }
     let sources = files(&kernels, "cu")
         .into_iter()
         .chain(files(&emulation.join("tests"), "cu"));
     build
+        // Has every access to memory call a function. `races.cpp` has these; the sanitizer's library is not linked.
+        .flag("-fsanitize=thread")
+        .flag_if_supported("--param=tsan-instrument-func-entry-exit=0")
         .flag("-include")
         .flag(emulation.join("emulation.h"))
         .flag("-x")

@@ -6,10 +6,9 @@
 #include <cstdio>
 #include <map>
 
-__thread uint3 threadIdx, blockIdx, blockDim, gridDim;
-
 namespace emulation {
 
+__thread Indices indices;
 __thread Block *current_block;
 
 static std::string text(const char *format, va_list arguments) {
@@ -18,12 +17,12 @@ static std::string text(const char *format, va_list arguments) {
     return buffer;
 }
 
-static std::string name_of(Place place) {
+std::string name_of(Place place) {
     const std::string file = place.file;
     return file.substr(file.find_last_of('/') + 1) + ":" + std::to_string(place.line);
 }
 
-static std::string name_of(uint3 index) {
+std::string name_of(uint3 index) {
     return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
 }
 
@@ -32,10 +31,40 @@ void fail(Place place, const char *format, ...) {
     va_start(arguments, format);
     const std::string what = text(format, arguments);
     va_end(arguments);
+    end_launch(name_of(place), what);
+}
+
+void end_launch(const std::string &where, const std::string &what) {
     Block &block = current();
-    block.error = name_of(place) + ": block " + name_of(blockIdx) + ", thread " + name_of(threadIdx) + ": " + what;
+    block.error = where + ": block " + name_of(blockIdx) + ", thread " + name_of(threadIdx) + ": " + what;
     block.suspend();
     __builtin_unreachable();
+}
+
+// A clock that could overflow within a launch starts again: a launch in which threads meet so often takes hours.
+void Block::begin_launch(const Kernel &of, void **with) {
+    kernel = &of;
+    arguments = with;
+    if (now.clock > UINT32_MAX / 2) {
+        now = {};
+        cells.clear();
+        global.forget();
+    }
+    now.launch = ++now.clock;
+    starts.clear();
+}
+
+void Block::begin_block(uint64_t number, size_t shared_bytes) {
+    now.block = now.barrier = ++now.clock;
+    starts.emplace_back(number, now.clock);
+    for (Thread &thread : threads) {
+        thread.state = State::Ready;
+        thread.copies.clear();
+    }
+    for (size_t warp = 0; warp < warp_count(); warp++) {
+        warps[warp].exchange = now.clock;
+    }
+    prepare(shared_bytes);
 }
 
 void Block::suspend() { fibers[running->number]->suspend(); }
@@ -43,9 +72,9 @@ void Block::suspend() { fibers[running->number]->suspend(); }
 // A fiber runs one thread after the other: every block has a thread of its number.
 void Block::start_fibers() {
     while (fibers.size() < threads.size()) {
-        fibers.emplace_back(new Fiber([this] {
+        fibers.emplace_back(new Fiber(stacks.stack(fibers.size()), [this] {
             for (;;) {
-                body();
+                kernel->call(kernel->function, arguments);
                 if (!running->copies.empty()) {
                     fail(running->copies[0].place, "the thread ends and has not waited for this copy");
                 }
@@ -66,6 +95,8 @@ void Block::run(bool reversed) {
             }
             running = &thread;
             threadIdx = thread.index;
+            now.thread = uint16_t(thread.number);
+            now.exchange = warps[thread.number / WARP].exchange;
             fibers[thread.number]->resume();
             if (!error.empty()) {
                 // Whoever was in the middle of a kernel never comes back from it.
@@ -74,7 +105,7 @@ void Block::run(bool reversed) {
             }
         }
         bool released = release_barrier();
-        for (size_t warp = 0; warp < warps.size(); warp++) {
+        for (size_t warp = 0; warp < warp_count(); warp++) {
             released |= release_warp(warp);
         }
         if (!released) {
@@ -101,12 +132,12 @@ bool Block::release_barrier() {
         counted.all &= thread.vote;
     }
     votes = counted;
-    epoch++;
+    now.barrier = ++now.clock;
     for (Thread &thread : threads) {
         thread.state = State::Ready;
     }
-    for (Warp &warp : warps) {
-        warp.epoch++;
+    for (size_t warp = 0; warp < warp_count(); warp++) {
+        warps[warp].exchange = now.clock;
     }
     return true;
 }
@@ -133,7 +164,7 @@ bool Block::release_warp(size_t warp) {
                 }
             }
             warps[warp].turn ^= 1;
-            warps[warp].epoch++;
+            warps[warp].exchange = ++now.clock;
             return true;
         }
     }
@@ -171,17 +202,17 @@ Votes block_barrier(bool vote, Place place) {
     return block.votes;
 }
 
-unsigned lane() { return current().running->number % WARP; }
+unsigned lane() { return current().running->lane(); }
 
 const uint64_t *exchange(unsigned mask, uint64_t value, Place place) {
     Block &block = current();
     Thread &thread = *block.running;
-    if (!(mask >> lane() & 1)) {
+    if (!(mask >> thread.lane() & 1)) {
         fail(place, "the thread is not in the mask %#x that it gives", mask);
     }
     Warp &warp = block.warps[thread.number / WARP];
     const unsigned turn = warp.turn;
-    warp.values[turn][lane()] = value;
+    warp.values[turn][thread.lane()] = value;
     thread.state = State::AtExchange;
     thread.place = place;
     thread.mask = mask;

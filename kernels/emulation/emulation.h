@@ -11,8 +11,13 @@
 
 #include "shared.h"
 #include "tensor_cores.h"
+#ifdef EMULATION_ROUNDING
+#include "rounding.h"
+#endif
 
-#define __global__
+// A kernel with all that it calls is one function: its local arrays have no addresses then, whose use would be reported
+// like that of any memory, and of every access the kernel's own line is known.
+#define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -34,8 +39,20 @@ struct alignas(16) float4 {
     float x, y, z, w;
 };
 
+namespace emulation {
+
 // Of the thread that runs: one at a time runs on each thread of the host.
-extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
+struct Indices {
+    uint3 thread, block, of_threads, of_blocks;
+};
+extern __thread Indices indices;
+
+}  // namespace emulation
+
+#define threadIdx emulation::indices.thread
+#define blockIdx emulation::indices.block
+#define blockDim emulation::indices.of_threads
+#define gridDim emulation::indices.of_blocks
 
 // Where in a kernel source a function was called.
 #define EMULATION_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -54,6 +71,9 @@ const uint64_t *exchange(unsigned mask, uint64_t value, Place place);
 
 // The lane of the thread that runs.
 unsigned lane();
+
+// Returns what the sum was. Threads take turns, so this is an ordinary addition.
+unsigned add_atomically(unsigned *sum, unsigned value, Place place);
 
 // The value that `lane` has exchanged; an error if it has not taken part.
 template <typename T> T value_of(const uint64_t *values, unsigned mask, unsigned lane, Place place) {
@@ -120,18 +140,27 @@ inline int __all_sync(unsigned mask, int vote, EMULATION_PLACE) {
     return __ballot_sync(mask, vote, file, line) == mask;
 }
 
-// Blocks and threads take turns, so an ordinary addition is atomic. There are none of floats, whose results would
-// depend on the order.
-inline int atomicAdd(int *sum, int value) { return (*sum += value) - value; }
-inline unsigned atomicAdd(unsigned *sum, unsigned value) { return (*sum += value) - value; }
+// There are no atomic additions of floats, whose results would depend on the order.
+inline unsigned atomicAdd(unsigned *sum, unsigned value, EMULATION_PLACE) {
+    return emulation::add_atomically(sum, value, {file, line});
+}
+inline int atomicAdd(int *sum, int value, EMULATION_PLACE) {
+    return int(emulation::add_atomically(reinterpret_cast<unsigned *>(sum), unsigned(value), {file, line}));
+}
 
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 // The emulation is compiled without contraction: ordinary operations are these.
+#ifdef EMULATION_ROUNDING
+inline float __fadd_rn(float a, float b) { return emulation::alone(a + b); }
+inline float __fsub_rn(float a, float b) { return emulation::alone(a - b); }
+inline float __fmul_rn(float a, float b) { return emulation::alone(a * b); }
+#else
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+#endif
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 

@@ -1,19 +1,37 @@
 // Stacks that take turns on one thread of the host.
 #pragma once
 
-#include <csetjmp>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
-#include <memory>
-#include <ucontext.h>
 
 namespace emulation {
+
+// Room for stacks, in one piece: whether an address is on any of them is one comparison.
+class Stacks {
+  public:
+    explicit Stacks(size_t count);
+    ~Stacks();
+    Stacks(const Stacks &) = delete;
+    Stacks &operator=(const Stacks &) = delete;
+
+    // Where a stack begins, and how long it is. Below it a fault waits, so that an overflow is not another's trouble.
+    struct Stack {
+        char *start;
+        size_t bytes;
+    };
+    Stack stack(size_t index);
+    bool hold(uintptr_t address) const { return address - reinterpret_cast<uintptr_t>(first) < bytes; }
+
+  private:
+    char *first;
+    size_t bytes;
+};
 
 // A body that runs until it suspends itself. The body never returns: it suspends for good at its end.
 class Fiber {
   public:
-    explicit Fiber(std::function<void()> body);
-    ~Fiber();
+    Fiber(Stacks::Stack stack, std::function<void()> body) : body(std::move(body)), stack(stack) {}
     Fiber(const Fiber &) = delete;
     Fiber &operator=(const Fiber &) = delete;
 
@@ -25,12 +43,13 @@ class Fiber {
 
   private:
     static void start(unsigned upper, unsigned lower);
+    void begin();
 
     std::function<void()> body;
-    void *stack;
+    Stacks::Stack stack;
     bool started = false;
-    ucontext_t first;
-    jmp_buf own, caller;
+    // As `__builtin_setjmp` leaves them.
+    void *own[5], *caller[5];
 };
 
 }  // namespace emulation

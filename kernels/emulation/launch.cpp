@@ -12,7 +12,7 @@ static std::map<std::string, Kernel> &kernels() {
     return kernels;
 }
 
-void add_kernel(const char *name, Kernel kernel) { kernels()[name] = std::move(kernel); }
+void add_kernel(const char *name, const Kernel &kernel) { kernels()[name] = kernel; }
 
 const Kernel *kernel_of(const std::string &name) {
     const auto found = kernels().find(name);
@@ -21,7 +21,7 @@ const Kernel *kernel_of(const std::string &name) {
 
 // Whether a kernel is the one that the caller takes it for; if not, why.
 static std::string mistake(const Kernel &kernel, const std::string &source, const std::string &arguments) {
-    const std::string file = kernel.file.substr(kernel.file.find_last_of('/') + 1);
+    const std::string path = kernel.file, file = path.substr(path.find_last_of('/') + 1);
     if (file != source + ".cu") {
         return "comes from `" + file + "`, not from `" + source + ".cu`";
     }
@@ -52,7 +52,9 @@ static std::vector<Thread> threads_of(uint3 block) {
     for (unsigned z = 0; z < block.z; z++) {
         for (unsigned y = 0; y < block.y; y++) {
             for (unsigned x = 0; x < block.x; x++) {
-                threads.push_back({{x, y, z}, unsigned(threads.size()), State::Ready, {"", 0}, 0, false, {}});
+                threads.emplace_back();
+                threads.back().index = {x, y, z};
+                threads.back().number = unsigned(threads.size() - 1);
             }
         }
     }
@@ -67,29 +69,30 @@ static bool is_reversed() {
     return (launches++ * fraction_of_golden_ratio) >> 63;
 }
 
+uint3 block_of(uint64_t number) {
+    const uint3 grid = gridDim;
+    return {unsigned(number % grid.x), unsigned(number / grid.x % grid.y), unsigned(number / grid.x / grid.y)};
+}
+
 std::string run(const Kernel &kernel, uint3 grid, uint3 block, size_t shared_bytes, void **arguments) {
     static thread_local std::unique_ptr<Block> of_this_thread(new Block);
-    current_block = of_this_thread.get();
-    Block &running = *current_block;
+    Block &running = *of_this_thread;
     const bool reversed = is_reversed();
-    running.body = [&kernel, arguments] { kernel.call(arguments); };
     gridDim = grid;
     blockDim = block;
-    const std::vector<Thread> threads = threads_of(block);
+    running.threads = threads_of(block);
+    running.begin_launch(kernel, arguments);
+    current_block = &running;
     const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
-    for (uint64_t turn = 0; turn < blocks; turn++) {
+    running.error.clear();
+    for (uint64_t turn = 0; turn < blocks && running.error.empty(); turn++) {
         const uint64_t number = reversed ? blocks - 1 - turn : turn;
-        blockIdx = {unsigned(number % grid.x), unsigned(number / grid.x % grid.y),
-                    unsigned(number / grid.x / grid.y)};
-        running.threads = threads;
-        running.warps.assign((threads.size() + WARP - 1) / WARP, Warp{});
-        running.prepare(shared_bytes);
+        blockIdx = block_of(number);
+        running.begin_block(number, shared_bytes);
         running.run(reversed);
-        if (!running.error.empty()) {
-            return running.error;
-        }
     }
-    return "";
+    current_block = nullptr;
+    return running.error;
 }
 
 }  // namespace emulation

@@ -4,6 +4,8 @@
 #include "emulation.h"
 #include "registry.h"
 
+#include <string>
+
 namespace emulation {
 
 // A kernel by its name; null if there is none.

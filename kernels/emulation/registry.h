@@ -2,22 +2,24 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <string>
+#include <type_traits>
 #include <utility>
+
+// A function that the compiler does not tell the emulation about.
+#define EMULATION_UNSEEN __attribute__((no_sanitize("thread")))
 
 namespace emulation {
 
 // A kernel: the file that it comes from, what its parameters are, one letter each, and how it is called with their
 // addresses.
 struct Kernel {
-    std::string file;
-    std::string parameters;
-    std::function<void(void **)> call;
+    const char *file;
+    const char *parameters;
+    void (*call)(void (*function)(), void **arguments);
+    void (*function)();
 };
 
-void add_kernel(const char *name, Kernel kernel);
+void add_kernel(const char *name, const Kernel &kernel);
 
 // p: pointer, s: size_t, i: int, f: float.
 template <typename T> constexpr char letter_of() {
@@ -30,18 +32,23 @@ template <typename T> constexpr char letter_of() {
     return 'f';
 }
 
-template <typename... P, size_t... I>
-void call_with(void (*kernel)(P...), void **arguments, std::index_sequence<I...>) {
-    kernel(*static_cast<P *>(arguments[I])...);
-}
+template <typename... P> struct Parameters {
+    static constexpr char LETTERS[] = {letter_of<P>()..., 0};
+
+    template <size_t... I>
+    EMULATION_UNSEEN static void pass(void (*kernel)(P...), void **arguments, std::index_sequence<I...>) {
+        kernel(*static_cast<P *>(arguments[I])...);
+    }
+    EMULATION_UNSEEN static void call(void (*function)(), void **arguments) {
+        pass(reinterpret_cast<void (*)(P...)>(function), arguments, std::index_sequence_for<P...>());
+    }
+};
 
 // Adds a kernel to the list when the program starts.
 struct Registration {
     template <typename... P> Registration(const char *file, const char *name, void (*kernel)(P...)) {
-        const auto call = [kernel](void **arguments) {
-            call_with(kernel, arguments, std::index_sequence_for<P...>());
-        };
-        add_kernel(name, {file, {letter_of<P>()...}, call});
+        typedef Parameters<P...> Of;
+        add_kernel(name, {file, Of::LETTERS, &Of::call, reinterpret_cast<void (*)()>(kernel)});
     }
 };
 

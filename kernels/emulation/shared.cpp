@@ -11,14 +11,13 @@ static const size_t GUARD_BYTES = 128;
 static const size_t ALIGNMENT = 128;
 
 void Block::prepare(size_t shared_bytes) {
-    std::fill(memory, memory + std::max(memory_used, GUARD_BYTES), POISON);
+    std::fill(memory, memory + GUARD_BYTES, POISON);
     arrays.clear();
     memory_used = GUARD_BYTES;
+    cells_used = 0;
     static_bytes = 0;
     dynamic_bytes = shared_bytes;
     dynamic = nullptr;
-    epoch = 0;
-    error.clear();
 }
 
 SharedArray *Block::add_array(Place place, const void *type, size_t element_bytes, size_t count) {
@@ -26,8 +25,11 @@ SharedArray *Block::add_array(Place place, const void *type, size_t element_byte
     if (memory_used + bytes + GUARD_BYTES > sizeof(memory)) {
         fail(place, "a block has no more than %zu bytes of shared memory", SHARED_BYTES_MAX);
     }
-    arrays.emplace_back(new SharedArray{place, type, element_bytes, count, memory_used, false, {}});
-    arrays.back()->cells.resize(count);
+    arrays.emplace_back(new SharedArray{place, type, element_bytes, count, memory_used, cells_used, false});
+    cells_used += count;
+    if (cells_used > cells.size()) {
+        cells.resize(cells_used);
+    }
     std::fill(memory + memory_used, memory + memory_used + bytes + GUARD_BYTES, POISON);
     memory_used += bytes + GUARD_BYTES;
     return arrays.back().get();
@@ -57,50 +59,35 @@ SharedArray *dynamic_array(size_t element_bytes, Place place) {
     return block.dynamic;
 }
 
-static Moment now() {
-    const Block &block = current();
-    const unsigned thread = block.running->number;
-    return {int(thread), block.epoch, block.warps[thread / WARP].epoch};
-}
-
-// Whether something that another thread did may come before or after what is done now.
-static bool is_unordered(const Moment &then, const Moment &now) {
-    if (then.thread < 0 || then.thread == now.thread) {
-        return false;
-    }
-    const bool same_warp = then.thread / int(WARP) == now.thread / int(WARP);
-    return same_warp ? then.warp_epoch == now.warp_epoch : then.block_epoch == now.block_epoch;
-}
-
 static Cell &cell_of(SharedArray *array, int64_t index, Place place) {
     if (index < 0 || size_t(index) >= array->count) {
         fail(place, "element %lld of a shared array of %zu", static_cast<long long>(index), array->count);
     }
-    return array->cells[size_t(index)];
+    return current().cells[array->first_cell + size_t(index)];
 }
 
 static void *address_of(const SharedArray *array, int64_t index) {
     return current().memory + array->offset + size_t(index) * array->element_bytes;
 }
 
+static void expect_alone(const History &history, const char *what, int64_t index, Place place) {
+    const Moment &now = current().now;
+    if (const Toucher toucher = history.rival(now, now.block)) {
+        fail(place, "race: element %lld of a shared array was %s by thread %u with no barrier since",
+             static_cast<long long>(index), what, toucher.thread);
+    }
+}
+
 void *element_read(SharedArray *array, int64_t index, Place place) {
     Cell &cell = cell_of(array, index, place);
     if (!array->unchecked) {
-        const Moment moment = now();
-        if (cell.written.thread < 0) {
+        const Moment &now = current().now;
+        if (!cell.written.has_any(now.block)) {
             fail(place, "element %lld of a shared array is read before it is written",
                  static_cast<long long>(index));
         }
-        if (is_unordered(cell.written, moment)) {
-            fail(place, "race: element %lld of a shared array was written by thread %d with no barrier since",
-                 static_cast<long long>(index), cell.written.thread);
-        }
-        const bool first = cell.read.thread < 0 || cell.read.block_epoch != moment.block_epoch;
-        const bool other = !first && cell.read.thread != moment.thread;
-        const bool same_warp = cell.read.thread / int(WARP) == moment.thread / int(WARP);
-        cell.read_by_lanes = !first && (cell.read_by_lanes || (other && same_warp));
-        cell.read_by_warps = !first && (cell.read_by_warps || (other && !same_warp));
-        cell.read = moment;
+        expect_alone(cell.written, "written", index, place);
+        cell.read.note(now, now.block);
     }
     return address_of(array, index);
 }
@@ -108,18 +95,10 @@ void *element_read(SharedArray *array, int64_t index, Place place) {
 void *element_written(SharedArray *array, int64_t index, Place place) {
     Cell &cell = cell_of(array, index, place);
     if (!array->unchecked) {
-        const Moment moment = now();
-        const bool read_since = cell.read.thread >= 0 && cell.read.block_epoch == moment.block_epoch;
-        const bool by_lanes = cell.read_by_lanes && cell.read.warp_epoch == moment.warp_epoch;
-        if (is_unordered(cell.read, moment) || (read_since && (cell.read_by_warps || by_lanes))) {
-            fail(place, "race: element %lld of a shared array was read by thread %d with no barrier since",
-                 static_cast<long long>(index), cell.read.thread);
-        }
-        if (is_unordered(cell.written, moment)) {
-            fail(place, "race: element %lld of a shared array was written by thread %d with no barrier since",
-                 static_cast<long long>(index), cell.written.thread);
-        }
-        cell.written = moment;
+        const Moment &now = current().now;
+        expect_alone(cell.read, "read", index, place);
+        expect_alone(cell.written, "written", index, place);
+        cell.written.note(now, now.block);
     }
     return address_of(array, index);
 }

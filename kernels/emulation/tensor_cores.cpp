@@ -11,7 +11,7 @@ const Registers *exchange_registers(const Registers &own, Place place) {
     Block &block = current();
     Warp &warp = block.warps[block.running->number / WARP];
     const unsigned turn = warp.turn;
-    warp.registers[turn][lane()] = own;
+    warp.registers[turn][block.running->lane()] = own;
     exchange(ALL_LANES, 0, place);
     return warp.registers[turn];
 }
@@ -65,12 +65,13 @@ void copy_later(SharedArray *array, int64_t index, const void *source, Place pla
         fail(place, "a copy of %zu bytes is not aligned", array->element_bytes);
     }
     std::memset(element_written(array, index, place), 0xff, array->element_bytes);
-    current().running->copies.push_back({array, index, source, place});
+    current().running->copies.push_back({array, index, source, place, current().now});
 }
 
 void finish_copies() {
     std::vector<Copy> &copies = current().running->copies;
     for (const Copy &copy : copies) {
+        read_global(copy.source, copy.array->element_bytes, copy.begin, copy.place);
         std::memcpy(element_written(copy.array, copy.index, copy.place), copy.source, copy.array->element_bytes);
     }
     copies.clear();

@@ -2,7 +2,7 @@
 //!
 //! [`Emulation`] is a driver for [`kernels::cuda::Cuda`]: the launch code, the arguments and the sources are those of
 //! the device. A fiber stands for each CUDA thread; barriers, warp shuffles and votes are what they wait at, and every
-//! access to shared memory by index is checked. `kernels/emulation/README.md` tells what this finds.
+//! access to global memory, and by index to shared memory, is checked. `kernels/emulation/README.md` tells what this finds.
 //!
 //! ```
 //! use emulation::Emulation;

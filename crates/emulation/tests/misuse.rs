@@ -7,6 +7,9 @@ use kernels::cuda::{Argument, Driver, Kernel, Launch};
 /// Elements of every output.
 const ROOM: usize = 1024;
 
+#[repr(align(16))]
+struct Room([u32; ROOM]);
+
 fn kernel(name: &'static str) -> Kernel {
     let source = "misuse";
     Kernel { source, name }
@@ -20,15 +23,25 @@ fn launch(
     shared_bytes: u32,
     more: &[Argument],
 ) -> Result<Vec<u32>, String> {
-    let mut out = vec![0u32; ROOM];
-    let pointer = Argument::Pointer(out.as_mut_ptr().cast());
+    launch_grid(name, [1, threads], shared_bytes, more)
+}
+
+/// The same with so many blocks of so many threads.
+fn launch_grid(
+    name: &'static str,
+    [blocks, threads]: [u32; 2],
+    shared_bytes: u32,
+    more: &[Argument],
+) -> Result<Vec<u32>, String> {
+    let mut out = Box::new(Room([0; ROOM]));
+    let pointer = Argument::Pointer(out.0.as_mut_ptr().cast());
     let arguments: Vec<Argument> = std::iter::once(pointer)
         .chain(more.iter().copied())
         .collect();
     let launch = Launch {
         queue: Queue::Compute,
         kernel: kernel(name),
-        grid: [1, 1, 1],
+        grid: [blocks, 1, 1],
         block: [threads, 1, 1],
         shared_bytes,
         arguments: &arguments,
@@ -36,7 +49,7 @@ fn launch(
     // SAFETY: the kernels write no more than `ROOM` elements of the output.
     let launched = unsafe { Emulation.launch(&launch) };
     match launched {
-        Ok(()) => Ok(out),
+        Ok(()) => Ok(out.0.to_vec()),
         Err(error) => {
             assert_eq!(error.operation, name);
             Err(error.message)
@@ -172,21 +185,161 @@ fn wide_accesses_off_their_alignment() {
 
 #[test]
 fn results_that_depend_on_the_order_of_blocks_change() {
-    let mut results = [0u32; 16];
-    for result in &mut results {
-        let arguments = [Argument::Pointer(std::ptr::from_mut(result).cast())];
-        let launch = Launch {
-            queue: Queue::Compute,
-            kernel: kernel("last_block"),
-            grid: [3, 1, 1],
-            block: [32, 1, 1],
-            shared_bytes: 0,
-            arguments: &arguments,
-        };
-        // SAFETY: the kernel writes one element.
-        unsafe { Emulation.launch(&launch) }.unwrap();
+    let firsts: Vec<u32> = (0..LAUNCHES)
+        .map(|_| launch_grid("queue_of_blocks", [3, 1], 0, &[]).unwrap()[1])
+        .collect();
+    assert!(firsts.contains(&0) && firsts.contains(&2), "{firsts:?}");
+}
+
+/// So many launches in a row have both orders of blocks.
+const LAUNCHES: usize = 4;
+
+/// Launches two blocks of a thread in both orders of blocks: whichever comes last meets with a race.
+#[track_caller]
+fn blocks_race(name: &'static str, arguments: &[Argument], parts: &[&str]) {
+    let mut last = [false; 2];
+    for _ in 0..LAUNCHES {
+        let message = launch_grid(name, [2, 1], 0, arguments).expect_err("a race is reported");
+        let by_second = message.contains(": block (1, 0, 0), thread (0, 0, 0): race: ");
+        let [own, other] = if by_second { [1, 0] } else { [0, 1] };
+        let own = format!(": block ({own}, 0, 0), thread (0, 0, 0): race: ");
+        let other = format!("which block ({other}, 0, 0), thread (0, 0, 0) has ");
+        for part in [&[own.as_str(), &other, "misuse.cu:"], parts].concat() {
+            assert!(message.contains(part), "`{part}` is not in: {message}");
+        }
+        last[usize::from(by_second)] = true;
     }
-    assert!(results.contains(&0) && results.contains(&2), "{results:?}");
+    assert_eq!(last, [true; 2], "both orders");
+}
+
+/// What a block does with an element.
+#[derive(Clone, Copy, PartialEq)]
+enum Use {
+    Reads,
+    Writes,
+    Adds,
+    AddsAtomically,
+}
+
+/// Two blocks that write the same value race too: no memory model gives such a program a meaning.
+#[test]
+fn races_between_blocks_for_global_memory() {
+    let uses = [Use::Reads, Use::Writes, Use::Adds, Use::AddsAtomically];
+    for (first, second) in uses.iter().flat_map(|a| uses.map(|b| (*a, b))) {
+        let arguments = [first, second].map(|how| Argument::Int(how as i32));
+        if first == second && [Use::Reads, Use::AddsAtomically].contains(&first) {
+            for _ in 0..LAUNCHES {
+                launch_grid("two_blocks", [2, 1], 0, &arguments).unwrap();
+            }
+        } else {
+            blocks_race("two_blocks", &arguments, &["byte 0 of argument 0"]);
+        }
+    }
+    blocks_race("reads_before_a_write", &[], &["byte 0 of argument 0"]);
+}
+
+#[test]
+fn blocks_may_share_a_word() {
+    for bytes in [1, 2, 4, 8] {
+        for start in (0..48).step_by(bytes) {
+            let arguments = [start, bytes].map(|number| Argument::Int(number as i32));
+            if start + bytes <= 16 || start >= 32 {
+                for _ in 0..LAUNCHES {
+                    launch_grid("wide_and_narrow", [2, 1], 0, &arguments).unwrap();
+                }
+            } else {
+                let byte = format!("writes byte {start} of argument 0");
+                blocks_race("wide_and_narrow", &arguments, &[&byte]);
+            }
+        }
+    }
+}
+
+/// How threads meet between two accesses.
+const NONE: i32 = 0;
+const WARPS: i32 = 1;
+const BLOCK: i32 = 2;
+
+/// Launches a block of two warps in both orders of threads; whether they race.
+#[track_caller]
+fn threads_race(name: &'static str, arguments: &[i32]) -> bool {
+    let arguments: Vec<Argument> = arguments.iter().copied().map(Argument::Int).collect();
+    let races = [(); LAUNCHES].map(|()| match launch(name, 64, 0, &arguments) {
+        Ok(_) => false,
+        Err(message) => {
+            let parts = [
+                "misuse.cu:",
+                "race: ",
+                ", which thread (",
+                "no barrier since",
+            ];
+            reports(Err(message), &parts);
+            true
+        }
+    });
+    assert_eq!(races, [races[0]; LAUNCHES], "{name}: in one order only");
+    races[0]
+}
+
+#[test]
+fn races_within_a_block_for_global_memory() {
+    for (distance, meeting, races) in [
+        (0, NONE, false),
+        (1, NONE, true),
+        (63, NONE, true),
+        (32, WARPS, true),
+        (1, BLOCK, false),
+        (32, BLOCK, false),
+    ] {
+        let found = threads_race("through_global_memory", &[distance, meeting]);
+        assert_eq!(found, races, "distance {distance}, meeting {meeting}");
+    }
+    for (writer, meeting, races) in [
+        (0, NONE, true),
+        (31, NONE, true),
+        (32, NONE, true),
+        (63, NONE, true),
+        (0, WARPS, true),
+        (63, WARPS, true),
+        (0, BLOCK, false),
+        (63, BLOCK, false),
+    ] {
+        let found = threads_race("written_by_a_reader", &[writer, meeting]);
+        assert_eq!(found, races, "writer {writer}, meeting {meeting}");
+    }
+    assert!(threads_race("sum_of_a_block", &[NONE]));
+    assert!(!threads_race("sum_of_a_block", &[BLOCK]));
+}
+
+/// Lanes of one warp need no more than their own meeting.
+#[test]
+fn lanes_meet_in_global_memory() {
+    for (meeting, races) in [(NONE, true), (WARPS, false)] {
+        let meeting = Argument::Int(meeting);
+        for distance in [1, 16, 31] {
+            let arguments = [Argument::Int(distance), meeting];
+            let launched = launch("through_global_memory", 32, 0, &arguments);
+            assert_eq!(launched.is_err(), races, "{launched:?}");
+        }
+        for writer in [0, 15, 31] {
+            let arguments = [Argument::Int(writer), meeting];
+            let launched = launch("written_by_a_reader", 32, 0, &arguments);
+            assert_eq!(launched.is_err(), races, "{launched:?}");
+        }
+    }
+}
+
+/// A copy may read its source until it is waited for.
+#[test]
+fn races_with_copies() {
+    launch("source_of_a_copy", 32, 0, &[Argument::Int(1)]).unwrap();
+    let result = launch("source_of_a_copy", 32, 0, &[Argument::Int(0)]);
+    let parts = [
+        "misuse.cu:",
+        "reads byte 12 of argument 0",
+        "thread (1, 0, 0) has written",
+    ];
+    reports(result, &parts);
 }
 
 #[test]

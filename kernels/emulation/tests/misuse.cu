@@ -96,9 +96,116 @@ extern "C" __global__ void dynamic(float *out, int count, int by_address) {
 }
 EXPORT(dynamic);
 
-// The result is whichever block comes last.
-extern "C" __global__ void last_block(int *out) { out[0] = blockIdx.x; }
-EXPORT(last_block);
+// The result is the order of the blocks: no race, but none that a device promises.
+extern "C" __global__ void queue_of_blocks(int *out) {
+    const int place = atomicAdd(out, 1);
+    out[1 + place] = blockIdx.x;
+}
+EXPORT(queue_of_blocks);
+
+// What a block does with the element that another block uses as well.
+enum Use { READS, WRITES, ADDS, ADDS_ATOMICALLY };
+
+__device__ inline void use(int *element, int how) {
+    switch (how) {
+        case READS: element[1 + blockIdx.x] = *element; break;
+        case WRITES: *element = 1; break;
+        case ADDS: *element += 1; break;
+        default: atomicAdd(element, 1);
+    }
+}
+
+// Block 0 uses an element in one way, block 1 in another.
+extern "C" __global__ void two_blocks(int *out, int first, int second) { use(out, blockIdx.x == 0 ? first : second); }
+EXPORT(two_blocks);
+
+// Both blocks read an element, then one of them writes it.
+extern "C" __global__ void reads_before_a_write(int *out) {
+    const int seen = out[0];
+    out[1 + blockIdx.x] = seen;
+    if (blockIdx.x == 1) {
+        out[0] = seen + 1;
+    }
+}
+EXPORT(reads_before_a_write);
+
+template <typename T> __device__ void write_at(unsigned char *out, int byte) {
+    *reinterpret_cast<T *>(out + byte) = T();
+}
+
+// Block 0 writes 16 bytes from byte 16 on, block 1 so many as `bytes` says from `start` on.
+extern "C" __global__ void wide_and_narrow(unsigned char *out, int start, int bytes) {
+    if (blockIdx.x == 0) {
+        write_at<uint4>(out, 16);
+        return;
+    }
+    switch (bytes) {
+        case 1: write_at<uint8_t>(out, start); break;
+        case 2: write_at<uint16_t>(out, start); break;
+        case 4: write_at<float>(out, start); break;
+        default: write_at<uint2>(out, start);
+    }
+}
+EXPORT(wide_and_narrow);
+
+// How the threads of a block meet between two accesses.
+enum Meeting { NONE, WARPS, BLOCK };
+
+__device__ inline void meet(int meeting) {
+    if (meeting == WARPS) {
+        __syncwarp();
+    } else if (meeting == BLOCK) {
+        __syncthreads();
+    }
+}
+
+// Every thread writes its element, then reads that of the thread `distance` on.
+extern "C" __global__ void through_global_memory(int *out, int distance, int meeting) {
+    out[threadIdx.x] = threadIdx.x;
+    meet(meeting);
+    out[blockDim.x + threadIdx.x] = out[(threadIdx.x + distance) % blockDim.x];
+}
+EXPORT(through_global_memory);
+
+// All threads read an element, then one of them writes it.
+extern "C" __global__ void written_by_a_reader(int *out, int writer, int meeting) {
+    const int seen = out[0];
+    meet(meeting);
+    if (int(threadIdx.x) == writer) {
+        out[0] = seen + 1;
+    }
+}
+EXPORT(written_by_a_reader);
+
+// All threads add to an element, and one reads the sum.
+extern "C" __global__ void sum_of_a_block(int *out, int meeting) {
+    atomicAdd(out, 1);
+    meet(meeting);
+    if (threadIdx.x == 0) {
+        out[1] = out[0];
+    }
+}
+EXPORT(sum_of_a_block);
+
+// Thread 0 copies a chunk of `out`, which thread 1 writes before the copy is waited for, or after.
+extern "C" __global__ void source_of_a_copy(float *out, int waits_first) {
+    SHARED(Chunk, chunk, 1);
+    if (threadIdx.x == 0) {
+        copy_async(chunk, 0, reinterpret_cast<const Chunk *>(out));
+        if (waits_first) {
+            wait_for_copies();
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 1) {
+        out[3] = 1.0f;
+    }
+    __syncthreads();
+    if (!waits_first) {
+        wait_for_copies();
+    }
+}
+EXPORT(source_of_a_copy);
 
 extern "C" __global__ void too_much_static(int *out) {
     SHARED(double, values, 8000);

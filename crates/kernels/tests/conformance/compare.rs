@@ -57,22 +57,15 @@ impl Expected {
         }
     }
 
-    /// What is expected on a target.
-    pub fn on(self, target: Target) -> Expected {
-        let exception = self.exception.filter(|exception| exception.0 == target);
-        Expected {
-            rule: exception.map_or(self.rule, |exception| exception.1),
-            ..self
-        }
-    }
-
     /// Names the size of the terms that cancel, for results that vanish.
     pub fn with_terms(self, terms: f64) -> Expected {
         Expected { terms, ..self }
     }
 
-    /// The worst error as a share of what is allowed, or what is wrong.
-    pub fn judge(&self, got: &Host) -> Result<f64, String> {
+    /// The worst error of a target's result as a share of what is allowed, or what is wrong.
+    pub fn judge(&self, got: &Host, target: Target) -> Result<f64, String> {
+        let exception = self.exception.filter(|exception| exception.0 == target);
+        let rule = exception.map_or(self.rule, |exception| exception.1);
         let got_values = got.values();
         if got_values.len() != self.values.len() {
             return Err(format!(
@@ -83,7 +76,7 @@ impl Expected {
         }
         let finite = self.values.iter().filter(|value| value.is_finite());
         let largest = finite.fold(self.terms, |largest, value| largest.max(value.abs()));
-        match self.rule {
+        match rule {
             Rule::Neighbour => return self.judge_neighbours(&got_values, largest),
             Rule::Codes => return self.judge_codes(&got_values),
             Rule::Standard | Rule::Chained | Rule::Exact => {}
@@ -96,7 +89,7 @@ impl Expected {
                 *want
             };
             let same = got_value == want || (got_value.is_nan() && want.is_nan());
-            let allowed = self.allowed(got.dtype, want, largest);
+            let allowed = allowed(rule, got.dtype, want, largest);
             let share = if same {
                 0.0
             } else {
@@ -142,15 +135,15 @@ impl Expected {
         }
         Ok(share)
     }
+}
 
-    fn allowed(&self, dtype: DType, want: f64, largest: f64) -> f64 {
-        let of_sum = 1e-5 * largest;
-        match (self.rule, dtype) {
-            (Rule::Exact | Rule::Neighbour | Rule::Codes, _) => 0.0,
-            (Rule::Standard, DType::BF16) => of_sum.max(2.0 * bf16_ulp(want)),
-            (Rule::Chained, DType::BF16) => of_sum.max(2.0 * bf16_ulp(largest)),
-            (Rule::Standard | Rule::Chained, _) => of_sum,
-        }
+fn allowed(rule: Rule, dtype: DType, want: f64, largest: f64) -> f64 {
+    let of_sum = 1e-5 * largest;
+    match (rule, dtype) {
+        (Rule::Exact | Rule::Neighbour | Rule::Codes, _) => 0.0,
+        (Rule::Standard, DType::BF16) => of_sum.max(2.0 * bf16_ulp(want)),
+        (Rule::Chained, DType::BF16) => of_sum.max(2.0 * bf16_ulp(largest)),
+        (Rule::Standard | Rule::Chained, _) => of_sum,
     }
 }
 
@@ -185,7 +178,7 @@ fn neighbours_and_codes_can_be_refused() {
     let judge = |dtype, rule, got: &[f64], want: &[f64]| {
         let expected = Expected::new("x", want.to_vec(), rule);
         let got = Host::new(dtype, [got.len()], got.iter().copied());
-        expected.judge(&got).is_ok()
+        expected.judge(&got, Target::Cpu).is_ok()
     };
     let neighbour = |got, want| judge(DType::BF16, Rule::Neighbour, &[got], &[want]);
     for sign in [1.0, -1.0] {
@@ -209,7 +202,8 @@ fn neighbours_and_codes_can_be_refused() {
 fn the_rule_can_refuse() {
     let judge = |dtype, rule, got: f64, want: f64| {
         let expected = Expected::new("x", vec![want, 1.0], rule);
-        expected.judge(&Host::new(dtype, [2], [got, 1.0])).is_ok()
+        let got = Host::new(dtype, [2], [got, 1.0]);
+        expected.judge(&got, Target::Cpu).is_ok()
     };
     assert!(judge(DType::F32, Rule::Standard, 0.5 + 9e-6, 0.5));
     assert!(!judge(DType::F32, Rule::Standard, 0.5 + 2e-5, 0.5));

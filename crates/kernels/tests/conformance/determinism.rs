@@ -1,15 +1,17 @@
-//! The same bits for any number of threads.
+//! The same bits for any number of threads. Only the CPU's implementation computes on the pool.
 
-use crate::device::computing;
+use crate::device::{Device, computing};
 use crate::host::Host;
 use crate::{DTYPES, SUITE, case};
+use kernels::Target;
 use memory::DType;
 use std::collections::BTreeSet;
 
-/// The outputs of every case on every implementation, in the current pool.
+/// The outputs of every case on the CPU, in the current pool.
 fn outputs(dtype: DType) -> Vec<(String, Vec<Host>)> {
     let mut outputs = Vec::new();
-    for device in computing(dtype) {
+    let on_pool = |device: &Device| device.kernels.target() == Target::Cpu;
+    for device in computing(dtype).into_iter().filter(on_pool) {
         for (_, cases) in SUITE {
             for case in cases(dtype) {
                 outputs.push((

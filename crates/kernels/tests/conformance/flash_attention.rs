@@ -214,7 +214,7 @@ const SHAPES: [[usize; 5]; 13] = [
     [1, 129, 2, 1, 256],
     [1, 150, 6, 2, 33],
     [1, 200, 8, 2, 64],
-    [2, 300, 2, 2, 128],
+    [1, 300, 2, 2, 128],
     [9, 50, 4, 4, 8],
 ];
 
@@ -251,7 +251,7 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
     for lengths in lengths {
         for dropout in [None, dropout(0.1)] {
             cases.push(FlashAttention {
-                attention: dropped([2, 300, 4, 2, 20], random, dropout),
+                attention: dropped([2, 300, 2, 1, 20], random, dropout),
                 lengths: lengths.to_vec(),
             });
         }
@@ -284,8 +284,7 @@ fn scores_of_thousands_do_not_overflow() {
             let largest = outputs[0].values().into_iter().fold(0.0, f64::max);
             assert!(largest > 2000.0, "{largest}");
             for (output, expected) in outputs.iter().zip(case.expected()).take(2) {
-                let expected = expected.on(device.kernels.target());
-                expected.judge(output).unwrap();
+                expected.judge(output, device.kernels.target()).unwrap();
             }
             for gradient in &outputs[2..] {
                 assert!(

@@ -155,7 +155,13 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             .into_iter()
             .enumerate()
         {
-            for inputs in [(0.0, 2.0), (0.0, 1e-3), (30.0, 1.0)] {
+            // Of much, one distribution for each pair of types: it is there for its size.
+            let all = [(0.0, 2.0), (0.0, 1e-3), (30.0, 1.0)];
+            let inputs = match tokens * hidden > 30_000 {
+                true => &all[turn % 3..][..1],
+                false => &all[..],
+            };
+            for inputs in inputs.iter().copied() {
                 cases.push(Box::new(LayerNorm {
                     dtype,
                     gradients,

@@ -155,8 +155,15 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         }));
     };
     for elements in SIZES {
-        for max_norm in [None, Some(1.0), Some(1e6)] {
-            norm(elements, Entries::Finite, max_norm, 3.5);
+        let factors = [None, Some(1.0), Some(1e6)];
+        // The factor is made after the sum, whose size does not matter to it.
+        let factors = if elements > 1_000_000 {
+            &factors[1..2]
+        } else {
+            &factors
+        };
+        for max_norm in factors {
+            norm(elements, Entries::Finite, *max_norm, 3.5);
         }
     }
     norm(37, Entries::Tiny, Some(1e-6), 0.0);
