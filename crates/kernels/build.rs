@@ -1,173 +1,176 @@
 //! Compiles the CUDA sources of `kernels/` and writes the list that `src/cuda/device/modules.rs` includes.
-//!
-//! Every source becomes PTX for compute capability 8.0, and that becomes a fat binary: machine code for 8.0 (which
-//! 8.6 and 8.9 run too) and 9.0, and the PTX itself, which the driver of any later GPU compiles when it is loaded. A
-//! source that asks for `__CUDA_ARCH_FEAT_SM90_ALL`, and so has instructions that only Hopper has, gets its machine
-//! code for 9.0 from a compilation of its own, for `sm_90a`. The PTX stays in OUT_DIR, where tests read it.
-
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Mutex;
-
-/// What a source names that has code for Hopper alone; the compiler defines it for `compute_90a`.
-const HOPPER: &str = "__CUDA_ARCH_FEAT_SM90_ALL";
-
-/// One source file.
-struct Source {
-    path: PathBuf,
-    name: String,
-    text: String,
-}
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    if std::env::var_os("CARGO_FEATURE_CUDA").is_none() {
-        return;
-    }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
-    println!("cargo::rerun-if-changed={}", folder.display());
-    println!("cargo::rerun-if-env-changed=CUDA_HOME");
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    match embed(&nvcc(), sources(&folder), &out) {
-        Ok(list) => std::fs::write(out.join("embedded.rs"), list).expect("OUT_DIR can be written"),
-        Err(message) => {
-            println!("cargo::error={}", message.replace('\n', "\ncargo::error="));
-            std::process::exit(1);
-        }
-    }
+    #[cfg(feature = "cuda")]
+    cuda::main();
 }
 
-/// The sources by name.
-fn sources(folder: &Path) -> Vec<Source> {
-    let entries = std::fs::read_dir(folder)
-        .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
-    let paths = entries.map(|entry| entry.expect("a folder entry can be read").path());
-    let source = |path: PathBuf| {
-        let name = path.file_stem().expect("it ends in .cu").to_string_lossy();
-        let text = std::fs::read_to_string(&path)
-            .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
-        Source {
-            name: name.into_owned(),
-            text,
-            path,
-        }
-    };
-    let mut sources: Vec<Source> = paths
-        .filter(|path| path.extension().is_some_and(|end| end == "cu"))
-        .map(source)
-        .collect();
-    sources.sort_by(|one, other| one.name.cmp(&other.name));
-    sources
-}
+/// NVRTC makes machine code of every source for each kind of GPU that it knows, and PTX for others (`crates/nvrtc`). Each
+/// is embedded by itself, compressed: together they are 22 MB of code that looks much the same.
+///
+/// A source is compiled again only where its text, a header, the compiler or this script is another.
+#[cfg(feature = "cuda")]
+mod cuda {
+    use miniz_oxide::{deflate::compress_to_vec_zlib, inflate::decompress_to_vec_zlib};
+    use nvrtc::{Compiled, Error, Job, MACHINE_CODE, Nvrtc, PTX_OF, Source};
+    use std::collections::BTreeMap;
+    use std::path::{Path, PathBuf};
+    use std::sync::Mutex;
 
-/// Compiles everything; what is embedded, as a Rust expression.
-fn embed(nvcc: &Path, sources: Vec<Source>, out: &Path) -> Result<String, String> {
-    let version = toolkit_version(nvcc)?;
-    let mut list = format!("Embedded {{ toolkit_version: {version}, sources: &[\n");
-    let names: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
-    compile_all(nvcc, sources, out)?;
-    for name in names {
-        let ptx = std::fs::read_to_string(out.join(format!("{name}.ptx")));
-        let ptx = ptx.map_err(|error| error.to_string())?;
-        let kernels = kernels(&ptx);
-        let image = out.join(format!("{name}.fatbin"));
-        list += &format!(
-            "Source {{ name: {name:?}, kernels: &{kernels:?}, image: &Aligned(*include_bytes!({image:?})) }},\n"
-        );
-    }
-    Ok(list + "]}\n")
-}
+    /// Set to anything, it makes warnings errors, spilled registers among them. CI sets it; the compiler of a toolkit
+    /// that was not tried may warn of more.
+    const DENY_WARNINGS: &str = "KERNELS_DENY_WARNINGS";
 
-/// Names of the kernels in a module. In PTX each is `.visible .entry name(`.
-fn kernels(ptx: &str) -> Vec<&str> {
-    ptx.split(".visible .entry ")
-        .skip(1)
-        .filter_map(|entry| entry.split('(').next())
-        .collect()
-}
+    /// What the compilers warned of, by source.
+    type Warnings = BTreeMap<String, String>;
 
-/// The compiler of CUDA_HOME, or else of PATH.
-fn nvcc() -> PathBuf {
-    let home = std::env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
-    home.filter(|nvcc| nvcc.exists()).unwrap_or("nvcc".into())
-}
-
-/// Version of the toolkit as the driver counts, 13000 for 13.0.
-fn toolkit_version(nvcc: &Path) -> Result<u32, String> {
-    let said = run(nvcc, &["--version".as_ref()])?;
-    let release = said.split("release ").nth(1);
-    let release = release.and_then(|rest| rest.split(',').next());
-    let numbers = release.and_then(|release| release.trim().split_once('.'));
-    let version = numbers.and_then(|(major, minor)| {
-        Some(major.parse::<u32>().ok()? * 1000 + minor.parse::<u32>().ok()? * 10)
-    });
-    version.ok_or_else(|| format!("{} does not tell its version: {said}", nvcc.display()))
-}
-
-/// Compiles as many sources at a time as cargo lets this script use threads.
-fn compile_all(nvcc: &Path, mut sources: Vec<Source>, out: &Path) -> Result<(), String> {
-    let threads = std::env::var("NUM_JOBS")
-        .ok()
-        .and_then(|jobs| jobs.parse().ok());
-    // The longest is taken first: nothing else should wait for it at the end.
-    sources.sort_by_key(|source| source.text.len());
-    let queue = Mutex::new(sources);
-    let next = || queue.lock().expect("no thread panics").pop();
-    std::thread::scope(|scope| {
-        let work = || {
-            while let Some(source) = next() {
-                compile(nvcc, &source, out)?;
+    pub(super) fn main() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
+        println!("cargo::rerun-if-changed={}", folder.display());
+        println!("cargo::rerun-if-env-changed=CUDA_HOME");
+        println!("cargo::rerun-if-env-changed={DENY_WARNINGS}");
+        let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+        let kind = match embed(&folder, &out) {
+            Err(error) => Some((
+                "error",
+                format!("the feature `cuda` compiles kernels: {error}"),
+            )),
+            Ok(warnings) if warnings.is_empty() => None,
+            Ok(warnings) => {
+                let said = warnings.into_values().collect::<String>();
+                let denied = std::env::var_os(DENY_WARNINGS).is_some();
+                Some((if denied { "error" } else { "warning" }, said))
             }
-            Ok(())
         };
-        let threads: Vec<_> = (0..threads.unwrap_or(1))
-            .map(|_| scope.spawn(work))
-            .collect();
-        let outcomes = threads
-            .into_iter()
-            .map(|thread| thread.join().expect("no thread panics"));
-        outcomes.collect()
-    })
-}
-
-/// PTX, and the fat binary.
-fn compile(nvcc: &Path, source: &Source, out: &Path) -> Result<(), String> {
-    let file = |end: &str| out.join(format!("{}.{end}", source.name));
-    let (ptx, image) = (file("ptx"), file("fatbin"));
-    let compile = |options: &[&str], from: &Path, to: &Path| {
-        let options = ["--std=c++17", "-O3"].iter().chain(options);
-        let options = options.map(|option| option.as_ref());
-        let files = ["-o".as_ref(), to.as_os_str(), from.as_os_str()];
-        run(nvcc, &options.chain(files).collect::<Vec<_>>())
-    };
-    compile(&["-ptx", "-arch=compute_80"], &source.path, &ptx)?;
-    if source.text.contains(HOPPER) {
-        let portable = "arch=compute_80,code=[sm_80,compute_80]";
-        let hopper = "arch=compute_90a,code=sm_90a";
-        let options = ["-fatbin", "-gencode", portable, "-gencode", hopper];
-        compile(&options, &source.path, &image)?;
-    } else {
-        // From the same PTX: the front end takes most of the time, and both GPUs have the same code.
-        let targets = "arch=compute_80,code=[sm_80,sm_90,compute_80]";
-        compile(&["-fatbin", "-gencode", targets], &ptx, &image)?;
+        if let Some((kind, message)) = kind {
+            for line in message.lines() {
+                println!("cargo::{kind}={line}");
+            }
+        }
     }
-    Ok(())
-}
 
-/// Runs the compiler; what it says on stdout.
-fn run(nvcc: &Path, arguments: &[&std::ffi::OsStr]) -> Result<String, String> {
-    let ended = Command::new(nvcc).args(arguments).output();
-    let ended = ended.map_err(|error| {
-        format!(
-            "the feature `cuda` needs NVIDIA's compiler, and {} does not run ({error}); \
-             eval \"$(scripts/cuda-toolkit)\" installs one without a GPU",
-            nvcc.display()
-        )
-    })?;
-    if !ended.status.success() {
-        let said = String::from_utf8_lossy(&ended.stderr);
-        let file = arguments.last().unwrap_or(&"".as_ref()).to_string_lossy();
-        return Err(format!("{file} does not compile:\n{said}"));
+    /// Compiles what has changed, and lists everything.
+    fn embed(folder: &Path, out: &Path) -> Result<Warnings, Error> {
+        let home = std::env::var_os("CUDA_HOME").map(PathBuf::from);
+        let nvrtc = Nvrtc::load(home.as_deref())?;
+        let sources = nvrtc::read_sources(folder)?;
+        let common = format!(
+            "{} {:?}\n{}",
+            nvrtc.version(),
+            script_time(),
+            headers(folder)?
+        );
+        let stamp = |source: &Source| out.join(format!("{}.inputs", source.name));
+        let inputs = |source: &Source| format!("{common}{}", source.text).into_bytes();
+        let is_stale = |source: &&Source| read(&stamp(source)).ok() != Some(inputs(source));
+        let stale: Vec<Source> = sources.iter().filter(is_stale).cloned().collect();
+        let warnings = compile(&nvrtc, &stale, out)?;
+        // What was warned of is compiled, and warned of, again.
+        for source in stale
+            .iter()
+            .filter(|source| !warnings.contains_key(&source.name))
+        {
+            write(&stamp(source), &inputs(source))?;
+        }
+        write(
+            &out.join("embedded.rs"),
+            list(&nvrtc, &sources, out)?.as_bytes(),
+        )?;
+        Ok(warnings)
     }
-    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+
+    /// When this script was compiled: with it may have changed how sources are.
+    fn script_time() -> Option<std::time::SystemTime> {
+        let script = std::env::current_exe().ok()?;
+        script.metadata().ok()?.modified().ok()
+    }
+
+    /// All headers of the folder.
+    fn headers(folder: &Path) -> Result<String, Error> {
+        let failed = |error| Error::File {
+            path: folder.into(),
+            error,
+        };
+        let entries = std::fs::read_dir(folder).map_err(failed)?;
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|end| end == "cuh"));
+        paths.sort();
+        let texts = paths.iter().map(|path| read(path));
+        let texts: Vec<Vec<u8>> = texts.collect::<Result<_, _>>()?;
+        Ok(String::from_utf8_lossy(&texts.concat()).into_owned())
+    }
+
+    /// Compiles as many at a time as cargo lets this script use threads.
+    fn compile(nvrtc: &Nvrtc, sources: &[Source], out: &Path) -> Result<Warnings, Error> {
+        let threads = std::env::var("NUM_JOBS").ok();
+        let threads = threads.and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
+        let warnings = Mutex::new(Warnings::new());
+        let done = |Job { source, target }: Job, compiled: Compiled| {
+            let write = |kind: &str, code: &[u8]| {
+                write(&image(out, source, kind), &compress_to_vec_zlib(code, 9))
+            };
+            if !compiled.warnings.is_empty() {
+                let mut warnings = warnings.lock().expect("no thread panics");
+                let said = warnings.entry(source.name.clone()).or_default();
+                *said += &format!("{}.cu for {target}:\n{}\n", source.name, compiled.warnings);
+            }
+            if target == PTX_OF {
+                write("ptx", &compiled.ptx)?;
+            }
+            write(target, &compiled.machine_code)
+        };
+        nvrtc::compile_all(nvrtc, nvrtc::jobs(sources, &MACHINE_CODE), threads, done)?;
+        Ok(warnings.into_inner().expect("no thread panics"))
+    }
+
+    /// Where what was made of a source lies: machine code by its target, or `ptx`.
+    fn image(out: &Path, source: &Source, kind: &str) -> PathBuf {
+        out.join(format!("{}.{kind}.z", source.name))
+    }
+
+    /// What is embedded, as a Rust expression.
+    fn list(nvrtc: &Nvrtc, sources: &[Source], out: &Path) -> Result<String, Error> {
+        let version = nvrtc.version();
+        let mut list = format!("Embedded {{ toolkit_version: {version}, sources: &[\n");
+        for source in sources {
+            let ptx = read(&image(out, source, "ptx"))?;
+            let ptx = decompress_to_vec_zlib(&ptx).expect("it was compressed above");
+            let ptx = String::from_utf8_lossy(&ptx);
+            let targets = MACHINE_CODE.map(|target| source.target(target));
+            let images = targets.iter().chain(&["ptx"]);
+            let images = images.map(|kind| {
+                let path = image(out, source, kind);
+                format!("Image(include_bytes!({path:?})), ")
+            });
+            let (name, kernels) = (&source.name, kernels(&ptx));
+            let images: String = images.collect();
+            list += &format!(
+                "Source {{ name: {name:?}, kernels: &{kernels:?}, images: &[{images}] }},\n"
+            );
+        }
+        Ok(list + "]}\n")
+    }
+
+    /// Names of the kernels in a module. In PTX each is `.visible .entry name(`.
+    fn kernels(ptx: &str) -> Vec<&str> {
+        ptx.split(".visible .entry ")
+            .skip(1)
+            .filter_map(|entry| entry.split('(').next())
+            .collect()
+    }
+
+    fn read(path: &Path) -> Result<Vec<u8>, Error> {
+        std::fs::read(path).map_err(|error| Error::File {
+            path: path.into(),
+            error,
+        })
+    }
+
+    fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+        std::fs::write(path, bytes).map_err(|error| Error::File {
+            path: path.into(),
+            error,
+        })
+    }
 }

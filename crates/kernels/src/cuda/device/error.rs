@@ -46,8 +46,8 @@ fn advice(error: CUresult) -> &'static str {
              compatibility packages out of LD_LIBRARY_PATH"
         }
         CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
-            "the driver is older than the compiler of this binary: update it, or build with an older toolkit \
-             (CUDA_HOME)"
+            "the driver is older than the compiler of this binary: update it, or build with the toolkit that \
+             scripts/cuda-toolkit installs"
         }
         CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_INVALID_PTX => {
             "the kernels are for compute capability 8.0 (Ampere) and newer"

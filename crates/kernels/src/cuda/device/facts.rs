@@ -1,16 +1,13 @@
 //! Which GPUs there are, and what they are.
 
 use super::error;
+use super::image::Code;
 use crate::KernelError;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 
-/// The kernels use what came with Ampere: asynchronous copies, and tensor cores for bf16.
-const CAPABILITY_MIN: (i32, i32) = (8, 0);
-
-/// Major compute capabilities that the binary has machine code for: it runs on every minor one from that which it was
-/// made for, 8.0 and 9.0. Later GPUs have theirs compiled from PTX by the driver.
-const MACHINE_CODE_FOR: [i32; 2] = [8, 9];
+/// The first driver that knows Blackwell, compute capability 10 and later.
+const BLACKWELL_DRIVER: i32 = 12080;
 
 /// What a GPU is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,54 +71,59 @@ impl DeviceFacts {
         })
     }
 
-    /// Whether this GPU and its driver run kernels that were compiled by a toolkit of this version (13000 for 13.0).
+    /// Whether this GPU and its driver run `code`, which is what the GPU takes of the binary, compiled by a toolkit of
+    /// this version (12090 for 12.9).
     ///
     /// # Errors
     /// [`KernelError`], with what to do, where they do not.
-    pub(super) fn check(&self, toolkit_version: i32) -> Result<(), KernelError> {
-        let ((major, minor), (least, least_minor)) = (self.capability, CAPABILITY_MIN);
-        if self.capability < CAPABILITY_MIN {
-            return Err(KernelError::device(
-                "cuda",
-                format!(
-                    "{} has compute capability {major}.{minor}; the kernels need {least}.{least_minor} (Ampere) or \
-                     newer",
-                    self.name
-                ),
+    pub(super) fn check(
+        &self,
+        code: Option<Code>,
+        toolkit_version: i32,
+    ) -> Result<(), KernelError> {
+        let refuse = |message| Err(KernelError::device("cuda", message));
+        let (name, (major, minor)) = (&self.name, self.capability);
+        // Asynchronous copies, and tensor cores for bf16, came with Ampere: the PTX is for that.
+        let Some(code) = code else {
+            return refuse(format!(
+                "{name} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer"
             ));
-        }
-        let needed = self.driver_needed(toolkit_version);
+        };
+        let needed = self.driver_needed(code, toolkit_version);
         if self.driver_version >= needed {
             return Ok(());
         }
         let [has, needed, toolkit] =
             [self.driver_version, needed, toolkit_version].map(version_text);
-        Err(KernelError::device(
-            "cuda",
-            format!(
-                "the driver of {} is for CUDA {has}, and the kernels of this binary, compiled by CUDA {toolkit}, need \
-                 one for CUDA {needed} or newer on it: update the driver (nvidia-smi shows its CUDA version), or build \
-                 with an older toolkit (CUDA_HOME)",
-                self.name
-            ),
+        refuse(format!(
+            "the driver of {name} is for CUDA {has}, and the kernels of this binary ({code}, compiled by CUDA {toolkit}) \
+             need one for CUDA {needed} or newer on it: update the driver (nvidia-smi shows its CUDA version), or build \
+             with the toolkit that scripts/cuda-toolkit installs, which asks for the least"
         ))
     }
 
-    /// The oldest driver that runs kernels compiled by a toolkit, by the CUDA version that the driver tells.
+    /// The oldest driver that runs `code` on this GPU, by the CUDA version that the driver tells.
     ///
-    /// NVIDIA's rules ("CUDA Compatibility"): machine code runs on every driver of the toolkit's major version and
-    /// later (minor version compatibility). PTX is newer than the compiler in any driver that is older than its
-    /// toolkit, even by a minor version.
-    fn driver_needed(&self, toolkit_version: i32) -> i32 {
-        match MACHINE_CODE_FOR.contains(&self.capability.0) {
-            true => toolkit_version / 1000 * 1000,
-            false => toolkit_version,
+    /// NVIDIA's rules ("CUDA Compatibility"): machine code runs on every driver of the toolkit's major version and later
+    /// that knows the GPU (minor version compatibility). PTX is newer than the compiler in any driver that is older than
+    /// its toolkit, even by a minor version.
+    ///
+    /// That is CUDA 12.0 or more. Our own calls ask for less: pools of memory, 11.2. What came later they do without, the
+    /// closest node of host memory, 12.2.
+    fn driver_needed(&self, code: Code, toolkit_version: i32) -> i32 {
+        let oldest = match code {
+            Code::MachineCode { .. } => toolkit_version / 1000 * 1000,
+            Code::Ptx { .. } => toolkit_version,
+        };
+        match self.capability.0 {
+            10.. => oldest.max(BLACKWELL_DRIVER),
+            _ => oldest,
         }
     }
 }
 
 /// 13000 as 13.0.
-fn version_text(version: i32) -> String {
+pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
@@ -129,9 +131,8 @@ fn version_text(version: i32) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_driver_is_refused_where_it_cannot_run_the_kernels() {
-        let facts = |capability, driver_version| DeviceFacts {
+    fn facts(capability: (i32, i32), driver_version: i32) -> DeviceFacts {
+        DeviceFacts {
             index: 0,
             name: "the GPU".into(),
             capability,
@@ -139,30 +140,66 @@ mod tests {
             shared_bytes_max: 232448,
             host_node: 0,
             driver_version,
-        };
-        let is_enough =
-            |capability, driver, toolkit| facts(capability, driver).check(toolkit).is_ok();
-        for capability in [(8, 0), (8, 6), (8, 9), (9, 0)] {
-            assert!(is_enough(capability, 13000, 13000));
-            assert!(is_enough(capability, 13000, 13020), "minor versions");
-            assert!(is_enough(capability, 12020, 12040), "minor versions");
-            assert!(is_enough(capability, 14010, 13020), "later drivers");
-            assert!(!is_enough(capability, 12090, 13000));
         }
-        assert!(is_enough((12, 0), 13020, 13020) && is_enough((12, 0), 14000, 13020));
-        assert!(
-            !is_enough((12, 0), 13010, 13020),
-            "PTX is compiled by the driver"
-        );
-        assert!(!is_enough((7, 5), 13000, 13000));
-        let message = facts((9, 0), 12090).check(13020).unwrap_err().message;
-        for part in [
-            "the driver of the GPU is for CUDA 12.9",
-            "compiled by CUDA 13.2",
-            "one for CUDA 13.0 or newer",
-            "update the driver",
+    }
+
+    const PTX: Code = Code::Ptx {
+        capability: (8, 0),
+        version: (8, 8),
+    };
+
+    #[test]
+    fn the_oldest_driver_follows_from_the_code_and_the_gpu() {
+        for (capability, toolkit, of_machine_code, of_ptx) in [
+            ((8, 0), 12090, 12000, 12090),
+            ((9, 0), 12090, 12000, 12090),
+            ((10, 0), 12090, 12080, 12090),
+            ((12, 1), 12080, 12080, 12080),
+            ((9, 0), 13020, 13000, 13020),
+            ((12, 0), 13020, 13000, 13020),
         ] {
-            assert!(message.contains(part), "{message}");
+            let facts = facts(capability, 0);
+            let machine_code = Code::MachineCode { capability };
+            assert_eq!(facts.driver_needed(machine_code, toolkit), of_machine_code);
+            assert_eq!(facts.driver_needed(PTX, toolkit), of_ptx);
         }
+    }
+
+    #[test]
+    fn a_driver_is_refused_where_it_cannot_run_the_kernels() {
+        let hopper = Some(Code::MachineCode { capability: (9, 0) });
+        facts((9, 0), 12000).check(hopper, 12090).unwrap();
+        facts((9, 0), 14010).check(hopper, 12090).unwrap();
+        facts((11, 0), 12090).check(Some(PTX), 12090).unwrap();
+        let message = |driver: i32, code, toolkit| {
+            let checked = facts((9, 0), driver).check(code, toolkit);
+            checked.unwrap_err().message
+        };
+        let refused = [
+            (
+                message(11080, hopper, 12090),
+                ["11.8", "(sm_90, compiled by CUDA 12.9)", "12.0"],
+            ),
+            (
+                message(12090, hopper, 13020),
+                ["12.9", "(sm_90, compiled by CUDA 13.2)", "13.0"],
+            ),
+            (
+                message(12080, Some(PTX), 12090),
+                ["12.8", "(compute_80 ptx 8.8, compiled", "12.9"],
+            ),
+        ];
+        for (message, [has, code, needed]) in refused {
+            for part in [
+                &format!("the driver of the GPU is for CUDA {has}, "),
+                code,
+                &format!("need one for CUDA {needed} or newer"),
+                "update the driver",
+            ] {
+                assert!(message.contains(part), "{message}");
+            }
+        }
+        let too_old = message(13000, None, 12090);
+        assert!(too_old.contains("need 8.0 (Ampere)"), "{too_old}");
     }
 }

@@ -1,7 +1,8 @@
 //! The kernels of `kernels/*.cu`, as the build script compiled them: machine code for the GPUs that it knows, and PTX
-//! that the driver of a later one compiles.
+//! that the driver of another compiles.
 
 use super::error;
+use super::image::{Code, Image};
 use crate::KernelError;
 use crate::cuda::Kernel;
 use cudarc::driver::result::{self, DriverError};
@@ -13,7 +14,7 @@ use std::ffi::{CString, c_void};
 
 /// What the build script made of `kernels/`.
 struct Embedded {
-    /// Version of the compiler's toolkit, as 13000 for 13.0.
+    /// Version of the compiler's toolkit, as 12090 for 12.9.
     toolkit_version: i32,
     /// One for each file, by name.
     sources: &'static [Source],
@@ -25,19 +26,45 @@ struct Source {
     name: &'static str,
     /// Names of its kernels.
     kernels: &'static [&'static str],
-    /// A fat binary, of which the driver takes what fits the GPU.
-    image: &'static Aligned<[u8]>,
+    /// For the same GPUs as those of every other source.
+    images: &'static [Image],
 }
 
-/// Aligns a fat binary as in programs that nvcc links.
-#[repr(C, align(16))]
-struct Aligned<T: ?Sized>(T);
-
 const EMBEDDED: Embedded = include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
+
+impl Source {
+    /// What a GPU takes of it: the latest machine code for its major compute capability, or else PTX.
+    fn choose(&self, capability: (i32, i32)) -> Option<&'static Image> {
+        let fitting = self
+            .images
+            .iter()
+            .filter(|image| image.code().runs_on(capability));
+        fitting.max_by_key(|image| image.code())
+    }
+}
 
 /// Version of the toolkit that compiled the kernels.
 pub(super) fn toolkit_version() -> i32 {
     EMBEDDED.toolkit_version
+}
+
+/// What a GPU runs of the kernels; none if it is too old.
+pub(super) fn code_for(capability: (i32, i32)) -> Option<Code> {
+    let source = EMBEDDED.sources.first()?;
+    source.choose(capability).map(Image::code)
+}
+
+/// What this binary has of every kernel, read from the embedded code itself: `sm_90` is machine code for compute
+/// capability 9.0, `compute_80 ptx 8.8` what the driver of another GPU compiles.
+pub fn carried() -> Vec<String> {
+    let mut carried = Vec::new();
+    for image in EMBEDDED.sources.iter().flat_map(|source| source.images) {
+        let name = image.code().to_string();
+        if !carried.contains(&name) {
+            carried.push(name);
+        }
+    }
+    carried
 }
 
 /// A loaded kernel.
@@ -50,13 +77,23 @@ pub(super) struct Function {
 
 /// Modules of the current context, one a source, and their functions: loaded when first used, unloaded with the
 /// context.
-#[derive(Default)]
 pub(super) struct Modules {
+    /// Of the context's GPU.
+    capability: (i32, i32),
     modules: RefCell<HashMap<&'static str, sys::CUmodule>>,
     functions: RefCell<HashMap<Kernel, Function>>,
 }
 
 impl Modules {
+    /// Modules of a GPU of this compute capability.
+    pub(super) fn new(capability: (i32, i32)) -> Modules {
+        Modules {
+            capability,
+            modules: RefCell::default(),
+            functions: RefCell::default(),
+        }
+    }
+
     /// A kernel that may be launched with `shared_bytes` of dynamic shared memory.
     pub(super) fn function(
         &self,
@@ -110,7 +147,9 @@ impl Modules {
             let message = format!("this binary has no source `{}.cu`", kernel.source);
             KernelError::misfit(kernel.name, message)
         })?;
-        let module = load(&source.image.0).map_err(|(error, log)| {
+        let image = source.choose(self.capability);
+        let image = image.expect("the GPU was opened, so it runs what the binary has");
+        let module = load(&image.bytes()).map_err(|(error, log)| {
             let mut error = error::of_driver(kernel.name, error);
             error.message += &format!(" ({}.cu{log})", kernel.source);
             error
@@ -143,8 +182,8 @@ impl Function {
     }
 }
 
-/// Loads a fat binary into the current context; on failure, with what the driver's compiler says if it was needed.
-fn load(image: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)> {
+/// Loads machine code or PTX into the current context; on failure, with what the driver's compiler says if it was needed.
+fn load(image: &[u8]) -> Result<sys::CUmodule, (DriverError, String)> {
     let mut log = vec![0u8; 4096];
     let mut module = std::ptr::null_mut();
     let mut options = [
@@ -156,7 +195,8 @@ fn load(image: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)> {
         log.as_mut_ptr().cast(),
         std::ptr::without_provenance_mut(log.len()),
     ];
-    // SAFETY: the image tells its own size; both options have their values, and the log lives until the call returns.
+    // SAFETY: the image is as the driver takes it, which keeps a copy; both options have their values, and the log lives
+    // until the call returns.
     let loaded = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,
@@ -179,32 +219,14 @@ fn load(image: &'static [u8]) -> Result<sys::CUmodule, (DriverError, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EMBEDDED, Source};
+    use super::{EMBEDDED, Source, carried, toolkit_version};
     use crate::cuda::device::driver::ARGUMENTS_MAX;
 
-    /// What the fat binary of a source was made from.
+    /// The PTX of a source.
     fn ptx(source: &Source) -> String {
-        let path = format!(concat!(env!("OUT_DIR"), "/{}.ptx"), source.name);
-        std::fs::read_to_string(path).unwrap()
-    }
-
-    fn number(bytes: &[u8], at: usize, size: usize) -> u64 {
-        let bytes = bytes[at..at + size].iter().rev();
-        bytes.fold(0, |number, byte| number << 8 | u64::from(*byte))
-    }
-
-    /// Kind (1 is PTX, 2 machine code) and compute capability of what a fat binary holds.
-    fn contents(image: &[u8]) -> Vec<(u64, u64)> {
-        assert_eq!(number(image, 0, 4), 0xba55_ed50);
-        let end = 16 + number(image, 8, 8) as usize;
-        assert_eq!(end, image.len());
-        let (mut at, mut contents) = (16, Vec::new());
-        while at < end {
-            contents.push((number(image, at, 2), number(image, at + 28, 4)));
-            at += (number(image, at + 4, 4) + number(image, at + 8, 8)) as usize;
-        }
-        contents.sort();
-        contents
+        let image = source.images.last().unwrap();
+        assert!(image.code().to_string().starts_with("compute_"));
+        String::from_utf8(image.bytes()).unwrap()
     }
 
     /// Counts what PTX lists: a kernel is `.entry name(.param .u64 name_param_0, ...)`.
@@ -224,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn every_source_is_embedded_for_ampere_for_hopper_and_for_what_comes_later() {
+    fn every_source_is_embedded_for_every_kind_of_gpu_and_for_others() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels");
         let files = std::fs::read_dir(folder)
             .unwrap()
@@ -236,12 +258,26 @@ mod tests {
         names.sort();
         let embedded: Vec<&str> = EMBEDDED.sources.iter().map(|source| source.name).collect();
         assert_eq!(embedded, names);
+        let carried = carried();
+        assert_eq!(carried[..4], ["sm_80", "sm_90", "sm_100", "sm_120"]);
         for source in EMBEDDED.sources {
-            let name = source.name;
-            assert!(ptx(source).contains(".target sm_80"), "{name}");
-            assert!(!source.kernels.is_empty(), "{name}");
-            let contents = contents(&source.image.0);
-            assert_eq!(contents, [(1, 80), (2, 80), (2, 90)], "{name}");
+            let images = source.images.iter().map(|image| image.code().to_string());
+            assert_eq!(images.collect::<Vec<_>>(), carried, "{}", source.name);
+            assert!(!source.kernels.is_empty(), "{}", source.name);
+            assert!(ptx(source).ends_with('\0'), "{}", source.name);
+        }
+    }
+
+    /// With the toolkit of `scripts/cuda-toolkit`, drivers of CUDA 12 run all that the binary has: PTX 8.8 is that of
+    /// CUDA 12.9.
+    #[test]
+    fn ptx_is_no_newer_than_its_toolkit() {
+        let ptx = carried().pop().unwrap();
+        let version = ptx.strip_prefix("compute_80 ptx ").unwrap();
+        match toolkit_version() {
+            12080 => assert_eq!(version, "8.7"),
+            12090 => assert_eq!(version, "8.8"),
+            _ => assert!(version.starts_with("9."), "{version}"),
         }
     }
 }

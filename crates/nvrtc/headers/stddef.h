@@ -1,0 +1,2 @@
+// NVRTC declares `size_t` itself, and lacks the header.
+#pragma once

@@ -1,0 +1,57 @@
+//! What goes wrong while sources are compiled.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Why there is no machine code.
+#[derive(Debug)]
+pub enum Error {
+    /// There is no compiler where it was looked for, or one that is too old.
+    NoToolkit(String),
+    /// A library of the toolkit is not one.
+    Library(libloading::Error),
+    /// A file cannot be read or written.
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The compiler refuses a source.
+    Source {
+        /// Which.
+        path: PathBuf,
+        /// For what.
+        target: String,
+        /// What the compiler says.
+        said: String,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoToolkit(what) => write!(
+                f,
+                "{what}; eval \"$(scripts/cuda-toolkit)\" installs NVIDIA's NVRTC, without a GPU"
+            ),
+            Error::Library(error) => write!(f, "the toolkit's library cannot be used: {error}"),
+            Error::File { path, error } => write!(f, "{}: {error}", path.display()),
+            Error::Source { path, target, said } => {
+                write!(
+                    f,
+                    "{} does not compile for {target}:\n{said}",
+                    path.display()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<libloading::Error> for Error {
+    fn from(error: libloading::Error) -> Error {
+        Error::Library(error)
+    }
+}

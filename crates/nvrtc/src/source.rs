@@ -1,0 +1,83 @@
+//! The sources of a folder, and what each is compiled for.
+
+use crate::Error;
+use std::path::{Path, PathBuf};
+
+/// Ampere (8.6 and 8.9 run it too), Hopper, and both kinds of Blackwell.
+pub const MACHINE_CODE: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
+
+/// The target whose PTX is kept, for GPUs that are none of these: the oldest, which has no instruction that a later GPU
+/// lacks.
+pub const PTX_OF: &str = "sm_80";
+
+/// What a source names that has instructions of Hopper alone; the compiler defines it for `sm_90a`.
+const HOPPER: &str = "__CUDA_ARCH_FEAT_SM90_ALL";
+
+/// One source file.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Its name, without `.cu`.
+    pub name: String,
+    /// What is in it.
+    pub text: String,
+}
+
+impl Source {
+    /// What it is compiled for where machine code for `target` is wanted: itself, but for sources with instructions of
+    /// Hopper alone, which only `sm_90a` has. That runs on 9.0 and nothing else; there is no other 9.x.
+    pub fn target<'a>(&self, target: &'a str) -> &'a str {
+        match target {
+            "sm_90" if self.text.contains(HOPPER) => "sm_90a",
+            target => target,
+        }
+    }
+}
+
+/// The sources of a folder, by name.
+///
+/// # Errors
+/// [`Error::File`] for what cannot be read.
+pub fn read_sources(folder: &Path) -> Result<Vec<Source>, Error> {
+    let failed = |path: &Path| {
+        let path = path.to_path_buf();
+        move |error| Error::File { path, error }
+    };
+    let mut sources = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed(folder))? {
+        let path = entry.map_err(failed(folder))?.path();
+        if path.extension().is_none_or(|end| end != "cu") {
+            continue;
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        sources.push(Source {
+            name: name.into_owned(),
+            text: std::fs::read_to_string(&path).map_err(failed(&path))?,
+            path,
+        });
+    }
+    sources.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(sources)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_of_hopper_alone_change_the_target_of_hopper_alone() {
+        let source = |text: &str| Source {
+            path: "x.cu".into(),
+            name: "x".into(),
+            text: text.into(),
+        };
+        let (portable, hopper) = (source("int x;"), source("#ifdef __CUDA_ARCH_FEAT_SM90_ALL"));
+        assert_eq!(
+            MACHINE_CODE.map(|target| portable.target(target)),
+            MACHINE_CODE
+        );
+        let targets = MACHINE_CODE.map(|target| hopper.target(target));
+        assert_eq!(targets, ["sm_80", "sm_90a", "sm_100", "sm_120"]);
+    }
+}

@@ -1,0 +1,58 @@
+//! Many compilations, by several threads.
+
+use crate::{Compiled, Error, Nvrtc, Source};
+use std::sync::Mutex;
+
+/// One compilation.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    /// Of what.
+    pub source: &'a Source,
+    /// For what: `sm_90`.
+    pub target: &'a str,
+}
+
+/// Every source for every target.
+pub fn jobs<'a>(sources: &'a [Source], targets: &[&'a str]) -> Vec<Job<'a>> {
+    let of = |source: &'a Source| {
+        let job = move |target: &&'a str| Job {
+            source,
+            target: source.target(target),
+        };
+        targets.iter().map(job)
+    };
+    sources.iter().flat_map(of).collect()
+}
+
+/// Compiles by so many threads, and hands over what each job became as soon as it is done, in any order.
+///
+/// # Errors
+/// The first failure, of a compilation or of what it was handed to; jobs that have begun by then are ended.
+pub fn compile_all<'a>(
+    nvrtc: &Nvrtc,
+    mut jobs: Vec<Job<'a>>,
+    threads: usize,
+    done: impl Fn(Job<'a>, Compiled) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    // The longest is taken first, from the end: nothing else should wait for it when all others are done.
+    jobs.sort_by_key(|job| job.source.text.len());
+    let queue = Mutex::new(jobs);
+    let next = || queue.lock().expect("no thread panics").pop();
+    let work = || {
+        while let Some(job) = next() {
+            let compiled = nvrtc.compile(job.source, job.target);
+            if let Err(error) = compiled.and_then(|compiled| done(job, compiled)) {
+                queue.lock().expect("no thread panics").clear();
+                return Err(error);
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let outcomes = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no thread panics"));
+        outcomes.collect()
+    })
+}
