@@ -207,8 +207,9 @@ __device__ void adamw(const WeightsForm &weights, const MomentsForm &moments, co
             return;
         }
         Pack weight = weights.read(first, n);
-        Moments moment = moments.read(first, n);
+        // Before the moments, whose codes are looked up as soon as they are there.
         const Pack gradient = load(gradients, first, n);
+        Moments moment = moments.read(first, n);
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
             step(weight.at[i], moment.first.at[i], moment.second.at[i], gradient.at[i], rates);

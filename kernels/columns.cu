@@ -9,14 +9,12 @@ __device__ void add_parts(G *out, const float *parts, size_t count, size_t width
         return;
     }
     Pack sums = load(parts, first, width);
+    knowing(are_wide(width, parts), [&](auto known_wide) {
 #pragma unroll 4
-    for (size_t part = 1; part < count; part++) {
-        const Pack next = load(parts + part * width, first, width);
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            sums.at[i] += next.at[i];
+        for (size_t part = 1; part < count; part++) {
+            add(sums, load<known_wide>(parts + part * width, first, width));
         }
-    }
+    });
     store_or_add(out, first, width, sums, accumulate);
 }
 

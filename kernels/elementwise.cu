@@ -31,8 +31,8 @@ template <typename T> __device__ void add_bias(T *out, const T *bias, size_t wid
 template <typename T>
 __device__ void bias_backward(float *parts, const T *dy, size_t rows, size_t part_rows, size_t width) {
     const size_t first = column_pack();
-    const auto term = [&](size_t row) { return load(dy + row * width, first, width); };
-    store_part(parts, first, width, column_sums(rows, part_rows, term));
+    const auto term = [&](auto known_wide, size_t row) { return load<known_wide>(dy + row * width, first, width); };
+    store_part(parts, first, width, column_sums(rows, part_rows, first < width && are_wide(width, dy), term));
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \

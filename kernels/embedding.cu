@@ -16,14 +16,6 @@ template <typename T> __device__ void embedding(T *out, const T *table, const in
 // its id together, so the search costs tokens^2 / 256 reads of a cached id in the worst case.
 constexpr int SEARCHERS = 256;
 
-template <typename T> __device__ void add_row(Pack &sum, const T *row, size_t first, size_t width) {
-    const Pack terms = load(row, first, width);
-#pragma unroll
-    for (int i = 0; i < PACK; i++) {
-        sum.at[i] += terms.at[i];
-    }
-}
-
 __device__ inline bool has_earlier(const int *ids, size_t token, int id) {
     for (size_t start = 0; start < token; start += SEARCHERS) {
         const size_t other = start + threadIdx.x;
@@ -58,7 +50,8 @@ __device__ void embedding_backward(G *dtable, const T *dout, const int *ids, siz
         __syncthreads();
         for (int warp = 0; warp < SEARCHERS / WARP; warp++) {
             for (unsigned left = matches[warp]; left != 0; left &= left - 1) {
-                add_row(sum, dout + (start + warp * WARP + __ffs(left) - 1) * width, first, width);
+                const T *row = dout + (start + warp * WARP + __ffs(left) - 1) * width;
+                add(sum, load(row, first, width));
             }
         }
     }

@@ -227,11 +227,12 @@ __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const 
 }
 
 // The sums of dout * out over a head's row, a warp each: of the probabilities times their gradients, dropped or not.
+// Blocks along x are tokens, along y some of their heads.
 template <typename T>
-__device__ void flash_row_sums(float *sums, const T *dout, const T *out, size_t rows, size_t seq, size_t heads,
-                               size_t head_dim) {
-    const size_t row = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) / WARP;
-    if (row >= rows) {
+__device__ void flash_row_sums(float *sums, const T *dout, const T *out, size_t seq, size_t heads, size_t head_dim) {
+    const unsigned token = blockIdx.x;
+    const size_t head = (size_t(blockIdx.y) * blockDim.x + threadIdx.x) / WARP, row = token * heads + head;
+    if (head >= heads) {
         return;
     }
     float sum = 0.0f;
@@ -244,8 +245,9 @@ __device__ void flash_row_sums(float *sums, const T *dout, const T *out, size_t 
     }
     sum = warp_reduce(sum, Sum());
     if (threadIdx.x % WARP == 0) {
-        const size_t token = row / heads, head = row % heads;
-        sums[(token / seq * heads + head) * seq + token % seq] = sum;
+        // A sequence is no longer than all tokens, whose number has 32 bits.
+        const unsigned sequence = token / unsigned(seq), at = token % unsigned(seq);
+        sums[(sequence * heads + head) * seq + at] = sum;
     }
 }
 
@@ -355,7 +357,9 @@ __device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, c
     for (int half = 0; half < 2; half++) {
         const int own = query + lane_row(2 * half);
         if (own < int(a.seq)) {
-            store_row(head.like_q(a, dq).row(own), int(a.head_dim), sums, half, a.scale);
+            // Not by `like_q`: its offset, made before the loop, would be kept in registers that are needed there.
+            T *const to = dq + ((head.sequence * a.seq + own) * a.heads + head.head) * a.head_dim;
+            store_row(to, int(a.head_dim), sums, half, a.scale);
         }
     }
 }
@@ -476,9 +480,9 @@ __device__ void flash_backward_keys(T *dk, T *dv, const T *dout, const float *ls
     EXPORT(flash_backward_keys_##name)
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void flash_row_sums_##name(float *sums, const T *dout, const T *out, size_t rows,    \
-                                                     size_t seq, size_t heads, size_t head_dim) {              \
-        flash_row_sums(sums, dout, out, rows, seq, heads, head_dim);                                           \
+    extern "C" __global__ void flash_row_sums_##name(float *sums, const T *dout, const T *out, size_t seq,     \
+                                                     size_t heads, size_t head_dim) {                          \
+        flash_row_sums(sums, dout, out, seq, heads, head_dim);                                                 \
     }                                                                                                          \
     EXPORT(flash_row_sums_##name);                                                                             \
     OF_ONE_WIDTH(T, 32, 32_##name);                                                                            \

@@ -90,9 +90,10 @@ template <typename T>
 __device__ void layer_norm_dweight(float *parts, const T *dy, const T *x, const float *means, const float *rstds,
                                    size_t rows, size_t part_rows, size_t width) {
     const size_t first = column_pack();
-    const Pack sums = column_sums(rows, part_rows, [&](size_t row) {
-        Pack terms = load(dy + row * width, first, width);
-        const Pack values = load(x + row * width, first, width);
+    const bool wide = first < width && are_wide(width, dy, x);
+    const Pack sums = column_sums(rows, part_rows, wide, [&](auto known_wide, size_t row) {
+        Pack terms = load<known_wide>(dy + row * width, first, width);
+        const Pack values = load<known_wide>(x + row * width, first, width);
         const float mean = means[row], rstd = rstds[row];
 #pragma unroll
         for (int i = 0; i < PACK; i++) {

@@ -26,8 +26,12 @@ void load_matrices(uint32_t (&matrices)[4], SharedElements<Chunk> chunks, int in
 }
 
 template <typename T>
-void copy_async(SharedElements<T> to, int index, const T *from, EMULATION_PLACE) {
-    emulation::copy_later(to.array, index, from, {file, line});
+void copy_async(SharedElements<T> to, int index, const T *from, bool exists = true, EMULATION_PLACE) {
+    if (exists) {
+        emulation::copy_later(to.array, index, from, {file, line});
+    } else {
+        to[emulation::Index(index, file, line)] = T{};
+    }
 }
 
 inline void wait_for_copies() { emulation::finish_copies(); }
@@ -65,14 +69,17 @@ __device__ inline void load_matrices(uint32_t (&matrices)[4], SharedElements<Chu
 }
 
 // Copies an element of 4, 8 or 16 bytes from global to shared memory while the thread goes on; it is there for this
-// thread after `wait_for_copies`, and for others after a barrier that follows.
-template <typename T> __device__ inline void copy_async(SharedElements<T> to, int index, const T *from) {
-    const uint32_t address = shared_address(to + index);
+// thread after `wait_for_copies`, and for others after a barrier that follows. Of what does not exist nothing is read,
+// and zeros are stored.
+template <typename T>
+__device__ inline void copy_async(SharedElements<T> to, int index, const T *from, bool exists = true) {
+    const uint32_t address = shared_address(to + index), given = exists ? sizeof(T) : 0;
     if constexpr (sizeof(T) == 16) {
         // Past the first-level cache: a block uses it once.
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(given) : "memory");
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(sizeof(T)) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(sizeof(T)), "r"(given)
+                     : "memory");
     }
 }
 

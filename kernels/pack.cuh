@@ -10,6 +10,13 @@ struct Pack {
     float at[PACK];
 };
 
+__device__ inline void add(Pack &sums, const Pack &terms) {
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        sums.at[i] += terms.at[i];
+    }
+}
+
 // First element of this thread's pack in a flat tensor, by blocks and threads along x.
 __device__ inline size_t flat_pack() {
     return (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
@@ -18,6 +25,26 @@ __device__ inline size_t flat_pack() {
 // Whether the pack at `first`, a multiple of PACK, of `n` elements can be accessed as a whole.
 template <typename T> __device__ bool is_wide(const T *x, size_t first, size_t n) {
     return first + PACK <= n && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+}
+
+// Whether that is so of every pack of matrices with rows of `width` elements.
+template <typename... T> __device__ bool are_wide(size_t width, const T *...matrices) {
+    return width % PACK == 0 && ((reinterpret_cast<uintptr_t>(matrices) % 16 == 0) && ...);
+}
+
+// A condition that the compiler knows.
+template <bool VALUE> struct Known {
+    __device__ constexpr operator bool() const { return VALUE; }
+};
+
+// Calls `body` with a condition as one that the compiler knows. A loop in it has no branch at every access, so that
+// several iterations' accesses are under way at a time; it has no barriers, where threads may disagree.
+template <typename Body> __device__ void knowing(bool condition, Body body) {
+    if (condition) {
+        body(Known<true>());
+    } else {
+        body(Known<false>());
+    }
 }
 
 // Eight elements as a tensor holds them.
@@ -38,10 +65,11 @@ template <typename T> __device__ void copy_wide(T *to, const T *from) {
     }
 }
 
-// Elements `first` to `first + PACK` of `n`; those beyond the end count as `missing`.
-template <typename T> __device__ Elements<T> load_elements(const T *x, size_t first, size_t n, T missing) {
+// Elements `first` to `first + PACK` of `n`; those beyond the end count as `missing`. `WIDE` where the caller knows it.
+template <bool WIDE = false, typename T>
+__device__ Elements<T> load_elements(const T *x, size_t first, size_t n, T missing) {
     Elements<T> elements;
-    if (is_wide(x, first, n)) {
+    if (WIDE || is_wide(x, first, n)) {
         require_alignment(x + first, alignof(Elements<T>));
         copy_wide(elements.at, x + first);
     } else {
@@ -54,8 +82,9 @@ template <typename T> __device__ Elements<T> load_elements(const T *x, size_t fi
 }
 
 // Writes elements `first` to `first + PACK` of `n`; those beyond the end are left out.
-template <typename T> __device__ void store_elements(T *x, size_t first, size_t n, const Elements<T> &elements) {
-    if (is_wide(x, first, n)) {
+template <bool WIDE = false, typename T>
+__device__ void store_elements(T *x, size_t first, size_t n, const Elements<T> &elements) {
+    if (WIDE || is_wide(x, first, n)) {
         require_alignment(x + first, alignof(Elements<T>));
         copy_wide(x + first, elements.at);
     } else {
@@ -69,8 +98,9 @@ template <typename T> __device__ void store_elements(T *x, size_t first, size_t 
 }
 
 // Elements widened; those beyond the end count as `missing`, which the type must hold.
-template <typename T> __device__ Pack load(const T *x, size_t first, size_t n, float missing = 0.0f) {
-    const Elements<T> elements = load_elements(x, first, n, narrow<T>(missing));
+template <bool WIDE = false, typename T>
+__device__ Pack load(const T *x, size_t first, size_t n, float missing = 0.0f) {
+    const Elements<T> elements = load_elements<WIDE>(x, first, n, narrow<T>(missing));
     Pack pack;
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
@@ -80,24 +110,21 @@ template <typename T> __device__ Pack load(const T *x, size_t first, size_t n, f
 }
 
 // Elements rounded from a pack.
-template <typename T> __device__ void store(T *x, size_t first, size_t n, const Pack &pack) {
+template <bool WIDE = false, typename T>
+__device__ void store(T *x, size_t first, size_t n, const Pack &pack) {
     Elements<T> elements;
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
         elements.at[i] = narrow<T>(pack.at[i]);
     }
-    store_elements(x, first, n, elements);
+    store_elements<WIDE>(x, first, n, elements);
 }
 
 // Stores a pack, or adds it to what is there: rounded once either way.
-template <typename T>
+template <bool WIDE = false, typename T>
 __device__ void store_or_add(T *x, size_t first, size_t n, Pack pack, int accumulate) {
     if (accumulate) {
-        const Pack earlier = load(x, first, n);
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            pack.at[i] += earlier.at[i];
-        }
+        add(pack, load<WIDE>(x, first, n));
     }
-    store(x, first, n, pack);
+    store<WIDE>(x, first, n, pack);
 }

@@ -27,9 +27,14 @@ __device__ inline void fill_map(const Map &map, const uint32_t *values, const ui
 
 // The code of the entry nearest to `x`; of two equally near ones, the even code.
 __device__ inline int nearest_code(const Map &map, float x) {
-    int node = 1;
+    // Of the first levels every threshold is read, once for all that a thread looks up.
+    const bool upper = x > map.thresholds[1];
+    const bool second = x > (upper ? map.thresholds[3] : map.thresholds[2]);
+    const float lower_half = second ? map.thresholds[5] : map.thresholds[4];
+    const float upper_half = second ? map.thresholds[7] : map.thresholds[6];
+    int node = 8 + 4 * upper + 2 * second + (x > (upper ? upper_half : lower_half));
 #pragma unroll
-    for (int level = 0; level < 8; level++) {
+    for (int level = 3; level < 8; level++) {
         const float threshold = map.thresholds[node];
         node = 2 * node + (x > threshold);
     }

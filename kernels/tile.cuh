@@ -63,16 +63,24 @@ template <typename T> __device__ Chunk partial_chunk(const T *elements, int coun
 template <int ROWS, int THREADS, typename T, int D>
 __device__ void copy_rows(Tile<T, D> tile, HeadRows<const T> rows, int first, int count) {
     typedef Tile<T, D> Of;
-    const bool in_chunks = rows.in_chunks();
+    // A thread copies the same chunk of rows that lie so far apart: a number of copies that the compiler knows.
+    constexpr int STEP = THREADS / Of::CHUNKS;
+    static_assert(THREADS % Of::CHUNKS == 0 && ROWS % STEP == 0, "every thread has as many chunks as the others");
+    const int own = threadIdx.x / Of::CHUNKS, chunk = threadIdx.x % Of::CHUNKS, element = chunk * Of::PER_CHUNK;
+    // The elements of some tokens' rows are fewer than 2^32.
+    const unsigned stride = STEP * unsigned(rows.stride), offset = own * unsigned(rows.stride) + element;
+    const T *from = rows.row(unsigned(first)) + offset;
+    const int to = tile.at(own, chunk), given = rows.width - element, left = count - own;
+    if (rows.in_chunks()) {
+        const int existing = given > 0 ? left : 0;
 #pragma unroll
-    for (int i = threadIdx.x; i < ROWS * Of::CHUNKS; i += THREADS) {
-        const int row = i / Of::CHUNKS, chunk = i % Of::CHUNKS, element = chunk * Of::PER_CHUNK;
-        const T *from = rows.row(size_t(first) + row) + element;
-        const int given = row < count ? rows.width - element : 0;
-        if (in_chunks && given > 0) {
-            copy_async(tile.chunks, tile.at(row, chunk), reinterpret_cast<const Chunk *>(from));
-        } else {
-            tile.chunks[tile.at(row, chunk)] = partial_chunk(from, given);
+        for (int row = 0; row < ROWS; row += STEP, from += stride) {
+            copy_async(tile.chunks, to + row * Of::PITCH, reinterpret_cast<const Chunk *>(from), row < existing);
+        }
+    } else {
+#pragma unroll 1
+        for (int row = 0; row < ROWS; row += STEP, from += stride) {
+            tile.chunks[to + row * Of::PITCH] = partial_chunk(from, row < left ? given : 0);
         }
     }
 }
@@ -103,15 +111,17 @@ __device__ void store_row(T *row, int width, const float (&sums)[N][4], int half
 template <int N, int D>
 __device__ void add_product(float (&sums)[N][4], Tile<bf16, D> a, int row, Tile<bf16, D> b) {
     const int lane = threadIdx.x % WARP;
+    // Where a lane starts, apart from what the loops add to it: loads take a number that is known as part of the
+    // instruction.
+    const int of_a = a.at(row + lane % 16, lane / 16), of_b = b.at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t left[4];
-        load_matrices<false>(left, a.chunks, a.at(row + lane % 16, 2 * k + lane / 16));
+        load_matrices<false>(left, a.chunks, of_a + 2 * k);
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t right[4];
-            const int b_row = 8 * n + lane / 16 * 8 + lane % 8;
-            load_matrices<false>(right, b.chunks, b.at(b_row, 2 * k + lane / 8 % 2));
+            load_matrices<false>(right, b.chunks, of_b + 8 * n * b.PITCH + 2 * k);
             multiply_16x8x16(sums[n], left, {right[0], right[1]});
             multiply_16x8x16(sums[n + 1], left, {right[2], right[3]});
         }

@@ -13,7 +13,7 @@ use memory::{DType, In, Out};
 /// Widths of a head that kernels are made for.
 const WIDTHS: [usize; 4] = [32, 64, 128, 256];
 
-/// Rows of `dout` that a block sums, a warp each.
+/// Heads of a token of whose rows a block makes sums, a warp each.
 const SUMS_PER_BLOCK: usize = 4;
 
 const WARP: usize = 32;
@@ -187,9 +187,12 @@ fn row_sums<D: Driver>(
     out: &In,
     shape: AttentionShape,
 ) -> Result<(), KernelError> {
-    let rows = shape.batch * shape.seq * shape.heads;
     let extent = Extent {
-        grid: [rows.div_ceil(SUMS_PER_BLOCK), 1, 1],
+        grid: [
+            shape.batch * shape.seq,
+            shape.heads.div_ceil(SUMS_PER_BLOCK),
+            1,
+        ],
         block: [SUMS_PER_BLOCK * WARP, 1, 1],
         shared_bytes: 0,
     };
@@ -197,7 +200,6 @@ fn row_sums<D: Driver>(
         sums.into(),
         dout.into(),
         out.into(),
-        rows.into(),
         shape.seq.into(),
         shape.heads.into(),
         shape.head_dim.into(),

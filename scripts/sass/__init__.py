@@ -1,0 +1,1 @@
+"""What scripts/check-sass is made of: kernels' machine code, read and counted."""

@@ -1,0 +1,43 @@
+"""The kernels that a step spends its time in, and how the launch code in crates/kernels/src/cuda/ launches them."""
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    threads: int
+    # Beside what the kernel declares.
+    shared_bytes: int = 0
+
+
+def flash(width, rows):
+    """Threads of `flash.rs`, and tiles of so many rows of bf16, each with a chunk of padding."""
+    return Launch(128, rows * (width // 8 + 1) * 16)
+
+
+# Rows of 4,096 elements and more, columns of matrices of 128 rows and more, and flat tensors: `extent.rs`.
+ROWS, COLUMNS, FLAT = Launch(512), Launch(4 * 128), Launch(256)
+
+# By source file.
+HOT = {
+    "flash_attention": {
+        "flash_forward_64_bf16": flash(64, 64 + 2 * 64),
+        "flash_forward_128_bf16": flash(128, 64 + 2 * 64),
+        "flash_backward_queries_64_bf16": flash(64, 2 * 64 + 4 * 64),
+        "flash_backward_queries_128_bf16": flash(128, 2 * 64 + 4 * 32),
+        "flash_backward_keys_64_bf16": flash(64, 2 * 64 + 4 * 64),
+        "flash_backward_keys_128_bf16": flash(128, 2 * 64 + 4 * 32),
+        "flash_row_sums_bf16": Launch(4 * 32),
+    },
+    "attention": {"attention_softmax_bf16": ROWS, "attention_softmax_backward_bf16": ROWS},
+    "rms_norm": {"rms_norm_bf16": ROWS, "rms_norm_backward_bf16": ROWS, "rms_norm_dweight_bf16": COLUMNS},
+    "layer_norm": {"layer_norm_bf16": ROWS, "layer_norm_backward_bf16": ROWS, "layer_norm_dweight_bf16": COLUMNS},
+    "columns": {"add_parts_f32": FLAT},
+    "elementwise": {"add_bias_bf16": ROWS, "bias_backward_bf16": COLUMNS},
+    "swiglu": {"swiglu_bf16": FLAT, "swiglu_backward_bf16": FLAT},
+    "rotary": {"rotary_bf16": ROWS},
+    "cross_entropy": {"cross_entropy_bf16": ROWS},
+    "embedding": {"embedding_bf16": ROWS, "embedding_backward_f32_bf16": FLAT},
+    "norm": {"norm_parts_f32": ROWS},
+    "adamw": {"adamw_master_f32_f32": FLAT, "adamw_split_8bit_bf16": FLAT},
+}
+LAUNCHES = {name: launch for kernels in HOT.values() for name, launch in kernels.items()}
