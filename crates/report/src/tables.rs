@@ -29,6 +29,24 @@ impl Table {
         }
     }
 
+    /// The same in Markdown, a line each.
+    pub fn markdown(&self) -> String {
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let escaped = |text: &String| text.replace('|', "\\|");
+        let heads = self.columns.iter().map(|(name, _)| escaped(name)).collect();
+        let rules = self.columns.iter().map(|(_, align)| match align {
+            Align::Left => "---",
+            Align::Right => "---:",
+        });
+        let rules: Vec<&str> = rules.collect();
+        let rows = self
+            .rows
+            .iter()
+            .map(|row| line(row.iter().map(escaped).collect()));
+        let rule = format!("|{}|\n", rules.join("|"));
+        [line(heads), rule].into_iter().chain(rows).collect()
+    }
+
     /// Adds a row; missing cells are empty.
     pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) {
         let mut row: Vec<String> = cells.into_iter().map(Into::into).collect();

@@ -1,6 +1,7 @@
 //! The command line, and how it becomes a configuration.
 
 use crate::args::{RunArgs, SourceArgs};
+use crate::bench::BenchArgs;
 use clap::{Args, Parser, Subcommand};
 use settings::load::Override;
 use settings::{ConfigError, Given, Resolved, RunOptions, Task, check, preset, resolve};
@@ -42,9 +43,11 @@ pub enum Command {
     /// Write a freshly initialised model in Hugging Face layout
     #[command(after_help = preset::help())]
     Init(InitArgs),
-    /// Compare strategies
-    #[command(hide = true, disable_help_flag = true)]
-    Bench(Later),
+    /// Measure strategies side by side: one table, and a guard for their peaks
+    ///
+    /// Takes the flags of `train`: what all strategies share.
+    #[command(after_help = preset::help())]
+    Bench(Box<BenchArgs>),
     /// Make token files
     #[command(hide = true, disable_help_flag = true)]
     Prepare(Later),
@@ -141,7 +144,7 @@ impl Cli {
             Some(Command::Plan(plan)) => run(Task::Plan, &plan.run, plan.json),
             Some(Command::Profile(profile)) => run(Task::Profile, &profile.run, profile.json),
             Some(Command::Init(init)) => init.resolve(),
-            Some(Command::Bench(_)) => not_built("bench"),
+            Some(Command::Bench(bench)) => run(Task::Train, &bench.run, bench.form.json),
             Some(Command::Prepare(_)) => not_built("prepare"),
             Some(Command::Eval(_)) => not_built("eval"),
             Some(Command::Generate(_)) => not_built("generate"),

@@ -91,6 +91,23 @@ pub enum Failure {
         /// Steps that were skipped in a row, this one included.
         skipped: usize,
     },
+    /// Peaks are not those of the file.
+    #[error("peaks have changed:\n{0}")]
+    PeaksChanged(String),
+    /// Strategies of a matrix ended in another way than for want of memory.
+    #[error("{failed} of the strategies failed: the reasons are above")]
+    StrategiesFailed {
+        /// How many.
+        failed: usize,
+    },
+    /// A signal ended a matrix.
+    #[error("interrupted; the table has what was measured by then")]
+    BenchInterrupted {
+        /// The signal's number.
+        signal: i32,
+        /// Where the measurements are.
+        journal: Option<PathBuf>,
+    },
     /// A signal ended the run.
     #[error(
         "interrupted after step {step}; nothing was saved, since this version writes no checkpoints yet"
@@ -113,6 +130,7 @@ impl Failure {
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Failure::PeaksChanged(_) => 1,
             Failure::Config(_) | Failure::Usage(_) => 2,
             Failure::OutOfMemory { .. } | Failure::HostMemory(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
@@ -122,11 +140,13 @@ impl Failure {
             | Failure::HfConfig { .. }
             | Failure::Unreadable { .. }
             | Failure::File { .. } => 4,
-            Failure::NoDevice { .. } | Failure::Device(_) => 5,
+            Failure::NoDevice { .. } | Failure::Device(_) | Failure::StrategiesFailed { .. } => 5,
             Failure::Diverged { .. } => 6,
             // As after a panic.
             Failure::Defect(_) => 101,
-            Failure::Interrupted { signal, .. } => 128 + *signal as u8,
+            Failure::Interrupted { signal, .. } | Failure::BenchInterrupted { signal, .. } => {
+                128 + *signal as u8
+            }
         }
     }
 
@@ -162,6 +182,13 @@ impl Failure {
                  or model.init_std"
                     .into(),
             ),
+            Failure::PeaksChanged(_) => Some(
+                "if the change is meant, `trainer bench --bless FILE` with the same flags takes it in".into(),
+            ),
+            Failure::BenchInterrupted { journal, .. } => Some(match journal {
+                Some(file) => format!("the same command goes on from {}", file.display()),
+                None => "with --continue FILE an interrupted matrix can go on".into(),
+            }),
             Failure::Diverged { .. } => Some("a lower --lr or a longer lr.warmup_steps often helps".into()),
             _ => None,
         };

@@ -4,6 +4,7 @@
 //! a thin shell around it.
 
 mod args;
+mod bench;
 pub mod cli;
 mod device;
 mod doctor;
@@ -20,3 +21,18 @@ mod stdout;
 mod train;
 
 pub use run::run;
+
+use cli::{Cli, Command};
+use failure::Failure;
+
+/// Carries a command line out.
+///
+/// # Errors
+/// [`Failure`], with its exit code.
+pub fn carry_out(cli: &Cli) -> Result<(), Failure> {
+    match &cli.command {
+        // Its configurations are many.
+        Some(Command::Bench(bench)) => bench::bench(bench),
+        _ => run(cli.resolve()?),
+    }
+}

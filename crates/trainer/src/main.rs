@@ -18,10 +18,7 @@ fn main() -> ExitCode {
         .without_time()
         .log_internal_errors(false)
         .init();
-    let outcome = trainer::cli::Cli::parse()
-        .resolve()
-        .map_err(Into::into)
-        .and_then(trainer::run);
+    let outcome = trainer::carry_out(&trainer::cli::Cli::parse());
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

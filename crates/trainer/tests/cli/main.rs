@@ -14,6 +14,7 @@ mod bad_model;
 mod bad_settings;
 mod bad_sizes;
 mod bad_token_files;
+mod bench;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod default_run;

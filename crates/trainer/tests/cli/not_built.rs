@@ -12,7 +12,7 @@ fn refused(arguments: &str, words: &[&str]) {
 
 #[test]
 fn commands() {
-    for command in ["bench", "prepare", "eval", "generate", "export", "report"] {
+    for command in ["prepare", "eval", "generate", "export", "report"] {
         let name = format!("`trainer {command}`");
         refused(command, &[&name, "not built yet"]);
         refused(&format!("{command} --json --config tiny A B"), &[&name]);

@@ -1,0 +1,284 @@
+//! The `bench` command: strategies measured side by side, and a guard for their peaks.
+//!
+//! Every strategy is planned first, then trained in a process of its own, in rounds: each round has every strategy once, so
+//! that a machine that gets slower gets slower for all.
+
+mod args;
+mod golden;
+mod journal;
+mod matrix;
+mod measure;
+mod output;
+mod plot;
+mod rows;
+
+pub use args::BenchArgs;
+
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::limits::{host_need, limit_of_plan};
+use crate::samples::decided;
+use crate::stdout::{print, print_json};
+use args::Shared;
+use golden::Golden;
+use indicatif::{ProgressBar, ProgressStyle};
+use journal::{Entry, Journal};
+use matrix::Strategy;
+use planner::{HostRoom, Plan};
+use rows::{Outcome, Planned, Row, rows};
+use serde::Serialize;
+use settings::{Resolved, Settings};
+use std::path::PathBuf;
+
+/// Steps and rounds of a matrix that says nothing of them.
+const WARMUP: usize = 2;
+const STEPS: usize = 6;
+const ROUNDS: usize = 3;
+
+/// `bench --json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    version: &'static str,
+    /// Where it was measured, or planned for.
+    device: String,
+    warmup: usize,
+    steps: usize,
+    rounds: usize,
+    /// Nothing was run.
+    plan_only: bool,
+    rows: &'a [Row],
+}
+
+/// Compares strategies.
+///
+/// # Errors
+/// [`Failure`]: a matrix that is none, files that cannot be read or written, peaks that changed, an interruption.
+pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
+    let shared = args.shared()?;
+    let strategies = shared.matrix().strategies()?;
+    let planned = plan_all(&shared, &strategies)?;
+    let bench = Bench::new(args, &shared);
+    let (runs, interrupted) = match args.plan_only {
+        true => (Vec::new(), None),
+        false => bench.measure_all(&shared, &planned)?,
+    };
+    let rows = rows(&planned.planned, &runs, args.plan_only);
+    bench.print(args, &planned.device, &rows)?;
+    if let Some(path) = &args.plot {
+        plot::draw(path, &rows)?;
+    }
+    if let Some(signal) = interrupted {
+        return Err(Failure::BenchInterrupted {
+            signal,
+            journal: args.journal.clone(),
+        });
+    }
+    let golden = Golden::new(&planned.planned, &rows);
+    match (&args.bless, &args.check) {
+        (Some(path), _) => golden.write(path),
+        (None, Some(path)) => check(&Golden::read(path)?, &golden, args.tolerance),
+        (None, None) => match output::failures(&rows) {
+            0 => Ok(()),
+            failed => Err(Failure::StrategiesFailed { failed }),
+        },
+    }
+}
+
+/// Says what has changed, and fails on any byte.
+fn check(was: &Golden, now: &Golden, tolerance: f64) -> Result<(), Failure> {
+    let changes = was.changes(now, tolerance);
+    for warning in &changes.warnings {
+        tracing::warn!("{warning}");
+    }
+    match changes.failures.as_slice() {
+        [] => Ok(()),
+        failures => Err(Failure::PeaksChanged(failures.join("\n"))),
+    }
+}
+
+/// Every strategy with its plan.
+struct PlannedMatrix {
+    planned: Vec<Planned>,
+    /// Their configurations, where settings go together.
+    resolved: Vec<Option<Resolved>>,
+    device: String,
+}
+
+/// Plans every strategy. One whose settings do not go together is no reason to stop; that all of them are is.
+fn plan_all(shared: &Shared, strategies: &[Strategy]) -> Result<PlannedMatrix, Failure> {
+    let mut matrix = PlannedMatrix {
+        planned: Vec::new(),
+        resolved: Vec::new(),
+        device: String::new(),
+    };
+    let mut refused = None;
+    for strategy in strategies {
+        let planned = shared
+            .resolve(strategy)
+            .map_err(Failure::from)
+            .and_then(|resolved| {
+                let plan = plan(&resolved)?;
+                Ok((resolved, plan))
+            });
+        let (resolved, plan, obstacle) = match planned {
+            Ok((resolved, plan)) => {
+                matrix.device = resolved.device().to_string();
+                let obstacle = obstacle(&resolved, &plan, shared.plans_only());
+                (Some(resolved), Ok(plan), obstacle)
+            }
+            Err(failure) => {
+                let why = failure.to_string();
+                refused.get_or_insert(failure);
+                (None, Err(why), None)
+            }
+        };
+        matrix.planned.push(Planned {
+            strategy: strategy.clone(),
+            plan,
+            obstacle,
+        });
+        matrix.resolved.push(resolved);
+    }
+    match refused {
+        Some(failure) if matrix.resolved.iter().all(Option::is_none) => Err(failure),
+        _ => Ok(matrix),
+    }
+}
+
+fn plan(resolved: &Resolved) -> Result<Plan, Failure> {
+    let settings = Settings::new(&decided(resolved)?)?;
+    Ok(Plan::new(&settings, resolved.device().target())?)
+}
+
+/// Why a strategy is not worth a run: its plan is above a limit in bytes, or this host has no room for it.
+fn obstacle(resolved: &Resolved, plan: &Plan, plans_only: bool) -> Option<(Outcome, String)> {
+    if let Some(limit) = limit_of_plan(resolved).filter(|limit| plan.peak_bytes > *limit) {
+        let over = memory::format_bytes(plan.peak_bytes - limit);
+        let largest = plan.largest_at_peak.first().map_or("", |lease| lease.name);
+        return Some((
+            Outcome::Oom,
+            format!("the plan's peak is {over} above the limit; the largest at it is `{largest}`"),
+        ));
+    }
+    if plans_only {
+        return None;
+    }
+    let need = host_need(plan, resolved.device().target(), limit_of_plan(resolved));
+    let refused = HostRoom::ask().check(need).err()?;
+    Some((Outcome::Oom, refused.to_string()))
+}
+
+/// How a matrix is measured.
+struct Bench {
+    warmup: usize,
+    steps: usize,
+    rounds: usize,
+    journal: Option<PathBuf>,
+    quiet: bool,
+}
+
+impl Bench {
+    fn new(args: &BenchArgs, shared: &Shared) -> Bench {
+        let matrix = shared.matrix();
+        let rounds = args.rounds.map(|rounds| rounds as usize);
+        Bench {
+            warmup: matrix.warmup.unwrap_or(WARMUP),
+            steps: matrix.steps.unwrap_or(STEPS).max(1),
+            rounds: rounds.or(matrix.rounds).unwrap_or(ROUNDS).max(1),
+            journal: args.journal.clone(),
+            quiet: shared.options().quiet,
+        }
+    }
+
+    /// Runs every strategy that can be in every round. A signal ends it with what there is by then.
+    fn measure_all(
+        &self,
+        shared: &Shared,
+        matrix: &PlannedMatrix,
+    ) -> Result<(Vec<Entry>, Option<i32>), Failure> {
+        let mut journal = Journal::open(self.journal.clone(), self.asked(shared, matrix)?)?;
+        let interrupt = Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?;
+        let folder = tempfile::tempdir().map_err(Failure::file("a temporary folder"))?;
+        let bar = self.bar(matrix);
+        for round in 0..self.rounds {
+            for (planned, resolved) in matrix.planned.iter().zip(&matrix.resolved) {
+                bar.inc(1);
+                let Some(resolved) = resolved.as_ref().filter(|_| planned.obstacle.is_none())
+                else {
+                    continue;
+                };
+                if journal.has(&planned.strategy, round) {
+                    continue;
+                }
+                let strategy = planned.strategy.name.clone();
+                bar.set_message(strategy.clone());
+                let out = folder.path().join(format!("run-{}", bar.position()));
+                let run = measure::measure(resolved, (self.warmup, self.steps), &out)?;
+                // The signal reached the run too: what it made of it counts for nothing.
+                if let Some(signal) = interrupt.signal() {
+                    bar.finish_and_clear();
+                    return Ok((journal.runs().to_vec(), Some(signal)));
+                }
+                journal.add(Entry {
+                    strategy,
+                    round,
+                    run,
+                })?;
+            }
+        }
+        bar.finish_and_clear();
+        Ok((journal.runs().to_vec(), None))
+    }
+
+    /// All that measurements depend on, but for the machine.
+    fn asked(&self, shared: &Shared, matrix: &PlannedMatrix) -> Result<String, Failure> {
+        let mut asked = format!(
+            "{} {} {}",
+            env!("CARGO_PKG_VERSION"),
+            self.warmup,
+            self.steps
+        );
+        let strategies = matrix.planned.iter().zip(&matrix.resolved);
+        for (planned, resolved) in strategies {
+            asked += &format!("\n[{}]\n", planned.strategy.name);
+            if let Some(resolved) = resolved {
+                asked += &resolved.config.to_toml()?;
+            }
+        }
+        asked += &format!("{:?}", shared.options().init_from);
+        Ok(asked)
+    }
+
+    /// A bar over the matrix on a terminal.
+    fn bar(&self, matrix: &PlannedMatrix) -> ProgressBar {
+        if self.quiet {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new((self.rounds * matrix.planned.len()) as u64);
+        let style = ProgressStyle::with_template("{bar:12} {pos}/{len}  {msg}  {eta}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar
+    }
+
+    fn print(&self, args: &BenchArgs, device: &str, rows: &[Row]) -> Result<(), Failure> {
+        if args.form.json {
+            return print_json(&Report {
+                version: env!("CARGO_PKG_VERSION"),
+                device: device.into(),
+                warmup: self.warmup,
+                steps: self.steps,
+                rounds: self.rounds,
+                plan_only: args.plan_only,
+                rows,
+            });
+        }
+        if args.form.csv {
+            return print(output::csv(rows));
+        }
+        let (table, reasons) = (output::table(rows), output::reasons(rows));
+        if args.form.markdown {
+            return print(table.markdown());
+        }
+        print(format_args!("{table}{reasons}"))
+    }
+}

@@ -1,0 +1,287 @@
+//! The table's rows: what was planned and measured of each strategy, beside the baseline of its model.
+
+use super::journal::Entry;
+use super::matrix::Strategy;
+use super::measure::{Ended, Figures, median};
+use planner::Plan;
+use serde::Serialize;
+
+/// A strategy's row.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    /// The strategy's name.
+    pub(crate) strategy: String,
+    /// Its model, where the matrix has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) model: Option<String>,
+    /// Its settings, as `--set` takes them.
+    pub(crate) set: Vec<String>,
+    /// How it went.
+    pub(crate) result: Outcome,
+    /// Why there are no measurements.
+    pub(crate) reason: Option<String>,
+    /// Most live device bytes of a step, measured.
+    pub(crate) peak_bytes: Option<u64>,
+    /// The same, planned; none for settings that do not go together.
+    pub(crate) planned_peak_bytes: Option<u64>,
+    /// What the plan reserves of a device.
+    pub(crate) planned_reserved_bytes: Option<u64>,
+    /// Pinned host memory, planned.
+    pub(crate) planned_host_bytes: Option<u64>,
+    /// FLOPs of replays over those of forward and backward, planned.
+    pub(crate) recompute_flops_fraction: Option<f64>,
+    /// The planned peak less than the baseline's.
+    pub(crate) saved_bytes: Option<i64>,
+    /// Median over rounds, each the median of its steps.
+    pub(crate) tokens_per_s: Option<f64>,
+    /// The largest less the smallest of the rounds, over the median; none of a single round.
+    pub(crate) spread: Option<f64>,
+    /// Median time of a step.
+    pub(crate) step_ms: Option<f64>,
+    /// Model FLOPs in units of 10^12 a second.
+    pub(crate) tflops: Option<f64>,
+    /// Share of the device's peak.
+    pub(crate) mfu: Option<f64>,
+    /// Speed over the baseline's, the median over rounds of both in one round.
+    pub(crate) against_baseline: Option<f64>,
+    /// What a step takes longer than the baseline's, for a GiB that is saved.
+    pub(crate) ms_per_gib_saved: Option<f64>,
+    /// A strategy that is as fast and as small, and one of both more so.
+    pub(crate) dominated_by: Option<String>,
+    /// Loss of the last step.
+    pub(crate) loss: Option<f64>,
+}
+
+/// How a strategy went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// It was measured; or only planned, and fits.
+    Ok,
+    /// It does not fit.
+    Oom,
+    /// It ended in another way.
+    Failed,
+    /// It was not tried.
+    Skipped,
+}
+
+impl Outcome {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::Oom => "oom",
+            Outcome::Failed => "failed",
+            Outcome::Skipped => "skipped",
+        }
+    }
+}
+
+/// What is known of a strategy before its first run.
+pub(crate) struct Planned {
+    pub(crate) strategy: Strategy,
+    /// The plan, or why there is none.
+    pub(crate) plan: Result<Plan, String>,
+    /// Why it is not tried although there is a plan.
+    pub(crate) obstacle: Option<(Outcome, String)>,
+}
+
+/// All rows, in the matrix's order.
+pub(crate) fn rows(planned: &[Planned], runs: &[Entry], plan_only: bool) -> Vec<Row> {
+    let mut rows: Vec<Row> = planned
+        .iter()
+        .map(|one| row(one, runs, plan_only))
+        .collect();
+    for index in 0..rows.len() {
+        let baseline = rows
+            .iter()
+            .position(|other| other.model == rows[index].model);
+        let baseline = baseline.expect("a row has its own model");
+        compare(&mut rows, index, baseline, runs);
+    }
+    let dominators: Vec<Option<String>> = rows.iter().map(|row| dominator(row, &rows)).collect();
+    for (row, dominated_by) in rows.iter_mut().zip(dominators) {
+        row.dominated_by = dominated_by;
+    }
+    rows
+}
+
+fn row(planned: &Planned, runs: &[Entry], plan_only: bool) -> Row {
+    let Planned {
+        strategy,
+        plan,
+        obstacle,
+    } = planned;
+    let of_strategy: Vec<&Entry> = runs
+        .iter()
+        .filter(|entry| entry.strategy == strategy.name)
+        .collect();
+    let unlucky = of_strategy.iter().find(|entry| entry.run.figures.is_none());
+    let (result, reason) = match (plan, obstacle, unlucky) {
+        (Err(why), ..) => (Outcome::Skipped, Some(why.clone())),
+        (_, Some((outcome, why)), _) => (*outcome, Some(why.clone())),
+        (.., Some(entry)) if entry.run.result == Ended::Oom => {
+            (Outcome::Oom, entry.run.reason.clone())
+        }
+        (.., Some(entry)) => (Outcome::Failed, entry.run.reason.clone()),
+        _ if of_strategy.is_empty() && !plan_only => {
+            (Outcome::Skipped, Some("it was not reached".into()))
+        }
+        _ => (Outcome::Ok, None),
+    };
+    let figures: Vec<&Figures> = of_strategy
+        .iter()
+        .filter_map(|entry| entry.run.figures.as_ref())
+        .collect();
+    let of = |figure: fn(&Figures) -> Option<f64>| {
+        median(figures.iter().filter_map(|one| figure(one)).collect())
+    };
+    let speeds = || figures.iter().map(|figures| figures.tokens_per_s);
+    let (most, least) = (
+        speeds().fold(0.0, f64::max),
+        speeds().fold(f64::INFINITY, f64::min),
+    );
+    let tokens_per_s = of(|figures| Some(figures.tokens_per_s));
+    let plan = plan.as_ref().ok();
+    Row {
+        strategy: strategy.name.clone(),
+        model: strategy.config.clone(),
+        set: strategy.set.clone(),
+        result,
+        reason,
+        peak_bytes: figures.iter().map(|figures| figures.peak_bytes).max(),
+        planned_peak_bytes: plan.map(|plan| plan.peak_bytes),
+        planned_reserved_bytes: plan.map(|plan| plan.reserved_bytes),
+        planned_host_bytes: plan.map(|plan| plan.host_pinned_bytes),
+        recompute_flops_fraction: plan.map(|plan| plan.recompute_flops_fraction),
+        saved_bytes: None,
+        tokens_per_s,
+        spread: tokens_per_s
+            .filter(|_| figures.len() > 1)
+            .map(|median| (most - least) / median),
+        step_ms: of(|figures| Some(figures.step_ms)),
+        tflops: of(|figures| figures.tflops),
+        mfu: of(|figures| figures.mfu),
+        against_baseline: None,
+        ms_per_gib_saved: None,
+        dominated_by: None,
+        loss: figures.last().map(|figures| figures.loss),
+    }
+}
+
+/// Fills in what stands beside the baseline.
+fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[Entry]) {
+    let base = &rows[baseline];
+    let row = &rows[index];
+    let saved = row.planned_peak_bytes.zip(base.planned_peak_bytes);
+    let saved = saved.map(|(bytes, of_base)| of_base as i64 - bytes as i64);
+    let slower = row
+        .step_ms
+        .zip(base.step_ms)
+        .map(|(ms, of_base)| ms - of_base);
+    let speed_in = |strategy: &str, round: usize| {
+        let mut of_round = runs
+            .iter()
+            .filter(|entry| entry.strategy == strategy && entry.round == round);
+        of_round.find_map(|entry| Some(entry.run.figures.as_ref()?.tokens_per_s))
+    };
+    let rounds = runs.iter().map(|entry| entry.round + 1).max().unwrap_or(0);
+    let ratio = |round| Some(speed_in(&row.strategy, round)? / speed_in(&base.strategy, round)?);
+    let against_baseline = median((0..rounds).filter_map(ratio).collect());
+    let gib = saved
+        .filter(|saved| *saved > 0)
+        .map(|saved| saved as f64 / (1u64 << 30) as f64);
+    let row = &mut rows[index];
+    row.saved_bytes = saved;
+    row.against_baseline = against_baseline;
+    row.ms_per_gib_saved = slower.zip(gib).map(|(ms, gib)| ms / gib);
+}
+
+/// The smallest strategy of the same model that is nowhere worse and somewhere better.
+fn dominator(row: &Row, rows: &[Row]) -> Option<String> {
+    let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?));
+    let (peak, speed) = score(row)?;
+    let others = rows.iter().filter(|other| other.model == row.model);
+    let better = others.filter_map(|other| {
+        let (other_peak, other_speed) = score(other)?;
+        let nowhere_worse = other_peak <= peak && other_speed >= speed;
+        (nowhere_worse && (other_peak, other_speed) != (peak, speed)).then_some((other_peak, other))
+    });
+    better
+        .min_by_key(|(peak, _)| *peak)
+        .map(|(_, other)| other.strategy.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::measure::Run;
+
+    fn planned(names: &[&str]) -> Vec<Planned> {
+        let planned = names.iter().map(|name| Planned {
+            strategy: Strategy {
+                name: (*name).into(),
+                config: None,
+                set: Vec::new(),
+            },
+            plan: Err("not planned here".into()),
+            obstacle: None,
+        });
+        planned.collect()
+    }
+
+    fn entry(strategy: &str, round: usize, peak_bytes: u64, tokens_per_s: f64) -> Entry {
+        let figures = Figures {
+            peak_bytes,
+            step_ms: 1e6 / tokens_per_s,
+            tokens_per_s,
+            tflops: None,
+            mfu: None,
+            loss: 1.0,
+        };
+        let run = Run {
+            result: Ended::Ok,
+            figures: Some(figures),
+            reason: None,
+        };
+        Entry {
+            strategy: strategy.into(),
+            round,
+            run,
+        }
+    }
+
+    /// The machine is half as fast in the second round: that is nobody's fault.
+    #[test]
+    fn drift_hits_all_alike() {
+        let runs = [
+            entry("none", 0, 100, 1000.0),
+            entry("full", 0, 50, 800.0),
+            entry("none", 1, 100, 500.0),
+            entry("full", 1, 50, 400.0),
+        ];
+        let rows = rows(&planned(&["none", "full"]), &runs, false);
+        assert_eq!(rows[0].against_baseline, Some(1.0));
+        assert_eq!(rows[1].against_baseline, Some(0.8));
+        assert_eq!(rows[1].tokens_per_s, Some(600.0));
+    }
+
+    #[test]
+    fn what_is_nowhere_worse_dominates() {
+        let runs = [
+            entry("none", 0, 100, 1000.0),
+            entry("slow", 0, 100, 900.0),
+            entry("full", 0, 50, 800.0),
+            entry("bad", 0, 90, 700.0),
+            entry("same", 0, 50, 800.0),
+        ];
+        let rows = rows(
+            &planned(&["none", "slow", "full", "bad", "same"]),
+            &runs,
+            false,
+        );
+        let dominated: Vec<Option<&str>> =
+            rows.iter().map(|row| row.dominated_by.as_deref()).collect();
+        assert_eq!(dominated, [None, Some("none"), None, Some("full"), None]);
+    }
+}
