@@ -69,13 +69,12 @@ pub struct DeviceBytes {
     pub free: u64,
     /// Held by the blocks of this process.
     pub held: u64,
+    /// What is set aside for blocks at a time: all of them together take whole pages.
+    pub page: u64,
 }
 
 /// What context, modules and libraries of a process stay under: more than that beside our blocks is someone else's.
 const OVERHEAD_BYTES_MAX: u64 = 2 << 30;
-
-/// What a device maps at a time.
-const PAGE_BYTES: u64 = 2 << 20;
 
 impl DeviceBytes {
     /// Neither free nor in our blocks: the context and libraries of this process, and other processes.
@@ -85,7 +84,7 @@ impl DeviceBytes {
 
     /// What blocks could have in all, in the whole pages that a device hands out.
     pub fn room(&self) -> u64 {
-        (self.free + self.held) / PAGE_BYTES * PAGE_BYTES
+        (self.free + self.held) / self.page * self.page
     }
 
     /// Whether other processes hold part of the memory: this one alone stays under that beside its blocks.
@@ -156,9 +155,10 @@ impl Drop for DeviceBlock {
 
 #[cfg(test)]
 mod tests {
-    use super::{DeviceBytes, PAGE_BYTES};
+    use super::DeviceBytes;
 
     const GIB: u64 = 1 << 30;
+    const PAGE_BYTES: u64 = 32 << 20;
 
     #[test]
     fn others_are_blamed_only_where_they_are_in_the_way() {
@@ -166,6 +166,7 @@ mod tests {
             total: 80 * GIB,
             free: free * GIB,
             held: held * GIB,
+            page: PAGE_BYTES,
         };
         let alone = bytes(9, 70);
         assert_eq!((alone.beside(), alone.room()), (GIB, 79 * GIB));

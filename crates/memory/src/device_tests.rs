@@ -69,7 +69,12 @@ impl Blocks for Card {
         let free = self.total - self.foreign - held;
         if space == Space::Device && bytes > free {
             let total = self.total;
-            let device_bytes = Some(DeviceBytes { total, free, held });
+            let device_bytes = Some(DeviceBytes {
+                total,
+                free,
+                held,
+                page: 2 << 20,
+            });
             return Err(Refused {
                 device_bytes,
                 error: None,
@@ -206,6 +211,23 @@ fn other_processes_are_named() {
     let message = error.to_string();
     assert!(
         message.contains("other processes hold most of 6.00 GiB"),
+        "{message}"
+    );
+}
+
+/// Fixes leave room for what is still to come.
+#[test]
+fn a_shortage_beside_leases_is_explained_and_takes_of_the_room() {
+    let card = Card::new(64 << 20, 0);
+    let memory = Memory::device(card.clone());
+    let _kept = lease(&memory, 1 << 20).unwrap();
+    let refused = card.allocate(Space::Device, 64 << 20).unwrap_err();
+    let error = memory.shortage("matrix products", 10 << 20, refused);
+    assert_eq!(error.room(), Some(54 << 20));
+    assert_eq!((error.cause, error.limit_bytes), (Cause::Capacity, None));
+    let message = error.to_string();
+    assert!(
+        message.contains("Tried to allocate 10.0 MiB for `matrix products`"),
         "{message}"
     );
 }

@@ -25,6 +25,8 @@ pub struct LiveLease {
     pub name: &'static str,
     /// The block it belongs to; none outside the blocks.
     pub layer: Layer,
+    /// What was going on when it was leased.
+    pub phase: Phase,
     /// What it was for.
     pub category: Category,
     /// Size in bytes.
@@ -264,6 +266,7 @@ fn largest_first(leases: impl Iterator<Item = Lease>) -> Vec<LiveLease> {
         .map(|lease| LiveLease {
             name: lease.name,
             layer: lease.place.layer,
+            phase: lease.place.phase,
             category: lease.category,
             bytes: lease.bytes,
         })

@@ -5,7 +5,7 @@ use crate::state::{Backing, Grant, Home, State, Storage};
 use crate::view::Reach;
 use crate::{
     Blocks, Buffer, ByPhase, Category, DType, DeviceMarks, Dims, Layer, LiveLease, OutOfMemory,
-    Peak, Phase, PhaseTime, Place, Space,
+    Peak, Phase, PhaseTime, Place, Refused, Space,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -120,6 +120,12 @@ impl Memory {
     /// If a lease of a step is live, or a slab is reserved already: leases would lie on one another.
     pub fn reserve_slab(&self, bytes: u64) -> Result<(), OutOfMemory> {
         self.state.borrow_mut().reserve_slab(bytes)
+    }
+
+    /// Explains a shortage beside leases, such as of what a library takes when it is first used: as if a lease of
+    /// `bytes`, what is still to come at the most, had been refused.
+    pub fn shortage(&self, name: &'static str, bytes: u64, refused: Refused) -> OutOfMemory {
+        self.state.borrow().shortage(name, bytes, refused)
     }
 
     /// Leases a tensor within a step. Its contents are unspecified.

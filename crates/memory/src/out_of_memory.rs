@@ -27,6 +27,13 @@ impl From<Refusal> for OutOfMemory {
     }
 }
 
+impl OutOfMemory {
+    /// What was asked for lies beside leases, and is still to come.
+    pub(crate) fn set_beside(&mut self, bytes: u64) {
+        self.0.beside_bytes = bytes;
+    }
+}
+
 impl std::ops::Deref for OutOfMemory {
     type Target = Refusal;
 
@@ -60,6 +67,8 @@ pub struct Refusal {
     pub limit_bytes: Option<u64>,
     /// What the device said about its memory, where it refused.
     pub device_bytes: Option<DeviceBytes>,
+    /// What libraries would still have taken of that memory, beside leases.
+    pub beside_bytes: u64,
     /// The driver's error, if it is another than that memory is short.
     pub driver_error: Option<String>,
     /// Why.
@@ -70,6 +79,7 @@ impl Refusal {
     /// What leases may have in all, where that is known: the limit, or what the device has for this process.
     pub fn room(&self) -> Option<u64> {
         let of_device = self.device_bytes.as_ref().map(DeviceBytes::room);
+        let of_device = of_device.map(|room| room.saturating_sub(self.beside_bytes));
         self.limit_bytes.or(of_device)
     }
 

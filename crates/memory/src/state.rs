@@ -295,6 +295,20 @@ impl State {
         self.refuse(lease, cause, Some(refused))
     }
 
+    /// Explains a shortage beside leases: [`crate::Memory::shortage`].
+    pub(crate) fn shortage(&self, name: &'static str, bytes: u64, refused: Refused) -> OutOfMemory {
+        let lease = Lease {
+            name,
+            category: Category::Temporary,
+            place: self.ledger.place(),
+            space: Space::Device,
+            bytes,
+        };
+        let mut refusal = self.refuse_block(lease, refused);
+        refusal.set_beside(bytes);
+        refusal
+    }
+
     fn refuse(&self, lease: Lease, cause: Cause, refused: Option<Refused>) -> OutOfMemory {
         let limit_bytes = match (cause, &refused) {
             (Cause::Capacity, None) => self.limit(lease.space),
@@ -322,6 +336,7 @@ impl State {
             },
             limit_bytes,
             device_bytes,
+            beside_bytes: 0,
             driver_error,
             cause,
         };

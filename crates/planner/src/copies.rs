@@ -1,12 +1,11 @@
 //! What offload moves, and whether that hides behind computation.
 
-use crate::figures::shape_of_a_step;
 use kernels::Target;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Rates, Seconds, Timeline};
 use memory::Memory;
 use serde::Serialize;
-use session::{Session, SessionError};
+use session::{Session, SessionError, shape_of_a_step};
 use settings::{Settings, Window};
 
 /// What offload costs in time: a step on shapes, in the order in which its queues would run it, at given rates.
@@ -22,9 +21,10 @@ pub struct PlannedOffload {
     pub d2h_gbps: f64,
     /// The rate of both at a time, added up.
     pub both_ways_gbps: f64,
-    /// The rate that matrix products are taken to run at, in units of 10^12 operations a second; all else takes no time.
+    /// The rate that matrix products are taken to run at, in units of 10^12 operations a second; of all else, updates
+    /// alone take time, that of their bytes in the device's memory.
     pub assumed_tflops: f64,
-    /// A step at that rate, replays included, if copies took no time.
+    /// A step at that rate, replays and updates included, if copies took no time.
     pub compute_ms: f64,
     /// What copies add to it.
     pub exposed_ms: f64,
@@ -39,6 +39,9 @@ const GBPS: f64 = 55.0;
 
 /// What is left of both rates while both ways are busy: 18 to 40 % less was measured.
 const BOTH_WAYS: f64 = 0.75;
+
+/// What kernels reach of an H100's 3.35 TB/s.
+const MEMORY_GBPS: f64 = 3000.0;
 
 /// H100 and H200 by data sheet, dense bf16.
 const PEAK_TFLOPS: f64 = 989.0;
@@ -145,6 +148,7 @@ fn rates(settings: &Settings) -> Rates {
     let both_ways_gbps = both_ways_gbps.unwrap_or(BOTH_WAYS * (h2d_gbps + d2h_gbps));
     Rates {
         flops: hardware.peak_tflops.unwrap_or(PEAK_TFLOPS) * UTILISATION * 1e12,
+        memory: hardware.memory_gbps.unwrap_or(MEMORY_GBPS) * 1e9,
         upload: h2d_gbps * 1e9,
         download: d2h_gbps * 1e9,
         both_ways: both_ways_gbps * 1e9,

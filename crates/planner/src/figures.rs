@@ -1,10 +1,9 @@
 //! The figures of one step on shapes.
 
-use data::{MicroBatch, StepBatch};
 use kernels::meta::FlopCounter;
 use kernels::{Target, Traffic};
 use memory::{ByPhase, LiveLease, Memory, Peak};
-use session::{Session, SessionError};
+use session::{MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
 use settings::Settings;
 
 /// What one step on shapes needs.
@@ -44,21 +43,4 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
         largest_at_peak: memory.largest_at_peak(),
         session,
     })
-}
-
-/// The second micro-batch meets what the first leaves behind; later ones meet the same.
-const MICRO_BATCHES_MAX: usize = 2;
-
-/// A step of the right shape, with nothing in it.
-pub(crate) fn shape_of_a_step(settings: &Settings) -> StepBatch {
-    let (rows, seq) = (settings.micro_batch, settings.seq);
-    let micro = MicroBatch {
-        input_ids: vec![0; rows * seq],
-        targets: vec![0; rows * seq],
-        rows,
-        seq,
-    };
-    StepBatch {
-        micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
-    }
 }

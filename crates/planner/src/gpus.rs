@@ -7,17 +7,19 @@ use std::collections::BTreeMap;
 /// to 800 MiB that PyTorch processes show on an H100, until it is measured on the device itself.
 pub const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
 
-/// Names and memory in MiB, as `nvidia-smi` shows the total; the smallest first.
+/// Names and memory in MiB, as the driver tells programs (`cuMemGetInfo`); the smallest first. That is less than
+/// `nvidia-smi` shows in all, by what the driver and error correction keep. The least that users' reports of PyTorch's
+/// out-of-memory errors show for each ("GPU 0 has a total capacity of 79.10 GiB"): drivers differ by some tens of MiB.
 const GPUS: [(&str, u64); 9] = [
-    ("RTX 4090 24GB", 24_564),
-    ("A100 40GB", 40_960),
-    ("L40S 48GB", 46_068),
-    ("H100 80GB", 81_559),
-    ("A100 80GB", 81_920),
-    ("GH200 96GB", 97_871),
-    ("RTX PRO 6000 96GB", 97_887),
-    ("H200 141GB", 143_771),
-    ("B200 180GB", 183_359),
+    ("RTX 4090 24GB", 24_084),
+    ("A100 40GB", 40_335),
+    ("L40S 48GB", 45_465),
+    ("H100 80GB", 80_998),
+    ("A100 80GB", 81_039),
+    ("GH200 96GB", 96_768),
+    ("RTX PRO 6000 96GB", 97_249),
+    ("H200 141GB", 143_073),
+    ("B200 180GB", 182_630),
 ];
 
 /// Names of the GPUs, the smallest first.

@@ -6,6 +6,7 @@
 mod error;
 mod offload;
 mod optimizer_state;
+mod products;
 mod read_back;
 #[allow(
     clippy::module_inception,
@@ -16,4 +17,5 @@ mod updating;
 mod weights;
 
 pub use error::{OptimizerStateError, SessionError};
+pub use products::{MICRO_BATCHES_MAX, products_of_a_step, shape_of_a_step};
 pub use session::{Session, StepOutcome};

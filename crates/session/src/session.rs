@@ -98,23 +98,6 @@ impl Session {
         Session::new(settings, memory, kernels)
     }
 
-    /// A session on a GPU; its weights are zero until they are set.
-    ///
-    /// # Errors
-    /// As [`Session::on_cpu`], and [`SessionError::Kernel`] if cuBLASLt does not start.
-    #[cfg(feature = "cuda")]
-    pub fn on_cuda(
-        settings: Settings,
-        memory: &Memory,
-        device: &Rc<kernels::cuda::CudaDevice>,
-    ) -> Result<Session, SessionError> {
-        use kernels::cuda::{Cuda, CudaDriver};
-        let _place = memory.enter(Phase::Load, Layer::Whole);
-        let driver = CudaDriver::new(device)?;
-        let kernels = Box::new(Cuda::new(driver, memory, settings.narrowest_dtype())?);
-        Session::new(settings, memory, kernels)
-    }
-
     /// A session on shapes, which leases what the target would, computes nothing, and counts operations.
     ///
     /// # Errors
@@ -135,8 +118,7 @@ impl Session {
         Session::new(settings, memory, kernels)
     }
 
-    /// A session on any kernels that work in `memory`: for tests, such as those of
-    /// [`kernels::scheduled::Scheduled`].
+    /// A session on kernels that work in `memory`; its weights are zero until they are set.
     ///
     /// # Errors
     /// As [`Session::on_cpu`].

@@ -74,10 +74,6 @@ const NOT_BUILT: &[NotBuilt] = &[
     no(What::Flag("--save-every"), CHECKPOINTS),
     no(What::Flag("--keep-last"), CHECKPOINTS),
     no(
-        What::Command("bench"),
-        "the table of strategies is not built yet; compare runs of `trainer plan --json`",
-    ),
-    no(
         What::Command("prepare"),
         "it is not built yet; `trainer train --data` reads text, batch and token files as they are",
     ),

@@ -141,6 +141,8 @@ pub const KEYS: &[Key] = &[
     optional("hardware.d2h_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from device to host, GB/s"),
     optional("hardware.both_ways_gbps", Kind::Real(Range::Positive), ("40.0", ""),
         "Measured bandwidth of both at a time, added up, GB/s"),
+    optional("hardware.memory_gbps", Kind::Real(Range::Positive), ("3000.0", ""),
+        "Bandwidth of the device's memory, reads and writes together, GB/s"),
     optional("hardware.peak_tflops", Kind::Real(Range::Positive), ("989.0", ""),
         "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
 

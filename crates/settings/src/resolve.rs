@@ -25,7 +25,7 @@ pub enum Task {
 }
 
 /// What the command line says of the configuration.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Given {
     /// Preset or file.
     pub config: Option<String>,

@@ -186,6 +186,8 @@ pub struct HardwareConfig {
     pub d2h_gbps: Option<f64>,
     /// Bandwidth of both ways at a time, added up, GB/s.
     pub both_ways_gbps: Option<f64>,
+    /// Bandwidth of the device's memory, GB/s.
+    pub memory_gbps: Option<f64>,
     /// Peak rate of matrix products, TFLOP/s.
     pub peak_tflops: Option<f64>,
 }

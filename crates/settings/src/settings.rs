@@ -83,7 +83,8 @@ impl Settings {
     /// Reads a configuration that was accepted. What it leaves open is that of the processor.
     ///
     /// # Errors
-    /// A recompute specification or labels to offload that cannot be followed.
+    /// A recompute specification or labels to offload that cannot be followed, sequences longer than the model has
+    /// positions, or more logits in a chunk of the head than a product of cuBLASLt may have.
     pub fn new(config: &Config) -> Result<Settings, ConfigError> {
         let (optim, recompute) = (&config.optim, &config.recompute);
         let seq = config.data.seq;
@@ -96,6 +97,7 @@ impl Settings {
                  data.seq at most {most}"
             )));
         }
+        check_logits(config)?;
         Ok(Settings {
             model: config.model.clone(),
             dtype: config.dtype().into(),
@@ -176,6 +178,23 @@ impl Settings {
     pub fn tokens_per_step(&self) -> usize {
         self.seq * self.micro_batch * self.accum
     }
+}
+
+/// Most elements of a matrix product's result: cuBLASLt's algorithms count them in 32 bits.
+const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
+
+/// Refuses a chunk of the output head whose logits are too many for one product.
+fn check_logits(config: &Config) -> Result<(), ConfigError> {
+    let (vocab, tokens) = (config.model.vocab, config.batch.micro * config.data.seq);
+    let chunk = config.memory.head_chunk.min(tokens);
+    let most = PRODUCT_ELEMENTS_MAX / vocab;
+    if chunk <= most {
+        return Ok(());
+    }
+    Err(ConfigError::Contradiction(format!(
+        "a chunk of the output head has {chunk} tokens of {vocab} logits, more than the 2^31 of one matrix product; make \
+         memory.head_chunk at most {most}"
+    )))
 }
 
 fn optimizer_offload(config: &Config) -> Option<OptimizerOffload> {

@@ -6,15 +6,16 @@ use kernels::timed::{Timed, Timings};
 use kernels::{Kernels, Target};
 use memory::{DType, DeviceBytes, Layer, Memory, Phase, format_bytes};
 use planner::{CUDA_OVERHEAD_BYTES, memory_size};
-use session::Session;
 use settings::{Device, Settings};
 
 #[cfg(feature = "cuda")]
-use kernels::KernelError;
-#[cfg(feature = "cuda")]
-use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
-#[cfg(feature = "cuda")]
-use std::rc::Rc;
+use {
+    kernels::cuda::{Cuda, CudaDevice, CudaDriver},
+    kernels::{Fault, KernelError},
+    memory::Refused,
+    session::products_of_a_step,
+    std::rc::Rc,
+};
 
 /// A device that is there.
 pub(crate) enum OpenDevice {
@@ -26,7 +27,7 @@ pub(crate) enum OpenDevice {
 }
 
 impl OpenDevice {
-    /// Opens a device, with all its kernels: what they take is taken before anybody asks what is free.
+    /// Opens a device.
     ///
     /// # Errors
     /// [`Failure::NoDevice`] if it is not there or cannot be used.
@@ -40,7 +41,6 @@ impl OpenDevice {
                     reason: error.message,
                 };
                 let opened = CudaDevice::open(index).map_err(refused)?;
-                opened.load_kernels().map_err(refused)?;
                 let facts = opened.facts();
                 tracing::info!("{device} is {}", facts.name);
                 Ok(OpenDevice::Cuda(opened))
@@ -71,63 +71,44 @@ impl OpenDevice {
         }
     }
 
-    /// A session on it.
+    /// Its operations, for these settings. A GPU rehearses the step first: what kernels and libraries take is taken before
+    /// anything else is leased.
     ///
     /// # Errors
-    /// As [`Session::on_cpu`].
-    pub(crate) fn session(&self, settings: Settings, memory: &Memory) -> Result<Session, Failure> {
-        match self {
-            OpenDevice::Cpu => Ok(Session::on_cpu(settings, memory)?),
-            #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => {
-                if let Some(warning) = slow(&settings) {
-                    tracing::warn!("{warning}");
-                }
-                Ok(Session::on_cuda(settings, memory, device)?)
-            }
-        }
-    }
-
-    /// A session whose operations are timed.
-    ///
-    /// # Errors
-    /// As [`Session::on_cpu`].
-    pub(crate) fn timed_session(
-        &self,
-        settings: Settings,
-        memory: &Memory,
-        timings: &Timings,
-    ) -> Result<Session, Failure> {
-        let place = memory.enter(Phase::Load, Layer::Whole);
-        let dtype = settings.narrowest_dtype();
-        let kernels: Box<dyn Kernels> = match self {
-            OpenDevice::Cpu => Box::new(Timed::new(Cpu::new(memory, dtype)?, timings)),
-            #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => {
-                let cuda = Cuda::new(CudaDriver::new(device)?, memory, dtype)?;
-                Box::new(Timed::new(cuda, timings))
-            }
-        };
-        drop(place);
-        Ok(Session::on_kernels(settings, memory, kernels)?)
-    }
-
-    /// Its operations, for these settings.
-    ///
-    /// # Errors
-    /// As [`Session::on_cpu`].
+    /// [`Failure::OutOfMemory`] if memory is short, [`Failure::Device`] if the device or its libraries fail.
     pub(crate) fn kernels(
         &self,
         settings: &Settings,
         memory: &Memory,
     ) -> Result<Box<dyn Kernels>, Failure> {
-        let dtype = settings.narrowest_dtype();
+        let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
-            OpenDevice::Cpu => Ok(Box::new(Cpu::new(memory, dtype)?)),
+            OpenDevice::Cpu => Ok(Box::new(Cpu::new(memory, settings.narrowest_dtype())?)),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device) => Ok(Box::new(rehearsed(device, settings, memory)?)),
+        }
+    }
+
+    /// As [`OpenDevice::kernels`], with every operation timed.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::kernels`].
+    pub(crate) fn timed_kernels(
+        &self,
+        settings: &Settings,
+        memory: &Memory,
+        timings: &Timings,
+    ) -> Result<Box<dyn Kernels>, Failure> {
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        match self {
+            OpenDevice::Cpu => {
+                let cpu = Cpu::new(memory, settings.narrowest_dtype())?;
+                Ok(Box::new(Timed::new(cpu, timings)))
+            }
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device) => {
-                let driver = CudaDriver::new(device)?;
-                Ok(Box::new(Cuda::new(driver, memory, dtype)?))
+                let cuda = rehearsed(device, settings, memory)?;
+                Ok(Box::new(Timed::new(cuda, timings)))
             }
         }
     }
@@ -192,13 +173,13 @@ impl OpenDevice {
         }
     }
 
-    /// Says beforehand if a run is close to what the device has left.
+    /// Says beforehand if a run is larger than what the device has left, once kernels and libraries have what they take.
     ///
     /// # Errors
     /// [`Failure::Device`] where the driver fails.
-    pub(crate) fn warn_if_tight(&self, reserved_bytes: u64) -> Result<(), Failure> {
+    pub(crate) fn warn_if_full(&self, reserved_bytes: u64) -> Result<(), Failure> {
         let bytes = self.gpu_bytes()?;
-        if let Some(warning) = bytes.and_then(|bytes| tight(reserved_bytes, bytes)) {
+        if let Some(warning) = bytes.and_then(|bytes| too_full(reserved_bytes, bytes)) {
             tracing::warn!("{warning}");
         }
         Ok(())
@@ -224,24 +205,64 @@ fn slow(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// What is still to come beside the plan: of what plans count with, what context and kernels have not taken. Nothing is
-/// known of it where other processes hold memory too.
+/// Operations on a GPU that has rehearsed a step.
+#[cfg(feature = "cuda")]
+pub(crate) fn rehearsed(
+    device: &Rc<CudaDevice>,
+    settings: &Settings,
+    memory: &Memory,
+) -> Result<Cuda<CudaDriver>, Failure> {
+    if let Some(warning) = slow(settings) {
+        tracing::warn!("{warning}");
+    }
+    let products = products_of_a_step(settings)?;
+    let cuda = Cuda::new(CudaDriver::new(device)?, memory, settings.narrowest_dtype())?;
+    let rehearsal = cuda.rehearse(&products);
+    let rehearsal = rehearsal.map_err(|error| explained(error, device, memory))?;
+    tracing::debug!("rehearsed {} products", rehearsal.products);
+    if rehearsal.rounded > 0 {
+        tracing::warn!(
+            "cuBLASLt adds up the parts of long sums in less than f32 in {} of {} products",
+            rehearsal.rounded,
+            rehearsal.products
+        );
+    }
+    Ok(cuda)
+}
+
+/// A failure of a rehearsal; a full device as what it is, an out-of-memory error.
+#[cfg(feature = "cuda")]
+fn explained(error: KernelError, device: &CudaDevice, memory: &Memory) -> Failure {
+    let (Fault::DeviceFull, Ok(bytes)) = (error.fault, device.memory_bytes()) else {
+        return error.into();
+    };
+    // What the driver or cuBLASLt answered says nothing of memory.
+    tracing::debug!("{error}");
+    let refused = Refused {
+        device_bytes: Some(bytes),
+        error: None,
+    };
+    let name = "what kernels and cuBLASLt load";
+    memory.shortage(name, to_come(bytes), refused).into()
+}
+
+/// What kernels and libraries may still load, at the most: of what plans count with, what is not taken. Where other
+/// processes hold memory too nobody knows what is whose, and all of it may be to come.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU loads"))]
 fn to_come(bytes: DeviceBytes) -> u64 {
     match bytes.is_shared() {
-        true => 0,
-        false => CUDA_OVERHEAD_BYTES.saturating_sub(bytes.beside()),
+        true => CUDA_OVERHEAD_BYTES,
+        false => CUDA_OVERHEAD_BYTES
+            .saturating_sub(bytes.beside())
+            .max(bytes.page),
     }
 }
 
-/// What to say where the free memory is short, or nearly so.
-fn tight(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
-    if reserved_bytes + to_come(bytes) <= bytes.free {
+/// What to say where the memory that blocks can have is short.
+fn too_full(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
+    if reserved_bytes <= bytes.room() {
         return None;
     }
-    let verdict = match reserved_bytes > bytes.free {
-        true => "this run will not fit",
-        false => "this run may not fit",
-    };
     let others = match bytes.others_are_in_the_way(reserved_bytes) {
         true => format!(
             "; other processes hold most of {}",
@@ -250,10 +271,10 @@ fn tight(reserved_bytes: u64, bytes: DeviceBytes) -> Option<String> {
         false => String::new(),
     };
     Some(format!(
-        "the plan reserves {}, and {} of the device's {} are free: {verdict}{others}",
+        "the plan reserves {}, and of the device's {} this run can have {}: it will not fit{others}",
         format_bytes(reserved_bytes),
-        format_bytes(bytes.free),
         format_bytes(bytes.total),
+        format_bytes(bytes.room()),
     ))
 }
 
@@ -264,51 +285,44 @@ mod tests {
     const GIB: u64 = 1 << 30;
     const MIB: u64 = 1 << 20;
 
-    #[test]
-    fn a_full_card_is_announced() {
-        let bytes = DeviceBytes {
+    fn bytes(free: u64, held: u64) -> DeviceBytes {
+        DeviceBytes {
             total: 80 * GIB,
-            free: 80 * GIB - 540 * MIB,
-            held: 0,
-        };
-        let most = bytes.free - 100 * MIB;
-        assert_eq!(tight(most, bytes), None);
-        assert!(tight(most + 1, bytes).unwrap().ends_with("may not fit"));
-        assert!(tight(bytes.free, bytes).unwrap().ends_with("may not fit"));
-        let message = tight(80 * GIB, bytes).unwrap();
-        assert!(message.contains("reserves 80.0 GiB") && message.ends_with("will not fit"));
+            free,
+            held,
+            page: 32 * MIB,
+        }
     }
 
+    /// To the byte, in the whole pages that blocks have.
     #[test]
-    fn what_kernels_have_taken_is_not_counted_twice() {
-        let bytes = DeviceBytes {
-            total: 80 * GIB,
-            free: 79 * GIB,
-            held: 0,
-        };
-        assert_eq!(tight(79 * GIB, bytes), None);
-        assert!(
-            tight(79 * GIB + 1, bytes)
-                .unwrap()
-                .ends_with("will not fit")
-        );
+    fn a_full_card_is_announced() {
+        let bytes = bytes(79 * GIB - 1, 32 * MIB);
+        let most = 79 * GIB;
+        assert_eq!(too_full(most, bytes), None);
+        let message = too_full(most + 1, bytes).unwrap();
+        assert!(message.contains("reserves 79.0 GiB") && message.ends_with("will not fit"));
     }
 
     #[test]
     fn a_shared_card_is_announced_as_shared() {
-        let shared = DeviceBytes {
-            total: 80 * GIB,
-            free: 30 * GIB,
-            held: 0,
-        };
-        assert_eq!(tight(29 * GIB, shared), None);
-        let message = tight(60 * GIB, shared).unwrap();
+        let shared = bytes(30 * GIB, 0);
+        assert_eq!(too_full(30 * GIB, shared), None);
+        let message = too_full(60 * GIB, shared).unwrap();
         assert!(
             message.ends_with("will not fit; other processes hold most of 50.0 GiB"),
             "{message}"
         );
-        let too_large = tight(79 * GIB, shared).unwrap();
+        let too_large = too_full(79 * GIB, shared).unwrap();
         assert!(too_large.ends_with("will not fit"), "{too_large}");
+    }
+
+    #[test]
+    fn what_was_loaded_is_not_counted_twice() {
+        let alone = bytes(80 * GIB - 540 * MIB, 0);
+        assert_eq!(to_come(alone), 100 * MIB);
+        assert_eq!(to_come(bytes(79 * GIB, 0)), 32 * MIB);
+        assert_eq!(to_come(bytes(30 * GIB, 0)), CUDA_OVERHEAD_BYTES);
     }
 
     #[test]

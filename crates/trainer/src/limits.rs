@@ -15,6 +15,14 @@ pub(crate) fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u
     })
 }
 
+/// The limit where it is known without a device: one in bytes.
+pub(crate) fn limit_of_plan(resolved: &Resolved) -> Option<u64> {
+    match resolved.config.memory.limit {
+        Some(Size::Bytes(bytes)) => Some(bytes),
+        _ => None,
+    }
+}
+
 /// Host memory that a run takes. Under a limit, leases beyond that are refused: they take none.
 pub(crate) fn host_need(plan: &Plan, target: Target, limit: Option<u64>) -> HostNeed {
     match target {

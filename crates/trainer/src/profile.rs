@@ -12,6 +12,7 @@ use kernels::timed::{Timing, Timings};
 use planner::{HostRoom, Plan};
 use report::{Align, Table};
 use serde::Serialize;
+use session::Session;
 use settings::{Resolved, Settings};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -69,7 +70,6 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let settings = Settings::new(&decided(resolved)?)?;
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::new(&settings, device.target())?;
-    device.warn_if_tight(plan.reserved_bytes)?;
     let limit = limit(resolved, &device)?;
     HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
     let rates = measure(&device, &settings)?;
@@ -118,7 +118,8 @@ fn timed_steps(
 ) -> Result<Vec<Vec<Timing>>, Failure> {
     let (memory, timings) = (device.memory(), Timings::default());
     memory.set_limit(limit);
-    let mut session = device.timed_session(settings.clone(), &memory, &timings)?;
+    let kernels = device.timed_kernels(settings, &memory, &timings)?;
+    let mut session = Session::on_kernels(settings.clone(), &memory, kernels)?;
     session.initialise(settings.seed)?;
     memory.reserve_slab(slab_bytes)?;
     let batch = random_batch(settings);

@@ -28,7 +28,6 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let settings = Settings::new(&resolved.config)?;
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::with_alternatives(&resolved.config, device.target())?;
-    device.warn_if_tight(plan.reserved_bytes)?;
     let limit = limit(&resolved, &device)?;
     HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
     if let Some(folder) = &resolved.options.save_final {
@@ -208,7 +207,9 @@ impl Run {
         let memory = self.device.memory();
         memory.set_limit(self.limit);
         self.announce();
-        let mut session = self.device.session(settings, &memory)?;
+        let kernels = self.device.kernels(&settings, &memory)?;
+        self.device.warn_if_full(self.plan.reserved_bytes)?;
+        let mut session = Session::on_kernels(settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
             match &self.resolved.options.init_from {

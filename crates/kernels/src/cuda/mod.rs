@@ -18,6 +18,7 @@ mod extent;
 mod flash;
 mod gelu;
 mod layer_norm;
+mod listing;
 mod matmul;
 mod norm;
 mod positions;
@@ -26,8 +27,12 @@ mod rotary;
 mod swiglu;
 
 #[cfg(feature = "cuda")]
-pub use device::{CopyRates, CudaDevice, CudaDriver, DeviceFacts, device_count, look_for_library};
+pub use device::{
+    CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Rehearsal, carried,
+    device_count, look_for_library,
+};
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
+pub use listing::Listing;
 
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
@@ -130,12 +135,17 @@ impl<D: Driver> Cuda<D> {
         unsafe { self.driver.launch(&launch) }
     }
 
-    /// Computes products of tensors of an operation that was checked.
-    fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
-        let workspace = Workspace {
+    /// What products are given beside their matrices.
+    fn workspace(&self) -> Workspace {
+        Workspace {
             pointer: self.workspace.view().pointer(),
             bytes: self.workspace.bytes() as usize,
-        };
+        }
+    }
+
+    /// Computes products of tensors of an operation that was checked.
+    fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
+        let workspace = self.workspace();
         // SAFETY: the matrices come from views, which borrow live tensors, the outputs exclusively; the workspace
         // is this product's alone since the stream runs one operation after the other.
         unsafe { self.driver.gemm(gemm, workspace) }

@@ -94,8 +94,11 @@ impl Backend for Meta {
         &self.traffic
     }
 
-    unsafe fn execute(&self, _queue: Queue, operation: Operation) -> Result<(), KernelError> {
+    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
         self.count(operation.multiplications());
+        if let (Some(timeline), Operation::AdamW(_)) = (&self.timeline, &operation) {
+            timeline.update(queue, operation.cost().bytes);
+        }
         Ok(())
     }
 

@@ -8,8 +8,10 @@ use std::rc::Rc;
 /// What time is counted by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Operations of matrix products in a second; nothing else in [`Queue::Compute`] takes time, and neither do updates.
+    /// Operations of matrix products in a second. Of all else, updates alone take time.
     pub flops: f64,
+    /// Bytes in a second that an update reads and writes on the device.
+    pub memory: f64,
     /// Bytes in a second to the device, while nothing goes to the host.
     pub upload: f64,
     /// Bytes in a second to the host, while nothing goes to the device.
@@ -28,6 +30,15 @@ struct Times {
     queues: [Seconds; Queue::ALL.len()],
     /// When each event was over, by its position.
     events: Vec<Seconds>,
+}
+
+impl Times {
+    /// A queue is busy with something that is no copy.
+    fn work(&mut self, queue: Queue, seconds: f64) {
+        let queue = &mut self.queues[queue as usize];
+        queue.with_copies += seconds;
+        queue.without_copies += seconds;
+    }
 }
 
 /// Seconds since the beginning.
@@ -75,9 +86,14 @@ impl Timeline {
     pub(crate) fn compute(&self, flops: u64) {
         let mut times = self.0.borrow_mut();
         let seconds = flops as f64 / times.rates.flops;
-        let queue = &mut times.queues[Queue::Compute as usize];
-        queue.with_copies += seconds;
-        queue.without_copies += seconds;
+        times.work(Queue::Compute, seconds);
+    }
+
+    /// An update of parameters: no products, and much memory.
+    pub(crate) fn update(&self, queue: Queue, bytes: u64) {
+        let mut times = self.0.borrow_mut();
+        let seconds = bytes as f64 / times.rates.memory;
+        times.work(queue, seconds);
     }
 
     pub(crate) fn copy(&self, queue: Queue, bytes: usize) {
@@ -117,6 +133,7 @@ mod tests {
 
     const RATES: Rates = Rates {
         flops: 10.0,
+        memory: 8.0,
         upload: 4.0,
         download: 2.0,
         both_ways: 4.0,
@@ -137,6 +154,17 @@ mod tests {
             without_copies: 3.0,
         };
         assert_eq!(timeline.computed(), expected);
+    }
+
+    #[test]
+    fn updates_take_the_time_of_their_bytes_beside_the_computation() {
+        let timeline = Timeline::new(RATES);
+        timeline.update(Queue::Update, 24);
+        timeline.compute(20);
+        assert_eq!(timeline.computed().without_copies, 2.0);
+        timeline.wait(Queue::Compute, timeline.record(Queue::Update));
+        assert_eq!(timeline.computed().without_copies, 3.0);
+        assert_eq!(timeline.computed().with_copies, 3.0);
     }
 
     #[test]

@@ -107,6 +107,7 @@ fn full() -> Config {
             h2d_gbps: Some(25.5),
             d2h_gbps: Some(24.5),
             both_ways_gbps: Some(40.5),
+            memory_gbps: Some(3000.5),
             peak_tflops: Some(989.0),
         },
         log: LogConfig {
@@ -176,6 +177,7 @@ fn the_folder_of_configurations_is_compiled_in() {
     let files: BTreeSet<String> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "toml"))
         .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
         .collect();
     let presets = preset::names().map(str::to_owned);

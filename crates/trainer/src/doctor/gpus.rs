@@ -6,6 +6,7 @@ use super::rows;
 use memory::{DeviceBytes, format_bytes};
 use report::Table;
 use serde::Serialize;
+use std::path::PathBuf;
 
 /// A GPU that can be used.
 #[derive(Clone, Debug, Serialize)]
@@ -24,6 +25,8 @@ pub(super) struct Gpu {
     driver_version: String,
     /// Version of cuBLASLt.
     library_version: usize,
+    /// The file of the cuBLASLt that was loaded; null where the system does not tell.
+    library_path: Option<PathBuf>,
     /// Its memory when this process had a context and nothing else.
     memory: DeviceBytes,
     /// What this process takes beside its leases.
@@ -62,12 +65,16 @@ impl Gpu {
             self.h2d_gbps, self.d2h_gbps, self.both_ways_gbps
         );
         let peak = self.peak_tflops.map(|peak| format!("{peak} TFLOP/s"));
+        let library = match &self.library_path {
+            Some(path) => format!("{} in {}", self.library_version, path.display()),
+            None => self.library_version.to_string(),
+        };
         let table = vec![
             ("name", Some(self.name.clone())),
             ("compute capability", Some(self.capability.clone())),
             ("multiprocessors", Some(self.multiprocessors.to_string())),
             ("driver's CUDA", Some(self.driver_version.clone())),
-            ("cuBLASLt", Some(self.library_version.to_string())),
+            ("cuBLASLt", Some(library)),
             ("memory", Some(memory)),
             ("beside leases", Some(self.overhead.to_string())),
             ("units of memory", Some(units)),
@@ -121,19 +128,25 @@ pub(super) fn gpus() -> (Vec<Gpu>, Vec<String>) {
     (Vec::new(), vec![format!("{found}: {build}")])
 }
 
+/// The preset whose step is rehearsed: the smallest model of those that GPUs are bought for.
+#[cfg(feature = "cuda")]
+const REHEARSED: &str = "qwen2.5-0.5b";
+
 #[cfg(feature = "cuda")]
 fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
-    use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
+    use crate::device::rehearsed;
+    use kernels::cuda::CudaDevice;
     use memory::{DType, Memory};
+    use settings::load::{Source, load};
+    use settings::{Device, Settings};
 
     let device = CudaDevice::open(index)?;
     let with_context = device.memory_bytes()?;
-    let pool_page_bytes = device.pool_page_bytes()?;
-    let driver = CudaDriver::new(&device)?;
-    device.load_kernels()?;
-    let library_version = driver.library_version();
+    let mut config = load(&Source::open(REHEARSED)?, &[], false)?.config;
+    config.train.device = Some(Device::Cuda { index });
+    let library = device.library();
     let memory = Memory::device(device.clone());
-    let kernels = Cuda::new(driver, &memory, DType::BF16)?;
+    let kernels = rehearsed(&device, &Settings::new(&config)?, &memory)?;
     let bf16 = Rates::measure(
         &kernels,
         &memory,
@@ -152,11 +165,12 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
         multiprocessors: facts.multiprocessors,
         shared_bytes_max: facts.shared_bytes_max,
         driver_version: format!("{}.{}", version / 1000, version % 1000 / 10),
-        library_version,
+        library_version: library.version,
+        library_path: library.path,
         memory: with_context,
         overhead,
         allocation_granularity_bytes: device.allocation_granularity_bytes()?,
-        pool_page_bytes,
+        pool_page_bytes: with_context.page,
         h2d_gbps: copies.h2d_gbps,
         d2h_gbps: copies.d2h_gbps,
         both_ways_gbps: copies.both_ways_gbps,

@@ -23,6 +23,9 @@ struct Diagnosis {
     host: host::Host,
     /// Whether this binary can use GPUs.
     cuda_built: bool,
+    /// What it has of every kernel, as the code itself says: `sm_90` for machine code, `compute_80 ptx 8.8` for what the
+    /// driver of another GPU compiles. Empty if it was built without CUDA.
+    carries: Vec<String>,
     /// GPUs that can be used.
     gpus: Vec<gpus::Gpu>,
     /// What is missing, and what to do.
@@ -36,6 +39,10 @@ pub(crate) fn doctor(resolved: &Resolved) -> Result<(), Failure> {
         version: env!("CARGO_PKG_VERSION"),
         host: host::Host::new()?,
         cuda_built: cfg!(feature = "cuda"),
+        #[cfg(feature = "cuda")]
+        carries: kernels::cuda::carried(),
+        #[cfg(not(feature = "cuda"))]
+        carries: Vec::new(),
         gpus,
         missing,
     };
@@ -50,6 +57,9 @@ impl std::fmt::Display for Diagnosis {
         write!(f, "{}", self.host.table())?;
         for gpu in &self.gpus {
             write!(f, "\n{}", gpu.table())?;
+        }
+        if !self.carries.is_empty() {
+            writeln!(f, "\nkernels in this binary: {}", self.carries.join(", "))?;
         }
         if !self.missing.is_empty() {
             writeln!(f)?;

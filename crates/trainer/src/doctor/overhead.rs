@@ -9,7 +9,7 @@ use serde::Serialize;
 pub(super) struct Overhead {
     /// The bytes in use once this process had a context and nothing else: that context, and what other processes hold.
     context_bytes: u64,
-    /// What modules and cuBLASLt took after that, until a matrix product was done.
+    /// What modules and cuBLASLt took after that, until every product of a step was done.
     libraries_bytes: u64,
     /// Both.
     overhead_bytes: u64,
@@ -72,6 +72,7 @@ mod tests {
             total,
             free: total - used * MIB,
             held: held * MIB,
+            page: 2 * MIB,
         }
     }
 

@@ -55,6 +55,28 @@ fn zero_and_negative_sizes() {
     refused("--set log.every=0", &["`log.every` is 0", "at least 1"]);
 }
 
+/// cuBLASLt counts the elements of a result in 32 bits; a short batch has a short chunk, whatever is set.
+#[test]
+fn logits_beyond_one_product() {
+    let model = "--config qwen2.5-0.5b --set memory.head_chunk";
+    refused(
+        &format!("{model}=14135 --micro-batch 8 --seq 4096"),
+        &[
+            "14135 tokens of 151936 logits",
+            "memory.head_chunk at most 14134",
+        ],
+    );
+    let place = Workplace::new();
+    for fits in [
+        "14134 --micro-batch 8 --seq 4096",
+        "14135 --micro-batch 1 --seq 512",
+    ] {
+        place
+            .trainer(&format!("plan --json {model}={fits}"))
+            .succeeds();
+    }
+}
+
 #[test]
 fn learning_rates_that_are_no_rates() {
     for value in ["nan", "-1", "-0.001", "inf", "fast"] {

@@ -55,4 +55,8 @@ fn doctor_says_all_that_is_missing_at_once() {
         "{stdout}"
     );
     assert!(!stdout.contains("without CUDA"), "{stdout}");
+    assert!(
+        stdout.contains("kernels in this binary: sm_80, sm_90, "),
+        "{stdout}"
+    );
 }

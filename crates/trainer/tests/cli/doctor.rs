@@ -27,6 +27,8 @@ fn the_machine_is_described_and_measured() {
         assert!(host["f32"][rate].as_f64().unwrap() > 0.0, "{rate}");
     }
     assert_eq!(machine["cuda_built"], cfg!(feature = "cuda"));
+    let carried = machine["carries"].as_array().unwrap();
+    assert_eq!(carried.is_empty(), !cfg!(feature = "cuda"));
     let (gpus, missing) = (&machine["gpus"], &machine["missing"]);
     let usable = gpus.as_array().unwrap().len();
     assert!(usable > 0 || !missing.as_array().unwrap().is_empty());

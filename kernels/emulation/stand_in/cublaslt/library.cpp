@@ -1,6 +1,7 @@
 // The library's functions: descriptions, the choice of an algorithm, products. A product runs when it is asked for,
 // whatever its stream.
 #include "../settings.h"
+#include "first_use.h"
 #include "product.h"
 
 #include <algorithm>
@@ -27,6 +28,12 @@ static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm h
 // Sums in one piece, or in parts of the compute type: what gives the same bits whatever block is done first, and rounds
 // no part.
 const uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+
+// Sums of this length and longer have no algorithm that keeps their parts in the compute type.
+bool has_rounded_parts(const Product &product) {
+    static const uint64_t depth_min = number_setting("STAND_IN_ROUNDED_DEPTH", UINT64_MAX);
+    return (product.description.a_transposed ? product.a.rows : product.a.columns) >= depth_min;
+}
 
 // With less workspace than this, the only algorithm is one that needs none.
 const uint64_t WORKSPACE_BYTES = 256 << 10;
@@ -97,7 +104,7 @@ extern "C" cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-extern "C" size_t cublasLtGetVersion() { return 130002; }
+extern "C" size_t cublasLtGetVersion() { return number_setting("STAND_IN_LIBRARY_VERSION", 120904); }
 
 extern "C" cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *description, cublasComputeType_t compute,
                                                    cudaDataType_t scale) {
@@ -182,7 +189,11 @@ extern "C" cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cubla
     if (wanted < 1) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    if (preference.reduction_schemes != REDUCTIONS) {
+    if (has_rounded_parts(product) && preference.reduction_schemes == REDUCTIONS) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    const uint32_t wanted_schemes = has_rounded_parts(product) ? uint32_t(CUBLASLT_REDUCTION_SCHEME_MASK) : REDUCTIONS;
+    if (preference.reduction_schemes != wanted_schemes) {
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "parts of a sum may be rounded, or no sum may have parts");
     }
     if (const cublasStatus_t status = check(product)) {
@@ -236,6 +247,9 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
     }
     if (workspace_bytes < algorithm.workspace_bytes) {
         return refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is smaller than the algorithm needs");
+    }
+    if (!load_product(product, algorithm.alignment_bytes)) {
+        return CUBLAS_STATUS_INTERNAL_ERROR;
     }
     if (!is_idle()) {
         // Whatever else lies there is lost, as it would be.

@@ -39,6 +39,11 @@ int capability() {
     return capability;
 }
 
+int driver_version() {
+    static const int version = int(number_setting("STAND_IN_DRIVER_VERSION", 13000));
+    return version;
+}
+
 // CUDA C++ Programming Guide, technical specifications per compute capability.
 size_t shared_bytes_max() {
     switch (capability()) {
@@ -68,7 +73,7 @@ extern "C" CUresult cuInit(unsigned int flags) {
 }
 
 extern "C" CUresult cuDriverGetVersion(int *version) {
-    *version = int(number_setting("STAND_IN_DRIVER_VERSION", 13000));
+    *version = driver_version();
     return CUDA_SUCCESS;
 }
 
@@ -91,6 +96,9 @@ extern "C" CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
 
 extern "C" CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
     STAND_IN_ENTER(check(device));
+    if (attribute == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID && driver_version() < 12020) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     switch (attribute) {
         case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
         case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: *value = int(SHARED_BYTES); break;

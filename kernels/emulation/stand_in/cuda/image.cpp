@@ -1,5 +1,5 @@
-// Fat binaries, and the machine code in them, by formats that NVIDIA does not document: as `cuobjdump` shows them, and
-// as the compilers of CUDA 12 and 13 write them. What looks otherwise is not read.
+// Machine code, by a format that NVIDIA does not document: as `cuobjdump` shows it, and as the compilers of CUDA 12 and 13
+// write it. And PTX, as those write it. What looks otherwise is not read.
 #include "image.h"
 
 #include <algorithm>
@@ -10,25 +10,8 @@ namespace stand_in {
 
 namespace {
 
-const uint32_t FAT_BINARY = 0xba55ed50;
-const uint16_t PTX = 1, MACHINE_CODE = 2;
-
-// What stands before all images.
-struct BinaryHeader {
-    uint32_t magic;
-    uint16_t version, header_bytes;
-    uint64_t bytes;
-};
-
-// What stands before each.
-struct ImageHeader {
-    uint16_t kind, version;
-    uint32_t header_bytes;
-    uint64_t bytes;
-    uint32_t compressed_bytes, options;
-    uint16_t minor, major;
-    uint32_t capability;
-};
+// From 9.0 on, machine code counts what the device keeps of every block's shared memory.
+const size_t RESERVED_BYTES = 1024;
 
 // Attributes of a kernel in its section `.nv.info.`: a format, a name, and a value or its size.
 struct Attribute {
@@ -79,7 +62,7 @@ std::string after(const std::string &name, const std::string &prefix) {
     return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : "";
 }
 
-std::map<std::string, Entry> read_entries(const char *code) {
+std::map<std::string, Entry> entries_of_machine_code(const char *code, size_t reserved_bytes) {
     const Elf64_Ehdr header = at<Elf64_Ehdr>(code);
     const auto section = [&](size_t index) { return at<Elf64_Shdr>(code + header.e_shoff + index * header.e_shentsize); };
     const char *names = code + section(header.e_shstrndx).sh_offset;
@@ -92,7 +75,7 @@ std::map<std::string, Entry> read_entries(const char *code) {
         if (const std::string kernel = after(name, ".nv.info."); !kernel.empty()) {
             read_attributes(entries[kernel], start, start + found.sh_size);
         } else if (const std::string kernel = after(name, ".nv.shared."); !kernel.empty()) {
-            shared[kernel] = found.sh_size;
+            shared[kernel] = found.sh_size - std::min<size_t>(found.sh_size, reserved_bytes);
         }
     }
     for (auto &[name, entry] : entries) {
@@ -101,31 +84,80 @@ std::map<std::string, Entry> read_entries(const char *code) {
     return entries;
 }
 
+std::optional<Image> read_machine_code(const char *code) {
+    const Elf64_Ehdr header = at<Elf64_Ehdr>(code);
+    if (header.e_machine != EM_CUDA) {
+        return std::nullopt;
+    }
+    // ABI 8, Blackwell's and that of CUDA 13, has the compute capability a byte further up.
+    const int capability = header.e_ident[EI_ABIVERSION] >= 8 ? header.e_flags >> 8 & 0xff : header.e_flags & 0xff;
+    return Image{true, capability, 0, entries_of_machine_code(code, capability >= 90 ? RESERVED_BYTES : 0)};
+}
+
+// What stands between two texts, the first of them looked for from `start` on; empty if they are not there.
+std::string between(const std::string &text, const std::string &first, const std::string &second, size_t start = 0) {
+    const size_t found = text.find(first, start);
+    if (found == std::string::npos) {
+        return "";
+    }
+    const size_t from = found + first.size();
+    return text.substr(from, text.find(second, from) - from);
+}
+
+// Bytes of each array of shared memory that PTX declares: `.shared .align 4 .b8 name[128];`. What a launch asks for has no
+// size.
+std::map<std::string, size_t> shared_arrays(const std::string &ptx) {
+    const std::string start = ".shared .align ";
+    std::map<std::string, size_t> arrays;
+    for (size_t place = ptx.find(start); place != std::string::npos; place = ptx.find(start, place + 1)) {
+        if (const std::string bytes = between(ptx, "[", "]", place); !bytes.empty()) {
+            arrays[between(ptx, ".b8 ", "[", place)] = std::stoul(bytes);
+        }
+    }
+    return arrays;
+}
+
+// A kernel from its name on: `name(` parameters `)`, directives, `{` code.
+Entry entry_of_ptx(const std::string &kernel, const std::map<std::string, size_t> &shared) {
+    Entry entry;
+    const std::string parameters = between(kernel, "(", ")");
+    for (size_t place = parameters.find(".param ."); place != std::string::npos;
+         place = parameters.find(".param .", place + 1)) {
+        // `.param .u64`: the type's name ends in its bits.
+        entry.parameters.push_back(unsigned(std::stoul(parameters.substr(place + std::strlen(".param .u")))) / 8);
+    }
+    if (const std::string threads = between(kernel.substr(0, kernel.find('{')), ".maxntid ", ","); !threads.empty()) {
+        entry.threads_max = unsigned(std::stoul(threads));
+    }
+    for (const auto &[name, bytes] : shared) {
+        entry.static_bytes += kernel.find(name) == std::string::npos ? 0 : bytes;
+    }
+    return entry;
+}
+
+std::optional<Image> read_ptx(const std::string &ptx) {
+    const std::string version = between(ptx, "\n.version ", "\n"), target = between(ptx, "\n.target sm_", "\n");
+    const size_t point = version.find('.');
+    if (point == std::string::npos || target.empty()) {
+        return std::nullopt;
+    }
+    Image image = {false, std::stoi(target), 10 * std::stoi(version) + std::stoi(version.substr(point + 1)), {}};
+    const std::map<std::string, size_t> shared = shared_arrays(ptx);
+    const std::string start = ".visible .entry ";
+    for (size_t place = ptx.find(start); place != std::string::npos;) {
+        const size_t next = ptx.find(start, place + 1);
+        const std::string kernel = ptx.substr(place + start.size(), next - place);
+        image.entries[kernel.substr(0, kernel.find('('))] = entry_of_ptx(kernel, shared);
+        place = next;
+    }
+    return image;
+}
+
 }  // namespace
 
-std::vector<Image> read_images(const void *binary) {
-    const char *place = static_cast<const char *>(binary);
-    const BinaryHeader header = at<BinaryHeader>(place);
-    if (header.magic != FAT_BINARY) {
-        return {};
-    }
-    place += header.header_bytes;
-    const char *end = place + header.bytes;
-    std::vector<Image> images;
-    while (place < end) {
-        const ImageHeader image = at<ImageHeader>(place);
-        const char *code = place + image.header_bytes;
-        const bool is_machine_code = image.kind == MACHINE_CODE;
-        if (is_machine_code ? std::memcmp(code, ELFMAG, SELFMAG) != 0 : image.kind != PTX) {
-            return {};
-        }
-        images.push_back({is_machine_code, int(image.capability), {}});
-        if (is_machine_code) {
-            images.back().entries = read_entries(code);
-        }
-        place = code + image.bytes;
-    }
-    return images;
+std::optional<Image> read_image(const void *image) {
+    const char *start = static_cast<const char *>(image);
+    return std::memcmp(start, ELFMAG, SELFMAG) == 0 ? read_machine_code(start) : read_ptx(start);
 }
 
 }  // namespace stand_in

@@ -1,15 +1,16 @@
-// What a fat binary holds: machine code for some GPUs, and PTX for later ones.
+// What a module is made from: machine code for some GPUs, or PTX for later ones.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace stand_in {
 
-// A kernel as machine code describes it.
+// A kernel as its code describes it.
 struct Entry {
     // Bytes of each parameter.
     std::vector<unsigned> parameters;
@@ -24,11 +25,12 @@ struct Image {
     bool is_machine_code;
     // Compute capability: 80 for 8.0.
     int capability;
-    // Of machine code alone: PTX is compressed.
+    // Of PTX alone: 88 for 8.8.
+    int ptx_version;
     std::map<std::string, Entry> entries;
 };
 
-// The images of a fat binary; none if it is something else, or one of them cannot be read.
-std::vector<Image> read_images(const void *binary);
+// What begins there: an ELF file, or a text that ends in a zero; none if it is something else.
+std::optional<Image> read_image(const void *image);
 
 }  // namespace stand_in

@@ -2,25 +2,32 @@
 // not measured yet, so the stand-in is as strict as the documentation allows:
 //
 // - a block counts as used with its size rounded up to 512 bytes (STAND_IN_ROUNDING_BYTES);
-// - a pool reserves whole pages of 2 MiB and never loses any to fragments;
+// - a pool reserves whole pages of 2 MiB (STAND_IN_PAGE_BYTES) and never loses any to fragments;
 // - a high mark that was reset reads as 0 until the next allocation.
 //
 // A block is 0xff, NaN in every type, when it is handed out. It ends where an unmapped page begins, and is unmapped
-// when it is freed. The memory of context and libraries counts as nothing: STAND_IN_OTHERS_BYTES can stand for it. Each
-// loaded module counts as STAND_IN_MODULE_BYTES, by default nothing.
+// when it is freed. The memory of the context counts as nothing: STAND_IN_OTHERS_BYTES can stand for it. Each loaded
+// module counts as STAND_IN_MODULE_BYTES, by default nothing; each product of cuBLASLt, from its first use on, as
+// STAND_IN_PRODUCT_BYTES.
 #include "memory.h"
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <sys/mman.h>
 
 namespace stand_in {
 
-static const uint64_t PAGE_BYTES = 2 << 20;
 static const size_t HOST_PAGE_BYTES = 4096, ALIGNMENT_BYTES = 512;
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// What a pool reserves at a time.
+static uint64_t page_bytes() {
+    static const uint64_t bytes = number_setting("STAND_IN_PAGE_BYTES", 2 << 20);
+    return bytes;
+}
 
 // What a block counts as.
 static uint64_t counted(uint64_t bytes) {
@@ -47,7 +54,7 @@ struct CUmemPoolHandle_st {
 
     // Gives back whole pages beyond what is used and what is to be kept.
     void trim(uint64_t keep) {
-        const uint64_t needed = stand_in::round_up(std::max(used.now, keep), stand_in::PAGE_BYTES);
+        const uint64_t needed = stand_in::round_up(std::max(used.now, keep), stand_in::page_bytes());
         reserved.now = std::min(reserved.now, needed);
     }
 };
@@ -112,29 +119,44 @@ static uint64_t total_bytes() {
     return total;
 }
 
-// What modules take of each device, as long as the process lives.
-static std::map<CUdevice, uint64_t> &module_bytes() {
+// What modules and libraries take of each device, as long as the process lives.
+static std::map<CUdevice, uint64_t> &loaded_bytes() {
     static std::map<CUdevice, uint64_t> bytes;
     return bytes;
 }
 
 // Free memory of a device.
 static uint64_t free_bytes(CUdevice device) {
-    uint64_t held = number_setting("STAND_IN_OTHERS_BYTES", 0) + module_bytes()[device];
+    uint64_t held = number_setting("STAND_IN_OTHERS_BYTES", 0) + loaded_bytes()[device];
     for (const CUmemoryPool pool : alive<CUmemPoolHandle_st>()) {
         held += pool->device == device ? pool->reserved.now : 0;
     }
     return total_bytes() - std::min(total_bytes(), held);
 }
 
-CUresult take_module_memory() {
+// What code takes of the current device when it is loaded.
+static CUresult take_memory(uint64_t bytes) {
     const CUdevice device = current_context()->device;
-    const uint64_t bytes = number_setting("STAND_IN_MODULE_BYTES", 0);
     if (bytes > free_bytes(device)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    module_bytes()[device] += bytes;
+    loaded_bytes()[device] += bytes;
     return CUDA_SUCCESS;
+}
+
+CUresult take_module_memory() { return take_memory(number_setting("STAND_IN_MODULE_BYTES", 0)); }
+
+// Writes down how much the pools of this process have in use when a library loads code, a line each time.
+static void note_first_use() {
+    const std::string path = setting("STAND_IN_FIRST_USES", "");
+    if (path.empty()) {
+        return;
+    }
+    uint64_t used = 0;
+    for (const CUmemoryPool pool : alive<CUmemPoolHandle_st>()) {
+        used += pool->used.now;
+    }
+    std::ofstream(path, std::ios::app) << used << '\n';
 }
 
 // Whether STAND_IN_FAIL_ALLOCATIONS, a comma list of numbers from 1, names the allocation that is now asked for.
@@ -165,6 +187,12 @@ void report_what_is_left() {
 
 using namespace stand_in;
 
+extern "C" int stand_in_take_library_memory(uint64_t bytes) {
+    STAND_IN_ENTER(ready("cuBLASLt"));
+    note_first_use();
+    return take_memory(bytes);
+}
+
 extern "C" CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     STAND_IN_ENTER(ready("cuMemGetInfo"));
     *free = free_bytes(current_context()->device);
@@ -178,7 +206,7 @@ extern "C" CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllo
     const bool known = properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
                        properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
                        option == CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    *bytes = PAGE_BYTES;
+    *bytes = 2 << 20;
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -259,7 +287,7 @@ extern "C" CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, 
         return CUDA_ERROR_INVALID_VALUE;
     }
     const uint64_t used = pool->used.now + counted(bytes);
-    const uint64_t reserved = std::max(pool->reserved.now, round_up(used, PAGE_BYTES));
+    const uint64_t reserved = std::max(pool->reserved.now, round_up(used, page_bytes()));
     if (is_to_fail() || reserved - pool->reserved.now > free_bytes(pool->device)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }

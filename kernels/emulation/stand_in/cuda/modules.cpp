@@ -1,4 +1,4 @@
-// Modules, their functions, and launches: the machine code must describe a kernel as the emulation has it, and the
+// Modules, their functions, and launches: the code must describe a kernel as the emulation has it, and the
 // emulation runs it.
 #include "../../launch.h"
 #include "image.h"
@@ -22,22 +22,32 @@ struct CUmod_st {
 
 namespace stand_in {
 
-// Machine code runs on later minor versions of its compute capability, PTX on everything later.
-static bool runs_here(const Image &image) {
-    const bool is_of_this_kind = !image.is_machine_code || image.capability / 10 == capability() / 10;
-    return is_of_this_kind && image.capability <= capability();
+// The first version of CUDA that knows a GPU (release notes of CUDA 12.8, 12.9 and 13.0).
+static int first_driver(int capability) {
+    switch (capability) {
+        case 103: case 121: return 12090;
+        case 110: return 13000;
+        default: return capability >= 100 ? 12080 : 11080;
+    }
 }
 
-// The image that the device takes, the latest, machine code before PTX; null if there is none.
-static const Image *chosen(const std::vector<Image> &images) {
-    const Image *best = nullptr;
-    const auto rank = [](const Image &image) { return std::pair(image.is_machine_code, image.capability); };
-    for (const Image &image : images) {
-        if (runs_here(image) && (best == nullptr || rank(*best) < rank(image))) {
-            best = &image;
-        }
+// The newest PTX that the driver compiles: 88 for 8.8 (PTX ISA, release history).
+static int newest_ptx() {
+    const std::pair<int, int> history[] = {{13000, 90}, {12090, 88}, {12080, 87}, {12070, 86}, {12050, 85},
+                                           {12040, 84}, {12030, 83}, {12020, 82}, {12010, 81}, {12000, 80}};
+    const auto is_known = [](const std::pair<int, int> &release) { return release.first <= driver_version(); };
+    const auto newest = std::find_if(std::begin(history), std::end(history), is_known);
+    return newest == std::end(history) ? 78 : newest->second;
+}
+
+// Machine code runs on later minor versions of its compute capability, PTX on everything later; a driver takes code for
+// chips that it knows, and PTX that is no newer than itself.
+static CUresult fits(const Image &image) {
+    const bool is_of_this_kind = !image.is_machine_code || image.capability / 10 == capability() / 10;
+    if (!is_of_this_kind || image.capability > capability() || first_driver(image.capability) > driver_version()) {
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
     }
-    return best;
+    return image.ptx_version <= newest_ptx() ? CUDA_SUCCESS : CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
 }
 
 // Adds a line to the file that STAND_IN_IMAGES names.
@@ -74,7 +84,7 @@ static std::vector<unsigned> sizes(const std::string &parameters) {
 
 // Every pointer is null or leads into device memory.
 static bool pointers_are_sound(const CUfunc_st &function, void **arguments) {
-    const std::string &letters = function.kernel->parameters;
+    const std::string letters = function.kernel->parameters;
     for (size_t index = 0; index < letters.size(); index++) {
         const void *pointer = letters[index] == 'p' ? *static_cast<void **>(arguments[index]) : nullptr;
         if (pointer != nullptr && !is_device_memory(pointer, 1)) {
@@ -117,22 +127,18 @@ using namespace stand_in;
 extern "C" CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
                                        void **values) {
     STAND_IN_ENTER(ready("cuModuleLoadDataEx"));
-    const std::vector<Image> images = read_images(image);
-    if (images.empty() || reinterpret_cast<uintptr_t>(image) % 8 != 0) {
-        write_log("not a fat binary that can be read, or not aligned", count, options, values);
+    const std::optional<Image> read = read_image(image);
+    if (!read.has_value() || reinterpret_cast<uintptr_t>(image) % 8 != 0) {
+        write_log("neither machine code nor PTX that can be read, or not aligned", count, options, values);
         return CUDA_ERROR_INVALID_IMAGE;
     }
-    const Image *taken = chosen(images);
-    if (taken == nullptr) {
-        write_log("nothing for this device", count, options, values);
-        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (const CUresult refused = fits(*read)) {
+        write_log("not for this device and this driver", count, options, values);
+        return refused;
     }
     STAND_IN_CHECK(take_module_memory());
-    note(*taken);
-    // PTX is compressed; its kernels are those of the machine code beside it.
-    const auto has_entries = [](const Image &one) { return !one.entries.empty(); };
-    const auto other = std::find_if(images.begin(), images.end(), has_entries);
-    *module = new CUmod_st{has_entries(*taken) || other == images.end() ? taken->entries : other->entries, {}};
+    note(*read);
+    *module = new CUmod_st{read->entries, {}};
     alive<CUmod_st>().insert(*module);
     return CUDA_SUCCESS;
 }
@@ -160,8 +166,8 @@ extern "C" CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, c
         return CUDA_ERROR_NOT_FOUND;
     }
     if (entry->second.parameters != sizes(kernel->parameters)) {
-        say("cuModuleGetFunction", "`%s` takes %zu parameters in machine code and `%s` in the emulation, or of other sizes",
-            name, entry->second.parameters.size(), kernel->parameters.c_str());
+        say("cuModuleGetFunction", "`%s` takes %zu parameters in the module and `%s` in the emulation, or of other sizes",
+            name, entry->second.parameters.size(), kernel->parameters);
         return CUDA_ERROR_NOT_FOUND;
     }
     std::unique_ptr<CUfunc_st> &found = module->functions[name];

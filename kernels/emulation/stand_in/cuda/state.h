@@ -30,6 +30,9 @@ CUcontext &current_context();
 // Compute capability of every device: 90 for 9.0.
 int capability();
 
+// The driver's CUDA: 12020 for 12.2.
+int driver_version();
+
 // Most shared memory of a block, by default and where a function asks for more.
 constexpr size_t SHARED_BYTES = 48 << 10;
 size_t shared_bytes_max();

@@ -9,7 +9,7 @@ use super::numa::Preference;
 use super::{CudaDevice, error};
 use cudarc::driver::result::{self, DriverError, mem_pool};
 use cudarc::driver::sys::{self, CUmemPool_attribute as Attribute, CUresult};
-use memory::{Blocks, DeviceBytes, DeviceMarks, Place, Refused, Space, Stamp};
+use memory::{Blocks, DeviceBytes, DeviceMarks, GRANULARITY_BYTES, Place, Refused, Space, Stamp};
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -17,12 +17,17 @@ use std::time::Duration;
 /// A pool of device memory, and how often it was asked.
 pub(super) struct Pool {
     handle: sys::CUmemoryPool,
+    /// What it sets aside at a time.
+    page: u64,
     allocations: Cell<u64>,
 }
 
+/// What pools set aside at a time, where a card is too full to show it: so do those of most drivers.
+const PAGE_BYTES: u64 = 2 << 20;
+
 impl Pool {
-    /// A pool of the device whose context is current.
-    pub(super) fn new(device: sys::CUdevice) -> Result<Pool, DriverError> {
+    /// A pool of the device whose context is current, which allocates in the order of a stream.
+    pub(super) fn new(device: sys::CUdevice, stream: sys::CUstream) -> Result<Pool, DriverError> {
         let properties = sys::CUmemPoolProps {
             allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -37,13 +42,40 @@ impl Pool {
         };
         // SAFETY: the properties are valid, and read before the call returns.
         let handle = unsafe { mem_pool::create(&properties) }?;
-        let pool = Pool {
+        let mut pool = Pool {
             handle,
+            page: PAGE_BYTES,
             allocations: Cell::new(0),
         };
         pool.set(Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)?;
         pool.set(Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0i32)?;
+        pool.find_page(stream)?;
         Ok(pool)
+    }
+
+    /// Looks at what the pool sets aside for its first and smallest block: 2 MiB by most drivers, 32 by some.
+    fn find_page(&mut self, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: pool and stream live.
+        let asked =
+            unsafe { mem_pool::alloc_async(self.handle, GRANULARITY_BYTES as usize, stream) };
+        let block = match asked {
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Ok(()),
+            asked => asked?,
+        };
+        let held = self.get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+        self.page = held.max(GRANULARITY_BYTES);
+        // SAFETY: allocated above, and never used.
+        unsafe { result::free_async(block, stream) }?;
+        self.trim(stream)
+    }
+
+    /// Gives the driver back what the pool holds beyond its blocks, when all work of the stream is done.
+    fn trim(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: pool and stream live.
+        unsafe {
+            result::stream::synchronize(stream)?;
+            mem_pool::trim_to(self.handle, 0)
+        }
     }
 
     /// Sets an attribute of the value's type: switches are `i32`, sizes `u64`.
@@ -86,6 +118,7 @@ impl CudaDevice {
             held: self
                 .pool
                 .get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+            page: self.pool.page,
         })
     }
 
@@ -129,10 +162,8 @@ impl CudaDevice {
     }
 
     /// Gives the driver back what the pool holds beyond its blocks.
-    fn trim(&self) -> Result<(), DriverError> {
-        self.synchronize()?;
-        // SAFETY: the pool is alive.
-        unsafe { mem_pool::trim_to(self.pool.handle, 0) }
+    pub(super) fn trim(&self) -> Result<(), DriverError> {
+        self.pool.trim(self.stream)
     }
 
     fn allocate_pinned(&self, bytes: u64) -> Result<NonNull<u8>, DriverError> {

@@ -14,9 +14,9 @@ pub(super) const ARGUMENTS_MAX: usize = 17;
 
 /// Runs kernels, products and copies on an open GPU.
 pub struct CudaDriver {
-    products: Products,
+    pub(super) products: Products,
     staging: Staging,
-    device: Rc<CudaDevice>,
+    pub(super) device: Rc<CudaDevice>,
 }
 
 impl CudaDriver {
@@ -30,11 +30,6 @@ impl CudaDriver {
             staging: Staging::new(device)?,
             device: device.clone(),
         })
-    }
-
-    /// Version of cuBLASLt, as 130002 for 13.0.2.
-    pub fn library_version(&self) -> usize {
-        self.products.version()
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! A failure to give back is one of earlier work, and was or will be told there.
 
+use cudarc::driver::result::stream::StreamKind;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
@@ -31,9 +32,16 @@ impl Drop for Context {
 pub(super) struct Stream(sys::CUstream);
 
 impl Stream {
-    /// A stream of the current context.
+    /// A stream of the current context, of the lowest priority.
     pub(super) fn new() -> Result<Stream, DriverError> {
-        result::stream::create(result::stream::StreamKind::NonBlocking).map(Stream)
+        let (least, _) = result::stream::get_priority_range()?;
+        result::stream::create_with_priority(StreamKind::NonBlocking, least).map(Stream)
+    }
+
+    /// A stream of the highest priority.
+    pub(super) fn first() -> Result<Stream, DriverError> {
+        let (_, greatest) = result::stream::get_priority_range()?;
+        result::stream::create_with_priority(StreamKind::NonBlocking, greatest).map(Stream)
     }
 
     /// The handle for calls of the driver, as long as `self` lives.

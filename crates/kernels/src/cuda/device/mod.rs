@@ -5,15 +5,19 @@
 //! copies each way. Nothing waits but a download, the end of an event, and an upload that finds all staging buffers on
 //! their way.
 
+mod block;
 mod blocks;
 mod driver;
 mod error;
 mod facts;
 mod handles;
+mod image;
+mod library;
 mod modules;
 mod numa;
 mod problem;
 mod products;
+mod rehearsal;
 mod staging;
 mod streams;
 mod survey;
@@ -21,6 +25,9 @@ mod timing;
 
 pub use driver::CudaDriver;
 pub use facts::{DeviceFacts, device_count};
+pub use library::LoadedLibrary;
+pub use modules::carried;
+pub use rehearsal::Rehearsal;
 pub use survey::CopyRates;
 
 use crate::{KernelError, Queue};
@@ -66,8 +73,8 @@ impl CudaDevice {
     /// Opens a GPU.
     ///
     /// # Errors
-    /// [`KernelError`] if there is no such GPU, it or its driver is too old, cuBLASLt is missing, or the driver
-    /// refuses.
+    /// [`KernelError`] if there is no such GPU, it or its driver is too old, cuBLASLt is missing or too new for the
+    /// driver, or the driver refuses.
     pub fn open(index: usize) -> Result<Rc<CudaDevice>, KernelError> {
         let count = device_count()?;
         if index >= count {
@@ -79,11 +86,16 @@ impl CudaDevice {
         let refused = |error| error::of_driver("cuda", error);
         let device = result::device::get(index as i32).map_err(refused)?;
         let facts = DeviceFacts::ask(device, index).map_err(refused)?;
-        facts.check(modules::toolkit_version())?;
+        facts.check(
+            modules::code_for(facts.capability),
+            modules::toolkit_version(),
+        )?;
         Products::look_for_library()?;
+        LoadedLibrary::look_up().check(facts.driver_version)?;
         let context = Context::retain(device).map_err(refused)?;
         let streams = Streams::new().map_err(refused)?;
-        let pool = Pool::new(device).map_err(refused)?;
+        let pool = Pool::new(device, streams.of(Queue::Compute)).map_err(refused)?;
+        let modules = Modules::new(facts.capability);
         Ok(Rc::new(CudaDevice {
             device,
             facts,
@@ -92,9 +104,14 @@ impl CudaDevice {
             stamps: Stamps::default(),
             pool,
             streams,
-            modules: Modules::default(),
+            modules,
             _context: context,
         }))
+    }
+
+    /// The cuBLASLt that computes its products.
+    pub fn library(&self) -> LoadedLibrary {
+        LoadedLibrary::look_up()
     }
 
     /// What it is.
@@ -111,8 +128,7 @@ impl CudaDevice {
             .map_err(|error| error::of_driver("cuda", error))
     }
 
-    /// Loads all kernels. Otherwise each is loaded when it is first launched, which on a full card is refused in the
-    /// middle of a step. It takes milliseconds where the binary has machine code for the GPU, and a minute where the
+    /// Loads all kernels: a rehearsal does. It takes milliseconds where the binary has machine code for the GPU, and a minute where the
     /// driver has to compile it.
     ///
     /// # Errors

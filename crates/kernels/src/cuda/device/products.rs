@@ -35,6 +35,9 @@ const TRANSPOSED: i32 = 1;
 const REDUCTIONS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32
     | sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
+/// Every way, for a product of which no algorithm has one of those: its parts may be rounded, always in the same order.
+const ANY_REDUCTION: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
+
 type Answer<T> = Result<T, CublasError>;
 
 /// The library, with an algorithm for each problem seen so far.
@@ -52,8 +55,8 @@ impl Products {
         }
         Err(KernelError::device(
             "gemm",
-            "cuBLASLt was not found: put the folder of libcublasLt.so.13 (or .12) into LD_LIBRARY_PATH; it comes with \
-             the CUDA toolkit, and with NVIDIA's package nvidia-cublas on PyPI, which PyTorch brings along",
+            "cuBLASLt was not found: put the folder of libcublasLt.so.12 (or .13, if the driver is for CUDA 13) into \
+             LD_LIBRARY_PATH; it comes with the CUDA toolkit, with PyTorch, and with `pip install nvidia-cublas-cu12`",
         ))
     }
 
@@ -64,12 +67,6 @@ impl Products {
             handle: handle.map_err(|error| error::of_library("cuBLASLt does not start", error))?,
             plans: RefCell::default(),
         })
-    }
-
-    /// Version of the library, as 130002 for 13.0.2.
-    pub(super) fn version(&self) -> usize {
-        // SAFETY: takes nothing.
-        unsafe { sys::cublasLtGetVersion() }
     }
 
     /// Computes products in the order of the stream.
@@ -90,6 +87,12 @@ impl Products {
         let computed =
             unsafe { plan.compute(self.handle, pointers, [gemm.alpha, beta], workspace, stream) };
         computed.map_err(refused)
+    }
+
+    /// Problems so far whose sums have rounded parts.
+    pub(super) fn rounded(&self) -> usize {
+        let plans = self.plans.borrow();
+        plans.values().filter(|plan| plan.is_rounded).count()
     }
 
     fn plan(&self, problem: Problem, workspace_bytes: usize) -> Answer<Rc<Plan>> {
@@ -118,6 +121,8 @@ struct Plan {
     c: MatrixLayout,
     d: MatrixLayout,
     algorithm: sys::cublasLtMatmulAlgo_t,
+    /// The parts of a split sum may be rounded.
+    is_rounded: bool,
 }
 
 impl Plan {
@@ -130,26 +135,36 @@ impl Plan {
         let layout = |layout: &Layout| MatrixLayout::new(layout, problem.batch);
         let (left, right) = (layout(&problem.left)?, layout(&problem.right)?);
         let (c, d) = (layout(&problem.c)?, layout(&problem.d)?);
-        let preference = Preference::new(problem, workspace_bytes)?;
-        // SAFETY: everything was created above and is alive.
-        let found = unsafe {
-            result::get_matmul_algo_heuristic(
-                handle,
-                product.0,
-                left.0,
-                right.0,
-                c.0,
-                d.0,
-                preference.0,
-            )
-        }?;
+        let choose = |reductions: u32| {
+            let preference = Preference::new(problem, workspace_bytes, reductions)?;
+            // SAFETY: everything was created above and is alive.
+            let found = unsafe {
+                result::get_matmul_algo_heuristic(
+                    handle,
+                    product.0,
+                    left.0,
+                    right.0,
+                    c.0,
+                    d.0,
+                    preference.0,
+                )
+            }?;
+            Ok(found.algo)
+        };
+        let (algorithm, is_rounded) = match choose(REDUCTIONS) {
+            Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => {
+                (choose(ANY_REDUCTION)?, true)
+            }
+            chosen => (chosen?, false),
+        };
         Ok(Plan {
             product,
             left,
             right,
             c,
             d,
-            algorithm: found.algo,
+            algorithm,
+            is_rounded,
         })
     }
 
@@ -275,7 +290,7 @@ impl Drop for MatrixLayout {
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new(problem: &Problem, workspace_bytes: usize) -> Answer<Preference> {
+    fn new(problem: &Problem, workspace_bytes: usize, reductions: u32) -> Answer<Preference> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = Preference(result::create_matmul_pref()?);
         let workspace = workspace_bytes as u64;
@@ -285,7 +300,7 @@ impl Preference {
         )?;
         preference.set(
             Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-            &REDUCTIONS,
+            &reductions,
         )?;
         let alignments = [
             (

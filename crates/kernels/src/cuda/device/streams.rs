@@ -26,9 +26,13 @@ struct History {
 }
 
 impl Streams {
-    /// Streams of the current context.
+    /// Streams of the current context. That of the computation comes first wherever the device has to choose: an
+    /// update beside it may wait, and what waits for the computation may not.
     pub(super) fn new() -> Result<Streams, DriverError> {
-        let streams = Queue::ALL.iter().map(|_| handles::Stream::new());
+        let streams = Queue::ALL.iter().map(|queue| match queue {
+            Queue::Compute => handles::Stream::first(),
+            Queue::Upload | Queue::Download | Queue::Update => handles::Stream::new(),
+        });
         Ok(Streams {
             streams: streams.collect::<Result<_, _>>()?,
             histories: Default::default(),

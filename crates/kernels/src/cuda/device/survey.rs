@@ -1,13 +1,16 @@
 //! What `trainer doctor` asks of a GPU: in which units it hands out memory, and how fast it copies.
 
+use super::block::Block;
 use super::handles::Stream;
 use super::{CudaDevice, error};
 use crate::KernelError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys;
-use memory::{Blocks, Space};
-use std::ptr::NonNull;
+use memory::Space;
 use std::time::{Duration, Instant};
+
+/// What failures are reported of.
+const OPERATION: &str = "doctor";
 
 /// Bytes of a measured copy: 5 ms over PCIe 5.
 const COPY_BYTES: u64 = 256 << 20;
@@ -55,16 +58,6 @@ impl CudaDevice {
         Ok(bytes as u64)
     }
 
-    /// What the pool sets aside for its first and smallest block. Ask before anything is leased.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the driver refuses.
-    pub fn pool_page_bytes(&self) -> Result<u64, KernelError> {
-        let before = self.memory_bytes()?.held;
-        let _block = Block::new(self, Space::Device, memory::GRANULARITY_BYTES)?;
-        Ok(self.memory_bytes()?.held - before)
-    }
-
     /// Measures copies between page-locked host memory and the device, within a second. Takes 512 MiB of each.
     ///
     /// # Errors
@@ -90,7 +83,7 @@ impl CudaDevice {
 }
 
 fn refused(error: DriverError) -> KernelError {
-    error::of_driver("doctor", error)
+    error::of_driver(OPERATION, error)
 }
 
 /// A direction of a copy.
@@ -124,13 +117,13 @@ impl<'a> Lane<'a> {
     fn new(device: &'a CudaDevice) -> Result<Lane<'a>, KernelError> {
         Ok(Lane {
             stream: Stream::new().map_err(refused)?,
-            host: Block::new(device, Space::Host, COPY_BYTES)?,
-            device: Block::new(device, Space::Device, COPY_BYTES)?,
+            host: Block::new(device, OPERATION, Space::Host, COPY_BYTES)?,
+            device: Block::new(device, OPERATION, Space::Device, COPY_BYTES)?,
         })
     }
 
     fn copy(&self, way: Way) -> Result<(), DriverError> {
-        let (host, device) = (self.host.pointer.as_ptr(), self.device.pointer.as_ptr());
+        let (host, device) = (self.host.pointer(), self.device.pointer());
         let (bytes, stream) = (COPY_BYTES as usize, self.stream.handle());
         // SAFETY: both blocks have this size, and nothing but this stream uses them.
         let copied = unsafe {
@@ -140,34 +133,5 @@ impl<'a> Lane<'a> {
             }
         };
         copied.result()
-    }
-}
-
-/// A block beside the ledger, for as long as a measurement takes.
-struct Block<'a> {
-    owner: &'a CudaDevice,
-    space: Space,
-    pointer: NonNull<u8>,
-}
-
-impl<'a> Block<'a> {
-    fn new(owner: &'a CudaDevice, space: Space, bytes: u64) -> Result<Block<'a>, KernelError> {
-        let memory = match space {
-            Space::Device => "device memory",
-            Space::Host => "page-locked host memory",
-        };
-        let short = |_| KernelError::device("doctor", format!("{bytes} bytes of {memory} refused"));
-        Ok(Block {
-            owner,
-            space,
-            pointer: owner.allocate(space, bytes).map_err(short)?,
-        })
-    }
-}
-
-impl Drop for Block<'_> {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new`; the streams that used it have been waited for.
-        unsafe { self.owner.free(self.space, self.pointer) }
     }
 }

@@ -18,10 +18,6 @@ fn a_gpu_that_cannot_be_used_ends_the_run_before_it_begins() {
             "is for CUDA 11.8, and the kernels",
         ),
         (("STAND_IN_POOLS", "0"), "CUDA_ERROR_NOT_SUPPORTED"),
-        (
-            ("STAND_IN_MODULE_BYTES", "10737418240"),
-            "CUDA_ERROR_OUT_OF_MEMORY",
-        ),
     ] {
         let words = [word, "the device cuda cannot be used", "--device cpu"];
         on_gpu(&place, RUN, &[setting]).fails(5, &words);
@@ -59,35 +55,98 @@ fn a_gpu_is_chosen_by_its_number_and_by_default() {
     }
 }
 
-/// What a GPU has its kernels from: machine code for it, or PTX where it is later than the binary. All are there before
-/// the first step, used or not.
+/// As a GPU of a compute capability and a driver for a CUDA version.
+fn machine<'a>(capability: &'a str, driver: &'a str) -> [(&'a str, &'a str); 3] {
+    [
+        IDLE,
+        ("STAND_IN_CAPABILITY", capability),
+        ("STAND_IN_DRIVER_VERSION", driver),
+    ]
+}
+
+/// What a GPU has its kernels from: machine code for it, on any driver that knows it, or PTX where the binary has none. All
+/// are there before the first step, used or not.
 #[test]
 fn every_gpu_has_its_kernels_from_what_was_made_for_it() {
     let place = Workplace::new();
-    for (capability, image) in [
-        ("8.0", "sm_80"),
-        ("8.9", "sm_80"),
-        ("9.0", "sm_90"),
-        ("12.0", "compute_80"),
+    let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels"));
+    let is_source = |path: &std::path::Path| path.extension().is_some_and(|end| end == "cu");
+    let sources = sources.unwrap().map(|entry| entry.unwrap().path());
+    let sources = sources.filter(|path| is_source(path)).count();
+    for (capability, image, drivers) in [
+        ("8.0", "sm_80", &["12000", "12020", "12080", "13000"][..]),
+        ("8.9", "sm_80", &["12020"]),
+        ("9.0", "sm_90", &["12000", "12020", "12080", "13000"]),
+        ("10.0", "sm_100", &["12080", "13000"]),
+        ("10.3", "sm_100", &["12090"]),
+        ("11.0", "compute_80", &["13000"]),
+        ("12.0", "sm_120", &["12080", "13000"]),
     ] {
-        let path = place.path(image);
-        let settings = [
-            IDLE,
-            ("STAND_IN_CAPABILITY", capability),
-            ("STAND_IN_DRIVER_VERSION", "99000"),
-            ("STAND_IN_IMAGES", path.to_str().unwrap()),
-        ];
-        std::fs::write(&path, "").unwrap();
-        let run = "--config small.toml --device cuda --steps 1 --attention eager";
-        on_gpu(&place, run, &settings).succeeds();
-        let loaded = place.text(image);
-        let loaded: Vec<&str> = loaded.lines().collect();
-        let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels"));
-        let is_source = |path: &std::path::Path| path.extension().is_some_and(|end| end == "cu");
-        let sources = sources.unwrap().map(|entry| entry.unwrap().path());
-        let sources = sources.filter(|path| is_source(path)).count();
-        assert_eq!(loaded, vec![image; sources], "{capability}");
+        for driver in drivers {
+            let path = place.path("images");
+            let loaded = ("STAND_IN_IMAGES", path.to_str().unwrap());
+            let settings = [&machine(capability, driver)[..], &[loaded]].concat();
+            std::fs::write(&path, "").unwrap();
+            let run = "--config small.toml --device cuda --steps 1 --attention eager";
+            on_gpu(&place, run, &settings).succeeds();
+            let loaded = place.text("images");
+            let loaded: Vec<&str> = loaded.lines().collect();
+            assert_eq!(loaded, vec![image; sources], "{capability} on {driver}");
+        }
     }
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_refused_with_both_versions() {
+    let place = Workplace::new();
+    for (capability, driver, has, needs) in [
+        ("8.0", "11080", "11.8", "12.0"),
+        ("9.0", "11080", "11.8", "12.0"),
+        ("10.0", "12020", "12.2", "12.8"),
+        ("12.0", "12020", "12.2", "12.8"),
+        ("11.0", "12080", "12.8", "12.9"),
+    ] {
+        let has = format!("is for CUDA {has}, and the kernels");
+        let needs = format!("need one for CUDA {needs} or newer");
+        let outcome = on_gpu(&place, RUN, &machine(capability, driver));
+        outcome.fails(5, &[&has, &needs, "update the driver"]);
+        assert!(!place.path("run").exists());
+    }
+}
+
+/// CUDA 12 and 13 name the library after themselves, and a driver starts none that is later than it.
+#[test]
+fn cublaslt_is_found_by_either_name_and_must_fit_the_driver() {
+    let run = "doctor --json --threads 1";
+    for (name, version, driver) in [
+        ("libcublasLt.so.12", "120904", "12020"),
+        ("libcublasLt.so.13", "130002", "13000"),
+    ] {
+        let place = Workplace::new();
+        for (library, name) in [("libcuda.so", "libcuda.so"), ("libcublasLt.so", name)] {
+            let library = emulation::stand_in_folder().join(library);
+            std::fs::copy(library, place.path(name)).unwrap();
+        }
+        let folder = place.path("");
+        let folder = ("LD_LIBRARY_PATH", folder.to_str().unwrap());
+        let library = ("STAND_IN_LIBRARY_VERSION", version);
+        let settings = [&machine("9.0", driver)[..], &[folder, library]].concat();
+        let outcome = place.trainer_with(run, &settings).succeeds();
+        let found: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        let gpu = &found["gpus"][0];
+        assert_eq!(gpu["library_version"].to_string(), version, "{found}");
+        let path = gpu["library_path"].as_str().unwrap();
+        assert!(path.ends_with(name), "{path}");
+    }
+    let place = Workplace::new();
+    let too_new = [("STAND_IN_LIBRARY_VERSION", "130002")];
+    let settings = [&machine("9.0", "12080")[..], &too_new].concat();
+    let words = [
+        "that of CUDA 13.0 (",
+        "libcublasLt.so), and the driver is for CUDA 12.8",
+        "nvidia-cublas-cu12",
+    ];
+    on_gpu(&place, RUN, &settings).fails(5, &words);
 }
 
 /// A block has 99 KiB of shared memory on 8.6 and 8.9, and 227 on Hopper. Flash attention for heads of 128 fits in bf16,
@@ -133,5 +192,7 @@ fn the_doctor_sees_it() {
         (&"Stand-in GPU".into(), &"9.0".into())
     );
     assert_eq!(gpu["memory"]["total"], 80u64 << 30);
+    let carried = ["sm_80", "sm_90", "sm_100", "sm_120", "compute_80 ptx 8.8"];
+    assert_eq!(machine["carries"], serde_json::json!(carried));
     assert!(gpu["bf16"]["gemm_tflops"].as_f64().unwrap() > 0.0);
 }

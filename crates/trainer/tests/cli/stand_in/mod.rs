@@ -6,6 +6,7 @@ mod memory;
 mod offload;
 mod optimizer_states;
 mod recompute;
+mod rehearsal;
 mod training;
 
 use crate::metrics::Metrics;

@@ -1,0 +1,47 @@
+//! A block beside the ledger, for as long as a rehearsal or a measurement takes.
+
+use super::CudaDevice;
+use crate::{Fault, KernelError};
+use memory::{Blocks, Space};
+use std::ptr::NonNull;
+
+/// A zeroed block that goes back when it is dropped.
+pub(super) struct Block<'a> {
+    owner: &'a CudaDevice,
+    space: Space,
+    pointer: NonNull<u8>,
+}
+
+impl<'a> Block<'a> {
+    pub(super) fn new(
+        owner: &'a CudaDevice,
+        operation: &'static str,
+        space: Space,
+        bytes: u64,
+    ) -> Result<Block<'a>, KernelError> {
+        let (memory, fault) = match space {
+            Space::Device => ("device memory", Fault::DeviceFull),
+            Space::Host => ("page-locked host memory", Fault::Device),
+        };
+        let refused = |_| KernelError {
+            fault,
+            ..KernelError::device(operation, format!("{bytes} bytes of {memory} refused"))
+        };
+        Ok(Block {
+            owner,
+            space,
+            pointer: owner.allocate(space, bytes).map_err(refused)?,
+        })
+    }
+
+    pub(super) fn pointer(&self) -> *mut u8 {
+        self.pointer.as_ptr()
+    }
+}
+
+impl Drop for Block<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; the streams that used it have been waited for, or are by the device.
+        unsafe { self.owner.free(self.space, self.pointer) }
+    }
+}

@@ -1,0 +1,156 @@
+//! A rehearsal: every kernel is loaded, and every product of a step planned and run once, before memory is reserved.
+//!
+//! cuBLASLt loads the code of a product when it is first computed. On a card that a run fills, that is refused in the
+//! middle of the first step, with a status that tells nothing of memory. After a rehearsal nothing is loaded any more,
+//! and what the driver says is free is free.
+
+use super::block::Block;
+use super::problem::Problem;
+use super::{CudaDevice, CudaDriver, error};
+use crate::cuda::{Cuda, Gemm, Matrix};
+use crate::{Fault, KernelError};
+use memory::{GRANULARITY_BYTES, Space, round_up};
+use std::collections::HashSet;
+
+/// With less than this free, a library that fails is taken to be short of memory: it does not say so itself, and no
+/// module of cuBLASLt's takes more.
+const FREE_BYTES_MIN: u64 = 128 << 20;
+
+/// What was rehearsed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rehearsal {
+    /// Different products.
+    pub products: usize,
+    /// Those of which no algorithm keeps the parts of a split sum in f32.
+    pub rounded: usize,
+}
+
+impl Cuda<CudaDriver> {
+    /// Loads all kernels, and runs each of `products` once, on zeros in a block of its own, which goes back to the
+    /// driver.
+    ///
+    /// # Errors
+    /// [`Fault::DeviceFull`] where memory is short; else as the products.
+    pub fn rehearse(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
+        let device = &self.driver.device;
+        let rehearsed = device
+            .load_kernels()
+            .and_then(|()| self.run_each(&distinct(products)?));
+        let rehearsed = rehearsed.map_err(|error| blamed_on_memory(device, error));
+        let trimmed = device.trim();
+        trimmed.map_err(|error| error::of_driver("rehearsal", error))?;
+        rehearsed
+    }
+
+    /// Runs products that all differ.
+    fn run_each(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
+        let device = &self.driver.device;
+        let bytes = products.iter().map(|gemm| Operands::of(gemm).bytes()).max();
+        let block = match bytes {
+            Some(bytes) => Some(Block::new(device, "rehearsal", Space::Device, bytes)?),
+            None => None,
+        };
+        for gemm in products {
+            let start = block.as_ref().expect("there is a product").pointer();
+            let gemm = Operands::of(gemm).placed(gemm, start);
+            // SAFETY: the block covers the operands; nothing but this stream uses block and workspace.
+            unsafe {
+                self.driver
+                    .products
+                    .compute(&gemm, self.workspace(), device.stream)
+            }?;
+        }
+        let done = device.synchronize();
+        done.map_err(|error| error::of_driver("rehearsal", error))?;
+        Ok(Rehearsal {
+            products: products.len(),
+            rounded: self.driver.products.rounded(),
+        })
+    }
+}
+
+/// One product of each problem.
+fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>, KernelError> {
+    let (mut seen, mut distinct) = (HashSet::new(), Vec::new());
+    for gemm in products {
+        if seen.insert(Problem::new(gemm)?.0) {
+            distinct.push(*gemm);
+        }
+    }
+    Ok(distinct)
+}
+
+/// A failure, as one of memory where the card is nearly full.
+fn blamed_on_memory(device: &CudaDevice, error: KernelError) -> KernelError {
+    let is_full = || {
+        device
+            .memory_bytes()
+            .is_ok_and(|bytes| bytes.free < FREE_BYTES_MIN)
+    };
+    match error.fault {
+        Fault::Device if is_full() => KernelError {
+            fault: Fault::DeviceFull,
+            ..error
+        },
+        _ => error,
+    }
+}
+
+/// Where the operands of a product lie in a block: what is read at its start, one matrix on the other, and what is
+/// written behind that. No larger than what a run holds at that moment.
+struct Operands {
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+impl Operands {
+    fn of(gemm: &Gemm) -> Operands {
+        let [m, k, n] = gemm.sizes;
+        let read = [
+            reach(&gemm.a, [m, k], gemm.batch),
+            reach(&gemm.b, [k, n], gemm.batch),
+            gemm.init.map_or(0, |init| reach(&init, [m, n], gemm.batch)),
+        ];
+        Operands {
+            read_bytes: read.into_iter().max().unwrap_or(0),
+            written_bytes: reach(&gemm.out, [m, n], gemm.batch),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.read_bytes + self.written_bytes
+    }
+
+    /// The same problem, with the alignment that its matrices have.
+    fn placed(&self, gemm: &Gemm, start: *mut u8) -> Gemm {
+        let at = |matrix: Matrix, offset: u64| Matrix {
+            pointer: start.wrapping_add(offset as usize + misalignment(&matrix)),
+            ..matrix
+        };
+        let adds_to_itself = gemm
+            .init
+            .is_some_and(|init| init.pointer == gemm.out.pointer);
+        let init_at = if adds_to_itself { self.read_bytes } else { 0 };
+        Gemm {
+            a: at(gemm.a, 0),
+            b: at(gemm.b, 0),
+            init: gemm.init.map(|init| at(init, init_at)),
+            out: at(gemm.out, self.read_bytes),
+            ..*gemm
+        }
+    }
+}
+
+/// Bytes of an address above the last multiple of the granularity.
+fn misalignment(matrix: &Matrix) -> usize {
+    matrix.pointer as usize % GRANULARITY_BYTES as usize
+}
+
+/// Bytes from the granule in which a batch of matrices begins to the end of that in which it ends.
+fn reach(matrix: &Matrix, [rows, columns]: [usize; 2], batch: usize) -> u64 {
+    let last = (batch - 1) * matrix.batch_stride
+        + (rows - 1) * matrix.row_stride
+        + (columns - 1) * matrix.column_stride;
+    let bytes = misalignment(matrix) + (last + 1) * matrix.dtype.size_in_bytes();
+    round_up(bytes as u64)
+}

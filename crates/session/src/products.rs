@@ -1,0 +1,77 @@
+//! The matrix products of a step on CUDA, for the rehearsal before the first one.
+
+use crate::{Session, SessionError};
+use data::{MicroBatch, StepBatch};
+use kernels::cuda::{Cuda, Gemm, Listing};
+use settings::Settings;
+
+/// Every matrix product that a step asks cuBLASLt for, in order. Nothing is computed or allocated.
+///
+/// # Errors
+/// [`SessionError::Config`] for settings that make no session.
+pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError> {
+    let (memory, listing) = (Listing::memory(), Listing::default());
+    let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
+    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels))?;
+    session.step(&shape_of_a_step(settings))?;
+    Ok(listing.products())
+}
+
+/// The second micro-batch meets what the first leaves behind; later ones meet the same.
+pub const MICRO_BATCHES_MAX: usize = 2;
+
+/// A step of the right shape, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions that
+/// compute nothing.
+pub fn shape_of_a_step(settings: &Settings) -> StepBatch {
+    let (rows, seq) = (settings.micro_batch, settings.seq);
+    let micro = MicroBatch {
+        input_ids: vec![0; rows * seq],
+        targets: vec![0; rows * seq],
+        rows,
+        seq,
+    };
+    StepBatch {
+        micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use settings::Config;
+    use std::collections::HashSet;
+
+    /// A product by sizes alone, with whether it is added to something.
+    fn sizes(gemms: &[Gemm]) -> HashSet<([usize; 3], bool)> {
+        let of = |gemm: &Gemm| (gemm.sizes, gemm.init.is_some());
+        gemms.iter().map(of).collect()
+    }
+
+    /// Those of a linear layer: forward with tokens, backward with its data and its weight; weight gradients of the
+    /// second micro-batch are added to those of the first.
+    #[test]
+    fn all_products_of_a_linear_layer_are_listed() {
+        let mut config = Config::default();
+        (config.model.hidden, config.model.ffn) = (64, 176);
+        config.batch.accum = 3;
+        let settings = Settings::new(&config).unwrap();
+        let gemms = products_of_a_step(&settings).unwrap();
+        let tokens = settings.micro_batch * settings.seq;
+        let listed = sizes(&gemms);
+        for expected in [
+            ([tokens, 64, 176], false),
+            ([tokens, 176, 64], true),
+            ([176, tokens, 64], false),
+            ([176, tokens, 64], true),
+        ] {
+            assert!(listed.contains(&expected), "{expected:?} of {listed:?}");
+        }
+        let once = Settings {
+            accum: 1,
+            ..settings
+        };
+        let of_one = products_of_a_step(&once).unwrap();
+        assert_eq!(gemms.len(), 2 * of_one.len());
+        assert!(!sizes(&of_one).contains(&([176, tokens, 64], true)));
+    }
+}
