@@ -17,7 +17,7 @@ from verification import libraries, report, tensors
 from verification.commands import Clock, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import conformance, doctor, modes, offload, operations, plan, sanitizer, speed
+from verification.sections import conformance, doctor, modes, offload, operations, plan, preflight, rehearsal, sanitizer, speed
 
 # Steps of a real run, shortened; the device's marks are made up.
 RUN = '{"kind":"run","version":"0.1.0","device":"cuda","granularity_bytes":256,"flops_per_token":1597440}'
@@ -68,6 +68,17 @@ class Reading(unittest.TestCase):
         self.assertIsNone(libraries.glibc_complaint("2.2"))
         self.assertIn("need glibc 9.0, and this machine has glibc", libraries.glibc_complaint("9.0"))
 
+    def test_the_newest_cublaslt_that_the_driver_starts_is_preferred(self):
+        with tempfile.TemporaryDirectory() as root:
+            folders = {name: pathlib.Path(root) / name for name in ("cu13", "cublas", "system")}
+            for (name, folder), library in zip(folders.items(), ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")):
+                folder.mkdir()
+                (folder / library).touch()
+            preferred = lambda driver: [folder.name for folder in libraries.by_preference(folders.values(), driver)]
+            self.assertEqual(preferred(13), ["cu13", "cublas", "system"])
+            self.assertEqual(preferred(None), ["cu13", "cublas", "system"])
+            self.assertEqual(preferred(12), ["cublas", "system", "cu13"])
+
 
 class Judging(unittest.TestCase):
     def test_a_plan_and_a_constant_pass(self):
@@ -101,6 +112,21 @@ class Judging(unittest.TestCase):
             family[index].steps[-1].update(change)
             with self.assertRaises(Failed, msg=change):
                 modes.judge("f32", family)
+
+    def test_memory_that_grows_beside_the_pool_fails(self):
+        constant = metrics({}, {}, {})
+        self.assertEqual(rehearsal.beside_pool(constant), [500000000] * 3)
+        rehearsal.judge("run", rehearsal.beside_pool(constant))
+        with self.assertRaises(Failed):
+            rehearsal.judge("run", rehearsal.beside_pool(metrics({}, {"device_total_used_bytes": 535554432})))
+
+    def test_what_slows_a_gpu_down_is_said(self):
+        usual = dict(throttling="0x0000000000000001", power_limit_w="700.00", power_default_w="700.00", mig="Disabled", compute_mode="Default")
+        self.assertEqual(preflight.warnings(usual), [])
+        self.assertEqual(preflight.warnings({name: None for name in preflight.QUERIES}), [])
+        for change in (dict(throttling="0x0000000000000024"), dict(power_limit_w="500.00"), dict(mig="Enabled"),
+                       dict(compute_mode="Exclusive_Process")):
+            self.assertEqual(len(preflight.warnings({**usual, **change})), 1, change)
 
     def test_findings_of_the_sanitizer_name_kernels(self):
         said = ("========= COMPUTE-SANITIZER\n========= Error: Race reported between Read access at adamw_f32_f32_f32+0x10\n"

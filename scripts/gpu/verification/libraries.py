@@ -1,4 +1,5 @@
 """Where cuBLASLt is, and whether this machine's C library is new enough."""
+import ctypes
 import importlib.util
 import os
 import pathlib
@@ -8,15 +9,36 @@ import re
 SYSTEM_FOLDERS = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
 
 
+def driver_major():
+    """The major version of CUDA that the driver is for; None where there is no driver."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return version.value // 1000
+
+
+def library_major(folder):
+    """The major version of the cuBLASLt in a folder, by its name; 0 where that does not tell."""
+    names = (re.fullmatch(r"libcublasLt\.so\.(\d+)", path.name) for path in folder.glob("libcublasLt.so.*"))
+    return max((int(name[1]) for name in names if name), default=0)
+
+
+def by_preference(folders, driver):
+    """The newest that the driver starts first: cuBLASLt 12 (nvidia-cublas-cu12) runs on drivers of CUDA 12 and 13, cuBLASLt 13
+    (nvidia-cublas) on those of 13 alone."""
+    is_too_new = lambda major: driver is not None and major > driver
+    return sorted(folders, key=lambda folder: (is_too_new(library_major(folder)), -library_major(folder)))
+
+
 def cublaslt_folders():
-    """Folders with libcublasLt: those of Python packages (PyTorch brings them), newest CUDA first, then the system's."""
+    """Folders with libcublasLt: those of Python packages (PyTorch brings them), then the system's."""
     found = importlib.util.find_spec("nvidia")
     roots = list(found.submodule_search_locations or []) if found else []
     folders = [path.parent for root in roots for path in pathlib.Path(root).glob("*/lib/libcublasLt.so*")]
     folders += [pathlib.Path(folder) for folder in SYSTEM_FOLDERS if any(pathlib.Path(folder).glob("libcublasLt.so*"))]
-    # A stable sort, with packages first: nvidia/cu13 before nvidia/cublas, which is CUDA 12's.
-    unique = list(dict.fromkeys(folders))
-    return sorted(unique, key=lambda folder: "cu13" not in folder.parts)
+    return by_preference(dict.fromkeys(folders), driver_major())
 
 
 def library_path():

@@ -21,8 +21,9 @@ def verdict(outcomes):
         return "failed"
     if named(NO_TIME):
         return "incomplete"
-    # `doctor` always runs: by itself it verifies something only where nothing else was asked for.
-    if not named(PASS) or (len(outcomes) > 1 and named(PASS) == ["doctor"]):
+    # These always run: by themselves they verify something only where nothing else was asked for.
+    always = [name for name in ("preflight", "doctor") if name in named(PASS)]
+    if not named(PASS) or (len(outcomes) > len(always) and named(PASS) == always):
         return "nothing was checked"
     return "passed" + (f", without {', '.join(named(SKIPPED))}" if named(SKIPPED) else "")
 

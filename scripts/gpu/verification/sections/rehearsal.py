@@ -1,0 +1,58 @@
+"""What libraries take of the device is taken before the plan is trusted: nothing is loaded from the first step on."""
+from ..outcome import require
+from . import plan
+
+CHECKS = "memory beside the pool is the same from the first step on, and within the plan's; a card that a run nearly fills trains"
+SECONDS = 60
+
+STEPS = 3
+CASES = [["--config", "llama-15m", "--dtype", "f32", "--attention", "eager", "--recompute", "none"],
+         ["--config", "qwen2.5-0.5b", "--seq", 1024, "--micro-batch", 4, "--accum", 2, "--dtype", "bf16", "--recompute", "full"],
+         ["--config", "gpt2", "--micro-batch", 4, "--accum", 2, "--dtype", "bf16", "--recompute", "none"]]
+
+# As many sequences of the built-in text as there are.
+MICRO_BATCHES = range(190, 3, -2)
+
+
+def run(place, found):
+    rows = found.table("Beside the pool, bytes", "run", "in each step", "planned")
+    for arguments in CASES if place.is_cuda else [["--config", "tiny"]]:
+        trained = place.train(*arguments, "--steps", STEPS)
+        if not place.is_cuda:
+            continue
+        name = " ".join(map(str, arguments)).replace("--", "")
+        beside = beside_pool(trained.metrics)
+        found.figures[name] = dict(beside_bytes=beside, planned_overhead_bytes=trained.plan["device_overhead_bytes"])
+        rows.append([name, ", ".join(f"{bytes_:,}" for bytes_ in beside), f"{trained.plan['device_overhead_bytes']:,}"])
+        judge(name, beside)
+    if place.is_cuda:
+        a_nearly_full_card(place, found)
+
+
+def beside_pool(metrics):
+    """Memory of the device in use beside the run's pool, by step."""
+    return [step["device_total_used_bytes"] - step["device_reserved_high_bytes"] for step in metrics.steps]
+
+
+def judge(name, beside):
+    require(len(set(beside)) == 1, f"{name}: memory beside the pool changes over the steps, {beside}: something was loaded after the rehearsal")
+
+
+def a_nearly_full_card(place, found):
+    """The largest micro-batch that fits by the plan: it trains, and the plan holds."""
+    total = place.gpu().get("memory", {}).get("total")
+    if not total:
+        found.notes.append("a nearly full card was not tried: it takes the section doctor, for the GPU's memory")
+        return
+    base = ["--config", "qwen2.5-0.5b", "--dtype", "bf16", "--seq", 1024, "--accum", 1, "--recompute", "none"]
+    for micro_batch in MICRO_BATCHES:
+        planned = place.plan(*base, "--micro-batch", micro_batch)
+        needed = planned["reserved_bytes"] + planned["device_overhead_bytes"]
+        if needed <= total:
+            break
+    trained = place.train(*base, "--micro-batch", micro_batch, "--steps", 2)
+    figures = plan.compare(trained.plan, trained.metrics, True)
+    name = f"micro-batch {micro_batch}"
+    plan.judge(name, figures)
+    found.figures["nearly_full"] = dict(micro_batch=micro_batch, needed_bytes=needed, total_bytes=total, share=needed / total)
+    found.notes.append(f"{name}: {100 * needed / total:.1f} % of the card's memory by the plan, and it trains")
