@@ -1,11 +1,12 @@
 //! The one place that hands out memory.
 
 use crate::clock::PhaseClock;
-use crate::state::{Backing, Grant, Home, State, Storage};
+use crate::history::{MemoryChange, Recorder};
+use crate::state::{Backing, Grant, Life, State, Storage};
 use crate::view::Reach;
 use crate::{
-    Blocks, Buffer, ByPhase, Category, DType, DeviceMarks, Dims, Layer, LiveLease, OutOfMemory,
-    Peak, Phase, PhaseTime, Place, Refused, Space,
+    Blocks, Buffer, ByPhase, Category, DType, DeviceMarks, Dims, History, Layer, LiveLease,
+    OutOfMemory, Peak, Phase, PhaseTime, Place, Refused, Space,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -57,7 +58,9 @@ impl Held {
 
     pub(crate) fn recategorize(&self, category: Category) {
         let mut state = self.memory.state.borrow_mut();
-        state.ledger.recategorize(self.grant.number, category);
+        let number = self.grant.number;
+        state.ledger.recategorize(number, category);
+        state.note(MemoryChange::Recategorize { number, category });
     }
 }
 
@@ -122,6 +125,17 @@ impl Memory {
         self.state.borrow_mut().reserve_slab(bytes)
     }
 
+    /// Keeps a history from here on, before the first lease, by a clock in seconds that never goes back.
+    pub fn keep_history(&self, clock: impl Fn() -> f64 + 'static) {
+        self.state.borrow_mut().recorder = Some(Recorder::new(Box::new(clock)));
+    }
+
+    /// What happened since [`Memory::keep_history`]; none without it.
+    pub fn history(&self) -> Option<History> {
+        let state = self.state.borrow();
+        state.recorder.as_ref().map(Recorder::history)
+    }
+
     /// Explains a shortage beside leases, such as of what a library takes when it is first used: as if a lease of
     /// `bytes`, what is still to come at the most, had been refused.
     pub fn shortage(&self, name: &'static str, bytes: u64, refused: Refused) -> OutOfMemory {
@@ -139,7 +153,7 @@ impl Memory {
         shape: impl Into<Dims>,
         dtype: DType,
     ) -> Result<Buffer, OutOfMemory> {
-        self.take(category, name, shape.into(), dtype, Home::Slab)
+        self.take(category, name, shape.into(), dtype, Life::Step)
     }
 
     /// Leases memory that lives across steps, before step 1. It is zeroed.
@@ -153,7 +167,7 @@ impl Memory {
         shape: impl Into<Dims>,
         dtype: DType,
     ) -> Result<Buffer, OutOfMemory> {
-        self.take(category, name, shape.into(), dtype, Home::Own)
+        self.take(category, name, shape.into(), dtype, Life::Run)
     }
 
     /// Leases pinned host memory that lives across steps, before step 1. It is zeroed, and counts in a space of its
@@ -168,7 +182,7 @@ impl Memory {
         shape: impl Into<Dims>,
         dtype: DType,
     ) -> Result<Buffer, OutOfMemory> {
-        self.take(category, name, shape.into(), dtype, Home::Pinned)
+        self.take(category, name, shape.into(), dtype, Life::RunPinned)
     }
 
     fn take(
@@ -177,12 +191,12 @@ impl Memory {
         name: &'static str,
         dims: Dims,
         dtype: DType,
-        home: Home,
+        life: Life,
     ) -> Result<Buffer, OutOfMemory> {
         let (grant, pointer) = self
             .state
             .borrow_mut()
-            .take(category, name, dims, dtype, home)?;
+            .take(category, name, dims, dtype, life)?;
         let held = Held {
             memory: self.clone(),
             grant,
@@ -211,6 +225,7 @@ impl Memory {
     pub fn begin_step(&self) {
         let mut state = self.state.borrow_mut();
         state.ledger.begin_step();
+        state.note(MemoryChange::BeginStep);
         state.clock = match &state.backing {
             Backing::Device(blocks) => {
                 blocks.reset_marks();
@@ -404,6 +419,45 @@ mod tests {
             )
         };
         assert_eq!(run(Memory::host()), run(Memory::shapes()));
+    }
+
+    /// Of all steps the last, after what lives across them.
+    #[test]
+    fn a_history_has_what_lives_across_steps_and_the_last_step() {
+        let memory = Memory::shapes();
+        let now = Rc::new(std::cell::Cell::new(0.0));
+        let clock = now.clone();
+        memory.keep_history(move || {
+            clock.set(clock.get() + 1.0);
+            clock.get()
+        });
+        let arena = memory
+            .lease_persistent(Category::Parameter, "parameters", [1000], DType::F32)
+            .unwrap();
+        for name in ["first", "second"] {
+            memory.begin_step();
+            let _place = memory.enter(Phase::Forward, Layer::Block(0));
+            let lease = memory
+                .lease(Category::Activation, name, [64], DType::F32)
+                .unwrap();
+            drop(lease);
+        }
+        let events = memory.history().unwrap().events;
+        assert!(events.is_sorted_by(|a, b| a.at_s < b.at_s));
+        let taken: Vec<_> = events
+            .iter()
+            .filter_map(|event| match event.change {
+                MemoryChange::Take { lease, home, .. } => Some((lease.name, home)),
+                _ => None,
+            })
+            .collect();
+        let homes = [crate::Home::Own, crate::Home::Slab { offset: 0 }];
+        assert_eq!(taken, [("parameters", homes[0]), ("second", homes[1])]);
+        let begun = events
+            .iter()
+            .filter(|event| event.change == MemoryChange::BeginStep);
+        assert_eq!(begun.count(), 1);
+        drop(arena);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::blocks::DeviceBlock;
 use crate::clock::PhaseClock;
+use crate::history::{Home, MemoryChange, Recorder};
 use crate::host::HostBlock;
 use crate::ledger::{Lease, Ledger};
 use crate::view::Reach;
@@ -23,6 +24,8 @@ pub(crate) struct State {
     pub(crate) refuse_after: Option<usize>,
     pub(crate) poison: bool,
     pub(crate) clock: PhaseClock,
+    /// Where somebody wants pictures.
+    pub(crate) recorder: Option<Recorder>,
 }
 
 /// What stands behind leases.
@@ -98,22 +101,31 @@ impl Block {
     }
 }
 
-/// Where a lease lives.
+/// How long a lease lives, and in which memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// A place in the slab, within a step.
-    Slab,
+pub(crate) enum Life {
+    /// In the slab, within a step.
+    Step,
     /// Alone in device memory, across steps.
-    Own,
+    Run,
     /// Alone in pinned host memory, across steps.
-    Pinned,
+    RunPinned,
 }
 
-impl Home {
+impl Life {
     fn space(self) -> Space {
         match self {
-            Home::Slab | Home::Own => Space::Device,
-            Home::Pinned => Space::Host,
+            Life::Step | Life::Run => Space::Device,
+            Life::RunPinned => Space::Host,
+        }
+    }
+
+    /// Where the bytes are, once they are placed.
+    fn home(self, offset: Option<u64>) -> Home {
+        match (self, offset) {
+            (_, Some(offset)) => Home::Slab { offset },
+            (Life::RunPinned, None) => Home::Pinned,
+            (Life::Step | Life::Run, None) => Home::Own,
         }
     }
 }
@@ -149,12 +161,21 @@ impl State {
             refuse_after: None,
             poison: false,
             clock: PhaseClock::host(),
+            recorder: None,
+        }
+    }
+
+    /// Notes what happened, where somebody wants to know.
+    pub(crate) fn note(&mut self, change: MemoryChange) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.note(change);
         }
     }
 
     /// Enters a place; returns the one left.
     pub(crate) fn enter(&mut self, place: Place) -> Place {
         let left = self.ledger.enter(place);
+        self.note(MemoryChange::Enter(place));
         if !matches!(self.backing, Backing::Shapes) {
             self.clock.change(left.phase, place.phase);
         }
@@ -168,9 +189,9 @@ impl State {
         name: &'static str,
         dims: Dims,
         dtype: DType,
-        home: Home,
+        life: Life,
     ) -> Result<(Grant, *mut u8), OutOfMemory> {
-        let space = home.space();
+        let space = life.space();
         let bytes = dims.bytes(dtype).map_or(u64::MAX, round_up);
         let lease = Lease {
             name,
@@ -185,12 +206,12 @@ impl State {
         if self.injects_refusal() || self.exceeds_limit(space, bytes) {
             return Err(self.refuse(lease, Cause::Capacity, None));
         }
-        let offset = match home {
-            Home::Slab => match self.slab.place(bytes) {
+        let offset = match life {
+            Life::Step => match self.slab.place(bytes) {
                 Some(offset) => Some(offset),
                 None => return Err(self.refuse(lease, Cause::Fragmentation, None)),
             },
-            Home::Own | Home::Pinned => None,
+            Life::Run | Life::RunPinned => None,
         };
         let (storage, pointer) = match self.find(space, bytes, offset) {
             Ok(found) => found,
@@ -201,10 +222,15 @@ impl State {
                 return Err(self.refuse_block(lease, refused));
             }
         };
-        if self.poison && home == Home::Slab {
+        if self.poison && life == Life::Step {
             self.backing.poison(pointer, bytes);
         }
         let number = self.ledger.take(lease);
+        self.note(MemoryChange::Take {
+            number,
+            lease,
+            home: life.home(offset),
+        });
         let grant = Grant {
             number,
             offset,
@@ -255,12 +281,16 @@ impl State {
             }
         };
         self.slab = Slab::new(bytes);
+        self.note(MemoryChange::ReserveSlab { bytes });
         Ok(())
     }
 
     /// Takes a lease back.
     pub(crate) fn give_back(&mut self, grant: &Grant) {
         self.ledger.give_back(grant.number);
+        self.note(MemoryChange::GiveBack {
+            number: grant.number,
+        });
         if let Some(offset) = grant.offset {
             self.slab.free(offset, grant.bytes);
         }

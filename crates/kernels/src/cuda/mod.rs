@@ -29,7 +29,7 @@ mod swiglu;
 #[cfg(feature = "cuda")]
 pub use device::{
     CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Rehearsal, carried,
-    device_count, look_for_library,
+    device_count, look_for_library, pci_bus_id,
 };
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 pub use listing::Listing;

@@ -71,9 +71,6 @@ impl Meta {
         let mut by_phase = self.flops.by_phase.get();
         *by_phase.get_mut(self.memory.place().phase) += flops;
         self.flops.by_phase.set(by_phase);
-        if let Some(timeline) = &self.timeline {
-            timeline.compute(flops);
-        }
     }
 }
 
@@ -96,8 +93,8 @@ impl Backend for Meta {
 
     unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
         self.count(operation.multiplications());
-        if let (Some(timeline), Operation::AdamW(_)) = (&self.timeline, &operation) {
-            timeline.update(queue, operation.cost().bytes);
+        if let Some(timeline) = &self.timeline {
+            timeline.execute(queue, &operation, self.memory.place());
         }
         Ok(())
     }
@@ -116,7 +113,7 @@ impl Backend for Meta {
 
     unsafe fn copy_beside(&self, queue: Queue, _out: Out, x: In) -> Result<(), KernelError> {
         if let Some(timeline) = &self.timeline {
-            timeline.copy(queue, bytes_of(&x));
+            timeline.copy(queue, bytes_of(&x), self.memory.place());
         }
         Ok(())
     }

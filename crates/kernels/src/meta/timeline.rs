@@ -1,16 +1,19 @@
 //! When the queues of a device would be done, by arithmetic on operations and bytes: what copies cost a step that has
 //! not run.
 
-use crate::{Event, Queue};
+use crate::{Cost, Event, Operation, Queue};
+use memory::Place;
 use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 /// What time is counted by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Operations of matrix products in a second. Of all else, updates alone take time.
+    /// Operations of matrix products in a second.
     pub flops: f64,
-    /// Bytes in a second that an update reads and writes on the device.
+    /// Bytes in a second that an operation reads and writes on the device. It takes as long as its products or its bytes,
+    /// whichever is longer (Williams et al. 2009, the roofline).
     pub memory: f64,
     /// Bytes in a second to the device, while nothing goes to the host.
     pub upload: f64,
@@ -25,19 +28,75 @@ pub struct Rates {
 #[derive(Clone)]
 pub struct Timeline(Rc<RefCell<Times>>);
 
+/// Seconds that operations were measured to take, by name and sizes: they count instead of rates.
+pub type Measured = HashMap<(String, Vec<usize>), f64>;
+
+/// Something that a queue was busy with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The queue.
+    pub queue: Queue,
+    /// The operation's name, or `copy`.
+    pub name: &'static str,
+    /// What was going on when it was asked for.
+    pub place: Place,
+    /// When it began, in seconds.
+    pub start_s: f64,
+    /// When it was over.
+    pub end_s: f64,
+}
+
+/// Events that are remembered: those of many steps, of which one waits for the one before at the most.
+const EVENTS_MAX: usize = 1 << 20;
+
+/// What a copy is called among spans.
+pub(crate) const COPY: &str = "copy";
+
 struct Times {
     rates: Rates,
+    measured: Measured,
     queues: [Seconds; Queue::ALL.len()],
-    /// When each event was over, by its position.
-    events: Vec<Seconds>,
+    /// When the latest events were over, in their order.
+    events: VecDeque<Seconds>,
+    /// Events before these, which are long over.
+    forgotten: u64,
+    /// What queues were busy with, where somebody wants to know.
+    spans: Option<Vec<Span>>,
 }
 
 impl Times {
     /// A queue is busy with something that is no copy.
-    fn work(&mut self, queue: Queue, seconds: f64) {
-        let queue = &mut self.queues[queue as usize];
-        queue.with_copies += seconds;
-        queue.without_copies += seconds;
+    fn work(&mut self, queue: Queue, name: &'static str, place: Place, seconds: f64) {
+        let times = &mut self.queues[queue as usize];
+        let start_s = times.with_copies;
+        times.with_copies += seconds;
+        times.without_copies += seconds;
+        self.note(queue, name, place, start_s);
+    }
+
+    /// Notes what a queue was busy with until now.
+    fn note(&mut self, queue: Queue, name: &'static str, place: Place, start_s: f64) {
+        let end_s = self.queues[queue as usize].with_copies;
+        if let Some(spans) = self.spans.as_mut().filter(|_| end_s > start_s) {
+            spans.push(Span {
+                queue,
+                name,
+                place,
+                start_s,
+                end_s,
+            });
+        }
+    }
+
+    fn seconds(&self, operation: &Operation) -> f64 {
+        let measured = || {
+            let key = (operation.name().to_string(), operation.sizes());
+            self.measured.get(&key).copied()
+        };
+        let known = (!self.measured.is_empty()).then(measured).flatten();
+        let Cost { flops, bytes } = operation.cost();
+        let least = (flops as f64 / self.rates.flops).max(bytes as f64 / self.rates.memory);
+        known.unwrap_or(least)
     }
 }
 
@@ -70,12 +129,30 @@ impl Seconds {
 impl Timeline {
     /// A timeline on which nothing has been asked for.
     pub fn new(rates: Rates) -> Timeline {
+        Timeline::with_measured(rates, Measured::new())
+    }
+
+    /// A timeline on which some operations take what they were measured to take.
+    pub fn with_measured(rates: Rates, measured: Measured) -> Timeline {
         Timeline(Rc::new(RefCell::new(Times {
             rates,
+            measured,
             queues: Default::default(),
             // The first stands for the past.
-            events: vec![Seconds::default()],
+            events: [Seconds::default()].into(),
+            forgotten: 0,
+            spans: None,
         })))
+    }
+
+    /// Forgets what queues were busy with so far, and notes it from here on.
+    pub fn keep_spans(&self) {
+        self.0.borrow_mut().spans = Some(Vec::new());
+    }
+
+    /// What queues were busy with since [`Timeline::keep_spans`], in the order in which it was asked for.
+    pub fn take_spans(&self) -> Vec<Span> {
+        self.0.borrow_mut().spans.take().unwrap_or_default()
     }
 
     /// When the computation is done with what it was asked for.
@@ -83,20 +160,19 @@ impl Timeline {
         self.0.borrow().queues[Queue::Compute as usize]
     }
 
-    pub(crate) fn compute(&self, flops: u64) {
+    /// An operation is asked for.
+    pub(crate) fn execute(&self, queue: Queue, operation: &Operation, place: Place) {
         let mut times = self.0.borrow_mut();
-        let seconds = flops as f64 / times.rates.flops;
-        times.work(Queue::Compute, seconds);
+        let seconds = times.seconds(operation);
+        times.work(queue, operation.name(), place, seconds);
     }
 
-    /// An update of parameters: no products, and much memory.
-    pub(crate) fn update(&self, queue: Queue, bytes: u64) {
-        let mut times = self.0.borrow_mut();
-        let seconds = bytes as f64 / times.rates.memory;
-        times.work(queue, seconds);
+    /// Something is asked for that was measured to take so long.
+    pub(crate) fn took(&self, queue: Queue, name: &'static str, place: Place, seconds: f64) {
+        self.0.borrow_mut().work(queue, name, place, seconds);
     }
 
-    pub(crate) fn copy(&self, queue: Queue, bytes: usize) {
+    pub(crate) fn copy(&self, queue: Queue, bytes: usize, place: Place) {
         let mut times = self.0.borrow_mut();
         let (alone, other) = match queue {
             Queue::Upload => (times.rates.upload, Queue::Download),
@@ -105,23 +181,32 @@ impl Timeline {
         let other_done = times.queues[other as usize].with_copies;
         let together = times.rates.both_ways / 2.0;
         let done = &mut times.queues[queue as usize].with_copies;
-        let shared = (bytes as f64).min((other_done - *done).max(0.0) * together);
+        let start_s = *done;
+        let shared = (bytes as f64).min((other_done - start_s).max(0.0) * together);
         *done += shared / together + (bytes as f64 - shared) / alone;
+        times.note(queue, COPY, place, start_s);
     }
 
     pub(crate) fn record(&self, queue: Queue) -> Event {
         let mut times = self.0.borrow_mut();
         let now = times.queues[queue as usize];
-        times.events.push(now);
+        times.events.push_back(now);
+        if times.events.len() > EVENTS_MAX {
+            times.events.pop_front();
+            times.forgotten += 1;
+        }
         Event {
             queue,
-            position: times.events.len() as u64 - 1,
+            position: times.forgotten + times.events.len() as u64 - 1,
         }
     }
 
     pub(crate) fn wait(&self, queue: Queue, event: Event) {
         let mut times = self.0.borrow_mut();
-        let over = times.events[event.position as usize];
+        let position = event.position.checked_sub(times.forgotten);
+        let over = position.map_or(Seconds::default(), |position| {
+            times.events[position as usize]
+        });
         let queue = &mut times.queues[queue as usize];
         *queue = queue.later(over);
     }
@@ -130,6 +215,7 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memory::Phase;
 
     const RATES: Rates = Rates {
         flops: 10.0,
@@ -139,16 +225,40 @@ mod tests {
         both_ways: 4.0,
     };
 
+    const PLACE: Place = Place {
+        phase: Phase::Forward,
+        layer: memory::Layer::Whole,
+    };
+
+    /// An operation whose products take so long.
+    fn compute(timeline: &Timeline, queue: Queue, seconds: f64) {
+        timeline.took(queue, "product", PLACE, seconds);
+    }
+
     #[test]
     fn queues_run_beside_one_another_until_they_wait() {
         let timeline = Timeline::new(RATES);
-        timeline.copy(Queue::Upload, 12);
+        timeline.keep_spans();
+        timeline.copy(Queue::Upload, 12, PLACE);
         let came = timeline.record(Queue::Upload);
-        timeline.compute(20);
+        compute(&timeline, Queue::Compute, 2.0);
         assert_eq!(timeline.computed().with_copies, 2.0);
         timeline.wait(Queue::Compute, came);
         timeline.wait(Queue::Compute, Event::PAST);
-        timeline.compute(10);
+        compute(&timeline, Queue::Compute, 1.0);
+        let spans = timeline.take_spans();
+        let spans: Vec<_> = spans
+            .iter()
+            .map(|span| (span.name, span.start_s, span.end_s))
+            .collect();
+        assert_eq!(
+            spans,
+            [
+                (COPY, 0.0, 3.0),
+                ("product", 0.0, 2.0),
+                ("product", 3.0, 4.0)
+            ]
+        );
         let expected = Seconds {
             with_copies: 4.0,
             without_copies: 3.0,
@@ -157,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn updates_take_the_time_of_their_bytes_beside_the_computation() {
+    fn updates_run_beside_the_computation() {
         let timeline = Timeline::new(RATES);
-        timeline.update(Queue::Update, 24);
-        timeline.compute(20);
+        compute(&timeline, Queue::Update, 3.0);
+        compute(&timeline, Queue::Compute, 2.0);
         assert_eq!(timeline.computed().without_copies, 2.0);
         timeline.wait(Queue::Compute, timeline.record(Queue::Update));
         assert_eq!(timeline.computed().without_copies, 3.0);
@@ -170,9 +280,9 @@ mod tests {
     #[test]
     fn copies_are_slower_while_the_other_way_is_busy() {
         let timeline = Timeline::new(RATES);
-        timeline.copy(Queue::Download, 6);
+        timeline.copy(Queue::Download, 6, PLACE);
         // Done after 3 s: until then 2 bytes a second come, 4 thereafter.
-        timeline.copy(Queue::Upload, 14);
+        timeline.copy(Queue::Upload, 14, PLACE);
         timeline.wait(Queue::Compute, timeline.record(Queue::Upload));
         assert_eq!(timeline.computed().with_copies, 5.0);
     }

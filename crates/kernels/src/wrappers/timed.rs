@@ -1,8 +1,10 @@
 //! A device that waits for every operation, and notes how long it took.
 
+use crate::timeline::{COPY, Measured, Rates, Timeline};
 use crate::{Backend, Cost, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
-use memory::{In, Out};
+use memory::{In, Memory, Out};
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +12,20 @@ use std::time::{Duration, Instant};
 pub struct Timed<B> {
     backend: B,
     timings: Timings,
+    beside: Option<Beside>,
 }
+
+/// A timeline on which queues run side by side, as they would if nobody waited for every operation.
+struct Beside {
+    timeline: Timeline,
+    /// What knows where the step is.
+    memory: Memory,
+    /// Events of the timeline by those of the device.
+    events: RefCell<HashMap<(Queue, u64), Event>>,
+}
+
+/// Events that are remembered; all others are taken to be long over.
+const EVENTS_MAX: usize = 1 << 20;
 
 /// What was timed so far, in its order. Clones note together.
 #[derive(Clone, Default)]
@@ -42,8 +57,56 @@ impl<B: Backend> Timed<B> {
         Timed {
             backend,
             timings: timings.clone(),
+            beside: None,
         }
     }
+
+    /// Lays what is timed out on a timeline too, copies included; `memory` is what its operands are leased from.
+    pub fn beside(self, timeline: &Timeline, memory: &Memory) -> Timed<B> {
+        Timed {
+            beside: Some(Beside {
+                timeline: timeline.clone(),
+                memory: memory.clone(),
+                events: RefCell::default(),
+            }),
+            ..self
+        }
+    }
+
+    /// Waits for a queue, does something in it, and waits for that.
+    fn time(
+        &self,
+        queue: Queue,
+        name: &'static str,
+        work: impl FnOnce(&B) -> Result<(), KernelError>,
+    ) -> Result<Duration, KernelError> {
+        // Whatever is under way in the queue does not count: uploads of a batch, or the wait for a copy.
+        self.backend.finish(self.backend.record(queue)?)?;
+        let start = Instant::now();
+        work(&self.backend)?;
+        self.backend.finish(self.backend.record(queue)?)?;
+        let time = start.elapsed();
+        if let Some(Beside {
+            timeline, memory, ..
+        }) = &self.beside
+        {
+            timeline.took(queue, name, memory.place(), time.as_secs_f64());
+        }
+        Ok(time)
+    }
+}
+
+/// A timeline for what is measured: nothing on it takes the time of rates.
+pub fn timeline() -> Timeline {
+    let never_used = f64::INFINITY;
+    let rates = Rates {
+        flops: never_used,
+        memory: never_used,
+        upload: never_used,
+        download: never_used,
+        both_ways: never_used,
+    };
+    Timeline::with_measured(rates, Measured::new())
 }
 
 impl<B: Backend> Backend for Timed<B> {
@@ -65,17 +128,15 @@ impl<B: Backend> Backend for Timed<B> {
 
     unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
         let (name, sizes, cost) = (operation.name(), operation.sizes(), operation.cost());
-        // Whatever is under way in the queue does not count: uploads of a batch, or the wait for a copy.
-        self.backend.finish(self.backend.record(queue)?)?;
-        let start = Instant::now();
         // SAFETY: the caller's promise.
-        unsafe { self.backend.execute(queue, operation) }?;
-        self.backend.finish(self.backend.record(queue)?)?;
+        let time = self.time(queue, name, |backend| unsafe {
+            backend.execute(queue, operation)
+        })?;
         self.timings.0.borrow_mut().push(Timing {
             operation: name,
             sizes,
             cost,
-            time: start.elapsed(),
+            time,
         });
         Ok(())
     }
@@ -97,14 +158,30 @@ impl<B: Backend> Backend for Timed<B> {
 
     unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
-        unsafe { self.backend.copy_beside(queue, out, x) }
+        let copy = |backend: &B| unsafe { backend.copy_beside(queue, out, x) };
+        self.time(queue, COPY, copy).map(|_| ())
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {
-        self.backend.record(queue)
+        let event = self.backend.record(queue)?;
+        if let Some(beside) = &self.beside {
+            let on_timeline = beside.timeline.record(queue);
+            let mut events = beside.events.borrow_mut();
+            if events.len() == EVENTS_MAX {
+                events.clear();
+            }
+            events.insert((queue, event.position), on_timeline);
+        }
+        Ok(event)
     }
 
     fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
+        if let Some(beside) = &self.beside {
+            let known = beside.events.borrow();
+            let on_timeline = known.get(&(event.queue, event.position));
+            let on_timeline = on_timeline.copied().unwrap_or(Event::PAST);
+            beside.timeline.wait(queue, on_timeline);
+        }
         self.backend.wait(queue, event, reason)
     }
 

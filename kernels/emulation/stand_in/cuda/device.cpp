@@ -94,6 +94,13 @@ extern "C" CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
+// Each on a bus of its own, from 1.
+extern "C" CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device) {
+    STAND_IN_ENTER(check(device));
+    std::snprintf(id, size_t(length), "0000:%02X:00.0", device + 1);
+    return CUDA_SUCCESS;
+}
+
 extern "C" CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
     STAND_IN_ENTER(check(device));
     if (attribute == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID && driver_version() < 12020) {

@@ -5,6 +5,7 @@ use super::image::Code;
 use crate::KernelError;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
+use std::ffi::{CStr, c_char};
 
 /// The first driver that knows Blackwell, compute capability 10 and later.
 const BLACKWELL_DRIVER: i32 = 12080;
@@ -45,6 +46,23 @@ pub fn device_count() -> Result<usize, KernelError> {
     result::init().map_err(refused)?;
     let count = result::device::get_count().map_err(refused)?;
     Ok(count.max(0) as usize)
+}
+
+/// Where a GPU is on the machine's bus, as `0000:3B:00.0`: what other libraries know it by. Takes no memory of it.
+///
+/// # Errors
+/// [`KernelError`] if there is no such GPU.
+pub fn pci_bus_id(index: usize) -> Result<String, KernelError> {
+    device_count()?;
+    let refused = |error| error::of_driver("cuda", error);
+    let device = result::device::get(index as i32).map_err(refused)?;
+    let mut text = [0 as c_char; 32];
+    // SAFETY: writes a text with its zero within these bytes.
+    let asked = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) };
+    asked.result().map_err(refused)?;
+    // SAFETY: the driver has ended it with a zero.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+    Ok(text.to_string_lossy().into_owned())
 }
 
 impl DeviceFacts {

@@ -24,7 +24,7 @@ mod survey;
 mod timing;
 
 pub use driver::CudaDriver;
-pub use facts::{DeviceFacts, device_count};
+pub use facts::{DeviceFacts, device_count, pci_bus_id};
 pub use library::LoadedLibrary;
 pub use modules::carried;
 pub use rehearsal::Rehearsal;
