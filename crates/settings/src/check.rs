@@ -7,7 +7,7 @@ use toml::{Table, Value};
 use super::choices::OptimizerPlace;
 use super::dotted;
 use super::error::ConfigError;
-use super::schema::{Config, OffloadConfig};
+use super::schema::{AUTO, Config, OffloadConfig};
 use data::Format;
 use memory::Layer;
 use model::{Architecture, Attention, ModelConfig, Parameter};
@@ -52,24 +52,7 @@ const NOT_BUILT: &[NotBuilt] = &[
         What::Values("attention.backend", &["cudnn"]),
         "cuDNN's attention is not built yet; use flash",
     ),
-    no(
-        What::Values("offload.activations", &["auto"]),
-        "automatic offload is not built yet; name labels, and compare with `trainer plan`",
-    ),
     no(What::Changed("offload.path"), OFFLOAD),
-    no(
-        What::Changed("memory.budget"),
-        "automatic choices within a budget are not built yet; choose with --recompute and compare \
-         with `trainer plan`",
-    ),
-    no(
-        What::Flag("--device-memory"),
-        "advice for a device's memory is not built yet; compare the plan's peak yourself",
-    ),
-    no(
-        What::Changed("log.trace"),
-        "recording of memory traces is not built yet; leave it out",
-    ),
     no(What::Flag("--resume"), CHECKPOINTS),
     no(What::Flag("--save-every"), CHECKPOINTS),
     no(What::Flag("--keep-last"), CHECKPOINTS),
@@ -79,19 +62,15 @@ const NOT_BUILT: &[NotBuilt] = &[
     ),
     no(
         What::Command("eval"),
-        "it is not built yet; this version has train, plan, init and doctor",
+        "it is not built yet; this version has train, plan, bench, profile, report, init and doctor",
     ),
     no(
         What::Command("generate"),
-        "it is not built yet; this version has train, plan, init and doctor",
+        "it is not built yet; this version has train, plan, bench, profile, report, init and doctor",
     ),
     no(
         What::Command("export"),
         "it is not built yet; `trainer train --save-final DIR` writes Hugging Face layout",
-    ),
-    no(
-        What::Command("report"),
-        "it is not built yet; a run directory's metrics.jsonl has every number of the run",
     ),
 ];
 
@@ -224,7 +203,35 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
             data.format
         ));
     }
+    automatic(config)?;
     sizes(config)
+}
+
+/// Refuses an automatic choice without anything to choose by, and what it would decide itself.
+fn automatic(config: &Config) -> Result<(), ConfigError> {
+    let Config {
+        recompute, memory, ..
+    } = config;
+    if !config.chooses() {
+        return Ok(());
+    }
+    if memory.budget.is_none() && memory.limit.is_none() {
+        return contradiction(
+            "--recompute auto needs to know what the peak may be; add --memory-budget SIZE, such as 60GiB",
+        );
+    }
+    if !recompute.layers.is_empty() {
+        return contradiction(
+            "--recompute auto decides for every layer itself; leave recompute.layers out, or write a policy of your own \
+             without auto",
+        );
+    }
+    if !["none", AUTO].contains(&config.offload.activations.trim()) {
+        return contradiction(
+            "--recompute auto decides for every label itself; make offload.activations none, or auto to let it offload",
+        );
+    }
+    Ok(())
 }
 
 /// Refuses shapes whose sizes would overflow.

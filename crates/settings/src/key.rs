@@ -105,11 +105,6 @@ impl Key {
         self.with(name, argument, Some(heading))
     }
 
-    /// Adds a flag that takes a value, and is not built yet.
-    pub(crate) const fn later(self, name: &'static str, value: &'static str) -> Key {
-        self.with(name, Argument::Value(value), None)
-    }
-
     /// Adds a flag that takes no value.
     pub(crate) const fn switch(
         self,

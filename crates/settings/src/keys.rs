@@ -104,9 +104,14 @@ pub const KEYS: &[Key] = &[
     key("lr.min_ratio", Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
 
     key("recompute.spec", Kind::Text, "\"none\"",
-        "Activations to recompute: none, full, full:uniform:N, full:block:N, or a list of {NAMED}")
+        "Activations to recompute: none, full, full:uniform:N, full:block:N, auto, or a list of {NAMED}")
+        .details("auto is the fastest on paper whose peak is within memory.budget, or else within memory.limit.")
         .flag("--recompute", "SPEC", MEMORY),
-    key("recompute.layers", Kind::TextTable, "{}", "Specifications for ranges of layers, e.g. { \"0-3\" = \"full\" }"),
+    key("recompute.layers", Kind::TextTable, "{}", "Specifications for ranges of layers, e.g. { \"0-3\" = \"full\" }")
+        .details("Or clauses: \"recompute: mlp, qkv; offload: block_input; keep: mlp_act\", with any labels."),
+    optional("recompute.costs", Kind::Text, ("\"profile.json\"", ""),
+        "Measured times that auto counts with: what `trainer profile --json` printed")
+        .flag("--costs", "FILE", MEMORY),
 
     key("attention.backend", Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
         .details("eager stores scores, flash never does; auto takes flash from sequences of 256 tokens on. cudnn is not \
@@ -117,8 +122,8 @@ pub const KEYS: &[Key] = &[
         "Moments and master weights in pinned host memory, updated during the next forward pass")
         .flag("--offload-optimizer", "none|pinned", MEMORY),
     key("offload.activations", Kind::Text, "\"none\"",
-        "Activations that wait in pinned host memory for their backward pass: none, or a list of {ALL}")
-        .details("None of them may be recomputed too.")
+        "Activations that wait in pinned host memory for their backward pass: none, auto, or a list of {ALL}")
+        .details("None of them may be recomputed too. auto lets --recompute auto offload.")
         .flag("--offload-activations", "LABELS", MEMORY),
     key("offload.fraction", Kind::Real(Range::Share), "1.0",
         "Share of the blocks whose optimizer state is offloaded, above 0 up to 1: the last ones, at least one")
@@ -132,8 +137,10 @@ pub const KEYS: &[Key] = &[
 
     optional("memory.limit", Kind::Size, ("\"24GiB\"", ""), "Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)")
         .flag("--memory-limit", "SIZE", MEMORY),
-    optional("memory.budget", Kind::Size, ("\"22GiB\"", ""), "Memory that automatic choices plan for; not built yet")
-        .later("--memory-budget", "SIZE"),
+    optional("memory.budget", Kind::Size, ("\"22GiB\"", ""), "What the peak may be under --recompute auto")
+        .flag("--memory-budget", "SIZE", MEMORY),
+    key("memory.force", Kind::Bool, "false", "A run is tried although its plan does not fit the device, the limit or the host")
+        .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)),
     key("memory.head_chunk", Kind::Whole(1), "512", "Tokens in a chunk of the output head")
         .details("Changes the order of sums, so also the gradients' last bits."),
 
@@ -147,8 +154,7 @@ pub const KEYS: &[Key] = &[
         "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
 
     key("log.every", Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step"),
-    key("log.trace", Kind::Bool, "false", "Every lease is recorded for the memory viewers; not built yet")
-        .switch("--trace", (true, "Record every lease for memory viewers"), None),
+    key("log.trace", Kind::Bool, "false", "The last step's memory and queues are drawn; every operation is waited for"),
     key("log.nvtx", Kind::Bool, "false", "On CUDA, phases and layers are NVTX ranges, which `nsys profile` draws")
         .details("Costs nothing worth measuring where no profiler is attached."),
 ];

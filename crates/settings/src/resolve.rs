@@ -50,6 +50,8 @@ pub struct RunOptions {
     pub save_final: Option<PathBuf>,
     /// The step, from 1, whose gradients are written.
     pub dump_gradients: Option<u64>,
+    /// Pictures of memory are asked for on the command line; where they go, for a command without a run directory.
+    pub trace: Option<Option<PathBuf>>,
     /// No progress.
     pub quiet: bool,
     /// Machine-readable output on stdout.

@@ -130,10 +130,12 @@ pub struct LrConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecomputeConfig {
-    /// What every layer recomputes, in the words of `--recompute`.
+    /// What every layer recomputes, in the words of `--recompute`; `auto` until a policy is chosen.
     pub spec: String,
     /// Specs for ranges of layers.
     pub layers: BTreeMap<String, String>,
+    /// Measured times that `auto` counts with.
+    pub costs: Option<PathBuf>,
 }
 
 /// `[attention]`
@@ -170,8 +172,10 @@ pub struct OffloadConfig {
 pub struct MemoryConfig {
     /// Leases beyond it are refused.
     pub limit: Option<Size>,
-    /// What automatic choices plan for.
+    /// What the peak may be under an automatic choice.
     pub budget: Option<Size>,
+    /// A run whose plan does not fit is tried anyway.
+    pub force: bool,
     /// Tokens in a chunk of the output head. It decides the order of sums, so the gradients' bits.
     pub head_chunk: usize,
 }
@@ -204,7 +208,34 @@ pub struct LogConfig {
     pub nvtx: bool,
 }
 
+/// What asks for an automatic choice, of [`RecomputeConfig::spec`] and of [`OffloadConfig::activations`].
+pub(crate) const AUTO: &str = "auto";
+
 impl Config {
+    /// Whether what to recompute is still to be chosen.
+    pub fn chooses(&self) -> bool {
+        self.recompute.spec.trim() == AUTO
+    }
+
+    /// Whether such a choice may offload activations.
+    pub fn chooses_offload(&self) -> bool {
+        self.offload.activations.trim() == AUTO
+    }
+
+    /// Keys that are for an automatic choice, and set where there is none. They have no effect; another specification may have
+    /// taken the place of `auto` on the same command line.
+    pub fn unused_by_choice(&self) -> Vec<&'static str> {
+        let set = [
+            ("memory.budget", self.memory.budget.is_some()),
+            ("recompute.costs", self.recompute.costs.is_some()),
+            ("offload.activations auto", self.chooses_offload()),
+        ];
+        let unused = set
+            .into_iter()
+            .filter(|(_, is_set)| *is_set && !self.chooses());
+        unused.map(|(key, _)| key).collect()
+    }
+
     /// Where to compute; the processor where that is open.
     pub fn device(&self) -> Device {
         self.train.device.unwrap_or(Device::Cpu)

@@ -88,7 +88,11 @@ impl Settings {
     pub fn new(config: &Config) -> Result<Settings, ConfigError> {
         let (optim, recompute) = (&config.optim, &config.recompute);
         let seq = config.data.seq;
-        let labels = OffloadLabels::parse(&config.offload.activations);
+        // Without an automatic choice, nothing was chosen to be offloaded.
+        let labels = match config.chooses_offload() {
+            true => Ok(OffloadLabels::default()),
+            false => OffloadLabels::parse(&config.offload.activations),
+        };
         let policy = Policy::with_layers(&recompute.spec, &recompute.layers, config.model.layers)?;
         // A batch file brings its own length of sequences, so this is known only now.
         if let Some(most) = config.model.max_positions.filter(|most| seq > *most) {

@@ -33,10 +33,10 @@ impl MegatronFlags {
             Some("none") => self.nothing_beside("none").map(|()| "none".into()),
             Some("selective") => self.selective(),
             Some("full") => self.full(),
-            Some("auto") => Err(SpecError::AutoNotBuilt),
+            Some("auto") => self.nothing_beside("auto").map(|()| "auto".into()),
             Some(other) => {
                 let what = format!("--recompute-granularity {other}");
-                refuse("is unknown; use none, selective or full", &what)
+                refuse("is unknown; use none, selective, full or auto", &what)
             }
         };
         spec.map(Some)
@@ -148,6 +148,7 @@ mod tests {
         let cases = [
             (flags("", None, "", ""), None),
             (flags("none", None, "", ""), Some("none")),
+            (flags("auto", None, "", ""), Some("auto")),
             (flags("selective", None, "", ""), Some("core_attn")),
             (flags("selective", Some(&[]), "", ""), Some("none")),
             (
@@ -172,7 +173,7 @@ mod tests {
             (flags("", None, "", "3"), "--recompute-num-layers needs"),
             (
                 flags("partial", None, "", ""),
-                "use none, selective or full",
+                "use none, selective, full or auto",
             ),
             (
                 flags("selective", None, "uniform", ""),
@@ -196,7 +197,6 @@ mod tests {
                 flags("none", Some(&["mlp"]), "", ""),
                 "contradicts --recompute-granularity none",
             ),
-            (flags("auto", None, "", ""), "not built yet"),
         ];
         for (flags, expected) in cases {
             let message = flags.spec().unwrap_err().to_string();

@@ -1,5 +1,6 @@
 //! Which activations are kept for the backward pass, which wait for it on the host, and which are made again.
 
+mod clauses;
 mod megatron;
 mod offload_labels;
 mod spec;
@@ -65,7 +66,8 @@ impl Policy {
     }
 
     /// The policy of a specification, with others for some layers: `overrides` maps a layer (`7`), a range
-    /// (`0-3`) or an open range (`20-`) to a specification of its own.
+    /// (`0-3`) or an open range (`20-`) to a specification of its own, or to clauses, which can also offload:
+    /// `recompute: mlp, qkv; offload: block_input`.
     ///
     /// # Errors
     /// What is wrong with the specifications or the ranges and what to write instead.
@@ -88,11 +90,15 @@ impl Policy {
                 return Err(SpecError::Overlap(key.clone(), (*other).into()));
             }
             claimed[range.clone()].fill(Some(key));
+            policy.layers[range.clone()].fill(LayerPolicy::KEEP_ALL);
+            if let Some(actions) = clauses::parse(spec)? {
+                policy.set_labels(range, actions);
+                continue;
+            }
             let own = Spec::parse(spec)?;
             if own.divides_layers() {
                 return Err(SpecError::DividesLayers(spec.clone()));
             }
-            policy.layers[range.clone()].fill(LayerPolicy::KEEP_ALL);
             policy.apply(&own, range);
         }
         Ok(policy)
@@ -106,6 +112,24 @@ impl Policy {
                 }
             }
         }
+    }
+
+    /// Sets the action for every label of some layers. The last layer's backward pass runs first: what it would send away
+    /// would return at once, so it is kept.
+    pub fn set_labels(&mut self, layers: Range<usize>, actions: [Action; Label::ALL.len()]) {
+        let last = self.layers() - 1;
+        for layer in layers {
+            let kept = |action| match action {
+                Action::Offload if layer == last => Action::Keep,
+                action => action,
+            };
+            self.layers[layer].by_label = actions.map(kept);
+        }
+    }
+
+    /// The action for every label of a layer.
+    pub fn labels(&self, layer: usize) -> [Action; Label::ALL.len()] {
+        self.layers[layer].by_label
     }
 
     /// Sends what the labels name to the host, in every layer but the last.
@@ -137,8 +161,7 @@ impl Policy {
         &self.offloaded
     }
 
-    /// Sets the action for one activation of one layer. The last layer's backward pass runs first: what it would send
-    /// away would return at once, so it is kept.
+    /// Sets the action for one activation of one layer; the last layer keeps what it would send away.
     pub fn set(&mut self, layer: usize, activation: Activation, action: Action) {
         let is_last = layer + 1 == self.layers();
         let action = match action {

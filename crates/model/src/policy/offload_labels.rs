@@ -17,11 +17,12 @@ pub enum OffloadError {
         /// The nearest one, as a clause.
         hint: String,
     },
-    /// `auto`.
+    /// `auto`, where labels are asked for.
     #[error(
-        "offload.activations `auto` is not built yet; name labels, and compare with `trainer plan`"
+        "offload.activations `auto` is part of the choice that --recompute auto makes; write both, with --memory-budget, or \
+         name labels"
     )]
-    AutoNotBuilt,
+    Auto,
     /// `none` inside a list.
     #[error(
         "`none` in offload.activations stands alone; write `none`, or a comma list of {}",
@@ -57,7 +58,7 @@ impl OffloadLabels {
     pub fn parse(text: &str) -> Result<OffloadLabels, OffloadError> {
         match text.trim() {
             "none" => return Ok(OffloadLabels::default()),
-            "auto" => return Err(OffloadError::AutoNotBuilt),
+            "auto" => return Err(OffloadError::Auto),
             _ => {}
         }
         let mut labels = Vec::new();
@@ -105,7 +106,7 @@ fn parse_label(name: &str) -> Result<Label, OffloadError> {
     Err(match name {
         "" => OffloadError::Empty,
         "none" => OffloadError::StandsAlone,
-        "auto" => OffloadError::AutoNotBuilt,
+        "auto" => OffloadError::Auto,
         name => OffloadError::UnknownLabel {
             label: name.into(),
             hint: Label::hint(name, &Label::ALL),
@@ -139,8 +140,8 @@ mod tests {
             ("mlp,", "is empty"),
             ("mlp,mlp", "`mlp` is given twice"),
             ("mlp,none", "`none` in offload.activations stands alone"),
-            ("auto", "not built yet"),
-            ("mlp,auto", "not built yet"),
+            ("auto", "--recompute auto"),
+            ("mlp,auto", "--recompute auto"),
             ("block_inputs", "did you mean `block_input`?"),
             (
                 "full",

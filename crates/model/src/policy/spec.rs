@@ -33,11 +33,24 @@ pub enum SpecError {
         "recompute label `{0}` names a layer that this model does not have; dense models know {1}"
     )]
     NoSuchLayer(String, String),
-    /// `auto`.
+    /// `auto`, where a policy is asked for.
     #[error(
-        "recompute `auto` is not built yet; compare specifications with `trainer plan`, which lists their peaks"
+        "recompute `auto` is a choice for a whole model within a budget; write it as --recompute auto with --memory-budget"
     )]
-    AutoNotBuilt,
+    Auto,
+    /// A list of clauses that cannot be read.
+    #[error(
+        "in recompute.layers, `{text}`: {what}; write clauses such as `recompute: mlp, qkv; offload: block_input; keep: \
+         mlp_act`, each with none or labels of {known}"
+    )]
+    Clause {
+        /// The text as given.
+        text: String,
+        /// What is wrong.
+        what: String,
+        /// The labels there are.
+        known: String,
+    },
     /// `none` or `full` inside a list.
     #[error("recompute `{0}` stands alone; write `{0}`, or a comma list of {1}")]
     StandsAlone(String, String),
@@ -96,7 +109,7 @@ impl Spec {
             "" => return Err(SpecError::Empty),
             "none" => return Ok(Spec::Labels(Vec::new())),
             "full" => return Ok(Spec::Uniform(1)),
-            "auto" => return Err(SpecError::AutoNotBuilt),
+            "auto" => return Err(SpecError::Auto),
             _ => {}
         }
         if let Some(form) = text.strip_prefix("full:")
@@ -219,7 +232,7 @@ mod tests {
             ("full:uniform", "is no form of full"),
             ("full:uniform:x", "is no form of full"),
             ("full:rows:2", "is no form of full"),
-            ("auto", "not built yet"),
+            ("auto", "--memory-budget"),
             (
                 "swish",
                 "a comma list of layernorm, qkv, core_attn, attn_out, mlp, mlp_act",

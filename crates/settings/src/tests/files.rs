@@ -85,6 +85,7 @@ fn full() -> Config {
         recompute: RecomputeConfig {
             spec: "core_attn,mlp".to_owned(),
             layers: [("0-3".to_owned(), "full".to_owned())].into(),
+            costs: Some("profile.json".into()),
         },
         attention: AttentionConfig {
             backend: AttentionBackend::Flash,
@@ -101,6 +102,7 @@ fn full() -> Config {
         memory: MemoryConfig {
             limit: Some(Size::Bytes(24 << 30)),
             budget: Some(Size::Percent(95.0)),
+            force: true,
             head_chunk: 100,
         },
         hardware: HardwareConfig {
