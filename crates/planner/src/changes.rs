@@ -1,13 +1,18 @@
 //! Settings that a run might add, as `--set` takes them: what a plan compares, and what an out-of-memory error tries.
 
+use data::Format;
 use kernels::Target;
 use memory::DType;
-use model::Attention;
+use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
 use settings::{Config, Settings};
+use std::path::PathBuf;
 
 /// What full recompute keeps, and host memory can hold.
 const BLOCK_INPUT: &str = "block_input";
+
+/// Sequences are not made shorter than this.
+pub(crate) const SHORTEST: usize = 128;
 
 /// Settings to add to a run.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,10 +91,27 @@ pub(crate) fn recompute_specs(layers: usize) -> Vec<String> {
 /// Another recompute specification; none if it does not go with those of single layers. Offload of activations ends where
 /// what is offloaded would be recomputed.
 pub(crate) fn recompute(config: &Config, spec: &str) -> Option<Change> {
-    let recompute = Change::exact([format!("recompute.spec={spec}")]);
+    let mut recompute = Change::exact([format!("recompute.spec={spec}")]);
+    // Specifications of single layers stay; clauses say a whole policy, which another takes the place of.
+    let mut layers = config.recompute.layers.values();
+    if layers.len() > 0 && layers.all(|text| Policy::is_written_in_clauses(text)) {
+        recompute = recompute.and(&Change::exact(["recompute.layers={}".into()]));
+    }
     let resident = recompute.and(&Change::exact(["offload.activations=none".into()]));
     let mut ways = [recompute, resident].into_iter();
     ways.find(|change| change.applied_to(config).is_some())
+}
+
+/// What to recompute chosen within a budget; that decides for every layer.
+pub(crate) fn automatic_recompute(config: &Config, budget: u64) -> Change {
+    let auto = Change::exact([
+        "recompute.spec=auto".into(),
+        format!("memory.budget={budget}"),
+    ]);
+    match config.recompute.layers.is_empty() {
+        true => auto,
+        false => auto.and(&Change::exact(["recompute.layers={}".into()])),
+    }
 }
 
 /// What a plan compares, each change alone and in words: grouped heads, the chunked head, accumulation, attention, and
@@ -202,33 +224,88 @@ pub(crate) fn smaller(config: &Config, settings: &Settings, target: Target) -> V
     changes
 }
 
+/// What the run recomputes, and one label more; none where that changes nothing.
+pub(crate) fn recompute_too(config: &Config, settings: &Settings, label: &str) -> Option<Change> {
+    let spec = match config.recompute.spec.trim() {
+        "none" => label.to_string(),
+        spec => format!("{spec},{label}"),
+    };
+    recompute_anew(config, settings, &spec)
+}
+
+/// Another recompute specification; none where that changes nothing.
+pub(crate) fn recompute_anew(config: &Config, settings: &Settings, spec: &str) -> Option<Change> {
+    let change = recompute(config, spec)?;
+    (change.applied_to(config)?.policy != settings.policy).then_some(change)
+}
+
+/// The next smaller micro-batch that divides this one, and as many more of them.
+pub(crate) fn smaller_micro_batch(settings: &Settings) -> Option<Change> {
+    let whole = settings.micro_batch;
+    let micro = (1..whole)
+        .rev()
+        .find(|micro| whole.is_multiple_of(*micro))?;
+    let accum = settings.accum * (whole / micro);
+    Some(Change::inexact([
+        format!("batch.micro={micro}"),
+        format!("batch.accum={accum}"),
+    ]))
+}
+
+/// Sequences of half the length, and twice as many of them; none below [`SHORTEST`], or where a file brings them.
+pub(crate) fn shorter_sequences(config: &Config, settings: &Settings) -> Option<Change> {
+    let is_batches = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors");
+    let from_file =
+        config.data.format == Format::Batches || config.data.path.as_ref().is_some_and(is_batches);
+    let seq = settings.seq / 2;
+    let helps = settings.seq.is_multiple_of(2) && seq >= SHORTEST;
+    let accum = 2 * settings.accum;
+    (helps && !from_file)
+        .then(|| Change::inexact([format!("data.seq={seq}"), format!("batch.accum={accum}")]))
+}
+
+/// Weights and activations in bf16, with a master that takes no more than they did in f32.
+pub(crate) fn computed_in_bf16(settings: &Settings) -> Option<Change> {
+    let bf16 = Change::inexact(["train.dtype=bf16".into()]);
+    let master = Change::exact([format!("optim.master={}", MasterFormat::Remainder)]);
+    (settings.dtype == DType::F32).then(|| match settings.states.master {
+        MasterFormat::F32 => bf16.and(&master),
+        _ => bf16,
+    })
+}
+
+/// Scores that are never stored, where they are.
+pub(crate) fn flash_attention(settings: &Settings) -> Option<Change> {
+    (settings.attention == Attention::Eager).then(|| attention(Attention::Flash))
+}
+
 fn attention(kind: Attention) -> Change {
     Change::inexact([format!("attention.backend={}", kind.name())])
 }
 
-fn split_master(settings: &Settings) -> Option<Change> {
+pub(crate) fn split_master(settings: &Settings) -> Option<Change> {
     let helps = settings.dtype == DType::BF16 && settings.states.master == MasterFormat::F32;
     helps.then(|| Change::exact([format!("optim.master={}", MasterFormat::Remainder)]))
 }
 
-fn eight_bit_moments(settings: &Settings) -> Option<Change> {
+pub(crate) fn eight_bit_moments(settings: &Settings) -> Option<Change> {
     let helps = settings.states.moments != MomentFormat::Quantised;
     helps.then(|| Change::inexact([format!("optim.state_dtype={}", MomentFormat::Quantised)]))
 }
 
-fn narrow_gradients(settings: &Settings) -> Option<Change> {
+pub(crate) fn narrow_gradients(settings: &Settings) -> Option<Change> {
     let helps = settings.states.gradients == DType::F32;
     helps.then(|| Change::inexact(["optim.grad_dtype=bf16".into()]))
 }
 
 /// None where host memory is the device's own.
-fn states_on_host(settings: &Settings, target: Target) -> Option<Change> {
+pub(crate) fn states_on_host(settings: &Settings, target: Target) -> Option<Change> {
     let helps = target == Target::Cuda && settings.offload.is_none();
     helps.then(|| Change::exact(["offload.optimizer=pinned".into()]))
 }
 
 /// Full recompute, with what it keeps on the host; the last block keeps its own.
-fn block_inputs_on_host(settings: &Settings, target: Target) -> Option<Change> {
+pub(crate) fn block_inputs_on_host(settings: &Settings, target: Target) -> Option<Change> {
     let helps = target == Target::Cuda && settings.model.layers > 1;
     let set = || {
         [

@@ -140,7 +140,7 @@ impl PlannedOffload {
 }
 
 /// Those of the settings, or what H100 hosts have.
-fn rates(settings: &Settings) -> Rates {
+pub(crate) fn rates(settings: &Settings) -> Rates {
     let hardware = &settings.hardware;
     let h2d_gbps = hardware.h2d_gbps.unwrap_or(GBPS);
     let d2h_gbps = hardware.d2h_gbps.unwrap_or(GBPS);

@@ -27,6 +27,62 @@ pub(crate) fn names_by_memory() -> impl Iterator<Item = &'static str> {
     GPUS.into_iter().map(|(name, _)| name)
 }
 
+/// The memory in bytes of a GPU that is named as people write it: `h100`, `rtx-4090`, `A100 40GB`. The amount may be left out
+/// where one GPU alone is called so.
+///
+/// # Errors
+/// All names.
+pub fn gpu_memory_bytes(name: &str) -> Result<u64, UnknownGpu> {
+    let unknown = || UnknownGpu(name.into());
+    let wanted = plain(name);
+    let whole = GPUS.iter().find(|(gpu, _)| plain(gpu) == wanted);
+    let mut models = GPUS.iter().filter(|(gpu, _)| plain(model(gpu)) == wanted);
+    let (_, mib) = match (whole, models.next(), models.next()) {
+        (Some(gpu), ..) | (None, Some(gpu), None) => gpu,
+        _ => return Err(unknown()),
+    };
+    Ok(mib << 20)
+}
+
+/// A name that is no GPU's, or that of several.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no GPU that is known here, or more than one, is called `{0}`; write one of {names}, or a size such as 80GiB",
+    names = short_names().join(", "))]
+pub struct UnknownGpu(String);
+
+/// The shortest name of each, as `--device-memory` takes it.
+fn short_names() -> Vec<String> {
+    let is_alone = |name: &str| {
+        GPUS.iter()
+            .filter(|(gpu, _)| model(gpu) == model(name))
+            .count()
+            == 1
+    };
+    let names = names_by_memory().map(|name| if is_alone(name) { model(name) } else { name });
+    names
+        .map(|name| name.to_lowercase().replace(' ', "-"))
+        .collect()
+}
+
+/// A name without the amount of memory at its end.
+fn model(name: &str) -> &str {
+    name.rsplit_once(' ').map_or(name, |(model, _)| model)
+}
+
+/// Letters and digits of a name, in lower case.
+fn plain(name: &str) -> String {
+    let letters = name.chars().filter(char::is_ascii_alphanumeric);
+    letters.map(|letter| letter.to_ascii_lowercase()).collect()
+}
+
+/// Names of the GPUs that hold so much, overhead included.
+pub(crate) fn holding(needed_bytes: u64) -> Vec<&'static str> {
+    let holding = GPUS
+        .into_iter()
+        .filter(|(_, mib)| needed_bytes <= mib << 20);
+    holding.map(|(name, _)| name).collect()
+}
+
 /// Bytes beside the plan on a target.
 pub(crate) fn overhead_bytes(target: Target) -> u64 {
     match target {
@@ -50,10 +106,27 @@ pub(crate) fn fits(target: Target, reserved_bytes: u64) -> BTreeMap<&'static str
 
 #[cfg(test)]
 mod tests {
-    use super::GPUS;
+    use super::*;
 
     #[test]
     fn the_smallest_comes_first() {
         assert!(GPUS.is_sorted_by_key(|(_, mib)| *mib), "{GPUS:?}");
+    }
+
+    #[test]
+    fn gpus_are_found_by_the_names_that_people_write() {
+        let mib = |name: &str| gpu_memory_bytes(name).map(|bytes| bytes >> 20);
+        let h100 = ["h100", "H100", "h100-80gb", "H100 80GB", "h100_80GB"];
+        assert_eq!(h100.map(mib), [const { Ok(80_998) }; 5]);
+        assert_eq!(["rtx-4090", "RTX4090"].map(mib), [const { Ok(24_084) }; 2]);
+        assert_eq!(mib("a100-40gb"), Ok(40_335));
+        for (short, (_, expected)) in short_names().iter().zip(GPUS) {
+            assert_eq!(mib(short), Ok(expected), "{short}");
+        }
+        for name in ["a100", "100", "h100-96gb", "v100", ""] {
+            let refused = mib(name).unwrap_err().to_string();
+            let listed = "one of rtx-4090, a100-40gb, l40s, h100, a100-80gb, gh200, rtx-pro-6000, h200, b200, or";
+            assert!(refused.contains(listed), "{refused}");
+        }
     }
 }

@@ -5,8 +5,10 @@
 //! the host with what there is.
 
 mod activations;
+mod advice;
 mod alternatives;
 mod arenas;
+mod auto;
 mod changes;
 mod control_group;
 mod copies;
@@ -15,18 +17,28 @@ mod formulas;
 mod gpus;
 mod host_room;
 mod korthikanti;
+mod largest;
 pub mod memory_size;
 mod notes;
+mod on_paper;
 mod oom;
+mod other_process;
 mod plan;
+mod refusal;
 mod table;
 
 pub use activations::PlannedActivation;
+pub use advice::{Advice, Rung};
 pub use alternatives::{Effect, Strategy};
 pub use arenas::{HOST_ARENAS, PlannedArena, arena_table};
+pub use auto::{AutoError, Choice, CostsError, Frontier, Point, choose};
 pub use copies::PlannedOffload;
 pub use formulas::Formula;
-pub use gpus::CUDA_OVERHEAD_BYTES;
+pub use gpus::{CUDA_OVERHEAD_BYTES, UnknownGpu, gpu_memory_bytes};
 pub use host_room::{HostNeed, HostRoom, NoHostRoom};
+pub use largest::{Largest, Room, Sought};
+pub use on_paper::trace;
 pub use oom::{Fix, OomReport, Tried};
+pub use other_process::{NOTABLE_BYTES, OtherProcess, unowned};
 pub use plan::Plan;
+pub use refusal::{first_refused, first_refused_by_device};

@@ -1,8 +1,10 @@
 //! An out-of-memory error explained: `oom.json`, with fixes that were found by planning them.
 
-use crate::changes::{Change, smaller};
+use crate::auto::choose;
+use crate::changes::{Change, automatic_recompute, smaller};
 use crate::figures::figures;
 use crate::host_room::{HostNeed, HostRoom, OFFLOAD_LESS};
+use crate::other_process::{NOTABLE_BYTES, OtherProcess, unowned};
 use crate::plan::Plan;
 use kernels::Target;
 use memory::{
@@ -40,6 +42,10 @@ pub struct OomReport {
     pub planned_peak_bytes: u64,
     /// Why it was refused.
     pub cause: Cause,
+    /// Who else is on the GPU, where it refused and that is known; those that hold most first.
+    pub other_processes: Vec<OtherProcess>,
+    /// Memory of the GPU in use that no process owns, where it refused and that is known.
+    pub unowned_bytes: Option<u64>,
     /// Other settings that were planned to find fixes.
     pub tried: Vec<Tried>,
     /// What would fit, cheapest first; those that keep the loss bitwise the same before those that do not.
@@ -92,6 +98,7 @@ impl OomReport {
             room: error.room().unwrap_or(planned.peak.bytes - 1),
             slab_counts: error.device_bytes.is_some(),
             peak_bytes: planned.peak.bytes,
+            reserved_bytes: planned.reserved_bytes,
             cost: planned.recompute_flops_fraction,
             tried: Vec::new(),
         };
@@ -113,6 +120,8 @@ impl OomReport {
             device_bytes: error.device_bytes,
             planned_peak_bytes: planned.peak.bytes,
             cause: error.cause,
+            other_processes: Vec::new(),
+            unowned_bytes: None,
             tried: search.tried,
             fixes,
         })
@@ -132,15 +141,40 @@ impl OomReport {
             let hints = [OFFLOAD_LESS.to_string()].into_iter();
             return hints.chain(locked).collect();
         }
+        let mut hints = self.others();
         let Some(cheapest) = self.fixes.first() else {
-            return vec![self.nothing_fits()];
+            hints.push(self.nothing_fits());
+            return hints;
         };
-        let mut hints = vec![format!("cheapest fix: {}", cheapest.describe())];
+        hints.push(format!("cheapest fix: {}", cheapest.describe()));
         let least = self.fixes.iter().min_by_key(|fix| fix.peak_bytes);
         if let Some(least) = least.filter(|least| *least != cheapest) {
             hints.push(format!("least memory: {}", least.describe()));
         }
         hints
+    }
+
+    /// Whose memory is in the way: the largest process, and what no process owns.
+    fn others(&self) -> Vec<String> {
+        let is_in_the_way = |bytes: Option<u64>| match bytes {
+            Some(bytes) => bytes >= NOTABLE_BYTES,
+            None => self.cause == Cause::OtherProcess,
+        };
+        let largest = self.other_processes.first();
+        let largest = largest.filter(|process| is_in_the_way(process.bytes));
+        let largest = largest.map(|process| {
+            let more = self.other_processes.len() - 1;
+            let and_more = match more {
+                0 => String::new(),
+                _ => format!(" (and {more} more)"),
+            };
+            format!("on the GPU is also {}{and_more}", process.describe())
+        });
+        let unowned_bytes = self.unowned_bytes.filter(|bytes| *bytes >= NOTABLE_BYTES);
+        largest
+            .into_iter()
+            .chain(unowned_bytes.map(unowned))
+            .collect()
     }
 
     /// What to say where no setting that was tried is a fix.
@@ -194,6 +228,7 @@ struct Search {
     /// A device that is full has to hold the whole slab; a limit counts leases.
     slab_counts: bool,
     peak_bytes: u64,
+    reserved_bytes: u64,
     cost: f64,
     tried: Vec<Tried>,
 }
@@ -222,9 +257,26 @@ impl Search {
                 }));
             }
         }
+        if let Some((change, chosen)) = self.automatic(config) {
+            fixes.extend(self.attempt(&chosen, change)?);
+        }
         let order = |fix: &Fix| (fix.changes_math, fix.cost_fraction.max(0.0), fix.peak_bytes);
         fixes.sort_by(|a, b| order(a).partial_cmp(&order(b)).expect("costs are finite"));
         Ok(fixes)
+    }
+
+    /// What automatic recompute chooses for the room there is; none if nothing fits, or settings do not go with it.
+    fn automatic(&self, config: &Config) -> Option<(Change, Settings)> {
+        let budget = match self.slab_counts {
+            true => self
+                .room
+                .saturating_sub(self.reserved_bytes - self.peak_bytes),
+            false => self.room,
+        };
+        let change = automatic_recompute(config, budget);
+        let asked = config.with(&change.set).ok()?;
+        let chosen = choose(&asked, self.target, budget).ok()?;
+        Some((change, Settings::new(&chosen.applied_to(&asked)).ok()?))
     }
 
     /// What offload takes of the host, and what it adds to a step.

@@ -1,11 +1,14 @@
 //! The plan of a run: one training step on shapes.
 
 use crate::activations::{PlannedActivation, planned_activations, total_bytes};
+use crate::advice::Advice;
 use crate::alternatives::{Effect, Strategy, effects, strategies};
 use crate::arenas::{PlannedArena, planned_arenas};
+use crate::auto::Frontier;
 use crate::copies::PlannedOffload;
 use crate::figures::figures;
 use crate::formulas::{Formula, formulas};
+use crate::largest::Largest;
 use crate::{gpus, notes};
 use kernels::Target;
 use memory::{ByCategory, ByPhase, GRANULARITY_BYTES, Layer, LiveLease, Peak, Phase};
@@ -80,6 +83,15 @@ pub struct Plan {
     pub largest_at_peak: Vec<LiveLease>,
     /// Every activation of every layer for one micro-batch, with what becomes of it.
     pub activations: Vec<PlannedActivation>,
+    /// What would make the run fit, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<Advice>,
+    /// The largest micro-batch or sequence, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest: Option<Largest>,
+    /// What automatic recompute chooses for budgets, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pareto: Option<Frontier>,
 }
 
 impl Plan {
@@ -165,6 +177,9 @@ impl Plan {
             formulas: formulas(settings, parameters, arena_bytes, &activations),
             largest_at_peak: figures.largest_at_peak,
             activations,
+            advice: None,
+            largest: None,
+            pareto: None,
         })
     }
 }

@@ -1,0 +1,96 @@
+//! What may make a run smaller, as rungs of the advice.
+
+use super::Setup;
+use crate::changes::{
+    Change, block_inputs_on_host, computed_in_bf16, eight_bit_moments, flash_attention,
+    narrow_gradients, recompute_anew, recompute_specs, recompute_too, shorter_sequences,
+    smaller_micro_batch, split_master, states_on_host,
+};
+use kernels::Target;
+use model::Label;
+use settings::Settings;
+
+/// A kind of change; where several cost the same, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Means {
+    SmallerMicroBatch,
+    Bf16,
+    Label(&'static str),
+    Spec(String),
+    Flash,
+    EightBitMoments,
+    SplitMaster,
+    NarrowGradients,
+    InputsOnHost,
+    StatesOnHost,
+    ShorterSequences,
+}
+
+impl Means {
+    pub(super) fn all(layers: usize) -> Vec<Means> {
+        let specs = recompute_specs(layers).into_iter();
+        let full = specs
+            .filter(|spec| spec.starts_with("full"))
+            .map(Means::Spec);
+        let first = [Means::SmallerMicroBatch, Means::Bf16].into_iter();
+        let labels = Label::NAMED.map(|label| Means::Label(label.name()));
+        let last = [
+            Means::Flash,
+            Means::EightBitMoments,
+            Means::SplitMaster,
+            Means::NarrowGradients,
+            Means::InputsOnHost,
+            Means::StatesOnHost,
+            Means::ShorterSequences,
+        ];
+        first.chain(labels).chain(full).chain(last).collect()
+    }
+
+    /// What it would change of a run.
+    pub(super) fn change(
+        &self,
+        Setup { config, settings }: &Setup,
+        target: Target,
+    ) -> Option<Change> {
+        match self {
+            Means::SmallerMicroBatch => smaller_micro_batch(settings),
+            Means::Bf16 => computed_in_bf16(settings),
+            Means::Label(label) => recompute_too(config, settings, label),
+            Means::Spec(spec) => recompute_anew(config, settings, spec),
+            Means::Flash => flash_attention(settings),
+            Means::EightBitMoments => eight_bit_moments(settings),
+            Means::SplitMaster => split_master(settings),
+            Means::NarrowGradients => narrow_gradients(settings),
+            Means::InputsOnHost => block_inputs_on_host(settings, target),
+            Means::StatesOnHost => states_on_host(settings, target),
+            Means::ShorterSequences => shorter_sequences(config, settings),
+        }
+    }
+
+    /// How often it may help: halves have halves.
+    pub(super) fn times(&self, settings: &Settings) -> usize {
+        match self {
+            Means::SmallerMicroBatch => settings.micro_batch.ilog2() as usize,
+            Means::ShorterSequences => settings.seq.ilog2() as usize,
+            _ => 1,
+        }
+    }
+
+    /// The same in words, once it is made.
+    pub(super) fn words(&self, made: &Settings) -> String {
+        let (micro, accum, seq) = (made.micro_batch, made.accum, made.seq);
+        match self {
+            Means::SmallerMicroBatch => format!("micro-batches of {micro}, {accum} a step"),
+            Means::Bf16 => "computed in bf16".into(),
+            Means::Label(label) => format!("{label} recomputed"),
+            Means::Spec(spec) => format!("recompute {spec}"),
+            Means::Flash => "flash attention".into(),
+            Means::EightBitMoments => "8-bit moments".into(),
+            Means::SplitMaster => "an exact master in 16 bits more".into(),
+            Means::NarrowGradients => "gradients in bf16".into(),
+            Means::InputsOnHost => "recompute full, block inputs on the host".into(),
+            Means::StatesOnHost => "optimizer states on the host".into(),
+            Means::ShorterSequences => format!("sequences of {seq}, {accum} micro-batches a step"),
+        }
+    }
+}

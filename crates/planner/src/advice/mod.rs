@@ -1,0 +1,339 @@
+//! What would make a run fit a device's memory: `plan --device-memory`.
+
+mod means;
+
+use crate::changes::Change;
+use crate::figures::figures;
+use crate::gpus;
+use crate::on_paper::Paper;
+use kernels::Target;
+use kernels::timeline::Measured;
+use means::Means;
+use memory::format_bytes;
+use report::{Align, Table};
+use serde::Serialize;
+use session::SessionError;
+use settings::{Config, Settings};
+use std::fmt::{Display, Formatter};
+
+/// The way down to a device's memory.
+///
+/// It has every rung that saves something, each on top of those before, and ends at the first configuration that fits; what
+/// takes time or host memory and is not needed there is put down again, the dearest first.
+/// What adds nothing to a step on paper comes first: what keeps the bits of the loss, then what changes them. Then comes
+/// what takes time, or memory of a host whose link is assumed, the cheapest first. Shorter sequences come last: the model
+/// learns something else from them, whatever they cost.
+#[derive(Clone, Debug, Serialize)]
+pub struct Advice {
+    /// What has to hold the run.
+    pub device_memory_bytes: u64,
+    /// Whether the last rung fits; without rungs, the run as it is.
+    pub fits: bool,
+    /// What that needs: its reserved bytes, and the overhead.
+    pub needs_bytes: u64,
+    /// The rungs, in order.
+    pub rungs: Vec<Rung>,
+    /// The command that trains what fits.
+    pub command: Option<String>,
+    #[serde(skip)]
+    target: Target,
+}
+
+/// One change, on top of those before.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rung {
+    /// The change in words.
+    pub what: String,
+    /// The settings to add, each as `--set` takes it.
+    pub set: Vec<String>,
+    /// The peak then.
+    pub peak_bytes: u64,
+    /// Slab and everything that lives across steps then.
+    pub reserved_bytes: u64,
+    /// The peak before, less the peak then.
+    pub saves_bytes: u64,
+    /// What it adds to the time of a step on paper, over that of the run as it is.
+    pub cost_fraction: f64,
+    /// Pinned host memory then.
+    pub host_pinned_bytes: u64,
+    /// The loss is no longer bitwise the same, if only by the order of sums.
+    pub changes_math: bool,
+}
+
+/// Less of a step than this is no cost: the rounding of its time.
+const NO_COST: f64 = 1e-6;
+
+impl Means {
+    /// All of them in the order of [`Advice`], by what each costs a run; each as often as it may help.
+    fn in_order(run: &Run) -> Result<Vec<Means>, SessionError> {
+        let (target, settings) = (run.target, &run.setup.settings);
+        let mut ranked = Vec::new();
+        for means in Means::all(settings.model.layers) {
+            let change = means.change(&run.setup, target).unwrap_or_default();
+            let cost = match run.setup.with(&change) {
+                Some(changed) => changed.seconds(target)? / run.seconds - 1.0,
+                None => 0.0,
+            };
+            let tier = match means {
+                Means::ShorterSequences => 2,
+                _ => u8::from(cost > NO_COST || change.offloads()),
+            };
+            let cost = if tier == 1 { cost } else { 0.0 };
+            ranked.push((tier, cost, change.changes_math, means));
+        }
+        ranked.sort_by(|a, b| {
+            let costs = a.1.total_cmp(&b.1);
+            a.0.cmp(&b.0).then(costs).then(a.2.cmp(&b.2))
+        });
+        let repeated = ranked.into_iter().flat_map(|(.., means)| {
+            let times = means.times(settings);
+            std::iter::repeat_n(means, times)
+        });
+        Ok(repeated.collect())
+    }
+}
+
+/// A configuration, and what it says of a step.
+#[derive(Clone)]
+struct Setup {
+    config: Config,
+    settings: Settings,
+}
+
+impl Setup {
+    /// The same with a change; none where it would be refused.
+    fn with(&self, change: &Change) -> Option<Setup> {
+        let config = self.config.with(&change.set).ok()?;
+        let settings = Settings::new(&config).ok()?;
+        Some(Setup { config, settings })
+    }
+
+    /// A step on paper.
+    fn seconds(&self, target: Target) -> Result<f64, SessionError> {
+        let paper = Paper::new(&self.settings, target, Measured::default());
+        Ok(paper.step(&self.settings)?.seconds)
+    }
+}
+
+/// A run as the rungs so far leave it.
+#[derive(Clone)]
+struct Run {
+    setup: Setup,
+    target: Target,
+    peak_bytes: u64,
+    reserved_bytes: u64,
+    host_pinned_bytes: u64,
+    seconds: f64,
+}
+
+impl Run {
+    fn new(setup: Setup, target: Target) -> Result<Run, SessionError> {
+        let planned = figures(&setup.settings, target)?;
+        Ok(Run {
+            peak_bytes: planned.peak.bytes,
+            reserved_bytes: planned.reserved_bytes,
+            host_pinned_bytes: planned.host_pinned_bytes,
+            seconds: setup.seconds(target)?,
+            setup,
+            target,
+        })
+    }
+
+    /// What a device has to hold: reserved bytes, and the overhead.
+    fn needs_bytes(&self) -> u64 {
+        self.reserved_bytes + gpus::overhead_bytes(self.target)
+    }
+
+    /// The run with a change; none where that is refused, or saves nothing.
+    fn with(&self, change: &Change) -> Result<Option<Run>, SessionError> {
+        let Some(setup) = self.setup.with(change) else {
+            return Ok(None);
+        };
+        let changed = Run::new(setup, self.target)?;
+        let saves =
+            changed.peak_bytes < self.peak_bytes && changed.reserved_bytes < self.reserved_bytes;
+        Ok(saves.then_some(changed))
+    }
+}
+
+/// The means that helped a run, what each did, and the run then.
+struct Climb {
+    taken: Vec<Means>,
+    rungs: Vec<Rung>,
+    run: Run,
+}
+
+impl Climb {
+    /// Takes what saves something, until the run fits.
+    fn new(start: &Run, order: Vec<Means>, room: u64) -> Result<Climb, SessionError> {
+        let mut climb = Climb {
+            taken: Vec::new(),
+            rungs: Vec::new(),
+            run: start.clone(),
+        };
+        for means in order {
+            if climb.run.needs_bytes() <= room {
+                break;
+            }
+            let Some(change) = means.change(&climb.run.setup, start.target) else {
+                continue;
+            };
+            let Some(changed) = climb.run.with(&change)? else {
+                continue;
+            };
+            climb.rungs.push(Rung {
+                what: means.words(&changed.setup.settings),
+                set: change.set,
+                peak_bytes: changed.peak_bytes,
+                reserved_bytes: changed.reserved_bytes,
+                saves_bytes: climb.run.peak_bytes - changed.peak_bytes,
+                cost_fraction: (changed.seconds - climb.run.seconds) / start.seconds,
+                host_pinned_bytes: changed.host_pinned_bytes,
+                changes_math: change.changes_math,
+            });
+            climb.taken.push(means);
+            climb.run = changed;
+        }
+        Ok(climb)
+    }
+
+    /// The same without what takes time or host memory and was made needless by the last, the dearest first.
+    fn without_needless(self, start: &Run, room: u64) -> Result<Climb, SessionError> {
+        let (mut needed, mut seconds) = (self.taken.clone(), self.run.seconds);
+        for place in (0..needed.len().saturating_sub(1)).rev() {
+            let on_host = matches!(self.taken[place], Means::InputsOnHost | Means::StatesOnHost);
+            if self.rungs[place].cost_fraction <= NO_COST && !on_host {
+                continue;
+            }
+            let mut fewer = needed.clone();
+            fewer.remove(place);
+            let setup = fewer.iter().try_fold(start.setup.clone(), |setup, means| {
+                setup.with(&means.change(&setup, start.target)?)
+            });
+            let Some(setup) = setup else { continue };
+            let run = Run::new(setup, start.target)?;
+            // Copies may hide behind what is recomputed: without it a step need not be faster.
+            if run.needs_bytes() <= room && run.seconds <= seconds {
+                (needed, seconds) = (fewer, run.seconds);
+            }
+        }
+        let climb = Climb::new(start, needed, room)?;
+        Ok(match climb.run.needs_bytes() <= room {
+            true => climb,
+            false => self,
+        })
+    }
+}
+
+impl Advice {
+    /// Climbs until the run fits.
+    ///
+    /// # Errors
+    /// As [`crate::Plan::new`].
+    pub fn new(
+        config: &Config,
+        target: Target,
+        device_memory_bytes: u64,
+    ) -> Result<Advice, SessionError> {
+        let config = config.clone();
+        let settings = Settings::new(&config)?;
+        let start = Run::new(Setup { config, settings }, target)?;
+        let order = match start.needs_bytes() <= device_memory_bytes {
+            true => Vec::new(),
+            false => Means::in_order(&start)?,
+        };
+        let mut climb = Climb::new(&start, order, device_memory_bytes)?;
+        let fits = climb.run.needs_bytes() <= device_memory_bytes;
+        if fits {
+            climb = climb.without_needless(&start, device_memory_bytes)?;
+        }
+        Ok(Advice {
+            device_memory_bytes,
+            fits,
+            needs_bytes: climb.run.needs_bytes(),
+            rungs: climb.rungs,
+            command: None,
+            target,
+        })
+    }
+
+    /// The settings of all rungs, in their order: later ones replace earlier ones of the same key.
+    pub fn set(&self) -> Vec<String> {
+        self.rungs
+            .iter()
+            .flat_map(|rung| rung.set.clone())
+            .collect()
+    }
+
+    fn table(&self) -> Table {
+        let on_host = self.rungs.iter().any(|rung| rung.host_pinned_bytes > 0);
+        let mut columns = vec![
+            ("each on top of those above", Align::Left),
+            ("peak", Align::Right),
+            ("saves", Align::Right),
+            ("time on paper", Align::Right),
+            ("loss", Align::Left),
+        ];
+        if on_host {
+            columns.insert(4, ("on the host", Align::Right));
+        }
+        let mut table = Table::new(&columns);
+        for rung in &self.rungs {
+            let mut cells = vec![
+                rung.what.clone(),
+                format_bytes(rung.peak_bytes),
+                format_bytes(rung.saves_bytes),
+                // No negative zero.
+                format!("{:+.1} %", (1e3 * rung.cost_fraction).round() / 10.0 + 0.0),
+                if rung.changes_math {
+                    "other bits"
+                } else {
+                    "same bits"
+                }
+                .into(),
+            ];
+            if on_host {
+                cells.insert(4, format_bytes(rung.host_pinned_bytes));
+            }
+            table.row(cells);
+        }
+        table
+    }
+
+    /// What would hold the least that was found.
+    fn way_out(&self) -> String {
+        if self.target == Target::Cpu {
+            return "take a smaller model, or a machine with as much".into();
+        }
+        match gpus::holding(self.needs_bytes).as_slice() {
+            [] => {
+                "take a smaller model, or a device with as much: no GPU that is known here has it"
+                    .into()
+            }
+            names => format!("that fits {}", names.join(", ")),
+        }
+    }
+}
+
+impl Display for Advice {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let (room, needed) = (self.device_memory_bytes, format_bytes(self.needs_bytes));
+        writeln!(f, "\nto fit {} ({room} bytes)\n", format_bytes(room))?;
+        if !self.rungs.is_empty() {
+            writeln!(f, "{}", self.table())?;
+        }
+        match (self.fits, self.rungs.is_empty()) {
+            (true, true) => writeln!(f, "it fits as it is: it needs {needed}, overhead included")?,
+            (true, false) => writeln!(f, "it fits then: it needs {needed}, overhead included")?,
+            (false, _) => writeln!(
+                f,
+                "nothing that is known here makes it fit: the least needs {needed}, overhead included; {}",
+                self.way_out()
+            )?,
+        }
+        match &self.command {
+            Some(command) => writeln!(f, "\n{command}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! `--recompute auto`: the fastest policy on paper whose peak is within a budget.
+//!
+//! A layer chooses from a menu of at most six entries (`menu.rs`). What each entry means for peak and time is read from
+//! steps on paper (`terms.rs`); `search.rs` finds the best assignment exactly. The presets are compared too, so
+//! the choice is never slower on paper than one of them.
+
+mod costs;
+mod menu;
+pub(crate) mod pareto;
+mod search;
+mod terms;
+#[cfg(test)]
+mod tests;
+
+pub use costs::CostsError;
+pub use pareto::{Frontier, Point};
+
+use crate::changes::recompute_specs;
+use crate::on_paper::{OnPaper, Paper};
+use kernels::Target;
+use memory::{LiveLease, Place, format_bytes};
+use menu::{Actions, menu};
+use model::Policy;
+use search::Assignment;
+use serde::Serialize;
+use session::SessionError;
+use settings::{Config, ConfigError, Settings};
+use terms::{Terms, picoseconds};
+
+/// A policy was not chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum AutoError {
+    /// No policy fits.
+    #[error(
+        "no recompute policy brings the peak within {}: the least is {} ({smallest} bytes), {pinned_by}",
+        format_bytes(*budget), format_bytes(*smallest)
+    )]
+    Infeasible {
+        /// What was asked for, in bytes.
+        budget: u64,
+        /// The lowest peak of any policy, in bytes.
+        smallest: u64,
+        /// What that peak consists of, in words.
+        pinned_by: String,
+    },
+    /// The file of measured times cannot be used.
+    #[error(transparent)]
+    Costs(#[from] CostsError),
+    /// The settings make no session.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+impl From<ConfigError> for AutoError {
+    fn from(error: ConfigError) -> AutoError {
+        AutoError::Session(error.into())
+    }
+}
+
+/// A policy that was chosen.
+#[derive(Clone, Debug, Serialize)]
+pub struct Choice {
+    /// What its peak had to be within.
+    pub budget_bytes: u64,
+    /// Its peak.
+    pub peak_bytes: u64,
+    /// A step on paper, in milliseconds.
+    pub step_ms: f64,
+    /// The same if everything were kept.
+    pub keep_all_step_ms: f64,
+    /// `recompute.layers` that say it.
+    pub layers: std::collections::BTreeMap<String, String>,
+}
+
+impl Choice {
+    /// The configuration with the policy written out: what a run needs to be made again.
+    pub fn applied_to(&self, config: &Config) -> Config {
+        let mut config = config.clone();
+        config.recompute.spec = "none".into();
+        config.recompute.layers = self.layers.clone();
+        config.recompute.costs = None;
+        config.offload.activations = "none".into();
+        config.memory.budget = None;
+        config
+    }
+
+    /// The choice in a sentence.
+    pub fn describe(&self) -> String {
+        format!(
+            "recompute auto: a peak of {} within {}, a step on paper of {:.3} ms ({:.1} % more than keeping everything): {}",
+            format_bytes(self.peak_bytes),
+            format_bytes(self.budget_bytes),
+            self.step_ms,
+            100.0 * (self.step_ms / self.keep_all_step_ms - 1.0),
+            self.policy(),
+        )
+    }
+
+    /// The policy in words.
+    pub fn policy(&self) -> String {
+        describe(&self.layers)
+    }
+}
+
+/// Policies of layers in words.
+fn describe(layers: &std::collections::BTreeMap<String, String>) -> String {
+    if layers.is_empty() {
+        return "everything is kept".into();
+    }
+    let first = |key: &str| key.split('-').next().and_then(|first| first.parse().ok());
+    let mut layers: Vec<_> = layers.iter().collect();
+    layers.sort_by_key(|(key, _)| first(key).unwrap_or(0usize));
+    let layers: Vec<String> = layers
+        .into_iter()
+        .map(|(key, clauses)| match key.contains('-') {
+            true => format!("layers {key} {clauses}"),
+            false => format!("layer {key} {clauses}"),
+        })
+        .collect();
+    layers.join("; ")
+}
+
+/// Chooses a policy for a configuration that asks for it.
+///
+/// # Errors
+/// [`AutoError`]: nothing fits, or a file of costs that cannot be used.
+pub fn choose(config: &Config, target: Target, budget: u64) -> Result<Choice, AutoError> {
+    Chooser::new(config, target)?.choose(budget)
+}
+
+/// All that is known of a model before a budget is: several are answered quickly.
+pub(crate) struct Chooser {
+    settings: Settings,
+    paper: Paper,
+    keep_all: OnPaper,
+    presets: Vec<Preset>,
+    /// What keeps and recomputes.
+    resident: Space,
+    /// What offloads too, if it may. How queues share a link no sum over layers tells, so it is chosen for some budgets
+    /// beforehand, and steps on paper are compared. From a fixed list, more memory never chooses what is slower.
+    offloading: Vec<Candidate>,
+}
+
+/// The assignments of a menu's entries to layers.
+struct Space {
+    menu: Vec<Actions>,
+    terms: Terms,
+}
+
+/// Budgets for which offloading is chosen beforehand.
+const BUDGETS: u64 = 48;
+
+/// A specification that people know by name.
+pub(crate) struct Preset {
+    pub(crate) spec: String,
+    /// Picoseconds of a micro-batch that layers take.
+    cost: u64,
+    pub(crate) candidate: Candidate,
+}
+
+/// A policy with its step on paper.
+#[derive(Clone)]
+pub(crate) struct Candidate {
+    policy: Policy,
+    pub(crate) peak: u64,
+    pub(crate) seconds: f64,
+}
+
+impl Candidate {
+    /// What is better is smaller; seconds as whole picoseconds, since sums in other orders differ beyond.
+    fn order(&self) -> (u64, u64) {
+        (picoseconds(self.seconds), self.peak)
+    }
+}
+
+impl Space {
+    fn new(settings: &Settings, paper: &Paper, offloads: bool) -> Result<Space, SessionError> {
+        let menu = menu(settings, paper, offloads)?;
+        Ok(Space {
+            terms: Terms::of(settings, paper, &menu)?,
+            menu,
+        })
+    }
+
+    fn policy(&self, assignment: &Assignment) -> Policy {
+        let mut policy = Policy::keep_all(assignment.entries.len());
+        for (layer, entry) in assignment.entries.iter().enumerate() {
+            policy.set_labels(layer..layer + 1, self.menu[*entry]);
+        }
+        policy
+    }
+}
+
+impl Chooser {
+    pub(crate) fn new(config: &Config, target: Target) -> Result<Chooser, AutoError> {
+        let measured = costs::read(config.recompute.costs.as_deref())?;
+        let mut resident = config.clone();
+        resident.recompute.spec = "none".into();
+        resident.recompute.layers.clear();
+        resident.offload.activations = "none".into();
+        let settings = Settings::new(&resident)?;
+        let paper = Paper::new(&settings, target, measured);
+        let specs = recompute_specs(settings.model.layers).into_iter();
+        let presets = specs.map(|spec| Preset::new(spec, &settings, &paper));
+        let mut chooser = Chooser {
+            presets: presets.collect::<Result<_, _>>()?,
+            keep_all: paper.step(&settings)?,
+            resident: Space::new(&settings, &paper, false)?,
+            offloading: Vec::new(),
+            settings,
+            paper,
+        };
+        if config.chooses_offload() {
+            let space = Space::new(&chooser.settings, &chooser.paper, true)?;
+            chooser.offloading = chooser.over_budgets(&space)?;
+        }
+        Ok(chooser)
+    }
+
+    /// The best of a space for budgets over the whole range.
+    fn over_budgets(&self, space: &Space) -> Result<Vec<Candidate>, SessionError> {
+        let least = space.terms.smallest().peak;
+        let most = self.keep_all.peak.bytes.max(least);
+        let mut candidates: Vec<Candidate> = Vec::new();
+        for step in 0..=BUDGETS {
+            let budget = least + (most - least) * step / BUDGETS;
+            let best = space.terms.any_cheapest(budget, u64::MAX);
+            let best = best.expect("the lowest peak is within every budget");
+            if candidates.last().is_none_or(|last| last.peak != best.peak) {
+                candidates.push(self.candidate(space, &best)?);
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// Makes an assignment's step on paper.
+    fn candidate(&self, space: &Space, assignment: &Assignment) -> Result<Candidate, SessionError> {
+        let policy = space.policy(assignment);
+        let step = self.on_paper(&policy)?;
+        Ok(Candidate {
+            peak: step.peak.bytes,
+            seconds: step.seconds,
+            policy,
+        })
+    }
+
+    /// The fastest policy within a budget; of several, the one with the lowest peak.
+    pub(crate) fn choose(&self, budget: u64) -> Result<Choice, AutoError> {
+        let Some(best) = self.best(budget)? else {
+            return Err(self.infeasible(budget)?);
+        };
+        Ok(Choice {
+            budget_bytes: budget,
+            peak_bytes: best.peak,
+            step_ms: 1e3 * best.seconds,
+            keep_all_step_ms: 1e3 * self.keep_all.seconds,
+            layers: best.policy.to_layers(),
+        })
+    }
+
+    fn best(&self, budget: u64) -> Result<Option<Candidate>, SessionError> {
+        let presets = self.presets.iter();
+        let presets = presets.filter(|preset| preset.candidate.peak <= budget);
+        let known = presets
+            .clone()
+            .map(|preset| (preset.cost, preset.candidate.peak));
+        let assigned = self.resident.terms.cheapest(budget);
+        // A preset may do what no assignment of the menu's entries does.
+        let assigned = assigned.filter(|assigned| {
+            known
+                .min()
+                .is_none_or(|known| (assigned.cost, assigned.peak) <= known)
+        });
+        let assigned = assigned.map(|assigned| self.candidate(&self.resident, &assigned));
+        let offloading = self.offloading.iter();
+        let offloading = offloading.filter(|candidate| candidate.peak <= budget);
+        let known = presets.map(|preset| &preset.candidate).chain(offloading);
+        // A block for which terms are not the whole truth costs a choice, not the promise.
+        let assigned = assigned.transpose()?.filter(|found| found.peak <= budget);
+        let all = assigned.into_iter().chain(known.cloned());
+        Ok(all.min_by_key(Candidate::order))
+    }
+
+    fn on_paper(&self, policy: &Policy) -> Result<OnPaper, SessionError> {
+        self.paper.step(&Settings {
+            policy: policy.clone(),
+            ..self.settings.clone()
+        })
+    }
+
+    /// The policy with the lowest peak.
+    pub(crate) fn smallest(&self) -> Result<Candidate, SessionError> {
+        let resident = self.candidate(&self.resident, &self.resident.terms.smallest())?;
+        let offloading = self.offloading.iter();
+        let presets = self.presets.iter().map(|preset| &preset.candidate);
+        let all = offloading.chain(presets).cloned().chain([resident]);
+        Ok(all.min_by_key(|one| one.peak).expect("there is one"))
+    }
+
+    /// Nothing fits: the lowest peak of any policy, and what it consists of.
+    fn infeasible(&self, budget: u64) -> Result<AutoError, SessionError> {
+        let least = self.smallest()?;
+        let step = self.on_paper(&least.policy)?;
+        Ok(AutoError::Infeasible {
+            budget,
+            smallest: least.peak,
+            pinned_by: pinned_by(&step.largest_at_peak, step.peak.place),
+        })
+    }
+}
+
+/// The largest of what is live at a peak.
+fn pinned_by(largest: &[LiveLease], place: Place) -> String {
+    let largest = largest.iter().take(3);
+    let largest: Vec<String> = largest
+        .map(|lease| format!("`{}` with {}", lease.name, format_bytes(lease.bytes)))
+        .collect();
+    format!("in {place}, where the largest are {}", largest.join(", "))
+}
+
+impl Preset {
+    fn new(spec: String, settings: &Settings, paper: &Paper) -> Result<Preset, AutoError> {
+        let policy = Policy::parse(&spec, settings.model.layers).map_err(ConfigError::from)?;
+        let step = paper.step(&Settings {
+            policy: policy.clone(),
+            ..settings.clone()
+        })?;
+        Ok(Preset {
+            spec,
+            cost: picoseconds(step.busy_in_blocks()),
+            candidate: Candidate {
+                policy,
+                peak: step.peak.bytes,
+                seconds: step.seconds,
+            },
+        })
+    }
+}

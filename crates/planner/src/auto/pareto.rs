@@ -1,0 +1,59 @@
+//! Peak against time over budgets, with the presets beside: `plan --pareto`.
+
+use super::{AutoError, Choice, Chooser};
+use kernels::Target;
+use serde::Serialize;
+use settings::Config;
+
+/// Budgets that are tried between the lowest peak and that of keeping everything.
+const BUDGETS: u64 = 24;
+
+/// What is to be had for a budget.
+#[derive(Clone, Debug, Serialize)]
+pub struct Frontier {
+    /// Chosen policies, the lowest peak first; none is slower and larger than another.
+    pub chosen: Vec<Choice>,
+    /// The specifications that plans compare, the lowest peak first.
+    pub presets: Vec<Point>,
+}
+
+/// A specification on paper.
+#[derive(Clone, Debug, Serialize)]
+pub struct Point {
+    /// The specification.
+    pub recompute: String,
+    /// Its peak.
+    pub peak_bytes: u64,
+    /// A step on paper, in milliseconds.
+    pub step_ms: f64,
+}
+
+impl Frontier {
+    /// Chooses for budgets over the whole range.
+    ///
+    /// # Errors
+    /// As [`super::choose`], but for budgets, which are within the range.
+    pub fn new(config: &Config, target: Target) -> Result<Frontier, AutoError> {
+        let chooser = Chooser::new(config, target)?;
+        let (least, most) = (chooser.smallest()?.peak, chooser.keep_all.peak.bytes);
+        let mut chosen: Vec<Choice> = Vec::new();
+        for step in 0..=BUDGETS {
+            let budget = least + (most.max(least) - least) * step / BUDGETS;
+            let choice = chooser.choose(budget)?;
+            if chosen
+                .last()
+                .is_none_or(|last| last.peak_bytes < choice.peak_bytes)
+            {
+                chosen.push(choice);
+            }
+        }
+        let presets = chooser.presets.iter().map(|preset| Point {
+            recompute: preset.spec.clone(),
+            peak_bytes: preset.candidate.peak,
+            step_ms: 1e3 * preset.candidate.seconds,
+        });
+        let mut presets: Vec<Point> = presets.collect();
+        presets.sort_by_key(|preset| preset.peak_bytes);
+        Ok(Frontier { chosen, presets })
+    }
+}

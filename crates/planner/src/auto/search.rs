@@ -1,0 +1,126 @@
+//! The cheapest assignment of entries to layers within a budget: a multiple-choice knapsack whose limit holds at every
+//! layer, by dynamic programming over the Pareto sets of bytes kept so far and time paid so far.
+
+use super::terms::{Term, Terms};
+
+/// An assignment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Assignment {
+    /// The entry of each layer.
+    pub(crate) entries: Vec<usize>,
+    /// Picoseconds of a micro-batch that layers and their waits take.
+    pub(crate) cost: u64,
+    /// Its peak in bytes.
+    pub(crate) peak: u64,
+}
+
+/// A way to come to a layer.
+#[derive(Clone, Copy)]
+struct Node {
+    kept: u64,
+    cost: u64,
+    entry: usize,
+    /// Where it comes from, among the nodes of the layer before.
+    from: usize,
+}
+
+impl Terms {
+    /// The cheapest assignment whose peak is within `budget`; of several, the one with the lowest peak. None if there is none.
+    pub(crate) fn cheapest(&self, budget: u64) -> Option<Assignment> {
+        let mut best = self.any_cheapest(budget, u64::MAX)?;
+        // The same cost may be had with less.
+        while let Some(lower) = self.any_cheapest(best.peak - 1, best.cost) {
+            best = lower;
+        }
+        Some(best)
+    }
+
+    /// The assignment with the lowest peak; of several, the cheapest.
+    pub(crate) fn smallest(&self) -> Assignment {
+        let keeping_most = vec![0; self.layers.len()];
+        let (mut too_little, mut enough) = (self.rest.saturating_sub(1), self.peak(&keeping_most));
+        while enough > too_little + 1 {
+            let middle = too_little + (enough - too_little) / 2;
+            match self.any_cheapest(middle, u64::MAX) {
+                Some(found) => enough = found.peak.min(middle),
+                None => too_little = middle,
+            }
+        }
+        self.any_cheapest(enough, u64::MAX).expect("it is enough")
+    }
+
+    /// A cheapest assignment within a budget, if it costs at most so much.
+    pub(crate) fn any_cheapest(&self, budget: u64, most: u64) -> Option<Assignment> {
+        if self.rest > budget {
+            return None;
+        }
+        let start = Node {
+            kept: 0,
+            cost: 0,
+            entry: 0,
+            from: 0,
+        };
+        let mut layers: Vec<Vec<Node>> = vec![vec![start]];
+        for layer in 0..self.layers.len() {
+            let nodes = self.next(layer, &layers[layer], budget, most);
+            layers.push(nodes);
+        }
+        let last = layers.last()?.iter().enumerate();
+        let fitting = last.filter(|(_, node)| node.kept + self.head <= budget);
+        let (mut at, end) = fitting.min_by_key(|(_, node)| (node.cost, node.kept))?;
+        let mut entries: Vec<usize> = Vec::with_capacity(self.layers.len());
+        for nodes in layers[1..].iter().rev() {
+            entries.push(nodes[at].entry);
+            at = nodes[at].from;
+        }
+        entries.reverse();
+        Some(Assignment {
+            cost: end.cost,
+            peak: self.peak(&entries),
+            entries,
+        })
+    }
+
+    /// The ways to come past a layer: those of each entry that no other of that entry betters. Ways whose entries have nothing
+    /// on its way to a neighbour are alike to what follows, so they are compared with one another.
+    fn next(&self, layer: usize, before: &[Node], budget: u64, most: u64) -> Vec<Node> {
+        let terms = &self.layers[layer];
+        let mut by_kind: Vec<Vec<Node>> = vec![Vec::new(); terms.len() + 1];
+        for (from, node) in before.iter().enumerate() {
+            let last = layer
+                .checked_sub(1)
+                .map(|last| &self.layers[last][node.entry]);
+            let away = last.map_or(0, |last| last.away);
+            for (entry, term) in terms.iter().enumerate() {
+                let cost = node.cost + term.cost(last);
+                if node.kept + away + term.at_work <= budget && cost <= most {
+                    let kind = if is_alone(term) { terms.len() } else { entry };
+                    by_kind[kind].push(Node {
+                        kept: node.kept + term.kept,
+                        cost,
+                        entry,
+                        from,
+                    });
+                }
+            }
+        }
+        by_kind.into_iter().flat_map(pareto).collect()
+    }
+}
+
+/// Whether nothing of a layer meets its neighbours.
+fn is_alone(term: &Term) -> bool {
+    term.away == 0
+}
+
+/// What no other betters in both.
+fn pareto(mut nodes: Vec<Node>) -> Vec<Node> {
+    nodes.sort_unstable_by_key(|node| (node.kept, node.cost));
+    let mut least = u64::MAX;
+    nodes.retain(|node| {
+        let is_cheaper = node.cost < least;
+        least = least.min(node.cost);
+        is_cheaper
+    });
+    nodes
+}

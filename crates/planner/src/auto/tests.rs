@@ -1,0 +1,261 @@
+//! The choice against brute force, and what it promises.
+
+use super::*;
+use crate::Plan;
+use kernels::random::random_u32;
+
+fn config(set: &[&str]) -> Config {
+    let small = [
+        "model.layers=6",
+        "model.hidden=64",
+        "model.heads=4",
+        "model.kv_heads=2",
+        "model.head_dim=16",
+        "model.ffn=160",
+        "model.vocab=64",
+        "data.seq=64",
+        "batch.micro=2",
+        "recompute.spec=auto",
+        "memory.budget=1GiB",
+    ];
+    let set: Vec<String> = small.iter().chain(set).map(|set| set.to_string()).collect();
+    Config::default().with(&set).unwrap()
+}
+
+/// Configurations of both families, on both targets, with all that lies beside activations.
+fn configurations() -> Vec<(Config, Target)> {
+    let gpt2 = [
+        "model.norm=layer",
+        "model.activation=gelu_tanh",
+        "model.positions=learned",
+        "model.max_positions=64",
+        "model.kv_heads=4",
+        "model.biases=true",
+        "model.tie_embeddings=true",
+        "model.dropout=0.1",
+    ];
+    let offload = [
+        "offload.activations=auto",
+        "offload.optimizer=pinned",
+        "batch.accum=3",
+    ];
+    let both = [&gpt2[..], &offload].concat();
+    vec![
+        (config(&[]), Target::Cpu),
+        (config(&gpt2), Target::Cpu),
+        (
+            config(&[
+                "attention.backend=flash",
+                "train.dtype=bf16",
+                "batch.accum=2",
+            ]),
+            Target::Cuda,
+        ),
+        (config(&offload), Target::Cuda),
+        (config(&both), Target::Cuda),
+    ]
+}
+
+/// Assignments that differ at random, the same in every run.
+fn some_assignment(number: u64, layers: usize, entries: usize) -> Vec<usize> {
+    let entry = |layer| random_u32(number, layer as u64) as usize % entries;
+    (0..layers).map(entry).collect()
+}
+
+/// All assignments of entries to layers.
+fn all_assignments(layers: usize, entries: usize) -> impl Iterator<Item = Vec<usize>> {
+    let digits = move |number: usize| {
+        let digit = |layer: usize| number / entries.pow(layer as u32) % entries;
+        (0..layers).map(digit).collect()
+    };
+    (0..entries.pow(layers as u32)).map(digits)
+}
+
+/// What may be chosen from, with and without offload.
+fn spaces(chooser: &Chooser) -> Vec<Space> {
+    let space = |offloads| Space::new(&chooser.settings, &chooser.paper, offloads).unwrap();
+    let mut spaces = vec![space(false)];
+    if !chooser.offloading.is_empty() {
+        spaces.push(space(true));
+    }
+    spaces
+}
+
+#[test]
+fn the_peak_of_any_assignment_follows_from_what_layers_contribute() {
+    for (config, target) in configurations() {
+        let chooser = Chooser::new(&config, target).unwrap();
+        for space in spaces(&chooser) {
+            let count = space.menu.len();
+            assert!(count > 2, "there is something to choose");
+            for number in 0..40 {
+                let entries = some_assignment(number, 6, count);
+                let assignment = Assignment {
+                    cost: space.terms.cost(&entries),
+                    peak: space.terms.peak(&entries),
+                    entries,
+                };
+                let simulated = chooser.candidate(&space, &assignment).unwrap();
+                assert_eq!(simulated.peak, assignment.peak, "{assignment:?} {target:?}");
+            }
+        }
+    }
+}
+
+/// Over all assignments of six layers, for forty budgets.
+#[test]
+fn no_assignment_is_cheaper_within_the_budget() {
+    for (config, target) in configurations() {
+        let chooser = Chooser::new(&config, target).unwrap();
+        for Space { terms, .. } in spaces(&chooser) {
+            let all = all_assignments(6, terms.layers[0].len());
+            let of = |entries: Vec<usize>| (terms.cost(&entries), terms.peak(&entries));
+            let all: Vec<(u64, u64)> = all.map(of).collect();
+            let peaks = || all.iter().map(|(_, peak)| *peak);
+            let (least, most) = (peaks().min().unwrap(), peaks().max().unwrap());
+            assert_eq!(terms.smallest().peak, least);
+            assert_eq!(terms.cheapest(least - 1), None);
+            for step in 0..40 {
+                let budget = least + (most - least) * step / 39;
+                let within = all.iter().filter(|(_, peak)| *peak <= budget);
+                let best = within.min().unwrap();
+                let found = terms.cheapest(budget).unwrap();
+                assert_eq!((found.cost, found.peak), *best, "{budget} {target:?}");
+                assert_eq!(of(found.entries), *best);
+            }
+        }
+    }
+}
+
+/// The same against steps on paper, which know nothing of terms, for a model of fewer layers.
+#[test]
+fn no_policy_that_was_simulated_is_faster() {
+    for target in [Target::Cpu, Target::Cuda] {
+        let chooser = Chooser::new(&config(&["model.layers=4"]), target).unwrap();
+        let space = &chooser.resident;
+        let simulated = all_assignments(4, space.menu.len()).map(|entries| {
+            let (cost, peak) = (0, 0);
+            let assignment = Assignment {
+                entries,
+                cost,
+                peak,
+            };
+            let step = chooser.on_paper(&space.policy(&assignment)).unwrap();
+            (step.peak.bytes, step.seconds)
+        });
+        let simulated: Vec<(u64, f64)> = simulated.collect();
+        for number in 0..10 {
+            let budget = simulated[number * 127 % simulated.len()].0;
+            let found = chooser.choose(budget).unwrap();
+            let within = simulated.iter().filter(|(peak, _)| *peak <= budget);
+            let seconds = within.map(|(_, seconds)| *seconds);
+            let fastest_ms = 1e3 * seconds.fold(f64::INFINITY, f64::min);
+            assert!(found.step_ms <= fastest_ms * (1.0 + 1e-9), "{budget}");
+        }
+    }
+}
+
+#[test]
+fn more_memory_never_means_more_time_and_presets_are_never_faster() {
+    for (config, target) in configurations() {
+        let chooser = Chooser::new(&config, target).unwrap();
+        let least = chooser.smallest().unwrap().peak;
+        let most = chooser.keep_all.peak.bytes;
+        let mut last: Option<Choice> = None;
+        for step in 0..40 {
+            let budget = least + (most - least) * step / 39;
+            let choice = chooser.choose(budget).unwrap();
+            assert!(choice.peak_bytes <= budget);
+            let presets = chooser.presets.iter();
+            for preset in presets.filter(|preset| preset.candidate.peak <= budget) {
+                let preset_ms = 1e3 * preset.candidate.seconds;
+                let is_faster = preset_ms < choice.step_ms * (1.0 - 1e-9);
+                assert!(!is_faster, "{} within {budget}", preset.spec);
+            }
+            if let Some(last) = last {
+                assert!(choice.peak_bytes >= last.peak_bytes, "{budget}");
+                assert!(choice.step_ms <= last.step_ms * (1.0 + 1e-9), "{budget}");
+            }
+            last = Some(choice);
+        }
+        let last = last.unwrap();
+        assert!(last.step_ms <= last.keep_all_step_ms * (1.0 + 1e-9));
+    }
+}
+
+/// The policy that is written down has the peak that was promised.
+#[test]
+fn what_is_written_is_what_was_chosen() {
+    for (config, target) in configurations() {
+        let chooser = Chooser::new(&config, target).unwrap();
+        let (least, most) = (
+            chooser.smallest().unwrap().peak,
+            chooser.keep_all.peak.bytes,
+        );
+        let choice = choose(&config, target, (least + most) / 2).unwrap();
+        assert!(!choice.layers.is_empty());
+        let written = choice.applied_to(&config);
+        assert!(!written.chooses());
+        let read = written.with(&[]).unwrap();
+        assert_eq!(read, written, "the configuration is valid as it is");
+        let plan = Plan::new(&Settings::new(&read).unwrap(), target).unwrap();
+        assert_eq!(plan.peak_bytes, choice.peak_bytes);
+    }
+}
+
+#[test]
+fn a_budget_that_is_too_small_is_told_the_smallest() {
+    let config = config(&[]);
+    let smallest = Chooser::new(&config, Target::Cpu)
+        .unwrap()
+        .smallest()
+        .unwrap()
+        .peak;
+    let refused = choose(&config, Target::Cpu, smallest - 1)
+        .unwrap_err()
+        .to_string();
+    for words in [
+        format!("{smallest} bytes"),
+        "`parameters`".into(),
+        "largest".into(),
+    ] {
+        assert!(refused.contains(&words), "{words}: {refused}");
+    }
+    assert_eq!(
+        choose(&config, Target::Cpu, smallest).unwrap().peak_bytes,
+        smallest
+    );
+}
+
+/// Attention that was measured to take long is not replayed where something else will do.
+#[test]
+fn measured_times_count_instead_of_rates() {
+    let config = config(&["attention.backend=flash"]);
+    let mut chooser = Chooser::new(&config, Target::Cpu).unwrap();
+    let step = chooser.paper.step(&chooser.settings).unwrap();
+    chooser.paper.rates.flops /= 2.0;
+    let slower = chooser.paper.step(&chooser.settings).unwrap();
+    assert!(
+        slower.seconds > step.seconds,
+        "rates count where nothing was measured"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("profile.json");
+    assert!(
+        costs::read(Some(&file))
+            .unwrap_err()
+            .to_string()
+            .contains("trainer profile --json")
+    );
+    std::fs::write(&file, "{\"operations\": []}").unwrap();
+    assert!(
+        costs::read(Some(&file))
+            .unwrap_err()
+            .to_string()
+            .contains("no operations")
+    );
+    let hour = r#"{"operations": [{"operation": "flash_attention_forward", "sizes": [2, 4, 64, 16], "calls": 2, "ms": 7.2e6}]}"#;
+    std::fs::write(&file, hour).unwrap();
+    let measured = costs::read(Some(&file)).unwrap();
+    assert_eq!(measured.values().copied().collect::<Vec<f64>>(), [3600.0]);
+}

@@ -1,0 +1,198 @@
+//! The largest micro-batch or sequence that fits: `plan --largest`.
+
+use crate::changes::SHORTEST;
+use crate::figures::figures;
+use crate::gpus;
+use kernels::Target;
+use memory::format_bytes;
+use serde::Serialize;
+use session::SessionError;
+use settings::{Config, Settings};
+use std::fmt::{Display, Formatter};
+
+choices::choices! {
+    /// What is made as large as fits.
+    Sought {
+        /// Sequences in a micro-batch.
+        MicroBatch = "micro-batch",
+        /// Tokens in a sequence.
+        Seq = "seq",
+    }
+}
+
+/// What a run has to fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// A device: what is reserved and the overhead count.
+    Device(u64),
+    /// A limit on leases: the peak counts.
+    Limit(u64),
+}
+
+/// The largest of them; the next one does not fit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Largest {
+    /// What is made large.
+    pub what: Sought,
+    /// How large it may be; null where not even 1 fits.
+    pub value: Option<usize>,
+    /// The peak then; where nothing fits, that of 1.
+    pub peak_bytes: u64,
+    /// Slab and everything that lives across steps then.
+    pub reserved_bytes: u64,
+    /// The next larger one.
+    pub next: usize,
+    /// What that would need of the room; null where it is no run: beyond the model's positions, or more than 2^24 tokens in
+    /// a micro-batch.
+    pub next_needs_bytes: Option<u64>,
+}
+
+/// Tokens of the largest micro-batch that is planned: shapes take some memory too.
+const TOKENS_MAX: usize = 1 << 24;
+
+impl Sought {
+    /// The value with this name.
+    pub fn named(name: &str) -> Option<Sought> {
+        let mut all = [Sought::MicroBatch, Sought::Seq].into_iter();
+        all.find(|sought| sought.name() == name)
+    }
+
+    fn key(self) -> &'static str {
+        match self {
+            Sought::MicroBatch => "batch.micro",
+            Sought::Seq => "data.seq",
+        }
+    }
+
+    /// The values in order, from 1 on: of sequences above 128 tokens, multiples of 128.
+    fn value(self, position: usize) -> usize {
+        match self {
+            Sought::Seq if position > SHORTEST => SHORTEST * (position - SHORTEST + 1),
+            _ => position,
+        }
+    }
+}
+
+/// Tries values by planning them.
+struct Search<'a> {
+    config: &'a Config,
+    target: Target,
+    what: Sought,
+    room: Room,
+}
+
+/// Peak and reserved bytes.
+type Bytes = (u64, u64);
+
+impl Search<'_> {
+    /// What a run takes with this value; none if there is no such run.
+    fn planned(&self, position: usize) -> Result<Option<Bytes>, SessionError> {
+        let (key, value) = (self.what.key(), self.what.value(position));
+        let settings = self.config.with(&[format!("{key}={value}")]);
+        let settings = settings.and_then(|config| Settings::new(&config));
+        let is_planned = |settings: &Settings| settings.micro_batch * settings.seq <= TOKENS_MAX;
+        let Some(settings) = settings.ok().filter(is_planned) else {
+            return Ok(None);
+        };
+        match figures(&settings, self.target) {
+            Ok(planned) => Ok(Some((planned.peak.bytes, planned.reserved_bytes))),
+            Err(SessionError::Config(_)) => Ok(None),
+            Err(defect) => Err(defect),
+        }
+    }
+
+    /// What counts against the room.
+    fn needed(&self, (peak, reserved): Bytes) -> u64 {
+        match self.room {
+            Room::Device(_) => reserved + gpus::overhead_bytes(self.target),
+            Room::Limit(_) => peak,
+        }
+    }
+
+    fn fits(&self, planned: Option<Bytes>) -> bool {
+        let (Room::Device(room) | Room::Limit(room)) = self.room;
+        planned.is_some_and(|bytes| self.needed(bytes) <= room)
+    }
+}
+
+impl Largest {
+    /// Doubles until it no longer fits, and bisects.
+    ///
+    /// # Errors
+    /// As [`crate::Plan::new`]; a configuration of which not even 1 is a run.
+    pub fn new(
+        config: &Config,
+        target: Target,
+        what: Sought,
+        room: Room,
+    ) -> Result<Largest, SessionError> {
+        let search = Search {
+            config,
+            target,
+            what,
+            room,
+        };
+        // Position 0 stands for nothing, which always fits.
+        let (mut fitting, mut found) = (0, None);
+        let (mut too_large, mut next) = (1, search.planned(1)?);
+        while search.fits(next) {
+            (fitting, found) = (too_large, next);
+            too_large *= 2;
+            next = search.planned(too_large)?;
+        }
+        while too_large - fitting > 1 {
+            let middle = fitting + (too_large - fitting) / 2;
+            let planned = search.planned(middle)?;
+            match search.fits(planned) {
+                true => (fitting, found) = (middle, planned),
+                false => (too_large, next) = (middle, planned),
+            }
+        }
+        let (peak_bytes, reserved_bytes) = match found.or(next) {
+            Some(bytes) => bytes,
+            // The configuration's own error says why.
+            None => {
+                let with_one = config.with(&[format!("{}=1", what.key())])?;
+                let planned = figures(&Settings::new(&with_one)?, target)?;
+                (planned.peak.bytes, planned.reserved_bytes)
+            }
+        };
+        Ok(Largest {
+            what,
+            value: found.map(|_| what.value(fitting)),
+            peak_bytes,
+            reserved_bytes,
+            next: what.value(too_large),
+            next_needs_bytes: next.map(|bytes| search.needed(bytes)),
+        })
+    }
+}
+
+impl Display for Largest {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let (what, next) = (self.what, self.next);
+        let [peak, reserved] = [self.peak_bytes, self.reserved_bytes].map(format_bytes);
+        match self.value {
+            Some(value) => writeln!(f, "the largest {what} that fits is {value}")?,
+            None => writeln!(f, "no {what} fits; 1 takes")?,
+        }
+        writeln!(
+            f,
+            "  peak {peak} ({} bytes), reserved {reserved} ({} bytes)",
+            self.peak_bytes, self.reserved_bytes
+        )?;
+        match (self.value, self.next_needs_bytes) {
+            (None, _) => writeln!(
+                f,
+                "  `trainer plan --device-memory` without --largest says what would make it fit"
+            ),
+            (_, Some(bytes)) => {
+                writeln!(f, "  the next, {next}, would need {}", format_bytes(bytes))
+            }
+            (_, None) => writeln!(
+                f,
+                "  the next, {next}, is no run: there is a bound beside memory"
+            ),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! A step on shapes, taken apart: what is live while each layer is at work, and what that layer takes of a device's time.
+
+use crate::copies::rates;
+use kernels::meta::{FlopCounter, Meta};
+use kernels::timeline::{Measured, Rates, Span, Timeline};
+use kernels::{Queue, Target};
+use memory::{
+    History, Layer, LiveLease, Memory, MemoryChange, MemoryEvent, Peak, Phase, Place, Space,
+};
+use session::{MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
+use settings::Settings;
+
+/// What time on paper goes by.
+pub(crate) struct Paper {
+    pub(crate) target: Target,
+    pub(crate) rates: Rates,
+    pub(crate) measured: Measured,
+}
+
+/// What a core or two of a processor reach, where nothing was measured.
+const CPU: Rates = Rates {
+    flops: 0.15e12,
+    memory: 20e9,
+    upload: 10e9,
+    download: 10e9,
+    both_ways: 15e9,
+};
+
+impl Paper {
+    /// The rates of a configuration, and times that were measured, if there are any.
+    pub(crate) fn new(settings: &Settings, target: Target, measured: Measured) -> Paper {
+        let assumed = rates(settings);
+        let hardware = &settings.hardware;
+        let rates = match target {
+            Target::Cuda => assumed,
+            Target::Cpu => Rates {
+                flops: hardware.peak_tflops.map_or(CPU.flops, |_| assumed.flops),
+                memory: hardware.memory_gbps.map_or(CPU.memory, |_| assumed.memory),
+                upload: hardware.h2d_gbps.map_or(CPU.upload, |_| assumed.upload),
+                download: hardware.d2h_gbps.map_or(CPU.download, |_| assumed.download),
+                both_ways: hardware
+                    .both_ways_gbps
+                    .map_or(CPU.both_ways, |_| assumed.both_ways),
+            },
+        };
+        Paper {
+            target,
+            rates,
+            measured,
+        }
+    }
+
+    /// Makes two steps on shapes and takes the second apart: before the first, nothing is to be updated.
+    ///
+    /// # Errors
+    /// None but a defect: shapes need no memory.
+    pub(crate) fn step(&self, settings: &Settings) -> Result<OnPaper, SessionError> {
+        let micro_batches = settings.accum.min(MICRO_BATCHES_MAX);
+        let step = self.steps(settings, micro_batches)?;
+        if settings.accum == micro_batches {
+            return Ok(step);
+        }
+        // Every further micro-batch takes as long as the second.
+        let another = step.seconds - self.steps(settings, micro_batches - 1)?.seconds;
+        let more = (settings.accum - micro_batches) as f64;
+        Ok(OnPaper {
+            seconds: step.seconds + more * another,
+            ..step
+        })
+    }
+
+    fn steps(&self, settings: &Settings, accum: usize) -> Result<OnPaper, SessionError> {
+        let settings = Settings {
+            accum,
+            ..settings.clone()
+        };
+        let layers = settings.model.layers;
+        let (memory, timeline, history) = self.second_step(settings)?;
+        let begun = history.events.iter().rev();
+        let mut begun = begun.filter(|event| event.change == MemoryChange::BeginStep);
+        let before = begun.next().map_or(0.0, |event| event.at_s);
+        Ok(OnPaper {
+            peak: memory.step_memory().peak,
+            largest_at_peak: memory.largest_at_peak(),
+            seconds: timeline.computed().with_copies - before,
+            micro_batches: accum,
+            stretches: stretches(&history.events, layers),
+            spans: timeline.take_spans(),
+        })
+    }
+
+    /// Makes two steps, with the memory's history and the spans of the second.
+    fn second_step(&self, settings: Settings) -> Result<(Memory, Timeline, History), SessionError> {
+        let memory = Memory::shapes();
+        let timeline = Timeline::with_measured(self.rates, self.measured.clone());
+        let clock = timeline.clone();
+        memory.keep_history(move || clock.computed().with_copies);
+        let dtype = settings.narrowest_dtype();
+        let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?.on(&timeline);
+        let batch = shape_of_a_step(&settings);
+        let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
+        session.start_step(&batch)?;
+        session.take_finished();
+        timeline.keep_spans();
+        session.start_step(&batch)?;
+        // Before the session gives back what lives across steps.
+        let history = memory.history().unwrap_or_default();
+        Ok((memory, timeline, history))
+    }
+}
+
+/// What a step would do to memory, and what its queues would be busy with, at the rates of the settings: for pictures.
+///
+/// # Errors
+/// None but a defect: shapes need no memory.
+pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>), SessionError> {
+    let settings = Settings {
+        accum: settings.accum.min(MICRO_BATCHES_MAX),
+        ..settings.clone()
+    };
+    let paper = Paper::new(&settings, target, Measured::new());
+    let (_, timeline, history) = paper.second_step(settings)?;
+    Ok((history, timeline.take_spans()))
+}
+
+/// A step that was made on shapes.
+pub(crate) struct OnPaper {
+    pub(crate) peak: Peak,
+    pub(crate) largest_at_peak: Vec<LiveLease>,
+    /// All of it, copies that do not hide included.
+    pub(crate) seconds: f64,
+    /// Micro-batches that were made on paper.
+    micro_batches: usize,
+    stretches: Vec<Stretch>,
+    spans: Vec<Span>,
+}
+
+/// A part of a step, while one layer is at work in one direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stretch {
+    part: Part,
+    /// Device bytes that are live when it begins.
+    at_start: u64,
+    /// The most that are live in it.
+    most: u64,
+}
+
+/// Whose turn it is. What is kept for a layer's backward pass is live in its own stretch and in those between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// A block's forward pass.
+    Forward(usize),
+    /// The head, both ways.
+    Head,
+    /// A block's backward pass, with its replays.
+    Backward(usize),
+    /// All else, when no block keeps anything.
+    Rest,
+}
+
+impl OnPaper {
+    /// The most bytes that are live in parts of a kind; none if there is no such part.
+    pub(crate) fn most(&self, is_meant: impl Fn(Part) -> bool) -> Option<u64> {
+        let meant = self.stretches.iter().filter(|one| is_meant(one.part));
+        meant.map(|one| one.most).max()
+    }
+
+    /// Live bytes at the first time a part begins.
+    pub(crate) fn at_start(&self, part: Part) -> Option<u64> {
+        let mut stretches = self.stretches.iter();
+        let first = stretches.find(|one| one.part == part)?;
+        Some(first.at_start)
+    }
+
+    /// Seconds that a micro-batch's operations for a layer take in some phase.
+    pub(crate) fn busy(&self, phase: Phase, layer: Layer) -> f64 {
+        let place = Place { phase, layer };
+        let spans = self.spans.iter();
+        let spans = spans.filter(|span| span.place == place && span.queue == Queue::Compute);
+        let seconds: f64 = spans.map(|span| span.end_s - span.start_s).sum();
+        seconds / self.micro_batches as f64
+    }
+
+    /// Seconds that a micro-batch's operations for all blocks take, replays included.
+    pub(crate) fn busy_in_blocks(&self) -> f64 {
+        let is_of_block = |span: &&Span| {
+            matches!(span.place.layer, Layer::Block(_)) && span.queue == Queue::Compute
+        };
+        let spans = self.spans.iter().filter(is_of_block);
+        let seconds: f64 = spans.map(|span| span.end_s - span.start_s).sum();
+        seconds / self.micro_batches as f64
+    }
+}
+
+/// Cuts a step at every change of the layer that is at work.
+fn stretches(events: &[MemoryEvent], layers: usize) -> Vec<Stretch> {
+    let mut live = LiveBytes::default();
+    let mut pieces = vec![Stretch {
+        part: Part::Rest,
+        at_start: 0,
+        most: 0,
+    }];
+    for event in events {
+        live.apply(event.change);
+        if let MemoryChange::BeginStep = event.change {
+            pieces.clear();
+            pieces.push(Stretch::begun(Part::Rest, live.bytes));
+        }
+        let last = pieces.last_mut().expect("there is a first one");
+        if let MemoryChange::Enter(place) = event.change
+            && let Some(part) = part(place)
+            && part != last.part
+        {
+            pieces.push(Stretch::begun(part, live.bytes));
+        } else {
+            last.most = last.most.max(live.bytes);
+        }
+    }
+    join_visits(pieces, layers)
+}
+
+/// The part that entering a place begins; none for what happens within one.
+fn part(place: Place) -> Option<Part> {
+    match (place.phase, place.layer) {
+        (Phase::Forward, Layer::Block(layer)) => Some(Part::Forward(layer)),
+        (Phase::Forward, Layer::Head) => Some(Part::Head),
+        (Phase::Backward | Phase::Recompute, Layer::Block(layer)) => Some(Part::Backward(layer)),
+        (Phase::Forward | Phase::Backward, Layer::Embedding) => Some(Part::Rest),
+        _ => None,
+    }
+}
+
+/// Joins a block's backward pass, which is left for a while where activations of the block before are fetched, or where a
+/// replay begins blocks before: what comes after says whose turn it was.
+fn join_visits(pieces: Vec<Stretch>, layers: usize) -> Vec<Stretch> {
+    let mut joined: Vec<Stretch> = Vec::with_capacity(4 * layers + 4);
+    for piece in pieces.into_iter().rev() {
+        let Some(after) = joined.last_mut() else {
+            joined.push(piece);
+            continue;
+        };
+        let is_visit = match (piece.part, after.part) {
+            (Part::Backward(layer), Part::Backward(of)) => layer <= of,
+            _ => false,
+        };
+        if is_visit {
+            after.at_start = piece.at_start;
+            after.most = after.most.max(piece.most);
+        } else {
+            joined.push(piece);
+        }
+    }
+    joined.reverse();
+    joined
+}
+
+impl Stretch {
+    fn begun(part: Part, bytes: u64) -> Stretch {
+        Stretch {
+            part,
+            at_start: bytes,
+            most: bytes,
+        }
+    }
+}
+
+/// Device bytes that are live.
+#[derive(Default)]
+struct LiveBytes {
+    bytes: u64,
+    of_lease: std::collections::HashMap<usize, u64>,
+}
+
+impl LiveBytes {
+    fn apply(&mut self, change: MemoryChange) {
+        match change {
+            MemoryChange::Take { number, lease, .. } if lease.space == Space::Device => {
+                self.bytes += lease.bytes;
+                self.of_lease.insert(number, lease.bytes);
+            }
+            MemoryChange::GiveBack { number } => {
+                self.bytes -= self.of_lease.remove(&number).unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+}

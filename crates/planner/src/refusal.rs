@@ -1,0 +1,76 @@
+//! The lease at which a run would fail, found before the run.
+
+use kernels::Target;
+use kernels::meta::FlopCounter;
+use memory::{DeviceBytes, Memory, OutOfMemory, Refusal};
+use session::{Session, SessionError, shape_of_a_step};
+use settings::Settings;
+
+/// The lease that would be refused if live device bytes had to stay within `limit`; none if a step fits.
+///
+/// # Errors
+/// As [`crate::Plan::new`].
+pub fn first_refused(
+    settings: &Settings,
+    target: Target,
+    limit: u64,
+) -> Result<Option<OutOfMemory>, SessionError> {
+    let memory = Memory::shapes();
+    memory.set_limit(Some(limit));
+    let step = || -> Result<(), SessionError> {
+        let flops = FlopCounter::default();
+        let mut session = Session::on_shapes(settings.clone(), &memory, target, flops)?;
+        session.step(&shape_of_a_step(settings))?;
+        Ok(())
+    };
+    match step() {
+        Ok(()) => Ok(None),
+        Err(SessionError::OutOfMemory(error)) => Ok(Some(named(&error, target))),
+        Err(other) => Err(other),
+    }
+}
+
+/// The same on a device with so much memory, which has to hold what the plan reserves: leases of a step lie between others,
+/// so they may have less than there is.
+///
+/// # Errors
+/// As [`crate::Plan::new`].
+pub fn first_refused_by_device(
+    settings: &Settings,
+    target: Target,
+    (peak_bytes, reserved_bytes): (u64, u64),
+    device: DeviceBytes,
+) -> Result<Option<OutOfMemory>, SessionError> {
+    let room = device.room();
+    if reserved_bytes <= room {
+        return Ok(None);
+    }
+    let within = room.saturating_sub(reserved_bytes - peak_bytes);
+    let refused = first_refused(settings, target, within)?;
+    let cause = match device.others_are_in_the_way(reserved_bytes) {
+        true => memory::Cause::OtherProcess,
+        false => memory::Cause::Capacity,
+    };
+    Ok(refused.map(|error| {
+        Refusal {
+            limit_bytes: None,
+            device_bytes: Some(device),
+            cause,
+            ..(*error).clone()
+        }
+        .into()
+    }))
+}
+
+/// Named after the device of the plan: shapes have none.
+fn named(error: &OutOfMemory, target: Target) -> OutOfMemory {
+    let device = match (target, error.space) {
+        (Target::Cuda, memory::Space::Device) => "CUDA",
+        _ => error.device,
+    };
+    Refusal {
+        device,
+        ..(**error).clone()
+    }
+    .into()
+}
