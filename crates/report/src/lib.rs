@@ -1,11 +1,20 @@
-//! What a run tells: `metrics.jsonl`, progress on a terminal, tables of memory.
+//! What a run tells: `metrics.jsonl`, progress on a terminal, tables and pictures of memory, and the
+//! page `report.html`.
 //!
 //! This crate reads records of [`memory`] and [`model`]; it never changes anything of a run.
 
+mod growth;
 mod metrics;
+pub mod page;
+pub mod pictures;
+mod process;
 mod progress;
 mod tables;
 
-pub use metrics::{EndRecord, MetricsFile, RunRecord, StepRecord, Timing, max_rss_bytes};
+pub use growth::MemoryGrowth;
+pub use metrics::{
+    EndRecord, MetricsFile, RunRecord, StepRecord, Timing, max_rss_bytes, resident_bytes,
+};
+pub use process::{Fate, OomKills, ProcessRecord};
 pub use progress::Progress;
 pub use tables::{Align, Table, memory_table};

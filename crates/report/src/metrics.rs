@@ -1,5 +1,6 @@
 //! `metrics.jsonl`: one JSON object a line, `kind` first.
 
+use crate::process::ProcessRecord;
 use memory::{ByCategory, ByPhase, DeviceMarks, Layer, Phase};
 use model::ReplayCounts;
 use serde::Serialize;
@@ -29,6 +30,8 @@ pub struct RunRecord {
     /// The most host memory outside the ledger: on the CPU the GEMM library's packing buffers, on CUDA the page-locked
     /// buffers through which uploads pass.
     pub untracked_host_bytes_max: u64,
+    /// Who makes it: tells a run that was killed from one that is going on.
+    pub process: ProcessRecord,
 }
 
 /// What depends on the clock, and so differs between identical runs.
@@ -162,10 +165,18 @@ impl MetricsFile {
 
 /// The largest resident set that this process has had; none where the system does not tell.
 pub fn max_rss_bytes() -> Option<u64> {
+    status_bytes("VmHWM:")
+}
+
+/// What is resident of this process but for files that are mapped, whose pages the system takes back when it wants them; none
+/// where it does not tell.
+pub fn resident_bytes() -> Option<u64> {
+    Some(status_bytes("RssAnon:")? + status_bytes("RssShmem:")?)
+}
+
+fn status_bytes(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
 }

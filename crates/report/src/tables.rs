@@ -1,9 +1,11 @@
 //! Tables for people.
 
 use memory::{ByCategory, ByPhase, Category, Phase, format_bytes};
+use serde::Serialize;
 
 /// How a column is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Align {
     /// Words.
     Left,
@@ -12,6 +14,7 @@ pub enum Align {
 }
 
 /// Rows of text in aligned columns.
+#[derive(Serialize)]
 pub struct Table {
     columns: Vec<(String, Align)>,
     rows: Vec<Vec<String>>,

@@ -1,0 +1,177 @@
+//! The page of two runs: what was set differently, then what came of it.
+
+use super::chart::grouped;
+use super::configuration::differing;
+use super::ending::ending;
+use super::figures::{difference, exact, memory_beside};
+use super::run::Run;
+use super::single::{about, course};
+use super::view::{Item, Page, Part};
+use crate::{Align, Table};
+use serde_json::Value;
+
+/// The page of two runs, differences first.
+pub(super) fn page(a: &Run, b: &Run) -> Page {
+    let [name_a, name_b] = names(a, b);
+    let heads = [name_a.as_str(), name_b.as_str()];
+    let changed = match differing(heads, &a.config, &b.config) {
+        Some(table) => Item::Table(table),
+        None => Item::Say("The settings are the same.".into()),
+    };
+    let mut side_by_side = vec![Item::Table(side_by_side(heads, a, b))];
+    side_by_side.extend(same_losses(a, b).map(Item::Say));
+    let parts = [
+        Part {
+            title: "Settings that differ",
+            items: vec![changed],
+            in_text: true,
+        },
+        Part {
+            title: "Side by side",
+            items: side_by_side,
+            in_text: true,
+        },
+        course(&[(name_a.clone(), a), (name_b.clone(), b)]),
+        memory(heads, a, b),
+    ];
+    Page {
+        title: format!("{name_b} against {name_a}"),
+        about: match (about(a), about(b)) {
+            (a, b) if a == b => a,
+            (a, b) => format!("{name_a}: {a} — {name_b}: {b}"),
+        },
+        endings: vec![(name_a.clone(), ending(a)), (name_b.clone(), ending(b))],
+        facts: Vec::new(),
+        parts: parts
+            .into_iter()
+            .filter(|part| !part.items.is_empty())
+            .collect(),
+    }
+}
+
+/// The folders' names; their paths where these are the same.
+fn names(a: &Run, b: &Run) -> [String; 2] {
+    match (a.name(), b.name()) {
+        (a_name, b_name) if a_name == b_name => [a, b].map(|run| run.folder.display().to_string()),
+        (a, b) => [a, b],
+    }
+}
+
+fn memory(heads: [&str; 2], a: &Run, b: &Run) -> Part {
+    let rounded = format!("{}, rounded", heads[1]);
+    let measured = |run: &Run| !run.peak_step.is_null();
+    let (what, a, b) = match measured(a) && measured(b) {
+        true => (
+            "Measured, in the step with the largest peak.",
+            &a.peak_step,
+            &b.peak_step,
+        ),
+        false => ("Planned: not both runs made a step.", &a.plan, &b.plan),
+    };
+    let table = memory_beside([heads[0], heads[1], &rounded], a, b);
+    Part {
+        title: "Memory",
+        items: vec![Item::Say(what.into()), Item::Table(table)],
+        in_text: true,
+    }
+}
+
+/// In how many steps both have the same loss: metrics have it with every digit, so equal is equal to the bit.
+fn same_losses(a: &Run, b: &Run) -> Option<String> {
+    let both = || a.steps.iter().zip(&b.steps);
+    let differs = both().find(|(a, b)| (a.step, a.loss) != (b.step, b.loss));
+    let steps = both().count();
+    Some(match differs {
+        None if steps == 0 => return None,
+        None => format!("The loss is the same in all {steps} steps that both made, bit for bit."),
+        Some((first, _)) => format!("The loss differs from step {} on.", first.step),
+    })
+}
+
+/// Figures of both runs, with B less A.
+fn side_by_side(heads: [&str; 2], a: &Run, b: &Run) -> Table {
+    let mut table = Table::new(&[
+        ("", Align::Left),
+        (heads[0], Align::Right),
+        (heads[1], Align::Right),
+        ("difference", Align::Right),
+    ]);
+    let count = |run: &Run| run.steps.last().map(|step| step.step);
+    bytes(&mut table, "steps", [count(a), count(b)]);
+    number(&mut table, "last loss", 4, [a.last_loss(), b.last_loss()]);
+    speed(&mut table, [a.tokens_per_s(), b.tokens_per_s()]);
+    let mut field = |name: &str, of: fn(&Run) -> &Value, field: &str| {
+        bytes(&mut table, name, [a, b].map(|run| of(run)[field].as_u64()));
+    };
+    field("planned peak, bytes", |run| &run.plan, "peak_bytes");
+    field("measured peak, bytes", |run| &run.peak_step, "peak_bytes");
+    field(
+        "reserved as planned, bytes",
+        |run| &run.plan,
+        "reserved_bytes",
+    );
+    field(
+        "pinned host memory, bytes",
+        |run| &run.plan,
+        "host_pinned_bytes",
+    );
+    field(
+        "to the device in a step, bytes",
+        |run| &run.plan,
+        "h2d_bytes",
+    );
+    field("to the host in a step, bytes", |run| &run.plan, "d2h_bytes");
+    field(
+        "resident set at most, bytes",
+        |run| &run.end,
+        "max_rss_bytes",
+    );
+    let extra = |run: &Run| Some(100.0 * run.plan["recompute_flops_fraction"].as_f64()?);
+    number(
+        &mut table,
+        "extra FLOPs of recompute, %",
+        1,
+        [extra(a), extra(b)],
+    );
+    field_of_replays(&mut table, a, b);
+    table
+}
+
+fn field_of_replays(table: &mut Table, a: &Run, b: &Run) {
+    let replays = [a, b].map(|run| {
+        let counts = run.last_step["replayed"].as_object()?;
+        Some(counts.values().filter_map(Value::as_u64).sum())
+    });
+    bytes(table, "stages replayed in a step", replays);
+}
+
+/// A row of whole numbers; none where both are nothing.
+fn bytes(table: &mut Table, name: &str, [a, b]: [Option<u64>; 2]) {
+    if a.unwrap_or(0) == 0 && b.unwrap_or(0) == 0 {
+        return;
+    }
+    let cell = |value: Option<u64>| value.map_or(String::new(), exact);
+    let differs = a.zip(b).map_or(String::new(), |(a, b)| difference(a, b));
+    table.row([name.to_string(), cell(a), cell(b), differs]);
+}
+
+fn number(table: &mut Table, name: &str, decimals: usize, [a, b]: [Option<f64>; 2]) {
+    let cell = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, decimals));
+    let differs = a.zip(b).map_or(String::new(), |(a, b)| match b - a {
+        0.0 => "0".into(),
+        more => format!("{more:+.decimals$}"),
+    });
+    if a.is_some() || b.is_some() {
+        table.row([name.to_string(), cell(a), cell(b), differs]);
+    }
+}
+
+fn speed(table: &mut Table, [a, b]: [Option<f64>; 2]) {
+    let cell = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, 0));
+    let differs = a.zip(b).map_or(String::new(), |(a, b)| {
+        format!("{:+.1} %", 100.0 * (b / a - 1.0))
+    });
+    if a.is_some() || b.is_some() {
+        table.row(["tokens/s, median".to_string(), cell(a), cell(b), differs]);
+    }
+}

@@ -1,0 +1,273 @@
+//! Figures of a run as tables, from its records.
+
+use super::chart::grouped;
+use super::run::Run;
+use super::view::{Bar, Piece};
+use crate::{Align, Table};
+use memory::{Category, Phase, format_bytes};
+use serde_json::Value;
+
+/// How many of the largest tensors are listed.
+const LARGEST: usize = 15;
+
+/// Bytes to the last one.
+pub(super) fn exact(bytes: u64) -> String {
+    grouped(bytes as f64, 0)
+}
+
+/// `was` to `is`, with a sign.
+pub(super) fn difference(was: u64, is: u64) -> String {
+    match is.cmp(&was) {
+        std::cmp::Ordering::Equal => "0".into(),
+        std::cmp::Ordering::Less => format!("-{}", exact(was - is)),
+        std::cmp::Ordering::Greater => format!("+{}", exact(is - was)),
+    }
+}
+
+/// Peak, peak by category and peak by phase of a plan or a step, in the order of every report.
+pub(super) fn memory_rows(record: &Value) -> Vec<(String, Option<u64>)> {
+    let categories = Category::ALL.map(|category| {
+        let name = category.name();
+        (
+            format!("  {name}"),
+            record["peak_by_category"][name].as_u64(),
+        )
+    });
+    let phases = Phase::ALL.map(|phase| {
+        let name = phase.name();
+        (
+            format!("peak in {name}"),
+            record["phase_peak_bytes"][name].as_u64(),
+        )
+    });
+    let first = [("peak".to_string(), record["peak_bytes"].as_u64())];
+    first.into_iter().chain(categories).chain(phases).collect()
+}
+
+/// Two records' memory side by side, to the byte, and the second rounded; rows that are nothing in both are left out.
+pub(super) fn memory_beside(heads: [&str; 3], one: &Value, other: &Value) -> Table {
+    let mut table = Table::new(&[
+        ("bytes", Align::Left),
+        (heads[0], Align::Right),
+        (heads[1], Align::Right),
+        ("difference", Align::Right),
+        (heads[2], Align::Right),
+    ]);
+    let cell = |bytes: Option<u64>| bytes.map_or(String::new(), exact);
+    let rows = memory_rows(one).into_iter().zip(memory_rows(other));
+    for ((name, one), (_, other)) in rows {
+        if one.unwrap_or(0) == 0 && other.unwrap_or(0) == 0 {
+            continue;
+        }
+        let differs = one
+            .zip(other)
+            .map_or(String::new(), |(one, other)| difference(one, other));
+        let readable = other.or(one).map_or(String::new(), format_bytes);
+        table.row([name, cell(one), cell(other), differs, readable]);
+    }
+    table
+}
+
+/// What a device itself says of its memory at its fullest; none where it says nothing.
+pub(super) fn device_account(step: &Value) -> Option<Table> {
+    const MARKS: [(&str, &str); 4] = [
+        ("device_used_high_bytes", "used of the pool, at most"),
+        (
+            "device_reserved_high_bytes",
+            "reserved by the pool, at most",
+        ),
+        (
+            "device_total_used_bytes",
+            "used on the whole device, other processes too",
+        ),
+        ("host_pinned_bytes", "pinned host memory"),
+    ];
+    let mut table = Table::new(&[
+        ("the device's own account", Align::Left),
+        ("bytes", Align::Right),
+        ("rounded", Align::Right),
+    ]);
+    let marks = MARKS
+        .iter()
+        .filter_map(|(field, name)| Some((name, step[*field].as_u64()?)));
+    let marks: Vec<_> = marks.filter(|(_, bytes)| *bytes > 0).collect();
+    for (name, bytes) in &marks {
+        table.row([(**name).to_string(), exact(*bytes), format_bytes(*bytes)]);
+    }
+    (!marks.is_empty()).then_some(table)
+}
+
+/// Tensors that are live at once, largest first.
+pub(super) fn largest(leases: &Value) -> Option<Table> {
+    let leases = leases.as_array().filter(|leases| !leases.is_empty())?;
+    let mut table = Table::new(&[
+        ("tensor", Align::Left),
+        ("category", Align::Left),
+        ("leased in", Align::Left),
+        ("bytes", Align::Right),
+        ("rounded", Align::Right),
+    ]);
+    for lease in leases.iter().take(LARGEST) {
+        let bytes = lease["bytes"].as_u64().unwrap_or(0);
+        table.row([
+            word(&lease["name"]),
+            word(&lease["category"]),
+            place(&lease["phase"], &lease["layer"]),
+            exact(bytes),
+            format_bytes(bytes),
+        ]);
+    }
+    let bytes = |lease: &Value| lease["bytes"].as_u64().unwrap_or(0);
+    if let Some(rest) = leases.get(LARGEST..).filter(|rest| !rest.is_empty()) {
+        let sum = rest.iter().map(bytes).sum();
+        let name = format!("{} smaller ones", rest.len());
+        table.row([
+            name,
+            String::new(),
+            String::new(),
+            exact(sum),
+            format_bytes(sum),
+        ]);
+    }
+    Some(table)
+}
+
+/// A stacked bar of a record's peak by category, of a length in proportion to `longest`.
+pub(super) fn bar(name: &'static str, record: &Value, longest: u64) -> Option<Bar> {
+    let piece = |category: Category| {
+        let bytes = record["peak_by_category"][category.name()].as_u64()?;
+        (bytes > 0).then(|| Piece {
+            category: category.name(),
+            percent: 100.0 * bytes as f64 / longest.max(1) as f64,
+            bytes: format_bytes(bytes),
+        })
+    };
+    Some(Bar {
+        name,
+        total: format_bytes(record["peak_bytes"].as_u64()?),
+        pieces: Category::ALL.into_iter().filter_map(piece).collect(),
+    })
+}
+
+/// Other recompute specifications, as the plan has them.
+pub(super) fn strategies(run: &Run) -> Option<Table> {
+    let strategies = run.plan["strategies"].as_array()?;
+    let mut table = Table::new(&[
+        ("recompute", Align::Left),
+        ("offload", Align::Left),
+        ("planned peak", Align::Right),
+        ("against this run, bytes", Align::Right),
+        ("extra FLOPs", Align::Right),
+        ("", Align::Left),
+    ]);
+    let own = run.plan["peak_bytes"].as_u64().unwrap_or(0);
+    for strategy in strategies {
+        let bytes = strategy["peak_bytes"].as_u64().unwrap_or(0);
+        table.row([
+            word(&strategy["recompute"]),
+            word(&strategy["offload_activations"]),
+            format_bytes(bytes),
+            difference(own, bytes),
+            percent(&strategy["recompute_flops_fraction"]),
+            if is_own(run, strategy) {
+                "this run".into()
+            } else {
+                String::new()
+            },
+        ]);
+    }
+    (!strategies.is_empty()).then_some(table)
+}
+
+/// Whether a strategy is what the run did.
+pub(super) fn is_own(run: &Run, strategy: &Value) -> bool {
+    let key = |section: &str, name: &str| {
+        let value = run.config.get(section).and_then(|keys| keys.get(name));
+        value
+            .and_then(toml::Value::as_str)
+            .unwrap_or_default()
+            .to_string()
+    };
+    strategy["recompute"] == key("recompute", "spec").as_str()
+        && strategy["offload_activations"] == key("offload", "activations").as_str()
+        && strategy["peak_bytes"] == run.plan["peak_bytes"]
+}
+
+/// What single other settings would change, as the plan has it.
+pub(super) fn effects(run: &Run) -> Option<Table> {
+    let effects = run.plan["effects"]
+        .as_array()
+        .filter(|effects| !effects.is_empty())?;
+    let mut table = Table::new(&[
+        ("one other setting", Align::Left),
+        ("planned peak", Align::Right),
+        ("against this run, bytes", Align::Right),
+    ]);
+    let own = run.plan["peak_bytes"].as_u64().unwrap_or(0);
+    for effect in effects {
+        let bytes = effect["peak_bytes"].as_u64().unwrap_or(0);
+        table.row([
+            word(&effect["change"]),
+            format_bytes(bytes),
+            difference(own, bytes),
+        ]);
+    }
+    Some(table)
+}
+
+/// Fixes of an out-of-memory error, cheapest first.
+pub(super) fn fixes(oom: &Value) -> Option<Table> {
+    let fixes = oom["fixes"].as_array().filter(|fixes| !fixes.is_empty())?;
+    let mut table = Table::new(&[
+        ("add to the command", Align::Left),
+        ("peak", Align::Right),
+        ("saves", Align::Right),
+        ("extra FLOPs or time", Align::Right),
+        ("the loss", Align::Left),
+    ]);
+    for fix in fixes {
+        let set = fix["set"].as_array().into_iter().flatten();
+        let flags: Vec<String> = set.map(|one| format!("--set {}", word(one))).collect();
+        let bytes = |name: &str| format_bytes(fix[name].as_u64().unwrap_or(0));
+        let loss = match fix["changes_math"].as_bool() {
+            Some(true) => "other bits",
+            _ => "bitwise the same",
+        };
+        table.row([
+            flags.join(" "),
+            bytes("peak_bytes"),
+            bytes("saves_bytes"),
+            percent(&fix["cost_fraction"]),
+            loss.into(),
+        ]);
+    }
+    Some(table)
+}
+
+/// `backward, block 3`.
+pub(super) fn place(phase: &Value, layer: &Value) -> String {
+    let layer = match layer {
+        Value::Number(number) => format!("block {number}"),
+        other => word(other),
+    };
+    [word(phase), layer]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// A value without quotes; nothing for null.
+pub(super) fn word(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn percent(fraction: &Value) -> String {
+    fraction.as_f64().map_or(String::new(), |fraction| {
+        format!("{:.1} %", 100.0 * fraction)
+    })
+}

@@ -1,0 +1,159 @@
+//! `report.html`: a run, or two beside each other, on a page that needs no network.
+//!
+//! A run directory is read as far as it is there (`run.rs`), becomes the parts of a page (`single.rs`, `comparison.rs`), and
+//! these become HTML by a template, which escapes everything, or text.
+
+mod chart;
+mod comparison;
+mod configuration;
+mod ending;
+mod figures;
+mod run;
+mod single;
+mod timeline;
+mod view;
+
+use run::Run;
+use std::path::{Path, PathBuf};
+use view::Page;
+
+/// The page's name in a run directory.
+const NAME: &str = "report.html";
+
+/// Why there is no page.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// A folder that no run wrote into.
+    #[error(
+        "{0} is no run directory: it has neither metrics.jsonl nor plan.json nor config.toml; name a folder that `trainer \
+         train` wrote, such as one under runs/"
+    )]
+    NoRun(PathBuf),
+    /// A file that cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file that is not what its name says.
+    #[error("{path} is damaged, so there is no report of this run: {reason}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file that cannot be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The template is wrong: a defect.
+    #[error("the template of the report is wrong: {0}")]
+    Template(#[from] minijinja::Error),
+}
+
+/// Writes the page of a run into its directory; returns where.
+///
+/// # Errors
+/// [`PageError`].
+pub fn write(run_dir: &Path) -> Result<PathBuf, PageError> {
+    write_to(run_dir, &run_dir.join(NAME))
+}
+
+/// Writes the page of a run to a file; returns it.
+///
+/// # Errors
+/// [`PageError`].
+pub fn write_to(run_dir: &Path, file: &Path) -> Result<PathBuf, PageError> {
+    put(&single::page(&Run::read(run_dir)?), file)
+}
+
+/// Writes the page that compares two runs to a file, or to `report-vs-A.html` in B; returns where.
+///
+/// # Errors
+/// [`PageError`].
+pub fn write_comparison(a: &Path, b: &Path, file: Option<&Path>) -> Result<PathBuf, PageError> {
+    let (a, b) = (Run::read(a)?, Run::read(b)?);
+    let default = b.folder.join(format!("report-vs-{}.html", a.name()));
+    put(&comparison::page(&a, &b), file.unwrap_or(&default))
+}
+
+/// How a run ended, and its memory in tables.
+///
+/// # Errors
+/// [`PageError`].
+pub fn text(run_dir: &Path) -> Result<String, PageError> {
+    Ok(single::page(&Run::read(run_dir)?).text())
+}
+
+/// What differs between two runs, in tables.
+///
+/// # Errors
+/// [`PageError`].
+pub fn text_of_comparison(a: &Path, b: &Path) -> Result<String, PageError> {
+    Ok(comparison::page(&Run::read(a)?, &Run::read(b)?).text())
+}
+
+fn put(page: &Page, file: &Path) -> Result<PathBuf, PageError> {
+    std::fs::write(file, html(page)?).map_err(|source| PageError::Write {
+        path: file.into(),
+        source,
+    })?;
+    Ok(file.into())
+}
+
+fn html(page: &Page) -> Result<String, minijinja::Error> {
+    let mut templates = minijinja::Environment::new();
+    // What ends in .html is escaped; style and script are ours.
+    templates.add_template("page.html", include_str!("page.html"))?;
+    templates.add_template("style.css", include_str!("style.css"))?;
+    templates.add_template("script.js", include_str!("script.js"))?;
+    templates
+        .get_template("page.html")?
+        .render(minijinja::value::Serde(page))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use view::{Item, Part};
+
+    /// Names of folders, tensors and models are anyone's.
+    #[test]
+    fn everything_is_escaped() {
+        let evil = "\"><script>alert('x')</script>";
+        let mut table = crate::Table::new(&[(evil, crate::Align::Left)]);
+        table.row([evil]);
+        let line = chart::Line {
+            name: evil.into(),
+            values: vec![(1.0, Some(1.0))],
+        };
+        let charts = chart::curves(evil, 1, false, &[line]).into_iter().collect();
+        let page = Page {
+            title: evil.into(),
+            about: evil.into(),
+            endings: Vec::new(),
+            facts: vec![("fact", evil.into())],
+            parts: vec![Part {
+                title: "Part",
+                items: vec![
+                    Item::Table(table),
+                    Item::Charts(charts),
+                    Item::File("config.toml", evil.into()),
+                    timeline::frame(evil),
+                ],
+                in_text: true,
+            }],
+        };
+        let html = html(&page).unwrap();
+        assert_eq!(html.matches("<script>").count(), 1, "the page's own");
+        assert!(html.matches("&lt;script&gt;").count() >= 8, "{html}");
+        assert!(html.contains("Part") && !html.contains("http:") && !html.contains("https:"));
+    }
+}

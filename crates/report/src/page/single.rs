@@ -1,0 +1,291 @@
+//! The page of one run.
+
+use super::chart::{Line, Point, curves, grouped, scatter};
+use super::ending::ending;
+use super::figures::{
+    bar, device_account, effects, exact, fixes, is_own, largest, memory_beside, place, strategies,
+    word,
+};
+use super::run::Run;
+use super::view::{Item, Page, Part};
+use super::{configuration, timeline};
+use memory::format_bytes;
+use serde_json::{Value, json};
+
+/// The page of one run: settings, curves, memory, what else could have been, and how it ended.
+pub(super) fn page(run: &Run) -> Page {
+    let parts = [
+        out_of_memory(run),
+        settings(run),
+        course(&[(run.name(), run)]),
+        memory(run),
+        at_peak(run),
+        alternatives(run),
+    ];
+    Page {
+        title: run.name(),
+        about: about(run),
+        endings: vec![(String::new(), ending(run))],
+        facts: facts(run),
+        parts: parts
+            .into_iter()
+            .filter(|part| !part.items.is_empty())
+            .collect(),
+    }
+}
+
+/// What was trained, on what, with what.
+pub(super) fn about(run: &Run) -> String {
+    let dtype = word(&run.plan["dtype"]);
+    let mut about = vec![word(&run.begin["model"])];
+    if let Some(parameters) = run.plan["parameters"].as_f64() {
+        about.push(format!("{} parameters", grouped(parameters, 0)));
+    }
+    about.push(format!("{dtype} on {}", run.device()));
+    if let Some(version) = run.begin["version"].as_str() {
+        about.push(format!("trainer {version}"));
+    }
+    about.retain(|part| !part.is_empty());
+    about.join(" · ")
+}
+
+fn facts(run: &Run) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    let mut fact = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
+    fact("steps", run.steps.last().map(|last| last.step.to_string()));
+    fact(
+        "last loss",
+        run.last_loss().map(|loss| format!("{loss:.4}")),
+    );
+    fact(
+        "tokens/s, median",
+        run.tokens_per_s().map(|speed| grouped(speed, 0)),
+    );
+    let bytes = |record: &Value, name: &str| record[name].as_u64().map(format_bytes);
+    fact("planned peak", bytes(&run.plan, "peak_bytes"));
+    fact("measured peak", bytes(&run.peak_step, "peak_bytes"));
+    fact("resident set, at most", bytes(&run.end, "max_rss_bytes"));
+    facts
+}
+
+fn out_of_memory(run: &Run) -> Part {
+    let (oom, mut items) = (&run.oom, Vec::new());
+    if !oom.is_null() {
+        let bytes = |name: &str| oom[name].as_u64().map_or("unknown".into(), format_bytes);
+        let limit = oom["limit_bytes"].as_u64().map_or(String::new(), |bytes| {
+            format!(
+                " under a limit of {} ({} bytes)",
+                format_bytes(bytes),
+                exact(bytes)
+            )
+        });
+        items.push(Item::Say(format!(
+            "{} for `{}` ({}; {}) was refused{limit}. The plan's peak is {}. The cause is {}.",
+            bytes("requested_bytes"),
+            word(&oom["name"]),
+            word(&oom["category"]),
+            place(&oom["phase"], &oom["layer"]),
+            bytes("planned_peak_bytes"),
+            cause(&word(&oom["cause"]), &word(&oom["space"])),
+        )));
+        match fixes(oom) {
+            Some(table) => {
+                let say = "With any of these the run fits; the cheapest stands first.";
+                items.extend([Item::Say(say.into()), Item::Table(table)]);
+            }
+            None => items.push(Item::Say(
+                "No other setting that was tried is a fix.".into(),
+            )),
+        }
+        if let Some(table) = largest(&oom["live_largest"]) {
+            items.extend([
+                Item::Say("Live when it was refused:".into()),
+                Item::Table(table),
+            ]);
+        }
+    }
+    Part {
+        title: "Out of memory",
+        items,
+        in_text: true,
+    }
+}
+
+fn cause(cause: &str, space: &str) -> String {
+    match (cause, space) {
+        ("capacity", "host") => "that the host has too little memory".into(),
+        ("capacity", _) => "that it does not fit".into(),
+        ("fragmentation", _) => "fragmentation: there is room, but not in one piece".into(),
+        ("other_process", _) => "another process on the device".into(),
+        ("host", _) => "that the host has too little memory".into(),
+        (other, _) => other.into(),
+    }
+}
+
+fn settings(run: &Run) -> Part {
+    let mut items = Vec::new();
+    if !run.config.is_empty() {
+        items.push(match configuration::changed(&run.config) {
+            Some(table) => Item::Table(table),
+            None => Item::Say("Everything is as the defaults have it.".into()),
+        });
+        items.push(Item::File("config.toml", run.config_text.clone()));
+    }
+    Part {
+        title: "Settings that are not the defaults",
+        items,
+        in_text: false,
+    }
+}
+
+/// Loss and throughput of runs, in the same pictures.
+pub(super) fn course(runs: &[(String, &Run)]) -> Part {
+    let lines = |of: fn(&super::run::Step) -> Option<f64>| {
+        let line = |(name, run): &(String, &Run)| Line {
+            name: name.clone(),
+            values: run
+                .steps
+                .iter()
+                .map(|step| (step.step as f64, of(step)))
+                .collect(),
+        };
+        runs.iter().map(line).collect::<Vec<_>>()
+    };
+    let loss = curves("loss", 4, false, &lines(|step| step.loss));
+    let speed = curves("tokens/s", 0, true, &lines(|step| step.tokens_per_s));
+    let charts: Vec<_> = loss.into_iter().chain(speed).collect();
+    let items = if charts.is_empty() {
+        Vec::new()
+    } else {
+        vec![Item::Charts(charts)]
+    };
+    Part {
+        title: "Loss and throughput",
+        items,
+        in_text: false,
+    }
+}
+
+fn memory(run: &Run) -> Part {
+    let (plan, refused) = (&run.plan, refused(run));
+    let (name, record) = match &refused {
+        Some(record) => ("when refused", record),
+        None => ("measured", &run.peak_step),
+    };
+    let mut items = vec![Item::Say(verdict(run))];
+    let longest = [plan, record]
+        .iter()
+        .filter_map(|record| record["peak_bytes"].as_u64())
+        .max();
+    let bars = [("planned", plan), (name, record)];
+    let bars = bars
+        .iter()
+        .filter_map(|(name, record)| bar(name, record, longest?));
+    let bars: Vec<_> = bars.collect();
+    if bars.is_empty() {
+        return Part {
+            title: "Memory",
+            items: Vec::new(),
+            in_text: true,
+        };
+    }
+    items.push(Item::Bars(bars));
+    let heads = ["planned", name, "rounded"];
+    items.push(Item::Table(memory_beside(heads, plan, record)));
+    items.extend(device_account(record).map(Item::Table));
+    if let Some(picture) = &run.timeline {
+        items.push(timeline::frame(picture));
+    }
+    Part {
+        title: "Memory",
+        items,
+        in_text: true,
+    }
+}
+
+/// What was live when a lease was refused, as a record, of a run that made no step.
+fn refused(run: &Run) -> Option<Value> {
+    let live = run.oom["live_by_category"].as_object();
+    let live = live.filter(|_| run.steps.is_empty())?;
+    let bytes: u64 = live.values().filter_map(Value::as_u64).sum();
+    Some(json!({ "peak_bytes": bytes, "peak_by_category": live }))
+}
+
+/// Whether the plan came true, to the byte.
+fn verdict(run: &Run) -> String {
+    let differ = run
+        .steps
+        .iter()
+        .filter(|step| step.beyond_plan != 0)
+        .count();
+    let all = run.steps.len();
+    match (all, differ) {
+        (0, _) => "No step was measured; this is the plan.".into(),
+        (_, 0) => format!("The peak of every step ({all}) was the plan's, to the byte."),
+        _ => format!(
+            "In {differ} of {all} steps the peak was not the plan's; measured is the step with the largest peak."
+        ),
+    }
+}
+
+fn at_peak(run: &Run) -> Part {
+    let mut items = Vec::new();
+    if let Some(table) = largest(&run.plan["largest_at_peak"]) {
+        let peak = &run.plan;
+        let place = place(&peak["peak_phase"], &peak["peak_layer"]);
+        items.push(Item::Say(format!("The peak is in {place}.")));
+        items.push(Item::Table(table));
+    }
+    Part {
+        title: "Largest tensors at the peak",
+        items,
+        in_text: true,
+    }
+}
+
+fn alternatives(run: &Run) -> Part {
+    let mut items = Vec::new();
+    if let Some(table) = strategies(run) {
+        items.extend(picture(run).map(|chart| Item::Charts(vec![chart])));
+        items.push(Item::Table(table));
+    }
+    items.extend(effects(run).map(Item::Table));
+    Part {
+        title: "What else could have been",
+        items,
+        in_text: false,
+    }
+}
+
+fn picture(run: &Run) -> Option<super::chart::Chart> {
+    let strategies = run.plan["strategies"].as_array()?;
+    let peaks = strategies
+        .iter()
+        .filter_map(|strategy| strategy["peak_bytes"].as_f64());
+    let (unit, unit_bytes) = match peaks.fold(0.0, f64::max) {
+        most if most >= 4.0 * (1u64 << 30) as f64 => ("GiB", (1u64 << 30) as f64),
+        _ => ("MiB", (1u64 << 20) as f64),
+    };
+    let point = |strategy: &Value| {
+        let cost = 100.0 * strategy["recompute_flops_fraction"].as_f64()?;
+        let offload = word(&strategy["offload_activations"]);
+        let with = if matches!(offload.as_str(), "" | "none") {
+            String::new()
+        } else {
+            format!(" + offload {offload}")
+        };
+        Some(Point {
+            name: word(&strategy["recompute"]) + &with,
+            at: (cost, strategy["peak_bytes"].as_f64()? / unit_bytes),
+            is_chosen: is_own(run, strategy),
+        })
+    };
+    let points: Vec<Point> = strategies.iter().filter_map(point).collect();
+    let caption = "a ring marks this run; where a point is faint, another one is better";
+    scatter(
+        &format!("planned peak, {unit}"),
+        caption,
+        "extra FLOPs, %",
+        &points,
+    )
+}

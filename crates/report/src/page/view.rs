@@ -1,0 +1,91 @@
+//! What a page shows, in order: the same parts become HTML and text.
+
+use super::chart::Chart;
+use super::ending::Ending;
+use crate::Table;
+use serde::Serialize;
+
+/// A page about one run, or two.
+#[derive(Serialize)]
+pub(super) struct Page {
+    pub(super) title: String,
+    /// A line below it.
+    pub(super) about: String,
+    /// How each run ended, with its name.
+    pub(super) endings: Vec<(String, Ending)>,
+    /// What to know first.
+    pub(super) facts: Vec<(&'static str, String)>,
+    pub(super) parts: Vec<Part>,
+}
+
+/// A section with a heading.
+#[derive(Serialize)]
+pub(super) struct Part {
+    pub(super) title: &'static str,
+    pub(super) items: Vec<Item>,
+    /// Whether it is in the text form too.
+    #[serde(skip)]
+    pub(super) in_text: bool,
+}
+
+/// Something in a section.
+#[derive(Serialize)]
+#[serde(tag = "kind", content = "body", rename_all = "snake_case")]
+pub(super) enum Item {
+    /// A sentence.
+    Say(String),
+    Table(Table),
+    /// Pictures side by side, where there is room.
+    Charts(Vec<Chart>),
+    Bars(Vec<Bar>),
+    /// A file, folded: its name and text.
+    File(&'static str, String),
+    /// A picture that a run wrote, in a frame of its own: nothing in it can run or reach the page.
+    Frame {
+        document: String,
+        /// Width over height.
+        ratio: f64,
+    },
+}
+
+/// A bar of bytes by category.
+#[derive(Serialize)]
+pub(super) struct Bar {
+    pub(super) name: &'static str,
+    pub(super) total: String,
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// A category's part of a bar.
+#[derive(Serialize)]
+pub(super) struct Piece {
+    pub(super) category: &'static str,
+    pub(super) percent: f64,
+    pub(super) bytes: String,
+}
+
+impl Page {
+    /// The page as text: what its parts say, and their tables.
+    pub(super) fn text(&self) -> String {
+        let mut text = format!("{}\n", self.title);
+        for (name, ending) in &self.endings {
+            let name = if name.is_empty() {
+                String::new()
+            } else {
+                format!("{name}: ")
+            };
+            text += &format!("{name}{}. {}\n", ending.headline, ending.detail);
+        }
+        for part in self.parts.iter().filter(|part| part.in_text) {
+            text += &format!("\n{}\n", part.title);
+            for item in &part.items {
+                match item {
+                    Item::Say(sentence) => text += &format!("  {sentence}\n"),
+                    Item::Table(table) => text += &table.to_string(),
+                    _ => {}
+                }
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,78 @@
+//! Pictures of a run's memory, from its history: for PyTorch's memory viewer, for Perfetto, and one that needs neither.
+
+mod playback;
+mod slices;
+mod snapshot;
+mod timeline;
+mod trace_events;
+
+pub use playback::{Instant, Playback};
+pub use timeline::timeline_svg;
+
+use kernels::timeline::Span;
+use memory::{History, Place, Refusal};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// What pictures are drawn from.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// Device, as a person calls it.
+    pub device: String,
+    /// What happened to its memory.
+    pub history: History,
+    /// What its queues were busy with, by the clock of the history; none where nobody looked.
+    pub spans: Vec<Span>,
+    /// The lease at which the run ended, if one was refused.
+    pub refused: Option<RefusedLease>,
+}
+
+/// A lease that was refused.
+#[derive(Clone, Debug)]
+pub struct RefusedLease {
+    /// Its name.
+    pub name: &'static str,
+    /// Its size.
+    pub bytes: u64,
+    /// Where it was asked for.
+    pub place: Place,
+    /// Device bytes that were leased then: tells when that was, since leases go back while the error is on its way.
+    pub live_bytes: u64,
+    /// Bytes that the device still had; 0 where nobody knows.
+    pub free_bytes: u64,
+}
+
+impl From<&Refusal> for RefusedLease {
+    fn from(refusal: &Refusal) -> RefusedLease {
+        let live_bytes = refusal.live_by_category.total();
+        let room = refusal.room().unwrap_or(0);
+        RefusedLease {
+            name: refusal.name,
+            bytes: refusal.requested_bytes,
+            place: refusal.place,
+            live_bytes,
+            free_bytes: room.saturating_sub(live_bytes),
+        }
+    }
+}
+
+impl Trace {
+    /// Writes `snapshot.pickle` (for PyTorch's memory viewer), `trace.json` (for Perfetto) and `timeline.svg` into a
+    /// folder, which is made where it is missing.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write(&self, folder: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let playback = Playback::new(&self.history);
+        let mut snapshot = BufWriter::new(File::create(folder.join("snapshot.pickle"))?);
+        snapshot::write(&mut snapshot, self, &playback)?;
+        snapshot.flush()?;
+        let mut events = BufWriter::new(File::create(folder.join("trace.json"))?);
+        trace_events::write(&mut events, self, &playback)?;
+        events.flush()?;
+        let svg = timeline::draw(self, &playback);
+        std::fs::write(folder.join("timeline.svg"), svg)
+    }
+}
