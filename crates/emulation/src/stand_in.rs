@@ -1,10 +1,10 @@
-//! Libraries that stand in for NVIDIA's driver and cuBLASLt: `kernels/emulation/README.md` has what they do.
+//! Libraries that stand in for NVIDIA's driver, cuBLASLt and NVML: `kernels/emulation/README.md` has what they do.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 
-/// The folder of `libcuda.so` and `libcublasLt.so`, for `LD_LIBRARY_PATH`. Programs without the feature `cuda` ignore
-/// it.
+/// The folder of `libcuda.so`, `libcublasLt.so` and `libnvidia-ml.so.1`, for `LD_LIBRARY_PATH`. Programs without the
+/// feature `cuda` ignore it.
 pub fn stand_in_folder() -> &'static Path {
     Path::new(env!("STAND_IN"))
 }

@@ -110,10 +110,8 @@ fn every_fix_for_a_device_that_is_too_small_works() {
     let total = (reserved.next_multiple_of(2 << 20) - (1 << 20)).to_string();
     let settings = [("STAND_IN_TOTAL_BYTES", total.as_str())];
     let oom = refused(&place, "", &settings, "small");
-    assert_eq!(
-        (&oom["cause"], &oom["name"]),
-        (&"capacity".into(), &"slab".into())
-    );
+    assert_eq!(oom["cause"], "capacity");
+    assert_ne!(oom["name"], "slab", "the tensor that does not fit is named");
     assert_eq!(oom["device_bytes"]["total"].to_string(), total);
     let fixes = oom["fixes"].as_array().unwrap();
     assert!(fixes.len() >= 10, "{fixes:?}");

@@ -3,6 +3,7 @@
 
 mod devices;
 mod memory;
+mod nvml;
 mod offload;
 mod optimizer_states;
 mod recompute;

@@ -102,8 +102,10 @@ fn a_card_that_is_full_in_the_rehearsal_is_explained() {
     let (total, products) = (16 << 30, loaded / PRODUCT_BYTES);
     for fitting in [0, 1, products / 2, products - 1] {
         let others = total - held - fitting * PRODUCT_BYTES;
+        // Else the plan alone would refuse the run.
         let out = format!("full-{fitting}");
-        let refused = on_device(&place, &out, total, others, 2 * MIB);
+        let forced = format!("{out} --force");
+        let refused = on_device(&place, &forced, total, others, 2 * MIB);
         assert!(!refused.stderr.contains("CUBLAS"), "{refused:?}");
         let oom = explained(&place, &refused, &out);
         assert_eq!(oom["name"], "what kernels and cuBLASLt load", "{oom}");
@@ -114,7 +116,7 @@ fn a_card_that_is_full_in_the_rehearsal_is_explained() {
         ("STAND_IN_TOTAL_BYTES", &reserved.to_string()),
         ("STAND_IN_MODULE_BYTES", "1073741824"),
     ];
-    let refused = on_gpu(&place, &format!("{MODEL} --out modules"), &kernels);
+    let refused = on_gpu(&place, &format!("{MODEL} --out modules --force"), &kernels);
     let oom = explained(&place, &refused, "modules");
     assert_eq!(oom["name"], "what kernels and cuBLASLt load", "{oom}");
 }

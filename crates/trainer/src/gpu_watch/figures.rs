@@ -1,0 +1,242 @@
+//! Readings of a run in figures, and those of several runs in one.
+
+use super::tenants::Tenants;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use planner::OtherProcess;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+/// What a GPU does at a moment.
+#[derive(Clone, Debug)]
+pub(super) struct Reading {
+    pub(super) sm_clock_mhz: Option<u32>,
+    pub(super) memory_clock_mhz: Option<u32>,
+    pub(super) power_w: Option<u32>,
+    pub(super) temperature_c: Option<u32>,
+    /// What holds its clocks back.
+    pub(super) reasons: ThrottleReasons,
+}
+
+/// Most that a GPU may.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) sm_clock_mhz: Option<u32>,
+    pub(super) power_w: Option<u32>,
+}
+
+/// What a GPU did in a run, or in all runs of a strategy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct GpuFigures {
+    /// Clock of the multiprocessors, while the GPU was not idle.
+    pub(crate) sm_clock_mhz: Option<Spread>,
+    /// The highest that it can have.
+    pub(crate) sm_clock_max_mhz: Option<u32>,
+    /// Clock of the memory.
+    pub(crate) memory_clock_mhz: Option<Spread>,
+    /// Power drawn.
+    pub(crate) power_w: Option<Spread>,
+    /// The limit on it.
+    pub(crate) power_limit_w: Option<u32>,
+    /// The hottest.
+    pub(crate) temperature_c_max: Option<u32>,
+    /// What held clocks back, in NVML's words.
+    pub(crate) throttle_reasons: BTreeSet<String>,
+    /// Processes that were on it before or after the run.
+    pub(crate) other_processes: Vec<OtherProcess>,
+    /// Memory in use before and after that no process owned.
+    pub(crate) unowned_bytes: Option<u64>,
+}
+
+/// Values over time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Spread {
+    pub(crate) min: u32,
+    pub(crate) median: u32,
+    pub(crate) max: u32,
+}
+
+impl Spread {
+    /// None of no values. The median of an even number of them is the larger of the two in the middle.
+    fn new(values: impl IntoIterator<Item = u32>) -> Option<Spread> {
+        let mut values: Vec<u32> = values.into_iter().collect();
+        values.sort_unstable();
+        Some(Spread {
+            min: *values.first()?,
+            median: values[values.len() / 2],
+            max: *values.last()?,
+        })
+    }
+
+    fn of_runs(runs: impl Iterator<Item = Spread> + Clone) -> Option<Spread> {
+        Some(Spread {
+            min: runs.clone().map(|run| run.min).min()?,
+            median: Spread::new(runs.clone().map(|run| run.median))?.median,
+            max: runs.map(|run| run.max).max()?,
+        })
+    }
+}
+
+impl GpuFigures {
+    /// Of a run: its readings, and who was on the GPU before it began and after it had ended.
+    pub(super) fn new(limits: Limits, readings: &[Reading], tenants: &[Tenants]) -> GpuFigures {
+        // The clock of a GPU that waits for its work is low, and means nothing.
+        let is_busy = |reading: &&Reading| !reading.reasons.contains(ThrottleReasons::GPU_IDLE);
+        let mut counted: Vec<&Reading> = readings.iter().filter(is_busy).collect();
+        if counted.is_empty() {
+            counted = readings.iter().collect();
+        }
+        let of = |figure: fn(&Reading) -> Option<u32>| {
+            Spread::new(counted.iter().filter_map(|reading| figure(reading)))
+        };
+        let reasons = counted.iter().flat_map(|reading| {
+            let words = reading.reasons.iter_names();
+            words.map(|(word, _)| word.to_lowercase())
+        });
+        let unowned = tenants.iter().map(|tenants| tenants.unowned_bytes);
+        GpuFigures {
+            sm_clock_mhz: of(|reading| reading.sm_clock_mhz),
+            sm_clock_max_mhz: limits.sm_clock_mhz,
+            memory_clock_mhz: of(|reading| reading.memory_clock_mhz),
+            power_w: of(|reading| reading.power_w),
+            power_limit_w: limits.power_w,
+            temperature_c_max: of(|reading| reading.temperature_c).map(|spread| spread.max),
+            throttle_reasons: reasons.collect(),
+            other_processes: largest(tenants.iter().flat_map(|tenants| &tenants.others)),
+            // What a process that has just ended held may still be on its way back.
+            unowned_bytes: unowned.min().flatten(),
+        }
+    }
+
+    /// Of all runs of a strategy; none of no runs.
+    pub(crate) fn of_runs(runs: &[&GpuFigures]) -> Option<GpuFigures> {
+        let first = runs.first()?;
+        let spread = |figure: fn(&GpuFigures) -> Option<Spread>| {
+            Spread::of_runs(runs.iter().filter_map(move |run| figure(run)))
+        };
+        let reasons = runs.iter().flat_map(|run| &run.throttle_reasons);
+        Some(GpuFigures {
+            sm_clock_mhz: spread(|run| run.sm_clock_mhz),
+            sm_clock_max_mhz: first.sm_clock_max_mhz,
+            memory_clock_mhz: spread(|run| run.memory_clock_mhz),
+            power_w: spread(|run| run.power_w),
+            power_limit_w: runs.iter().filter_map(|run| run.power_limit_w).min(),
+            temperature_c_max: runs.iter().filter_map(|run| run.temperature_c_max).max(),
+            throttle_reasons: reasons.cloned().collect(),
+            other_processes: largest(runs.iter().flat_map(|run| &run.other_processes)),
+            unowned_bytes: runs.iter().filter_map(|run| run.unowned_bytes).max(),
+        })
+    }
+}
+
+/// Each process once, with the most that it held; those that held most first.
+fn largest<'a>(processes: impl Iterator<Item = &'a OtherProcess>) -> Vec<OtherProcess> {
+    let mut processes: Vec<OtherProcess> = processes.cloned().collect();
+    processes.sort_by_key(|process| (process.pid, Reverse(process.bytes)));
+    processes.dedup_by_key(|process| process.pid);
+    processes.sort_by_key(|process| Reverse(process.bytes));
+    processes
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Of a run with nothing but a clock and reasons.
+    pub(crate) fn run(sm_clock_mhz: u32, reasons: ThrottleReasons) -> GpuFigures {
+        let limits = Limits {
+            sm_clock_mhz: Some(1980),
+            power_w: Some(700),
+        };
+        GpuFigures::new(limits, &[reading(sm_clock_mhz, reasons)], &[])
+    }
+
+    fn reading(sm_clock_mhz: u32, reasons: ThrottleReasons) -> Reading {
+        Reading {
+            sm_clock_mhz: Some(sm_clock_mhz),
+            memory_clock_mhz: None,
+            power_w: Some(sm_clock_mhz / 3),
+            temperature_c: Some(60),
+            reasons,
+        }
+    }
+
+    fn tenants(bytes: u64, unowned_bytes: Option<u64>) -> Tenants {
+        let process = OtherProcess {
+            pid: 7,
+            name: "python".into(),
+            bytes: Some(bytes),
+        };
+        Tenants {
+            others: vec![process],
+            shows_this_process: false,
+            unowned_bytes,
+        }
+    }
+
+    #[test]
+    fn an_idle_gpu_does_not_count() {
+        let limits = Limits {
+            sm_clock_mhz: None,
+            power_w: None,
+        };
+        let idle = reading(345, ThrottleReasons::GPU_IDLE);
+        let busy = |clock| reading(clock, ThrottleReasons::SW_POWER_CAP);
+        let figures = |readings: &[Reading]| GpuFigures::new(limits, readings, &[]);
+        let run = figures(&[
+            idle.clone(),
+            busy(1980),
+            busy(1500),
+            busy(1700),
+            idle.clone(),
+        ]);
+        let clocks = Spread {
+            min: 1500,
+            median: 1700,
+            max: 1980,
+        };
+        assert_eq!(run.sm_clock_mhz, Some(clocks));
+        assert_eq!(run.memory_clock_mhz, None);
+        assert_eq!(run.throttle_reasons, ["sw_power_cap".to_string()].into());
+        assert_eq!(figures(&[idle]).sm_clock_mhz.unwrap().max, 345);
+        assert_eq!(figures(&[]).sm_clock_mhz, None);
+    }
+
+    #[test]
+    fn a_process_counts_once_and_a_leak_before_and_after() {
+        let limits = Limits {
+            sm_clock_mhz: None,
+            power_w: None,
+        };
+        let both = [tenants(10, Some(5)), tenants(30, Some(90))];
+        let run = GpuFigures::new(limits, &[], &both);
+        assert_eq!(run.other_processes, tenants(30, None).others);
+        assert_eq!(run.unowned_bytes, Some(5));
+        let known_once = [tenants(10, Some(5)), tenants(10, None)];
+        let unknown = GpuFigures::new(limits, &[], &known_once);
+        assert_eq!(unknown.unowned_bytes, None);
+        let of_runs = GpuFigures::of_runs(&[&run, &unknown]).unwrap();
+        assert_eq!(of_runs.unowned_bytes, Some(5));
+        assert_eq!(of_runs.other_processes, run.other_processes);
+    }
+
+    #[test]
+    fn runs_are_put_together() {
+        let runs = [
+            run(1980, ThrottleReasons::empty()),
+            run(1200, ThrottleReasons::HW_SLOWDOWN),
+            run(1900, ThrottleReasons::SW_POWER_CAP),
+        ];
+        let all = GpuFigures::of_runs(&runs.each_ref()).unwrap();
+        let clocks = Spread {
+            min: 1200,
+            median: 1900,
+            max: 1980,
+        };
+        assert_eq!(all.sm_clock_mhz, Some(clocks));
+        assert_eq!(all.power_w.unwrap().max, 660);
+        let reasons: Vec<&str> = all.throttle_reasons.iter().map(String::as_str).collect();
+        assert_eq!(reasons, ["hw_slowdown", "sw_power_cap"]);
+        assert_eq!(GpuFigures::of_runs(&[]), None);
+    }
+}

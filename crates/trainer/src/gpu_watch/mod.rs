@@ -1,0 +1,61 @@
+//! What a GPU does while a run is measured, and who else is on it, by NVML, NVIDIA's management library. Where there is
+//! none, nothing is said.
+
+mod figures;
+mod nvml;
+mod tenants;
+mod warnings;
+
+pub(crate) use figures::GpuFigures;
+pub(crate) use warnings::warnings;
+
+use memory::Cause;
+use nvml::Gpu;
+use planner::OomReport;
+use settings::Device;
+use std::convert::Infallible;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// Time between two readings: short beside a run, long beside what a reading takes, which is about a millisecond.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// Does something in another process, and watches a GPU meanwhile. There are no figures of the processor, and none without
+/// NVML.
+pub(crate) fn watched<T>(device: Device, work: impl FnOnce() -> T) -> (T, Option<GpuFigures>) {
+    let Some(gpu) = &Gpu::find(device) else {
+        return (work(), None);
+    };
+    let before = gpu.tenants();
+    let (done, readings) = std::thread::scope(|scope| {
+        let (stop, stopped) = channel::<Infallible>();
+        let reader = scope.spawn(move || {
+            let mut readings = vec![gpu.read()];
+            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                readings.push(gpu.read());
+            }
+            readings
+        });
+        let done = work();
+        drop(stop);
+        (done, reader.join().expect("a reading does not panic"))
+    });
+    let tenants = [before, gpu.tenants()];
+    (
+        done,
+        Some(GpuFigures::new(gpu.limits(), &readings, &tenants)),
+    )
+}
+
+/// Adds who else is on the GPU to the report of a lease that the GPU refused.
+pub(crate) fn name_others(report: &mut OomReport, device: Device) {
+    if report.device_bytes.is_none() && report.cause != Cause::OtherProcess {
+        return;
+    }
+    let Some(tenants) = Gpu::find(device).map(|gpu| gpu.tenants()) else {
+        return;
+    };
+    // Where NVML does not even show this process, it does not tell whose memory is whose.
+    report.unowned_bytes = tenants.unowned_bytes.filter(|_| tenants.shows_this_process);
+    report.other_processes = tenants.others;
+}

@@ -1,0 +1,118 @@
+//! Asks NVML about a GPU. What a GPU or a driver does not tell is left out.
+
+use super::figures::{Limits, Reading};
+use super::tenants::Tenants;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::{Device, Nvml};
+use planner::OtherProcess;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+/// The library's name in a driver; the name without a number comes with packages for developers alone.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// Most bytes of a process's name.
+const NAME_BYTES: usize = 256;
+
+/// A GPU that NVML knows.
+pub(super) struct Gpu {
+    nvml: &'static Nvml,
+    device: Device<'static>,
+}
+
+/// The library, loaded when a GPU is first asked for; none where there is no driver.
+fn library() -> Option<&'static Nvml> {
+    static LOADED: OnceLock<Option<Nvml>> = OnceLock::new();
+    let load = || {
+        let loaded = Nvml::builder().lib_path(LIBRARY.as_ref()).init();
+        loaded
+            .inspect_err(|error| tracing::debug!("{LIBRARY}: {error}"))
+            .ok()
+    };
+    LOADED.get_or_init(load).as_ref()
+}
+
+/// Where a GPU is on the machine's bus: CUDA numbers GPUs as CUDA_VISIBLE_DEVICES has them, and NVML does not.
+fn bus_id(device: settings::Device) -> Option<String> {
+    match device {
+        settings::Device::Cpu => None,
+        #[cfg(feature = "cuda")]
+        settings::Device::Cuda { index } => kernels::cuda::pci_bus_id(index).ok(),
+        #[cfg(not(feature = "cuda"))]
+        settings::Device::Cuda { .. } => None,
+    }
+}
+
+impl Gpu {
+    /// The GPU that CUDA calls so.
+    pub(super) fn find(device: settings::Device) -> Option<Gpu> {
+        let bus_id = bus_id(device)?;
+        let nvml = library()?;
+        let found = nvml.device_by_pci_bus_id(bus_id.as_str());
+        let found = found.inspect_err(|error| tracing::debug!("NVML, {bus_id}: {error}"));
+        found.ok().map(|device| Gpu { nvml, device })
+    }
+
+    /// What does not change in a run.
+    pub(super) fn limits(&self) -> Limits {
+        let milliwatts = self.device.enforced_power_limit().ok();
+        Limits {
+            sm_clock_mhz: self.device.max_clock_info(Clock::SM).ok(),
+            power_w: milliwatts.map(|milliwatts| milliwatts / 1000),
+        }
+    }
+
+    /// What it does now.
+    pub(super) fn read(&self) -> Reading {
+        let milliwatts = self.device.power_usage().ok();
+        let reasons = self.device.current_throttle_reasons();
+        Reading {
+            sm_clock_mhz: self.device.clock_info(Clock::SM).ok(),
+            memory_clock_mhz: self.device.clock_info(Clock::Memory).ok(),
+            power_w: milliwatts.map(|milliwatts| milliwatts / 1000),
+            temperature_c: self.device.temperature(TemperatureSensor::Gpu).ok(),
+            reasons: reasons.unwrap_or(ThrottleReasons::empty()),
+        }
+    }
+
+    /// Who is on it now.
+    pub(super) fn tenants(&self) -> Tenants {
+        // By the second version of this function: the first counts what the driver keeps for itself as used.
+        let used = self.device.memory_info().ok().map(|memory| memory.used);
+        let compute = self.device.running_compute_processes().ok();
+        let processes = compute.map(|compute| {
+            let graphics = self.device.running_graphics_processes();
+            let lists = [compute, graphics.unwrap_or_default()];
+            let processes = by_pid(lists.concat()).into_iter();
+            let named = processes.map(|(pid, bytes)| OtherProcess {
+                pid,
+                name: self.name(pid),
+                bytes,
+            });
+            named.collect()
+        });
+        Tenants::new(used, processes, std::process::id())
+    }
+
+    fn name(&self, pid: u32) -> String {
+        let name = self.nvml.sys_process_name(pid, NAME_BYTES);
+        name.unwrap_or_else(|_| "unknown".into())
+    }
+}
+
+/// What each process holds: one that computes and draws is in both lists, with the same bytes.
+fn by_pid(processes: Vec<ProcessInfo>) -> BTreeMap<u32, Option<u64>> {
+    let mut by_pid = BTreeMap::new();
+    for process in processes {
+        let bytes = match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        let held = by_pid.entry(process.pid).or_insert(bytes);
+        *held = bytes.max(*held);
+    }
+    by_pid
+}
