@@ -1,12 +1,14 @@
 //! Peaks that somebody has looked at, in a file, and what has changed since: a guard for anyone's CI.
 
+use super::folded::{self, fold};
 use super::rows::{Planned, Row};
 use crate::failure::Failure;
 use memory::format_bytes;
 use planner::Plan;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The file: a strategy's peaks by its name.
@@ -21,12 +23,18 @@ pub(crate) struct Golden {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Blessed {
     planned_peak_bytes: u64,
+    /// What is reserved beyond the peak; none in a file of a version that did not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lost_to_placement_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    planned_host_bytes: Option<u64>,
     /// None where it was not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens_per_s: Option<f64>,
     /// What is live at the peak: bytes by tensor, layer and phase of its lease.
+    #[serde(with = "folded")]
     leases: BTreeMap<String, u64>,
 }
 
@@ -46,6 +54,8 @@ impl Golden {
             let plan = planned.plan.as_ref().ok()?;
             let blessed = Blessed {
                 planned_peak_bytes: plan.peak_bytes,
+                lost_to_placement_bytes: Some(plan.reserved_bytes - plan.peak_bytes),
+                planned_host_bytes: Some(plan.host_pinned_bytes),
                 peak_bytes: row.peak_bytes,
                 tokens_per_s: row.tokens_per_s,
                 leases: leases(plan),
@@ -118,12 +128,21 @@ impl Blessed {
                 .failures
                 .push(format!("{name}: {moved}{}", self.leases_that_moved(now)));
         }
-        if let (Some(was), Some(is)) = (self.peak_bytes, now.peak_bytes)
-            && was != is
-        {
-            changes
-                .failures
-                .push(format!("{name}: {}", moved("measured peak", was, is)));
+        let placed = [self, now].map(|one| one.lost_to_placement_bytes);
+        let pinned = [self, now].map(|one| one.planned_host_bytes);
+        let measured = [self, now].map(|one| one.peak_bytes);
+        for (what, figures) in [
+            ("lost to placement", placed),
+            ("planned host memory", pinned),
+            ("measured peak", measured),
+        ] {
+            if let [Some(was), Some(is)] = figures
+                && was != is
+            {
+                changes
+                    .failures
+                    .push(format!("{name}: {}", moved(what, was, is)));
+            }
         }
         if let (Some(was), Some(is)) = (self.tokens_per_s, now.tokens_per_s)
             && is < was * (1.0 - tolerance / 100.0)
@@ -137,23 +156,19 @@ impl Blessed {
 
     /// What is at the peak and was not, or was larger or smaller, a line each; the largest change first.
     fn leases_that_moved(&self, now: &Blessed) -> String {
-        let names = self.leases.keys().chain(now.leases.keys());
-        let mut moved: Vec<(i64, &String)> = names
-            .map(|name| {
-                let bytes = |of: &Blessed| of.leases.get(name).copied().unwrap_or(0) as i64;
-                (bytes(now) - bytes(self), name)
-            })
-            .filter(|(difference, _)| *difference != 0)
-            .collect();
-        moved.sort_by_key(|(difference, name)| (-difference.abs(), *name));
-        moved.dedup();
-        let lines = moved.iter().map(|(difference, name)| {
-            let word = if *difference > 0 { "grew" } else { "shrank" };
-            let bytes = difference.unsigned_abs();
-            format!(
-                "\n  {name} {word} by {bytes} bytes ({})",
-                format_bytes(bytes)
-            )
+        let names: BTreeSet<&String> = self.leases.keys().chain(now.leases.keys()).collect();
+        let differences = names.into_iter().map(|name| {
+            let bytes = |of: &Blessed| of.leases.get(name).copied().unwrap_or(0) as i64;
+            (name.as_str(), bytes(now) - bytes(self))
+        });
+        let mut moved = fold(differences.filter(|(_, difference)| *difference != 0));
+        moved.sort_by_key(|lease| Reverse(lease.bytes.unsigned_abs() * lease.count as u64));
+        let lines = moved.iter().map(|lease| {
+            let word = if lease.bytes > 0 { "grew" } else { "shrank" };
+            let bytes = lease.bytes.unsigned_abs();
+            let each = if lease.count > 1 { " in each" } else { "" };
+            let (name, readable) = (&lease.name, format_bytes(bytes));
+            format!("\n  {name} {word} by {bytes} bytes ({readable}){each}")
         });
         lines.collect()
     }
@@ -192,6 +207,8 @@ mod tests {
             .map(|(name, bytes)| ((*name).to_string(), *bytes));
         let blessed = Blessed {
             planned_peak_bytes: peak,
+            lost_to_placement_bytes: Some(0),
+            planned_host_bytes: None,
             peak_bytes: Some(peak),
             tokens_per_s: Some(tokens_per_s),
             leases: leases.collect(),
@@ -221,6 +238,40 @@ mod tests {
             ]
         );
         assert!(measured.contains("measured peak 556"));
+    }
+
+    /// Of a model with more blocks, those that it has more; and those that grew together, together.
+    #[test]
+    fn blocks_that_moved_alike_are_one_line() {
+        let lease = |block: usize| format!("`gate` (activation; block {block}, forward)");
+        let of = |blocks: usize, bytes: u64| {
+            let names: Vec<String> = (0..blocks).map(lease).collect();
+            let leases: Vec<(&str, u64)> =
+                names.iter().map(|name| (name.as_str(), bytes)).collect();
+            golden(blocks as u64 * bytes, &leases, 1.0)
+        };
+        let change = |was: &Golden, is: &Golden| was.changes(is, 10.0).failures[0].clone();
+        let deeper = "none: planned peak 112 bytes, 96 before (+16)\n  \
+                      `gate` (activation; blocks 12-13, forward) grew by 8 bytes (8 B) in each";
+        assert_eq!(change(&of(12, 8), &of(14, 8)), deeper);
+        let wider = "none: planned peak 108 bytes, 96 before (+12)\n  \
+                     `gate` (activation; blocks 0-11, forward) grew by 1 bytes (1 B) in each";
+        assert_eq!(change(&of(12, 8), &of(12, 9)), wider);
+    }
+
+    /// A tensor may be placed elsewhere while the peak stays.
+    #[test]
+    fn what_placement_loses_is_compared_where_both_know_it() {
+        let losing = |bytes| {
+            let mut golden = golden(300, &[], 1.0);
+            let blessed = golden.strategies.values_mut().next().unwrap();
+            blessed.lost_to_placement_bytes = bytes;
+            golden
+        };
+        let changes = |was, is| losing(was).changes(&losing(is), 10.0);
+        let expected = "none: lost to placement 10 bytes, 0 before (+10)";
+        assert_eq!(changes(Some(0), Some(10)).failures, [expected]);
+        assert_eq!(changes(None, Some(10)), Changes::default());
     }
 
     #[test]

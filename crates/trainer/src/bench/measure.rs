@@ -1,6 +1,7 @@
 //! One run of a strategy, in a process of its own: nothing of it, memory or caches, meets the next.
 
 use crate::failure::Failure;
+use crate::gpu_watch::{GpuFigures, watched};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use settings::Resolved;
@@ -17,6 +18,9 @@ pub(crate) struct Run {
     pub(crate) figures: Option<Figures>,
     /// Why there are none.
     pub(crate) reason: Option<String>,
+    /// What the GPU did meanwhile; none without NVML.
+    #[serde(default)]
+    pub(crate) gpu: Option<GpuFigures>,
 }
 
 /// How a run ended.
@@ -59,6 +63,8 @@ pub(crate) fn measure(
 ) -> Result<Run, Failure> {
     let mut config = resolved.config.clone();
     config.train.steps = warmup + steps;
+    // A traced run waits for every operation.
+    config.log.trace = false;
     let file = folder.with_extension("toml");
     std::fs::write(&file, config.to_toml()?).map_err(Failure::file(&file))?;
     let program = std::env::current_exe().map_err(Failure::file("the path of this program"))?;
@@ -73,7 +79,8 @@ pub(crate) fn measure(
         command.arg("--init-from").arg(model);
     }
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    let ended = command.output().map_err(Failure::file(&program))?;
+    let (ended, gpu) = watched(resolved.device(), || command.output());
+    let ended = ended.map_err(Failure::file(&program))?;
     let said = String::from_utf8_lossy(&ended.stderr);
     let reason = || {
         let error = said.lines().find_map(|line| line.strip_prefix("error: "));
@@ -82,12 +89,13 @@ pub(crate) fn measure(
             .unwrap_or("it said nothing")
             .to_string()
     };
-    Ok(match ended.status.code() {
+    let run = match ended.status.code() {
         Some(0) => match figures(folder, warmup) {
             Some(figures) => Run {
                 result: Ended::Ok,
                 figures: Some(figures),
                 reason: None,
+                gpu: None,
             },
             None => failed("its metrics have no steps".into()),
         },
@@ -95,9 +103,11 @@ pub(crate) fn measure(
             result: Ended::Oom,
             figures: None,
             reason: Some(reason()),
+            gpu: None,
         },
         _ => failed(reason()),
-    })
+    };
+    Ok(Run { gpu, ..run })
 }
 
 fn failed(reason: String) -> Run {
@@ -105,6 +115,7 @@ fn failed(reason: String) -> Run {
         result: Ended::Failed,
         figures: None,
         reason: Some(reason),
+        gpu: None,
     }
 }
 

@@ -4,6 +4,7 @@
 //! that a machine that gets slower gets slower for all.
 
 mod args;
+mod folded;
 mod golden;
 mod journal;
 mod matrix;
@@ -15,6 +16,7 @@ mod rows;
 pub use args::BenchArgs;
 
 use crate::failure::Failure;
+use crate::gpu_watch::warnings;
 use crate::interrupt::Interrupt;
 use crate::limits::{host_need, limit_of_plan};
 use crate::samples::decided;
@@ -63,6 +65,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
         false => bench.measure_all(&shared, &planned)?,
     };
     let rows = rows(&planned.planned, &runs, args.plan_only);
+    warn_of_the_gpu(&runs);
     bench.print(args, &planned.device, &rows)?;
     if let Some(path) = &args.plot {
         plot::draw(path, &rows)?;
@@ -81,6 +84,16 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
             0 => Ok(()),
             failed => Err(Failure::StrategiesFailed { failed }),
         },
+    }
+}
+
+/// Says what makes the measurements worth less, where that is known.
+fn warn_of_the_gpu(runs: &[Entry]) {
+    let watched = runs
+        .iter()
+        .filter_map(|entry| Some((entry.strategy.as_str(), entry.run.gpu.as_ref()?)));
+    for warning in warnings(&watched.collect::<Vec<_>>()) {
+        tracing::warn!("{warning}");
     }
 }
 

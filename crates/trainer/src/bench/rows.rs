@@ -3,6 +3,7 @@
 use super::journal::Entry;
 use super::matrix::Strategy;
 use super::measure::{Ended, Figures, median};
+use crate::gpu_watch::GpuFigures;
 use planner::Plan;
 use serde::Serialize;
 
@@ -50,6 +51,8 @@ pub(crate) struct Row {
     pub(crate) dominated_by: Option<String>,
     /// Loss of the last step.
     pub(crate) loss: Option<f64>,
+    /// What the GPU did meanwhile; none without NVML.
+    pub(crate) gpu: Option<GpuFigures>,
 }
 
 /// How a strategy went.
@@ -136,6 +139,10 @@ fn row(planned: &Planned, runs: &[Entry], plan_only: bool) -> Row {
     let of = |figure: fn(&Figures) -> Option<f64>| {
         median(figures.iter().filter_map(|one| figure(one)).collect())
     };
+    let gpu: Vec<&GpuFigures> = of_strategy
+        .iter()
+        .filter_map(|entry| entry.run.gpu.as_ref())
+        .collect();
     let speeds = || figures.iter().map(|figures| figures.tokens_per_s);
     let (most, least) = (
         speeds().fold(0.0, f64::max),
@@ -166,6 +173,7 @@ fn row(planned: &Planned, runs: &[Entry], plan_only: bool) -> Row {
         ms_per_gib_saved: None,
         dominated_by: None,
         loss: figures.last().map(|figures| figures.loss),
+        gpu: GpuFigures::of_runs(&gpu),
     }
 }
 
@@ -243,6 +251,7 @@ mod tests {
             result: Ended::Ok,
             figures: Some(figures),
             reason: None,
+            gpu: None,
         };
         Entry {
             strategy: strategy.into(),
