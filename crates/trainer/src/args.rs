@@ -82,6 +82,9 @@ pub struct OutputArgs {
     /// Write the trained model in Hugging Face layout
     #[arg(long, value_name = "DIR")]
     pub save_final: Option<PathBuf>,
+    /// Draw the last step's memory: snapshot.pickle, trace.json, timeline.svg. `plan` and `profile` take the folder
+    #[arg(long, value_name = "DIR")]
+    pub trace: Option<Option<PathBuf>>,
     /// Write the gradients of step N, before clipping
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub dump_gradients: Option<u64>,
@@ -102,9 +105,6 @@ pub struct LaterArgs {
     /// Run or checkpoint to continue
     #[arg(long, hide = true, value_name = "DIR")]
     pub resume: Option<String>,
-    /// What the advice of `plan` must fit
-    #[arg(long, hide = true, value_name = "SIZE", allow_hyphen_values = true)]
-    pub device_memory: Option<String>,
 }
 
 impl RunArgs {
@@ -117,6 +117,9 @@ impl RunArgs {
                 place: "--optimizer adamw8bit".into(),
                 ..Override::from_flag("--optimizer", "optim.state_dtype", "8bit")
             });
+        }
+        if self.output.trace.is_some() {
+            flags.push(Override::from_switch("--trace", "log.trace", true));
         }
         Given {
             config: self.source.config.clone(),
@@ -139,6 +142,7 @@ impl RunArgs {
             init_from: self.weights.init_from.clone(),
             save_final: self.output.save_final.clone(),
             dump_gradients: self.output.dump_gradients,
+            trace: self.output.trace.clone(),
             quiet: self.output.quiet,
             json,
         }
@@ -151,7 +155,6 @@ impl RunArgs {
             ("--save-every", later.save_every.is_some()),
             ("--keep-last", later.keep_last.is_some()),
             ("--resume", later.resume.is_some()),
-            ("--device-memory", later.device_memory.is_some()),
         ];
         flags
             .into_iter()

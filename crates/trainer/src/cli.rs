@@ -1,7 +1,10 @@
 //! The command line, and how it becomes a configuration.
 
+use crate::advise::AdviceArgs;
 use crate::args::{RunArgs, SourceArgs};
 use crate::bench::BenchArgs;
+use crate::pareto::ParetoArgs;
+use crate::report::ReportArgs;
 use clap::{Args, Parser, Subcommand};
 use settings::load::Override;
 use settings::{ConfigError, Given, Resolved, RunOptions, Task, check, preset, resolve};
@@ -62,9 +65,10 @@ pub enum Command {
     Export(Later),
     /// Tell what this machine offers for training, and what it lacks
     Doctor(DoctorArgs),
-    /// Build the report of a run
-    #[command(hide = true, disable_help_flag = true)]
-    Report(Later),
+    /// Build the page of a run, or compare two
+    ///
+    /// Settings, curves, memory as planned and as measured, and how the run ended: one file that needs no network.
+    Report(ReportArgs),
 }
 
 /// Arguments of a command that is not built yet.
@@ -81,6 +85,12 @@ pub struct PlanArgs {
     /// Print plan.json to standard output
     #[arg(long)]
     pub json: bool,
+    /// What is looked for beside the plan.
+    #[command(flatten)]
+    pub advice: AdviceArgs,
+    /// What budgets buy.
+    #[command(flatten)]
+    pub pareto: ParetoArgs,
     /// The flags of `train`.
     #[command(flatten)]
     pub run: RunArgs,
@@ -150,7 +160,9 @@ impl Cli {
             Some(Command::Generate(_)) => not_built("generate"),
             Some(Command::Export(_)) => not_built("export"),
             Some(Command::Doctor(doctor)) => doctor.resolve(),
-            Some(Command::Report(_)) => not_built("report"),
+            Some(Command::Report(_)) => Err(ConfigError::Contradiction(
+                "`trainer report` reads the configurations of runs, and has none of its own".into(),
+            )),
         }
     }
 }

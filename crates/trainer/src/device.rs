@@ -3,9 +3,10 @@
 use crate::failure::Failure;
 use kernels::cpu::Cpu;
 use kernels::timed::{Timed, Timings};
-use kernels::{Kernels, Target};
-use memory::{DType, DeviceBytes, Layer, Memory, Phase, format_bytes};
-use planner::{CUDA_OVERHEAD_BYTES, memory_size};
+use kernels::timeline::Timeline;
+use kernels::{Backend, Kernels, Target};
+use memory::{DType, DeviceBytes, Layer, Memory, OutOfMemory, Phase, format_bytes};
+use planner::{CUDA_OVERHEAD_BYTES, first_refused_by_device, memory_size};
 use settings::{Device, Settings};
 
 #[cfg(feature = "cuda")]
@@ -89,7 +90,7 @@ impl OpenDevice {
         }
     }
 
-    /// As [`OpenDevice::kernels`], with every operation timed.
+    /// As [`OpenDevice::kernels`], with every operation timed, and laid out on a timeline if there is one.
     ///
     /// # Errors
     /// As [`OpenDevice::kernels`].
@@ -98,17 +99,18 @@ impl OpenDevice {
         settings: &Settings,
         memory: &Memory,
         timings: &Timings,
+        timeline: Option<&Timeline>,
     ) -> Result<Box<dyn Kernels>, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
             OpenDevice::Cpu => {
                 let cpu = Cpu::new(memory, settings.narrowest_dtype())?;
-                Ok(Box::new(Timed::new(cpu, timings)))
+                Ok(timed(cpu, memory, timings, timeline))
             }
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device) => {
                 let cuda = rehearsed(device, settings, memory)?;
-                Ok(Box::new(Timed::new(cuda, timings)))
+                Ok(timed(cuda, memory, timings, timeline))
             }
         }
     }
@@ -129,6 +131,27 @@ impl OpenDevice {
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device) => Ok(Some(device.memory_bytes()?)),
         }
+    }
+
+    /// What it has for a run, where that is less than the machine: a GPU's memory.
+    ///
+    /// # Errors
+    /// [`Failure::Device`] where the driver fails.
+    pub(crate) fn first_refused(
+        &self,
+        settings: &Settings,
+        (peak_bytes, reserved_bytes): (u64, u64),
+    ) -> Result<Option<OutOfMemory>, Failure> {
+        let Some(bytes) = self.gpu_bytes()? else {
+            return Ok(None);
+        };
+        let planned = (peak_bytes, reserved_bytes);
+        Ok(first_refused_by_device(
+            settings,
+            self.target(),
+            planned,
+            bytes,
+        )?)
     }
 
     /// Its memory in all, for limits in percent.
@@ -183,6 +206,19 @@ impl OpenDevice {
             tracing::warn!("{warning}");
         }
         Ok(())
+    }
+}
+
+fn timed<B: Backend + 'static>(
+    backend: B,
+    memory: &Memory,
+    timings: &Timings,
+    timeline: Option<&Timeline>,
+) -> Box<dyn Kernels> {
+    let timed = Timed::new(backend, timings);
+    match timeline {
+        None => Box::new(timed),
+        Some(timeline) => Box::new(timed.beside(timeline, memory)),
     }
 }
 

@@ -4,7 +4,8 @@ use data::DataError;
 use kernels::{Fault, KernelError};
 use memory::OutOfMemory;
 use model::{HfConfigError, WeightsError};
-use planner::NoHostRoom;
+use planner::{AutoError, NoHostRoom};
+use report::page::PageError;
 use session::{OptimizerStateError, SessionError};
 use settings::{ConfigError, Device};
 use std::path::PathBuf;
@@ -26,6 +27,9 @@ pub enum Failure {
         /// What would help, once it has been looked for.
         hints: Vec<String>,
     },
+    /// No recompute policy was chosen.
+    #[error(transparent)]
+    Auto(AutoError),
     /// Host memory would not fit.
     #[error(transparent)]
     HostMemory(#[from] NoHostRoom),
@@ -100,6 +104,9 @@ pub enum Failure {
         /// How many.
         failed: usize,
     },
+    /// A run directory cannot be reported on.
+    #[error(transparent)]
+    Report(#[from] PageError),
     /// A signal ended a matrix.
     #[error("interrupted; the table has what was measured by then")]
     BenchInterrupted {
@@ -132,14 +139,16 @@ impl Failure {
         match self {
             Failure::PeaksChanged(_) => 1,
             Failure::Config(_) | Failure::Usage(_) => 2,
-            Failure::OutOfMemory { .. } | Failure::HostMemory(_) => 3,
+            Failure::Auto(AutoError::Costs(_)) => 4,
+            Failure::OutOfMemory { .. } | Failure::HostMemory(_) | Failure::Auto(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
             Failure::Data(_)
             | Failure::Weights(_)
             | Failure::OptimizerState(_)
             | Failure::HfConfig { .. }
             | Failure::Unreadable { .. }
-            | Failure::File { .. } => 4,
+            | Failure::File { .. }
+            | Failure::Report(_) => 4,
             Failure::NoDevice { .. } | Failure::Device(_) | Failure::StrategiesFailed { .. } => 5,
             Failure::Diverged { .. } => 6,
             // As after a panic.
@@ -153,7 +162,9 @@ impl Failure {
     /// The reason in the last record of the metrics.
     pub fn reason(&self) -> &'static str {
         match self {
-            Failure::OutOfMemory { .. } | Failure::HostMemory(_) => "out_of_memory",
+            Failure::OutOfMemory { .. } | Failure::HostMemory(_) | Failure::Auto(_) => {
+                "out_of_memory"
+            }
             Failure::Diverged { .. } => "diverged",
             Failure::Interrupted { .. } => "interrupted",
             _ => "failed",
@@ -166,6 +177,11 @@ impl Failure {
             Failure::Config(error) => error.hint(),
             Failure::OutOfMemory { hints, .. } => return hints.clone(),
             Failure::HostMemory(refused) => return refused.hints(),
+            Failure::Auto(AutoError::Infeasible { .. }) => Some(
+                "--offload-activations auto, a smaller --micro-batch or smaller optimizer states may help; `trainer plan \
+                 --device-memory SIZE` looks for them"
+                    .into(),
+            ),
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \
                  predicts the memory of one"
@@ -216,6 +232,15 @@ impl From<SessionError> for Failure {
             SessionError::Weights(error) => error.into(),
             SessionError::OptimizerState(error) => error.into(),
             SessionError::File { path, source } => Failure::File { path, source },
+        }
+    }
+}
+
+impl From<AutoError> for Failure {
+    fn from(error: AutoError) -> Failure {
+        match error {
+            AutoError::Session(error) => error.into(),
+            error => Failure::Auto(error),
         }
     }
 }

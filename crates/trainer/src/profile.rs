@@ -6,9 +6,10 @@ use crate::failure::Failure;
 use crate::limits::{host_need, limit};
 use crate::samples::decided;
 use crate::stdout::{print, print_json};
+use crate::tracer::{Tracer, trace_folder};
 use data::{MicroBatch, StepBatch};
 use kernels::random::random_u32;
-use kernels::timed::{Timing, Timings};
+use kernels::timed::Timing;
 use planner::{HostRoom, Plan};
 use report::{Align, Table};
 use serde::Serialize;
@@ -67,6 +68,7 @@ impl Operations {
 
 /// Makes some steps and prints what their operations took.
 pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
+    let folder = trace_folder(resolved)?;
     let settings = Settings::new(&decided(resolved)?)?;
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::new(&settings, device.target())?;
@@ -76,7 +78,8 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let dtype = settings.dtype.as_str();
     let known = resolved.config.hardware.peak_tflops;
     let peak_tflops = known.or_else(|| device.peak_tflops(dtype));
-    let timed = timed_steps(&device, &settings, limit, plan.slab_bytes)?;
+    let mut tracer = Tracer::new(&device.memory());
+    let timed = timed_steps(&device, &settings, limit, plan.slab_bytes, &mut tracer)?;
     let (peak_tflops, bandwidth_gbps) = (
         peak_tflops.unwrap_or(rates.gemm_tflops()),
         rates.copy_gbps(),
@@ -91,10 +94,16 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
         floor_ms: operations.iter().map(Operations::floor_ms).sum(),
         operations,
     };
-    if resolved.options.json {
-        return print_json(&profile);
+    match resolved.options.json {
+        true => print_json(&profile)?,
+        false => print(format_args!("{profile}"))?,
     }
-    print(format_args!("{profile}"))
+    if let Some(folder) = folder {
+        let device = resolved.device().to_string();
+        let folder = tracer.write(&device, None, folder)?;
+        tracing::info!("{} has pictures of a step", folder.display());
+    }
+    Ok(())
 }
 
 /// What large products and copies reach.
@@ -115,20 +124,23 @@ fn timed_steps(
     settings: &Settings,
     limit: Option<u64>,
     slab_bytes: u64,
+    tracer: &mut Tracer,
 ) -> Result<Vec<Vec<Timing>>, Failure> {
-    let (memory, timings) = (device.memory(), Timings::default());
+    let memory = tracer.memory.clone();
     memory.set_limit(limit);
-    let kernels = device.timed_kernels(settings, &memory, &timings)?;
+    let kernels = tracer.kernels(device, settings)?;
     let mut session = Session::on_kernels(settings.clone(), &memory, kernels)?;
     session.initialise(settings.seed)?;
     memory.reserve_slab(slab_bytes)?;
     let batch = random_batch(settings);
     let steps = (0..STEPS).map(|_| {
-        timings.take();
+        tracer.begin_step();
         session.step(&batch)?;
-        Ok(timings.take())
+        Ok(tracer.timings.take())
     });
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
+    // Before the session gives back what lives across steps.
+    tracer.stop();
     Ok(steps.into_iter().skip(1).collect())
 }
 

@@ -1,8 +1,12 @@
 //! Carries a command out.
 
+use crate::advise::answer;
+use crate::cli::PlanArgs;
 use crate::failure::Failure;
+use crate::pareto;
 use crate::samples::decided;
 use crate::stdout::{print, print_json};
+use crate::tracer::{draw_plan, trace_folder};
 use memory::format_bytes;
 use model::ModelConfig;
 use planner::Plan;
@@ -14,16 +18,27 @@ use std::path::Path;
 /// # Errors
 /// [`Failure`], with its exit code.
 pub fn run(mut resolved: Resolved) -> Result<(), Failure> {
-    start_threads(resolved.config.train.threads)?;
-    if let Some(folder) = resolved.options.init_from.clone() {
-        adopt_model(&mut resolved, &folder)?;
-    }
+    prepare(&mut resolved)?;
     match resolved.task {
         Task::Train => crate::train::train(resolved),
-        Task::Plan => print_plan(&resolved),
+        Task::Plan => print_plan(&resolved, &PlanArgs::default()),
         Task::Profile => crate::profile::profile(&resolved),
         Task::Init => crate::initialise::initialise(&resolved),
         Task::Doctor => crate::doctor::doctor(&resolved),
+    }
+}
+
+/// Carries `plan` out, with the flags that it has beside those of `train`.
+pub(crate) fn plan(mut resolved: Resolved, args: &PlanArgs) -> Result<(), Failure> {
+    prepare(&mut resolved)?;
+    print_plan(&resolved, args)
+}
+
+fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
+    start_threads(resolved.config.train.threads)?;
+    match resolved.options.init_from.clone() {
+        Some(folder) => adopt_model(resolved, &folder),
+        None => Ok(()),
     }
 }
 
@@ -73,14 +88,32 @@ fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print_plan(resolved: &Resolved) -> Result<(), Failure> {
-    let target = resolved.device().target();
-    let plan = Plan::with_alternatives(&decided(resolved)?, target)?;
-    if resolved.options.json {
-        return print_json(&plan);
+fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
+    let folder = trace_folder(resolved)?;
+    let (target, config) = (resolved.device().target(), decided(resolved)?);
+    let plan = Plan::with_alternatives(&config, target)?;
+    let mut plan = answer(args, resolved, &config, plan)?;
+    let undecided = resolved.decided(config.data.seq);
+    plan.pareto = args.pareto.answer(&undecided, target)?;
+    match resolved.options.json {
+        true => print_json(&plan)?,
+        false => print(in_words(&plan, resolved))?,
     }
+    args.pareto.draw(&plan)?;
+    match folder {
+        Some(folder) => draw_plan(folder, resolved, &config),
+        None => Ok(()),
+    }
+}
+
+/// The plan, and what was asked for beside it.
+fn in_words(plan: &Plan, resolved: &Resolved) -> String {
     let verdict = verdict(resolved, plan.peak_bytes);
-    print(format_args!("{plan}{verdict}"))
+    let pareto = plan.pareto.as_ref().map(pareto::tables);
+    let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
+    let advice = plan.advice.as_ref().map(ToString::to_string);
+    let asked = [pareto, largest, advice].into_iter().flatten();
+    format!("{plan}{verdict}{}", asked.collect::<String>())
 }
 
 /// Whether the plan's peak fits a limit in bytes; a share of a device that is not there says nothing.

@@ -1,5 +1,6 @@
 //! What a configuration says of the data.
 
+use crate::chosen::chosen;
 use crate::failure::Failure;
 use data::{Dataset, Format, Options};
 use settings::{Config, Resolved};
@@ -26,11 +27,13 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
     }
 }
 
-/// The configuration that a run would have, without open questions: a batch file brings its own sequence length.
+/// The configuration that a run would have, without open questions: a batch file brings its own sequence length, and what to
+/// recompute is chosen.
 pub(crate) fn decided(resolved: &Resolved) -> Result<Config, Failure> {
     let options = data_options(resolved);
-    Ok(resolved.decided(match options.seq {
+    let seq = match options.seq {
         Some(seq) => seq,
         None => Dataset::open(&options)?.seq(),
-    }))
+    };
+    chosen(resolved, resolved.decided(seq))
 }

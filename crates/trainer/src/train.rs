@@ -1,5 +1,8 @@
 //! The `train` command: plan, load, loop, summary.
 
+mod ending;
+
+use crate::chosen::chosen;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -7,12 +10,14 @@ use crate::limits::{host_need, limit};
 use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::samples::data_options;
 use crate::stdout::print;
+use crate::tracer::Tracer;
 use data::{Dataset, Prefetched, prefetch};
 use memory::{GRANULARITY_BYTES, Layer, Phase, format_bytes};
 use model::Attention;
-use planner::{HOST_ARENAS, HostRoom, OomReport, Plan, arena_table};
+use planner::{HostNeed, HostRoom, Plan, first_refused};
 use report::{
-    EndRecord, MetricsFile, Progress, RunRecord, StepRecord, Timing, max_rss_bytes, memory_table,
+    MemoryGrowth, MetricsFile, ProcessRecord, Progress, RunRecord, StepRecord, Timing,
+    resident_bytes,
 };
 use session::{Session, StepOutcome};
 use settings::{AttentionBackend, Config, FLASH_FROM_SEQ, Resolved, Settings};
@@ -24,15 +29,15 @@ const PREFETCH_STEPS: usize = 2;
 /// Trains a model.
 pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let dataset = Dataset::open(&data_options(&resolved))?;
-    resolved.config = resolved.decided(dataset.seq());
+    resolved.config = chosen(&resolved, resolved.decided(dataset.seq()))?;
     let settings = Settings::new(&resolved.config)?;
     let device = OpenDevice::open(resolved.device())?;
+    for key in resolved.config.unused_by_choice() {
+        tracing::warn!("{key} has no effect: it is for --recompute auto");
+    }
     let plan = Plan::with_alternatives(&resolved.config, device.target())?;
     let limit = limit(&resolved, &device)?;
-    HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
-    if let Some(folder) = &resolved.options.save_final {
-        refuse_model(folder)?;
-    }
+    refuse_beforehand(&resolved, host_need(&plan, device.target(), limit))?;
     if resolved.config.log.nvtx {
         device.show_ranges();
     }
@@ -57,6 +62,8 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
         limit,
         tokens_per_step: settings.tokens_per_step(),
         directory,
+        tracer: None,
+        growth: MemoryGrowth::default(),
         made: Made::nothing(),
     };
     run.write_run_record()?;
@@ -65,9 +72,28 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
         .steps(settings, batches)
         .map_err(|failure| run.explain(failure));
     run.progress.finish();
-    run.write_end_record(outcome.as_ref().err())?;
+    let ended = run.write_end_record(outcome.as_ref().err());
+    run.draw(outcome.as_ref().err());
+    // Why the run failed says more than that its last line could not be written.
     outcome?;
+    ended?;
     print(run.summary())
+}
+
+/// Refuses what would fail later, or write over what is there.
+fn refuse_beforehand(resolved: &Resolved, need: HostNeed) -> Result<(), Failure> {
+    if !resolved.config.memory.force {
+        HostRoom::ask().check(need)?;
+    }
+    if let Some(Some(_)) = resolved.options.trace {
+        return Err(Failure::Usage(
+            "train draws into its run directory; write --trace without a folder, and name the run's with --out".into(),
+        ));
+    }
+    match &resolved.options.save_final {
+        Some(folder) => refuse_model(folder),
+        None => Ok(()),
+    }
 }
 
 /// Writes down the kind of attention that `auto` stands for: planned or trained again from its run directory, the run is
@@ -112,6 +138,9 @@ struct Run {
     metrics: MetricsFile,
     progress: Progress,
     interrupt: Interrupt,
+    /// Where pictures are wanted.
+    tracer: Option<Tracer>,
+    growth: MemoryGrowth,
     made: Made,
 }
 
@@ -158,6 +187,9 @@ impl Run {
     fn steps(&mut self, settings: Settings, mut batches: Prefetched) -> Result<(), Failure> {
         let mut session = self.load(settings)?;
         let made = self.make_steps(&mut session, &mut batches);
+        if let Some(tracer) = &mut self.tracer {
+            tracer.stop();
+        }
         // The last step may still be at work, whatever ended the run.
         let last = session.finish_step();
         let last = last.map_err(Failure::from);
@@ -181,6 +213,9 @@ impl Run {
         self.made.until = Instant::now();
         for step in 1..=self.resolved.config.train.steps {
             let batch = batches.next_step()?;
+            if let Some(tracer) = &self.tracer {
+                tracer.begin_step();
+            }
             session.start_step(&batch)?;
             self.record(session.take_finished())?;
             if self.resolved.options.dump_gradients == Some(step as u64) {
@@ -202,12 +237,34 @@ impl Run {
         }
     }
 
+    /// Refuses a run whose plan does not fit, before anything is leased: it would fail in its first step, or while it is loaded.
+    fn refuse_what_does_not_fit(&self, settings: &Settings) -> Result<(), Failure> {
+        if self.resolved.config.memory.force {
+            return Ok(());
+        }
+        let planned = (self.plan.peak_bytes, self.plan.reserved_bytes);
+        let over = self.limit.filter(|limit| planned.0 > *limit);
+        let by_limit = over.map(|limit| first_refused(settings, self.device.target(), limit));
+        let by_device = self.device.first_refused(settings, planned)?;
+        match by_limit.transpose()?.flatten().or(by_device) {
+            None => Ok(()),
+            Some(error) => Err(Failure::from(error)),
+        }
+    }
+
     /// Leases everything that lives across steps, fills the weights, and reserves the slab.
-    fn load(&self, settings: Settings) -> Result<Session, Failure> {
+    fn load(&mut self, settings: Settings) -> Result<Session, Failure> {
+        self.refuse_what_does_not_fit(&settings)?;
         let memory = self.device.memory();
         memory.set_limit(self.limit);
         self.announce();
-        let kernels = self.device.kernels(&settings, &memory)?;
+        let kernels = match self.resolved.config.log.trace {
+            false => self.device.kernels(&settings, &memory)?,
+            true => {
+                let tracer = self.tracer.insert(Tracer::new(&memory));
+                tracer.kernels(&self.device, &settings)?
+            }
+        };
         self.device.warn_if_full(self.plan.reserved_bytes)?;
         let mut session = Session::on_kernels(settings, &memory, kernels)?;
         {
@@ -221,35 +278,13 @@ impl Run {
         Ok(session)
     }
 
-    /// Looks for fixes of an out-of-memory error and writes them to `oom.json`; leaves other failures alone.
-    fn explain(&self, failure: Failure) -> Failure {
-        let Failure::OutOfMemory { error, .. } = failure else {
-            return failure;
-        };
-        let report = match OomReport::new(&error, &self.resolved.config, self.device.target()) {
-            Ok(report) => report,
-            Err(_) => {
-                return Failure::OutOfMemory {
-                    error,
-                    hints: Vec::new(),
-                };
-            }
-        };
-        let mut hints = report.hints();
-        match self.directory.write_json("oom.json", &report) {
-            Ok(path) => hints.push(format!("{} has all figures and fixes", path.display())),
-            Err(failure) => hints.push(format!("oom.json could not be written: {failure}")),
-        }
-        Failure::OutOfMemory { error, hints }
-    }
-
     /// Says beforehand if the plan is above the limit, and what may take a while.
     fn announce(&self) {
         let planned = self.plan.peak_bytes;
         if let Some(limit) = self.limit.filter(|limit| planned > *limit) {
             let (planned, limit) = (format_bytes(planned), format_bytes(limit));
             tracing::warn!(
-                "the plan's peak of {planned} is above the limit of {limit}; this run will not fit"
+                "the plan's peak of {planned} is above the limit of {limit}; --force tries it anyway"
             );
         }
         if let Some(news) = pinning(self.plan.host_pinned_bytes) {
@@ -265,6 +300,13 @@ impl Run {
         let elapsed = self.made.lap(outcome.done_at);
         self.write_step_record(&outcome, elapsed)?;
         self.made.add(&outcome, elapsed);
+        let in_use = outcome
+            .memory
+            .device
+            .map(|marks| marks.device_total_used_bytes);
+        for sentence in self.growth.note(resident_bytes(), in_use) {
+            tracing::warn!("{sentence}");
+        }
         if !outcome.is_finite() {
             let (step, loss, norm) = (outcome.step, outcome.loss, outcome.grad_norm);
             tracing::warn!("step {step} was skipped: loss {loss}, gradient norm {norm}");
@@ -327,67 +369,11 @@ impl Run {
             flops_per_token: self.plan.flops_per_token,
             granularity_bytes: GRANULARITY_BYTES,
             untracked_host_bytes_max: self.device.untracked_host_bytes_max(),
+            process: ProcessRecord::current(),
         };
         self.metrics
             .write(&record)
             .map_err(Failure::file(self.directory.path()))
-    }
-
-    fn write_end_record(&mut self, failure: Option<&Failure>) -> Result<(), Failure> {
-        let record = EndRecord {
-            reason: failure.map_or("done", Failure::reason),
-            steps: self.made.steps,
-            skipped_steps: self.made.skipped,
-            max_rss_bytes: max_rss_bytes(),
-        };
-        self.metrics
-            .write(&record)
-            .map_err(Failure::file(self.directory.path()))
-    }
-
-    /// What a person wants to know at the end.
-    fn summary(&self) -> String {
-        let Some(last) = &self.made.last else {
-            return String::new();
-        };
-        let seconds = self.made.time.as_secs_f64();
-        let config = &self.resolved.config;
-        let tokens = self.tokens_per_step * self.made.steps;
-        let planned = (&self.plan.peak_by_category, &self.plan.phase_peak_bytes);
-        let measured = (&last.memory.peak.by_category, &last.memory.phase_peaks);
-        let resident = max_rss_bytes().map_or(String::new(), |bytes| {
-            format!("  resident set at most {}\n", format_bytes(bytes))
-        });
-        let skipped = match self.made.skipped {
-            0 => String::new(),
-            skipped => format!(", {skipped} skipped because loss or gradients were not finite"),
-        };
-        let mut offload = match config.offload.activations.as_str() {
-            "none" => String::new(),
-            labels => format!(", {labels} offloaded"),
-        };
-        let mut host_arenas = String::new();
-        if !self.plan.host_arenas.is_empty() {
-            offload += ", optimizer states offloaded";
-            host_arenas = format!("{}\n", arena_table(HOST_ARENAS, &self.plan.host_arenas));
-        }
-        let pinned = match last.memory.host_pinned_bytes {
-            0 => String::new(),
-            bytes => format!("  pinned host memory {}\n", format_bytes(bytes)),
-        };
-        format!(
-            "{} steps{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}{offload}\n\n{}\n{}\n\
-             {host_arenas}{pinned}{resident}  run directory {}\n",
-            self.made.steps,
-            self.resolved.name,
-            self.plan.dtype,
-            last.loss,
-            tokens as f64 / seconds,
-            config.recompute.spec,
-            memory_table(planned, Some(measured)),
-            arena_table("across steps", &self.plan.arenas),
-            self.directory.path().display(),
-        )
     }
 }
 

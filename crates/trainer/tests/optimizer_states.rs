@@ -383,7 +383,7 @@ fn smaller_states_are_among_the_fixes_and_fit() {
         // Beside f32 weights, the workspace in which bf16 products are widened is larger than this model's gradients.
         assert_eq!(has("optim.grad_dtype=bf16", true), dtype == DType::BF16);
         for fix in &report.fixes {
-            let fixed = Settings::new(&config.with(&fix.set).unwrap()).unwrap();
+            let fixed = common::fixed(&config, fix, limit);
             let peak = run(&fixed).unwrap_or_else(|failure| panic!("{fix:?}: {failure}"));
             assert_eq!(peak, fix.peak_bytes, "{fix:?}");
             let alone = fix.set == ["optim.master=bf16-split"];

@@ -156,7 +156,7 @@ fn the_peak_is_the_limit_and_every_fix_fits() {
         );
     }
     for fix in &report.fixes {
-        let fixed = self::settings(&config.with(&fix.set).unwrap());
+        let fixed = common::fixed(&config, fix, limit);
         let peak = run(&fixed, limit).unwrap_or_else(|failure| panic!("{fix:?}: {failure}"));
         assert_eq!(peak, fix.peak_bytes, "{fix:?}");
     }

@@ -52,7 +52,7 @@ fn a_name_that_is_like_no_other_is_not_guessed_at() {
         ),
         (
             "--set memory.quite_other=1",
-            "hint: [memory] has limit, budget, head_chunk; ",
+            "hint: [memory] has limit, budget, force, head_chunk; ",
         ),
         ("--config nonsense", "hint: the presets are tiny, "),
     ] {

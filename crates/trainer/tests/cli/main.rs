@@ -30,10 +30,13 @@ mod output;
 mod plan;
 mod profile;
 mod recompute;
+mod recompute_auto;
 mod references;
+mod report;
 mod run_directory;
 mod same_lines;
 mod signals;
 #[cfg(feature = "cuda")]
 mod stand_in;
 mod token_files;
+mod trace;

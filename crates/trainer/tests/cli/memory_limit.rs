@@ -23,7 +23,6 @@ fn the_limit_acts_to_the_granule() {
 
         let short =
             run(peak - granule, "short").fails(3, &["hint: cheapest fix: --set ", "oom.json"]);
-        assert!(short.stderr.contains("WARN the plan's peak"), "{short:?}");
         let limit = format!("({} bytes)", peak - granule);
         assert!(short.stderr.contains(&limit), "{short:?}");
         // People search for PyTorch's words.
@@ -34,6 +33,22 @@ fn the_limit_acts_to_the_granule() {
             (metrics.steps().len(), metrics.end_reason()),
             (0, "out_of_memory")
         );
+        let tables = short.stderr.find("Largest tensors at the peak");
+        assert!(tables.is_some() && tables < short.stderr.find(begin));
+
+        // What was refused on paper is what the run would have failed at.
+        let forced = place.trainer(&format!(
+            "{settings} --memory-limit {} --out {mode}-forced --force",
+            peak - granule
+        ));
+        let forced = forced.fails(3, &["out of memory"]);
+        let warning = "WARN the plan's peak of";
+        assert!(forced.stderr.contains(warning), "{forced:?}");
+        assert!(!short.stderr.contains(warning), "{short:?}");
+        let report = |out: &str| -> Value {
+            serde_json::from_str(&place.text(&format!("{mode}-{out}/oom.json"))).unwrap()
+        };
+        assert_eq!(report("short"), report("forced"), "{forced:?}");
     }
 }
 

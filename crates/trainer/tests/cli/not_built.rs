@@ -12,7 +12,7 @@ fn refused(arguments: &str, words: &[&str]) {
 
 #[test]
 fn commands() {
-    for command in ["prepare", "eval", "generate", "export", "report"] {
+    for command in ["prepare", "eval", "generate", "export"] {
         let name = format!("`trainer {command}`");
         refused(command, &[&name, "not built yet"]);
         refused(&format!("{command} --json --config tiny A B"), &[&name]);
@@ -22,20 +22,7 @@ fn commands() {
 #[test]
 fn flags() {
     for (arguments, words) in [
-        (
-            "--offload-activations auto",
-            ["--offload-activations auto", "not built yet"],
-        ),
-        (
-            "--memory-budget 2GiB",
-            ["--memory-budget 2GiB", "not built yet"],
-        ),
-        (
-            "--device-memory 24GiB",
-            ["--device-memory", "not built yet"],
-        ),
         ("--attention cudnn", ["--attention cudnn", "use flash"]),
-        ("--trace", ["--trace", "not built yet"]),
         ("--resume latest", ["--resume", "--save-final"]),
         ("--save-every 5", ["--save-every", "--save-final"]),
         ("--keep-last 2", ["--keep-last", "--save-final"]),
@@ -76,16 +63,8 @@ fn ranges_for_profilers() {
 /// The same settings under their keys.
 #[test]
 fn keys() {
-    for setting in [
-        "offload.path=/scratch",
-        "memory.budget=1GiB",
-        "log.trace=true",
-    ] {
-        refused(&format!("--set {setting}"), &[setting, "not built yet"]);
-    }
-    Workplace::new()
-        .trainer("--recompute auto")
-        .fails(2, &["recompute `auto` is not built yet"]);
+    let setting = "offload.path=/scratch";
+    refused(&format!("--set {setting}"), &[setting, "not built yet"]);
 }
 
 /// Their defaults are no requests.

@@ -15,7 +15,7 @@ use model::{
     Positions,
 };
 use optim::{Hyperparameters, Schedule, ScheduleKind};
-use planner::Plan;
+use planner::{Fix, Plan, choose};
 use session::{Session, StepOutcome};
 use settings::{AttentionBackend, Config, Device, FloatType, OptimizerOffload, Settings};
 
@@ -176,6 +176,18 @@ pub fn constant_rate(peak: f64) -> Schedule {
         min_ratio: 0.0,
         total_steps: 100,
     }
+}
+
+/// A configuration with a fix for a limit, as a run on the processor would have it: what is to be chosen is.
+pub fn fixed(config: &Config, fix: &Fix, limit: u64) -> Settings {
+    let config = config.with(&fix.set).unwrap();
+    let config = match config.chooses() {
+        true => choose(&config, Target::Cpu, limit)
+            .unwrap()
+            .applied_to(&config),
+        false => config,
+    };
+    Settings::new(&config).unwrap()
 }
 
 /// The plan of a run on the CPU.

@@ -256,10 +256,12 @@ fn help_names_presets_and_hides_what_is_not_built() {
             "--state-dtype <f32|bf16|8bit>",
             "--offload-optimizer",
             "auto|eager|flash",
+            "--memory-budget <SIZE>",
+            "--trace [<DIR>]",
         ] {
             assert!(text.contains(built), "{text}");
         }
-        for later in ["--resume", "--memory-budget", "--trace"] {
+        for later in ["--resume", "--save-every"] {
             assert!(!text.contains(later), "{text}");
         }
     }

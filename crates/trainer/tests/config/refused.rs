@@ -195,10 +195,6 @@ fn contradictions_are_refused() {
 fn what_is_not_built_is_refused_with_a_sentence() {
     let settings: &[&[&str]] = &[
         &["--attention", "cudnn"],
-        &["--offload-activations", "auto"],
-        &["--memory-budget", "20GiB"],
-        &["--device-memory", "24GiB"],
-        &["--trace"],
         &["--resume", "latest"],
         &["--save-every", "5"],
         &["--keep-last", "2"],
@@ -213,7 +209,7 @@ fn what_is_not_built_is_refused_with_a_sentence() {
             );
         }
     }
-    for name in ["prepare", "eval", "generate", "export", "report"] {
+    for name in ["prepare", "eval", "generate", "export"] {
         let name_in_ticks = format!("`trainer {name}`");
         assert_refused(&[name, "--json", "x"], &[&name_in_ticks, "not built yet"]);
         assert_refused(&[name, "--help"], &[&name_in_ticks]);

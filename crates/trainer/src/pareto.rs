@@ -1,0 +1,101 @@
+//! `plan --pareto`: what a budget buys, beside the presets.
+
+use crate::failure::Failure;
+use crate::scatter::{Point, Scatter};
+use clap::Args;
+use kernels::Target;
+use memory::format_bytes;
+use planner::{Frontier, Plan};
+use report::{Align, Table};
+use settings::Config;
+use std::path::{Path, PathBuf};
+
+/// Flags of `plan` that compare budgets.
+#[derive(Debug, Default, Args)]
+pub struct ParetoArgs {
+    /// Say what --recompute auto chooses for budgets, beside the presets: peak against time on paper
+    #[arg(long)]
+    pub pareto: bool,
+    /// Draw that, too
+    #[arg(long, value_name = "FILE.svg", requires = "pareto")]
+    pub plot: Option<PathBuf>,
+}
+
+impl ParetoArgs {
+    /// What is asked for.
+    pub(crate) fn answer(
+        &self,
+        config: &Config,
+        target: Target,
+    ) -> Result<Option<Frontier>, Failure> {
+        let frontier = self.pareto.then(|| Frontier::new(config, target));
+        Ok(frontier.transpose()?)
+    }
+
+    /// Draws it where that is asked for: chosen policies are the front, presets have names.
+    pub(crate) fn draw(&self, plan: &Plan) -> Result<(), Failure> {
+        match (&plan.pareto, &self.plot) {
+            (Some(frontier), Some(path)) => draw(frontier, path),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The frontier in tables.
+pub(crate) fn tables(frontier: &Frontier) -> String {
+    let right = |name| (name, Align::Right);
+    let mut chosen = Table::new(&[
+        right("peak"),
+        right("step on paper"),
+        ("recompute auto", Align::Left),
+    ]);
+    for choice in &frontier.chosen {
+        chosen.row([
+            format_bytes(choice.peak_bytes),
+            format!("{:.3} ms", choice.step_ms),
+            choice.policy(),
+        ]);
+    }
+    let mut presets = Table::new(&[
+        right("peak"),
+        right("step on paper"),
+        ("preset", Align::Left),
+        ("auto with as much", Align::Left),
+    ]);
+    for preset in &frontier.presets {
+        let within = frontier.chosen.iter().rev();
+        let mut within = within.filter(|choice| choice.peak_bytes <= preset.peak_bytes);
+        let saves = within.next().map_or(String::new(), |choice| {
+            format!(
+                "{:+.1} % time",
+                100.0 * (choice.step_ms / preset.step_ms - 1.0)
+            )
+        });
+        presets.row([
+            format_bytes(preset.peak_bytes),
+            format!("{:.3} ms", preset.step_ms),
+            preset.recompute.clone(),
+            saves,
+        ]);
+    }
+    format!("\n{chosen}\n{presets}")
+}
+
+fn draw(frontier: &Frontier, path: &Path) -> Result<(), Failure> {
+    let chosen = frontier.chosen.iter().map(|choice| Point {
+        name: String::new(),
+        at: (choice.peak_bytes as f64, choice.step_ms),
+        is_dominated: false,
+    });
+    let presets = frontier.presets.iter().map(|preset| Point {
+        name: preset.recompute.clone(),
+        at: (preset.peak_bytes as f64, preset.step_ms),
+        is_dominated: true,
+    });
+    let scatter = Scatter {
+        y: "step on paper, ms",
+        from_zero: false,
+        points: chosen.chain(presets).collect(),
+    };
+    scatter.write(path)
+}

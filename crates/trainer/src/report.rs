@@ -1,0 +1,70 @@
+//! The `report` command: a page about a run, or two.
+
+use crate::failure::Failure;
+use crate::stdout::print;
+use clap::Args;
+use report::page;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Where runs without `--out` are.
+const RUNS: &str = "runs";
+
+/// Flags of `report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Run directories: one to report on, or two to compare [default: the newest under runs/]
+    #[arg(value_name = "DIR", num_args = 0..=2)]
+    pub runs: Vec<PathBuf>,
+    /// Print how it ended and its memory in tables, and write nothing
+    #[arg(long)]
+    pub text: bool,
+    /// Write the page to FILE [default: report.html in the run directory, or report-vs-A.html in the second]
+    #[arg(long, value_name = "FILE", conflicts_with = "text")]
+    pub out: Option<PathBuf>,
+}
+
+/// Writes a page and prints where, or prints tables.
+///
+/// # Errors
+/// [`Failure`]: no run to report on, files that cannot be read or written.
+pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
+    let newest;
+    let runs = match args.runs.as_slice() {
+        [] => {
+            newest = [newest_run(Path::new(RUNS))?];
+            &newest
+        }
+        runs => runs,
+    };
+    if args.text {
+        return print(match runs {
+            [a, b] => page::text_of_comparison(a, b)?,
+            _ => page::text(&runs[0])?,
+        });
+    }
+    let out = args.out.as_deref();
+    let written = match (runs, out) {
+        ([a, b], out) => page::write_comparison(a, b, out)?,
+        (_, Some(out)) => page::write_to(&runs[0], out)?,
+        (_, None) => page::write(&runs[0])?,
+    };
+    print(format_args!("{}\n", written.display()))
+}
+
+/// The run that wrote its metrics last: names begin with the model's, and a page that is made anew is no sign of life.
+fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
+    let written = |folder: &PathBuf| -> Option<SystemTime> {
+        let metrics = folder.join("metrics.jsonl").metadata();
+        let file = metrics.or_else(|_| folder.join("plan.json").metadata());
+        file.ok()?.modified().ok()
+    };
+    let folders = std::fs::read_dir(runs).into_iter().flatten().flatten();
+    let dated = folders.filter_map(|entry| Some((written(&entry.path())?, entry.path())));
+    dated.max().map(|(_, folder)| folder).ok_or_else(|| {
+        Failure::Usage(format!(
+            "there is no run under {}/ to report on; name a run directory: `trainer report DIR`",
+            runs.display()
+        ))
+    })
+}

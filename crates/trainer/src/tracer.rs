@@ -1,0 +1,121 @@
+//! `--trace`: what a step did to memory, and what its queues were busy with, for pictures.
+
+use crate::device::OpenDevice;
+use crate::failure::Failure;
+use kernels::Kernels;
+use kernels::timed::{self, Timings};
+use kernels::timeline::{Span, Timeline};
+use memory::{History, Memory};
+use report::pictures::{RefusedLease, Trace};
+use settings::{Config, Resolved, Settings};
+use std::path::{Path, PathBuf};
+
+/// The folder for the pictures of a command without a run directory, where they are asked for.
+///
+/// # Errors
+/// [`Failure::Usage`]: they are, and no folder is named.
+pub(crate) fn trace_folder(resolved: &Resolved) -> Result<Option<&Path>, Failure> {
+    match &resolved.options.trace {
+        Some(Some(folder)) => Ok(Some(folder)),
+        // The configuration of a run that drew its own.
+        None => Ok(None),
+        Some(None) => Err(Failure::Usage(
+            "this command has no run directory to draw into; name a folder: --trace DIR".into(),
+        )),
+    }
+}
+
+/// Draws a step that was made on paper.
+///
+/// # Errors
+/// The folder cannot be written; settings that make no session.
+pub(crate) fn draw_plan(
+    folder: &Path,
+    resolved: &Resolved,
+    config: &Config,
+) -> Result<(), Failure> {
+    let device = resolved.device();
+    let (history, spans) = planner::trace(&Settings::new(config)?, device.target())?;
+    let trace = Trace {
+        device: device.to_string(),
+        history,
+        spans,
+        refused: None,
+    };
+    trace.write(folder).map_err(Failure::file(folder))?;
+    tracing::info!("{} has pictures of a step on paper", folder.display());
+    Ok(())
+}
+
+/// Records the last step of a session. Every operation is waited for and laid out as the queues would run it, so a traced run
+/// is slower, and its pictures have the device's own times.
+pub(crate) struct Tracer {
+    pub(crate) memory: Memory,
+    timeline: Timeline,
+    /// What was timed, where a profile reads it.
+    pub(crate) timings: Timings,
+    recorded: Option<(History, Vec<Span>)>,
+}
+
+impl Tracer {
+    /// Records what happens to a memory, from before its first lease.
+    pub(crate) fn new(memory: &Memory) -> Tracer {
+        let timeline = timed::timeline();
+        let clock = timeline.clone();
+        memory.keep_history(move || clock.computed().with_copies);
+        Tracer {
+            memory: memory.clone(),
+            timeline,
+            timings: Timings::default(),
+            recorded: None,
+        }
+    }
+
+    /// The device's operations, recorded.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::kernels`].
+    pub(crate) fn kernels(
+        &self,
+        device: &OpenDevice,
+        settings: &Settings,
+    ) -> Result<Box<dyn Kernels>, Failure> {
+        device.timed_kernels(settings, &self.memory, &self.timings, Some(&self.timeline))
+    }
+
+    /// What was recorded of earlier steps is forgotten.
+    pub(crate) fn begin_step(&self) {
+        self.timings.take();
+        self.timeline.keep_spans();
+    }
+
+    /// Takes what was recorded, before leases that live across steps are given back.
+    pub(crate) fn stop(&mut self) {
+        if self.recorded.is_none() {
+            let history = self.memory.history().unwrap_or_default();
+            self.recorded = Some((history, self.timeline.take_spans()));
+        }
+    }
+
+    /// Draws it into a folder; returns that.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub(crate) fn write(
+        &mut self,
+        device: &str,
+        refused: Option<RefusedLease>,
+        folder: &Path,
+    ) -> Result<PathBuf, Failure> {
+        self.stop();
+        let (history, spans) = self.recorded.take().unwrap_or_default();
+        let trace = Trace {
+            device: device.into(),
+            history,
+            spans,
+            refused,
+        };
+        trace.write(folder).map_err(Failure::file(folder))?;
+        Ok(folder.into())
+    }
+}

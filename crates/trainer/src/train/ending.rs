@@ -1,0 +1,121 @@
+//! How a run ends: what is explained, drawn and summed up.
+
+use super::Run;
+use crate::failure::Failure;
+use crate::gpu_watch::name_others;
+use memory::format_bytes;
+use planner::{HOST_ARENAS, OomReport, arena_table};
+use report::pictures::RefusedLease;
+use report::{EndRecord, max_rss_bytes, memory_table, page};
+use std::io::Write;
+
+impl Run {
+    /// Looks for fixes of an out-of-memory error and writes them to `oom.json`; leaves other failures alone.
+    pub(super) fn explain(&self, failure: Failure) -> Failure {
+        let Failure::OutOfMemory { error, .. } = failure else {
+            return failure;
+        };
+        let mut report = match OomReport::new(&error, &self.resolved.config, self.device.target()) {
+            Ok(report) => report,
+            Err(_) => {
+                return Failure::OutOfMemory {
+                    error,
+                    hints: Vec::new(),
+                };
+            }
+        };
+        name_others(&mut report, self.resolved.device());
+        let mut hints = report.hints();
+        match self.directory.write_json("oom.json", &report) {
+            Ok(path) => hints.push(format!("{} has all figures and fixes", path.display())),
+            Err(failure) => hints.push(format!("oom.json could not be written: {failure}")),
+        }
+        Failure::OutOfMemory { error, hints }
+    }
+
+    /// Draws what was recorded, and the run's page. A run that is done is not spoilt by a page that is not.
+    pub(super) fn draw(&mut self, failure: Option<&Failure>) {
+        let folder = self.directory.path();
+        let refused = match failure {
+            Some(Failure::OutOfMemory { error, .. }) => Some(RefusedLease::from(&**error)),
+            _ => None,
+        };
+        if let Some(mut tracer) = self.tracer.take() {
+            let device = self.resolved.device().to_string();
+            match tracer.write(&device, refused, &folder.join("memory")) {
+                Ok(folder) => tracing::info!("{} has pictures of the last step", folder.display()),
+                Err(failure) => tracing::warn!("pictures of memory are missing: {failure}"),
+            }
+        }
+        if let Err(error) = page::write(folder) {
+            tracing::warn!("the run's page is missing: {error}");
+        }
+        if let (Some(Failure::OutOfMemory { .. }), Ok(tables), false) =
+            (failure, page::text(folder), self.resolved.options.quiet)
+        {
+            // Nobody may be reading: the exit code says it too.
+            let _ = writeln!(std::io::stderr(), "{tables}");
+        }
+    }
+
+    pub(super) fn write_end_record(&mut self, failure: Option<&Failure>) -> Result<(), Failure> {
+        let record = EndRecord {
+            reason: failure.map_or("done", Failure::reason),
+            steps: self.made.steps,
+            skipped_steps: self.made.skipped,
+            max_rss_bytes: max_rss_bytes(),
+        };
+        self.metrics
+            .write(&record)
+            .map_err(Failure::file(self.directory.path()))
+    }
+
+    /// What a person wants to know at the end.
+    pub(super) fn summary(&self) -> String {
+        let Some(last) = &self.made.last else {
+            return String::new();
+        };
+        let seconds = self.made.time.as_secs_f64();
+        let config = &self.resolved.config;
+        let tokens = self.tokens_per_step * self.made.steps;
+        let planned = (&self.plan.peak_by_category, &self.plan.phase_peak_bytes);
+        let measured = (&last.memory.peak.by_category, &last.memory.phase_peaks);
+        let resident = max_rss_bytes().map_or(String::new(), |bytes| {
+            format!("  resident set at most {}\n", format_bytes(bytes))
+        });
+        let skipped = match self.made.skipped {
+            0 => String::new(),
+            skipped => format!(", {skipped} skipped because loss or gradients were not finite"),
+        };
+        let mut recompute = config.recompute.spec.clone();
+        if !config.recompute.layers.is_empty() {
+            recompute += ", of some layers as in recompute.layers of its config.toml";
+        }
+        let mut offload = match config.offload.activations.as_str() {
+            "none" => String::new(),
+            labels => format!(", {labels} offloaded"),
+        };
+        let mut host_arenas = String::new();
+        if !self.plan.host_arenas.is_empty() {
+            offload += ", optimizer states offloaded";
+            host_arenas = format!("{}\n", arena_table(HOST_ARENAS, &self.plan.host_arenas));
+        }
+        let pinned = match last.memory.host_pinned_bytes {
+            0 => String::new(),
+            bytes => format!("  pinned host memory {}\n", format_bytes(bytes)),
+        };
+        format!(
+            "{} steps{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}{offload}\n\n{}\n{}\n\
+             {host_arenas}{pinned}{resident}  run directory {}\n",
+            self.made.steps,
+            self.resolved.name,
+            self.plan.dtype,
+            last.loss,
+            tokens as f64 / seconds,
+            recompute,
+            memory_table(planned, Some(measured)),
+            arena_table("across steps", &self.plan.arenas),
+            self.directory.path().display(),
+        )
+    }
+}

@@ -1,0 +1,292 @@
+//! `plan --device-memory` and `plan --largest`: what they say holds when it is planned by itself, and when it is run.
+
+mod common;
+#[path = "cli/workplace.rs"]
+#[allow(dead_code, reason = "this binary uses its own part")]
+mod workplace;
+
+use common::odd_model;
+use kernels::Target;
+use memory::DType;
+use planner::{Advice, Plan, Rung};
+use serde_json::Value;
+use settings::{Config, Settings};
+use workplace::Workplace;
+
+/// A configuration with something to save by every kind of rung.
+fn wasteful(dtype: DType) -> Config {
+    let mut config = common::config(odd_model(12), dtype, "none");
+    (config.data.seq, config.batch.micro) = (256, 4);
+    config
+}
+
+/// The whole ladder: nothing fits a byte.
+fn ladder(config: &Config, target: Target) -> Vec<Rung> {
+    let advice = Advice::new(config, target, 1).unwrap();
+    assert!(!advice.fits && advice.command.is_none());
+    let needed = advice.rungs.last().unwrap().reserved_bytes;
+    assert_eq!(advice.needs_bytes, needed + overhead_bytes(target));
+    advice.rungs
+}
+
+fn overhead_bytes(target: Target) -> u64 {
+    match target {
+        Target::Cpu => 0,
+        Target::Cuda => planner::CUDA_OVERHEAD_BYTES,
+    }
+}
+
+fn plan(config: &Config, target: Target) -> Plan {
+    Plan::new(&Settings::new(config).unwrap(), target).unwrap()
+}
+
+#[test]
+fn each_rung_saves_the_difference_of_two_plans() {
+    for (dtype, target) in [(DType::F32, Target::Cpu), (DType::BF16, Target::Cuda)] {
+        let mut config = wasteful(dtype);
+        let mut before = plan(&config, target);
+        let rungs = ladder(&config, target);
+        for rung in &rungs {
+            config = config.with(&rung.set).unwrap();
+            let then = plan(&config, target);
+            assert!(rung.saves_bytes > 0);
+            assert_eq!(
+                rung.saves_bytes,
+                before.peak_bytes - then.peak_bytes,
+                "{rung:?}"
+            );
+            let figures = (then.peak_bytes, then.reserved_bytes, then.host_pinned_bytes);
+            let listed = (rung.peak_bytes, rung.reserved_bytes, rung.host_pinned_bytes);
+            assert_eq!(listed, figures, "{rung:?}");
+            before = then;
+        }
+        let sets: Vec<&String> = rungs.iter().flat_map(|rung| &rung.set).collect();
+        let everywhere = [
+            "batch.micro=1",
+            "attention.backend=flash",
+            "recompute.spec=full",
+        ];
+        let with_target: &[&str] = match target {
+            Target::Cpu => &["train.dtype=bf16"],
+            Target::Cuda => &["optim.master=bf16-split", "offload.activations=block_input"],
+        };
+        for expected in everywhere.iter().chain(with_target) {
+            assert!(
+                sets.contains(&&expected.to_string()),
+                "{expected}: {sets:?}"
+            );
+        }
+    }
+}
+
+/// Free ones that keep the bits, free ones that do not, those that cost something; and shorter sequences.
+#[test]
+fn what_costs_nothing_comes_first_and_shorter_sequences_last() {
+    let rungs = ladder(&wasteful(DType::BF16), Target::Cuda);
+    let order = [
+        "optim.master=bf16-split",
+        "optim.state_dtype=8bit",
+        "offload.optimizer=pinned",
+        "data.seq=128",
+    ];
+    let positions = order.map(|set| {
+        let found = rungs.iter().position(|rung| rung.set[0] == set);
+        found.unwrap_or_else(|| panic!("{set}: {rungs:#?}"))
+    });
+    assert!(positions.is_sorted(), "{positions:?}: {rungs:#?}");
+    assert_eq!((positions[0], positions[3]), (0, rungs.len() - 1));
+    let first = &rungs[0];
+    assert!(
+        !first.changes_math && first.cost_fraction <= 0.0,
+        "{first:?}"
+    );
+    assert!(rungs[positions[2]].cost_fraction > 0.0, "{rungs:?}");
+}
+
+/// A rung that saves much may do without dear ones before it.
+#[test]
+fn no_rung_costs_time_in_vain() {
+    let (config, target) = (wasteful(DType::BF16), Target::Cuda);
+    let needs_bytes = |sets: Vec<String>| {
+        let changed = config.with(&sets).unwrap();
+        plan(&changed, target).reserved_bytes + overhead_bytes(target)
+    };
+    let whole = ladder(&config, target);
+    let least = whole.last().unwrap().reserved_bytes + overhead_bytes(target);
+    let (most, mut dropped) = (needs_bytes(Vec::new()), 0);
+    for share in 1..8 {
+        let room = least + (most - least) * share / 8;
+        let advice = Advice::new(&config, target, room).unwrap();
+        assert!(advice.fits && advice.needs_bytes <= room);
+        assert_eq!(advice.needs_bytes, needs_bytes(advice.set()));
+        let too_large = |rung: &&Rung| rung.reserved_bytes + overhead_bytes(target) > room;
+        dropped += whole.iter().take_while(too_large).count() + 1 - advice.rungs.len();
+        for rung in &advice.rungs {
+            // Of rungs with the same key, such as labels that are recomputed, the last one has it all.
+            let key = |rung: &Rung| rung.set[0].split('=').next().map(String::from);
+            let same_key = advice.rungs.iter().filter(|other| key(other) == key(rung));
+            if same_key.count() > 1 || rung.cost_fraction <= 0.0 {
+                continue;
+            }
+            let others = advice.rungs.iter().filter(|other| *other != rung);
+            let others = others.flat_map(|other| other.set.clone()).collect();
+            assert!(needs_bytes(others) > room, "{rung:?}");
+        }
+    }
+    assert!(dropped > 0);
+}
+
+const RUN: &str = "--config tiny --attention eager --micro-batch 8 --device cpu";
+
+fn json(place: &Workplace, flags: &str) -> Value {
+    let printed = place.trainer(&format!("plan --json {flags}")).succeeds();
+    serde_json::from_str(&printed.stdout).unwrap()
+}
+
+#[test]
+fn the_command_at_the_end_runs_within_the_memory() {
+    let place = Workplace::new();
+    let ladder = json(&place, &format!("{RUN} --device-memory 1"));
+    assert_eq!(
+        (&ladder["advice"]["fits"], &ladder["advice"]["command"]),
+        (&Value::Bool(false), &Value::Null)
+    );
+    let rungs = ladder["advice"]["rungs"].as_array().unwrap();
+    let reserved = |rung: &Value| rung["reserved_bytes"].as_u64().unwrap();
+    let as_it_is = reserved(&ladder);
+    let rooms = [&rungs[0], &rungs[rungs.len() / 2], &rungs[rungs.len() - 1]].map(reserved);
+    for room in [as_it_is].into_iter().chain(rooms) {
+        let printed = place
+            .trainer(&format!("plan {RUN} --device-memory {room}"))
+            .succeeds();
+        let command = printed.stdout.lines().last().unwrap();
+        let flags = command.strip_prefix("trainer train ").unwrap();
+        assert_eq!(flags.contains("--set"), room < as_it_is, "{command}");
+        let run = format!("{flags} --steps 2 --out {room} --memory-limit {room}");
+        place.trainer(&run).succeeds();
+        let planned = json(&place, flags);
+        assert!(reserved(&planned) <= room, "{command}");
+        let metrics = place.text(&format!("{room}/metrics.jsonl"));
+        let peak = format!("\"peak_bytes\":{},", planned["peak_bytes"]);
+        assert_eq!(metrics.matches(&peak).count(), 2, "{peak} {metrics}");
+    }
+}
+
+#[test]
+fn a_gpu_stands_for_its_memory() {
+    let place = Workplace::new();
+    let advice = |memory: &str| {
+        let plan = json(
+            &place,
+            &format!("--config llama-3-8b --device-memory {memory}"),
+        );
+        plan["advice"].clone()
+    };
+    let named = advice("h100");
+    assert_eq!(
+        (&named["fits"], named["device_memory_bytes"].as_u64()),
+        (&Value::Bool(true), Some(80_998 << 20))
+    );
+    assert!(!named["rungs"].as_array().unwrap().is_empty());
+    assert_eq!(advice("80998MiB"), named);
+    let (command, rungs) = (
+        named["command"].as_str().unwrap(),
+        named["rungs"].as_array().unwrap(),
+    );
+    assert!(
+        command.starts_with("trainer train --config llama-3-8b --device cuda --set "),
+        "{command}"
+    );
+    let last = rungs.last().unwrap()["set"][0].as_str().unwrap();
+    assert!(command.ends_with(last), "{command}");
+}
+
+/// Two bytes a parameter and as much of gradients stay on the device.
+#[test]
+fn where_nothing_fits_the_least_is_named_with_what_would_hold_it() {
+    let place = Workplace::new();
+    let printed = place
+        .trainer("plan --config llama-3-8b --device-memory 24GiB")
+        .succeeds();
+    let last = printed.stdout.lines().last().unwrap();
+    for words in [
+        "nothing that is known here makes it fit: the least needs ",
+        "that fits ",
+        "H100 80GB",
+    ] {
+        assert!(last.contains(words), "{words}: {last}");
+    }
+}
+
+#[test]
+fn what_names_no_memory_is_refused() {
+    let place = Workplace::new();
+    for (flags, words) in [
+        (
+            "--device-memory h1000",
+            ["`h1000`", "rtx-4090, a100-40gb, l40s, h100"],
+        ),
+        ("--device-memory 95%", ["share of a device", "80GiB"]),
+        ("--device-memory 24G", ["--device-memory", "not a size"]),
+        (
+            "--largest seq",
+            ["--device-memory SIZE|NAME", "--memory-limit"],
+        ),
+        (
+            "--largest seq --memory-limit 95%",
+            ["--device-memory SIZE|NAME", "in bytes"],
+        ),
+    ] {
+        place.trainer(&format!("plan {flags}")).fails(2, &words);
+    }
+}
+
+/// The value fits, the next one does not.
+#[test]
+fn the_largest_is_exact_at_its_border() {
+    let place = Workplace::new();
+    let peak = |flags: &str| json(&place, flags)["peak_bytes"].as_u64().unwrap();
+    for (what, step, bound) in [("micro-batch", 1, "--micro-batch"), ("seq", 128, "--seq")] {
+        let limit = 80 << 20;
+        let plan = json(
+            &place,
+            &format!("--device cpu --largest {what} --memory-limit {limit}"),
+        );
+        let largest = &plan["largest"];
+        let value = largest["value"].as_u64().unwrap();
+        assert_eq!((largest["what"].as_str(), value % step), (Some(what), 0));
+        assert!(value > step, "{largest}");
+        let with = |value: u64| peak(&format!("--device cpu {bound} {value}"));
+        assert_eq!(with(value), largest["peak_bytes"].as_u64().unwrap());
+        assert!(
+            with(value) <= limit && with(value + step) > limit,
+            "{largest}"
+        );
+        assert!(plan["advice"].is_null());
+
+        // On a GPU what is reserved counts, with the overhead.
+        let search = format!("--largest {what} --config llama-15m --device-memory");
+        let reserved = json(&place, &format!("{search} rtx-4090"))["largest"]["reserved_bytes"]
+            .as_u64()
+            .unwrap();
+        let exactly = reserved + planner::CUDA_OVERHEAD_BYTES;
+        let values = [exactly, exactly - 1].map(|room| {
+            json(&place, &format!("{search} {room}"))["largest"]["value"]
+                .as_u64()
+                .unwrap()
+        });
+        assert!(values[0] == values[1] + step, "{values:?}");
+    }
+    let none = json(
+        &place,
+        "--device cpu --largest micro-batch --memory-limit 1MiB",
+    );
+    assert!(
+        none["largest"]["value"].is_null()
+            && none["largest"]["peak_bytes"].as_u64() > Some(1 << 20)
+    );
+    // GPT-2 has learned 1024 positions.
+    let bounded = json(&place, "--config gpt2 --largest seq --device-memory b200");
+    assert_eq!(bounded["largest"]["value"], 1024);
+    assert!(bounded["largest"]["next_needs_bytes"].is_null());
+}

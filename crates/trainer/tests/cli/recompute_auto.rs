@@ -1,0 +1,167 @@
+//! `--recompute auto`: within its budget, with the bits of any other run, and written down.
+
+use crate::metrics::Metrics;
+use crate::workplace::Workplace;
+use serde_json::Value;
+
+fn planned(place: &Workplace, flags: &str) -> Value {
+    let plan = place.trainer(&format!(
+        "plan --json --config small.toml --device cpu {flags}"
+    ));
+    serde_json::from_str(&plan.succeeds().stdout).unwrap()
+}
+
+fn peak(plan: &Value) -> u64 {
+    plan["peak_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn a_run_stays_within_its_budget_and_can_be_made_again() {
+    let place = Workplace::new();
+    let (most, least) = (planned(&place, ""), planned(&place, "--recompute full"));
+    let budget = (peak(&most) + peak(&least)) / 2;
+    let flags = format!("--recompute auto --memory-budget {budget}");
+    let chosen = planned(&place, &flags);
+    assert!(peak(&chosen) <= budget && peak(&chosen) < peak(&most));
+
+    let run = |flags: &str, out: &str| {
+        let flags = format!("--config small.toml --device cpu --steps 4 {flags} --out {out}");
+        place.trainer(&flags).succeeds()
+    };
+    run("", "kept");
+    let auto = run(&flags, "auto");
+    assert!(
+        auto.stderr.contains("recompute auto: a peak of"),
+        "{auto:?}"
+    );
+    let again = place.trainer("--config auto/config.toml --out again");
+    again.succeeds();
+    let losses = |out: &str| -> Vec<Value> {
+        let metrics = Metrics::read(&place, out);
+        let steps = metrics.steps().into_iter();
+        steps.map(|step| step["loss"].clone()).collect()
+    };
+    assert_eq!(losses("kept"), losses("auto"));
+    assert_eq!(losses("again"), losses("auto"));
+    for out in ["auto", "again"] {
+        for step in Metrics::read(&place, out).steps() {
+            assert_eq!(step["peak_bytes"], chosen["peak_bytes"]);
+            let replays = step["replayed"].as_object().unwrap().values();
+            assert!(replays.map(|count| count.as_u64().unwrap()).sum::<u64>() > 0);
+        }
+    }
+}
+
+#[test]
+fn a_budget_that_is_too_small_and_flags_that_do_not_go_together_are_refused() {
+    let place = Workplace::new();
+    let refused = |flags: &str, code: i32, words: &[&str]| {
+        let flags = format!("plan --config small.toml --device cpu {flags}");
+        place.trainer(&flags).fails(code, words);
+    };
+    let auto = "--recompute auto";
+    refused(
+        &format!("{auto} --memory-budget 100KiB"),
+        3,
+        &["the least is", "`parameters`", "--offload-activations auto"],
+    );
+    refused(auto, 2, &["--memory-budget SIZE"]);
+    refused(
+        &format!("{auto} --memory-budget 1GiB --offload-activations mlp"),
+        2,
+        &["every label itself"],
+    );
+    refused(
+        &format!("{auto} --memory-budget 1GiB --costs missing.json"),
+        4,
+        &["missing.json", "trainer profile --json"],
+    );
+    let on_gpu = "plan --config small.toml --device cuda --recompute auto --memory-budget 90%";
+    place.trainer(on_gpu).fails(2, &["in bytes"]);
+}
+
+/// The limit counts beside the budget, and another specification on the same command line takes the place of `auto`, as the
+/// fixes of an out-of-memory error do.
+#[test]
+fn a_limit_and_other_specifications_go_with_it() {
+    let place = Workplace::new();
+    let full = peak(&planned(&place, "--recompute full"));
+    let auto = "--config small.toml --device cpu --steps 1 --recompute auto --memory-budget 1GiB";
+    let limited = format!("{auto} --memory-limit {}", full + full / 8);
+    place
+        .trainer(&format!("{limited} --out limited"))
+        .succeeds();
+    let chosen = &Metrics::read(&place, "limited").steps()[0]["peak_bytes"].clone();
+    assert!(chosen.as_u64().unwrap() <= full + full / 8);
+
+    let kept = peak(&planned(&place, ""));
+    let short = format!(
+        "{auto} --set recompute.spec=none --memory-limit {}",
+        kept - 256
+    );
+    let failed = place
+        .trainer(&format!("{short} --out failed"))
+        .fails(3, &["cheapest fix"]);
+    assert!(
+        failed.stderr.contains("memory.budget has no effect"),
+        "{failed:?}"
+    );
+    let oom: Value = serde_json::from_str(&place.text("failed/oom.json")).unwrap();
+    let fixes = oom["fixes"].as_array().unwrap();
+    let is_auto = |fix: &&Value| fix["set"][0] == "recompute.spec=auto";
+    assert!(fixes.iter().any(|fix| is_auto(&fix)), "{fixes:?}");
+    for (number, fix) in fixes.iter().enumerate() {
+        let set = fix["set"].as_array().unwrap().iter();
+        let set: String = set
+            .map(|one| format!(" --set {}", one.as_str().unwrap()))
+            .collect();
+        place
+            .trainer(&format!("{short}{set} --out fixed-{number}"))
+            .succeeds();
+    }
+}
+
+/// What a profile measured counts instead of rates: it chooses by what is slow here.
+#[test]
+fn a_profile_of_this_machine_is_a_file_of_costs() {
+    let place = Workplace::new();
+    let profile = place.trainer("profile --json --config small.toml --device cpu");
+    place.file("costs.json", profile.succeeds().stdout);
+    let full = peak(&planned(&place, "--recompute full"));
+    let flags = format!(
+        "--recompute auto --memory-budget {} --costs costs.json",
+        full + full / 4
+    );
+    assert!(peak(&planned(&place, &flags)) <= full + full / 4);
+}
+
+/// Peaks rise and times fall from row to row, and no preset with as much memory is faster.
+#[test]
+fn budgets_are_compared_with_presets() {
+    let place = Workplace::new();
+    let plan = planned(&place, "--pareto --plot pareto.svg");
+    let points = |name: &str| -> Vec<(u64, f64)> {
+        let points = plan["pareto"][name].as_array().unwrap().iter();
+        let point = |point: &Value| {
+            (
+                point["peak_bytes"].as_u64().unwrap(),
+                point["step_ms"].as_f64().unwrap(),
+            )
+        };
+        points.map(point).collect()
+    };
+    let (chosen, presets) = (points("chosen"), points("presets"));
+    assert!(chosen.len() > 4);
+    assert!(
+        chosen.is_sorted_by(|a, b| a.0 < b.0 && a.1 >= b.1),
+        "{chosen:?}"
+    );
+    assert_eq!(chosen.last().unwrap().0, peak(&plan));
+    for preset in presets.iter().filter(|preset| preset.0 >= chosen[0].0) {
+        let best = chosen.iter().rfind(|point| point.0 <= preset.0).unwrap();
+        // Budgets lie between those of the list.
+        assert!(best.1 <= preset.1 * 1.02, "{preset:?} {best:?}");
+    }
+    let svg = place.text("pareto.svg");
+    assert!(svg.contains("core_attn,layernorm,mlp") && svg.contains("step on paper"));
+}
