@@ -21,8 +21,8 @@ pub struct PlannedOffload {
     pub d2h_gbps: f64,
     /// The rate of both at a time, added up.
     pub both_ways_gbps: f64,
-    /// The rate that matrix products are taken to run at, in units of 10^12 operations a second; of all else, updates
-    /// alone take time, that of their bytes in the device's memory.
+    /// The rate that matrix products are taken to run at, in units of 10^12 operations a second; what moves more bytes than
+    /// that takes the time of its bytes in the device's memory.
     pub assumed_tflops: f64,
     /// A step at that rate, replays and updates included, if copies took no time.
     pub compute_ms: f64,

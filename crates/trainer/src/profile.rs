@@ -73,7 +73,9 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::new(&settings, device.target())?;
     let limit = limit(resolved, &device)?;
-    HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
+    if !resolved.config.memory.force {
+        HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
+    }
     let rates = measure(&device, &settings)?;
     let dtype = settings.dtype.as_str();
     let known = resolved.config.hardware.peak_tflops;
