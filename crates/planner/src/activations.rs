@@ -1,6 +1,6 @@
 //! The table of saved activations, with bytes and what becomes of them.
 
-use model::{Action, BatchShape, Block, Label, Model};
+use model::{Action, Architecture, BatchShape, Block, Label};
 use serde::Serialize;
 use settings::Settings;
 
@@ -24,14 +24,17 @@ pub struct PlannedActivation {
 }
 
 /// Every activation of every layer.
-pub(crate) fn planned_activations(model: &Model, settings: &Settings) -> Vec<PlannedActivation> {
+pub(crate) fn planned_activations(
+    architecture: &Architecture,
+    settings: &Settings,
+) -> Vec<PlannedActivation> {
     let batch = BatchShape {
         rows: settings.micro_batch,
         seq: settings.seq,
     };
     let per_layer = |(layer, block): (usize, &'_ Block)| {
         let planned = block.activations().map(|(activation, extent)| {
-            let (shape, dtype) = extent.resolve(batch, model.dtype());
+            let (shape, dtype) = extent.resolve(batch, settings.dtype);
             let bytes = shape.elements() * dtype.size_in_bytes();
             PlannedActivation {
                 layer,
@@ -45,7 +48,7 @@ pub(crate) fn planned_activations(model: &Model, settings: &Settings) -> Vec<Pla
         });
         planned.collect::<Vec<_>>()
     };
-    let blocks = model.architecture().blocks().iter().enumerate();
+    let blocks = architecture.blocks().iter().enumerate();
     blocks.flat_map(per_layer).collect()
 }
 

@@ -1,11 +1,10 @@
 //! What offload moves, and whether that hides behind computation.
 
+use crate::on_paper::{Paper, UTILISATION};
 use kernels::Target;
-use kernels::meta::{FlopCounter, Meta};
-use kernels::timeline::{Rates, Seconds, Timeline};
-use memory::Memory;
+use kernels::timeline::Measured;
 use serde::Serialize;
-use session::{Session, SessionError, shape_of_a_step};
+use session::SessionError;
 use settings::{Settings, Window};
 
 /// What offload costs in time: a step on shapes, in the order in which its queues would run it, at given rates.
@@ -34,21 +33,6 @@ pub struct PlannedOffload {
     pub hidden_from_tokens: Option<u64>,
 }
 
-/// A PCIe Gen5 slot with 16 lanes, pinned memory: measured on H100 hosts.
-const GBPS: f64 = 55.0;
-
-/// What is left of both rates while both ways are busy: 18 to 40 % less was measured.
-const BOTH_WAYS: f64 = 0.75;
-
-/// What kernels reach of an H100's 3.35 TB/s.
-const MEMORY_GBPS: f64 = 3000.0;
-
-/// H100 and H200 by data sheet, dense bf16.
-const PEAK_TFLOPS: f64 = 989.0;
-
-/// The share of the peak that training reaches.
-const UTILISATION: f64 = 0.5;
-
 impl PlannedOffload {
     /// Counts with the bytes of the optimizer in a step and of activations in a micro-batch. None if nothing is offloaded, or to
     /// the CPU's own memory, where offload is for tests.
@@ -66,8 +50,8 @@ impl PlannedOffload {
         if target == Target::Cpu || optimizer_bytes + activation_bytes == 0 {
             return Ok(None);
         }
-        let rates = rates(settings);
-        let step = step_seconds(settings, target, rates)?;
+        let paper = Paper::new(settings, target, Measured::new());
+        let (rates, step) = (paper.rates, paper.step(settings)?);
         let mut offload = PlannedOffload {
             optimizer_bytes,
             activation_bytes,
@@ -75,8 +59,8 @@ impl PlannedOffload {
             d2h_gbps: rates.download / 1e9,
             both_ways_gbps: rates.both_ways / 1e9,
             assumed_tflops: rates.flops / 1e12,
-            compute_ms: 1e3 * step.without_copies,
-            exposed_ms: 1e3 * (step.with_copies - step.without_copies).max(0.0),
+            compute_ms: 1e3 * step.computing,
+            exposed_ms: 1e3 * (step.seconds - step.computing).max(0.0),
             hidden_from_tokens: None,
         };
         let window = settings.offload.as_ref().map(|offload| offload.window);
@@ -137,60 +121,4 @@ impl PlannedOffload {
         }
         note
     }
-}
-
-/// Those of the settings, or what H100 hosts have.
-pub(crate) fn rates(settings: &Settings) -> Rates {
-    let hardware = &settings.hardware;
-    let h2d_gbps = hardware.h2d_gbps.unwrap_or(GBPS);
-    let d2h_gbps = hardware.d2h_gbps.unwrap_or(GBPS);
-    let both_ways_gbps = hardware.both_ways_gbps;
-    let both_ways_gbps = both_ways_gbps.unwrap_or(BOTH_WAYS * (h2d_gbps + d2h_gbps));
-    Rates {
-        flops: hardware.peak_tflops.unwrap_or(PEAK_TFLOPS) * UTILISATION * 1e12,
-        memory: hardware.memory_gbps.unwrap_or(MEMORY_GBPS) * 1e9,
-        upload: h2d_gbps * 1e9,
-        download: d2h_gbps * 1e9,
-        both_ways: both_ways_gbps * 1e9,
-    }
-}
-
-/// A step of a run that has been going for a while. The second micro-batch stands for all later ones.
-fn step_seconds(
-    settings: &Settings,
-    target: Target,
-    rates: Rates,
-) -> Result<Seconds, SessionError> {
-    let of_two = second_step(settings, settings.accum.min(2), target, rates)?;
-    if settings.accum <= 2 {
-        return Ok(of_two);
-    }
-    let another = of_two.since(second_step(settings, 1, target, rates)?);
-    let more = (settings.accum - 2) as f64;
-    Ok(Seconds {
-        with_copies: of_two.with_copies + more * another.with_copies,
-        without_copies: of_two.without_copies + more * another.without_copies,
-    })
-}
-
-/// The first step has no update before it; the second is as all others.
-fn second_step(
-    settings: &Settings,
-    accum: usize,
-    target: Target,
-    rates: Rates,
-) -> Result<Seconds, SessionError> {
-    let settings = Settings {
-        accum,
-        ..settings.clone()
-    };
-    let (memory, timeline) = (Memory::shapes(), Timeline::new(rates));
-    let dtype = settings.narrowest_dtype();
-    let kernels = Meta::new(&memory, target, dtype, FlopCounter::default())?.on(&timeline);
-    let batch = shape_of_a_step(&settings);
-    let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
-    session.start_step(&batch)?;
-    let before = timeline.computed();
-    session.start_step(&batch)?;
-    Ok(timeline.computed().since(before))
 }

@@ -1,12 +1,10 @@
 //! A step on shapes, taken apart: what is live while each layer is at work, and what that layer takes of a device's time.
 
-use crate::copies::rates;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::timeline::{Measured, Rates, Span, Timeline};
+use kernels::timeline::{Measured, Rates, Seconds, Span, Timeline};
 use kernels::{Queue, Target};
-use memory::{
-    History, Layer, LiveLease, Memory, MemoryChange, MemoryEvent, Peak, Phase, Place, Space,
-};
+use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place};
+use report::pictures::Playback;
 use session::{MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
 use settings::Settings;
 
@@ -16,6 +14,21 @@ pub(crate) struct Paper {
     pub(crate) rates: Rates,
     pub(crate) measured: Measured,
 }
+
+/// A PCIe Gen5 slot with 16 lanes, pinned memory: measured on H100 hosts.
+const GBPS: f64 = 55.0;
+
+/// What is left of both rates while both ways are busy: 18 to 40 % less was measured.
+const BOTH_WAYS: f64 = 0.75;
+
+/// What kernels reach of an H100's 3.35 TB/s.
+const MEMORY_GBPS: f64 = 3000.0;
+
+/// H100 and H200 by data sheet, dense bf16.
+const PEAK_TFLOPS: f64 = 989.0;
+
+/// The share of the peak that training reaches.
+pub(crate) const UTILISATION: f64 = 0.5;
 
 /// What a core or two of a processor reach, where nothing was measured.
 const CPU: Rates = Rates {
@@ -29,7 +42,7 @@ const CPU: Rates = Rates {
 impl Paper {
     /// The rates of a configuration, and times that were measured, if there are any.
     pub(crate) fn new(settings: &Settings, target: Target, measured: Measured) -> Paper {
-        let assumed = rates(settings);
+        let assumed = h100(settings);
         let hardware = &settings.hardware;
         let rates = match target {
             Target::Cuda => assumed,
@@ -61,10 +74,11 @@ impl Paper {
             return Ok(step);
         }
         // Every further micro-batch takes as long as the second.
-        let another = step.seconds - self.steps(settings, micro_batches - 1)?.seconds;
+        let fewer = self.steps(settings, micro_batches - 1)?;
         let more = (settings.accum - micro_batches) as f64;
         Ok(OnPaper {
-            seconds: step.seconds + more * another,
+            seconds: step.seconds + more * (step.seconds - fewer.seconds),
+            computing: step.computing + more * (step.computing - fewer.computing),
             ..step
         })
     }
@@ -74,23 +88,24 @@ impl Paper {
             accum,
             ..settings.clone()
         };
-        let layers = settings.model.layers;
-        let (memory, timeline, history) = self.second_step(settings)?;
-        let begun = history.events.iter().rev();
-        let mut begun = begun.filter(|event| event.change == MemoryChange::BeginStep);
-        let before = begun.next().map_or(0.0, |event| event.at_s);
+        let SecondStep {
+            memory,
+            history,
+            spans,
+            took,
+        } = self.second_step(settings)?;
         Ok(OnPaper {
             peak: memory.step_memory().peak,
             largest_at_peak: memory.largest_at_peak(),
-            seconds: timeline.computed().with_copies - before,
+            seconds: took.with_copies,
+            computing: took.without_copies,
             micro_batches: accum,
-            stretches: stretches(&history.events, layers),
-            spans: timeline.take_spans(),
+            stretches: stretches(&Playback::new(&history)),
+            spans,
         })
     }
 
-    /// Makes two steps, with the memory's history and the spans of the second.
-    fn second_step(&self, settings: Settings) -> Result<(Memory, Timeline, History), SessionError> {
+    fn second_step(&self, settings: Settings) -> Result<SecondStep, SessionError> {
         let memory = Memory::shapes();
         let timeline = Timeline::with_measured(self.rates, self.measured.clone());
         let clock = timeline.clone();
@@ -101,11 +116,40 @@ impl Paper {
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
         session.start_step(&batch)?;
         session.take_finished();
+        let before = timeline.computed();
         timeline.keep_spans();
         session.start_step(&batch)?;
-        // Before the session gives back what lives across steps.
-        let history = memory.history().unwrap_or_default();
-        Ok((memory, timeline, history))
+        Ok(SecondStep {
+            // Before the session gives back what lives across steps.
+            history: memory.history().unwrap_or_default(),
+            took: timeline.computed().since(before),
+            spans: timeline.take_spans(),
+            memory,
+        })
+    }
+}
+
+/// The second of two steps on shapes.
+struct SecondStep {
+    memory: Memory,
+    history: History,
+    spans: Vec<Span>,
+    took: Seconds,
+}
+
+/// Those of the settings, or what H100 hosts have.
+fn h100(settings: &Settings) -> Rates {
+    let hardware = &settings.hardware;
+    let h2d_gbps = hardware.h2d_gbps.unwrap_or(GBPS);
+    let d2h_gbps = hardware.d2h_gbps.unwrap_or(GBPS);
+    let both_ways_gbps = hardware.both_ways_gbps;
+    let both_ways_gbps = both_ways_gbps.unwrap_or(BOTH_WAYS * (h2d_gbps + d2h_gbps));
+    Rates {
+        flops: hardware.peak_tflops.unwrap_or(PEAK_TFLOPS) * UTILISATION * 1e12,
+        memory: hardware.memory_gbps.unwrap_or(MEMORY_GBPS) * 1e9,
+        upload: h2d_gbps * 1e9,
+        download: d2h_gbps * 1e9,
+        both_ways: both_ways_gbps * 1e9,
     }
 }
 
@@ -119,8 +163,8 @@ pub fn trace(settings: &Settings, target: Target) -> Result<(History, Vec<Span>)
         ..settings.clone()
     };
     let paper = Paper::new(&settings, target, Measured::new());
-    let (_, timeline, history) = paper.second_step(settings)?;
-    Ok((history, timeline.take_spans()))
+    let step = paper.second_step(settings)?;
+    Ok((step.history, step.spans))
 }
 
 /// A step that was made on shapes.
@@ -129,6 +173,8 @@ pub(crate) struct OnPaper {
     pub(crate) largest_at_peak: Vec<LiveLease>,
     /// All of it, copies that do not hide included.
     pub(crate) seconds: f64,
+    /// The same if copies took no time.
+    pub(crate) computing: f64,
     /// Micro-batches that were made on paper.
     micro_batches: usize,
     stretches: Vec<Stretch>,
@@ -193,30 +239,22 @@ impl OnPaper {
 }
 
 /// Cuts a step at every change of the layer that is at work.
-fn stretches(events: &[MemoryEvent], layers: usize) -> Vec<Stretch> {
-    let mut live = LiveBytes::default();
-    let mut pieces = vec![Stretch {
-        part: Part::Rest,
-        at_start: 0,
-        most: 0,
-    }];
-    for event in events {
-        live.apply(event.change);
-        if let MemoryChange::BeginStep = event.change {
-            pieces.clear();
-            pieces.push(Stretch::begun(Part::Rest, live.bytes));
-        }
-        let last = pieces.last_mut().expect("there is a first one");
-        if let MemoryChange::Enter(place) = event.change
-            && let Some(part) = part(place)
-            && part != last.part
-        {
-            pieces.push(Stretch::begun(part, live.bytes));
-        } else {
-            last.most = last.most.max(live.bytes);
+fn stretches(playback: &Playback) -> Vec<Stretch> {
+    let mut pieces: Vec<Stretch> = Vec::new();
+    for instant in &playback.instants[playback.step..] {
+        let (part, live) = (part(instant.place), instant.live.total());
+        match pieces.last_mut() {
+            Some(last) if part.is_none_or(|part| part == last.part) => {
+                last.most = last.most.max(live);
+            }
+            _ => pieces.push(Stretch {
+                part: part.unwrap_or(Part::Rest),
+                at_start: live,
+                most: live,
+            }),
         }
     }
-    join_visits(pieces, layers)
+    join_visits(pieces)
 }
 
 /// The part that entering a place begins; none for what happens within one.
@@ -232,8 +270,8 @@ fn part(place: Place) -> Option<Part> {
 
 /// Joins a block's backward pass, which is left for a while where activations of the block before are fetched, or where a
 /// replay begins blocks before: what comes after says whose turn it was.
-fn join_visits(pieces: Vec<Stretch>, layers: usize) -> Vec<Stretch> {
-    let mut joined: Vec<Stretch> = Vec::with_capacity(4 * layers + 4);
+fn join_visits(pieces: Vec<Stretch>) -> Vec<Stretch> {
+    let mut joined: Vec<Stretch> = Vec::with_capacity(pieces.len());
     for piece in pieces.into_iter().rev() {
         let Some(after) = joined.last_mut() else {
             joined.push(piece);
@@ -252,36 +290,4 @@ fn join_visits(pieces: Vec<Stretch>, layers: usize) -> Vec<Stretch> {
     }
     joined.reverse();
     joined
-}
-
-impl Stretch {
-    fn begun(part: Part, bytes: u64) -> Stretch {
-        Stretch {
-            part,
-            at_start: bytes,
-            most: bytes,
-        }
-    }
-}
-
-/// Device bytes that are live.
-#[derive(Default)]
-struct LiveBytes {
-    bytes: u64,
-    of_lease: std::collections::HashMap<usize, u64>,
-}
-
-impl LiveBytes {
-    fn apply(&mut self, change: MemoryChange) {
-        match change {
-            MemoryChange::Take { number, lease, .. } if lease.space == Space::Device => {
-                self.bytes += lease.bytes;
-                self.of_lease.insert(number, lease.bytes);
-            }
-            MemoryChange::GiveBack { number } => {
-                self.bytes -= self.of_lease.remove(&number).unwrap_or(0);
-            }
-            _ => {}
-        }
-    }
 }

@@ -95,18 +95,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Live peak and reserved bytes alone.
-    ///
-    /// # Errors
-    /// As [`Plan::new`].
-    pub fn peak_and_reserved_bytes(
-        settings: &Settings,
-        target: Target,
-    ) -> Result<(u64, u64), SessionError> {
-        let figures = figures(settings, target)?;
-        Ok((figures.peak.bytes, figures.reserved_bytes))
-    }
-
     /// Plans a run, and what other settings would change.
     ///
     /// # Errors
@@ -129,7 +117,7 @@ impl Plan {
         let figures = figures(settings, target)?;
         let model = figures.session.model();
         let parameters = model.layout().parameters();
-        let activations = planned_activations(model, settings);
+        let activations = planned_activations(model.architecture(), settings);
         let arenas = planned_arenas(figures.session.arenas(), parameters);
         let host_arenas = planned_arenas(figures.session.host_arenas(), parameters);
         let flops_per_token = model.architecture().flops_per_token(settings.seq);

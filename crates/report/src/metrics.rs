@@ -1,6 +1,7 @@
 //! `metrics.jsonl`: one JSON object a line, `kind` first.
 
 use crate::process::ProcessRecord;
+use crate::process::status_bytes;
 use memory::{ByCategory, ByPhase, DeviceMarks, Layer, Phase};
 use model::ReplayCounts;
 use serde::Serialize;
@@ -165,18 +166,15 @@ impl MetricsFile {
 
 /// The largest resident set that this process has had; none where the system does not tell.
 pub fn max_rss_bytes() -> Option<u64> {
-    status_bytes("VmHWM:")
+    own_status_bytes("VmHWM:")
 }
 
 /// What is resident of this process but for files that are mapped, whose pages the system takes back when it wants them; none
 /// where it does not tell.
 pub fn resident_bytes() -> Option<u64> {
-    Some(status_bytes("RssAnon:")? + status_bytes("RssShmem:")?)
+    Some(own_status_bytes("RssAnon:")? + own_status_bytes("RssShmem:")?)
 }
 
-fn status_bytes(name: &str) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kib * 1024)
+fn own_status_bytes(name: &str) -> Option<u64> {
+    status_bytes(Path::new("/"), "self", name)
 }

@@ -67,7 +67,7 @@ impl ProcessRecord {
         }
         if self.start_ticks.is_some() && start_ticks(root, self.pid) == self.start_ticks {
             return Fate::Lives {
-                resident_bytes: resident_bytes(root, self.pid),
+                resident_bytes: status_bytes(root, &self.pid.to_string(), "VmRSS:"),
             };
         }
         let risen = |before: &OomKills| {
@@ -99,11 +99,10 @@ fn start_ticks(root: &Path, pid: u32) -> Option<u64> {
     (!is_over).then(|| fields.get(19)?.parse().ok())?
 }
 
-fn resident_bytes(root: &Path, pid: u32) -> Option<u64> {
+/// A line of what the system tells about a process's memory.
+pub(crate) fn status_bytes(root: &Path, pid: &str, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(root.join(format!("proc/{pid}/status"))).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
 }

@@ -36,6 +36,9 @@ pub(crate) fn plan(mut resolved: Resolved, args: &PlanArgs) -> Result<(), Failur
 
 fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
     start_threads(resolved.config.train.threads)?;
+    for key in resolved.config.unused_by_choice() {
+        tracing::warn!("{key} has no effect on the run: it is for --recompute auto");
+    }
     match resolved.options.init_from.clone() {
         Some(folder) => adopt_model(resolved, &folder),
         None => Ok(()),

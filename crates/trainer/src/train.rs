@@ -32,9 +32,6 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     resolved.config = chosen(&resolved, resolved.decided(dataset.seq()))?;
     let settings = Settings::new(&resolved.config)?;
     let device = OpenDevice::open(resolved.device())?;
-    for key in resolved.config.unused_by_choice() {
-        tracing::warn!("{key} has no effect: it is for --recompute auto");
-    }
     let plan = Plan::with_alternatives(&resolved.config, device.target())?;
     let limit = limit(&resolved, &device)?;
     refuse_beforehand(&resolved, host_need(&plan, device.target(), limit))?;

@@ -1,8 +1,9 @@
 //! What may become of a layer's activations: the few ways, of all, that are worth a choice.
 
+use crate::activations::{planned_activations, total_bytes};
 use crate::on_paper::{OnPaper, Paper, Part};
 use memory::{Layer, Phase};
-use model::{Action, Architecture, BatchShape, Label, Policy};
+use model::{Action, Architecture, Label, Policy};
 use session::SessionError;
 use settings::Settings;
 
@@ -37,7 +38,7 @@ pub(crate) fn menu(
     let mut small = settings.clone();
     small.model.layers = layers;
     small.accum = 1;
-    let sizes = label_bytes(settings);
+    let sizes = label_bytes(&small);
     let dropped: Vec<Label> = labels(&sizes)
         .filter(|label| *label != Label::BlockInput)
         .collect();
@@ -76,17 +77,9 @@ pub(crate) fn menu(
 /// Bytes of a layer's activations by label; 0 of what the model does not have.
 fn label_bytes(settings: &Settings) -> [u64; Label::ALL.len()] {
     let architecture = Architecture::of(&settings.model, settings.attention);
-    let batch = BatchShape {
-        rows: settings.micro_batch,
-        seq: settings.seq,
-    };
-    let mut sizes = [0; Label::ALL.len()];
-    for (activation, extent) in architecture.blocks()[0].activations() {
-        let (dims, dtype) = extent.resolve(batch, settings.dtype);
-        let bytes = dims.elements() * dtype.size_in_bytes();
-        sizes[activation.label() as usize] += memory::round_up(bytes as u64);
-    }
-    sizes
+    let planned = planned_activations(&architecture, settings);
+    let of_layer = planned.partition_point(|activation| activation.layer == 0);
+    Label::ALL.map(|label| total_bytes(&planned[..of_layer], Some(label)).all)
 }
 
 fn labels(sizes: &[u64]) -> impl Iterator<Item = Label> {

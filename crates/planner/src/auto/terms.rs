@@ -5,9 +5,10 @@
 //! each entry, taken by all layers, says everything about every assignment.
 
 use super::menu::Actions;
+use crate::activations::{planned_activations, total_bytes};
 use crate::on_paper::{OnPaper, Paper, Part};
 use memory::{Layer, Phase};
-use model::{Action, Architecture, BatchShape, Policy};
+use model::{Architecture, Policy};
 use session::SessionError;
 use settings::Settings;
 
@@ -71,12 +72,13 @@ impl Terms {
             head: 0,
             rest: 0,
         };
+        let architecture = Architecture::of(&settings.model, settings.attention);
         for actions in menu {
             let mut uniform = settings.clone();
             uniform.policy = Policy::keep_all(count);
             uniform.policy.set_labels(0..count, *actions);
             let step = paper.step(&uniform)?;
-            let away: Vec<u64> = (0..count).map(|layer| away(&uniform, layer)).collect();
+            let away = away(&architecture, &uniform);
             let mut kept_before = 0;
             for layer in 0..count {
                 let on_the_way = layer.checked_sub(1).map_or(0, |before| away[before]);
@@ -165,19 +167,11 @@ pub(crate) fn picoseconds(seconds: f64) -> u64 {
     (seconds * 1e12).round() as u64
 }
 
-/// Bytes that a layer has on the host; the last one keeps its own.
-fn away(settings: &Settings, layer: usize) -> u64 {
-    let architecture = Architecture::of(&settings.model, settings.attention);
-    let batch = BatchShape {
-        rows: settings.micro_batch,
-        seq: settings.seq,
-    };
-    let offloaded = architecture.blocks()[layer].activations();
-    let offloaded = offloaded
-        .filter(|(activation, _)| settings.policy.action(layer, *activation) == Action::Offload);
-    let bytes = offloaded.map(|(_, extent)| {
-        let (dims, dtype) = extent.resolve(batch, settings.dtype);
-        memory::round_up((dims.elements() * dtype.size_in_bytes()) as u64)
-    });
-    bytes.sum()
+/// Bytes that each layer has on the host; the last one keeps its own.
+fn away(architecture: &Architecture, settings: &Settings) -> Vec<u64> {
+    let planned = planned_activations(architecture, settings);
+    let by_layer = planned.chunk_by(|one, next| one.layer == next.layer);
+    by_layer
+        .map(|layer| total_bytes(layer, None).offloaded)
+        .collect()
 }

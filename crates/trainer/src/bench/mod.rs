@@ -57,6 +57,11 @@ struct Report<'a> {
 /// [`Failure`]: a matrix that is none, files that cannot be read or written, peaks that changed, an interruption.
 pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
     let shared = args.shared()?;
+    if shared.options().trace.is_some() {
+        return Err(Failure::Usage(
+            "a traced run waits for every operation, so bench does not trace; use `trainer train --trace`".into(),
+        ));
+    }
     let strategies = shared.matrix().strategies()?;
     let planned = plan_all(&shared, &strategies)?;
     let bench = Bench::new(args, &shared);
@@ -165,6 +170,9 @@ fn plan(resolved: &Resolved) -> Result<Plan, Failure> {
 
 /// Why a strategy is not worth a run: its plan is above a limit in bytes, or this host has no room for it.
 fn obstacle(resolved: &Resolved, plan: &Plan, plans_only: bool) -> Option<(Outcome, String)> {
+    if resolved.config.memory.force {
+        return None;
+    }
     if let Some(limit) = limit_of_plan(resolved).filter(|limit| plan.peak_bytes > *limit) {
         let over = memory::format_bytes(plan.peak_bytes - limit);
         let largest = plan.largest_at_peak.first().map_or("", |lease| lease.name);

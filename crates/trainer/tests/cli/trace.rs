@@ -83,6 +83,8 @@ fn a_command_without_a_run_directory_wants_a_folder() {
         let flags = format!("{command} --config small.toml --device cpu --trace");
         place.trainer(&flags).fails(2, &["--trace DIR"]);
     }
+    let bench = "bench --config small.toml --device cpu --trace";
+    place.trainer(bench).fails(2, &["bench does not trace"]);
     let flags = "--config small.toml --device cpu --trace=folder";
     place.trainer(flags).fails(2, &["--out"]);
 }
