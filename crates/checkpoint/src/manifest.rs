@@ -1,0 +1,115 @@
+//! `manifest.json`: what belongs to a checkpoint.
+
+use crate::error::Damage;
+use crate::state::FORMAT_VERSION;
+use files::{WrittenFile, is_plain_name};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+/// The file's name.
+pub(crate) const MANIFEST_FILE: &str = "manifest.json";
+
+/// All files of a checkpoint but the manifest itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT_VERSION`].
+    pub format_version: u64,
+    /// The step after which it was saved.
+    pub step: u64,
+    /// Its files, each once.
+    pub files: Vec<ManifestFile>,
+}
+
+/// A file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestFile {
+    /// Its name, which is no path.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// CRC-32 of its bytes, as eight hexadecimal digits.
+    pub crc32: String,
+}
+
+/// A manifest cannot be believed.
+pub(crate) enum Unbelievable {
+    /// It is of a later format.
+    Newer(u64),
+    /// It is damaged.
+    Damaged(Damage),
+}
+
+impl From<&WrittenFile> for ManifestFile {
+    fn from(file: &WrittenFile) -> Self {
+        Self {
+            name: file.name.clone(),
+            bytes: file.bytes,
+            crc32: digits(file.crc32),
+        }
+    }
+}
+
+/// How checksums are written.
+pub(crate) fn digits(crc32: u32) -> String {
+    format!("{crc32:08x}")
+}
+
+/// The last key of the file, over all the bytes before it.
+fn tail(body: &[u8]) -> String {
+    format!(
+        ",\n  \"crc32\": \"{}\"\n}}\n",
+        digits(crc32fast::hash(body))
+    )
+}
+
+impl Manifest {
+    pub(crate) fn new(step: u64, files: &[WrittenFile]) -> Self {
+        Self {
+            format_version: FORMAT_VERSION,
+            step,
+            files: files.iter().map(ManifestFile::from).collect(),
+        }
+    }
+
+    /// The file's text, whose last key is the checksum of what is before it.
+    pub(crate) fn text(&self) -> String {
+        let text = serde_json::to_string_pretty(self).expect("names and numbers are JSON");
+        let body = text
+            .strip_suffix("\n}")
+            .expect("an object that has keys ends so");
+        format!("{body}{}", tail(body.as_bytes()))
+    }
+
+    /// Reads the file's text.
+    pub(crate) fn parse(text: &[u8]) -> Result<Manifest, Unbelievable> {
+        #[derive(Deserialize)]
+        struct Version {
+            format_version: u64,
+        }
+        if let Ok(Version { format_version }) = serde_json::from_slice(text)
+            && format_version > FORMAT_VERSION
+        {
+            return Err(Unbelievable::Newer(format_version));
+        }
+        let damaged = |reason: &str| Unbelievable::Damaged(Damage::Manifest(reason.into()));
+        let body = text
+            .len()
+            .checked_sub(tail(b"").len())
+            .map(|end| &text[..end]);
+        let body = body.ok_or_else(|| damaged("it is cut short"))?;
+        if tail(body).as_bytes() != &text[body.len()..] {
+            return Err(damaged("its checksum is not that of its text"));
+        }
+        let manifest: Manifest =
+            serde_json::from_slice(text).map_err(|error| damaged(&error.to_string()))?;
+        let mut seen = HashSet::from([MANIFEST_FILE]);
+        for ManifestFile { name, .. } in &manifest.files {
+            if !is_plain_name(name) || !seen.insert(name) {
+                return Err(damaged(&format!(
+                    "`{name}` is no name of a file, or there twice"
+                )));
+            }
+        }
+        Ok(manifest)
+    }
+}

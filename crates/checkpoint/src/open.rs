@@ -1,0 +1,198 @@
+//! A checkpoint from the disk, if it is whole.
+
+use crate::error::{CheckpointError, Damage};
+use crate::manifest::{MANIFEST_FILE, Manifest, ManifestFile, Unbelievable, digits};
+use crate::names::Name;
+use crate::state::{FORMAT_VERSION, STATE_FILE, TrainerState};
+use files::{Disk, FileSystem, FilesError, TensorFiles};
+use rayon::prelude::*;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// Files are hashed in pieces of this size, side by side.
+const PIECE_BYTES: u64 = 64 << 20;
+
+/// A checkpoint that was whole when it was opened.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Where the run was.
+    pub state: TrainerState,
+    manifest: Manifest,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint's folder and verifies every file of it, by size and checksum.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] that names the file, [`CheckpointError::Newer`], or [`CheckpointError::Files`].
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let damaged = |damage| CheckpointError::Damaged {
+            path: path.into(),
+            damage,
+        };
+        let newer = |found| CheckpointError::Newer {
+            path: path.into(),
+            found,
+            known: FORMAT_VERSION,
+        };
+        let text = match fs::read(path.join(MANIFEST_FILE)) {
+            Err(error) if error.kind() == ErrorKind::NotFound && path.is_dir() => {
+                return Err(damaged(Damage::NoManifest));
+            }
+            text => text.map_err(FilesError::at("read", path))?,
+        };
+        let manifest = Manifest::parse(&text).map_err(|error| match error {
+            Unbelievable::Newer(found) => newer(found),
+            Unbelievable::Damaged(damage) => damaged(damage),
+        })?;
+        verify(path, &manifest)?;
+        let state = read_file(path, STATE_FILE)?;
+        let state: TrainerState = serde_json::from_slice(&state)
+            .map_err(|error| damaged(Damage::State(error.to_string())))?;
+        if state.format_version > FORMAT_VERSION {
+            return Err(newer(state.format_version));
+        }
+        check_step(path, &manifest, &state).map_err(damaged)?;
+        Ok(Self {
+            path: path.into(),
+            state,
+            manifest,
+        })
+    }
+
+    /// The weights.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Files`] if they are no safetensors.
+    pub fn model(&self) -> Result<TensorFiles, CheckpointError> {
+        Ok(TensorFiles::open_folder(&self.path, "model")?)
+    }
+
+    /// The optimizer's states.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Files`] if they are no safetensors.
+    pub fn optimizer(&self) -> Result<TensorFiles, CheckpointError> {
+        Ok(TensorFiles::open_folder(&self.path, "optimizer")?)
+    }
+
+    /// One of its small files, if it has it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Files`] if it cannot be read.
+    pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let listed = self.manifest.files.iter().any(|file| file.name == name);
+        listed.then(|| read_file(&self.path, name)).transpose()
+    }
+
+    /// What it holds, in the order of its manifest.
+    pub fn files(&self) -> &[ManifestFile] {
+        &self.manifest.files
+    }
+}
+
+fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, CheckpointError> {
+    let path = folder.join(name);
+    Ok(fs::read(&path).map_err(FilesError::at("read", &path))?)
+}
+
+/// The folder's name, the manifest and the state speak of the same step.
+fn check_step(path: &Path, manifest: &Manifest, state: &TrainerState) -> Result<(), Damage> {
+    let step = state.step;
+    if manifest.step != step {
+        let reason = format!("it is of step {}, the state of step {step}", manifest.step);
+        return Err(Damage::Manifest(reason));
+    }
+    let name = path
+        .file_name()
+        .and_then(|name| Name::parse(&name.to_string_lossy()));
+    match name {
+        Some(Name::Saved(name) | Name::Old(name)) if name != step => {
+            Err(Damage::OtherStep { name, step })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Holds every file against the manifest. Hidden files may lie about: some file systems and file managers make them.
+fn verify(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+    let damaged = |damage| CheckpointError::Damaged {
+        path: path.into(),
+        damage,
+    };
+    let listed = |name: &str| manifest.files.iter().any(|file| file.name == name);
+    for entry in Disk.list(path).map_err(FilesError::at("list", path))? {
+        if !entry.name.starts_with('.') && entry.name != MANIFEST_FILE && !listed(&entry.name) {
+            return Err(damaged(Damage::Extra(entry.name)));
+        }
+    }
+    for file in &manifest.files {
+        let name = file.name.clone();
+        match fs::metadata(path.join(&name)) {
+            Ok(found) if found.is_file() && found.len() == file.bytes => {}
+            Ok(found) if found.is_file() => {
+                let (expected, found) = (file.bytes, found.len());
+                return Err(damaged(Damage::Size {
+                    name,
+                    expected,
+                    found,
+                }));
+            }
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(FilesError::at("read", &path.join(&name))(error).into());
+            }
+            _ => return Err(damaged(Damage::Missing(name))),
+        }
+    }
+    let found = manifest.files.par_iter().map(|file| {
+        let path = path.join(&file.name);
+        crc32_of(&path, file.bytes)
+            .map(digits)
+            .map_err(FilesError::at("read", &path))
+    });
+    let found = found.collect::<Result<Vec<_>, _>>()?;
+    let wrong = manifest
+        .files
+        .iter()
+        .zip(&found)
+        .find(|(file, found)| file.crc32 != **found);
+    let Some((file, found)) = wrong else {
+        return Ok(());
+    };
+    let name = file.name.clone();
+    let mut others = manifest.files.iter();
+    let swapped = others.find(|other| (other.bytes, &other.crc32) == (file.bytes, found));
+    Err(damaged(match swapped.map(|other| other.name.clone()) {
+        Some(other) => Damage::Swapped { name, other },
+        None => Damage::Changed(name),
+    }))
+}
+
+/// The checksum of a file of `bytes` bytes.
+fn crc32_of(path: &Path, bytes: u64) -> io::Result<u32> {
+    let pieces = (0..bytes.div_ceil(PIECE_BYTES))
+        .into_par_iter()
+        .map(|piece| {
+            let start = piece * PIECE_BYTES;
+            let mut file = File::open(path)?;
+            file.seek(SeekFrom::Start(start))?;
+            hash_of(file.take(PIECE_BYTES.min(bytes - start)))
+        });
+    let pieces = pieces.collect::<io::Result<Vec<_>>>()?;
+    let mut whole = crc32fast::Hasher::new();
+    pieces.iter().for_each(|piece| whole.combine(piece));
+    Ok(whole.finalize())
+}
+
+fn hash_of(mut from: impl Read) -> io::Result<crc32fast::Hasher> {
+    let (mut hasher, mut buffer) = (crc32fast::Hasher::new(), vec![0; 1 << 20]);
+    loop {
+        match from.read(&mut buffer)? {
+            0 => return Ok(hasher),
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! A checkpoint onto the disk.
+
+use crate::error::CheckpointError;
+use crate::manifest::{MANIFEST_FILE, Manifest};
+use crate::names::{self, Name};
+use crate::state::{STATE_FILE, TrainerState};
+use files::{FileSystem, FilesError, TensorSource, write_file, write_tensors};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// What a checkpoint is to hold.
+pub struct Contents<'a> {
+    /// Where the run is.
+    pub state: &'a TrainerState,
+    /// The weights, under Hugging Face names.
+    pub model: &'a dyn TensorSource,
+    /// The optimizer's states: a parameter's name, a dot, and the state's.
+    pub optimizer: &'a dyn TensorSource,
+    /// Small files that go with it, by name: `config.json`, the run's settings, the tokenizer's.
+    pub files: &'a [(String, Vec<u8>)],
+    /// Tensor files become shards of at most so many bytes.
+    pub max_shard_bytes: u64,
+}
+
+/// Writes `RUN/checkpoints/step-N` and makes it durable, and returns its path. At every moment of it a power cut leaves
+/// every other checkpoint whole, and of this step the one before, if there was one, or this one.
+///
+/// `run` must exist. What earlier saves left half done is removed first.
+///
+/// # Errors
+/// [`CheckpointError::Files`]. What was half written is removed then, as far as the disk allows.
+pub fn save(
+    disk: &dyn FileSystem,
+    run: &Path,
+    contents: &Contents,
+) -> Result<PathBuf, CheckpointError> {
+    let folder = names::checkpoints(run);
+    make_folder(disk, run, &folder)?;
+    tidy(disk, &folder)?;
+    let step = contents.state.step;
+    let temporary = folder.join(Name::Temporary(step).text());
+    let written = write(disk, &temporary, contents).and_then(|()| publish(disk, &folder, step));
+    if written.is_err() {
+        // The failure to save is the one to tell; the next save tries to remove this again.
+        let _ = files::remove_tree(disk, &temporary);
+    }
+    Ok(written?)
+}
+
+/// Makes `RUN/checkpoints`, if need be, and its name and the run's durable.
+fn make_folder(disk: &dyn FileSystem, run: &Path, folder: &Path) -> Result<(), FilesError> {
+    match disk.create_folder(folder) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        made => made.map_err(FilesError::at("make", folder))?,
+    }
+    let around = run.parent().filter(|parent| !parent.as_os_str().is_empty());
+    for folder in [run, around.unwrap_or(Path::new("."))] {
+        disk.sync_folder(folder)
+            .map_err(FilesError::at("sync", folder))?;
+    }
+    Ok(())
+}
+
+/// Removes what saves and removals left half done. A checkpoint that was about to be replaced gets its name back, unless it
+/// was replaced.
+fn tidy(disk: &dyn FileSystem, folder: &Path) -> Result<(), FilesError> {
+    let found = names::list(disk, folder)?;
+    for &name in &found {
+        match name {
+            Name::Saved(_) => {}
+            Name::Old(step) if !found.contains(&Name::Saved(step)) => {
+                let old = folder.join(name.text());
+                disk.rename(&old, &folder.join(Name::Saved(step).text()))
+                    .map_err(FilesError::at("rename", &old))?;
+            }
+            name => names::discard(disk, folder, name)?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes all files of a checkpoint and makes them durable, the manifest last.
+fn write(disk: &dyn FileSystem, folder: &Path, contents: &Contents) -> Result<(), FilesError> {
+    disk.create_folder(folder)
+        .map_err(FilesError::at("make", folder))?;
+    let metadata = [("format", "pt")]; // as PyTorch's own files have it
+    let tensors = |stem, source| {
+        write_tensors(
+            disk,
+            folder,
+            stem,
+            source,
+            &metadata,
+            contents.max_shard_bytes,
+        )
+    };
+    let mut written = tensors("model", contents.model)?;
+    written.extend(tensors("optimizer", contents.optimizer)?);
+    for (name, bytes) in contents.files {
+        written.push(write_file(disk, folder, name, bytes)?);
+    }
+    let state = serde_json::to_string_pretty(contents.state).expect("a state is JSON");
+    written.push(write_file(
+        disk,
+        folder,
+        STATE_FILE,
+        format!("{state}\n").as_bytes(),
+    )?);
+    let manifest = Manifest::new(contents.state.step, &written).text();
+    write_file(disk, folder, MANIFEST_FILE, manifest.as_bytes())?;
+    disk.sync_folder(folder)
+        .map_err(FilesError::at("sync", folder))
+}
+
+/// Gives a written checkpoint its name, and removes the one that had it.
+fn publish(disk: &dyn FileSystem, folder: &Path, step: u64) -> Result<PathBuf, FilesError> {
+    let [temporary, saved, old] = [Name::Temporary(step), Name::Saved(step), Name::Old(step)]
+        .map(|name| folder.join(name.text()));
+    let rename = |from: &Path, to: &Path| {
+        disk.rename(from, to)
+            .map_err(FilesError::at("rename", from))
+    };
+    let replaces = names::list(disk, folder)?.contains(&Name::Saved(step));
+    if replaces {
+        rename(&saved, &old)?;
+    }
+    if let Err(error) = rename(&temporary, &saved) {
+        if replaces {
+            // The failure above is the one to tell; `find` knows the old name too.
+            let _ = disk.rename(&old, &saved);
+        }
+        return Err(error);
+    }
+    disk.sync_folder(folder)
+        .map_err(FilesError::at("sync", folder))?;
+    if replaces {
+        names::discard(disk, folder, Name::Old(step))?;
+    }
+    Ok(saved)
+}

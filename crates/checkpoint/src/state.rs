@@ -1,0 +1,71 @@
+//! `trainer_state.json`: where a run is, beside its tensors.
+
+use serde::{Deserialize, Serialize};
+
+/// The version that is written, and the latest that is read.
+pub const FORMAT_VERSION: u64 = 1;
+
+/// The file of a checkpoint that holds the state.
+pub const STATE_FILE: &str = "trainer_state.json";
+
+/// Where a run is: all that a resumed run needs beside tensors and settings to go on bit for bit.
+///
+/// Everything else that is random or scheduled follows from the seed in the settings and from these counters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// [`FORMAT_VERSION`].
+    pub format_version: u64,
+    /// The version of the program that wrote it, for people.
+    pub trainer_version: String,
+    /// The name of the configuration that the run began with, for people.
+    pub name: String,
+    /// Steps done; the next is one more.
+    pub step: u64,
+    /// Updates done: steps without those that were skipped. Bias correction and stochastic rounding count these.
+    pub updates: u64,
+    /// Steps skipped since the last update, for want of finite gradients.
+    pub skipped_in_a_row: u64,
+    /// Steps skipped in all.
+    pub skipped: u64,
+    /// The next sample that a step takes; what was only prefetched is not counted.
+    pub position: Position,
+    /// What the samples are: a fingerprint of the data that the position is in.
+    pub data: String,
+    /// Tokens read so far.
+    pub tokens: u64,
+    /// Of these, how many were targets.
+    pub targets: u64,
+    /// The best evaluation so far.
+    pub best: Option<Best>,
+    /// The forms of weights and states in the tensor files.
+    pub optimizer: OptimizerForm,
+}
+
+/// A place in the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// Whole passes over the data before this one.
+    pub epoch: u64,
+    /// Samples taken in this one.
+    pub index: u64,
+}
+
+/// The best evaluation of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// After which step.
+    pub step: u64,
+    /// Its loss; finite.
+    pub loss: f32,
+}
+
+/// How weights and states are kept, in the words of the settings.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OptimizerForm {
+    /// Weights: `f32` or `bf16`.
+    pub weights: String,
+    /// Moments: `f32`, `bf16` or `8bit`.
+    pub state_dtype: String,
+    /// Master weights: `f32`, `bf16-split` or `none`.
+    pub master: String,
+}

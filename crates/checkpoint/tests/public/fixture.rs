@@ -1,0 +1,130 @@
+//! A small run to save.
+
+use checkpoint::{
+    Checkpoint, CheckpointError, Contents, OptimizerForm, Position, TrainerState, save,
+};
+use files::{Dtype, FileSystem, TensorFiles, TensorSource, TensorSpec};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Three tensors whose bytes follow from a seed.
+pub struct Tensors {
+    specs: Vec<TensorSpec>,
+    seed: u8,
+}
+
+impl Tensors {
+    fn new(prefix: &str, seed: u8, elements: usize) -> Self {
+        let specs = ["a", "b", "c"].map(|name| TensorSpec {
+            name: format!("{prefix}.{name}"),
+            dtype: Dtype::F32,
+            shape: vec![elements, 2],
+        });
+        Self {
+            specs: specs.into(),
+            seed,
+        }
+    }
+
+    fn bytes(&self, index: usize) -> Vec<u8> {
+        let bytes = 0..self.specs[index].bytes();
+        bytes
+            .map(|byte| (byte as u8).wrapping_mul(3) ^ self.seed ^ (index as u8) << 6)
+            .collect()
+    }
+
+    fn assert_same(&self, found: &TensorFiles) {
+        assert_eq!(found.len(), self.specs.len());
+        for (index, spec) in self.specs.iter().enumerate() {
+            assert_eq!(
+                found.get(&spec.name).unwrap().bytes,
+                self.bytes(index),
+                "{}",
+                spec.name
+            );
+        }
+    }
+}
+
+impl TensorSource for Tensors {
+    fn tensors(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(&self.bytes(index))
+    }
+}
+
+/// All that a checkpoint of a step holds; another seed is another content of the same step.
+pub struct Moment {
+    pub state: TrainerState,
+    model: Tensors,
+    optimizer: Tensors,
+    files: Vec<(String, Vec<u8>)>,
+}
+
+impl Moment {
+    pub fn new(step: u64, seed: u8) -> Self {
+        Self::sized(step, seed, 3)
+    }
+
+    /// With so many elements a tensor.
+    pub fn sized(step: u64, seed: u8, elements: usize) -> Self {
+        let state = TrainerState {
+            format_version: checkpoint::FORMAT_VERSION,
+            trainer_version: "0.1.0".into(),
+            name: "tiny".into(),
+            step,
+            updates: step,
+            skipped_in_a_row: 0,
+            skipped: 0,
+            position: Position {
+                epoch: 1,
+                index: u64::from(seed),
+            },
+            data: "a fingerprint".into(),
+            tokens: 64 * step,
+            targets: 63 * step,
+            best: Some(checkpoint::Best {
+                step,
+                loss: 0.1 + f32::from(seed),
+            }),
+            optimizer: OptimizerForm {
+                weights: "f32".into(),
+                state_dtype: "f32".into(),
+                master: "none".into(),
+            },
+        };
+        Self {
+            state,
+            model: Tensors::new("model", seed, elements),
+            optimizer: Tensors::new("optimizer", seed.wrapping_add(1), elements),
+            files: vec![("config.json".into(), format!("{{\"seed\": {seed}}}").into())],
+        }
+    }
+
+    /// Saves it, the model as one file and its states as three shards.
+    pub fn save(&self, disk: &dyn FileSystem, run: &Path) -> Result<PathBuf, CheckpointError> {
+        let contents = Contents {
+            state: &self.state,
+            model: &self.model,
+            optimizer: &self.optimizer,
+            files: &self.files,
+            max_shard_bytes: self.optimizer.specs[0].bytes(),
+        };
+        save(disk, run, &contents)
+    }
+
+    /// Whether a checkpoint is of this moment; it must be wholly so, bit for bit.
+    pub fn is_in(&self, found: &Checkpoint) -> bool {
+        if found.state != self.state {
+            return false;
+        }
+        self.model.assert_same(&found.model().unwrap());
+        self.optimizer.assert_same(&found.optimizer().unwrap());
+        let (name, bytes) = &self.files[0];
+        assert_eq!(found.file(name).unwrap().as_ref(), Some(bytes));
+        true
+    }
+}

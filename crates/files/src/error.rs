@@ -1,0 +1,70 @@
+//! What can be wrong with a file.
+
+use crate::file_system::is_full;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file cannot be read, written or believed.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// The system refused.
+    #[error("cannot {doing} `{}`: {error}", path.display())]
+    File {
+        /// What was tried: a verb.
+        doing: &'static str,
+        /// With which file or folder.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A file is no safetensors file, or a damaged one.
+    #[error("`{}` is not a whole safetensors file: {reason}", path.display())]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A folder has no tensors under the wanted name.
+    #[error("`{}` has neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`", folder.display())]
+    NoTensors {
+        /// The folder.
+        folder: PathBuf,
+        /// How the files' names should begin.
+        stem: String,
+    },
+    /// An index of shards does not fit its files.
+    #[error("`{}` does not fit its files: {reason}", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A source of tensors wrote another number of bytes than it announced.
+    #[error("`{name}` has {expected} bytes, but its source wrote {written}")]
+    Source {
+        /// The tensor.
+        name: String,
+        /// Bytes by its type and shape.
+        expected: u64,
+        /// Bytes that came.
+        written: u64,
+    },
+}
+
+impl FilesError {
+    /// Gives an error of the system its place, for `map_err`.
+    pub fn at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FilesError {
+        move |error| FilesError::File {
+            doing,
+            path: path.into(),
+            error,
+        }
+    }
+
+    /// Whether a file could not be written because there is no room for it.
+    pub fn is_full(&self) -> bool {
+        matches!(self, FilesError::File { error, .. } if is_full(error))
+    }
+}

@@ -1,0 +1,149 @@
+//! All that a save does to a disk.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
+
+/// What is asked of a disk by code that must survive a power cut.
+///
+/// Contract: what was written to a file is safe once [`OutFile::sync`] returned; a name that was made, changed or removed
+/// is so once [`Self::sync_folder`] of its folder returned. Before that either may be there or not, or a file be torn.
+pub trait FileSystem: Send + Sync {
+    /// Makes a folder in one that exists.
+    ///
+    /// # Errors
+    /// What the system says; [`ErrorKind::AlreadyExists`] if the name is taken.
+    fn create_folder(&self, path: &Path) -> io::Result<()>;
+    /// Makes a file, or empties it.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn create_file(&self, path: &Path) -> io::Result<Box<dyn OutFile>>;
+    /// Gives a file or folder another name, all at once. A file that had it is gone; a folder that had it is an error,
+    /// unless it is empty.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+    /// Removes an empty folder.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn remove_folder(&self, path: &Path) -> io::Result<()>;
+    /// Makes the names in a folder durable.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+    /// What is in a folder, by name.
+    ///
+    /// # Errors
+    /// What the system says; [`ErrorKind::NotFound`] if there is none.
+    fn list(&self, path: &Path) -> io::Result<Vec<FolderEntry>>;
+}
+
+/// A file that is being written.
+pub trait OutFile: Write + Send {
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A name in a folder.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FolderEntry {
+    /// The name, without the folder's.
+    pub name: String,
+    /// Whether it is a folder itself (a link is not).
+    pub is_folder: bool,
+}
+
+/// Removes a file, or a folder with all that is in it.
+///
+/// # Errors
+/// What the system says; some of it may be removed then.
+pub fn remove_tree(disk: &dyn FileSystem, path: &Path) -> io::Result<()> {
+    for entry in disk.list(path)? {
+        let path = path.join(entry.name);
+        match entry.is_folder {
+            true => remove_tree(disk, &path)?,
+            false => disk.remove_file(&path)?,
+        }
+    }
+    disk.remove_folder(path)
+}
+
+/// Whether an operation failed for want of room: a full disk, a quota, or a limit on the sizes of files.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge
+    )
+}
+
+/// Makes a write beyond the limit on file sizes (`ulimit -f`) an error like any other: by default it ends the process.
+pub fn ignore_file_size_signal() {
+    // SAFETY: SIG_IGN installs no handler, so no code of ours runs in a signal.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// The real one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Disk;
+
+impl FileSystem for Disk {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn create_file(&self, path: &Path) -> io::Result<Box<dyn OutFile>> {
+        Ok(Box::new(File::create(path)?))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        match File::open(path)?.sync_all() {
+            // Some network file systems keep no names to be made durable.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
+            done => done,
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<FolderEntry>> {
+        let mut entries = fs::read_dir(path)?
+            .map(|entry| {
+                let entry = entry?;
+                Ok(FolderEntry {
+                    name: entry.file_name().to_string_lossy().into_owned(),
+                    is_folder: entry.file_type()?.is_dir(),
+                })
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        entries.sort();
+        Ok(entries)
+    }
+}
+
+impl OutFile for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+}

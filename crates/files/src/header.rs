@@ -1,0 +1,164 @@
+//! The header of a safetensors file, checked.
+
+use crate::unique::{Seen, Unique};
+use safetensors::Dtype;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, de::Error as _};
+use std::fmt;
+use std::ops::Range;
+
+/// Longer headers are refused, as by the safetensors crate: what is read before it is checked stays bounded.
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// What a safetensors file says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// Its tensors in the order of their data, which they cover without gaps.
+    pub tensors: Vec<TensorEntry>,
+    /// Free text by name (`__metadata__`).
+    pub metadata: Vec<(String, String)>,
+}
+
+/// A tensor in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its shape; none has more bytes than the file.
+    pub shape: Vec<usize>,
+    /// Where in the file its little-endian elements are. Not aligned.
+    pub data: Range<usize>,
+}
+
+/// Reads and checks the header of a safetensors file, given the whole file.
+///
+/// Unlike `SafeTensors::read_metadata` (0.8.0), whose sum of lengths can overflow on hostile headers, it does all
+/// arithmetic checked; and it refuses a name that is there twice.
+///
+/// # Errors
+/// What is wrong with the file, to follow its name and a colon.
+pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
+    let (length, rest) = bytes
+        .split_first_chunk()
+        .ok_or("it is shorter than the 8 bytes of a header length")?;
+    let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER_BYTES {
+        return Err(format!(
+            "its header should be {length} bytes; none is longer than {MAX_HEADER_BYTES}"
+        ));
+    }
+    let header = rest.get(..length as usize).ok_or_else(|| {
+        let rest = rest.len();
+        format!("its header should be {length} bytes, but {rest} follow")
+    })?;
+    let raw: RawHeader = serde_json::from_slice(header)
+        .map_err(|error| format!("its header cannot be read: {error}"))?;
+    let start = 8 + header.len();
+    let mut tensors = Vec::with_capacity(raw.tensors.len());
+    for (name, tensor) in raw.tensors {
+        let data = tensor
+            .place(bytes.len() - start)
+            .map_err(|reason| format!("`{name}` {reason}"))?;
+        tensors.push(TensorEntry {
+            name,
+            dtype: tensor.dtype,
+            shape: tensor.shape,
+            data: start + data.start..start + data.end,
+        });
+    }
+    tensors.sort_by_key(|tensor| (tensor.data.start, tensor.data.end));
+    let mut end = start;
+    for tensor in &tensors {
+        if tensor.data.start != end {
+            let (name, found) = (&tensor.name, tensor.data.start);
+            return Err(format!(
+                "`{name}` begins at byte {found}, but what is before it ends at {end}"
+            ));
+        }
+        end = tensor.data.end;
+    }
+    if end != bytes.len() {
+        let held = bytes.len();
+        return Err(format!("its tensors end at byte {end}, but it has {held}"));
+    }
+    Ok(Header {
+        tensors,
+        metadata: raw.metadata,
+    })
+}
+
+/// A header before its numbers are believed.
+#[derive(Default)]
+struct RawHeader {
+    tensors: Vec<(String, RawTensor)>,
+    metadata: Vec<(String, String)>,
+}
+
+#[derive(Deserialize)]
+struct RawTensor {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data_offsets: (usize, usize),
+}
+
+impl RawTensor {
+    /// Where its data is among `held` bytes.
+    fn place(&self, held: usize) -> Result<Range<usize>, String> {
+        let (start, end) = self.data_offsets;
+        let (dtype, shape) = (self.dtype, &self.shape);
+        let wanted = byte_size(dtype, shape)
+            .ok_or_else(|| format!("({dtype:?} {shape:?}) has no size in whole bytes"))?;
+        if start > end || end > held {
+            return Err(format!(
+                "should be at bytes {start} to {end} of the {held} after the header"
+            ));
+        }
+        if end - start != wanted {
+            let found = end - start;
+            return Err(format!(
+                "({dtype:?} {shape:?}) needs {wanted} bytes, but has {found}"
+            ));
+        }
+        Ok(start..end)
+    }
+}
+
+/// Bytes of a tensor, if they are whole and can be counted.
+pub(crate) fn byte_size(dtype: Dtype, shape: &[usize]) -> Option<usize> {
+    let bits = shape
+        .iter()
+        .try_fold(dtype.bitsize(), |bits, &size| bits.checked_mul(size))?;
+    bits.is_multiple_of(8).then_some(bits / 8)
+}
+
+impl<'de> Deserialize<'de> for RawHeader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = RawHeader;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+                formatter.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+                let (mut header, mut seen) = (RawHeader::default(), Seen::default());
+                while let Some(name) = map.next_key::<String>()? {
+                    seen.first(&name)?;
+                    if name == "__metadata__" {
+                        header.metadata = map.next_value::<Unique<String>>()?.0;
+                    } else {
+                        let tensor = map
+                            .next_value()
+                            .map_err(|error| A::Error::custom(format_args!("`{name}`: {error}")))?;
+                        header.tensors.push((name, tensor));
+                    }
+                }
+                Ok(header)
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}

@@ -1,0 +1,189 @@
+//! Tensors into safetensors files, streamed.
+
+use crate::header::byte_size;
+use crate::write::{Hashed, WrittenFile, write_file};
+use crate::{FileSystem, FilesError};
+use safetensors::Dtype;
+use serde_json::json;
+use std::cmp::Reverse;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// Small writes of a source are gathered up to this many bytes.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// What a tensor is, before its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+/// Tensors that are handed over one at a time, so that no second copy of them all need exist.
+pub trait TensorSource {
+    /// All tensors, no name twice.
+    fn tensors(&self) -> &[TensorSpec];
+
+    /// Writes the little-endian elements of `self.tensors()[index]`, in as many pieces as it likes. Each tensor is asked
+    /// for once, not always in order.
+    ///
+    /// # Errors
+    /// What `out` says; or what the source cannot do, wrapped by [`io::Error::other`].
+    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()>;
+}
+
+/// Writes `STEM.safetensors`, if no more than `max_shard_bytes` of tensors are to be written, else shards of at most so
+/// many (or of one tensor) called `STEM-00001-of-0000N.safetensors`, and `STEM.safetensors.index.json`.
+///
+/// The same tensors and metadata give the same bytes. Within a file larger element types come first, so that all are
+/// aligned in it. Each file is durable on return; their names are after [`FileSystem::sync_folder`].
+///
+/// # Errors
+/// [`FilesError::File`]; [`FilesError::Source`] if a tensor has another size than announced.
+pub fn write_tensors(
+    disk: &dyn FileSystem,
+    folder: &Path,
+    stem: &str,
+    source: &dyn TensorSource,
+    metadata: &[(&str, &str)],
+    max_shard_bytes: u64,
+) -> Result<Vec<WrittenFile>, FilesError> {
+    let shards = shards(source.tensors(), max_shard_bytes);
+    let count = shards.len();
+    let name = |shard: usize| match count {
+        1 => format!("{stem}.safetensors"),
+        _ => format!("{stem}-{:05}-of-{count:05}.safetensors", shard + 1),
+    };
+    let mut written = Vec::new();
+    for (shard, tensors) in shards.iter().enumerate() {
+        let name = name(shard);
+        written.push(write_shard(disk, folder, &name, source, tensors, metadata)?);
+    }
+    if count > 1 {
+        let total: u64 = source.tensors().iter().map(TensorSpec::bytes).sum();
+        let places = shards.iter().enumerate().flat_map(|(shard, tensors)| {
+            let file = name(shard);
+            let names = tensors.iter().map(|&index| &source.tensors()[index].name);
+            names.map(move |name| (name.clone(), json!(file)))
+        });
+        let map: serde_json::Map<_, _> = places.collect();
+        let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+        let text = format!("{index:#}\n");
+        let name = format!("{stem}.safetensors.index.json");
+        written.push(write_file(disk, folder, &name, text.as_bytes())?);
+    }
+    Ok(written)
+}
+
+impl TensorSpec {
+    /// Bytes of its elements.
+    ///
+    /// # Panics
+    /// If they are no whole number, or cannot be counted: no tensor in memory is such.
+    pub fn bytes(&self) -> u64 {
+        byte_size(self.dtype, &self.shape).expect("a tensor in memory has a size") as u64
+    }
+}
+
+/// Which tensors go together, in order; at least one shard.
+fn shards(tensors: &[TensorSpec], max_bytes: u64) -> Vec<Vec<usize>> {
+    let (mut shards, mut held) = (vec![Vec::new()], 0u64);
+    for (index, tensor) in tensors.iter().enumerate() {
+        let bytes = tensor.bytes();
+        if held.saturating_add(bytes) > max_bytes
+            && shards.last().is_some_and(|last| !last.is_empty())
+        {
+            shards.push(Vec::new());
+            held = 0;
+        }
+        held += bytes;
+        shards
+            .last_mut()
+            .expect("there is a shard from the start")
+            .push(index);
+    }
+    for shard in &mut shards {
+        shard.sort_by_key(|&index| Reverse(tensors[index].dtype.bitsize()));
+    }
+    shards
+}
+
+fn write_shard(
+    disk: &dyn FileSystem,
+    folder: &Path,
+    name: &str,
+    source: &dyn TensorSource,
+    tensors: &[usize],
+    metadata: &[(&str, &str)],
+) -> Result<WrittenFile, FilesError> {
+    let path = folder.join(name);
+    let failed = || FilesError::at("write", &path);
+    let file = Hashed::create(disk, &path).map_err(failed())?;
+    let mut out = BufWriter::with_capacity(BUFFER_BYTES, file);
+    let specs = tensors.iter().map(|&index| &source.tensors()[index]);
+    out.write_all(&header(specs, metadata)).map_err(failed())?;
+    for &index in tensors {
+        let spec = &source.tensors()[index];
+        let mut counted = Counted {
+            out: &mut out,
+            bytes: 0,
+        };
+        source.write_to(index, &mut counted).map_err(failed())?;
+        if counted.bytes != spec.bytes() {
+            return Err(FilesError::Source {
+                name: spec.name.clone(),
+                expected: spec.bytes(),
+                written: counted.bytes,
+            });
+        }
+    }
+    out.flush().map_err(failed())?;
+    let file = out.into_parts().0;
+    file.finish(name).map_err(failed())
+}
+
+/// The header's length and text, padded so that the data is aligned to 8 bytes.
+fn header<'a>(tensors: impl Iterator<Item = &'a TensorSpec>, metadata: &[(&str, &str)]) -> Vec<u8> {
+    let mut map = serde_json::Map::new();
+    if !metadata.is_empty() {
+        let entries = metadata
+            .iter()
+            .map(|&(name, text)| (name.to_owned(), json!(text)));
+        map.insert("__metadata__".into(), entries.collect());
+    }
+    let mut end = 0;
+    for TensorSpec { name, dtype, shape } in tensors {
+        let start = end;
+        end += byte_size(*dtype, shape).expect("a tensor in memory has a size");
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
+        map.insert(name.clone(), entry);
+    }
+    let mut text = serde_json::Value::Object(map).to_string();
+    text.extend(std::iter::repeat_n(
+        ' ',
+        text.len().next_multiple_of(8) - text.len(),
+    ));
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+/// Counts what a source writes.
+struct Counted<'a> {
+    out: &'a mut dyn Write,
+    bytes: u64,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

@@ -1,0 +1,6 @@
+//! Tensors in files: written, read again, and refused where they are hostile.
+
+mod hostile;
+mod power_cut;
+mod round_trip;
+mod source;
