@@ -14,17 +14,32 @@ pub struct MicroBatch {
     pub rows: usize,
     /// Tokens in each sequence.
     pub seq: usize,
+    /// `[rows, seq]`: for each token the position, within its row, of the first token of its document.
+    /// `None` where each row is one document.
+    pub documents: Option<Vec<i32>>,
 }
 
 impl MicroBatch {
     /// A micro-batch with room for `rows` rows and none read yet; [`Self::rows`] is already final.
-    pub(crate) fn with_room(rows: usize, seq: usize) -> Self {
+    pub(crate) fn with_room(rows: usize, seq: usize, documents: bool) -> Self {
         Self {
             input_ids: Vec::with_capacity(rows * seq),
             targets: Vec::with_capacity(rows * seq),
             rows,
             seq,
+            documents: documents.then(|| Vec::with_capacity(rows * seq)),
         }
+    }
+
+    /// Pads the row that was read last to its end: no targets, and every token a document of its own, so that it attends to
+    /// itself alone.
+    pub(crate) fn fill_row(&mut self) {
+        let whole = self.input_ids.len().next_multiple_of(self.seq);
+        if let Some(documents) = &mut self.documents {
+            documents.extend((documents.len()..whole).map(|token| (token % self.seq) as i32));
+        }
+        self.input_ids.resize(whole, 0);
+        self.targets.resize(whole, MASKED);
     }
 
     /// How many targets are not [`MASKED`].
@@ -36,7 +51,8 @@ impl MicroBatch {
 /// The micro-batches whose gradients are summed for one optimizer step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepBatch {
-    /// `accum` micro-batches of equal shape, in the order in which they are to be run.
+    /// `accum` micro-batches of equally many rows, in the order in which they are to be run. All have the dataset's `seq`,
+    /// but with [`Packing::Pad`](crate::Packing::Pad) each one of its own, at most that.
     pub micro: Vec<MicroBatch>,
 }
 
@@ -66,6 +82,7 @@ mod tests {
             rows: 1,
             seq: targets.len(),
             targets,
+            documents: None,
         };
         let step = StepBatch {
             micro: vec![

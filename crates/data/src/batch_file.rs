@@ -1,8 +1,6 @@
 //! Ready-made batches: safetensors with `input_ids` and `targets`, integers `[N, seq]`.
 
-use std::ops::Range;
-
-use safetensors::tensor::{Dtype, Metadata};
+use files::{Dtype, Header, read_header};
 
 use crate::{DataError, MASKED, MicroBatch, batch::token_id, file::DataFile};
 
@@ -26,15 +24,15 @@ struct Matrix {
 impl BatchFile {
     /// Reads the header; entries are checked when they are read.
     pub(crate) fn open(file: DataFile) -> Result<Self, DataError> {
-        let (metadata, data) = match read_header(&file) {
+        let header = match read_header(&file) {
             Ok(header) => header,
             Err(reason) => {
                 let file = file.name;
                 return Err(DataError::NotSafetensors { file, reason });
             }
         };
-        let (input_ids, shape) = matrix(&file, &metadata, &data, "input_ids")?;
-        let (targets, targets_shape) = matrix(&file, &metadata, &data, "targets")?;
+        let (input_ids, shape) = matrix(&file, &header, "input_ids")?;
+        let (targets, targets_shape) = matrix(&file, &header, "targets")?;
         if shape != targets_shape {
             return Err(DataError::ShapesDiffer {
                 file: file.name,
@@ -52,14 +50,23 @@ impl BatchFile {
         })
     }
 
-    /// Appends row `row` (below [`Self::rows`]) to a micro-batch of this file's `seq`.
+    /// Columns of a row up to its last target.
+    pub(crate) fn length(&self, row: usize) -> usize {
+        let columns = row * self.seq..(row + 1) * self.seq;
+        let asks =
+            |&position: &usize| self.targets.entry(&self.file, position) != i64::from(MASKED);
+        let last = columns.rev().find(asks);
+        last.map_or(0, |position| position - row * self.seq + 1)
+    }
+
+    /// Appends as many columns of row `row` (below [`Self::rows`]) as the micro-batch has.
     pub(crate) fn read_row(
         &self,
         row: usize,
         vocab: usize,
         into: &mut MicroBatch,
     ) -> Result<(), DataError> {
-        for column in 0..self.seq {
+        for column in 0..into.seq {
             let position = row * self.seq + column;
             let outside = |tensor, token| DataError::EntryOutOfRange {
                 file: self.file.name.clone(),
@@ -96,49 +103,21 @@ impl Matrix {
     }
 }
 
-/// The header, and where in the file its tensors' data lies.
-///
-/// `SafeTensors::read_metadata` does the same, but its sum of the lengths can overflow on a
-/// hostile header (safetensors 0.8.0): a panic, or in release a range outside the file.
-fn read_header(bytes: &[u8]) -> Result<(Metadata, Range<usize>), String> {
-    let (length, rest) = bytes
-        .split_first_chunk()
-        .ok_or("it is shorter than the 8 bytes of a header length")?;
-    let length = u64::from_le_bytes(*length);
-    let header = usize::try_from(length)
-        .ok()
-        .and_then(|length| rest.get(..length))
-        .ok_or_else(|| {
-            format!(
-                "its header should be {length} bytes, but {} follow",
-                rest.len()
-            )
-        })?;
-    let metadata: Metadata = serde_json::from_slice(header)
-        .map_err(|error| format!("its header cannot be read: {error}"))?;
-    let held = rest.len() - header.len();
-    if metadata.data_len() != held {
-        let wanted = metadata.data_len();
-        return Err(format!(
-            "its header describes {wanted} bytes of tensors, but it holds {held}"
-        ));
-    }
-    Ok((metadata, bytes.len() - held..bytes.len()))
-}
-
 /// Finds tensor `name`, and checks that it is a matrix of integers that is not empty.
 fn matrix(
     file: &DataFile,
-    metadata: &Metadata,
-    data: &Range<usize>,
+    header: &Header,
     name: &'static str,
 ) -> Result<(Matrix, [usize; 2]), DataError> {
-    let info = metadata
-        .info(name)
+    let names = || header.tensors.iter().map(|tensor| tensor.name.as_str());
+    let info = header
+        .tensors
+        .iter()
+        .find(|tensor| tensor.name == name)
         .ok_or_else(|| DataError::MissingTensor {
             file: file.name.clone(),
             tensor: name,
-            found: match metadata.offset_keys() {
+            found: match names().collect::<Vec<_>>() {
                 names if names.is_empty() => "nothing".to_owned(),
                 names => names.join(", "),
             },
@@ -163,7 +142,7 @@ fn matrix(
             found: info.shape.clone(),
         })?;
     let matrix = Matrix {
-        start: data.start + info.data_offsets.0,
+        start: info.data.start,
         entry_bytes,
     };
     Ok((matrix, shape))

@@ -1,6 +1,6 @@
 //! Samples made into steps.
 
-use crate::{DataError, Dataset, MicroBatch, Position, StepBatch, order::Order};
+use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, order::Order};
 
 /// How many samples an error message names before it only counts them.
 const SAMPLES_NAMED: usize = 8;
@@ -8,18 +8,27 @@ const SAMPLES_NAMED: usize = 8;
 /// The endless, deterministic sequence of a dataset's steps.
 ///
 /// A step takes `accum` micro-batches of `micro_batch` samples, in order. Where an epoch ends, the
-/// next begins, within a micro-batch if need be: no sample is dropped or padded.
+/// next begins, within a micro-batch if need be: no sample is dropped. Samples come in the order of the file, or shuffled;
+/// with [`Packing::Pad`] those of similar length are brought together within windows of that order.
 #[derive(Debug)]
 pub struct Batches {
     dataset: Dataset,
     order: Order,
+    buckets: Option<Buckets>, // for padded rows
     position: Position,
 }
 
 impl Batches {
     pub(crate) fn new(dataset: Dataset) -> Self {
+        let (options, samples) = (dataset.options(), dataset.samples());
+        let seed = options.shuffle.then_some(options.seed);
         Self {
-            order: dataset.order(),
+            order: match seed {
+                Some(seed) => Order::shuffled(seed, samples as u64),
+                None => Order::File,
+            },
+            buckets: (options.packing == Packing::Pad)
+                .then(|| Buckets::new(options.micro_batch, samples, seed)),
             dataset,
             position: Position::default(),
         }
@@ -72,14 +81,12 @@ impl Batches {
         let mut micro = Vec::with_capacity(accum);
         let mut taken = Vec::with_capacity(rows * accum);
         for _ in 0..accum {
-            let mut batch = MicroBatch::with_room(rows, self.dataset.seq());
+            let first = taken.len();
             for _ in 0..rows {
-                let sample = self.order.sample(position);
-                self.dataset.read_sample(sample, &mut batch)?;
-                taken.push(sample);
+                taken.push(self.sample(position));
                 position = position.next(samples);
             }
-            micro.push(batch);
+            micro.push(self.dataset.read(&taken[first..])?);
         }
         let step = StepBatch { micro };
         if step.target_count() == 0 {
@@ -91,6 +98,15 @@ impl Batches {
         }
         self.position = position;
         Ok(step)
+    }
+
+    fn sample(&mut self, at: Position) -> usize {
+        match &mut self.buckets {
+            None => self.order.sample(at),
+            Some(buckets) => {
+                buckets.sample(at, &mut self.order, |sample| self.dataset.length(sample))
+            }
+        }
     }
 }
 

@@ -34,9 +34,75 @@ pub enum DataError {
     #[error("data file {file} does not exist; check data.path")]
     Missing { file: String },
 
-    /// The path is a directory, a pipe or a device.
-    #[error("data path {file} is {found}, not a file; set data.path to a file")]
-    NotAFile { file: String, found: &'static str },
+    /// The path is a pipe or a device, or a shard's name is a folder's.
+    #[error("data path {file} is not a file; set data.path to a file, or to a folder of shards")]
+    NotAFile { file: String },
+
+    /// A folder without shards.
+    #[error(
+        "data folder {folder} holds no .bin shards to train on (those named validation* or *_val_* are for evaluation); \
+         set data.path to a folder that `trainer prepare` wrote, or to a file"
+    )]
+    NoShards { folder: String },
+
+    /// A folder, and a format that folders do not have.
+    #[error(
+        "data.format is \"{format}\" but {folder} is a folder, whose .bin files are read as \"llmc\" or \"u16\"; \
+         leave data.format at \"auto\", or set data.path to a file"
+    )]
+    FolderFormat {
+        folder: String,
+        format: &'static str,
+    },
+
+    /// Shards of u16 and of u32 in one folder.
+    #[error(
+        "data file {file} has tokens of {width} bytes, but {first} has tokens of {first_width}; \
+         keep shards that were made together in a folder of their own"
+    )]
+    WidthsDiffer {
+        file: String,
+        width: usize,
+        first: String,
+        first_width: usize,
+    },
+
+    /// An index file that cannot be used.
+    #[error(
+        "index file {file} {reason}; write the data again with `trainer prepare`, \
+         or remove all .idx files to read the shards without documents, masks and checksums"
+    )]
+    BadIndex { file: String, reason: String },
+
+    /// A shard without an index among shards that have one.
+    #[error(
+        "data file {file} has no .idx beside it, but {with} has; copy the folder again, or write the data again"
+    )]
+    IndexMissing { file: String, with: String },
+
+    /// A block of a shard that is not what was written.
+    #[error(
+        "data file {file} is corrupt: the {bytes} bytes at offset {offset} have checksum {found:08x}, \
+         but {expected:08x} was written; copy or write it again"
+    )]
+    Corrupt {
+        file: String,
+        offset: usize,
+        bytes: usize,
+        expected: u32,
+        found: u32,
+    },
+
+    /// Packing by documents without documents.
+    #[error(
+        "data.packing is \"{packing}\", but {file} {reason}; \
+         write the data with `trainer prepare`, or set data.packing=\"concatenate\""
+    )]
+    NoDocuments {
+        file: String,
+        packing: &'static str,
+        reason: &'static str,
+    },
 
     /// The operating system would not open or map the file.
     #[error("cannot read data file {file}: {reason}")]

@@ -38,12 +38,7 @@ impl DataFile {
             _ => unreadable(error),
         })?;
         if !metadata.is_file() {
-            let found = if metadata.is_dir() {
-                "a directory"
-            } else {
-                "a pipe or device"
-            };
-            return Err(DataError::NotAFile { file: name, found });
+            return Err(DataError::NotAFile { file: name });
         }
         if metadata.len() == 0 {
             return Err(DataError::Empty { file: name });

@@ -1,12 +1,12 @@
-//! Batches of tokens on the host, in a reproducible order, from token files, text files and
-//! ready-made batches.
+//! Batches of tokens on the host, in a reproducible order, from token files and folders of them,
+//! text files and ready-made batches.
 //!
 //! This crate never touches device memory, and never names a model: it knows a vocabulary's size
 //! and hands over plain `Vec<i32>`. The same options give the same batches on every machine,
 //! whatever the number of threads.
 //!
 //! ```
-//! use data::{Dataset, Format, Options};
+//! use data::{Dataset, Format, Options, Packing, Split};
 //!
 //! let dataset = Dataset::open(&Options {
 //!     path: None, // the text that ships in the binary
@@ -17,6 +17,8 @@
 //!     shuffle: true,
 //!     seed: 42,
 //!     vocab: 256,
+//!     packing: Packing::Concatenate,
+//!     split: Split::Train,
 //! })?;
 //! println!("{}", dataset.describe());
 //!
@@ -27,26 +29,39 @@
 //! # Ok::<(), data::DataError>(())
 //! ```
 //!
-//! Where to read on: [`Dataset`] for what can be opened, [`Batches`] for how samples become steps,
-//! [`Position`] for saving and restoring, [`DataError`] for all that can be wrong with a file.
+//! Where to read on: [`Dataset`] for what can be opened, [`ShardIndex`] for what lies beside a shard, [`Packing`] for how
+//! documents become rows, [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for
+//! reading ahead, [`DataError`] for all that can be wrong with a file.
 
 mod batch;
 mod batch_file;
 mod batches;
+mod buckets;
 mod builtin;
+mod checksums;
 mod dataset;
 mod error;
 mod file;
+mod fingerprint;
+mod first_fit;
+mod index_file;
 mod llmc;
+mod once;
 mod options;
 mod order;
+mod pieces;
 mod prefetch;
+mod rows;
+mod shards;
 mod tokens;
 
 pub use batch::{MASKED, MicroBatch, StepBatch};
 pub use batches::Batches;
+pub use buckets::padded_lengths;
+pub use checksums::BlockChecksums;
 pub use dataset::Dataset;
 pub use error::DataError;
-pub use options::{DEFAULT_SEQ, Format, Options};
+pub use index_file::ShardIndex;
+pub use options::{DEFAULT_SEQ, Format, Options, Packing, Split};
 pub use order::Position;
 pub use prefetch::{Prefetched, prefetch};

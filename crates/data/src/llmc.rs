@@ -47,12 +47,7 @@ pub(crate) fn open(file: DataFile) -> Result<TokenFile, DataError> {
             bytes,
         });
     }
-    Ok(TokenFile {
-        file,
-        start: HEADER_BYTES,
-        width,
-        tokens: held,
-    })
+    Ok(TokenFile::new(file, HEADER_BYTES, width))
 }
 
 fn header_field(bytes: &[u8], index: usize) -> Option<i32> {

@@ -31,6 +31,10 @@ pub struct Options {
     pub seed: u64,
     /// `model.vocab`: every token must be below it.
     pub vocab: usize,
+    /// `data.packing`: how documents become rows.
+    pub packing: Packing,
+    /// Which shards of a folder to read.
+    pub split: Split,
 }
 
 impl Options {
@@ -78,5 +82,27 @@ choices! {
         U16 = "u16",
         /// Each byte is a token, vocabulary 256.
         Text = "text",
+    }
+}
+
+choices! {
+    /// How documents become the rows of micro-batches: the values of `data.packing`.
+    Packing {
+        /// One document after the other without a gap; a row begins and ends wherever it falls.
+        Concatenate = "concatenate",
+        /// Whole documents side by side in a row, which attention keeps apart; those longer than a row are cut.
+        FirstFit = "first-fit",
+        /// A document a row, cut where it is longer; micro-batches are as long as their longest row.
+        Pad = "pad",
+    }
+}
+
+choices! {
+    /// Which shards of a folder are read.
+    Split {
+        /// All `.bin` files but those of [`Validation`](Self::Validation).
+        Train = "train",
+        /// The `.bin` files whose name begins with `validation` or has `_val_` in it; all where there are none.
+        Validation = "validation",
     }
 }

@@ -42,8 +42,8 @@ pub(crate) enum Order {
     Shuffled {
         seed: u64,
         samples: u64,
-        /// The permutation last used, and its epoch: 8 bytes a sample.
-        current: Option<(u64, Vec<u64>)>,
+        /// The permutation last used, and its epoch.
+        current: Option<(u64, Permutation)>,
     },
 }
 
@@ -70,20 +70,36 @@ impl Order {
                     Some(kept) if kept.0 == at.epoch => current.insert(kept),
                     _ => current.insert((at.epoch, permutation(*seed, at.epoch, *samples))),
                 };
-                samples[index] as usize
+                match samples {
+                    Permutation::Narrow(samples) => samples[index] as usize,
+                    Permutation::Wide(samples) => samples[index] as usize,
+                }
             }
         }
     }
 }
 
-/// The order of `samples` samples in one epoch: Fisher and Yates's shuffle, drawing from ChaCha8
-/// keyed by seed and epoch.
-fn permutation(seed: u64, epoch: u64, samples: u64) -> Vec<u64> {
+/// Sample numbers: 4 bytes a sample where that is enough, else 8.
+#[derive(Debug)]
+pub(crate) enum Permutation {
+    Narrow(Vec<u32>),
+    Wide(Vec<u64>),
+}
+
+/// The order of `samples` samples in one epoch, drawn from ChaCha8 keyed by seed and epoch.
+fn permutation(seed: u64, epoch: u64, samples: u64) -> Permutation {
     tracing::debug!(epoch, samples, "shuffling");
     let mut rng = keyed_rng(seed, epoch, b"sample order    ");
-    let mut order: Vec<u64> = (0..samples).collect();
+    match u32::try_from(samples) {
+        Ok(samples) => Permutation::Narrow(shuffled((0..samples).collect(), &mut rng)),
+        Err(_) => Permutation::Wide(shuffled((0..samples).collect(), &mut rng)),
+    }
+}
+
+/// Fisher and Yates's shuffle.
+pub(crate) fn shuffled<T>(mut order: Vec<T>, rng: &mut ChaCha8Rng) -> Vec<T> {
     for last in (1..order.len()).rev() {
-        let chosen = below(&mut rng, last as u64 + 1) as usize;
+        let chosen = below(rng, last as u64 + 1) as usize;
         order.swap(last, chosen);
     }
     order
@@ -108,6 +124,14 @@ pub(crate) fn below(rng: &mut ChaCha8Rng, bound: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As numbers; fewer than 2^32 are kept narrow.
+    fn permutation(seed: u64, epoch: u64, samples: u64) -> Vec<u64> {
+        match super::permutation(seed, epoch, samples) {
+            Permutation::Narrow(order) => order.into_iter().map(u64::from).collect(),
+            Permutation::Wide(_) => panic!("{samples} samples need no 8 bytes each"),
+        }
+    }
 
     fn sorted(mut order: Vec<u64>) -> Vec<u64> {
         order.sort_unstable();

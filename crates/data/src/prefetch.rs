@@ -1,8 +1,9 @@
 //! Reading ahead, so that a training step does not wait for the disk.
 
 use std::{
-    sync::mpsc::{Receiver, sync_channel},
+    sync::mpsc::{Receiver, TryRecvError, sync_channel},
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use crate::{Batches, DataError, Position, StepBatch};
@@ -15,6 +16,7 @@ type Read = (Result<StepBatch, DataError>, Position);
 #[derive(Debug)]
 pub struct Prefetched {
     position: Position,
+    waited: Duration,
     steps: Option<Receiver<Read>>, // none only while being dropped
     reader: Option<JoinHandle<()>>,
     /// Why the channel will be found closed.
@@ -47,6 +49,7 @@ fn read_ahead(
     };
     Prefetched {
         position,
+        waited: Duration::ZERO,
         steps: Some(steps),
         reader,
         stopped,
@@ -67,12 +70,31 @@ impl Prefetched {
     /// Those of [`Batches::next_step`], at the same step; and [`DataError::ReaderStopped`] where
     /// there is no thread.
     pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
-        let read = self.steps.as_ref().and_then(|steps| steps.recv().ok());
+        let read = self.receive();
         let (step, position) = read.ok_or_else(|| DataError::ReaderStopped {
             reason: self.stopped.clone(),
         })?;
         self.position = position;
         step
+    }
+
+    fn receive(&mut self) -> Option<Read> {
+        let steps = self.steps.as_ref()?;
+        self.waited = Duration::ZERO;
+        match steps.try_recv() {
+            Err(TryRecvError::Empty) => {
+                let start = Instant::now();
+                let read = steps.recv().ok();
+                self.waited = start.elapsed();
+                read
+            }
+            read => read.ok(),
+        }
+    }
+
+    /// How long the last [`Self::next_step`] waited: exactly zero where the step lay ready.
+    pub fn data_wait(&self) -> Duration {
+        self.waited
     }
 }
 
@@ -119,6 +141,31 @@ mod tests {
         steps.next_step().unwrap_err();
         reads.recv_timeout(PATIENCE).expect("room for one more");
         assert_eq!(steps.position(), Position { epoch: 3, index: 1 });
+    }
+
+    #[test]
+    fn a_step_that_lies_ready_is_not_waited_for_and_one_that_does_not_is() {
+        let (saw, reads) = mpsc::channel();
+        let mut steps = read_ahead(Position::default(), 1, move || {
+            let _ = saw.send(());
+            no_step()
+        });
+        reads.recv_timeout(PATIENCE).expect("the first");
+        reads
+            .recv_timeout(PATIENCE)
+            .expect("begun once the first lay ready");
+        steps.next_step().unwrap_err();
+        assert_eq!(steps.data_wait(), Duration::ZERO);
+
+        let mut slow = read_ahead(Position::default(), 0, || {
+            thread::sleep(Duration::from_millis(1));
+            no_step()
+        });
+        let waited = (0..1000).any(|_| {
+            slow.next_step().unwrap_err();
+            slow.data_wait() > Duration::ZERO
+        });
+        assert!(waited);
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! Sources that are one long row of tokens: text, bare u16, llm.c.
 
-use crate::{DataError, MicroBatch, batch::token_id, file::DataFile};
+use std::path::Path;
+
+use crate::{
+    DataError, MASKED, MicroBatch, ShardIndex, batch::token_id, checksums::Verified,
+    file::DataFile, fingerprint::add_file,
+};
 
 /// Bytes a token takes in its file; little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,17 +22,28 @@ pub(crate) struct TokenFile {
     pub(crate) start: usize,
     pub(crate) width: Width,
     pub(crate) tokens: usize,
+    pub(crate) index: Option<ShardIndex>,
+    index_checksum: u32,
+    blocks: Option<Verified>,
 }
 
 impl TokenFile {
+    /// A file without an index.
+    pub(crate) fn new(file: DataFile, start: usize, width: Width) -> Self {
+        Self {
+            tokens: (file.len() - start) / width as usize,
+            file,
+            start,
+            width,
+            index: None,
+            index_checksum: 0,
+            blocks: None,
+        }
+    }
+
     /// Text: each byte is a token.
     pub(crate) fn text(file: DataFile) -> Self {
-        Self {
-            tokens: file.len(),
-            file,
-            start: 0,
-            width: Width::U8,
-        }
+        Self::new(file, 0, Width::U8)
     }
 
     /// nanoGPT's layout: u16 tokens and nothing else.
@@ -39,38 +55,68 @@ impl TokenFile {
                 bytes,
             });
         }
-        Ok(Self {
-            file,
-            start: 0,
-            width: Width::U16,
-            tokens: bytes / 2,
-        })
+        Ok(Self::new(file, 0, Width::U16))
     }
 
-    /// How many samples of `seq` inputs there are; an error where there is none.
-    pub(crate) fn samples(&self, seq: usize) -> Result<usize, DataError> {
-        match self.tokens.saturating_sub(1) / seq {
-            0 => Err(DataError::TooShort {
-                file: self.file.name.clone(),
-                tokens: self.tokens,
-                seq,
-                needed: seq.saturating_add(1),
-            }),
-            samples => Ok(samples),
+    /// Reads the index at `path`, and refuses one of another file.
+    pub(crate) fn with_index(mut self, path: &Path) -> Result<Self, DataError> {
+        let (mut index, checksum) = ShardIndex::open_with_checksum(path)?;
+        let bad = |reason| DataError::BadIndex {
+            file: path.display().to_string(),
+            reason,
+        };
+        let (shard, tokens) = (&self.file.name, self.tokens);
+        if index.tokens != tokens as u64 {
+            let described = index.tokens;
+            return Err(bad(format!(
+                "describes {described} tokens, but {shard} holds {tokens}: it belongs to another file"
+            )));
+        }
+        let (held, wanted) = (
+            index.checksums.len(),
+            self.file.len().div_ceil(ShardIndex::BLOCK_BYTES),
+        );
+        if held != wanted {
+            return Err(bad(format!(
+                "has {held} checksums, but {shard} has {wanted} blocks: it belongs to another file"
+            )));
+        }
+        self.blocks = Some(Verified::new(std::mem::take(&mut index.checksums)));
+        self.index = Some(index);
+        self.index_checksum = checksum;
+        Ok(self)
+    }
+
+    /// How many samples of `seq` inputs there are.
+    pub(crate) fn samples(&self, seq: usize) -> usize {
+        self.tokens.saturating_sub(1) / seq
+    }
+
+    /// Adds what tells this file from others: of an index all, and of a file without one some places.
+    pub(crate) fn fingerprint(&self, crc: &mut crc32fast::Hasher) {
+        match self.index {
+            Some(_) => crc.update(&self.index_checksum.to_le_bytes()),
+            None => add_file(&self.file, crc),
         }
     }
 
-    /// Appends sample `sample`, the `seq + 1` tokens from `sample * seq`, as one row.
+    /// Appends `inputs` tokens from `first` on, each with the one after it as its target.
     ///
-    /// The caller keeps `sample` below [`Self::samples`].
-    pub(crate) fn read_sample(
+    /// The caller keeps `first + inputs` below [`Self::tokens`], and `inputs` above 0.
+    pub(crate) fn read(
         &self,
-        sample: usize,
+        first: usize,
+        inputs: usize,
         vocab: usize,
         into: &mut MicroBatch,
     ) -> Result<(), DataError> {
-        let (seq, first) = (into.seq, sample * into.seq);
-        for position in first..=first + seq {
+        let last = first + inputs;
+        if let Some(blocks) = &self.blocks {
+            let byte = |token: usize| self.start + token * self.width as usize;
+            blocks.check(&self.file, byte(first)..byte(last + 1))?;
+        }
+        let targets = into.targets.len();
+        for position in first..=last {
             let token = self.token(position);
             let id =
                 token_id(i64::from(token), vocab).ok_or_else(|| DataError::TokenOutOfRange {
@@ -79,14 +125,32 @@ impl TokenFile {
                     position,
                     vocab,
                 })?;
-            if position < first + seq {
+            if position < last {
                 into.input_ids.push(id);
             }
             if position > first {
                 into.targets.push(id);
             }
         }
+        self.mask(first + 1, &mut into.targets[targets..]);
         Ok(())
+    }
+
+    /// Masks those of the targets from token `first` on that never count.
+    fn mask(&self, first: usize, targets: &mut [i32]) {
+        let Some(index) = &self.index else { return };
+        let tokens = first as u64..(first + targets.len()) as u64;
+        let from = index
+            .masked
+            .partition_point(|range| range.end <= tokens.start);
+        for range in index.masked[from..]
+            .iter()
+            .take_while(|range| range.start < tokens.end)
+        {
+            let masked = range.start.max(tokens.start)..range.end.min(tokens.end);
+            let within = |token: u64| (token - tokens.start) as usize;
+            targets[within(masked.start)..within(masked.end)].fill(MASKED);
+        }
     }
 
     fn token(&self, position: usize) -> u32 {

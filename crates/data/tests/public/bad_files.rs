@@ -16,7 +16,6 @@ fn paths_that_are_no_file() {
         &open_error(&missing),
         &["nothing.txt", "does not exist", "data.path"],
     );
-    assert_says(&open_error(&options(folder.path())), &["a directory"]);
     let empty = options(folder.file("empty.bin", b""));
     assert_says(&open_error(&empty), &["empty.bin", "is empty"]);
 }
@@ -80,7 +79,10 @@ fn files_that_are_not_safetensors() {
     let cut = error(&whole[..whole.len() - 1]);
     assert_says(
         &cut,
-        &["describes 16 bytes", "holds 15", "copy or write it again"],
+        &[
+            "should be at bytes 8 to 16 of the 15",
+            "copy or write it again",
+        ],
     );
 }
 
@@ -100,7 +102,7 @@ fn safetensors_lengths_that_overflow() {
     let message = open_error(&options(folder.file("b.safetensors", &bytes)));
     assert_says(
         &message,
-        &["describes 18446744073709551608 bytes", "holds 0"],
+        &["`t0` should be at bytes 0 to 2305843009213693951 of the 0"],
     );
 }
 

@@ -3,10 +3,13 @@
 use std::{
     collections::HashMap,
     fs,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
-use data::{Batches, DataError, Dataset, Format, Options};
+use data::{
+    Batches, BlockChecksums, DataError, Dataset, Format, Options, Packing, ShardIndex, Split,
+};
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 
@@ -30,6 +33,34 @@ impl Folder {
 
     pub fn u16_tokens(&self, name: &str, tokens: impl IntoIterator<Item = u16>) -> PathBuf {
         self.file(name, &u16_bytes(tokens))
+    }
+
+    /// An llm.c shard of u16 tokens, and its index.
+    pub fn shard(
+        &self,
+        name: &str,
+        tokens: &[u16],
+        documents: &[u64],
+        masked: &[Range<u64>],
+    ) -> PathBuf {
+        let bytes = llmc_bytes(
+            20240520,
+            1,
+            tokens.len() as i32,
+            &u16_bytes(tokens.iter().copied()),
+        );
+        let mut checksums = BlockChecksums::default();
+        checksums.update(&bytes);
+        let index = ShardIndex {
+            tokens: tokens.len() as u64,
+            documents: documents.to_vec(),
+            masked: masked.to_vec(),
+            text_bytes: 4 * tokens.len() as u64,
+            checksums: checksums.finish(),
+        };
+        let path = self.file(name, &bytes);
+        fs::write(ShardIndex::path(&path), index.to_bytes()).unwrap();
+        path
     }
 
     /// `input_ids` and `targets` of `seq` columns.
@@ -86,6 +117,8 @@ pub fn options(path: impl Into<PathBuf>) -> Options {
         shuffle: false,
         seed: 1,
         vocab: 1000,
+        packing: Packing::Concatenate,
+        split: Split::Train,
     }
 }
 

@@ -1,6 +1,6 @@
 //! No bytes make this crate panic, and whatever it gives is in the vocabulary.
 
-use data::{Dataset, Format, MASKED, Options};
+use data::{Dataset, Format, MASKED, Options, Packing};
 use proptest::prelude::*;
 
 use crate::fixture::{Folder, llmc_bytes, options};
@@ -13,14 +13,20 @@ const FORMATS: [Format; 5] = [
     Format::Batches,
 ];
 
-/// Opens the bytes in every format and takes a few steps.
+const PACKINGS: [Packing; 3] = [Packing::Concatenate, Packing::FirstFit, Packing::Pad];
+
+/// Opens the bytes in every format and packing and takes a few steps.
 fn read_every_way(bytes: &[u8], seq: Option<usize>, vocab: usize) {
     let folder = Folder::new();
     for name in ["f.bin", "f.safetensors", "f.txt"] {
         let path = folder.file(name, bytes);
-        for format in FORMATS {
+        for (format, packing) in FORMATS
+            .into_iter()
+            .flat_map(|format| PACKINGS.map(|packing| (format, packing)))
+        {
             let options = Options {
                 format,
+                packing,
                 seq,
                 shuffle: vocab.is_multiple_of(2),
                 vocab,

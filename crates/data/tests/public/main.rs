@@ -4,5 +4,8 @@ mod bad_files;
 mod bad_values;
 mod fixture;
 mod fuzz;
+mod index_files;
+mod packing;
+mod shards;
 mod sources;
 mod steps;

@@ -1,0 +1,90 @@
+//! Pieces of documents placed side by side into rows.
+
+use crate::pieces::Piece;
+
+/// Rows with room that are looked at for each piece; more would waste little less, and take longer.
+const OPEN_ROWS: usize = 64;
+
+/// Rows of pieces: 12 bytes a piece and 8 a row.
+#[derive(Debug)]
+pub(crate) struct PackedRows {
+    pieces: Vec<Piece>,
+    ends: Vec<usize>, // one past the last piece of each row
+}
+
+impl PackedRows {
+    /// Puts each piece into the first open row with room for it, or else into a new one. Where too many are open, the
+    /// fullest is closed.
+    pub(crate) fn first_fit(pieces: &[Piece], seq: usize) -> Self {
+        struct Open {
+            row: usize,
+            room: usize,
+        }
+        let mut open: Vec<Open> = Vec::with_capacity(OPEN_ROWS);
+        let mut counts = Vec::new(); // pieces in each row
+        let row_of_piece = pieces.iter().map(|piece| {
+            let inputs = piece.inputs as usize;
+            let place = open
+                .iter()
+                .position(|row| row.room >= inputs)
+                .unwrap_or_else(|| {
+                    if open.len() == OPEN_ROWS {
+                        let fullest = (0..OPEN_ROWS).min_by_key(|&place| open[place].room);
+                        open.remove(fullest.expect("there are open rows"));
+                    }
+                    open.push(Open {
+                        row: counts.len(),
+                        room: seq,
+                    });
+                    counts.push(0_usize);
+                    open.len() - 1
+                });
+            let row = open[place].row;
+            counts[row] += 1;
+            open[place].room -= inputs;
+            if open[place].room == 0 {
+                open.remove(place);
+            }
+            row
+        });
+        let row_of_piece: Vec<usize> = row_of_piece.collect();
+        Self::sorted(pieces, &row_of_piece, &counts)
+    }
+
+    /// The pieces in the order of their rows, and within a row as they came.
+    fn sorted(pieces: &[Piece], row_of_piece: &[usize], counts: &[usize]) -> Self {
+        let starts = counts.iter().scan(0, |next, count| {
+            *next += count;
+            Some(*next - count)
+        });
+        let mut ends: Vec<usize> = starts.collect();
+        let mut sorted = pieces.to_vec();
+        for (piece, &row) in pieces.iter().zip(row_of_piece) {
+            sorted[ends[row]] = *piece;
+            ends[row] += 1;
+        }
+        Self {
+            pieces: sorted,
+            ends,
+        }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &[Piece] {
+        let start = if row == 0 { 0 } else { self.ends[row - 1] };
+        &self.pieces[start..self.ends[row]]
+    }
+
+    /// How much of the rows is not padding, from 0 to 1.
+    pub(crate) fn filled(&self, seq: usize) -> f64 {
+        let inputs: u64 = self
+            .pieces
+            .iter()
+            .map(|piece| u64::from(piece.inputs))
+            .sum();
+        inputs as f64 / (self.rows() as f64 * seq as f64)
+    }
+}

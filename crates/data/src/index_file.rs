@@ -1,0 +1,205 @@
+//! The index beside a shard: document starts, targets that never count, and checksums. llm.c's layout holds none of them.
+
+use std::{
+    fs,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use crate::DataError;
+
+const MAGIC: &[u8; 8] = b"TRNRIDX1";
+
+/// Magic, then tokens, documents, masked ranges, bytes of text, block size and number of checksums.
+const HEADER_BYTES: usize = 8 + 6 * 8;
+
+/// What a `.idx` file says of the `.bin` file beside it.
+///
+/// Little-endian: magic, the six counts of u64, document starts and masked ranges in u64, checksums in u32, and a CRC-32 of
+/// all that.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ShardIndex {
+    /// Tokens in the shard.
+    pub tokens: u64,
+    /// Where documents start, in tokens: strictly ascending, all below [`Self::tokens`]. Tokens before the first belong to
+    /// the last document of the shard before; the last document may go on in the next.
+    pub documents: Vec<u64>,
+    /// Tokens that are never targets: ranges that hold something, ascending, apart or touching.
+    pub masked: Vec<Range<u64>>,
+    /// Bytes of the text that the tokens stand for.
+    pub text_bytes: u64,
+    /// The CRC-32 of each [`Self::BLOCK_BYTES`] bytes of the shard's file, its header included; the last may be shorter.
+    pub checksums: Vec<u32>,
+}
+
+impl ShardIndex {
+    /// Bytes of a shard's file that share a checksum.
+    pub const BLOCK_BYTES: usize = 1 << 20;
+
+    /// The name of the index of a shard.
+    pub fn path(shard: &Path) -> PathBuf {
+        shard.with_extension("idx")
+    }
+
+    /// The file's bytes. The fields are the caller's to keep as [`Self::check`] wants them.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let counts = [
+            self.tokens,
+            self.documents.len() as u64,
+            self.masked.len() as u64,
+            self.text_bytes,
+            Self::BLOCK_BYTES as u64,
+            self.checksums.len() as u64,
+        ];
+        let ranges = self
+            .masked
+            .iter()
+            .flat_map(|range| [range.start, range.end]);
+        let words = counts
+            .into_iter()
+            .chain(self.documents.iter().copied())
+            .chain(ranges);
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(words.flat_map(u64::to_le_bytes));
+        bytes.extend(self.checksums.iter().flat_map(|crc| crc.to_le_bytes()));
+        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// Reads the bytes of an index file, which may be hostile.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, as the rest of a sentence that begins with the file's name.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let short = || {
+            format!(
+                "holds {} bytes, less than the {} of an index",
+                bytes.len(),
+                HEADER_BYTES + 4
+            )
+        };
+        if !bytes.starts_with(MAGIC) {
+            return Err(match bytes.len() {
+                0..8 => short(),
+                _ => "does not begin with TRNRIDX1, so it is no index of a shard".to_owned(),
+            });
+        }
+        let (body, checksum) = bytes.split_last_chunk::<4>().ok_or_else(short)?;
+        let header = body.get(8..HEADER_BYTES).ok_or_else(short)?;
+        let counts: Vec<u64> = words(header).collect();
+        let [tokens, documents, masked, text_bytes, block, checksums] = counts[..] else {
+            return Err(short());
+        };
+        let [wide_documents, wide_masked, wide_checksums] =
+            [documents, masked, checksums].map(u128::from);
+        let wanted =
+            (HEADER_BYTES + 4) as u128 + 8 * wide_documents + 16 * wide_masked + 4 * wide_checksums;
+        if wanted != bytes.len() as u128 {
+            let held = bytes.len();
+            return Err(format!(
+                "should be {wanted} bytes by its header, but holds {held}: it was cut short or changed"
+            ));
+        }
+        if crc32fast::hash(body) != u32::from_le_bytes(*checksum) {
+            return Err("does not match its own checksum: it was changed".to_owned());
+        }
+        if block != Self::BLOCK_BYTES as u64 {
+            return Err(format!(
+                "has checksums of {block} bytes each; only {} are read",
+                Self::BLOCK_BYTES
+            ));
+        }
+        // The counts fit: the file was found to be as long as they say.
+        let (starts, rest) = body[HEADER_BYTES..].split_at(8 * documents as usize);
+        let (ranges, sums) = rest.split_at(16 * masked as usize);
+        let ends: Vec<u64> = words(ranges).collect();
+        let index = Self {
+            tokens,
+            documents: words(starts).collect(),
+            masked: ends
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&[start, end]| start..end)
+                .collect(),
+            text_bytes,
+            checksums: sums
+                .as_chunks()
+                .0
+                .iter()
+                .map(|crc| u32::from_le_bytes(*crc))
+                .collect(),
+        };
+        index.check()?;
+        Ok(index)
+    }
+
+    /// Whether documents and masked ranges are in order and within the shard.
+    ///
+    /// # Errors
+    ///
+    /// The first entry that is not, as the rest of a sentence that begins with the file's name.
+    pub fn check(&self) -> Result<(), String> {
+        let tokens = self.tokens;
+        for (number, pair) in self.documents.windows(2).enumerate() {
+            if pair[0] >= pair[1] {
+                return Err(format!(
+                    "has document {} begin at {}, not after {}",
+                    number + 1,
+                    pair[1],
+                    pair[0]
+                ));
+            }
+        }
+        if let Some(last) = self.documents.last().filter(|&&last| last >= tokens) {
+            return Err(format!(
+                "has a document begin at {last}, beyond the shard's {tokens} tokens"
+            ));
+        }
+        let mut free = 0;
+        for (number, range) in self.masked.iter().enumerate() {
+            if range.start < free || range.end <= range.start || range.end > tokens {
+                return Err(format!(
+                    "masks {range:?} as range {number}: empty, out of order, or beyond the shard's {tokens} tokens"
+                ));
+            }
+            free = range.end;
+        }
+        Ok(())
+    }
+
+    /// Reads an index file.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Unreadable`] and [`DataError::BadIndex`].
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        Self::open_with_checksum(path).map(|(index, _)| index)
+    }
+
+    /// The index, and the CRC-32 that stands for all of it.
+    pub(crate) fn open_with_checksum(path: &Path) -> Result<(Self, u32), DataError> {
+        let file = || path.display().to_string();
+        let bytes = fs::read(path).map_err(|reason| DataError::Unreadable {
+            file: file(),
+            reason,
+        })?;
+        let index = Self::parse(&bytes).map_err(|reason| DataError::BadIndex {
+            file: file(),
+            reason,
+        })?;
+        let crc = bytes
+            .last_chunk()
+            .expect("a parsed index ends in its checksum");
+        Ok((index, u32::from_le_bytes(*crc)))
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u64::from_le_bytes(*word))
+}

@@ -1,0 +1,78 @@
+//! Documents cut into what fits a row.
+
+use crate::{DataError, MicroBatch, Packing, shards::Shards};
+
+/// Inputs in a row that belong to one document, each with the token after it as its target: 12 bytes. Shards have fewer than
+/// 2^31 tokens by llm.c's header, and only shards of that layout have documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    shard: u32,
+    start: u32,
+    pub(crate) inputs: u32,
+}
+
+impl Piece {
+    /// Appends the piece to the row that is being read.
+    pub(crate) fn read(
+        self,
+        shards: &Shards,
+        vocab: usize,
+        into: &mut MicroBatch,
+    ) -> Result<(), DataError> {
+        let start = into.input_ids.len() % into.seq;
+        let file = &shards.files[self.shard as usize];
+        file.read(self.start as usize, self.inputs as usize, vocab, into)?;
+        if let Some(documents) = &mut into.documents {
+            documents.resize(documents.len() + self.inputs as usize, start as i32);
+        }
+        Ok(())
+    }
+}
+
+/// The pieces of all documents, of at most `seq` inputs, in order; for [`Packing::Pad`] only the first of each. A document
+/// that goes on in the next shard is two, and one of a single token has no target and no piece.
+pub(crate) fn pieces(
+    shards: &Shards,
+    packing: Packing,
+    seq: usize,
+) -> Result<Vec<Piece>, DataError> {
+    shards.check_documents(packing)?;
+    let seq = u32::try_from(seq).unwrap_or(u32::MAX);
+    let mut pieces = Vec::new();
+    for (number, index) in shards
+        .files
+        .iter()
+        .filter_map(|file| file.index.as_ref())
+        .enumerate()
+    {
+        let mut begin = 0;
+        for &end in index.documents.iter().chain([&index.tokens]) {
+            let mut left = (end - begin).saturating_sub(1) as u32;
+            let mut start = begin as u32;
+            while left > 0 {
+                let inputs = left.min(seq);
+                let shard = number as u32;
+                pieces.push(Piece {
+                    shard,
+                    start,
+                    inputs,
+                });
+                start += inputs;
+                left = if packing == Packing::Pad {
+                    0
+                } else {
+                    left - inputs
+                };
+            }
+            begin = end;
+        }
+    }
+    if pieces.is_empty() {
+        return Err(DataError::NoDocuments {
+            file: shards.name.clone(),
+            packing: packing.name(),
+            reason: "has no document of two tokens",
+        });
+    }
+    Ok(pieces)
+}

@@ -1,0 +1,107 @@
+//! How tokens become the rows of micro-batches.
+
+use crate::{
+    DataError, MicroBatch, Packing,
+    first_fit::PackedRows,
+    pieces::{Piece, pieces},
+    shards::Shards,
+};
+
+/// The samples of token files: each is a row.
+#[derive(Debug)]
+pub(crate) enum Rows {
+    /// Sample `i` of a shard is the `seq + 1` tokens from `i * seq`; none crosses shards. For each shard the samples up to
+    /// its end.
+    Concatenated(Vec<usize>),
+    /// A row is some pieces of documents.
+    Packed(PackedRows),
+    /// A row is the beginning of a document.
+    Documents(Vec<Piece>),
+}
+
+impl Rows {
+    pub(crate) fn cut(shards: &Shards, packing: Packing, seq: usize) -> Result<Self, DataError> {
+        Ok(match packing {
+            Packing::Concatenate => Self::concatenated(shards, seq)?,
+            Packing::FirstFit => {
+                Self::Packed(PackedRows::first_fit(&pieces(shards, packing, seq)?, seq))
+            }
+            Packing::Pad => Self::Documents(pieces(shards, packing, seq)?),
+        })
+    }
+
+    fn concatenated(shards: &Shards, seq: usize) -> Result<Self, DataError> {
+        let mut samples = 0;
+        let ends = shards.files.iter().map(|file| {
+            samples += file.samples(seq);
+            samples
+        });
+        let ends: Vec<usize> = ends.collect();
+        if samples > 0 {
+            return Ok(Self::Concatenated(ends));
+        }
+        let longest = shards
+            .files
+            .iter()
+            .max_by_key(|file| file.tokens)
+            .expect("there is a shard");
+        Err(DataError::TooShort {
+            file: longest.file.name.clone(),
+            tokens: longest.tokens,
+            seq,
+            needed: seq.saturating_add(1),
+        })
+    }
+
+    pub(crate) fn samples(&self) -> usize {
+        match self {
+            Self::Concatenated(ends) => ends[ends.len() - 1],
+            Self::Packed(rows) => rows.rows(),
+            Self::Documents(pieces) => pieces.len(),
+        }
+    }
+
+    /// Inputs of a sample that are not padding, in rows of `seq`.
+    pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
+        match self {
+            Self::Documents(pieces) => pieces[sample].inputs as usize,
+            _ => seq,
+        }
+    }
+
+    /// Appends a sample; what it leaves of its row is for [`MicroBatch::fill_rows`].
+    pub(crate) fn read(
+        &self,
+        shards: &Shards,
+        sample: usize,
+        vocab: usize,
+        into: &mut MicroBatch,
+    ) -> Result<(), DataError> {
+        match self {
+            Self::Concatenated(ends) => {
+                let shard = ends.partition_point(|&end| end <= sample);
+                let before = if shard == 0 { 0 } else { ends[shard - 1] };
+                let first = (sample - before) * into.seq;
+                shards.files[shard].read(first, into.seq, vocab, into)
+            }
+            Self::Packed(rows) => {
+                let mut pieces = rows.row(sample).iter();
+                pieces.try_for_each(|piece| piece.read(shards, vocab, into))
+            }
+            Self::Documents(pieces) => pieces[sample].read(shards, vocab, into),
+        }
+    }
+
+    /// The end of a line for people: how many rows of what.
+    pub(crate) fn describe(&self, seq: usize) -> String {
+        let samples = self.samples();
+        match self {
+            Self::Concatenated(_) => format!("{samples} samples of {seq}"),
+            Self::Packed(rows) => {
+                let filled = 100.0 * rows.filled(seq);
+                format!("documents in {samples} rows of {seq}, {filled:.1} % filled")
+            }
+            Self::Documents(_) => format!("{samples} documents of at most {seq}"),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Token files that are read as one: the shards of a folder, or a single file.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    DataError, Format, Options, Packing, ShardIndex, Split,
+    file::DataFile,
+    llmc,
+    tokens::{TokenFile, Width},
+};
+
+/// At least one file, all of one width, with an index each or none.
+#[derive(Debug)]
+pub(crate) struct Shards {
+    /// The path that the user gave, or what stands for it.
+    pub(crate) name: String,
+    pub(crate) format: Format,
+    pub(crate) files: Vec<TokenFile>,
+}
+
+impl Shards {
+    pub(crate) fn builtin() -> Self {
+        Self::one(Format::Text, TokenFile::text(DataFile::builtin()))
+    }
+
+    /// Opens a file, which is one shard; `format` is not `auto`.
+    pub(crate) fn open_file(path: &Path, format: Format) -> Result<Self, DataError> {
+        open_shard(path, format).map(|file| Self::one(format, file))
+    }
+
+    fn one(format: Format, file: TokenFile) -> Self {
+        Self {
+            name: file.file.name.clone(),
+            format,
+            files: vec![file],
+        }
+    }
+
+    /// Opens the shards of a folder, in the order of their names.
+    pub(crate) fn open_folder(folder: &Path, options: &Options) -> Result<Self, DataError> {
+        let name = folder.display().to_string();
+        let format = match options.format {
+            Format::Auto => Format::LlmC,
+            Format::LlmC | Format::U16 => options.format,
+            other => {
+                let format = other.name();
+                return Err(DataError::FolderFormat {
+                    folder: name,
+                    format,
+                });
+            }
+        };
+        let files: Vec<TokenFile> = shards_of(folder, options.split)?
+            .iter()
+            .map(|path| open_shard(path, format))
+            .collect::<Result<_, _>>()?;
+        let shards = Self {
+            name,
+            format,
+            files,
+        };
+        shards.check_alike()?;
+        Ok(shards)
+    }
+
+    /// All shards have one width, and an index each or none.
+    fn check_alike(&self) -> Result<(), DataError> {
+        let [first, others @ ..] = &self.files[..] else {
+            return Err(DataError::NoShards {
+                folder: self.name.clone(),
+            });
+        };
+        if let Some(other) = others.iter().find(|other| other.width != first.width) {
+            return Err(DataError::WidthsDiffer {
+                file: other.file.name.clone(),
+                width: other.width as usize,
+                first: first.file.name.clone(),
+                first_width: first.width as usize,
+            });
+        }
+        let bare = self.files.iter().find(|file| file.index.is_none());
+        let indexed = self.files.iter().find(|file| file.index.is_some());
+        match (bare, indexed) {
+            (Some(bare), Some(indexed)) => Err(DataError::IndexMissing {
+                file: bare.file.name.clone(),
+                with: indexed.file.name.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Frees what only cutting rows needs.
+    pub(crate) fn forget_documents(&mut self) {
+        for index in self.files.iter_mut().filter_map(|file| file.index.as_mut()) {
+            index.documents = Vec::new();
+        }
+    }
+
+    pub(crate) fn tokens(&self) -> usize {
+        self.files.iter().map(|file| file.tokens).sum()
+    }
+
+    /// Bytes of text that a token stands for on average, where it is known.
+    pub(crate) fn bytes_per_token(&self) -> Option<f64> {
+        if self.files[0].width == Width::U8 {
+            return Some(1.0);
+        }
+        let bytes = self
+            .files
+            .iter()
+            .map(|file| Some(file.index.as_ref()?.text_bytes));
+        let bytes: u64 = bytes.sum::<Option<_>>()?;
+        (bytes > 0).then(|| bytes as f64 / self.tokens() as f64)
+    }
+
+    /// Refuses to pack by documents where nothing says where they are.
+    pub(crate) fn check_documents(&self, packing: Packing) -> Result<(), DataError> {
+        if self.files[0].index.is_some() {
+            return Ok(());
+        }
+        let reason = match self.format {
+            Format::LlmC => "has no .idx to say where documents begin",
+            _ => "is of a format that does not say where documents begin",
+        };
+        Err(DataError::NoDocuments {
+            file: self.name.clone(),
+            packing: packing.name(),
+            reason,
+        })
+    }
+
+    /// One line's beginning for people: how much of what.
+    pub(crate) fn describe(&self) -> String {
+        let kind = match (self.format, self.files[0].width) {
+            (Format::LlmC, Width::U32) => "llm.c u32 tokens",
+            (Format::LlmC, _) => "llm.c u16 tokens",
+            (Format::U16, _) => "u16 tokens",
+            _ => "bytes of text",
+        };
+        let tokens = self.tokens();
+        match self.files.len() {
+            1 => format!("{}: {tokens} {kind}", self.name),
+            shards => format!("{}: {tokens} {kind} in {shards} shards", self.name),
+        }
+    }
+}
+
+/// Opens a token file, and its index if there is one; only llm.c's files have one of ours.
+fn open_shard(path: &Path, format: Format) -> Result<TokenFile, DataError> {
+    let file = DataFile::open(path)?;
+    match format {
+        Format::U16 => TokenFile::bare_u16(file),
+        Format::LlmC => {
+            let shard = llmc::open(file)?;
+            let index = ShardIndex::path(path);
+            if index.exists() {
+                shard.with_index(&index)
+            } else {
+                Ok(shard)
+            }
+        }
+        _ => Ok(TokenFile::text(file)),
+    }
+}
+
+/// The paths of the shards of a split, in the order of their names.
+fn shards_of(folder: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
+    let mut names = bin_files(folder).map_err(|reason| DataError::Unreadable {
+        file: folder.display().to_string(),
+        reason,
+    })?;
+    names.sort_unstable();
+    let (validation, train): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
+        let name = name.to_string_lossy();
+        name.starts_with("validation") || name.contains("_val_")
+    });
+    let chosen = match split {
+        Split::Validation if !validation.is_empty() => validation,
+        _ => train,
+    };
+    Ok(chosen.iter().map(|name| folder.join(name)).collect())
+}
+
+fn bin_files(folder: &Path) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        if Path::new(&name).extension().is_some_and(|end| end == "bin") {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,314 @@
+//! Documents in rows: first-fit, padded, and resumed anywhere.
+
+use std::collections::BTreeMap;
+
+use data::{Dataset, MASKED, MicroBatch, Options, Packing, Position, StepBatch, prefetch};
+use proptest::prelude::*;
+
+use crate::fixture::{Folder, assert_says, open, open_error, options};
+
+/// Documents of these lengths, one after the other, in shards of `shard` tokens; token i is i.
+fn documents(folder: &Folder, lengths: &[usize], shard: usize) -> Options {
+    let starts = lengths.iter().scan(0, |next, length| {
+        *next += length;
+        Some(*next - length)
+    });
+    let starts: Vec<usize> = starts.collect();
+    let tokens: usize = lengths.iter().sum();
+    for (number, begin) in (0..tokens).step_by(shard).enumerate() {
+        let end = tokens.min(begin + shard);
+        let here = starts
+            .iter()
+            .filter(|&&start| (begin..end).contains(&start));
+        let here: Vec<u64> = here.map(|start| (start - begin) as u64).collect();
+        let ids: Vec<u16> = (begin..end).map(|token| token as u16).collect();
+        folder.shard(&format!("train-{number:05}.bin"), &ids, &here, &[]);
+    }
+    Options {
+        vocab: 65_536,
+        ..options(folder.path())
+    }
+}
+
+/// All micro-batches of the first epoch; `options` has one row a micro-batch.
+fn epoch(options: &Options) -> Vec<MicroBatch> {
+    let mut batches = open(options);
+    let mut micro = Vec::new();
+    while batches.position().epoch == 0 {
+        micro.append(&mut batches.next_step().unwrap().micro);
+    }
+    micro
+}
+
+fn one_row(packing: Packing, seq: usize, options: Options) -> Options {
+    Options {
+        packing,
+        seq: Some(seq),
+        micro_batch: 1,
+        ..options
+    }
+}
+
+#[test]
+fn first_fit_places_pieces_side_by_side() {
+    let folder = Folder::new();
+    // Inputs of 4, 2, 6 (cut into 5 and 1) and 3.
+    let options = documents(&folder, &[5, 3, 7, 4], 100);
+    let rows = epoch(&one_row(Packing::FirstFit, 5, options));
+    let [first, second, third] = &rows[..] else {
+        panic!("{} rows", rows.len())
+    };
+    assert_eq!(first.input_ids, [0, 1, 2, 3, 13]);
+    assert_eq!(first.targets, [1, 2, 3, 4, 14]);
+    assert_eq!(first.documents.as_deref(), Some(&[0, 0, 0, 0, 4][..]));
+    assert_eq!(second.input_ids, [5, 6, 15, 16, 17]);
+    assert_eq!(second.targets, [6, 7, 16, 17, 18]);
+    assert_eq!(second.documents.as_deref(), Some(&[0, 0, 2, 2, 2][..]));
+    assert_eq!(third.input_ids, [8, 9, 10, 11, 12]);
+    assert_eq!(third.targets, [9, 10, 11, 12, 13]);
+}
+
+#[test]
+fn padding_has_no_targets_and_sees_itself_alone() {
+    let folder = Folder::new();
+    let options = documents(&folder, &[4, 4], 100);
+    let packed = Options {
+        micro_batch: 2,
+        ..one_row(Packing::FirstFit, 5, options.clone())
+    };
+    let micro = open(&packed).next_step().unwrap().micro.remove(0);
+    assert_eq!(micro.input_ids, [0, 1, 2, 0, 0, 4, 5, 6, 0, 0]);
+    assert_eq!(
+        micro.targets,
+        [1, 2, 3, MASKED, MASKED, 5, 6, 7, MASKED, MASKED]
+    );
+    assert_eq!(micro.documents, Some(vec![0, 0, 0, 3, 4, 0, 0, 0, 3, 4]));
+    assert_eq!(
+        epoch(&one_row(Packing::Concatenate, 5, options))[0].documents,
+        None
+    );
+}
+
+#[test]
+fn padded_rows_are_documents_cut_to_seq_and_end_at_a_multiple_of_64() {
+    let folder = Folder::new();
+    let options = documents(&folder, &[11, 101, 301, 1], 1000);
+    let rows = epoch(&one_row(Packing::Pad, 200, options));
+    let shapes: Vec<_> = rows
+        .iter()
+        .map(|row| (row.seq, row.target_count(), row.input_ids[0]))
+        .collect();
+    assert_eq!(shapes, [(64, 10, 0), (128, 100, 11), (200, 200, 112)]);
+    assert_eq!(rows[0].targets[9..11], [10, MASKED]);
+    assert!(
+        rows.iter()
+            .all(|row| row.documents.is_none() && row.input_ids.len() == row.seq)
+    );
+}
+
+#[test]
+fn rows_of_similar_length_share_a_micro_batch() {
+    let folder = Folder::new();
+    let lengths: Vec<usize> = (0..256).map(|i| 2 + i * 97 % 251).collect();
+    let tokens = |micro_batch, packing| {
+        let options = Options {
+            packing,
+            seq: Some(256),
+            micro_batch,
+            shuffle: true,
+            ..documents(&folder, &lengths, 65_000)
+        };
+        let micro = epoch(&options);
+        let first = micro[0].seq;
+        assert!(
+            micro.iter().any(|micro| micro.seq != first),
+            "lengths differ between micro-batches"
+        );
+        assert!(micro.iter().all(|micro| micro.rows == micro_batch));
+        micro
+            .iter()
+            .map(|micro| micro.rows * micro.seq)
+            .sum::<usize>()
+    };
+    // Rows alone are the least that rounding to 64 allows; without buckets nearly every micro-batch would be of 256.
+    let (alone, together) = (tokens(1, Packing::Pad), tokens(8, Packing::Pad));
+    assert!(
+        together < alone * 106 / 100,
+        "{together} tokens in micro-batches of 8, {alone} in rows alone"
+    );
+}
+
+#[test]
+fn padded_batch_files_lose_the_columns_that_nothing_asks_for() {
+    let folder = Folder::new();
+    let (ids, mut targets) = (vec![7; 4 * 100], vec![MASKED; 4 * 100]);
+    // Last targets in columns 3, 80, none and 63.
+    for (row, column) in [(0, 3), (1, 80), (3, 63)] {
+        targets[row * 100 + column] = 9;
+    }
+    let padded = one_row(
+        Packing::Pad,
+        100,
+        options(folder.batches(&ids, &targets, 100)),
+    );
+    let mut seqs: Vec<_> = {
+        let padded = Options {
+            accum: 4,
+            ..padded.clone()
+        };
+        let step = open(&padded).next_step().unwrap();
+        assert_eq!(step.target_count(), 3);
+        step.micro
+            .iter()
+            .map(|micro| (micro.seq, micro.targets.len()))
+            .collect()
+    };
+    seqs.sort_unstable();
+    assert_eq!(seqs, [(64, 64), (64, 64), (64, 64), (100, 100)]);
+    let packed = Options {
+        packing: Packing::FirstFit,
+        ..padded
+    };
+    assert_says(
+        &open_error(&packed),
+        &["\"first-fit\"", "is made of rows already", "concatenate"],
+    );
+}
+
+#[test]
+fn packing_needs_documents() {
+    let folder = Folder::new();
+    let text = options(folder.file("a.txt", &[b'x'; 1000]));
+    let bare = options(folder.file(
+        "a.bin",
+        &crate::fixture::llmc_bytes(20240520, 1, 2, &[1, 0, 2, 0]),
+    ));
+    for packing in [Packing::FirstFit, Packing::Pad] {
+        let error = |options: &Options| {
+            open_error(&Options {
+                packing,
+                ..options.clone()
+            })
+        };
+        assert_says(
+            &error(&text),
+            &[
+                "a.txt",
+                packing.name(),
+                "does not say where",
+                "trainer prepare",
+            ],
+        );
+        assert_says(&error(&bare), &["a.bin", "has no .idx"]);
+        let single = options(folder.shard("b.bin", &[1, 2], &[0, 1], &[]));
+        assert_says(&error(&single), &["has no document of two tokens"]);
+    }
+}
+
+/// The steps and the positions after each.
+fn steps(options: &Options, count: usize) -> Vec<(StepBatch, Position)> {
+    let mut batches = open(options);
+    (0..count)
+        .map(|_| (batches.next_step().unwrap(), batches.position()))
+        .collect()
+}
+
+#[test]
+fn every_packing_resumes_after_every_step_whatever_is_read_ahead() {
+    let folder = Folder::new();
+    let lengths: Vec<usize> = (0..150).map(|i| 2 + i * 31 % 120).collect();
+    let all = documents(&folder, &lengths, 700);
+    for (packing, shuffle) in [Packing::Concatenate, Packing::FirstFit, Packing::Pad]
+        .map(|packing| [(packing, false), (packing, true)])
+        .concat()
+    {
+        let options = Options {
+            packing,
+            shuffle,
+            seq: Some(100),
+            micro_batch: 3,
+            accum: 2,
+            ..all.clone()
+        };
+        let whole = steps(&options, 40);
+        assert!(
+            whole[29].1.epoch >= 1,
+            "{packing} goes on into another epoch"
+        );
+        for (done, (_, position)) in whole[..30].iter().enumerate() {
+            let mut resumed = open(&options);
+            resumed.seek(*position).unwrap();
+            let mut resumed = prefetch(resumed, done % 4);
+            for (step, after) in &whole[done + 1..done + 4] {
+                assert_eq!(
+                    &resumed.next_step().unwrap(),
+                    step,
+                    "{packing} {shuffle} after {done} steps"
+                );
+                assert_eq!(&resumed.position(), after);
+            }
+        }
+    }
+}
+
+#[test]
+fn first_fit_wastes_little() {
+    let folder = Folder::new();
+    let lengths: Vec<usize> = (0..600_usize)
+        .map(|i| 2 + i.wrapping_mul(2_654_435_761) % 1000 % 199)
+        .collect();
+    let options = one_row(Packing::FirstFit, 256, documents(&folder, &lengths, 60_000));
+    let dataset = Dataset::open(&options).unwrap();
+    let inputs: usize = lengths.iter().map(|length| length - 1).sum();
+    let most = inputs * 100 / 95 / 256;
+    assert!(dataset.samples() <= most, "{} rows", dataset.samples());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Each token but a document's first is a target once an epoch, after the token before it, and nothing else is.
+    #[test]
+    fn packed_targets_are_those_of_the_documents_alone(
+        lengths in prop::collection::vec(1_usize..30, 1..120),
+        seq in 1_usize..20,
+        shard in 20_usize..400,
+        shuffle in any::<bool>(),
+        pad in any::<bool>(),
+    ) {
+        let folder = Folder::new();
+        let packing = if pad { Packing::Pad } else { Packing::FirstFit };
+        let options = Options { shuffle, ..one_row(packing, seq, documents(&folder, &lengths, shard)) };
+        let mut wanted = BTreeMap::new();
+        let mut token = 0;
+        for &length in &lengths {
+            let mut place = 0; // within the part of the document that a shard holds
+            for _ in 0..length {
+                place = if token % shard == 0 { 0 } else { place };
+                if place > 0 && (!pad || place <= seq) {
+                    wanted.insert(token as i32, 1);
+                }
+                place += 1;
+                token += 1;
+            }
+        }
+        prop_assume!(!wanted.is_empty());
+        let mut found = BTreeMap::new();
+        for row in epoch(&options) {
+            prop_assert!(row.seq <= seq);
+            prop_assert_eq!([row.input_ids.len(), row.targets.len()], [row.seq; 2]);
+            for (place, (&input, &target)) in row.input_ids.iter().zip(&row.targets).enumerate() {
+                let begin = row.documents.as_ref().map_or(0, |documents| documents[place] as usize);
+                if target == MASKED {
+                    prop_assert!(pad || begin == place);
+                    continue;
+                }
+                prop_assert_eq!(input + 1, target);
+                // Everything from the document's beginning on is one run of tokens.
+                prop_assert_eq!(row.input_ids[begin] + (place - begin) as i32, input);
+                *found.entry(target).or_insert(0) += 1;
+            }
+        }
+        prop_assert_eq!(found, wanted);
+    }
+}
