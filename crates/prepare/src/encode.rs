@@ -1,0 +1,77 @@
+//! Documents to tokens.
+
+use crate::PrepareError;
+use crate::items::{Content, Document, Item};
+use crate::json_lines;
+use std::ops::Range;
+use tokenization::{ChatError, ChatTemplate, Tokenizer, TokenizerError};
+
+/// A document, or a piece of it, in tokens.
+#[derive(Debug, Default)]
+pub(crate) struct Encoded {
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens that are never targets: in order, and apart.
+    pub(crate) masked: Vec<Range<u64>>,
+    pub(crate) text_bytes: u64,
+    pub(crate) starts: bool,
+}
+
+/// What documents are encoded with.
+pub(crate) struct Encoder {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Option<ChatTemplate>,
+}
+
+impl Encoder {
+    /// The tokens of an item; none of an empty document. A text ends with the end-of-text token, a conversation as its
+    /// template ends it.
+    pub(crate) fn encode(&self, item: Item) -> Result<Option<Encoded>, PrepareError> {
+        let (starts, ends) = (item.starts, item.ends);
+        let (place, document) = match item.content {
+            Content::Text(text) => (None, Document::Text(text)),
+            Content::Line { number, json } => (Some(("line", number)), json_lines::parse(&json)),
+            Content::Row { number, document } => (Some(("row", number)), document),
+        };
+        let encoded = match document {
+            Document::Text(text) if text.is_empty() && starts && ends => return Ok(None),
+            Document::Text(text) => self.text(&text, ends).map_err(|error| error.to_string()),
+            Document::Messages(messages) => {
+                self.messages(&messages).map_err(|error| error.to_string())
+            }
+            Document::Neither(reason) => Err(reason),
+        };
+        let encoded = encoded.map_err(|reason| PrepareError::BadDocument {
+            file: item.file.to_string(),
+            place: place.map_or("its text".into(), |(what, number)| {
+                format!("{what} {number}")
+            }),
+            reason,
+        })?;
+        Ok(Some(Encoded { starts, ..encoded }))
+    }
+
+    fn text(&self, text: &str, ends: bool) -> Result<Encoded, TokenizerError> {
+        let mut tokens = self.tokenizer.encode(text)?;
+        tokens.extend(self.tokenizer.end_of_text().filter(|_| ends));
+        Ok(Encoded {
+            tokens,
+            text_bytes: text.len() as u64,
+            ..Encoded::default()
+        })
+    }
+
+    fn messages(&self, messages: &serde_json::Value) -> Result<Encoded, ChatError> {
+        let template = self.template.as_ref().ok_or(ChatError::NoTemplate)?;
+        let messages = messages.as_array().map_or(&[][..], Vec::as_slice);
+        let conversation = template.encode(&self.tokenizer, messages)?;
+        let masked = conversation.masked.iter();
+        Ok(Encoded {
+            masked: masked
+                .map(|range| range.start as u64..range.end as u64)
+                .collect(),
+            text_bytes: conversation.text_bytes as u64,
+            tokens: conversation.tokens,
+            starts: true,
+        })
+    }
+}

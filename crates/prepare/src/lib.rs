@@ -1,0 +1,24 @@
+//! Text, conversations and parquet to shards of tokens: the folder that `--data` reads.
+//!
+//! Documents are read in the order of the inputs, encoded on several threads, and written in that order again: the same
+//! inputs give the same files, whatever the number of threads. Memory holds two batches of documents, not the inputs. The
+//! folder gets its name when everything is in it.
+//!
+//! Where to read on: [`prepare`], [`Options`], and [`PrepareError`] for all that can be wrong with an input.
+
+mod encode;
+mod error;
+mod held;
+mod inputs;
+mod items;
+mod json_lines;
+mod parquet_rows;
+mod pipeline;
+mod shards;
+mod split;
+mod summary;
+mod text_pieces;
+
+pub use error::PrepareError;
+pub use pipeline::{Options, Progress, prepare};
+pub use summary::{SplitSummary, Summary};

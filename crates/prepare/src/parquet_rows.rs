@@ -1,0 +1,113 @@
+//! Parquet: a document a row, in the column `text` or `messages`.
+
+use crate::PrepareError;
+use crate::items::{Content, Document, Item};
+use parquet::errors::ParquetError;
+use parquet::file::reader::FileReader;
+use parquet::file::serialized_reader::SerializedFileReader;
+use parquet::record::reader::RowIter;
+use parquet::record::{Field, Row};
+use parquet::schema::types::Type;
+use serde_json::Value;
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+pub(crate) struct ParquetRows {
+    file: Arc<str>,
+    rows: RowIter<'static>,
+    /// Rows read.
+    number: u64,
+}
+
+impl ParquetRows {
+    pub(crate) fn open(path: &Path, file: Arc<str>) -> Result<ParquetRows, PrepareError> {
+        let opened = File::open(path).map_err(PrepareError::unreadable(&file))?;
+        let bad = |reason: String| PrepareError::BadParquet {
+            file: file.to_string(),
+            reason,
+        };
+        let rows = shielded(|| {
+            let reader = SerializedFileReader::new(opened)?;
+            let schema = reader.metadata().file_metadata().schema();
+            let fields = schema.get_fields();
+            let named = |name| fields.iter().find(|field| field.name() == name);
+            let column = named("messages").or_else(|| named("text")).ok_or_else(|| {
+                let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
+                let names = names.join(", ");
+                ParquetError::General(format!(
+                    "it has no column `text` or `messages`; it has {names}"
+                ))
+            })?;
+            let alone = Type::group_type_builder(schema.name()).with_fields(vec![column.clone()]);
+            let alone = alone.build()?;
+            RowIter::from_file_into(Box::new(reader)).project(Some(alone))
+        });
+        let rows = rows.map_err(bad)?;
+        Ok(ParquetRows {
+            file,
+            rows,
+            number: 0,
+        })
+    }
+
+    pub(crate) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
+        let row = shielded(|| self.rows.next().transpose());
+        let row = row.map_err(|reason| PrepareError::BadParquet {
+            file: self.file.to_string(),
+            reason: format!("{reason} (after row {})", self.number),
+        })?;
+        self.number += 1;
+        let number = self.number;
+        Ok(row.map(|row| {
+            let document = document(row);
+            Item::whole(&self.file, Content::Row { number, document })
+        }))
+    }
+}
+
+fn document(row: Row) -> Document {
+    match row.into_columns().pop() {
+        Some((_, Field::Str(text))) => Document::Text(text),
+        Some((_, list @ Field::ListInternal(_))) => {
+            json(&list).map_or_else(Document::Neither, Document::Messages)
+        }
+        Some((name, Field::Null)) => Document::Neither(format!("its `{name}` is null")),
+        Some((name, _)) => Document::Neither(format!(
+            "its `{name}` is neither text nor a list of messages"
+        )),
+        None => Document::Neither("it is empty".into()),
+    }
+}
+
+/// A message's fields as JSON has them; those that are null, as every field is that another row has, are left out.
+fn json(field: &Field) -> Result<Value, String> {
+    Ok(match field {
+        Field::Null => Value::Null,
+        Field::Bool(value) => (*value).into(),
+        Field::Int(value) => (*value).into(),
+        Field::Long(value) => (*value).into(),
+        Field::Double(value) => (*value).into(),
+        Field::Str(text) => text.as_str().into(),
+        Field::ListInternal(list) => list.elements().iter().map(json).collect::<Result<_, _>>()?,
+        Field::Group(fields) => {
+            let fields = fields
+                .get_column_iter()
+                .filter(|(_, field)| **field != Field::Null);
+            let fields = fields.map(|(name, field)| Ok((name.clone(), json(field)?)));
+            Value::Object(fields.collect::<Result<_, String>>()?)
+        }
+        _ => return Err("its messages hold more than texts, numbers and lists".into()),
+    })
+}
+
+/// Calls the library, which takes parts of a malformed file for granted, and panics.
+fn shielded<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
+    let result = catch_unwind(AssertUnwindSafe(read));
+    let result = result.unwrap_or_else(|_| Err(ParquetError::General("it is malformed".into())));
+    result.map_err(|error| match error {
+        ParquetError::General(reason) => reason,
+        other => other.to_string(),
+    })
+}

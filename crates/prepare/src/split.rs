@@ -1,0 +1,102 @@
+//! Which documents are for validation.
+//!
+//! A document is, where a hash of its number is below the fraction; the first never is. If that takes none, the last
+//! document is, or, of a single one, the last part. So each document but the first waits for the next until there is one.
+
+use crate::PrepareError;
+use crate::encode::Encoded;
+use crate::held::Held;
+use crate::shards::{Shards, Width};
+use std::path::{Path, PathBuf};
+
+pub(crate) struct Splits {
+    folder: PathBuf,
+    fraction: f64,
+    pub(crate) train: Shards,
+    pub(crate) validation: Shards,
+    /// Documents begun.
+    pub(crate) documents: u64,
+    /// Whether the current document is for validation.
+    validates: bool,
+    /// The current document, while there is none for validation.
+    held: Option<Held>,
+}
+
+impl Splits {
+    pub(crate) fn new(folder: &Path, fraction: f64, width: Width, shard_tokens: u64) -> Splits {
+        Splits {
+            folder: folder.into(),
+            fraction,
+            train: Shards::new(folder, "train", width, shard_tokens),
+            validation: Shards::new(folder, "validation", width, shard_tokens),
+            documents: 0,
+            validates: false,
+            held: None,
+        }
+    }
+
+    /// Takes the next piece of the current document, or the first of the next.
+    pub(crate) fn push(&mut self, encoded: &Encoded) -> Result<(), PrepareError> {
+        if encoded.starts {
+            self.release()?;
+            self.validates = self.documents > 0 && share(self.documents) < self.fraction;
+            self.documents += 1;
+            let hold = self.fraction > 0.0 && !self.validates && self.validation.is_empty();
+            self.held = hold.then(|| Held::new(&self.folder));
+        }
+        match &mut self.held {
+            Some(held) => held.push(encoded),
+            None if self.validates => self.validation.push(encoded),
+            None => self.train.push(encoded),
+        }
+    }
+
+    /// Ends both.
+    pub(crate) fn finish(&mut self) -> Result<(), PrepareError> {
+        if let Some(mut held) = self.held.take() {
+            let tokens = held.tokens;
+            let cut = match self.documents {
+                // At least a token on either side.
+                1 if tokens > 1 => {
+                    let last = (tokens as f64 * self.fraction).round() as u64;
+                    tokens - last.clamp(1, tokens - 1)
+                }
+                1 => tokens,
+                _ => 0,
+            };
+            held.write(0..cut, &mut self.train)?;
+            held.write(cut..tokens, &mut self.validation)?;
+        }
+        self.train.close()?;
+        self.validation.close()
+    }
+
+    /// The document that waited is followed by another.
+    fn release(&mut self) -> Result<(), PrepareError> {
+        self.held.take().map_or(Ok(()), |mut held| {
+            held.write(0..held.tokens, &mut self.train)
+        })
+    }
+}
+
+/// A number in [0, 1) that only depends on the document's: SplitMix64, of which the upper 53 bits.
+fn share(document: u64) -> f64 {
+    let mut z = document.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn shares_are_spread() {
+        for fraction in [0.01, 0.1, 0.5] {
+            let taken = (0..100_000)
+                .filter(|document| super::share(*document) < fraction)
+                .count();
+            let error = (taken as f64 / 100_000.0 - fraction).abs();
+            assert!(error < 0.005, "{taken} for {fraction}");
+        }
+    }
+}

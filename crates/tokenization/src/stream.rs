@@ -1,0 +1,77 @@
+//! Tokens to text, one token at a time.
+
+use crate::Tokenizer;
+
+/// More tokens than any character is made of; bytes that never become text are shown by then.
+const LONGEST_CHARACTER: usize = 16;
+
+/// Decodes tokens as they come, and holds back what is not a whole character yet.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Tokens whose text is out, as context (some decoders drop the space before a first word), then those held back.
+    tokens: Vec<u32>,
+    /// How many of them are context.
+    shown: usize,
+}
+
+impl<'a> TextStream<'a> {
+    pub(crate) fn new(tokenizer: &'a Tokenizer) -> TextStream<'a> {
+        TextStream {
+            tokenizer,
+            tokens: Vec::new(),
+            shown: 0,
+        }
+    }
+
+    /// The text that `token` completes; empty within a character and for special tokens.
+    pub fn push(&mut self, token: u32) -> String {
+        self.tokens.push(token);
+        let whole = self.tokenizer.decode(&self.tokens);
+        let held = self.tokens.len() - self.shown;
+        if whole.ends_with(char::REPLACEMENT_CHARACTER) && held < LONGEST_CHARACTER {
+            return String::new();
+        }
+        self.show(&whole)
+    }
+
+    /// What is still held back, with U+FFFD for the bytes that are no character.
+    pub fn finish(mut self) -> String {
+        let whole = self.tokenizer.decode(&self.tokens);
+        self.show(&whole)
+    }
+
+    fn show(&mut self, whole: &str) -> String {
+        let before = self.tokenizer.decode(&self.tokens[..self.shown]);
+        let Some(new) = whole.get(before.len()..).filter(|new| !new.is_empty()) else {
+            return String::new();
+        };
+        self.tokens.drain(..self.shown);
+        self.shown = self.tokens.len();
+        new.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Tokenizer;
+
+    #[test]
+    fn characters_come_whole_and_broken_ones_in_the_end() {
+        let bytes = Tokenizer::bytes();
+        let mut stream = bytes.stream();
+        let text: Vec<String> = "aé🦀".bytes().map(|b| stream.push(b.into())).collect();
+        assert_eq!(text, ["a", "", "é", "", "", "", "🦀"]);
+        assert_eq!(stream.push(0xf0), "");
+        assert_eq!(stream.finish(), "\u{fffd}");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_do_not_hold_the_rest_back() {
+        let bytes = Tokenizer::bytes();
+        let mut stream = bytes.stream();
+        let text: String = (0..40).map(|_| stream.push(0xff)).collect();
+        assert_eq!(text.chars().count(), 32);
+        assert_eq!(stream.push(u32::from(b'a')), "\u{fffd}".repeat(8) + "a");
+    }
+}

@@ -1,0 +1,133 @@
+//! A model's chat template, rendered as transformers renders it.
+
+use crate::error::TokenizerError;
+use crate::python_json::tojson;
+use crate::special_tokens::SpecialTokens;
+use crate::{assistant, tokenizer::Configuration};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, Error, ErrorKind, Value, context};
+use std::path::Path;
+
+/// The template of `chat_template.jinja`, or else of `tokenizer_config.json`.
+///
+/// It is rendered in transformers' environment, without tools: blocks trimmed, `raise_exception`, `tojson`, the special
+/// tokens, Python's methods of text and lists, and `strftime_now`, whose time is that of the variable
+/// `SOURCE_DATE_EPOCH` where it is set, so that a template that writes the date gives the same text on another day.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special: SpecialTokens,
+    /// Whether the template itself says which text is the assistant's.
+    pub(crate) has_blocks: bool,
+}
+
+impl ChatTemplate {
+    /// The template in a tokenizer's folder; none where there is none.
+    ///
+    /// # Errors
+    /// Files that cannot be read, or are no template.
+    pub fn open(folder: &Path) -> Result<Option<ChatTemplate>, TokenizerError> {
+        let configuration = Configuration::read(folder)?;
+        let file = folder.join("chat_template.jinja");
+        let (path, source) = if file.is_file() {
+            let unreadable = |path, reason| TokenizerError::Unreadable { path, reason };
+            let source = std::fs::read_to_string(&file);
+            let source = source.map_err(|error| unreadable(file.clone(), error))?;
+            (file, source)
+        } else {
+            let path = folder.join("tokenizer_config.json");
+            match &configuration.chat_template {
+                serde_json::Value::Null => return Ok(None),
+                serde_json::Value::String(source) => (path, source.clone()),
+                templates => {
+                    let source = default_template(templates).ok_or_else(|| malformed(&path))?;
+                    (path, source)
+                }
+            }
+        };
+        let template = ChatTemplate::new(&source, configuration.special);
+        template
+            .map(Some)
+            .map_err(|error| TokenizerError::Malformed {
+                path,
+                reason: format!("its chat template is wrong: {error}"),
+            })
+    }
+
+    pub(crate) fn new(source: &str, special: SpecialTokens) -> Result<ChatTemplate, Error> {
+        let mut environment = Environment::new();
+        let mut syntax = SyntaxConfig::builder();
+        environment.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build()?);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", tojson);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        let marked = assistant::without_blocks(source);
+        let has_blocks = marked.is_some();
+        environment.add_template_owned("chat", marked.unwrap_or_else(|| source.into()))?;
+        Ok(ChatTemplate {
+            environment,
+            special,
+            has_blocks,
+        })
+    }
+
+    /// The text of a conversation; with `add_generation_prompt` ready for the assistant's answer.
+    ///
+    /// # Errors
+    /// What the template refuses.
+    pub fn render(
+        &self,
+        messages: &[serde_json::Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, Error> {
+        let marked = self.render_marked(messages, add_generation_prompt)?;
+        Ok(assistant::take_marks(&marked).0)
+    }
+
+    /// The same, with marks around the assistant's turns where the template has blocks.
+    pub(crate) fn render_marked(
+        &self,
+        messages: &[serde_json::Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, Error> {
+        let special = Value::from(Serde(&self.special.0));
+        let none = Value::from(());
+        let own = context! {
+            messages => Value::from(Serde(messages)),
+            tools => none.clone(),
+            documents => none,
+            add_generation_prompt,
+            ..special
+        };
+        self.environment.get_template("chat")?.render(own)
+    }
+}
+
+/// Of several templates the one named `default`.
+fn default_template(templates: &serde_json::Value) -> Option<String> {
+    let mut templates = templates.as_array()?.iter();
+    let default = templates.find(|template| template["name"] == "default")?;
+    default["template"].as_str().map(String::from)
+}
+
+fn malformed(path: &Path) -> TokenizerError {
+    TokenizerError::Malformed {
+        path: path.into(),
+        reason: "`chat_template` is neither a text nor a list with one named `default`".into(),
+    }
+}
+
+fn raise_exception(message: &str) -> Result<String, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let fixed = std::env::var("SOURCE_DATE_EPOCH").ok();
+    let fixed = fixed.and_then(|seconds| jiff::Timestamp::from_second(seconds.parse().ok()?).ok());
+    let now = fixed.unwrap_or_else(jiff::Timestamp::now);
+    jiff::fmt::strtime::format(format, now)
+        .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
+}
