@@ -1,6 +1,6 @@
 // What every kernel source starts from: element types, conversion, shared memory, and the list of kernels.
 //
-// The same sources are compiled by nvcc for the device and by a host compiler for the emulation, which is included
+// The same sources are compiled by NVRTC for the device and by a host compiler for the emulation, which is included
 // before them and defines EMULATION.
 #pragma once
 

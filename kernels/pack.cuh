@@ -82,9 +82,9 @@ __device__ Elements<T> load_elements(const T *x, size_t first, size_t n, T missi
 }
 
 // Writes elements `first` to `first + PACK` of `n`; those beyond the end are left out.
-template <bool WIDE = false, typename T>
+template <typename T>
 __device__ void store_elements(T *x, size_t first, size_t n, const Elements<T> &elements) {
-    if (WIDE || is_wide(x, first, n)) {
+    if (is_wide(x, first, n)) {
         require_alignment(x + first, alignof(Elements<T>));
         copy_wide(x + first, elements.at);
     } else {
@@ -110,21 +110,21 @@ __device__ Pack load(const T *x, size_t first, size_t n, float missing = 0.0f) {
 }
 
 // Elements rounded from a pack.
-template <bool WIDE = false, typename T>
+template <typename T>
 __device__ void store(T *x, size_t first, size_t n, const Pack &pack) {
     Elements<T> elements;
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
         elements.at[i] = narrow<T>(pack.at[i]);
     }
-    store_elements<WIDE>(x, first, n, elements);
+    store_elements(x, first, n, elements);
 }
 
 // Stores a pack, or adds it to what is there: rounded once either way.
-template <bool WIDE = false, typename T>
+template <typename T>
 __device__ void store_or_add(T *x, size_t first, size_t n, Pack pack, int accumulate) {
     if (accumulate) {
-        add(pack, load<WIDE>(x, first, n));
+        add(pack, load(x, first, n));
     }
-    store<WIDE>(x, first, n, pack);
+    store(x, first, n, pack);
 }

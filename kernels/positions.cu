@@ -1,9 +1,10 @@
 // Learned positions.
-#include "pack.cuh"
+#include "positions.cuh"
 
 // A block works on one token's row.
-template <typename T> __device__ void add_positions(T *x, const T *table, size_t seq, size_t width) {
-    const size_t row = blockIdx.x, position = row % seq;
+template <typename T>
+__device__ void add_positions(T *x, const T *table, const int *positions, size_t seq, size_t width) {
+    const size_t row = blockIdx.x, position = position_of(row, positions, seq);
     for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
         store_or_add(x + row * width, first, width, load(table + position * width, first, width), true);
     }
@@ -36,8 +37,9 @@ __device__ void add_positions_backward(G *dtable, const T *dx, size_t sequences,
 }
 
 #define FORWARD(T, name)                                                                                       \
-    extern "C" __global__ void add_positions_##name(T *x, const T *table, size_t seq, size_t width) {          \
-        add_positions(x, table, seq, width);                                                                   \
+    extern "C" __global__ void add_positions_##name(T *x, const T *table, const int *positions, size_t seq,    \
+                                                    size_t width) {                                            \
+        add_positions(x, table, positions, seq, width);                                                        \
     }                                                                                                          \
     EXPORT(add_positions_##name)
 

@@ -1,12 +1,13 @@
 // Rotary position embedding (Su et al. 2021), pairing the halves of a head as Hugging Face does.
-#include "pack.cuh"
+#include "positions.cuh"
 
-// A block turns one token's row of `heads` heads, a pack of pairs a thread. Cosines of all positions come before the
-// sines; `sign` is -1 for the inverse.
+// A block turns one token's row of `heads` heads, a pack of pairs a thread. Cosines of all `table_rows` positions come
+// before the sines; `sign` is -1 for the inverse.
 template <typename T>
-__device__ void rotary(T *x, const float *table, size_t seq, int heads, int half, float sign) {
-    const size_t row = blockIdx.x, position = row % seq;
-    const float *cosines = table + position * half, *sines = cosines + seq * half;
+__device__ void rotary(T *x, const float *table, size_t table_rows, const int *positions, size_t seq, int heads,
+                       int half, float sign) {
+    const size_t row = blockIdx.x;
+    const float *cosines = table + position_of(row, positions, seq) * half, *sines = cosines + table_rows * half;
     const int packs = (half + PACK - 1) / PACK;
     for (int pack = threadIdx.x; pack < heads * packs; pack += blockDim.x) {
         const int head = pack / packs, first = pack % packs * PACK;
@@ -25,9 +26,10 @@ __device__ void rotary(T *x, const float *table, size_t seq, int heads, int half
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void rotary_##name(T *x, const float *table, size_t seq, int heads, int half,        \
+    extern "C" __global__ void rotary_##name(T *x, const float *table, size_t table_rows,                      \
+                                             const int *positions, size_t seq, int heads, int half,            \
                                              float sign) {                                                     \
-        rotary(x, table, seq, heads, half, sign);                                                              \
+        rotary(x, table, table_rows, positions, seq, heads, half, sign);                                       \
     }                                                                                                          \
     EXPORT(rotary_##name)
 

@@ -5,6 +5,7 @@
 
 mod adamw;
 mod attention;
+mod cache;
 mod cross_entropy;
 mod dispatch;
 mod dropout;
@@ -101,6 +102,8 @@ impl Backend for Cpu {
             Operation::FlashAttentionBackward(operation) => {
                 flash::flash_attention_backward(operation)
             }
+            Operation::StoreInCache(operation) => cache::store_in_cache(operation),
+            Operation::CachedAttention(operation) => cache::cached_attention(operation),
             Operation::Swiglu(operation) => swiglu::swiglu(operation),
             Operation::SwigluBackward(operation) => swiglu::swiglu_backward(operation),
             Operation::Gelu(operation) => gelu::gelu(operation),

@@ -1,26 +1,42 @@
 //! Learned positions.
 
 use super::dispatch::{by_dtype, by_dtypes};
+use super::embedding::embedding_backward;
 use super::overwrites;
 use super::simd::{CHUNK, Real, vectorized};
-use crate::operation::{AddPositions, AddPositionsBackward};
+use crate::operation::{AddPositions, AddPositionsBackward, EmbeddingBackward, Positions};
 use memory::Out;
 use rayon::prelude::*;
 
 /// Columns of a position's gradient that are summed at a time.
 const COLUMNS: usize = 1024;
 
-pub(super) fn add_positions(AddPositions { x, table, seq }: AddPositions) {
-    by_dtype!(x.dtype(), add_positions_of(x, table.slice(), seq));
+/// The position of a token.
+pub(super) fn position(positions: Positions, token: usize) -> usize {
+    match positions {
+        Positions::Sequences(seq) => token % seq,
+        Positions::Given(positions) => positions.slice::<i32>()[token] as usize,
+    }
 }
 
-fn add_positions_of<T: Real>(x: Out, table: &[T], seq: usize) {
+pub(super) fn add_positions(operation: AddPositions) {
+    by_dtype!(operation.x.dtype(), add_positions_of(operation));
+}
+
+fn add_positions_of<T: Real>(
+    AddPositions {
+        x,
+        table,
+        positions,
+    }: AddPositions,
+) {
+    let table = table.slice::<T>();
     let width = x.dims()[1];
     let rows = (CHUNK / width).max(1);
     let pieces = x.slice_mut::<T>().par_chunks_mut(rows * width).enumerate();
     pieces.for_each(|(piece, x)| {
         for (row, x) in (piece * rows..).zip(x.chunks_exact_mut(width)) {
-            add_row(x, &table[row % seq * width..][..width]);
+            add_row(x, &table[position(positions, row) * width..][..width]);
         }
     });
 }
@@ -29,9 +45,21 @@ pub(super) fn add_positions_backward(operation: AddPositionsBackward) {
     let AddPositionsBackward {
         dtable,
         dx,
-        seq,
+        positions,
         init,
     } = operation;
+    let seq = match positions {
+        Positions::Sequences(seq) => seq,
+        // Positions that are given are the ids of rows, like tokens.
+        Positions::Given(ids) => {
+            return embedding_backward(EmbeddingBackward {
+                dtable,
+                dout: dx,
+                ids,
+                init,
+            });
+        }
+    };
     by_dtypes!(
         dtable.dtype(),
         dx.dtype(),

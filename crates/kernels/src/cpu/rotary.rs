@@ -1,28 +1,31 @@
 //! Rotary position embedding (Su et al. 2021), pairing the halves of a head as Hugging Face does.
 
 use super::dispatch::by_dtype;
+use super::positions::position;
 use super::simd::{CHUNK, Real, vectorized};
 use crate::operation::Rotary;
 use rayon::prelude::*;
 
-pub(super) fn rotary(Rotary { x, table, inverse }: Rotary) {
-    let (width, half) = (x.dims()[1], table.dims()[2]);
-    by_dtype!(
-        x.dtype(),
-        rotary_of(x.slice_mut(), table.slice(), width, half, inverse)
-    );
+pub(super) fn rotary(operation: Rotary) {
+    by_dtype!(operation.x.dtype(), rotary_of(operation));
 }
 
-/// `x` holds whole sequences of rows of `width`; `table` cosines, then sines, `half` for each position.
-fn rotary_of<T: Real>(x: &mut [T], table: &[f32], width: usize, half: usize, inverse: bool) {
+fn rotary_of<T: Real>(operation: Rotary) {
+    let Rotary {
+        x,
+        table,
+        positions,
+        inverse,
+    } = operation;
+    let (width, half) = (x.dims()[1], table.dims()[2]);
+    let (x, table) = (x.slice_mut::<T>(), table.slice());
     let (cosines, sines) = table.split_at(table.len() / 2);
-    let seq = cosines.len() / half;
     let rows = (CHUNK / width).max(1);
     x.par_chunks_mut(rows * width)
         .enumerate()
         .for_each(|(chunk, x)| {
             for (row, x) in x.chunks_exact_mut(width).enumerate() {
-                let position = (chunk * rows + row) % seq * half;
+                let position = position(positions, chunk * rows + row) * half;
                 rotate(
                     x,
                     &cosines[position..position + half],

@@ -6,6 +6,7 @@
 
 mod adamw;
 mod attention;
+mod cache;
 mod columns;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
@@ -201,6 +202,8 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::FlashAttentionBackward(operation) => {
                 flash::flash_attention_backward(self, operation)
             }
+            Operation::StoreInCache(operation) => cache::store_in_cache(self, operation),
+            Operation::CachedAttention(operation) => cache::cached_attention(self, operation),
             Operation::Swiglu(operation) => swiglu::swiglu(self, operation),
             Operation::SwigluBackward(operation) => swiglu::swiglu_backward(self, operation),
             Operation::Gelu(operation) => gelu::gelu(self, operation),

@@ -1,18 +1,32 @@
 //! Learned positions.
 
+use super::embedding::embedding_backward;
 use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
+use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
 use crate::KernelError;
-use crate::operation::{AddPositions, AddPositionsBackward};
+use crate::operation::{AddPositions, AddPositionsBackward, EmbeddingBackward, Positions};
 use memory::DType;
+
+/// What is given, or a null pointer and the length of sequences.
+pub(super) fn position_arguments(positions: Positions) -> [Argument; 2] {
+    match positions {
+        Positions::Sequences(seq) => [Argument::NULL, seq.into()],
+        Positions::Given(positions) => [(&positions).into(), 1.into()],
+    }
+}
 
 pub(super) fn add_positions<D: Driver>(
     cuda: &Cuda<D>,
-    AddPositions { x, table, seq }: AddPositions,
+    AddPositions {
+        x,
+        table,
+        positions,
+    }: AddPositions,
 ) -> Result<(), KernelError> {
     let kernel = kernel!("positions", "add_positions", x.dtype());
     let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let arguments = [(&x).into(), (&table).into(), seq.into(), width.into()];
+    let [positions, seq] = position_arguments(positions);
+    let arguments = [(&x).into(), (&table).into(), positions, seq, width.into()];
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)
 }
 
@@ -23,9 +37,24 @@ pub(super) fn add_positions_backward<D: Driver>(
     let AddPositionsBackward {
         dtable,
         dx,
-        seq,
+        positions,
         init,
     } = operation;
+    let seq = match positions {
+        Positions::Sequences(seq) => seq,
+        Positions::Given(ids) => {
+            let dout = dx;
+            return embedding_backward(
+                cuda,
+                EmbeddingBackward {
+                    dtable,
+                    dout,
+                    ids,
+                    init,
+                },
+            );
+        }
+    };
     let kernel = kernel!(
         "positions",
         "add_positions_backward",

@@ -1,23 +1,30 @@
 //! Rotary position embedding (Su et al. 2021).
 
 use super::extent::Extent;
+use super::positions::position_arguments;
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::Rotary;
 use memory::DType;
 
-pub(super) fn rotary<D: Driver>(
-    cuda: &Cuda<D>,
-    Rotary { x, table, inverse }: Rotary,
-) -> Result<(), KernelError> {
+pub(super) fn rotary<D: Driver>(cuda: &Cuda<D>, operation: Rotary) -> Result<(), KernelError> {
+    let Rotary {
+        x,
+        table,
+        positions,
+        inverse,
+    } = operation;
     let kernel = kernel!("rotary", "rotary", x.dtype());
     let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let (seq, half) = (table.dims()[1], table.dims()[2]);
+    let (table_rows, half) = (table.dims()[1], table.dims()[2]);
+    let [positions, seq] = position_arguments(positions);
     let sign = if inverse { -1.0 } else { 1.0 };
     let arguments = [
         (&x).into(),
         (&table).into(),
-        seq.into(),
+        table_rows.into(),
+        positions,
+        seq,
         Argument::Int((width / (2 * half)) as i32),
         Argument::Int(half as i32),
         sign.into(),

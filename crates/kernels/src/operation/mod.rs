@@ -13,6 +13,7 @@
 
 mod adamw;
 pub(crate) mod attention;
+mod cache;
 mod check;
 mod contract;
 mod cross_entropy;
@@ -32,6 +33,7 @@ mod swiglu;
 
 pub use adamw::{AdamW, MasterOperand, MomentOperand};
 pub use attention::{Attention, AttentionBackward, AttentionShape};
+pub use cache::{CACHE_BLOCK, CachedAttention, StoreInCache};
 pub use contract::Cost;
 pub use cross_entropy::CrossEntropy;
 pub use dropout::{BiasDropoutAdd, Dropout, DropoutBackward};
@@ -43,7 +45,7 @@ pub use init::Init;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use matmul::Matmul;
 pub use norm::{NORM_PARTS, NormAndClip, Sum};
-pub use positions::{AddPositions, AddPositionsBackward};
+pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rotary::Rotary;
 pub use swiglu::{Swiglu, SwigluBackward};
@@ -97,6 +99,8 @@ operations! {
     AttentionBackward,
     FlashAttention,
     FlashAttentionBackward,
+    StoreInCache,
+    CachedAttention,
     Swiglu,
     SwigluBackward,
     Gelu,

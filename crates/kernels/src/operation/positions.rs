@@ -1,24 +1,66 @@
-//! Learned positions: a row of a table for each place in a sequence.
+//! Where tokens stand, and learned positions: a row of a table for each place.
 
 use super::Init;
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, changes, reads, writes};
-use memory::{In, Out};
+use memory::{DType, In, Out};
 
-/// `x [b * s, h] += table [p, h]`, row by row: a token in place `i` of its sequence, of `seq` tokens, gets row `i`. `p` is
-/// at least `seq`.
+/// Where each token stands in its sequence or document.
+#[derive(Clone, Copy)]
+pub enum Positions<'a> {
+    /// In whole sequences of so many tokens, from 0 on.
+    Sequences(usize),
+    /// `[t]` i32, each within the table: whoever makes them checks that.
+    Given(In<'a>),
+}
+
+impl<'a> Positions<'a> {
+    /// For `tokens` tokens and a table of `rows` positions.
+    pub(super) fn check(&self, check: &Check, tokens: usize, rows: usize) -> Checked {
+        let seq = match self {
+            Positions::Given(positions) => {
+                return check.tensor("positions", positions, &[tokens], DType::I32);
+            }
+            Positions::Sequences(seq) => *seq,
+        };
+        check.that(seq > 0 && tokens.is_multiple_of(seq), || {
+            format!("{tokens} rows are not whole sequences of {seq}")
+        })?;
+        check.that(seq <= rows, || {
+            format!("sequences of {seq} are longer than a table of {rows} positions")
+        })
+    }
+
+    /// Rows of a table that are touched, at most.
+    pub(super) fn table_rows(&self, tokens: usize, rows: usize) -> usize {
+        match self {
+            Positions::Sequences(seq) => *seq,
+            Positions::Given(_) => tokens.min(rows),
+        }
+    }
+
+    /// Those that are given.
+    pub(crate) fn given(&self) -> Option<In<'a>> {
+        match self {
+            Positions::Sequences(_) => None,
+            Positions::Given(positions) => Some(*positions),
+        }
+    }
+}
+
+/// `x [t, h] += table [p, h]`, row by row: a token at position `i` gets row `i`.
 pub struct AddPositions<'a> {
     pub x: Out<'a>,
     pub table: In<'a>,
-    pub seq: usize,
+    pub positions: Positions<'a>,
 }
 
-/// `dtable [p, h] = init + ` the rows of `dx [b * s, h]`, each added to that of its place, sequence after sequence. A
-/// gradient: f32 or bf16, summed in f32 and rounded once. Rows from `seq` on are replaced by zeros, or stay.
+/// `dtable [p, h] = init + ` the rows of `dx [t, h]`, each added to that of its position, in their order. A gradient: f32
+/// or bf16, summed in f32 and rounded once. Rows of positions that no token has are replaced by zeros, or stay.
 pub struct AddPositionsBackward<'a> {
     pub dtable: Out<'a>,
     pub dx: In<'a>,
-    pub seq: usize,
+    pub positions: Positions<'a>,
     pub init: Init<'a>,
 }
 
@@ -33,11 +75,19 @@ impl Contract for AddPositions<'_> {
         check.rank("table", table, 2)?;
         let (rows, positions) = (x.dims()[0], table.dims()[0]);
         check.tensor("table", table, &[positions, x.dims()[1]], x.dtype())?;
-        whole_sequences(check, rows, self.seq, positions)
+        self.positions.check(check, rows, positions)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![changes(&self.x), reads(self.table.rows(0..self.seq))]
+        let (tokens, rows) = (self.x.dims()[0], self.table.dims()[0]);
+        let rows = self.positions.table_rows(tokens, rows);
+        let read = [self.table.rows(0..rows)]
+            .into_iter()
+            .chain(self.positions.given());
+        [changes(&self.x)]
+            .into_iter()
+            .chain(read.map(reads))
+            .collect()
     }
 }
 
@@ -53,33 +103,27 @@ impl Contract for AddPositionsBackward<'_> {
         check.rank("dtable", dtable, 2)?;
         let (rows, positions) = (dx.dims()[0], dtable.dims()[0]);
         check.real("dtable", dtable, &[positions, dx.dims()[1]])?;
-        whole_sequences(check, rows, self.seq, positions)
+        self.positions.check(check, rows, positions)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
+        let (tokens, rows) = (self.dx.dims()[0], self.dtable.dims()[0]);
+        let rows = self.positions.table_rows(tokens, rows);
         let dtable = match self.init {
             Init::Overwrite => writes(&self.dtable),
             Init::Accumulate | Init::Add(_) => Operand {
-                view: self.dtable.as_in().rows(0..self.seq),
+                view: self.dtable.as_in().rows(0..rows),
                 crossings: 2,
             },
         };
-        vec![reads(self.dx), dtable]
+        let given = self.positions.given().map(reads);
+        [reads(self.dx), dtable].into_iter().chain(given).collect()
     }
-}
-
-fn whole_sequences(check: &Check, rows: usize, seq: usize, positions: usize) -> Checked {
-    check.that(seq > 0 && rows.is_multiple_of(seq), || {
-        format!("{rows} rows are not whole sequences of {seq}")
-    })?;
-    check.that(seq <= positions, || {
-        format!("sequences of {seq} are longer than a table of {positions} positions")
-    })
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::{AddPositionsBackward, Init, Operation};
+    use crate::{AddPositionsBackward, Init, Operation, Positions};
     use memory::{Category, DType, Memory};
 
     #[test]
@@ -91,7 +135,7 @@ mod tests {
             let operation = AddPositionsBackward {
                 dtable: dtable.view_mut(),
                 dx: dx.view(),
-                seq: 5,
+                positions: Positions::Sequences(5),
                 init,
             };
             Operation::from(operation).cost().bytes / (3 * 4)

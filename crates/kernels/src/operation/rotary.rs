@@ -1,14 +1,16 @@
 //! Rotary positions (Su et al. 2021).
 
+use super::Positions;
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, changes, reads};
 use memory::{DType, In, Out};
 
-/// Rotates pairs (i, i + head_dim / 2) of every head of `x [b * s, heads * head_dim]`, in place. `table` is
-/// `[2, s, head_dim / 2]` f32: cosines, sines. `inverse` turns the other way: the backward pass.
+/// Rotates pairs (i, i + head_dim / 2) of every head of `x [t, heads * head_dim]`, in place, by the angles of its token's
+/// position. `table` is `[2, p, head_dim / 2]` f32: cosines, sines. `inverse` turns the other way: the backward pass.
 pub struct Rotary<'a> {
     pub x: Out<'a>,
     pub table: In<'a>,
+    pub positions: Positions<'a>,
     pub inverse: bool,
 }
 
@@ -22,14 +24,25 @@ impl Contract for Rotary<'_> {
         check.real_of_rank("x", &self.x, 2)?;
         check.rank("table", &self.table, 3)?;
         check.tensor("table", &self.table, &[2, table[1], table[2]], DType::F32)?;
-        let (seq, head_dim) = (table[1], 2 * table[2]);
-        let whole = x[0].is_multiple_of(seq) && x[1].is_multiple_of(head_dim);
-        check.that(whole, || {
-            format!("`x` is {x:?}: not whole sequences of {seq} and heads of {head_dim}")
-        })
+        let head_dim = 2 * table[2];
+        check.that(x[1].is_multiple_of(head_dim), || {
+            format!("`x` is {x:?}: not whole heads of {head_dim}")
+        })?;
+        self.positions.check(check, x[0], table[1])
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![changes(&self.x), reads(self.table)]
+        let &[parts, rows, half] = self.table.dims() else {
+            unreachable!("the check asks for three dimensions");
+        };
+        let rows = parts * self.positions.table_rows(self.x.dims()[0], rows);
+        let table = self.table.reshape([parts * self.table.dims()[1], half]);
+        let read = [table.rows(0..rows)]
+            .into_iter()
+            .chain(self.positions.given());
+        [changes(&self.x)]
+            .into_iter()
+            .chain(read.map(reads))
+            .collect()
     }
 }

@@ -11,7 +11,7 @@ use kernels::quantise::BLOCK;
 use kernels::{
     AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
     BiasBackward, BiasDropoutAdd, Dropout, DropoutBackward, EmbeddingBackward, FlashAttention,
-    FlashOptions, Init, MasterOperand, MomentOperand, RmsNormBackward, Sum,
+    FlashOptions, Init, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Sum,
 };
 use memory::{DType, Dims};
 
@@ -56,7 +56,7 @@ fn only_matmul_adds_to_another_tensor() {
             kernels.run(AddPositionsBackward {
                 dtable: outs[0].reborrow(),
                 dx: ins[0],
-                seq: 5,
+                positions: Positions::Sequences(5),
                 init: Init::Add(ins[0].rows(0..7)),
             })
         }),
@@ -248,18 +248,27 @@ fn positions_of_broken_sequences_or_beyond_the_table_are_refused() {
             let called = device.kernels.run(AddPositions {
                 x: x.view_mut(),
                 table: table.view(),
-                seq,
+                positions: Positions::Sequences(seq),
             });
             let error = called.expect_err(&format!("{seq}"));
             assert_eq!(error.operation, "add_positions");
             let called = device.kernels.run(AddPositionsBackward {
                 dtable: table.view_mut(),
                 dx: x.view(),
-                seq,
+                positions: Positions::Sequences(seq),
                 init: Init::Overwrite,
             });
             let error = called.expect_err(&format!("{seq}"));
             assert_eq!(error.operation, "add_positions_backward");
+            let angles = device.put(&Host::random(DType::F32, [2, 7, 3], 1.0, 1));
+            let called = device.kernels.run(Rotary {
+                x: x.view_mut(),
+                table: angles.view(),
+                positions: Positions::Sequences(seq),
+                inverse: false,
+            });
+            let error = called.expect_err(&format!("{seq}"));
+            assert_eq!(error.operation, "rotary");
         }
         assert!([&x, &table].map(|tensor| device.take(tensor)) == before);
     }

@@ -7,6 +7,7 @@
 mod adamw;
 mod adamw_bits;
 mod attention;
+mod cached_attention;
 mod case;
 mod compare;
 mod contradictions;
@@ -60,6 +61,7 @@ macro_rules! suite {
 suite![
     adamw,
     attention,
+    cached_attention,
     cross_entropy,
     dropout,
     elementwise,

@@ -1,10 +1,9 @@
-//! Rows of a table by the places of tokens, and their gradients summed over the sequences.
+//! Rows of a table by the places of tokens or by positions that are given, and their gradients summed.
 
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Start, gradient_starts};
 use crate::host::Host;
-use crate::oracle::add;
 use kernels::KernelError;
 use kernels::operation::{AddPositions, AddPositionsBackward};
 use memory::DType;
@@ -17,10 +16,24 @@ struct Positions {
     seq: usize,
     positions: usize,
     hidden: usize,
+    /// Whether the tokens' positions are given, in no order.
+    given: bool,
     start: Start,
 }
 
 impl Positions {
+    /// Each token's row of the table.
+    fn places(&self) -> Host {
+        let tokens = self.sequences * self.seq;
+        match self.given {
+            true => Host::random_ids(tokens, self.positions, 5),
+            false => {
+                let places = (0..tokens).map(|token| (token % self.seq) as f64);
+                Host::new(DType::I32, [tokens], places)
+            }
+        }
+    }
+
     /// `x`, the table, the gradient of the sum, and what the table's gradient is added to.
     fn tensors(&self) -> [Host; 4] {
         let rows = [self.sequences * self.seq, self.hidden];
@@ -39,15 +52,20 @@ impl Case for Positions {
         let [x, table, dx, earlier] = self.tensors();
         let mut dtable = device.start(self.start, &earlier);
         let [mut x, table, dx, earlier] = [x, table, dx, earlier].map(|host| device.put(&host));
+        let given = device.put(&self.places());
+        let positions = match self.given {
+            true => kernels::Positions::Given(given.view()),
+            false => kernels::Positions::Sequences(self.seq),
+        };
         device.kernels.run(AddPositions {
             x: x.view_mut(),
             table: table.view(),
-            seq: self.seq,
+            positions,
         })?;
         device.kernels.run(AddPositionsBackward {
             dtable: dtable.view_mut(),
             dx: dx.view(),
-            seq: self.seq,
+            positions,
             init: self.start.init(&earlier),
         })?;
         Ok(vec![device.take(&x), device.take(&dtable)])
@@ -55,17 +73,18 @@ impl Case for Positions {
 
     fn expected(&self) -> Vec<Expected> {
         let [x, table, dx, earlier] = self.tensors();
-        let per_sequence = self.seq * self.hidden;
-        let [table, dx] = [table.values(), dx.values()];
-        let places = table[..per_sequence].iter().copied().cycle();
-        let x = x.values().into_iter().zip(places).map(|(x, row)| x + row);
+        let [table, dx, mut x] = [table.values(), dx.values(), x.values()];
         let mut dtable = self.start.values(&earlier);
-        for sequence in dx.chunks(per_sequence) {
-            let sums = add(dtable[..per_sequence].to_vec(), sequence);
-            dtable[..per_sequence].copy_from_slice(&sums);
+        for (token, place) in self.places().values().into_iter().enumerate() {
+            let rows = [token, place as usize].map(|row| row * self.hidden);
+            for column in 0..self.hidden {
+                let [of_token, of_place] = rows.map(|row| row + column);
+                x[of_token] += table[of_place];
+                dtable[of_place] += dx[of_token];
+            }
         }
         vec![
-            Expected::new("add_positions", x.collect(), Rule::Standard),
+            Expected::new("add_positions", x, Rule::Standard),
             Expected::new("add_positions_backward", dtable, Rule::Standard),
         ]
     }
@@ -82,7 +101,9 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         // More columns than are summed at a time, and than a block of threads covers.
         (2, 3, 4, 20_000),
     ];
-    for (sequences, seq, positions, hidden) in sizes {
+    let placed = sizes.map(|sizes| (sizes, false));
+    let given = [((2, 37, 64, 131), true), ((7, 150, 90, 20), true)];
+    for ((sequences, seq, positions, hidden), given) in placed.into_iter().chain(given) {
         for (gradient, start) in gradient_starts() {
             cases.push(Box::new(Positions {
                 dtype,
@@ -91,6 +112,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 seq,
                 positions,
                 hidden,
+                given,
                 start,
             }));
         }

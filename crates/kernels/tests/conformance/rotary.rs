@@ -1,4 +1,4 @@
-//! Rotary position embedding: forward, inverse, and there and back.
+//! Rotary position embedding: forward, inverse, and there and back, for tokens in sequences and at positions of their own.
 
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::host::Host;
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::{Result, Tensor};
-use kernels::KernelError;
+use kernels::{KernelError, Positions};
 use memory::DType;
 
 #[derive(Debug)]
@@ -16,6 +16,10 @@ struct Rotary {
     seq: usize,
     heads: usize,
     head_dim: usize,
+    /// Positions of the table: as many as a sequence has, or more.
+    table: usize,
+    /// Whether the tokens' positions are given, in no order.
+    given: bool,
 }
 
 impl Rotary {
@@ -29,14 +33,27 @@ impl Rotary {
         let angle =
             |position: usize, pair: usize| position as f64 / 1e4f64.powf(pair as f64 / half as f64);
         let angles =
-            (0..self.seq).flat_map(|position| (0..half).map(move |pair| angle(position, pair)));
+            (0..self.table).flat_map(|position| (0..half).map(move |pair| angle(position, pair)));
         let values = angles.clone().map(f64::cos).chain(angles.map(f64::sin));
-        Host::new(DType::F32, [2, self.seq, half], values)
+        Host::new(DType::F32, [2, self.table, half], values)
+    }
+
+    fn positions(&self) -> Host {
+        let tokens = self.batch * self.seq;
+        match self.given {
+            true => Host::random_ids(tokens, self.table, 3),
+            false => {
+                let places = (0..tokens).map(|token| (token % self.seq) as f64);
+                Host::new(DType::I32, [tokens], places)
+            }
+        }
     }
 
     fn rotated(&self, x: &Tensor) -> Result<Tensor> {
         let half = self.head_dim / 2;
-        let table = constant(&self.table())?.reshape((2, 1, self.seq, 1, half))?;
+        let positions = constant(&self.positions())?.to_dtype(candle_core::DType::U32)?;
+        let table = constant(&self.table())?.index_select(&positions, 1)?;
+        let table = table.reshape((2, self.batch, self.seq, 1, half))?;
         let (cosines, sines) = (table.get(0)?, table.get(1)?);
         let heads = x.reshape((self.batch, self.seq, self.heads, self.head_dim))?;
         let (low, high) = (heads.narrow(3, 0, half)?, heads.narrow(3, half, half)?);
@@ -57,6 +74,11 @@ impl Rotary {
 impl Case for Rotary {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let table = device.put(&self.table());
+        let given = device.put(&self.positions());
+        let positions = match self.given {
+            true => Positions::Given(given.view()),
+            false => Positions::Sequences(self.seq),
+        };
         let turns: [&[bool]; 3] = [&[false], &[true], &[false, true]];
         let turned = |turns: &[bool]| {
             let mut x = device.put(&self.x());
@@ -64,6 +86,7 @@ impl Case for Rotary {
                 device.kernels.run(kernels::Rotary {
                     x: x.view_mut(),
                     table: table.view(),
+                    positions,
                     inverse: *inverse,
                 })?;
             }
@@ -84,19 +107,23 @@ impl Case for Rotary {
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let sizes = [
-        (1, 1, 1, 2),
-        (2, 37, 3, 20),
-        (3, 65, 1, 20),
-        (1, 37, 6, 48),
-        (2, 150, 8, 64),
+        (1, 1, 1, 2, 1, false),
+        (2, 37, 3, 20, 37, false),
+        (3, 65, 1, 20, 80, false),
+        (1, 37, 6, 48, 37, false),
+        (2, 150, 8, 64, 150, false),
+        (2, 37, 3, 20, 70, true),
+        (1, 150, 8, 64, 41, true),
     ];
-    let case = |(batch, seq, heads, head_dim)| {
+    let case = |(batch, seq, heads, head_dim, table, given)| {
         Box::new(Rotary {
             dtype,
             batch,
             seq,
             heads,
             head_dim,
+            table,
+            given,
         }) as Box<dyn Case>
     };
     sizes.into_iter().map(case).collect()

@@ -4,7 +4,7 @@ use super::{Signature, argument};
 use kernels::{
     AddBias, AddPositions, AddPositionsBackward, BiasBackward, BiasDropoutAdd, CrossEntropy,
     Dropout, DropoutBackward, Embedding, EmbeddingBackward, Gelu, GeluBackward, Init, KernelError,
-    Kernels, LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward, Rotary, Swiglu,
+    Kernels, LayerNorm, LayerNormBackward, Positions, RmsNorm, RmsNormBackward, Rotary, Swiglu,
     SwigluBackward,
 };
 use memory::{DType, In, Out};
@@ -18,6 +18,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
     let real = |name, dims: &[usize]| argument(name, dtype, dims);
     let float = |name, dims: &[usize]| argument(name, DType::F32, dims);
     let ids = |name| argument(name, DType::I32, &[4]);
+    let positions = || argument("positions", DType::I32, &[10]);
     vec![
         Signature {
             operation: "add_bias",
@@ -100,7 +101,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 kernels.run(AddPositions {
                     x: outs[0].reborrow(),
                     table: ins[0],
-                    seq: 5,
+                    positions: Positions::Sequences(5),
                 })
             },
         },
@@ -112,7 +113,32 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 kernels.run(AddPositionsBackward {
                     dtable: outs[0].reborrow(),
                     dx: ins[0],
-                    seq: 5,
+                    positions: Positions::Sequences(5),
+                    init: Init::Accumulate,
+                })
+            },
+        },
+        Signature {
+            operation: "add_positions",
+            outs: vec![real("x", &[10, 6])],
+            ins: vec![real("table", &[7, 6]).free_dim(0), positions()],
+            call: |kernels, outs, ins| {
+                kernels.run(AddPositions {
+                    x: outs[0].reborrow(),
+                    table: ins[0],
+                    positions: Positions::Given(ins[1]),
+                })
+            },
+        },
+        Signature {
+            operation: "add_positions_backward",
+            outs: vec![float("dtable", &[7, 6]).free_dim(0).free_type()],
+            ins: vec![real("dx", &[10, 6]).free_type(), positions()],
+            call: |kernels, outs, ins| {
+                kernels.run(AddPositionsBackward {
+                    dtable: outs[0].reborrow(),
+                    dx: ins[0],
+                    positions: Positions::Given(ins[1]),
                     init: Init::Accumulate,
                 })
             },
@@ -196,11 +222,25 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         Signature {
             operation: "rotary",
             outs: vec![real("x", &[10, 24]).free_type()],
-            ins: vec![float("table", &[2, 5, 4])],
+            ins: vec![float("table", &[2, 5, 4]).free_dim(1)],
             call: |kernels, outs, ins| {
                 kernels.run(Rotary {
                     x: outs[0].reborrow(),
                     table: ins[0],
+                    positions: Positions::Sequences(5),
+                    inverse: false,
+                })
+            },
+        },
+        Signature {
+            operation: "rotary",
+            outs: vec![real("x", &[10, 24]).free_type()],
+            ins: vec![float("table", &[2, 5, 4]).free_dim(1), positions()],
+            call: |kernels, outs, ins| {
+                kernels.run(Rotary {
+                    x: outs[0].reborrow(),
+                    table: ins[0],
+                    positions: Positions::Given(ins[1]),
                     inverse: false,
                 })
             },

@@ -2,6 +2,7 @@
 
 mod adamw;
 mod attention;
+mod cache;
 mod flash_attention;
 mod general;
 mod layers;
@@ -88,6 +89,7 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     signatures.extend(layers::signatures(dtype));
     signatures.extend(attention::signatures(dtype, device));
     signatures.extend(flash_attention::signatures(dtype, device));
+    signatures.extend(cache::signatures(dtype));
     signatures.extend(adamw::signatures(dtype));
     signatures
 }

@@ -1,0 +1,171 @@
+//! Attention over cached keys and values.
+
+use super::Shared;
+use super::dispatch::by_dtype;
+use super::simd::{Real, exp, lane_sum, vectorized};
+use crate::AttentionShape;
+use crate::operation::{CACHE_BLOCK, CachedAttention, StoreInCache};
+use memory::In;
+use rayon::prelude::*;
+
+/// Columns of a head whose values are summed at a time. Wider heads' scores are made again for the next ones.
+const COLUMNS: usize = 256;
+
+/// Where the tokens of sequences lie in a cache.
+#[derive(Clone, Copy)]
+struct Places<'a> {
+    table: &'a [i32],
+    /// Blocks of a sequence in the table.
+    blocks: usize,
+    lengths: &'a [i32],
+    /// New tokens of each sequence.
+    new: usize,
+}
+
+impl<'a> Places<'a> {
+    fn new(table: In<'a>, lengths: In<'a>, rows: usize) -> Places<'a> {
+        Places {
+            table: table.slice(),
+            blocks: table.dims()[1],
+            lengths: lengths.slice(),
+            new: rows / table.dims()[0],
+        }
+    }
+
+    /// The blocks of the sequence that a new token's row belongs to, and its position, if it is not before the first.
+    fn of_row(&self, row: usize) -> Option<(&'a [i32], usize)> {
+        let sequence = row / self.new;
+        let position = self.lengths[sequence] as usize + row % self.new;
+        let blocks = &self.table[sequence * self.blocks..][..self.blocks];
+        Some((blocks, position.checked_sub(self.new)?))
+    }
+}
+
+pub(super) fn store_in_cache(operation: StoreInCache) {
+    by_dtype!(operation.k.dtype(), store_in_cache_of(operation));
+}
+
+fn store_in_cache_of<T: Real>(operation: StoreInCache) {
+    let StoreInCache {
+        k_cache,
+        v_cache,
+        k,
+        v,
+        table,
+        lengths,
+    } = operation;
+    let (rows, width) = (k.dims()[0], k.dims()[1]);
+    let places = Places::new(table, lengths, rows);
+    for (cache, new) in [(k_cache, k), (v_cache, v)] {
+        let cache = cache.slice_mut::<T>();
+        for (row, new) in new.slice::<T>().chunks_exact(width).enumerate() {
+            if let Some((blocks, position)) = places.of_row(row) {
+                let block = blocks[position / CACHE_BLOCK] as usize;
+                let slot = block * CACHE_BLOCK + position % CACHE_BLOCK;
+                cache[slot * width..][..width].copy_from_slice(new);
+            }
+        }
+    }
+}
+
+pub(super) fn cached_attention(operation: CachedAttention) {
+    by_dtype!(operation.q.dtype(), cached_attention_of(operation));
+}
+
+/// A task is a head of a new token.
+fn cached_attention_of<T: Real>(operation: CachedAttention) {
+    let CachedAttention {
+        out,
+        q,
+        k_cache,
+        v_cache,
+        table,
+        lengths,
+        shape,
+    } = operation;
+    let (rows, dim) = (q.dims()[0], shape.head_dim);
+    let AttentionShape {
+        heads, kv_heads, ..
+    } = shape;
+    let places = Places::new(table, lengths, rows);
+    let (q, k, v) = (q.slice::<T>(), k_cache.slice::<T>(), v_cache.slice::<T>());
+    let out = Shared(out.slice_mut::<T>().as_mut_ptr());
+    (0..rows * heads).into_par_iter().for_each(|task| {
+        let (row, head) = (task / heads, task % heads);
+        // SAFETY: these columns of this row belong to this task.
+        let out = unsafe { std::slice::from_raw_parts_mut(out.at(task * dim), dim) };
+        let Some((blocks, position)) = places.of_row(row) else {
+            return out.fill(T::narrow(0.0));
+        };
+        let keys = Keys {
+            k,
+            v,
+            blocks,
+            count: position + 1,
+            stride: kv_heads * dim,
+            head: head / shape.group() * dim,
+            dim,
+        };
+        let q = &q[task * dim..][..dim];
+        for (part, out) in out.chunks_mut(COLUMNS).enumerate() {
+            attend(out, q, &keys, part * COLUMNS, shape.scale());
+        }
+    });
+}
+
+/// What a query of one head sees.
+struct Keys<'a, T> {
+    k: &'a [T],
+    v: &'a [T],
+    blocks: &'a [i32],
+    count: usize,
+    /// Elements of a token in the cache.
+    stride: usize,
+    /// The first element of the head in them.
+    head: usize,
+    dim: usize,
+}
+
+impl<T> Keys<'_, T> {
+    /// Where the head's elements of the `index`-th block begin, and how many of its tokens are seen.
+    #[inline(always)]
+    fn block(&self, index: usize) -> (usize, usize) {
+        let start = self.blocks[index] as usize * CACHE_BLOCK * self.stride + self.head;
+        (start, CACHE_BLOCK.min(self.count - index * CACHE_BLOCK))
+    }
+}
+
+vectorized! {
+    /// Columns of the output from `first` on: an online softmax, a block of keys at a time.
+    fn attend<T: Real>(out: &mut [T], q: &[T], keys: &Keys<T>, first: usize, scale: f32) {
+        let mut sums = [0.0f32; COLUMNS];
+        let sums = &mut sums[..out.len()];
+        let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0f32);
+        for index in 0..keys.count.div_ceil(CACHE_BLOCK) {
+            let (start, seen) = keys.block(index);
+            let mut weights = [f32::NEG_INFINITY; CACHE_BLOCK];
+            for (token, score) in weights[..seen].iter_mut().enumerate() {
+                let k = &keys.k[start + token * keys.stride..][..keys.dim];
+                *score = lane_sum([q, k], |[q, k]| q * k) * scale;
+            }
+            let before = largest;
+            for score in weights {
+                largest = if score > largest { score } else { largest };
+            }
+            let rescale = if index == 0 { 0.0 } else { exp(before - largest) };
+            total *= rescale;
+            sums.iter_mut().for_each(|sum| *sum *= rescale);
+            for (token, score) in weights[..seen].iter().enumerate() {
+                let weight = exp(score - largest);
+                total += weight;
+                let v = &keys.v[start + token * keys.stride + first..][..sums.len()];
+                for (sum, v) in sums.iter_mut().zip(v) {
+                    *sum += weight * v.widen();
+                }
+            }
+        }
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = T::narrow(*sum / total);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Attention over cached keys and values.
+
+use super::extent::Extent;
+use super::{Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::KernelError;
+use crate::operation::{CachedAttention, StoreInCache};
+use memory::DType;
+
+/// Widest head, a thread for each of whose columns makes the sum over warps: as in `cache.cu`.
+const THREADS: usize = 256;
+
+pub(super) fn store_in_cache<D: Driver>(
+    cuda: &Cuda<D>,
+    operation: StoreInCache,
+) -> Result<(), KernelError> {
+    let StoreInCache {
+        k_cache,
+        v_cache,
+        k,
+        v,
+        table,
+        lengths,
+    } = operation;
+    let kernel = kernel!("cache", "store_in_cache", k.dtype());
+    let (rows, width) = (k.dims()[0], k.dims()[1]);
+    let &[sequences, blocks] = table.dims() else {
+        unreachable!("the check asks for two dimensions");
+    };
+    let arguments = [
+        (&k_cache).into(),
+        (&v_cache).into(),
+        (&k).into(),
+        (&v).into(),
+        (&table).into(),
+        (&lengths).into(),
+        blocks.into(),
+        (rows / sequences).into(),
+        width.into(),
+    ];
+    cuda.launch(kernel, Extent::rows(rows, width), &arguments)
+}
+
+pub(super) fn cached_attention<D: Driver>(
+    cuda: &Cuda<D>,
+    operation: CachedAttention,
+) -> Result<(), KernelError> {
+    let CachedAttention {
+        out,
+        q,
+        k_cache,
+        v_cache,
+        table,
+        lengths,
+        shape,
+    } = operation;
+    if shape.head_dim > THREADS {
+        let message = format!(
+            "heads of {} are wider than {THREADS}, the widest on CUDA",
+            shape.head_dim
+        );
+        return Err(KernelError::too_large("cached_attention", message));
+    }
+    let kernel = kernel!("cache", "cached_attention", q.dtype());
+    let arguments = [
+        (&out).into(),
+        (&q).into(),
+        (&k_cache).into(),
+        (&v_cache).into(),
+        (&table).into(),
+        (&lengths).into(),
+        table.dims()[1].into(),
+        shape.seq.into(),
+        shape.kv_heads.into(),
+        shape.head_dim.into(),
+        shape.scale().into(),
+    ];
+    let extent = Extent {
+        grid: [q.dims()[0], shape.heads, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+    };
+    cuda.launch(kernel, extent, &arguments)
+}

@@ -1,0 +1,123 @@
+//! Attention over keys and values that are kept, in blocks, while tokens are generated (Kwon et al. 2023).
+
+use super::AttentionShape;
+use super::check::{Check, Checked};
+use super::contract::{Contract, Operand, reads, writes};
+use memory::{DType, In, Out};
+
+/// Tokens of a block of a cache.
+pub const CACHE_BLOCK: usize = 16;
+
+/// Stores the keys and values of the last tokens of each sequence: `k`, `v [b * n, w]`, `n` rows for each of `b`
+/// sequences, into `k_cache`, `v_cache [blocks, 16, w]`.
+///
+/// `table [b, m]` i32 names the blocks of each sequence, in order; `lengths [b]` i32 are its tokens, the new ones
+/// included. A sequence of fewer than `n` tokens has its rows last: those before its first token are stored nowhere. That
+/// the named blocks exist, are enough for the lengths, and that no two sequences write to one, is the caller's duty.
+pub struct StoreInCache<'a> {
+    pub k_cache: Out<'a>,
+    pub v_cache: Out<'a>,
+    pub k: In<'a>,
+    pub v: In<'a>,
+    pub table: In<'a>,
+    pub lengths: In<'a>,
+}
+
+/// Causal attention of the last `shape.seq` tokens of each sequence over all of its tokens, whose keys and values are in a
+/// cache that [`StoreInCache`] has filled, theirs included. `q [b * n, heads * d]`; `out` like `q`; `k_cache`, `v_cache
+/// [blocks, 16, kv_heads * d]`, `table` and `lengths` as there. Rows before a sequence's first token become 0.
+///
+/// A row of `out` depends on its query, its position and the keys and values up to there, to the bit: not on what else is
+/// in the batch, on the blocks that hold them, or on how many tokens are new.
+pub struct CachedAttention<'a> {
+    pub out: Out<'a>,
+    pub q: In<'a>,
+    pub k_cache: In<'a>,
+    pub v_cache: In<'a>,
+    pub table: In<'a>,
+    pub lengths: In<'a>,
+    pub shape: AttentionShape,
+}
+
+/// A table of blocks for `sequences` sequences, and their lengths.
+fn check_table(check: &Check, sequences: usize, table: &In, lengths: &In) -> Checked {
+    check.rank("table", table, 2)?;
+    let blocks = table.dims()[1];
+    check.tensor("table", table, &[sequences, blocks], DType::I32)?;
+    check.tensor("lengths", lengths, &[sequences], DType::I32)
+}
+
+impl Contract for StoreInCache<'_> {
+    fn name(&self) -> &'static str {
+        "store_in_cache"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let (k, k_cache) = (&self.k, &self.k_cache);
+        check.real_of_rank("k", k, 2)?;
+        check.tensor("v", &self.v, k.dims(), k.dtype())?;
+        check.rank("k_cache", k_cache, 3)?;
+        let cache = [k_cache.dims()[0], CACHE_BLOCK, k.dims()[1]];
+        check.tensor("k_cache", k_cache, &cache, k.dtype())?;
+        check.tensor("v_cache", &self.v_cache, &cache, k.dtype())?;
+        check.rank("table", &self.table, 2)?;
+        let (rows, sequences) = (k.dims()[0], self.table.dims()[0]);
+        check_table(check, sequences, &self.table, &self.lengths)?;
+        check.that(sequences > 0 && rows.is_multiple_of(sequences), || {
+            format!("{rows} rows are not as many for each of {sequences} sequences")
+        })
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let ins = [self.k, self.v, self.table, self.lengths].map(reads);
+        // As much is written as is read.
+        let written = [self.k, self.v].map(reads);
+        ins.into_iter().chain(written).collect()
+    }
+}
+
+impl CachedAttention<'_> {
+    /// Keys of a sequence whose blocks are all full. Lengths are on the device: costs are those of a full table.
+    fn most_keys(&self) -> usize {
+        self.table.dims()[1] * CACHE_BLOCK
+    }
+}
+
+impl Contract for CachedAttention<'_> {
+    fn name(&self) -> &'static str {
+        "cached_attention"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let (shape, k_cache) = (self.shape, &self.k_cache);
+        shape.check(check, &[("q", &self.q), ("out", &self.out)], &[])?;
+        check.rank("k_cache", k_cache, 3)?;
+        let width = shape.kv_heads * shape.head_dim;
+        let cache = [k_cache.dims()[0], CACHE_BLOCK, width];
+        check.tensor("k_cache", k_cache, &cache, self.q.dtype())?;
+        check.tensor("v_cache", &self.v_cache, &cache, self.q.dtype())?;
+        check_table(check, shape.batch, &self.table, &self.lengths)
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let keys = self.shape.batch * self.most_keys();
+        let caches = [self.k_cache, self.v_cache].map(|cache| {
+            let &[blocks, each, width] = cache.dims() else {
+                unreachable!("the check asks for three dimensions");
+            };
+            let slots = blocks * each;
+            reads(cache.reshape([slots, width]).rows(0..keys.min(slots)))
+        });
+        let others = [
+            reads(self.q),
+            writes(&self.out),
+            reads(self.table),
+            reads(self.lengths),
+        ];
+        others.into_iter().chain(caches).collect()
+    }
+
+    fn multiplications(&self) -> usize {
+        2 * self.q.elements() * self.most_keys()
+    }
+}

@@ -1,0 +1,310 @@
+//! Attention over keys and values in blocks, against a plain one in f64; and what its bits do not depend on.
+
+use crate::DTYPES;
+use crate::case::{Case, run};
+use crate::compare::{Expected, Rule};
+use crate::device::{Device, Tensor, computing};
+use crate::host::Host;
+use kernels::{AttentionShape, CACHE_BLOCK, KernelError, StoreInCache};
+use memory::DType;
+
+#[derive(Debug)]
+struct CachedAttention {
+    dtype: DType,
+    /// Tokens of each sequence, the new ones included.
+    lengths: Vec<usize>,
+    /// New tokens of each sequence.
+    new: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// Scores are as large as this, about.
+    range: f64,
+}
+
+impl CachedAttention {
+    fn longest(&self) -> usize {
+        *self.lengths.iter().max().unwrap()
+    }
+
+    /// Blocks of each sequence in the table: one more than it needs.
+    fn blocks(&self) -> usize {
+        self.longest().div_ceil(CACHE_BLOCK) + 1
+    }
+
+    /// Blocks of one sequence lie apart from each other, and come in no order.
+    fn block(&self, sequence: usize, index: usize) -> usize {
+        let last = self.lengths.len() * self.blocks() - 1;
+        last - (index * self.lengths.len() + sequence)
+    }
+
+    fn table(&self) -> Host {
+        let indices = |sequence| (0..self.blocks()).map(move |index| (sequence, index));
+        let all = (0..self.lengths.len()).flat_map(indices);
+        let blocks = all.map(|(sequence, index)| self.block(sequence, index) as f64);
+        Host::new(DType::I32, [self.lengths.len(), self.blocks()], blocks)
+    }
+
+    fn put_lengths(&self, device: &Device, lengths: impl Iterator<Item = usize>) -> Tensor {
+        let lengths = lengths.map(|length| length as f64);
+        device.put(&Host::new(DType::I32, [self.lengths.len()], lengths))
+    }
+
+    /// A row for every token of every sequence, the same for a position whatever the batch: the last token is the last
+    /// row, and shorter sequences begin later.
+    fn rows(&self, width: usize, seed: u64) -> Host {
+        let mut values = Vec::new();
+        for length in &self.lengths {
+            let before = (self.longest() - length) * width;
+            let own = Host::random(self.dtype, [*length, width], self.range, seed).values();
+            values.extend(std::iter::repeat_n(0.0, before).chain(own));
+        }
+        let rows = self.lengths.len() * self.longest();
+        Host::new(self.dtype, [rows, width], values)
+    }
+
+    /// The rows of positions `from..to` from the end of the longest sequence, of every sequence.
+    fn part(&self, rows: &Host, from: usize, to: usize) -> Host {
+        let (width, longest) = (rows.dims[1], self.longest());
+        let values = rows.values();
+        let sequences = values.chunks(longest * width);
+        let part = sequences.flat_map(|rows| rows[from * width..to * width].to_vec());
+        Host::new(self.dtype, [self.lengths.len() * (to - from), width], part)
+    }
+
+    fn qkv(&self) -> [Host; 3] {
+        let [q, kv] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        [self.rows(q, 1), self.rows(kv, 2), self.rows(kv, 3)]
+    }
+
+    /// Stores tokens a part at a time: in each, so many of every sequence. The last part attends.
+    fn read(&self, device: &Device, parts: &[usize]) -> Result<Vec<Host>, KernelError> {
+        let (sequences, longest) = (self.lengths.len(), self.longest());
+        assert_eq!(parts.iter().sum::<usize>(), longest);
+        let width = self.kv_heads * self.head_dim;
+        let cache = [sequences * self.blocks(), CACHE_BLOCK, width];
+        let empty = Host::new(self.dtype, cache, vec![0.5; cache.iter().product()]);
+        let mut caches = [(); 2].map(|()| device.put(&empty));
+        let table = device.put(&self.table());
+        let [q, k, v] = self.qkv();
+        let (mut read, mut lengths) = (0, device.room(DType::I32, [sequences]));
+        for new in parts {
+            let left = longest - read - new;
+            let counts = self
+                .lengths
+                .iter()
+                .map(|length| length.saturating_sub(left));
+            lengths = self.put_lengths(device, counts);
+            let [k, v] = [&k, &v].map(|rows| device.put(&self.part(rows, read, read + new)));
+            let [k_cache, v_cache] = &mut caches;
+            device.kernels.run(StoreInCache {
+                k_cache: k_cache.view_mut(),
+                v_cache: v_cache.view_mut(),
+                k: k.view(),
+                v: v.view(),
+                table: table.view(),
+                lengths: lengths.view(),
+            })?;
+            read += new;
+        }
+        let seq = *parts.last().unwrap();
+        let q = device.put(&self.part(&q, longest - seq, longest));
+        let mut out = device.room(self.dtype, [sequences * seq, self.heads * self.head_dim]);
+        device.kernels.run(kernels::CachedAttention {
+            out: out.view_mut(),
+            q: q.view(),
+            k_cache: caches[0].view(),
+            v_cache: caches[1].view(),
+            table: table.view(),
+            lengths: lengths.view(),
+            shape: AttentionShape {
+                batch: sequences,
+                seq,
+                heads: self.heads,
+                kv_heads: self.kv_heads,
+                head_dim: self.head_dim,
+            },
+        })?;
+        Ok([&out, &caches[0], &caches[1]]
+            .map(|tensor| device.take(tensor))
+            .into())
+    }
+
+    /// What a cache holds in the end: what it held where there is no token.
+    fn cached(&self, rows: &Host) -> Vec<f64> {
+        let width = rows.dims[1];
+        let mut cache = vec![0.5; self.lengths.len() * self.blocks() * CACHE_BLOCK * width];
+        let values = rows.values();
+        for (sequence, length) in self.lengths.iter().enumerate() {
+            for position in 0..*length {
+                let row = (sequence + 1) * self.longest() - length + position;
+                let block = self.block(sequence, position / CACHE_BLOCK);
+                let slot = block * CACHE_BLOCK + position % CACHE_BLOCK;
+                let value = &values[row * width..][..width];
+                cache[slot * width..][..width].copy_from_slice(value);
+            }
+        }
+        cache
+    }
+
+    /// One head of one query over the rows of keys and values from its sequence's first up to its own.
+    fn attend(&self, q: &[f64], [k, v]: [&[f64]; 2], head: usize) -> Vec<f64> {
+        let (dim, width) = (self.head_dim, self.kv_heads * self.head_dim);
+        let own = head / (self.heads / self.kv_heads) * dim;
+        let scale = 1.0 / (dim as f64).sqrt();
+        let score = |k: &[f64]| -> f64 {
+            let products = q.iter().zip(&k[own..own + dim]).map(|(q, k)| q * k);
+            products.sum::<f64>() * scale
+        };
+        let scores: Vec<f64> = k.chunks(width).map(score).collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let column = |column: usize| {
+            let values = v.chunks(width).zip(&weights);
+            values
+                .map(|(v, weight)| weight * v[own + column])
+                .sum::<f64>()
+                / total
+        };
+        (0..dim).map(column).collect()
+    }
+
+    /// Zeros before a sequence's first token.
+    fn output(&self) -> Vec<f64> {
+        let [q, k, v] = self.qkv().map(|rows| rows.values());
+        let [q_width, kv_width] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        let longest = self.longest();
+        let mut out = Vec::new();
+        for (sequence, length) in self.lengths.iter().enumerate() {
+            let first = (sequence + 1) * longest - length;
+            for row in (sequence + 1) * longest - self.new..(sequence + 1) * longest {
+                if row < first {
+                    out.extend(vec![0.0; q_width]);
+                    continue;
+                }
+                let seen = first * kv_width..(row + 1) * kv_width;
+                for head in 0..self.heads {
+                    let q = &q[row * q_width + head * self.head_dim..][..self.head_dim];
+                    out.extend(self.attend(q, [&k[seen.clone()], &v[seen.clone()]], head));
+                }
+            }
+        }
+        out
+    }
+}
+
+impl Case for CachedAttention {
+    fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
+        let before = self.longest() - self.new;
+        let parts = [before, self.new];
+        self.read(device, &parts[usize::from(before == 0)..])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let [_, k, v] = self.qkv();
+        vec![
+            Expected::new("cached_attention", self.output(), Rule::Standard),
+            Expected::new("store_in_cache: k", self.cached(&k), Rule::Exact),
+            Expected::new("store_in_cache: v", self.cached(&v), Rule::Exact),
+        ]
+    }
+}
+
+/// Lengths, new tokens, heads, kv_heads, head_dim: one token; below, at and above a block; many blocks for each warp;
+/// sequences of many lengths, some shorter than what is new; heads of one lane and of all, and of no whole packs.
+const SHAPES: [(&[usize], usize, [usize; 3]); 11] = [
+    (&[1], 1, [1, 1, 20]),
+    (&[15, 16, 17], 1, [4, 2, 16]),
+    (&[16], 16, [2, 2, 4]),
+    (&[37, 5, 150], 1, [8, 2, 64]),
+    (&[37, 5, 50], 37, [2, 1, 33]),
+    (&[40, 1, 3], 7, [4, 1, 20]),
+    (&[300], 2, [2, 1, 128]),
+    (&[70, 65], 3, [2, 1, 256]),
+    (&[33], 1, [3, 3, 8]),
+    (&[20, 18], 20, [4, 2, 12]),
+    (&[600], 1, [1, 1, 48]),
+];
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let case = |(lengths, new, [heads, kv_heads, head_dim]): (&[usize], usize, [usize; 3])| {
+        [0.5, 3.0].map(|range| {
+            Box::new(CachedAttention {
+                dtype,
+                lengths: lengths.to_vec(),
+                new,
+                heads,
+                kv_heads,
+                head_dim,
+                range,
+            }) as Box<dyn Case>
+        })
+    };
+    SHAPES.into_iter().flat_map(case).collect()
+}
+
+/// A token has the same bits alone and in a batch, and whether what is before it was read with it or before.
+#[test]
+fn a_token_does_not_see_the_batch() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            device.memory.set_poison(true);
+            let case = |lengths: &[usize]| CachedAttention {
+                dtype,
+                lengths: lengths.to_vec(),
+                new: 1,
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 20,
+                range: 2.0,
+            };
+            let row = 4 * 20 * dtype.size_in_bytes();
+            let last = |case: &CachedAttention, parts: &[usize], sequence: usize| {
+                let out = case.read(&device, parts).unwrap().swap_remove(0);
+                let each = out.bytes.len() / case.lengths.len();
+                out.bytes[(sequence + 1) * each - row..(sequence + 1) * each].to_vec()
+            };
+            let alone = last(&case(&[53]), &[52, 1], 0);
+            assert!(alone != last(&case(&[52]), &[51, 1], 0), "lengths differ");
+            for (name, same) in [
+                ("at once", last(&case(&[53]), &[53], 0)),
+                ("in parts", last(&case(&[53]), &[17, 30, 6], 0)),
+                ("one by one", last(&case(&[53]), &[1; 53], 0)),
+                ("in a batch", last(&case(&[90, 53, 7]), &[89, 1], 1)),
+                ("in a batch at once", last(&case(&[90, 53, 7]), &[90], 1)),
+            ] {
+                assert!(alone == same, "{}: {name}", device.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_wider_than_a_block_of_threads() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            let case = CachedAttention {
+                dtype,
+                lengths: vec![19, 40],
+                new: 1,
+                heads: 2,
+                kv_heads: 1,
+                head_dim: 300,
+                range: 1.0,
+            };
+            match device.kernels.target() {
+                kernels::Target::Cpu => {
+                    let out = &run(&case, &device)[0];
+                    let expected = case.expected().swap_remove(0);
+                    expected.judge(out, kernels::Target::Cpu).unwrap();
+                }
+                kernels::Target::Cuda => {
+                    let error = case.run(&device).unwrap_err();
+                    assert_eq!(error.operation, "cached_attention");
+                    assert!(error.message.contains("wider than 256"), "{error}");
+                }
+            }
+        }
+    }
+}
