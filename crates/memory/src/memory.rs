@@ -27,7 +27,8 @@ pub struct StepMemory {
     pub peak: Peak,
     /// Highest device use in each phase.
     pub phase_peaks: ByPhase<u64>,
-    /// Bytes of addresses that leases of a step have needed so far.
+    /// Bytes of addresses that are reserved for the leases of a step; until [`Memory::reserve_slab`], those that they have
+    /// needed so far.
     pub slab_bytes: u64,
     /// Highest use of pinned host memory.
     pub host_pinned_bytes: u64,
@@ -241,7 +242,10 @@ impl Memory {
         StepMemory {
             peak: state.ledger.peak(),
             phase_peaks: state.ledger.phase_peaks(),
-            slab_bytes: state.slab.high_water(),
+            slab_bytes: match state.slab.capacity() {
+                u64::MAX => state.slab.high_water(),
+                reserved => reserved,
+            },
             host_pinned_bytes: state.ledger.host_peak_bytes(),
             phase_time: state.clock.time(),
             device: match &state.backing {
@@ -355,7 +359,7 @@ mod tests {
                 .lease(Category::Temporary, "large", [1024], DType::F32)
                 .is_err()
         );
-        assert_eq!(memory.step_memory().slab_bytes, 512);
+        assert_eq!(memory.step_memory().slab_bytes, 1024);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The tokens of a micro-batch, uploaded.
 
 use crate::{BatchShape, ModelError};
-use kernels::Kernels;
-use memory::{Buffer, Category, DType, Memory};
+use kernels::{Kernels, Positions};
+use memory::{Buffer, Category, DType, Dims, Memory};
 
 /// Token ids and targets of a micro-batch, in device memory.
 pub struct Batch {
@@ -12,6 +12,11 @@ pub struct Batch {
     pub input_ids: Buffer,
     /// `[rows seq]` i32; negative: masked.
     pub targets: Buffer,
+    /// Where documents are packed: `[rows, seq]` i32, for each token the position, within its sequence, of the first token
+    /// of its document.
+    pub documents: Option<Buffer>,
+    /// `[rows seq]` i32: the position of each token, where it is another than its place in its sequence.
+    pub positions: Option<Buffer>,
 }
 
 impl Batch {
@@ -26,15 +31,77 @@ impl Batch {
         input_ids: &[i32],
         targets: &[i32],
     ) -> Result<Batch, ModelError> {
-        let send = |name, data: &[i32]| -> Result<Buffer, ModelError> {
-            let mut buffer = memory.lease(Category::Input, name, [shape.tokens()], DType::I32)?;
-            kernels.upload(buffer.view_mut(), bytemuck::cast_slice(data))?;
-            Ok(buffer)
-        };
+        let tokens = [shape.tokens()];
         Ok(Batch {
             shape,
-            input_ids: send("input_ids", input_ids)?,
-            targets: send("targets", targets)?,
+            input_ids: send(memory, kernels, "input_ids", tokens, input_ids)?,
+            targets: send(memory, kernels, "targets", tokens, targets)?,
+            documents: None,
+            positions: None,
         })
     }
+
+    /// Leases and uploads tokens that stand at these positions and have no targets.
+    ///
+    /// # Errors
+    /// As [`Batch::upload`].
+    pub fn without_targets(
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        shape: BatchShape,
+        input_ids: &[i32],
+        positions: &[i32],
+    ) -> Result<Batch, ModelError> {
+        let tokens = [shape.tokens()];
+        Ok(Batch {
+            shape,
+            input_ids: send(memory, kernels, "input_ids", tokens, input_ids)?,
+            targets: memory.lease(Category::Input, "targets", [0], DType::I32)?,
+            documents: None,
+            positions: Some(send(memory, kernels, "positions", tokens, positions)?),
+        })
+    }
+
+    /// Packs documents into the sequences: a token sees its own, and its position is that within it. `starts` has for
+    /// each token the position, within its sequence, of the first token of its document, at or before itself.
+    ///
+    /// # Errors
+    /// As [`Batch::upload`].
+    pub fn with_documents(
+        self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        starts: &[i32],
+    ) -> Result<Batch, ModelError> {
+        let BatchShape { rows, seq } = self.shape;
+        let places = (0..seq as i32).cycle().zip(starts);
+        let positions: Vec<i32> = places.map(|(place, start)| place - start).collect();
+        let documents = send(memory, kernels, "documents", [rows, seq], starts)?;
+        let positions = send(memory, kernels, "positions", [rows * seq], &positions)?;
+        Ok(Batch {
+            documents: Some(documents),
+            positions: Some(positions),
+            ..self
+        })
+    }
+
+    /// Where its tokens stand.
+    pub fn positions(&self) -> Positions<'_> {
+        match &self.positions {
+            Some(positions) => Positions::Given(positions.view()),
+            None => Positions::Sequences(self.shape.seq),
+        }
+    }
+}
+
+pub(crate) fn send(
+    memory: &Memory,
+    kernels: &dyn Kernels,
+    name: &'static str,
+    shape: impl Into<Dims>,
+    data: &[i32],
+) -> Result<Buffer, ModelError> {
+    let mut buffer = memory.lease(Category::Input, name, shape, DType::I32)?;
+    kernels.upload(buffer.view_mut(), bytemuck::cast_slice(data))?;
+    Ok(buffer)
 }

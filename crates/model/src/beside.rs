@@ -21,6 +21,11 @@ pub trait Beside {
     /// # Errors
     /// [`KernelError`] if the device fails.
     fn before_backward(&mut self) -> Result<(), KernelError>;
+
+    /// Whether the micro-batch is to be broken off: asked before each part of the model, in both directions.
+    fn is_stopped(&self) -> bool {
+        false
+    }
 }
 
 /// Nothing else happens.

@@ -146,12 +146,26 @@ fn default_init_std() -> f64 {
     0.02
 }
 
+/// Layers that a model may have.
+const MOST_LAYERS: usize = 1 << 16;
+
+/// Parameters that a model may have: their bytes in any arena can be counted.
+const MOST_PARAMETERS: f64 = (1_u64 << 48) as f64;
+
 /// What is wrong with a model's shape.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ConfigError {
     /// A size is zero.
     #[error("model.{0} is 0; every size of a model is at least 1")]
     Zero(&'static str),
+    /// More layers than anyone trains, which would take a while to list.
+    #[error("model.layers = {0}; it must be at most {MOST_LAYERS}")]
+    TooManyLayers(usize),
+    /// More parameters than can be counted in bytes.
+    #[error(
+        "the sizes of the model make {0:.1e} parameters, more than 2^48; look for one that is mistyped"
+    )]
+    TooManyParameters(f64),
     /// Query heads do not divide into groups.
     #[error(
         "model.heads = {heads} is not a multiple of model.kv_heads = {kv_heads}; each key-value head serves the same number of query heads"
@@ -272,6 +286,22 @@ impl ModelConfig {
         self.kv_heads * self.head_dim
     }
 
+    /// Refuses sizes whose products could not be counted.
+    fn check_extent(&self) -> Result<(), ConfigError> {
+        if self.layers > MOST_LAYERS {
+            return Err(ConfigError::TooManyLayers(self.layers));
+        }
+        let real = |size: usize| size as f64;
+        let heads = real(self.heads) + real(self.kv_heads);
+        let block = real(self.hidden) * (2.0 * heads * real(self.head_dim) + 3.0 * real(self.ffn));
+        let rows = 2.0 * real(self.vocab) + real(self.max_positions.unwrap_or(0));
+        let parameters = real(self.layers) * block + rows * real(self.hidden);
+        match parameters > MOST_PARAMETERS {
+            true => Err(ConfigError::TooManyParameters(parameters)),
+            false => Ok(()),
+        }
+    }
+
     /// Checks that the sizes make a model.
     ///
     /// # Errors
@@ -290,6 +320,7 @@ impl ModelConfig {
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(ConfigError::Zero(name));
         }
+        self.check_extent()?;
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(ConfigError::HeadGroups {
                 heads: self.heads,

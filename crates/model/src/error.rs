@@ -12,4 +12,7 @@ pub enum ModelError {
     /// An operation was called wrongly, or the device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// It was broken off, as [`crate::Beside::is_stopped`] asked.
+    #[error("the pass was broken off")]
+    Stopped,
 }

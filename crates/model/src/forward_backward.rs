@@ -3,7 +3,7 @@
 use crate::architecture::Position;
 use crate::pass::{Pass, Work};
 use crate::stages::Loss;
-use crate::{Activation, LayerActivation, Model, ModelError, ReplayCounts};
+use crate::{Activation, LayerActivation, Model, ModelError, Purpose, ReplayCounts};
 use kernels::Init;
 use memory::{Buffer, Layer, Phase};
 
@@ -44,7 +44,7 @@ impl Pass<'_> {
     fn forward_backward(&mut self, totals: &mut StepTotals) -> Result<(), ModelError> {
         self.forward()?;
         self.head(totals)?;
-        self.work.beside.before_backward()?;
+        self.work.purpose.training().beside.before_backward()?;
         self.backward()?;
         totals.is_first = false;
         assert!(
@@ -59,14 +59,15 @@ impl Pass<'_> {
     }
 
     /// Embedding and all blocks; leaves the head's input in the table.
-    fn forward(&mut self) -> Result<(), ModelError> {
+    pub(crate) fn forward(&mut self) -> Result<(), ModelError> {
+        let phase = self.work.purpose.forward_phase();
         {
-            let _place = self.enter(Phase::Forward, Layer::Embedding);
+            let _place = self.enter(phase, Layer::Embedding);
             self.before_forward(Layer::Embedding)?;
             self.forward_stage(Position::EMBEDDING)?;
         }
         for (layer, block) in self.model.architecture().blocks().iter().enumerate() {
-            let _place = self.enter(Phase::Forward, Layer::Block(layer));
+            let _place = self.enter(phase, Layer::Block(layer));
             self.before_forward(Layer::Block(layer))?;
             for stage in 0..block.stages().len() {
                 self.forward_stage(Position::new(layer, stage))?;
@@ -79,22 +80,44 @@ impl Pass<'_> {
     }
 
     fn before_forward(&mut self, part: Layer) -> Result<(), ModelError> {
+        self.go_on()?;
         let work = &mut self.work;
-        let gradients = work.gradients.arena();
-        Ok(work
-            .beside
-            .before_forward(part, work.parameters, gradients)?)
+        match &mut work.purpose {
+            Purpose::Training(training) => {
+                let gradients = training.gradients.arena();
+                let beside = &mut training.beside;
+                Ok(beside.before_forward(part, work.parameters, gradients)?)
+            }
+            Purpose::Inference(_) => Ok(()),
+        }
+    }
+
+    /// Breaks the micro-batch off if that is asked for.
+    fn go_on(&self) -> Result<(), ModelError> {
+        match &self.work.purpose {
+            Purpose::Training(training) if training.beside.is_stopped() => Err(ModelError::Stopped),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the head's input out of the table.
+    pub(crate) fn take_head_input(&mut self) -> Buffer {
+        self.allow(self.model.architecture().head_parameters());
+        self.work.saved.take(self.head_input())
+    }
+
+    fn head_input(&self) -> LayerActivation {
+        LayerActivation {
+            layer: self.model.layers(),
+            activation: Activation::X,
+        }
     }
 
     /// The head, forward and backward; files the gradient of its input.
     fn head(&mut self, totals: &mut StepTotals) -> Result<(), ModelError> {
         let _place = self.enter(Phase::Forward, Layer::Head);
         self.before_forward(Layer::Head)?;
-        let input = LayerActivation {
-            layer: self.model.layers(),
-            activation: Activation::X,
-        };
-        let x = self.work.saved.take(input);
+        let x = self.take_head_input();
         let init = match totals.is_first {
             true => Init::Overwrite,
             false => Init::Accumulate,
@@ -104,11 +127,9 @@ impl Pass<'_> {
             init,
             gradient_scale: totals.gradient_scale,
         };
-        let architecture = self.model.architecture();
-        self.allow(architecture.head_parameters());
-        let (head, chunk) = (architecture.head(), self.model.head_chunk());
+        let (head, chunk) = (self.model.architecture().head(), self.model.head_chunk());
         let dx = head.loss_and_gradient(self, x, chunk, loss)?;
-        self.file_gradient_at(input, dx);
+        self.file_gradient_at(self.head_input(), dx);
         Ok(())
     }
 
@@ -116,6 +137,7 @@ impl Pass<'_> {
     fn backward(&mut self) -> Result<(), ModelError> {
         for (layer, block) in self.model.architecture().blocks().iter().enumerate().rev() {
             let _place = self.enter(Phase::Backward, Layer::Block(layer));
+            self.go_on()?;
             if let Some(next) = layer.checked_sub(1) {
                 self.fetch_block(next)?;
             }

@@ -23,13 +23,16 @@ mod forward_backward;
 mod gradients;
 mod host_places;
 mod hugging_face;
+mod inference;
 mod init;
+mod kv_cache;
 mod linear;
 mod model;
 mod offload;
 mod parameters;
 mod pass;
 mod policy;
+mod purpose;
 mod randomness;
 mod replays;
 mod saved;
@@ -47,13 +50,18 @@ pub use config::{
 pub use error::ModelError;
 pub use forward_backward::StepTotals;
 pub use gradients::Gradients;
-pub use hugging_face::{HfConfigError, WeightsError, encode, export, import};
+pub use hugging_face::{
+    HfConfigError, MAX_SHARD_BYTES, METADATA, ModelWeights, Origin, OriginError, OutgoingWeights,
+    WeightsError, encode, import, write_model,
+};
 pub use init::{Fresh, InitialValues, initialise};
+pub use kv_cache::{CachedSequences, KvCache, LayerCache};
 pub use linear::Linear;
 pub use model::{Computation, Model};
 pub use parameters::{Initial, Parameter, ParameterId, Parameters, PartParameters, Stored};
 pub use pass::{Pass, Work};
 pub use policy::{Action, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError};
+pub use purpose::{Purpose, Training};
 pub use randomness::Randomness;
 pub use replays::ReplayCounts;
 pub use saved::Saved;

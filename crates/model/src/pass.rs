@@ -3,8 +3,8 @@
 use crate::architecture::Position;
 use crate::stage::Declared;
 use crate::{
-    Action, Activation, Batch, Beside, DropoutSite, Gradients, LayerActivation, Model, ModelError,
-    ParameterId, Randomness, ReplayCounts, Saved,
+    Action, Activation, Batch, DropoutSite, LayerActivation, LayerCache, Model, ModelError,
+    ParameterId, Purpose, ReplayCounts, Saved,
 };
 use kernels::{Dropout, Init, Kernels};
 use memory::{Arena, Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
@@ -18,16 +18,12 @@ pub struct Work<'a> {
     pub kernels: &'a dyn Kernels,
     /// Weights.
     pub parameters: &'a mut Arena,
-    /// Their gradients, which this micro-batch's are added to.
-    pub gradients: &'a mut Gradients,
     /// The table of activations; empty before and after, whatever happens.
     pub saved: &'a mut Saved,
-    /// What else happens meanwhile.
-    pub beside: &'a mut dyn Beside,
     /// The micro-batch.
     pub batch: &'a Batch,
-    /// What dropout draws from; none: nothing is dropped, as in evaluation.
-    pub randomness: Option<Randomness>,
+    /// What it passes through the model for.
+    pub purpose: Purpose<'a>,
 }
 
 /// The stage that runs, in which direction, and what it has pulled of what it declared.
@@ -103,12 +99,31 @@ impl<'a> Pass<'a> {
 
     /// Dropout at a site of the block whose stage runs, the same in replays and in the backward pass; none in evaluation.
     pub fn dropout(&self, DropoutSite { site, rate }: DropoutSite) -> Option<Dropout> {
-        let randomness = self.work.randomness.filter(|_| rate > 0.0)?;
+        let randomness = self.work.purpose.randomness().filter(|_| rate > 0.0)?;
         let layer = self.running.at.layer as u64;
         Some(Dropout {
             probability: rate,
             key: randomness.key(layer << 32 | u64::from(site)),
         })
+    }
+
+    /// Where the keys and values of earlier tokens are, and those of these tokens go; none where all tokens of a sequence
+    /// pass at once.
+    pub fn cache(&mut self) -> Option<LayerCache<'_>> {
+        let layer = self.running.at.layer;
+        match &mut self.work.purpose {
+            Purpose::Inference(Some(cached)) => Some(cached.of_layer(layer)),
+            _ => None,
+        }
+    }
+
+    /// What happens to an activation between forward and backward. Where there is no backward, it goes after its last
+    /// reader.
+    fn action(&self, at: LayerActivation) -> Action {
+        match self.work.purpose {
+            Purpose::Training(_) => self.work.saved.action(at),
+            Purpose::Inference(_) => Action::Recompute,
+        }
     }
 
     /// Reads a parameter.
@@ -118,7 +133,8 @@ impl<'a> Pass<'a> {
 
     /// Where to write the next contribution to a parameter's gradient, and what to add it to.
     pub fn accumulate(&mut self, id: ParameterId) -> (Out<'_>, Init<'static>) {
-        self.work.gradients.accumulate(self.index(id))
+        let index = self.index(id);
+        self.work.purpose.training().gradients.accumulate(index)
     }
 
     /// The first of some parameters, and where to write the next contributions to the gradients of all, which were
@@ -128,7 +144,8 @@ impl<'a> Pass<'a> {
         ids: [ParameterId; N],
     ) -> (In<'_>, [(Out<'_>, Init<'static>); N]) {
         let indices = ids.map(|id| self.index(id));
-        let gradients = self.work.gradients.accumulate_all(indices);
+        let training = self.work.purpose.training();
+        let gradients = training.gradients.accumulate_all(indices);
         (self.work.parameters.view(indices[0]), gradients)
     }
 
@@ -290,7 +307,7 @@ impl<'a> Pass<'a> {
     pub fn output(&self, activation: Activation) -> Result<Option<Buffer>, ModelError> {
         let at = self.of_block(activation);
         let architecture = self.model.architecture();
-        let kept = self.work.saved.action(at) != Action::Recompute;
+        let kept = self.action(at) != Action::Recompute;
         let is_wanted = match self.backward_at {
             None => kept || architecture.is_read(at),
             Some(backward_at) => {
@@ -331,7 +348,7 @@ impl<'a> Pass<'a> {
     pub(crate) fn forward_stage(&mut self, at: Position) -> Result<(), ModelError> {
         self.run(at, false)?;
         for activation in self.model.architecture().last_used_by(at) {
-            match self.work.saved.action(activation) {
+            match self.action(activation) {
                 Action::Keep => {}
                 Action::Recompute => self.work.saved.release(activation),
                 Action::Offload => self.work.saved.send(self.work.kernels, activation)?,

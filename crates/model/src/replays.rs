@@ -3,7 +3,7 @@
 use serde::ser::{SerializeMap, Serializer};
 
 /// How often each stage was replayed, by name, in forward order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplayCounts(Vec<(&'static str, usize)>);
 
 impl ReplayCounts {

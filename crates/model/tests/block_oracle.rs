@@ -10,7 +10,8 @@ use kernels::cpu::Cpu;
 use memory::{Arena, Category, DType, Memory};
 use model::{
     ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Gradients, Model,
-    ModelConfig, NormKind, Policy, Positions, RopeScaling, Saved, StepTotals, Work,
+    ModelConfig, NormKind, Policy, Positions, Purpose, RopeScaling, Saved, StepTotals, Training,
+    Work,
 };
 use std::rc::Rc;
 
@@ -134,11 +135,13 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
             memory: &memory,
             kernels: &cpu,
             parameters: &mut parameters,
-            gradients: &mut summed,
             saved: &mut saved,
-            beside: &mut model::Nothing,
             batch: &on_device,
-            randomness: None,
+            purpose: Purpose::Training(Training {
+                gradients: &mut summed,
+                beside: &mut model::Nothing,
+                randomness: None,
+            }),
         };
         model.forward_backward(work, &mut totals).unwrap();
         let oracle = Oracle {

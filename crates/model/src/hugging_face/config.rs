@@ -3,6 +3,7 @@
 use super::gpt2;
 use crate::config::{ActivationFunction, NormKind, Positions};
 use crate::{ConfigError, Family, ModelConfig, RopeScaling};
+use memory::DType;
 use serde_json::{Value, json};
 
 /// A `config.json` that describes no model of this family.
@@ -19,6 +20,18 @@ pub enum HfConfigError {
         "model_type `{0}` is not supported; this trainer knows llama, mistral (without a sliding window), qwen2, qwen3 and gpt2"
     )]
     Family(String),
+    /// The same blocks under another head, or none.
+    #[error(
+        "architectures has `{found}`, which is not supported; a {family} model is trained as {known}"
+    )]
+    Architecture {
+        /// What the file says.
+        found: String,
+        /// The model type.
+        family: String,
+        /// What it would have to say.
+        known: &'static str,
+    },
     /// A feature that would change the arithmetic.
     #[error("`{0}` = {1} is not supported")]
     Unsupported(&'static str, String),
@@ -37,23 +50,68 @@ impl ModelConfig {
         let family = json["model_type"]
             .as_str()
             .ok_or(HfConfigError::Key("model_type", "a string"))?;
+        check_architecture(&json, family)?;
         let config = match family {
-            "llama" | "mistral" | "qwen2" | "qwen3" => read_llama(&json, family)?,
             "gpt2" => gpt2::read(&json)?,
-            other => return Err(HfConfigError::Family(other.into())),
+            _ => read_llama(&json, family)?,
         };
         config.validate()?;
         Ok(config)
     }
 
-    /// The text of a `config.json` for sequences of up to `max_position` tokens.
-    pub fn to_hf(&self, max_position: usize, dtype: &str) -> String {
+    /// The text of a `config.json` for a model made here, trained on sequences of `seq` tokens, with weights of `dtype`.
+    pub fn to_hf(&self, seq: usize, dtype: DType) -> String {
         let json = match self.family() {
-            Family::Llama => write_llama(self, max_position, dtype),
-            Family::Gpt2 => gpt2::write(self, dtype),
+            Family::Llama => write_llama(self, seq, dtype_name(dtype)),
+            Family::Gpt2 => gpt2::write(self, dtype_name(dtype)),
         };
         format!("{json:#}\n")
     }
+}
+
+/// What Hugging Face calls a type of weights.
+pub(super) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bfloat16",
+        _ => "float32",
+    }
+}
+
+/// The model types that are known, with the one class of each that has the language model's head.
+const ARCHITECTURES: [(&str, &str); 5] = [
+    ("llama", "LlamaForCausalLM"),
+    ("mistral", "MistralForCausalLM"),
+    ("qwen2", "Qwen2ForCausalLM"),
+    ("qwen3", "Qwen3ForCausalLM"),
+    ("gpt2", "GPT2LMHeadModel"),
+];
+
+/// Refuses model types, and heads, that are not known.
+fn check_architecture(json: &Value, family: &str) -> Result<(), HfConfigError> {
+    let known = ARCHITECTURES.iter().find(|(name, _)| *name == family);
+    let (_, known) = known.ok_or_else(|| HfConfigError::Family(family.into()))?;
+    let named = match &json["architectures"] {
+        Value::Null => return Ok(()),
+        named => named.as_array(),
+    };
+    let named = named.ok_or(HfConfigError::Key("architectures", "a list of names"))?;
+    match named.iter().find(|name| *name != known) {
+        None => Ok(()),
+        Some(other) => Err(HfConfigError::Architecture {
+            found: other.as_str().map_or(other.to_string(), Into::into),
+            family: family.into(),
+            known,
+        }),
+    }
+}
+
+/// The positions that the file promises: transformers complains about scaling that ends below them.
+fn max_position(config: &ModelConfig, seq: usize) -> usize {
+    let scaled = config.rope_scaling.as_ref().map(|scaling| {
+        // A cast of what is too large gives the largest.
+        (scaling.original_max_position as f64 * scaling.factor).round() as usize
+    });
+    scaled.unwrap_or(0).max(seq)
 }
 
 /// The shape that Llama's keys say, and those of its like.
@@ -75,10 +133,10 @@ fn read_llama(json: &Value, family: &str) -> Result<ModelConfig, HfConfigError> 
         } else {
             size("num_key_value_heads")?
         },
-        head_dim: if json["head_dim"].is_null() {
-            hidden / heads.max(1)
-        } else {
-            size("head_dim")?
+        head_dim: match (json["head_dim"].is_null(), family) {
+            (false, _) => size("head_dim")?,
+            (true, "qwen3") => 128,
+            (true, _) => hidden / heads.max(1),
         },
         ffn: size("intermediate_size")?,
         vocab: size("vocab_size")?,
@@ -99,7 +157,7 @@ fn read_llama(json: &Value, family: &str) -> Result<ModelConfig, HfConfigError> 
 }
 
 /// Llama's keys for this shape, or those of its like.
-fn write_llama(config: &ModelConfig, max_position: usize, dtype: &str) -> Value {
+fn write_llama(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
     let (family, architecture) = match (config.qk_norm, config.qkv_bias) {
         (true, _) => ("qwen3", "Qwen3ForCausalLM"),
         (false, true) => ("qwen2", "Qwen2ForCausalLM"),
@@ -114,7 +172,7 @@ fn write_llama(config: &ModelConfig, max_position: usize, dtype: &str) -> Value 
             "original_max_position_embeddings": scaling.original_max_position,
         })
     });
-    json!({
+    let mut json = json!({
         "architectures": [architecture],
         "model_type": family,
         "hidden_size": config.hidden,
@@ -131,15 +189,24 @@ fn write_llama(config: &ModelConfig, max_position: usize, dtype: &str) -> Value 
         "rope_scaling": rope_scaling,
         "initializer_range": config.init_std,
         "hidden_act": "silu",
-        "max_position_embeddings": max_position,
+        "max_position_embeddings": max_position(config, seq),
+        "bos_token_id": null,
+        "eos_token_id": null,
         "torch_dtype": dtype,
-    })
+    });
+    if family == "qwen2" {
+        // transformers has defaults for these, other readers have none.
+        json["use_sliding_window"] = json!(false);
+        json["sliding_window"] = json!(max_position(config, seq));
+        json["max_window_layers"] = json!(config.layers);
+    }
+    json
 }
 
 /// Features that the forward pass does not have.
 fn refuse_unsupported(json: &Value) -> Result<(), HfConfigError> {
     type IsRefused = fn(&Value) -> bool;
-    let refused: [(&'static str, IsRefused); 5] = [
+    let refused: [(&'static str, IsRefused); 7] = [
         ("hidden_act", |value| !(value.is_null() || value == "silu")),
         ("mlp_bias", |value| value == true),
         ("attention_dropout", |value| {
@@ -148,6 +215,11 @@ fn refuse_unsupported(json: &Value) -> Result<(), HfConfigError> {
         ("use_sliding_window", |value| value == true),
         ("num_experts", |value| {
             value.as_u64().is_some_and(|experts| experts > 1)
+        }),
+        ("quantization_config", |value| !value.is_null()),
+        ("layer_types", |value| {
+            let mut kinds = value.as_array().into_iter().flatten();
+            kinds.any(|kind| kind != "full_attention")
         }),
     ];
     if let Some((key, _)) = refused.iter().find(|(key, wrong)| wrong(&json[*key])) {
@@ -237,7 +309,7 @@ mod tests {
             (60, 20, true)
         );
         assert_eq!(
-            ModelConfig::from_hf(&config.to_hf(64, "float32")).unwrap(),
+            ModelConfig::from_hf(&config.to_hf(64, DType::F32)).unwrap(),
             config
         );
         let qwen2 = ModelConfig {
@@ -246,7 +318,7 @@ mod tests {
             ..config.clone()
         };
         assert_eq!(
-            ModelConfig::from_hf(&qwen2.to_hf(64, "float32")).unwrap(),
+            ModelConfig::from_hf(&qwen2.to_hf(64, DType::F32)).unwrap(),
             qwen2
         );
         let qwen3 = ModelConfig {
@@ -255,7 +327,7 @@ mod tests {
             ..config
         };
         assert_eq!(
-            ModelConfig::from_hf(&qwen3.to_hf(64, "float32")).unwrap(),
+            ModelConfig::from_hf(&qwen3.to_hf(64, DType::F32)).unwrap(),
             qwen3
         );
     }
@@ -264,6 +336,36 @@ mod tests {
     fn what_is_not_supported_is_named() {
         let cases = [
             ("llama\"", "bloom\"", "model_type `bloom`"),
+            (
+                "\"head_dim\": 20",
+                "\"architectures\": [\"LlamaForSequenceClassification\"]",
+                "`LlamaForSequenceClassification`, which is not supported; a llama model is trained as LlamaForCausalLM",
+            ),
+            (
+                "\"head_dim\": 20",
+                "\"architectures\": \"LlamaForCausalLM\"",
+                "`architectures` is missing or is not a list of names",
+            ),
+            (
+                "\"head_dim\": 20",
+                "\"quantization_config\": {\"bits\": 4}",
+                "`quantization_config` = {\"bits\":4}",
+            ),
+            (
+                "\"head_dim\": 20",
+                "\"layer_types\": [\"full_attention\", \"sliding_attention\"]",
+                "`layer_types` = ",
+            ),
+            (
+                "\"vocab_size\": 131",
+                "\"vocab_size\": 18446744073709551615",
+                "more than 2^48",
+            ),
+            (
+                "\"num_hidden_layers\": 3",
+                "\"num_hidden_layers\": 18446744073709551615",
+                "model.layers = 18446744073709551615",
+            ),
             (
                 "\"vocab_size\": 131",
                 "\"vocab\": 1",

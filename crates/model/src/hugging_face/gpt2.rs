@@ -20,7 +20,7 @@ pub(super) fn read(json: &Value) -> Result<ModelConfig, HfConfigError> {
         kv_heads: heads,
         head_dim: hidden / heads.max(1),
         ffn: match json["n_inner"].is_null() {
-            true => 4 * hidden,
+            true => hidden.saturating_mul(4),
             false => size("n_inner")?,
         },
         vocab: size("vocab_size")?,
@@ -73,6 +73,8 @@ pub(super) fn write(config: &ModelConfig, dtype: &str) -> Value {
         "resid_pdrop": config.dropout,
         "initializer_range": config.init_std,
         "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": null,
+        "eos_token_id": null,
         "torch_dtype": dtype,
     })
 }
@@ -106,6 +108,7 @@ fn refuse_unsupported(json: &Value) -> Result<(), HfConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memory::DType;
 
     const GPT2: &str = r#"{"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3, "vocab_size": 29,
         "n_positions": 16, "n_inner": null, "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1,
@@ -116,7 +119,7 @@ mod tests {
         let config = ModelConfig::from_hf(GPT2).unwrap();
         assert_eq!((config.ffn, config.head_dim, config.dropout), (48, 4, 0.1));
         assert!(config.tie_embeddings && config.biases);
-        let text = config.to_hf(8, "float32");
+        let text = config.to_hf(8, DType::F32);
         assert_eq!(ModelConfig::from_hf(&text).unwrap(), config);
     }
 

@@ -1,9 +1,13 @@
-//! Models as Hugging Face keeps them: `config.json`, and weights in safetensors.
+//! Models as Hugging Face keeps them: `config.json`, weights in safetensors, and what else came with them.
 
 mod config;
 mod gpt2;
+mod origin;
 mod weights;
+mod write;
 
 pub use config::HfConfigError;
+pub use origin::{Origin, OriginError};
 pub(crate) use weights::CHUNK;
-pub use weights::{WeightsError, encode, export, import};
+pub use weights::{ModelWeights, WeightsError, encode, import};
+pub use write::{MAX_SHARD_BYTES, METADATA, OutgoingWeights, write_model};

@@ -1,33 +1,22 @@
-//! Weights in Hugging Face layout: safetensors, one file or sharded.
+//! Weights from a folder in Hugging Face layout: safetensors, one file or sharded.
 
 use crate::parameters::{Parameter, Parameters, Stored};
-use candle_core::safetensors::MmapedSafetensors;
+use bytemuck::cast_slice;
+use files::{Dtype, FilesError, Tensor, TensorFiles, TensorSource, TensorSpec};
 use half::{bf16, f16};
 use memory::{DType, Layout};
-use safetensors::tensor::{Dtype, TensorView, View, serialize_to_file};
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Weights could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// The folder holds no weights.
-    #[error("{0} holds neither model.safetensors nor model.safetensors.index.json")]
-    Missing(PathBuf),
-    /// A file could not be read.
-    #[error("the weights in {path} cannot be read ({source}); copy or write them again")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: candle_core::Error,
-    },
-    /// The index of a sharded model is not one.
-    #[error("{0} is not an index of safetensors files")]
-    Index(PathBuf),
-    /// A tensor that the model needs is missing or has another shape.
+    /// A file is missing, cannot be read, or is damaged.
+    #[error(transparent)]
+    Read(FilesError),
+    /// A tensor that the model needs is missing or has another shape, or one is there that it does not have.
     #[error("{path}: tensor `{name}` {problem}")]
     Tensor {
         /// The folder.
@@ -38,20 +27,160 @@ pub enum WeightsError {
         problem: String,
     },
     /// A file could not be written.
-    #[error("{path}: {source}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: safetensors::SafeTensorError,
-    },
+    #[error(transparent)]
+    Write(FilesError),
 }
 
 /// Values that are handed over at a time when a model is filled: what host memory loading needs.
 pub(crate) const CHUNK: usize = 256 * 1024;
 
-/// Reads every parameter from a folder and hands it to `set` in chunks: the first element's place in the arena that
-/// the layout describes, and f32 values. Tensors that the model does not have are ignored.
+/// The weights of a folder, mapped: all that a model has, in its shapes, and nothing else.
+#[derive(Debug)]
+pub struct ModelWeights<'a> {
+    tensors: TensorFiles,
+    parameters: &'a Parameters,
+    /// What the files call the parameters, in the order of their layout.
+    names: Vec<String>,
+}
+
+impl<'a> ModelWeights<'a> {
+    /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`, and looks for every parameter.
+    ///
+    /// # Errors
+    /// [`WeightsError`] that names the file or the tensor: one that is missing, has another shape or a type that cannot be
+    /// widened, or that the model does not have. Buffers that follow from `config.json` may be there, and so may a head
+    /// that equals the embedding to which it is tied.
+    pub fn open(folder: &Path, parameters: &'a Parameters) -> Result<Self, WeightsError> {
+        let tensors = TensorFiles::open_folder(folder, "model").map_err(WeightsError::Read)?;
+        let wrong = |(name, problem): (&str, String)| WeightsError::Tensor {
+            path: folder.into(),
+            name: name.into(),
+            problem,
+        };
+        let names = parameters
+            .in_layout()
+            .map(|parameter| find(&tensors, parameter).map_err(|it| wrong((&parameter.name, it))));
+        let names = names.collect::<Result<Vec<_>, _>>()?;
+        let weights = ModelWeights {
+            tensors,
+            parameters,
+            names,
+        };
+        match weights.unwanted() {
+            None => Ok(weights),
+            Some(unwanted) => Err(wrong(unwanted)),
+        }
+    }
+
+    /// The type that all weights fit into: bf16 if they are, else f32.
+    pub fn dtype(&self) -> DType {
+        let mut tensors = (0..self.names.len()).map(|index| self.tensor(index));
+        match tensors.all(|tensor| tensor.dtype == Dtype::BF16) {
+            true => DType::BF16,
+            false => DType::F32,
+        }
+    }
+
+    /// Hands every parameter to `set` in chunks: the first element's place in the arena that the layout describes, and f32
+    /// values.
+    ///
+    /// # Errors
+    /// What `set` returns.
+    pub fn read<E>(
+        &self,
+        layout: &Layout,
+        mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut values = Vec::with_capacity(CHUNK);
+        let parameters = self.parameters.in_layout().zip(layout.entries());
+        for (index, (parameter, entry)) in parameters.enumerate() {
+            let tensor = self.tensor(index);
+            for first in (0..entry.elements()).step_by(CHUNK) {
+                let elements = first..entry.elements().min(first + CHUNK);
+                values.clear();
+                widen(
+                    tensor.dtype,
+                    &used_bytes(tensor, parameter, elements),
+                    &mut values,
+                );
+                set(entry.offset + first, &values)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same weights on their way into other files, under the parameters' names and in one type.
+    pub fn converted(&self, dtype: DType) -> impl TensorSource {
+        Converted {
+            weights: self,
+            specs: specs(self.parameters, dtype),
+        }
+    }
+
+    fn tensor(&self, index: usize) -> Tensor<'_> {
+        let tensor = self.tensors.get(&self.names[index]);
+        tensor.expect("it was found when the files were opened")
+    }
+
+    /// A tensor that the model does not have, and what there is to say about it.
+    fn unwanted(&self) -> Option<(&str, String)> {
+        let known: std::collections::HashSet<&str> =
+            self.names.iter().map(String::as_str).collect();
+        let extra = self
+            .tensors
+            .iter()
+            .filter(|(name, _)| !known.contains(name));
+        let mut extra = extra.filter(|(name, _)| !is_buffer(name));
+        extra.find_map(|(name, tensor)| match name == HEAD {
+            true if self.is_embedding(tensor) => None,
+            true => Some((name, "differs from the embedding, but config.json ties them; set \"tie_word_embeddings\" to false there if both were trained".into())),
+            false => Some((name, "is not one of the model's: what config.json describes has no such weights".into())),
+        })
+    }
+
+    /// Whether a head is the embedding once more.
+    fn is_embedding(&self, head: Tensor<'_>) -> bool {
+        let is_it = |name: &String| EMBEDDINGS.iter().any(|end| name.ends_with(end));
+        let embedding = self.names.iter().position(is_it);
+        embedding.is_some_and(|index| self.tensor(index) == head)
+    }
+}
+
+/// The head's name in all families; where it is a parameter of its own, it is not tied.
+const HEAD: &str = "lm_head.weight";
+
+/// Ends of the embedding's names.
+const EMBEDDINGS: [&str; 2] = ["embed_tokens.weight", "wte.weight"];
+
+/// What older versions of transformers saved beside the weights: wavelengths and the causal mask.
+fn is_buffer(name: &str) -> bool {
+    const ENDS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+    ENDS.iter().any(|end| name.ends_with(end))
+}
+
+/// What the files call a parameter, if it has the right shape and a type that can be widened.
+fn find(tensors: &TensorFiles, parameter: &Parameter) -> Result<String, String> {
+    // GPT-2's own files leave out the name of the part that is not the head.
+    let short = parameter.name.strip_prefix("transformer.");
+    let mut names = [Some(parameter.name.as_str()), short].into_iter().flatten();
+    let found = names.find_map(|name| Some((name, tensors.get(name)?)));
+    let (name, tensor) = found.ok_or("is missing")?;
+    let needed = parameter.stored_shape();
+    if tensor.shape != needed {
+        return Err(format!(
+            "has shape {:?}; the model needs {needed:?}",
+            tensor.shape
+        ));
+    }
+    match tensor.dtype {
+        Dtype::F32 | Dtype::BF16 | Dtype::F16 => Ok(name.into()),
+        other => Err(format!(
+            "holds {other:?}; convert the model to F32, BF16 or F16"
+        )),
+    }
+}
+
+/// Reads every parameter from a folder and hands it to `set` ([`ModelWeights`]).
 ///
 /// # Errors
 /// [`WeightsError`], or what `set` returns.
@@ -59,88 +188,18 @@ pub fn import<E: From<WeightsError>>(
     folder: &Path,
     parameters: &Parameters,
     layout: &Layout,
-    mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
+    set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let files = weight_files(folder)?;
-    let read = |source| WeightsError::Read {
-        path: folder.to_path_buf(),
-        source,
-    };
-    // SAFETY: the files are mapped for reading; whoever truncates them meanwhile ends the process, as with any map.
-    let tensors = unsafe { MmapedSafetensors::multi(&files) }.map_err(read)?;
-    let names = tensors.tensors().into_iter().map(|(name, _)| name);
-    if let Some(name) = names.into_iter().find(|name| name.ends_with("o_proj.bias")) {
-        let problem = "is a bias that these models do not have".into();
-        return Err(WeightsError::Tensor {
-            path: folder.into(),
-            name,
-            problem,
-        }
-        .into());
-    }
-    let mut values = Vec::with_capacity(CHUNK);
-    for (parameter, entry) in parameters.in_layout().zip(layout.entries()) {
-        let tensor = find(folder, &tensors, parameter)?;
-        let read = |first: usize, values: &mut Vec<f32>| {
-            values.clear();
-            let elements = first..entry.elements().min(first + CHUNK);
-            widen(
-                tensor.dtype(),
-                &stored_bytes(&tensor, parameter, elements),
-                values,
-            );
-        };
-        for first in (0..entry.elements()).step_by(CHUNK) {
-            read(first, &mut values);
-            set(entry.offset + first, &values)?;
-        }
-    }
-    Ok(())
+    ModelWeights::open(folder, parameters)?.read(layout, set)
 }
 
-/// A tensor of the model, of the right shape and a type that can be widened.
-fn find<'a>(
-    folder: &Path,
-    tensors: &'a MmapedSafetensors,
-    parameter: &Parameter,
-) -> Result<TensorView<'a>, WeightsError> {
-    let wrong = |problem: String| WeightsError::Tensor {
-        path: folder.into(),
-        name: parameter.name.clone(),
-        problem,
-    };
-    // GPT-2's own files leave out the name of the part that is not the head.
-    let short = parameter.name.strip_prefix("transformer.");
-    let names = [Some(parameter.name.as_str()), short];
-    let mut found = names
-        .into_iter()
-        .flatten()
-        .map(|name| tensors.get(name).ok());
-    let tensor = found
-        .find_map(|tensor| tensor)
-        .ok_or_else(|| wrong("is missing".into()))?;
-    if tensor.shape() != parameter.stored_shape() {
-        return Err(wrong(format!(
-            "has shape {:?}; the model needs {:?}",
-            tensor.shape(),
-            parameter.stored_shape()
-        )));
-    }
-    match tensor.dtype() {
-        Dtype::F32 | Dtype::BF16 | Dtype::F16 => Ok(tensor),
-        other => Err(wrong(format!(
-            "holds {other:?}; convert the model to F32, BF16 or F16"
-        ))),
-    }
-}
-
-/// The bytes of some elements of a parameter, wherever its tensor has them.
-fn stored_bytes<'a>(
-    tensor: &TensorView<'a>,
+/// The bytes of some elements of a parameter, in the order of their use.
+fn used_bytes<'a>(
+    tensor: Tensor<'a>,
     parameter: &Parameter,
     elements: Range<usize>,
 ) -> Cow<'a, [u8]> {
-    let (data, size) = (tensor.data(), tensor.dtype().bitsize() / 8);
+    let (data, size) = (tensor.bytes, tensor.dtype.bitsize() / 8);
     match parameter.stored {
         Stored::AsUsed => Cow::Borrowed(&data[elements.start * size..elements.end * size]),
         Stored::Transposed => {
@@ -154,132 +213,68 @@ fn stored_bytes<'a>(
 
 /// Appends little-endian elements as f32.
 fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
-    let halves = || data.chunks_exact(2).map(|bytes| [bytes[0], bytes[1]]);
+    let halves = || data.as_chunks().0.iter().copied();
     match dtype {
         Dtype::BF16 => values.extend(halves().map(|bytes| bf16::from_le_bytes(bytes).to_f32())),
         Dtype::F16 => values.extend(halves().map(|bytes| f16::from_le_bytes(bytes).to_f32())),
-        _ => {
-            let words = data
-                .chunks_exact(4)
-                .map(|bytes| [bytes[0], bytes[1], bytes[2], bytes[3]]);
-            values.extend(words.map(f32::from_le_bytes));
+        _ => values.extend(data.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
+    }
+}
+
+/// What a folder's weights become in a type.
+struct Converted<'a> {
+    weights: &'a ModelWeights<'a>,
+    specs: Vec<TensorSpec>,
+}
+
+impl TensorSource for Converted<'_> {
+    fn tensors(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
+        let (tensor, into) = (self.weights.tensor(index), self.specs[index].dtype);
+        if tensor.dtype == into {
+            return out.write_all(tensor.bytes);
         }
-    }
-}
-
-/// The files that hold a model's weights.
-fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, WeightsError> {
-    let single = folder.join("model.safetensors");
-    if single.is_file() {
-        return Ok(vec![single]);
-    }
-    let index = folder.join("model.safetensors.index.json");
-    let Ok(text) = std::fs::read_to_string(&index) else {
-        return Err(WeightsError::Missing(folder.into()));
-    };
-    let json: Option<serde_json::Value> = serde_json::from_str(&text).ok();
-    let map = json
-        .as_ref()
-        .and_then(|json| json["weight_map"].as_object());
-    let names: Option<BTreeSet<&str>> =
-        map.and_then(|map| map.values().map(|file| file.as_str()).collect());
-    match names {
-        Some(names) if !names.is_empty() => {
-            Ok(names.into_iter().map(|name| folder.join(name)).collect())
+        let mut values = Vec::with_capacity(CHUNK);
+        for bytes in tensor.bytes.chunks(CHUNK * tensor.dtype.bitsize() / 8) {
+            values.clear();
+            widen(tensor.dtype, bytes, &mut values);
+            out.write_all(&encode_in(&values, into))?;
         }
-        _ => Err(WeightsError::Index(index)),
+        Ok(())
     }
 }
 
-/// A tensor whose bytes are fetched when they are written, so that a model is never twice in memory.
-struct Lazy<'a, F> {
-    dtype: Dtype,
-    parameter: &'a Parameter,
-    shape: Vec<usize>,
-    index: usize,
-    bytes: &'a F,
-}
-
-impl<F: Fn(usize) -> Vec<u8>> View for Lazy<'_, F> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let bytes = (self.bytes)(self.index);
-        Cow::Owned(match self.parameter.stored {
-            Stored::AsUsed => bytes,
-            Stored::Transposed => transposed(&bytes, &self.shape),
-        })
-    }
-
-    fn data_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
-    }
-}
-
-/// A matrix of this shape, from the bytes of its transpose.
-fn transposed(bytes: &[u8], shape: &[usize]) -> Vec<u8> {
-    let [rows, columns] = [shape[0], shape[1]];
-    let size = bytes.len() / (rows * columns);
-    let element = |row, column| {
-        let at = (column * rows + row) * size;
-        &bytes[at..at + size]
+/// What files of this type say of the parameters, in the order of their layout.
+pub(super) fn specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
+    let dtype = match dtype {
+        DType::BF16 => Dtype::BF16,
+        _ => Dtype::F32,
     };
-    let rows = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
-    rows.flat_map(|(row, column)| element(row, column))
-        .copied()
-        .collect()
-}
-
-/// Writes a tensor for each parameter, in the order of their layout, to one safetensors file. `bytes(index)` are the tensor's little-endian elements; it is
-/// called for one tensor after the other.
-///
-/// # Errors
-/// [`WeightsError::Write`].
-pub fn export(
-    path: &Path,
-    parameters: &Parameters,
-    dtype: DType,
-    bytes: impl Fn(usize) -> Vec<u8>,
-) -> Result<(), WeightsError> {
-    let dtype = if dtype == DType::BF16 {
-        Dtype::BF16
-    } else {
-        Dtype::F32
+    let spec = |parameter: &Parameter| TensorSpec {
+        name: parameter.name.clone(),
+        dtype,
+        shape: parameter.stored_shape(),
     };
-    let tensors = parameters
-        .in_layout()
-        .enumerate()
-        .map(|(index, parameter)| {
-            let tensor = Lazy {
-                dtype,
-                parameter,
-                shape: parameter.stored_shape(),
-                index,
-                bytes: &bytes,
-            };
-            (parameter.name.as_str(), tensor)
-        });
-    let metadata = [("format".to_string(), "pt".to_string())].into();
-    let written = serialize_to_file(tensors, Some(metadata), path);
-    written.map_err(|source| WeightsError::Write {
-        path: path.to_path_buf(),
-        source,
-    })
+    parameters.in_layout().map(spec).collect()
 }
 
 /// The bytes of f32 values in a compute type.
 pub fn encode(values: &[f32], dtype: DType) -> Cow<'_, [u8]> {
     match dtype {
-        DType::BF16 => {
+        DType::BF16 => encode_in(values, Dtype::BF16),
+        _ => encode_in(values, Dtype::F32),
+    }
+}
+
+fn encode_in(values: &[f32], dtype: Dtype) -> Cow<'_, [u8]> {
+    match dtype {
+        Dtype::BF16 => {
             let narrow: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-            Cow::Owned(bytemuck::cast_slice(&narrow).to_vec())
+            Cow::Owned(cast_slice(&narrow).to_vec())
         }
-        _ => Cow::Borrowed(bytemuck::cast_slice(values)),
+        _ => Cow::Borrowed(cast_slice(values)),
     }
 }

@@ -4,7 +4,9 @@ use super::{Qkv, written};
 use crate::activation::{Label, Size};
 use crate::stage::{DropoutSite, Io, Stage};
 use crate::{Activation, Extent, ModelError, Pass};
-use kernels::operation::{self, AttentionBackward, FlashAttention, FlashAttentionBackward};
+use kernels::operation::{
+    self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
+};
 use kernels::{AttentionShape, FlashOptions, Target};
 use memory::{Buffer, DType};
 
@@ -62,10 +64,11 @@ impl CoreAttention {
         }
     }
 
-    fn options(&self, pass: &Pass) -> FlashOptions<'static> {
+    fn options<'a>(&self, pass: &Pass<'a>) -> FlashOptions<'a> {
+        let documents = pass.batch().documents.as_ref();
         FlashOptions {
+            documents: documents.map(Buffer::view),
             dropout: pass.dropout(self.dropout),
-            ..FlashOptions::default()
         }
     }
 
@@ -79,6 +82,10 @@ impl CoreAttention {
     }
 
     fn eager(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        assert!(
+            pass.batch().documents.is_none(),
+            "settings take flash attention where documents are packed"
+        );
         let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
         let (mut o, mut probs) = (pass.output(Self::O)?, pass.output(Self::PROBS)?);
         let keeps = probs.is_some();
@@ -116,6 +123,36 @@ impl CoreAttention {
         })?;
         pass.put(Self::O, o);
         pass.put(Self::LSE, lse);
+        Ok(())
+    }
+
+    /// Over earlier tokens too, whose keys and values are in a cache.
+    fn cached(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
+        let mut o = pass.output(Self::O)?;
+        let (kernels, shape) = (pass.kernels(), self.shape(pass));
+        let mut cache = pass.cache().expect("whoever calls this has one");
+        let (table, lengths) = (cache.table, cache.lengths);
+        kernels.run(StoreInCache {
+            k_cache: cache.k_cache.reborrow(),
+            v_cache: cache.v_cache.reborrow(),
+            k: k.view(),
+            v: v.view(),
+            table,
+            lengths,
+        })?;
+        if let Some(out) = written(&mut o) {
+            kernels.run(CachedAttention {
+                out,
+                q: q.view(),
+                k_cache: cache.k_cache.as_in(),
+                v_cache: cache.v_cache.as_in(),
+                table,
+                lengths,
+                shape,
+            })?;
+        }
+        pass.put(Self::O, o);
         Ok(())
     }
 
@@ -214,6 +251,7 @@ impl Stage for CoreAttention {
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         match self.kind {
+            _ if pass.cache().is_some() => self.cached(pass),
             Attention::Eager => self.eager(pass),
             Attention::Flash => self.flash(pass),
         }

@@ -59,7 +59,7 @@ impl Embedding {
             kernels.run(AddPositions {
                 x: x.view_mut(),
                 table: pass.parameter(positions),
-                seq: batch.shape.seq,
+                positions: batch.positions(),
             })?;
         }
         self.drop_out(pass, x.view_mut())
@@ -121,7 +121,7 @@ impl Stage for Embedding {
             kernels.run(AddPositionsBackward {
                 dtable,
                 dx: dx.view(),
-                seq: batch.shape.seq,
+                positions: batch.positions(),
                 init,
             })?;
         }

@@ -33,6 +33,19 @@ struct Whole {
     dx: Buffer,
 }
 
+/// What comes of some tokens of the head's input.
+struct Normed {
+    h: Buffer,
+    statistics: Vec<Buffer>,
+    logits: Buffer,
+}
+
+/// `tokens` rows in chunks.
+fn chunks(tokens: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    let starts = (0..tokens).step_by(chunk);
+    starts.map(move |start| start..(start + chunk).min(tokens))
+}
+
 impl Head {
     /// Width of its input.
     pub(crate) fn width(&self) -> usize {
@@ -64,8 +77,7 @@ impl Head {
             dx: pass.temporary(Activation::X.gradient_name(), x.dims())?,
             x,
         };
-        for start in (0..tokens).step_by(chunk) {
-            let rows = start..(start + chunk).min(tokens);
+        for rows in chunks(tokens, chunk) {
             self.chunk(pass, rows, &mut whole, loss.gradient_scale)?;
         }
         pass.kernels().run(Sum {
@@ -76,6 +88,60 @@ impl Head {
         Ok(whole.dx)
     }
 
+    /// The loss of a micro-batch whose head's input is `x [b s, h]`, forward alone. Chunks have `chunk` tokens.
+    pub(crate) fn loss(
+        &self,
+        pass: &mut Pass,
+        x: Buffer,
+        chunk: usize,
+        sum: Out,
+    ) -> Result<(), ModelError> {
+        let mut losses = pass.temporary_f32("losses", [pass.tokens()])?;
+        for rows in chunks(pass.tokens(), chunk) {
+            let mut logits = self.normed(pass, x.view().rows(rows.clone()))?.logits;
+            pass.kernels().run(CrossEntropy {
+                losses: losses.view_mut().rows(rows.clone()),
+                logits: logits.view_mut(),
+                targets: pass.batch().targets.view().rows(rows),
+                scale: 1.0,
+            })?;
+        }
+        Ok(pass.kernels().run(Sum {
+            out: sum,
+            x: losses.view(),
+            init: Init::Overwrite,
+        })?)
+    }
+
+    /// The logits `[b, v]` of the last token of each sequence, where the head's input is `x [b s, h]`.
+    pub(crate) fn next_logits(&self, pass: &mut Pass, x: &Buffer) -> Result<Buffer, ModelError> {
+        let shape = pass.batch().shape;
+        assert!(
+            shape.rows == 1 || shape.seq == 1,
+            "the last tokens of sequences lie together"
+        );
+        let last = shape.tokens() - shape.rows..shape.tokens();
+        Ok(self.normed(pass, x.view().rows(last))?.logits)
+    }
+
+    /// Norm and logits of some tokens.
+    fn normed(&self, pass: &Pass, x: In) -> Result<Normed, ModelError> {
+        let rows = x.dims()[0];
+        let mut h = pass.temporary("final_norm", [rows, self.width()])?;
+        let names = self.norm.statistics().iter();
+        let statistics = names.map(|name| pass.temporary_f32(name, [rows]));
+        let mut statistics = statistics.collect::<Result<Vec<Buffer>, _>>()?;
+        let made = statistics.iter_mut().map(|of| Some(of.view_mut()));
+        self.norm.forward(pass, Some(h.view_mut()), made, x)?;
+        let mut logits = pass.temporary("logits", [rows, self.linear.outputs()])?;
+        self.linear.forward(pass, logits.view_mut(), h.view())?;
+        Ok(Normed {
+            h,
+            statistics,
+            logits,
+        })
+    }
+
     fn chunk(
         &self,
         pass: &mut Pass,
@@ -84,14 +150,11 @@ impl Head {
         scale: f32,
     ) -> Result<(), ModelError> {
         let x = whole.x.view().rows(rows.clone());
-        let mut h = pass.temporary("final_norm", [rows.len(), self.width()])?;
-        let names = self.norm.statistics().iter();
-        let statistics = names.map(|name| pass.temporary_f32(name, [rows.len()]));
-        let mut statistics = statistics.collect::<Result<Vec<Buffer>, _>>()?;
-        let made = statistics.iter_mut().map(|of| Some(of.view_mut()));
-        self.norm.forward(pass, Some(h.view_mut()), made, x)?;
-        let mut logits = pass.temporary("logits", [rows.len(), self.linear.outputs()])?;
-        self.linear.forward(pass, logits.view_mut(), h.view())?;
+        let Normed {
+            h,
+            statistics,
+            mut logits,
+        } = self.normed(pass, x)?;
         pass.kernels().run(CrossEntropy {
             losses: whole.losses.view_mut().rows(rows.clone()),
             logits: logits.view_mut(),

@@ -48,6 +48,7 @@ impl Qkv {
             pass.kernels().run(Rotary {
                 x: x.view_mut(),
                 table: pass.rotary_table(),
+                positions: pass.batch().positions(),
                 inverse,
             })?;
         }

@@ -7,7 +7,7 @@ use kernels::{Kernels, Target, Traffic};
 use memory::{Arena, Buffer, Category, DType, Memory};
 use model::{
     Architecture, Batch, BatchShape, Computation, Gradients, Model, ModelConfig, Nothing, Policy,
-    Randomness, ReplayCounts, Saved, StepTotals, Work,
+    Purpose, Randomness, ReplayCounts, Saved, StepTotals, Training, Work,
 };
 use std::rc::Rc;
 
@@ -132,11 +132,13 @@ impl Run {
             memory: &self.memory,
             kernels: &*self.kernels,
             parameters: &mut self.parameters,
-            gradients: &mut self.gradients,
             saved: &mut self.saved,
-            beside: &mut Nothing,
             batch: &batch,
-            randomness,
+            purpose: Purpose::Training(Training {
+                gradients: &mut self.gradients,
+                beside: &mut Nothing,
+                randomness,
+            }),
         };
         self.model.forward_backward(work, &mut totals).unwrap();
         assert!(self.gradients.missing().is_empty());

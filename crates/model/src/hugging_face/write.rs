@@ -1,0 +1,159 @@
+//! A model's folder in Hugging Face layout, written so that half of one is never taken for a model.
+
+use super::weights::{WeightsError, specs};
+use crate::parameters::{Parameters, Stored};
+use files::{
+    FileSystem, FilesError, TensorSource, TensorSpec, remove_tree, write_file, write_tensors,
+};
+use memory::DType;
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Bytes of weights that a file has at most, unless a tensor alone has more.
+pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
+
+/// What says whose the file is, for readers that ask.
+pub const METADATA: [(&str, &str); 1] = [("format", "pt")];
+
+/// Where a model is written until it is whole, within its folder.
+const UNFINISHED: &str = ".unfinished";
+
+/// A model's weights on their way from arenas into files.
+pub struct OutgoingWeights<F> {
+    specs: Vec<TensorSpec>,
+    stored: Vec<Stored>,
+    bytes: F,
+}
+
+impl<'a, F: Fn(usize) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
+    /// `bytes(index)` are the little-endian elements, in `dtype`, of the parameter with this index in the layout, as they
+    /// are used. It is called for one after the other, when its bytes are written: a model need not be twice in memory.
+    pub fn new(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
+        OutgoingWeights {
+            specs: specs(parameters, dtype),
+            stored: parameters
+                .in_layout()
+                .map(|parameter| parameter.stored)
+                .collect(),
+            bytes,
+        }
+    }
+}
+
+impl<'a, F: Fn(usize) -> io::Result<Cow<'a, [u8]>>> TensorSource for OutgoingWeights<F> {
+    fn tensors(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
+        let bytes = (self.bytes)(index)?;
+        match self.stored[index] {
+            Stored::AsUsed => out.write_all(&bytes),
+            Stored::Transposed => out.write_all(&transposed(&bytes, &self.specs[index].shape)),
+        }
+    }
+}
+
+/// A matrix of this shape, from the bytes of its transpose.
+fn transposed(bytes: &[u8], shape: &[usize]) -> Vec<u8> {
+    let [rows, columns] = [shape[0], shape[1]];
+    let size = bytes.len() / (rows * columns);
+    let element = |row, column| {
+        let at = (column * rows + row) * size;
+        &bytes[at..at + size]
+    };
+    let rows = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    rows.flat_map(|(row, column)| element(row, column))
+        .copied()
+        .collect()
+}
+
+/// Writes weights and the other files of a model ([`Origin::files`](crate::Origin::files)) into an existing folder. All is
+/// written and made durable in a folder within it, and then moved, `config.json` last: what a crash leaves has no
+/// `config.json`, and no file that is half written. Files of the same names are replaced.
+///
+/// # Errors
+/// [`WeightsError::Write`]; nothing is left then.
+pub fn write_model(
+    disk: &dyn FileSystem,
+    folder: &Path,
+    files: &[(String, Vec<u8>)],
+    weights: &dyn TensorSource,
+    max_shard_bytes: u64,
+) -> Result<(), WeightsError> {
+    let unfinished = folder.join(UNFINISHED);
+    clear(disk, &unfinished).map_err(WeightsError::Write)?;
+    let write = || {
+        let names = write_apart(disk, &unfinished, files, weights, max_shard_bytes)?;
+        move_all(disk, &unfinished, folder, &names)
+    };
+    write().map_err(|error| {
+        // Why it could not be written is the one to tell.
+        let _ = clear(disk, &unfinished);
+        WeightsError::Write(error)
+    })
+}
+
+/// Removes what an earlier crash left.
+fn clear(disk: &dyn FileSystem, unfinished: &Path) -> Result<(), FilesError> {
+    match remove_tree(disk, unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(FilesError::at("remove", unfinished)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes all files into a new folder; returns their names, `config.json` last.
+fn write_apart(
+    disk: &dyn FileSystem,
+    unfinished: &Path,
+    files: &[(String, Vec<u8>)],
+    weights: &dyn TensorSource,
+    max_shard_bytes: u64,
+) -> Result<Vec<String>, FilesError> {
+    disk.create_folder(unfinished)
+        .map_err(FilesError::at("make", unfinished))?;
+    let tensors = write_tensors(
+        disk,
+        unfinished,
+        "model",
+        weights,
+        &METADATA,
+        max_shard_bytes,
+    )?;
+    let mut names: Vec<String> = tensors.into_iter().map(|file| file.name).collect();
+    for (name, bytes) in files {
+        write_file(disk, unfinished, name, bytes)?;
+        names.push(name.clone());
+    }
+    disk.sync_folder(unfinished)
+        .map_err(FilesError::at("write", unfinished))?;
+    names.sort_by_key(|name| name == CONFIG);
+    Ok(names)
+}
+
+/// By this file a folder is known as a model's.
+const CONFIG: &str = "config.json";
+
+/// Moves files out of their folder, which is empty then. All names before `config.json` are durable before its own.
+fn move_all(
+    disk: &dyn FileSystem,
+    from: &Path,
+    to: &Path,
+    names: &[String],
+) -> Result<(), FilesError> {
+    let sync = || disk.sync_folder(to).map_err(FilesError::at("write", to));
+    for name in names {
+        if name == CONFIG {
+            sync()?;
+        }
+        let target = to.join(name);
+        disk.rename(&from.join(name), &target)
+            .map_err(FilesError::at("write", &target))?;
+    }
+    sync()?;
+    disk.remove_folder(from)
+        .map_err(FilesError::at("remove", from))
+}

@@ -1,0 +1,59 @@
+//! A micro-batch through the model forward, for its loss or for its next tokens.
+
+use crate::pass::{Pass, Work};
+use crate::{Model, ModelError};
+use memory::{Buffer, Layer, Phase};
+
+impl Model {
+    /// The sum of the losses of a micro-batch, `sum [1]` f32; of the head, too, nothing but the forward pass is made.
+    ///
+    /// # Errors
+    /// [`ModelError`] if a lease is refused or the device fails.
+    ///
+    /// # Panics
+    /// If the work is a training step's.
+    pub fn loss<'a>(&'a self, work: Work<'a>, sum: &mut Buffer) -> Result<(), ModelError> {
+        let chunk = self.head_chunk();
+        self.forward(work, |pass, x| {
+            self.architecture()
+                .head()
+                .loss(pass, x, chunk, sum.view_mut())
+        })
+    }
+
+    /// The logits `[b, v]` of what follows the last token of each sequence: of sequences of one token, or of one sequence.
+    ///
+    /// # Errors
+    /// As [`Model::loss`].
+    ///
+    /// # Panics
+    /// As [`Model::loss`], and if several sequences have several tokens.
+    pub fn next_logits<'a>(&'a self, work: Work<'a>) -> Result<Buffer, ModelError> {
+        self.forward(work, |pass, x| {
+            self.architecture().head().next_logits(pass, &x)
+        })
+    }
+
+    fn forward<'a, T>(
+        &'a self,
+        work: Work<'a>,
+        head: impl FnOnce(&mut Pass, Buffer) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        let phase = work.purpose.forward_phase();
+        assert_eq!(phase, Phase::Eval, "a training step goes backward too");
+        let mut pass = Pass::new(self, work);
+        let outcome = pass.forward().and_then(|()| {
+            let _place = pass.enter(phase, Layer::Head);
+            let x = pass.take_head_input();
+            head(&mut pass, x)
+        });
+        if outcome.is_err() {
+            pass.work.saved.abandon(pass.work.kernels)?;
+        }
+        assert!(
+            pass.work.saved.is_empty(),
+            "every activation goes after its last reader"
+        );
+        outcome
+    }
+}

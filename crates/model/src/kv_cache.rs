@@ -1,0 +1,153 @@
+//! The keys and values of sequences that are being generated, in blocks of [`CACHE_BLOCK`] tokens (Kwon et al. 2023).
+
+use crate::batch::send;
+use crate::stages::Qkv;
+use crate::{Architecture, LayerActivation, ModelError};
+use kernels::Kernels;
+use kernels::operation::CACHE_BLOCK;
+use memory::{Buffer, Category, DType, In, Memory, Out};
+use std::ops::Range;
+
+/// Keys and values of every layer: one lease, of which every sequence has as many blocks as its tokens need.
+pub struct KvCache {
+    /// `[2 layers, blocks 16 width]`: the keys of layer 0, its values, the keys of layer 1, and so on.
+    keys_and_values: Buffer,
+    blocks: usize,
+    width: usize,
+    /// The blocks of each sequence, in order.
+    tables: Vec<Vec<i32>>,
+}
+
+/// The sequences of a cache that a micro-batch continues, a row each.
+pub struct CachedSequences<'a> {
+    cache: &'a mut KvCache,
+    /// `[b, m]` i32: the blocks of each.
+    table: Buffer,
+    /// `[b]` i32: tokens of each, those of the micro-batch included.
+    lengths: Buffer,
+}
+
+/// What the attention of one layer reads and writes of a cache.
+pub struct LayerCache<'a> {
+    /// `[blocks, 16, width]`.
+    pub k_cache: Out<'a>,
+    /// `[blocks, 16, width]`.
+    pub v_cache: Out<'a>,
+    /// `[b, m]` i32: the blocks of each sequence.
+    pub table: In<'a>,
+    /// `[b]` i32: tokens of each sequence, those of the micro-batch included.
+    pub lengths: In<'a>,
+}
+
+/// Blocks that sequences of so many tokens take together.
+fn blocks(tokens: &[usize]) -> usize {
+    tokens
+        .iter()
+        .map(|tokens| tokens.div_ceil(CACHE_BLOCK))
+        .sum()
+}
+
+/// Values in the keys of a token, in one layer.
+///
+/// # Panics
+/// If layers differ in it.
+fn kv_width(architecture: &Architecture) -> usize {
+    let width = |layer| {
+        let activation = Qkv::K;
+        let keys = architecture.extent(LayerActivation { layer, activation });
+        keys.elements(1, 1) as usize
+    };
+    let widths = (0..architecture.blocks().len()).map(width);
+    let same = widths.reduce(|one, other| {
+        assert_eq!(one, other, "the keys of all layers are as wide");
+        one
+    });
+    same.expect("a model has at least one block")
+}
+
+impl KvCache {
+    /// Bytes for sequences of so many tokens: 2 x layers x KV heads x head_dim x tokens x bytes, the tokens of each rounded
+    /// up to blocks.
+    pub fn bytes(architecture: &Architecture, dtype: DType, tokens: &[usize]) -> u64 {
+        let values = 2 * architecture.blocks().len() * kv_width(architecture);
+        (values * blocks(tokens) * CACHE_BLOCK * dtype.size_in_bytes()) as u64
+    }
+
+    /// Leases room for sequences of so many tokens each, at most.
+    ///
+    /// # Errors
+    /// [`ModelError::OutOfMemory`] if it is refused.
+    pub fn lease(
+        memory: &Memory,
+        architecture: &Architecture,
+        dtype: DType,
+        tokens: &[usize],
+    ) -> Result<KvCache, ModelError> {
+        let (blocks, width) = (blocks(tokens), kv_width(architecture));
+        let shape = [
+            2 * architecture.blocks().len(),
+            blocks * CACHE_BLOCK * width,
+        ];
+        let mut free = 0..blocks as i32;
+        let table = |tokens: &usize| free.by_ref().take(tokens.div_ceil(CACHE_BLOCK)).collect();
+        Ok(KvCache {
+            tables: tokens.iter().map(table).collect(),
+            keys_and_values: memory.lease(Category::Activation, "kv_cache", shape, dtype)?,
+            blocks,
+            width,
+        })
+    }
+
+    /// Some of its sequences for a micro-batch, with which they have `lengths` tokens.
+    ///
+    /// # Errors
+    /// [`ModelError`] if a lease is refused or the device fails.
+    pub fn sequences(
+        &mut self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        sequences: Range<usize>,
+        lengths: &[usize],
+    ) -> Result<CachedSequences<'_>, ModelError> {
+        let tables = &self.tables[sequences];
+        let most = tables.iter().map(Vec::len).max().unwrap_or(0);
+        // What lies behind a sequence's last block is never read: it stands for tokens that it cannot have.
+        let padded = |table: &Vec<i32>| {
+            let padding = most - table.len();
+            [table.as_slice(), &vec![0; padding]].concat()
+        };
+        let table: Vec<i32> = tables.iter().flat_map(padded).collect();
+        let fits = |(length, table): (&usize, &Vec<i32>)| *length <= table.len() * CACHE_BLOCK;
+        assert!(
+            lengths.iter().zip(tables).all(fits),
+            "the cache has room for every token"
+        );
+        let lengths: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
+        let rows = lengths.len();
+        Ok(CachedSequences {
+            table: send(memory, kernels, "cache_blocks", [rows, most], &table)?,
+            lengths: send(memory, kernels, "cache_lengths", [rows], &lengths)?,
+            cache: self,
+        })
+    }
+}
+
+impl CachedSequences<'_> {
+    pub(crate) fn of_layer(&mut self, layer: usize) -> LayerCache<'_> {
+        let KvCache {
+            keys_and_values,
+            blocks,
+            width,
+            ..
+        } = &mut *self.cache;
+        let of_layer = keys_and_values.view_mut().rows(2 * layer..2 * layer + 2);
+        let [k_cache, v_cache] = <[Out; 2]>::from(of_layer.split_at(1))
+            .map(|half| half.reshape([*blocks, CACHE_BLOCK, *width]));
+        LayerCache {
+            k_cache,
+            v_cache,
+            table: self.table.view(),
+            lengths: self.lengths.view(),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! What a micro-batch passes through the model for.
+
+use crate::{Beside, CachedSequences, Gradients, Randomness};
+use memory::Phase;
+
+/// What a micro-batch passes through the model for.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one of it, and it lives as long as the pass"
+)]
+pub enum Purpose<'a> {
+    /// A training step: forward and backward.
+    Training(Training<'a>),
+    /// A forward pass alone: nothing is dropped out, and every activation goes after its last reader. Where there is a
+    /// cache, the tokens of the micro-batch are the last ones of its sequences.
+    Inference(Option<CachedSequences<'a>>),
+}
+
+/// What a training step has beside the forward pass.
+pub struct Training<'a> {
+    /// The gradients, which this micro-batch's are added to.
+    pub gradients: &'a mut Gradients,
+    /// What else happens meanwhile.
+    pub beside: &'a mut dyn Beside,
+    /// What dropout draws from; none: nothing is dropped.
+    pub randomness: Option<Randomness>,
+}
+
+impl<'a> Purpose<'a> {
+    /// What a backward pass works on.
+    ///
+    /// # Panics
+    /// If this is a forward pass alone.
+    pub(crate) fn training(&mut self) -> &mut Training<'a> {
+        match self {
+            Purpose::Training(training) => training,
+            Purpose::Inference(_) => panic!("only training steps go backward"),
+        }
+    }
+
+    pub(crate) fn randomness(&self) -> Option<Randomness> {
+        match self {
+            Purpose::Training(training) => training.randomness,
+            Purpose::Inference(_) => None,
+        }
+    }
+
+    /// What a forward pass counts as.
+    pub(crate) fn forward_phase(&self) -> Phase {
+        match self {
+            Purpose::Training(_) => Phase::Forward,
+            Purpose::Inference(_) => Phase::Eval,
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Folders in Hugging Face layout: what is read is written again to the bit, and what does not fit is refused by name.
+
+mod folders;
+mod hostile;
+mod interrupted;
+mod refused;
+mod round_trip;
