@@ -3,7 +3,7 @@
 use kernels::meta::FlopCounter;
 use kernels::{Target, Traffic};
 use memory::{ByPhase, LiveLease, Memory, Peak};
-use session::{MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
+use session::{Between, MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
 use settings::Settings;
 
 /// What one step on shapes needs.
@@ -17,7 +17,15 @@ pub(crate) struct Figures {
     pub(crate) persistent_bytes: u64,
     pub(crate) recompute_flops_fraction: f64,
     pub(crate) largest_at_peak: Vec<LiveLease>,
+    pub(crate) between: Between,
     pub(crate) session: Session,
+}
+
+impl Figures {
+    /// Most live device bytes, between steps too: what a limit must hold.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        self.between.most(self.peak.bytes)
+    }
 }
 
 /// Makes one step on shapes.
@@ -28,19 +36,22 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
     let outcome = session.step(&shape_of_a_step(settings))?;
     let step = outcome.memory;
     let not_made = settings.accum - MICRO_BATCHES_MAX.min(settings.accum);
-    let flops = flops.by_phase();
+    let (flops, largest_at_peak) = (flops.by_phase(), memory.largest_at_peak());
+    let between = session.between_steps_on_shapes()?;
+    let slab_bytes = memory.step_memory().slab_bytes;
     Ok(Figures {
         peak: step.peak,
         phase_peaks: step.phase_peaks,
-        slab_bytes: step.slab_bytes,
-        reserved_bytes: persistent_bytes + step.slab_bytes,
+        slab_bytes,
+        reserved_bytes: persistent_bytes + slab_bytes,
         host_pinned_bytes: step.host_pinned_bytes,
         traffic: outcome
             .traffic
             .plus(outcome.micro_batch_traffic.times(not_made)),
         persistent_bytes,
         recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
-        largest_at_peak: memory.largest_at_peak(),
+        largest_at_peak,
+        between,
         session,
     })
 }

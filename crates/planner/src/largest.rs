@@ -95,7 +95,7 @@ impl Search<'_> {
             return Ok(None);
         };
         match figures(&settings, self.target) {
-            Ok(planned) => Ok(Some((planned.peak.bytes, planned.reserved_bytes))),
+            Ok(planned) => Ok(Some((planned.most_bytes(), planned.reserved_bytes))),
             Err(SessionError::Config(_)) => Ok(None),
             Err(defect) => Err(defect),
         }
@@ -154,7 +154,7 @@ impl Largest {
             None => {
                 let with_one = config.with(&[format!("{}=1", what.key())])?;
                 let planned = figures(&Settings::new(&with_one)?, target)?;
-                (planned.peak.bytes, planned.reserved_bytes)
+                (planned.most_bytes(), planned.reserved_bytes)
             }
         };
         Ok(Largest {

@@ -95,9 +95,9 @@ impl OomReport {
         let mut search = Search {
             target,
             // Where the system refused, no limit is known: anything smaller is worth a try.
-            room: error.room().unwrap_or(planned.peak.bytes - 1),
+            room: error.room().unwrap_or(planned.most_bytes() - 1),
             slab_counts: error.device_bytes.is_some(),
-            peak_bytes: planned.peak.bytes,
+            peak_bytes: planned.most_bytes(),
             reserved_bytes: planned.reserved_bytes,
             cost: planned.recompute_flops_fraction,
             tried: Vec::new(),
@@ -292,7 +292,7 @@ impl Search {
         change: Change,
     ) -> Result<Option<Fix>, SessionError> {
         let planned = figures(settings, self.target)?;
-        let peak_bytes = planned.peak.bytes;
+        let peak_bytes = planned.most_bytes();
         self.tried.push(Tried {
             set: change.set.clone(),
             peak_bytes,

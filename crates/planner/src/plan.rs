@@ -14,7 +14,7 @@ use kernels::Target;
 use memory::{ByCategory, ByPhase, GRANULARITY_BYTES, Layer, LiveLease, Peak, Phase};
 use model::Attention;
 use serde::Serialize;
-use session::SessionError;
+use session::{Between, SessionError};
 use settings::{Config, Settings};
 use std::collections::BTreeMap;
 
@@ -33,6 +33,12 @@ pub struct Plan {
     pub peak_bytes: u64,
     /// Live at the peak; sums to `peak_bytes`.
     pub peak_by_category: ByCategory,
+    /// Most live device bytes of an evaluation between steps, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_peak_bytes: Option<u64>,
+    /// Most live device bytes of a sample of text between steps, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample_peak_bytes: Option<u64>,
     /// What is going on at the peak.
     pub peak_phase: Phase,
     /// The block at work at the peak; none outside the blocks.
@@ -109,6 +115,15 @@ impl Plan {
         })
     }
 
+    /// Most live device bytes of a step, and of what is computed between steps: what a limit must hold.
+    pub fn most_bytes(&self) -> u64 {
+        let between = Between {
+            evaluation: self.eval_peak_bytes,
+            sample: self.sample_peak_bytes,
+        };
+        between.most(self.peak_bytes)
+    }
+
     /// Plans a run by making one step of it on shapes; without `strategies` and `effects`, which are plans of their own.
     ///
     /// # Errors
@@ -133,6 +148,7 @@ impl Plan {
             by_category,
             place,
         } = figures.peak;
+        let most_bytes = figures.most_bytes();
         Ok(Plan {
             device: target.name(),
             dtype: settings.dtype.as_str(),
@@ -140,12 +156,14 @@ impl Plan {
             notes,
             peak_bytes,
             peak_by_category: by_category,
+            eval_peak_bytes: figures.between.evaluation,
+            sample_peak_bytes: figures.between.sample,
             peak_phase: place.phase,
             peak_layer: place.layer,
             phase_peak_bytes: figures.phase_peaks,
             slab_bytes: figures.slab_bytes,
             reserved_bytes: figures.reserved_bytes,
-            fragmentation: figures.reserved_bytes as f64 / peak_bytes as f64 - 1.0,
+            fragmentation: figures.reserved_bytes as f64 / most_bytes as f64 - 1.0,
             device_overhead_bytes: gpus::overhead_bytes(target),
             host_pinned_bytes: figures.host_pinned_bytes,
             h2d_bytes: figures.traffic.h2d_bytes,

@@ -21,6 +21,7 @@ pub fn first_refused(
         let flops = FlopCounter::default();
         let mut session = Session::on_shapes(settings.clone(), &memory, target, flops)?;
         session.step(&shape_of_a_step(settings))?;
+        session.between_steps_on_shapes()?;
         Ok(())
     };
     match step() {

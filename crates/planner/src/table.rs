@@ -68,6 +68,19 @@ impl Plan {
             format_bytes(self.slab_bytes),
             100.0 * self.fragmentation,
         )?;
+        let between = [
+            ("an evaluation", self.eval_peak_bytes),
+            ("a sample", self.sample_peak_bytes),
+        ];
+        for (name, bytes) in between {
+            if let Some(bytes) = bytes {
+                let size = format_bytes(bytes);
+                writeln!(
+                    f,
+                    "{name} between steps has a peak of {size} ({bytes} bytes)"
+                )?;
+            }
+        }
         if self.host_pinned_bytes > 0 {
             writeln!(
                 f,

@@ -1,10 +1,10 @@
 //! What can go wrong with a session.
 
+use files::FilesError;
 use kernels::KernelError;
 use memory::OutOfMemory;
 use model::{ModelError, WeightsError};
 use optim::RestoreError;
-use safetensors::SafeTensorError;
 use settings::ConfigError;
 use std::path::PathBuf;
 
@@ -20,6 +20,9 @@ pub enum SessionError {
     /// An operation failed, or was called wrongly.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// A step was broken off, as [`crate::Session::stop_when`] asked.
+    #[error("the step was broken off")]
+    Stopped,
     /// Bad weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -39,30 +42,9 @@ pub enum SessionError {
 /// An optimizer's states could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum OptimizerStateError {
-    /// The file could not be written.
-    #[error("{path}: the optimizer's state cannot be written: {source}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: SafeTensorError,
-    },
-    /// The file could not be opened.
-    #[error("{path}: the optimizer's state cannot be read: {source}")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The file is not what this trainer writes.
-    #[error("{path} is no optimizer state: {problem}")]
-    NotOne {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        problem: String,
-    },
+    /// The files are missing or torn.
+    #[error("the optimizer's states cannot be read: {0}")]
+    Files(#[from] FilesError),
     /// A state is missing or does not fit.
     #[error("{path}: {source}")]
     Restore {
@@ -86,6 +68,7 @@ impl From<ModelError> for SessionError {
         match error {
             ModelError::OutOfMemory(error) => error.into(),
             ModelError::Kernel(error) => error.into(),
+            ModelError::Stopped => SessionError::Stopped,
         }
     }
 }

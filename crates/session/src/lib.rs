@@ -3,19 +3,37 @@
 //! [`Session`] is the same code for a run and, on shapes, for its plan. Weights and optimizer states go into it and out of
 //! it by name.
 
+mod between;
+mod copies;
 mod error;
+mod evaluation;
+mod forward;
+mod generation;
+mod inference;
 mod offload;
 mod optimizer_state;
 mod products;
 mod read_back;
+mod sampling;
 #[allow(
     clippy::module_inception,
     reason = "the crate is named after its one idea"
 )]
 mod session;
+mod snapshot;
 mod updating;
+mod upload;
 mod weights;
 
+pub use between::{Between, longest_and_shortest};
+pub use copies::StateCopy;
 pub use error::{OptimizerStateError, SessionError};
-pub use products::{MICRO_BATCHES_MAX, products_of_a_step, shape_of_a_step};
+pub use evaluation::Evaluation;
+pub use generation::{Generated, Generation, PROMPT_CHUNK};
+pub use inference::Inference;
+pub use products::{
+    MICRO_BATCHES_MAX, products_of_a_step, shape_of_a_micro_batch, shape_of_a_step,
+};
+pub use sampling::Sampling;
 pub use session::{Session, StepOutcome};
+pub use snapshot::{State, StateOnHost};

@@ -1,11 +1,11 @@
 //! The matrix products of a step on CUDA, for the rehearsal before the first one.
 
 use crate::{Session, SessionError};
-use data::{MicroBatch, StepBatch};
+use data::{MicroBatch, Packing, StepBatch, padded_lengths};
 use kernels::cuda::{Cuda, Gemm, Listing};
 use settings::Settings;
 
-/// Every matrix product that a step asks cuBLASLt for, in order. Nothing is computed or allocated.
+/// Every matrix product that a step, and what is computed between steps, asks cuBLASLt for, in order. Nothing is computed or allocated.
 ///
 /// # Errors
 /// [`SessionError::Config`] for settings that make no session.
@@ -14,6 +14,7 @@ pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError
     let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
     let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels))?;
     session.step(&shape_of_a_step(settings))?;
+    session.between_steps_on_shapes()?;
     Ok(listing.products())
 }
 
@@ -23,15 +24,42 @@ pub const MICRO_BATCHES_MAX: usize = 2;
 /// A step of the right shape, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions that
 /// compute nothing.
 pub fn shape_of_a_step(settings: &Settings) -> StepBatch {
-    let (rows, seq) = (settings.micro_batch, settings.seq);
-    let micro = MicroBatch {
+    step_of_length(settings, settings.seq)
+}
+
+/// The same with sequences of another length.
+pub(crate) fn step_of_length(settings: &Settings, seq: usize) -> StepBatch {
+    let micro = micro_batch_of_length(settings, settings.micro_batch, seq);
+    StepBatch {
+        micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
+    }
+}
+
+/// The lengths of micro-batches, the longest first.
+pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
+    match settings.packing {
+        Packing::Pad => {
+            let mut lengths: Vec<usize> = padded_lengths(settings.seq).collect();
+            lengths.reverse();
+            lengths
+        }
+        Packing::Concatenate | Packing::FirstFit => vec![settings.seq],
+    }
+}
+
+/// A micro-batch of so many sequences of the settings' length, with nothing in it.
+pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize) -> MicroBatch {
+    micro_batch_of_length(settings, rows, settings.seq)
+}
+
+/// The same with sequences of another length.
+pub(crate) fn micro_batch_of_length(settings: &Settings, rows: usize, seq: usize) -> MicroBatch {
+    MicroBatch {
         input_ids: vec![0; rows * seq],
         targets: vec![0; rows * seq],
         rows,
         seq,
-    };
-    StepBatch {
-        micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
+        documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
     }
 }
 

@@ -1,17 +1,20 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
 use crate::error::SessionError;
+use crate::forward::Forward;
 use crate::offload::{offloaded, updates_in_forward};
 use crate::read_back::PendingResults;
+use crate::snapshot::CopyPlace;
 use crate::updating::{UpdateTraffic, Updating};
+use crate::upload::upload;
 use data::StepBatch;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Queue, Target, Traffic};
 use memory::{Arena, Buffer, Category, DType, Layer, Memory, Phase, StepMemory};
 use model::{
-    Architecture, Batch, BatchShape, Computation, Gradients, Model, Randomness, ReplayCounts,
-    Saved, StepTotals, Work,
+    Architecture, BatchShape, Computation, Gradients, Model, Purpose, Randomness, ReplayCounts,
+    Saved, StepTotals, Training, Work,
 };
 use optim::{AdamW, StepNumbers};
 use settings::Settings;
@@ -28,6 +31,8 @@ pub struct Session {
     pub(crate) parameters: Arena,
     pub(crate) gradients: Gradients,
     pub(crate) optimizer: AdamW,
+    /// Where a copy of the state waits to be written, if one is to be made.
+    pub(crate) copy_place: Option<CopyPlace>,
     /// The table of activations, empty between micro-batches.
     saved: Saved,
     /// `[1]` f32: sum of the step's losses.
@@ -35,6 +40,10 @@ pub struct Session {
     step: usize,
     /// Steps that were not skipped, of those that are finished.
     updates: usize,
+    /// Whether a step that is being made is to be broken off.
+    stop: Box<dyn Fn() -> bool>,
+    /// Told how many of a step's micro-batches have been asked for.
+    each_micro_batch: Box<dyn Fn(usize, usize)>,
     /// The step that was asked for last, if it is not known to be done.
     in_flight: Option<InFlight>,
     /// The outcome of the last step that is known to be done, until somebody takes it.
@@ -46,6 +55,7 @@ struct InFlight {
     step: usize,
     lr: f64,
     targets: usize,
+    tokens: usize,
     memory: StepMemory,
     traffic: Traffic,
     micro_batch_traffic: Traffic,
@@ -68,6 +78,8 @@ pub struct StepOutcome {
     pub lr: f64,
     /// Targets counted.
     pub targets: usize,
+    /// Tokens read, masked ones included.
+    pub tokens: usize,
     /// Memory.
     pub memory: StepMemory,
     /// Bytes between host and device.
@@ -159,6 +171,10 @@ impl Session {
             settings.optimizer,
             offload.as_ref(),
         )?;
+        let copy_place = settings.checkpoint_copy.then(|| {
+            let declared = model.architecture().parameters();
+            CopyPlace::lease(memory, declared, &parameters, &optimizer)
+        });
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32)?;
         let shape = BatchShape {
             rows: settings.micro_batch,
@@ -175,10 +191,13 @@ impl Session {
             parameters,
             gradients,
             optimizer,
+            copy_place: copy_place.transpose()?,
             saved,
             loss,
             step: 0,
             updates: 0,
+            stop: Box::new(|| false),
+            each_micro_batch: Box::new(|_, _| {}),
             in_flight: None,
             finished: None,
         })
@@ -228,6 +247,7 @@ impl Session {
             step: self.step,
             lr,
             targets,
+            tokens: batch.micro.iter().map(|micro| micro.rows * micro.seq).sum(),
             memory: self.memory.step_memory(),
             traffic: self.kernels.traffic().since(before.plus(beside.before)),
             micro_batch_traffic,
@@ -239,6 +259,17 @@ impl Session {
             self.finish_in_flight()?;
         }
         Ok(())
+    }
+
+    /// Breaks off every step during which `stop` says so, before its next block, with [`SessionError::Stopped`]. Nothing is
+    /// left of such a step: weights and states are those after the one before, once [`Session::finish_step`] returned.
+    pub fn stop_when(&mut self, stop: impl Fn() -> bool + 'static) {
+        self.stop = Box::new(stop);
+    }
+
+    /// Calls `tell` after each micro-batch with how many of the step's have been asked for, and of how many.
+    pub fn on_micro_batch(&mut self, tell: impl Fn(usize, usize) + 'static) {
+        self.each_micro_batch = Box::new(tell);
     }
 
     /// The outcome of a step that [`Session::start_step`] has finished: the one asked for, or the one before.
@@ -284,6 +315,7 @@ impl Session {
             grad_norm: results.grad_norm,
             lr: in_flight.lr,
             targets: in_flight.targets,
+            tokens: in_flight.tokens,
             memory: in_flight.memory,
             traffic: in_flight.traffic,
             micro_batch_traffic: in_flight.micro_batch_traffic,
@@ -297,6 +329,19 @@ impl Session {
             "outcomes are taken before the next step ends"
         );
         Ok(())
+    }
+
+    /// What forward passes between two steps work with: the step before is done then, its update included.
+    pub(crate) fn between_steps(&mut self) -> Result<Forward<'_>, SessionError> {
+        self.finish_update()?;
+        self.finish_in_flight()?;
+        Ok(Forward {
+            memory: &self.memory,
+            kernels: &*self.kernels,
+            model: &self.model,
+            parameters: &mut self.parameters,
+            saved: &mut self.saved,
+        })
     }
 
     fn forward_backward(
@@ -316,17 +361,7 @@ impl Session {
         for (index, micro) in step.micro.iter().enumerate() {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
             let before = self.kernels.traffic().since(beside.total());
-            let shape = BatchShape {
-                rows: micro.rows,
-                seq: micro.seq,
-            };
-            let batch = Batch::upload(
-                &self.memory,
-                &*self.kernels,
-                shape,
-                &micro.input_ids,
-                &micro.targets,
-            )?;
+            let batch = upload(&self.memory, &*self.kernels, micro)?;
             let mut updating = Updating {
                 kernels: &*self.kernels,
                 memory: &self.memory,
@@ -334,23 +369,27 @@ impl Session {
                 in_forward: updates_in_forward(&self.settings),
                 is_first_micro_batch: index == 0,
                 is_last_micro_batch: index + 1 == step.micro.len(),
+                stop: &*self.stop,
                 traffic: &mut *beside,
             };
             let work = Work {
                 memory: &self.memory,
                 kernels: &*self.kernels,
                 parameters: &mut self.parameters,
-                gradients: &mut self.gradients,
                 saved: &mut self.saved,
-                beside: &mut updating,
                 batch: &batch,
-                randomness: Some(Randomness {
-                    seed: self.settings.seed,
-                    step: self.step as u64 + 1,
-                    micro_batch: index as u64,
+                purpose: Purpose::Training(Training {
+                    gradients: &mut self.gradients,
+                    beside: &mut updating,
+                    randomness: Some(Randomness {
+                        seed: self.settings.seed,
+                        step: self.step as u64 + 1,
+                        micro_batch: index as u64,
+                    }),
                 }),
             };
             self.model.forward_backward(work, &mut totals)?;
+            (self.each_micro_batch)(index + 1, step.micro.len());
             traffic = self.kernels.traffic().since(before.plus(beside.total()));
         }
         Ok((replayed, traffic))
@@ -386,7 +425,7 @@ impl Session {
     }
 
     /// Goes on after so many steps and updates.
-    pub(crate) fn set_progress(&mut self, (step, updates): (usize, usize)) {
+    pub fn set_progress(&mut self, (step, updates): (usize, usize)) {
         (self.step, self.updates) = (step, updates);
     }
 
@@ -411,7 +450,12 @@ impl Session {
 
     /// Name and bytes of the arenas in pinned host memory that live across steps.
     pub fn host_arenas(&self) -> Vec<(&'static str, u64)> {
-        self.optimizer.host_arenas()
+        let copy = self.copy_place.iter().map(CopyPlace::arena);
+        self.optimizer
+            .host_arenas()
+            .into_iter()
+            .chain(copy)
+            .collect()
     }
 
     /// Whether the padding of weights and gradients is zero, as it must always be: then that of the states is too.

@@ -29,6 +29,8 @@ pub(crate) struct Updating<'a> {
     pub(crate) in_forward: bool,
     pub(crate) is_first_micro_batch: bool,
     pub(crate) is_last_micro_batch: bool,
+    /// Whether the step is to be broken off.
+    pub(crate) stop: &'a dyn Fn() -> bool,
     pub(crate) traffic: &'a mut UpdateTraffic,
 }
 
@@ -60,5 +62,9 @@ impl Beside for Updating<'_> {
             self.traffic.prefetched = self.traffic.prefetched.plus(crossed);
         }
         Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        (self.stop)()
     }
 }

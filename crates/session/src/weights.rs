@@ -2,25 +2,16 @@
 
 use crate::error::SessionError;
 use crate::session::Session;
-use kernels::KernelError;
+use files::{Disk, TensorSource, write_tensors};
 use memory::{Arena, DType};
-use model::{Fresh, WeightsError, encode, export, import, initialise};
+use model::{
+    Fresh, MAX_SHARD_BYTES, METADATA, Origin, OutgoingWeights, WeightsError, encode, import,
+    initialise, write_model,
+};
 use optim::download_f32;
 use std::cell::Cell;
+use std::io;
 use std::path::Path;
-
-/// Removes a file during whose writing the device failed, which that is the first to tell.
-///
-/// # Errors
-/// [`SessionError::Kernel`] if it did.
-pub(crate) fn whole_or_gone(path: &Path, failed: Option<KernelError>) -> Result<(), SessionError> {
-    let Some(error) = failed else {
-        return Ok(());
-    };
-    // The device's failure is the one to tell; a file that stays is half of one, as after any crash.
-    let _ = std::fs::remove_file(path);
-    Err(error.into())
-}
 
 impl Session {
     /// Sets values from an element of the arena on, and their masters where there are any.
@@ -60,45 +51,56 @@ impl Session {
         })
     }
 
-    /// Writes the model to a folder in Hugging Face layout: `config.json` and `model.safetensors`.
+    /// Writes the model to a folder in Hugging Face layout, with all that came with it.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
-    pub fn export(&self, folder: &Path) -> Result<(), SessionError> {
+    pub fn export(&self, folder: &Path, origin: &Origin) -> Result<(), SessionError> {
         std::fs::create_dir_all(folder).map_err(SessionError::file(folder))?;
-        let name = if self.parameters.dtype() == DType::BF16 {
-            "bfloat16"
-        } else {
-            "float32"
-        };
-        let config = folder.join("config.json");
-        let text = self.settings.model.to_hf(self.settings.seq, name);
-        std::fs::write(&config, text).map_err(SessionError::file(config))?;
-        let path = folder.join("model.safetensors");
-        self.export_arena(&path, &self.parameters, self.parameters.dtype())
+        let (settings, dtype) = (&self.settings, self.parameters.dtype());
+        let files = origin.files(&settings.model, settings.seq, dtype);
+        self.write_arena(&self.parameters, dtype, |weights| {
+            write_model(&Disk, folder, &files, weights, MAX_SHARD_BYTES)
+        })
     }
 
-    /// Writes the gradients of the last step, before clipping, as f32 under Hugging Face names.
+    /// Writes the gradients of the last step, before clipping, as f32 under Hugging Face names, to a safetensors file.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
     pub fn export_gradients(&self, path: &Path) -> Result<(), SessionError> {
-        self.export_arena(path, self.gradients.arena(), DType::F32)
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        self.write_arena(self.gradients.arena(), DType::F32, |gradients| {
+            let one_file = u64::MAX;
+            write_tensors(&Disk, folder, &stem, gradients, &METADATA, one_file)
+                .map_err(WeightsError::Write)
+                .map(|_| ())
+        })
     }
 
-    fn export_arena(&self, path: &Path, arena: &Arena, dtype: DType) -> Result<(), SessionError> {
+    /// Hands an arena's tensors to `write`, which asks for one after the other.
+    fn write_arena(
+        &self,
+        arena: &Arena,
+        dtype: DType,
+        write: impl FnOnce(&dyn TensorSource) -> Result<(), WeightsError>,
+    ) -> Result<(), SessionError> {
         let failed = Cell::new(None);
         let parameters = self.model.architecture().parameters();
-        let written = export(path, parameters, dtype, |index| {
-            let view = arena.view(index);
-            let values = download_f32(&*self.kernels, view).unwrap_or_else(|error| {
+        let weights = OutgoingWeights::new(parameters, dtype, |index| {
+            let values = download_f32(&*self.kernels, arena.view(index)).map_err(|error| {
+                let reason = io::Error::other(error.to_string());
                 failed.set(Some(error));
-                vec![0.0; view.elements()]
-            });
-            encode(&values, dtype).into_owned()
+                reason
+            })?;
+            Ok(encode(&values, dtype).into_owned().into())
         });
-        whole_or_gone(path, failed.take())?;
-        written.map_err(|error: WeightsError| error.into())
+        let written = write(&weights);
+        match failed.take() {
+            Some(error) => Err(error.into()),
+            None => Ok(written?),
+        }
     }
 
     /// The values of one parameter, widened to f32.

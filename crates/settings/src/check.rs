@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use super::choices::OptimizerPlace;
+use super::choices::{AttentionBackend, OptimizerPlace};
 use super::dotted;
 use super::error::ConfigError;
 use super::schema::{AUTO, Config, OffloadConfig};
-use data::Format;
+use data::{Format, Packing};
 use memory::Layer;
 use model::{Architecture, Attention, ModelConfig, Parameter};
 use optim::ScheduleKind;
@@ -30,10 +30,6 @@ enum What {
     TrainingOnCuda,
     /// Every value of a key but its default, to train in a binary without CUDA.
     ChangedWithoutCuda(&'static str),
-    /// A flag, without a key of its own.
-    Flag(&'static str),
-    /// A command.
-    Command(&'static str),
 }
 
 /// Everything that is refused for now. What gets built loses its row.
@@ -53,30 +49,9 @@ const NOT_BUILT: &[NotBuilt] = &[
         "cuDNN's attention is not built yet; use flash",
     ),
     no(What::Changed("offload.path"), OFFLOAD),
-    no(What::Flag("--resume"), CHECKPOINTS),
-    no(What::Flag("--save-every"), CHECKPOINTS),
-    no(What::Flag("--keep-last"), CHECKPOINTS),
-    no(
-        What::Command("prepare"),
-        "it is not built yet; `trainer train --data` reads text, batch and token files as they are",
-    ),
-    no(
-        What::Command("eval"),
-        "it is not built yet; this version has train, plan, bench, profile, report, init and doctor",
-    ),
-    no(
-        What::Command("generate"),
-        "it is not built yet; this version has train, plan, bench, profile, report, init and doctor",
-    ),
-    no(
-        What::Command("export"),
-        "it is not built yet; `trainer train --save-final DIR` writes Hugging Face layout",
-    ),
 ];
 
 const OFFLOAD: &str = "offload to a disk is not built yet; --offload-optimizer and --offload-activations use host memory";
-const CHECKPOINTS: &str =
-    "checkpoints are not built yet; `--save-final DIR` writes the weights when the run ends";
 
 const fn no(what: What, sentence: &'static str) -> NotBuilt {
     NotBuilt { what, sentence }
@@ -84,28 +59,6 @@ const fn no(what: What, sentence: &'static str) -> NotBuilt {
 
 /// More elements than any machine holds in one tensor; products of sizes stay far from overflow.
 const MOST_ELEMENTS: f64 = 1e15;
-
-/// The error for the command `name`, which is not built.
-pub fn command(name: &str) -> ConfigError {
-    let row = NOT_BUILT
-        .iter()
-        .find(|row| matches!(row.what, What::Command(command) if command == name));
-    ConfigError::NotBuilt {
-        what: format!("`trainer {name}`"),
-        sentence: row.map_or("it is not built yet", |row| row.sentence),
-    }
-}
-
-/// Refuses the flag `name` (with its dashes) if it is not built.
-///
-/// # Errors
-/// The sentence that says so.
-pub fn flag(name: &str) -> Result<(), ConfigError> {
-    let row = NOT_BUILT
-        .iter()
-        .find(|row| matches!(row.what, What::Flag(flag) if flag == name));
-    refuse(row, || format!("`{name}`"))
-}
 
 /// Refuses values of keys that are not built. `places` has the argument that set a key.
 ///
@@ -133,7 +86,6 @@ pub fn values(
                 let value = dotted::get(&table, key).and_then(Value::as_str);
                 (key, lacks_cuda && value.is_some_and(|value| value != "cpu"))
             }
-            What::Flag(_) | What::Command(_) => continue,
         };
         refuse(refused.then_some(row), || {
             let value = dotted::get(&table, key).map_or_else(String::new, Value::to_string);
@@ -203,8 +155,47 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
             data.format
         ));
     }
+    between_steps(config)?;
+    packing(config)?;
     automatic(config)?;
     sizes(config)
+}
+
+/// Refuses what evaluations and checkpoints are asked for without there being any.
+fn between_steps(config: &Config) -> Result<(), ConfigError> {
+    let Config {
+        checkpoint, eval, ..
+    } = config;
+    if checkpoint.keep_best && eval.every.is_none() {
+        return contradiction(
+            "--keep-best keeps the checkpoint with the lowest evaluation loss, and nothing is evaluated; add --eval-every N",
+        );
+    }
+    if (checkpoint.keep_best || checkpoint.keep_last.is_some()) && checkpoint.every.is_none() {
+        return contradiction(
+            "--keep-last and --keep-best say which checkpoints are kept, and none are written; add --save-every N",
+        );
+    }
+    Ok(())
+}
+
+/// Refuses to pack documents where there are none, or where attention would look across them.
+fn packing(config: &Config) -> Result<(), ConfigError> {
+    let (data, backend) = (&config.data, config.attention.backend);
+    if data.packing != Packing::Concatenate && data.path.is_none() {
+        return contradiction(format!(
+            "data.packing = \"{}\" needs documents, and the built-in text is one; give a folder that `trainer prepare` wrote \
+             with --data",
+            data.packing
+        ));
+    }
+    if data.packing == Packing::FirstFit && backend == AttentionBackend::Eager {
+        return contradiction(
+            "data.packing = \"first-fit\" keeps documents from seeing each other, which eager attention cannot; leave \
+             --attention at auto, or take flash",
+        );
+    }
+    Ok(())
 }
 
 /// Refuses an automatic choice without anything to choose by, and what it would decide itself.

@@ -3,13 +3,14 @@
 use super::choices::{AttentionBackend, FloatType, OptimizerPlace, Window};
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
-use data::Format;
+use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};
 use optim::{MasterFormat, MomentFormat, ScheduleKind};
 
 /// The headings of help.
 const TRAINING: &str = "Training";
 const MEMORY: &str = "Memory";
+const OUTPUT: &str = "Output";
 
 /// Every key. A new one is a row here and a field in the schema.
 #[rustfmt::skip]
@@ -50,13 +51,19 @@ pub const KEYS: &[Key] = &[
         "Context length of the original training"),
     key("model.init_std", Kind::Real(Range::Positive), "0.02", "Standard deviation of freshly initialised matrices"),
 
-    optional("data.path", Kind::Text, ("\"tokens.bin\"", "built-in text"), "Token, batch or text file")
+    optional("data.path", Kind::Text, ("\"tokens.bin\"", "built-in text"), "Token, batch or text file, or a folder of token files")
         .flag("--data", "PATH", TRAINING),
     key("data.format", Kind::Choice(Format::NAMES), "\"auto\"", "How the file is read")
         .details("auto goes by its ending; batches is safetensors with input_ids and targets, llmc has llm.c's header, u16 \
                   is bare 16-bit tokens (nanoGPT), text is bytes."),
     key("data.shuffle", Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")
         .switch("--no-shuffle", (false, "Read samples in file order"), Some(TRAINING)),
+    key("data.packing", Kind::Choice(Packing::NAMES), "\"concatenate\"", "How documents become sequences")
+        .details("concatenate cuts the stream of tokens every seq tokens; first-fit packs whole documents, of which none sees \
+                  another (flash attention); pad gives each its own row, beside others of like length. The latter two need \
+                  documents: a folder that `trainer prepare` wrote, pad also takes batch files.")
+        .flag("--packing", "concatenate|first-fit|pad", TRAINING),
+    key("data.prefetch", Kind::Whole(1), "2", "Steps that are read ahead; never changes results"),
     key("data.seq", Kind::Whole(1), "1024", "Sequence length").flag("--seq", "S", TRAINING),
     key("batch.micro", Kind::Whole(1), "1", "Sequences in a micro-batch").flag("--micro-batch", "B", TRAINING),
     key("batch.accum", Kind::Whole(1), "1", "Gradient accumulation: micro-batches in a step")
@@ -135,6 +142,25 @@ pub const KEYS: &[Key] = &[
     key("offload.slab_mib", Kind::WholeUpTo(1, 1 << 20), "64", "Most MiB of a chunk, up to 1048576"),
     optional("offload.path", Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for offloaded state; not built yet"),
 
+    optional("eval.every", Kind::Whole(1), ("100", "no evaluation while training"), "Steps between two evaluations")
+        .flag("--eval-every", "N", TRAINING),
+    optional("eval.path", Kind::Text, ("\"validation.bin\"", "the validation part of data.path"),
+        "What is evaluated on: a file, or a folder that `trainer prepare` wrote")
+        .flag("--eval-data", "PATH", TRAINING),
+    optional("eval.micro_batch", Kind::Whole(1), ("8", "batch.micro"), "Sequences in a micro-batch of an evaluation")
+        .flag("--eval-micro-batch", "B", TRAINING),
+    optional("eval.samples", Kind::Whole(1), ("512", "all"), "The most sequences that an evaluation takes: the first ones"),
+
+    optional("checkpoint.every", Kind::Whole(1), ("500", "a checkpoint is written only when a run is interrupted"),
+        "Steps between two checkpoints; the last step has one too")
+        .flag("--save-every", "N", OUTPUT),
+    optional("checkpoint.keep_last", Kind::Whole(1), ("3", "all"), "Checkpoints that are kept: the newest ones")
+        .flag("--keep-last", "K", OUTPUT),
+    key("checkpoint.keep_best", Kind::Bool, "false", "The checkpoint with the lowest loss on eval.path is kept too")
+        .switch("--keep-best", (true, "Keep the checkpoint with the lowest evaluation loss too"), Some(OUTPUT)),
+    key("checkpoint.blocking", Kind::Bool, "false", "Training waits until a checkpoint is written; needs no copy in host memory")
+        .switch("--save-blocking", (true, "Wait for checkpoints: needs no copy of the state in host memory"), Some(OUTPUT)),
+
     optional("memory.limit", Kind::Size, ("\"24GiB\"", ""), "Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)")
         .flag("--memory-limit", "SIZE", MEMORY),
     optional("memory.budget", Kind::Size, ("\"22GiB\"", ""), "What the peak may be under --recompute auto")
@@ -154,6 +180,12 @@ pub const KEYS: &[Key] = &[
         "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
 
     key("log.every", Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step"),
+    key("log.tensorboard", Kind::Bool, "false", "Event files for TensorBoard are written into the run directory")
+        .switch("--tensorboard", (true, "Write event files for TensorBoard"), Some(OUTPUT)),
+    optional("log.sample_every", Kind::Whole(1), ("100", ""), "Steps between two samples of the model's own text")
+        .flag("--sample-every", "N", OUTPUT),
+    key("log.sample_prompt", Kind::Text, "\"The \"", "What a sample begins with"),
+    key("log.sample_tokens", Kind::Whole(1), "64", "Tokens of a sample, at most"),
     key("log.trace", Kind::Bool, "false", "The last step's memory and queues are drawn; every operation is waited for"),
     key("log.nvtx", Kind::Bool, "false", "On CUDA, phases and layers are NVTX ranges, which `nsys profile` draws")
         .details("Costs nothing worth measuring where no profiler is attached."),

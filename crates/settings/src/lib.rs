@@ -19,6 +19,7 @@ pub mod load;
 pub mod preset;
 mod reference;
 mod resolve;
+mod resumed;
 mod schema;
 mod settings;
 mod size;
@@ -31,10 +32,10 @@ pub use device::{Device, DeviceError};
 pub use error::ConfigError;
 pub use key::{Argument, Flag, Key, KeyDefault};
 pub use reference::reference;
-pub use resolve::{Given, Resolved, RunOptions, Task, resolve};
+pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
 pub use schema::{
-    AttentionConfig, BatchConfig, Config, DataConfig, HardwareConfig, LogConfig, LrConfig,
-    MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig, TrainConfig,
+    AttentionConfig, BatchConfig, CheckpointConfig, Config, DataConfig, EvalConfig, HardwareConfig,
+    LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig, TrainConfig,
 };
-pub use settings::{FLASH_FROM_SEQ, OptimizerOffload, Settings, StateFormats};
+pub use settings::{BetweenSteps, FLASH_FROM_SEQ, OptimizerOffload, Settings, StateFormats};
 pub use size::{Size, SizeError};

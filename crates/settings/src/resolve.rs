@@ -35,8 +35,6 @@ pub struct Given {
     pub set: Vec<String>,
     /// Megatron's recompute flags.
     pub megatron: MegatronFlags,
-    /// Flags without a key that may not be built.
-    pub keyless: Vec<&'static str>,
 }
 
 /// What a run reads and writes, beside its configuration.
@@ -46,6 +44,10 @@ pub struct RunOptions {
     pub out: Option<PathBuf>,
     /// Hugging Face folder to start from; it sets the model.
     pub init_from: Option<PathBuf>,
+    /// Run or checkpoint to go on from.
+    pub resume: Option<Resume>,
+    /// A resumed run may compute something else than the one before.
+    pub allow_change: bool,
     /// Folder for the trained model.
     pub save_final: Option<PathBuf>,
     /// The step, from 1, whose gradients are written.
@@ -56,6 +58,24 @@ pub struct RunOptions {
     pub quiet: bool,
     /// Machine-readable output on stdout.
     pub json: bool,
+}
+
+/// What a run goes on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// The newest whole checkpoint of the run directory.
+    Latest,
+    /// A checkpoint, or the newest whole one of a run.
+    Folder(PathBuf),
+}
+
+impl From<PathBuf> for Resume {
+    fn from(folder: PathBuf) -> Resume {
+        match folder.to_str() {
+            Some("latest") => Resume::Latest,
+            _ => Resume::Folder(folder),
+        }
+    }
 }
 
 /// A command with its configuration and options.
@@ -110,9 +130,6 @@ impl Resolved {
 /// # Errors
 /// A flag or setting that is unknown, contradictory, out of range or not built.
 pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved, ConfigError> {
-    for flag in given.keyless {
-        check::flag(flag)?;
-    }
     let source = match (&given.config, &options.init_from) {
         (Some(name), _) => Source::open(name)?,
         // A model of the user's own is trained with the defaults, not with a preset's settings.

@@ -10,7 +10,7 @@ use super::choices::{AttentionBackend, FloatType, OptimizerPlace, Window};
 use super::device::Device;
 use super::error::ConfigError;
 use super::size::Size;
-use data::Format;
+use data::{Format, Packing};
 use optim::{MasterFormat, MomentFormat, ScheduleKind};
 
 /// Everything that decides what a run computes. `configs/reference.toml` explains every key.
@@ -35,6 +35,11 @@ pub struct Config {
     pub attention: AttentionConfig,
     /// What lives in host memory.
     pub offload: OffloadConfig,
+    /// What is measured on other data while training.
+    #[serde(default)]
+    pub eval: EvalConfig,
+    /// When the state of a run is saved.
+    pub checkpoint: CheckpointConfig,
     /// Limits of device memory.
     pub memory: MemoryConfig,
     /// What is known about the machine.
@@ -48,12 +53,16 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// File to train on; `None`: the built-in text.
+    /// File or folder to train on; `None`: the built-in text.
     pub path: Option<PathBuf>,
     /// How the file is read.
     pub format: Format,
     /// Samples are drawn in an order shuffled by `train.seed`.
     pub shuffle: bool,
+    /// How documents become sequences.
+    pub packing: Packing,
+    /// Steps that are read ahead.
+    pub prefetch: usize,
     /// Tokens in a sample.
     pub seq: usize,
 }
@@ -166,6 +175,34 @@ pub struct OffloadConfig {
     pub path: Option<PathBuf>,
 }
 
+/// `[eval]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvalConfig {
+    /// Steps between two evaluations; `None`: there are none.
+    pub every: Option<usize>,
+    /// What is evaluated on; `None`: the validation part of `data.path`.
+    pub path: Option<PathBuf>,
+    /// Samples in a micro-batch; `None`: as many as in training.
+    pub micro_batch: Option<usize>,
+    /// The most samples that are taken; `None`: all.
+    pub samples: Option<usize>,
+}
+
+/// `[checkpoint]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointConfig {
+    /// Steps between two checkpoints; `None`: a run writes one only when it is interrupted.
+    pub every: Option<usize>,
+    /// How many are kept; `None`: all.
+    pub keep_last: Option<usize>,
+    /// The one with the lowest loss in evaluation is kept too.
+    pub keep_best: bool,
+    /// Training waits for them, and no copy of the state is made.
+    pub blocking: bool,
+}
+
 /// `[memory]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -202,6 +239,14 @@ pub struct HardwareConfig {
 pub struct LogConfig {
     /// Steps between two lines of progress.
     pub every: usize,
+    /// Event files for TensorBoard are written.
+    pub tensorboard: bool,
+    /// Steps between two samples of the model's text; `None`: there are none.
+    pub sample_every: Option<usize>,
+    /// What a sample begins with.
+    pub sample_prompt: String,
+    /// Tokens of a sample, at most.
+    pub sample_tokens: usize,
     /// Every lease is recorded.
     pub trace: bool,
     /// Phases and layers are shown to NVIDIA's profilers.
@@ -234,6 +279,15 @@ impl Config {
             .into_iter()
             .filter(|(_, is_set)| *is_set && !self.chooses());
         unused.map(|(key, _)| key).collect()
+    }
+
+    /// Leaves out what a run does between its steps.
+    pub fn without_between_steps(&mut self) {
+        let none = Config::default();
+        self.eval = none.eval;
+        self.checkpoint = none.checkpoint;
+        self.log.sample_every = None;
+        self.log.tensorboard = false;
     }
 
     /// Where to compute; the processor where that is open.

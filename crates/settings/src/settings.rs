@@ -3,6 +3,7 @@
 use super::choices::{AttentionBackend, OptimizerPlace, Window};
 use super::error::ConfigError;
 use super::schema::{Config, HardwareConfig};
+use data::Packing;
 use memory::{DType, Layout};
 use model::{Architecture, Attention, ModelConfig, OffloadLabels, Policy};
 use optim::{Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule};
@@ -25,6 +26,12 @@ pub struct Settings {
     pub policy: Policy,
     /// Tokens in a chunk of the output head.
     pub head_chunk: usize,
+    /// How documents become sequences.
+    pub packing: Packing,
+    /// What beside training steps is computed between them; planned with them.
+    pub between: BetweenSteps,
+    /// A copy of the state waits in host memory to be written.
+    pub checkpoint_copy: bool,
     /// How attention is computed.
     pub attention: Attention,
     /// AdamW's numbers.
@@ -39,6 +46,15 @@ pub struct Settings {
     pub seed: u64,
     /// What estimates of time go by.
     pub hardware: HardwareConfig,
+}
+
+/// What is computed between training steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BetweenSteps {
+    /// Sequences in a micro-batch of an evaluation.
+    pub evaluation: Option<usize>,
+    /// Tokens of a sample of the model's text, its prompt included.
+    pub sample: Option<usize>,
 }
 
 /// What training adds to the weights, across steps.
@@ -110,7 +126,10 @@ impl Settings {
             accum: config.batch.accum,
             policy: policy.offload(&labels?)?,
             head_chunk: config.memory.head_chunk,
-            attention: attention(config.attention.backend, seq),
+            packing: config.data.packing,
+            between: between_steps(config),
+            checkpoint_copy: config.checkpoint.every.is_some() && !config.checkpoint.blocking,
+            attention: attention(config.attention.backend, seq, config.data.packing),
             optimizer: Hyperparameters {
                 beta1: optim.beta1,
                 beta2: optim.beta2,
@@ -184,6 +203,17 @@ impl Settings {
     }
 }
 
+fn between_steps(config: &Config) -> BetweenSteps {
+    let (eval, log) = (&config.eval, &config.log);
+    let samples = log.sample_prompt.len() + log.sample_tokens;
+    BetweenSteps {
+        evaluation: eval
+            .every
+            .map(|_| eval.micro_batch.unwrap_or(config.batch.micro)),
+        sample: log.sample_every.map(|_| samples.min(config.data.seq)),
+    }
+}
+
 /// Most elements of a matrix product's result: cuBLASLt's algorithms count them in 32 bits.
 const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
 
@@ -215,9 +245,11 @@ fn optimizer_offload(config: &Config) -> Option<OptimizerOffload> {
 /// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
 pub const FLASH_FROM_SEQ: usize = 256;
 
-/// The kind of attention for sequences of `seq` tokens: `auto` is flash from [`FLASH_FROM_SEQ`] on, else eager.
-pub fn attention(backend: AttentionBackend, seq: usize) -> Attention {
+/// The kind of attention for sequences of `seq` tokens: `auto` is flash from [`FLASH_FROM_SEQ`] on, and for packed documents,
+/// else eager.
+pub fn attention(backend: AttentionBackend, seq: usize, packing: Packing) -> Attention {
     match backend {
+        AttentionBackend::Auto if packing == Packing::FirstFit => Attention::Flash,
         AttentionBackend::Eager => Attention::Eager,
         AttentionBackend::Flash => Attention::Flash,
         AttentionBackend::Auto if seq >= FLASH_FROM_SEQ => Attention::Flash,

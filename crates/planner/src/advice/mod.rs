@@ -130,7 +130,7 @@ impl Run {
     fn new(setup: Setup, target: Target) -> Result<Run, SessionError> {
         let planned = figures(&setup.settings, target)?;
         Ok(Run {
-            peak_bytes: planned.peak.bytes,
+            peak_bytes: planned.most_bytes(),
             reserved_bytes: planned.reserved_bytes,
             host_pinned_bytes: planned.host_pinned_bytes,
             seconds: setup.seconds(target)?,

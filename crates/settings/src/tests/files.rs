@@ -8,11 +8,12 @@ use super::{config, file};
 use crate::keys::KEYS;
 use crate::load::Source;
 use crate::{
-    AttentionBackend, AttentionConfig, BatchConfig, Config, DataConfig, Device, FloatType,
-    HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace,
-    RecomputeConfig, Size, TrainConfig, Window, dotted, preset, reference,
+    AttentionBackend, AttentionConfig, BatchConfig, CheckpointConfig, Config, DataConfig, Device,
+    EvalConfig, FloatType, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig,
+    OptimConfig, OptimizerPlace, RecomputeConfig, Size, TrainConfig, Window, dotted, preset,
+    reference,
 };
-use data::Format;
+use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};
 use optim::{MasterFormat, MomentFormat, ScheduleKind};
 
@@ -53,6 +54,8 @@ fn full() -> Config {
             path: Some("a \"quoted\" folder/tokens.bin".into()),
             format: Format::U16,
             shuffle: false,
+            packing: Packing::Pad,
+            prefetch: 5,
             seq: 37,
         },
         batch: BatchConfig { micro: 3, accum: 2 },
@@ -99,6 +102,18 @@ fn full() -> Config {
             slab_mib: 32,
             path: Some("/scratch".into()),
         },
+        eval: EvalConfig {
+            every: Some(11),
+            path: Some("held-out.bin".into()),
+            micro_batch: Some(8),
+            samples: Some(99),
+        },
+        checkpoint: CheckpointConfig {
+            every: Some(500),
+            keep_last: Some(3),
+            keep_best: true,
+            blocking: true,
+        },
         memory: MemoryConfig {
             limit: Some(Size::Bytes(24 << 30)),
             budget: Some(Size::Percent(95.0)),
@@ -114,6 +129,10 @@ fn full() -> Config {
         },
         log: LogConfig {
             every: 10,
+            tensorboard: true,
+            sample_every: Some(20),
+            sample_prompt: "Once".to_owned(),
+            sample_tokens: 21,
             trace: true,
             nvtx: true,
         },

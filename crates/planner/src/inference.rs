@@ -1,0 +1,179 @@
+//! What a model needs that is evaluated or generates, to the byte.
+
+use kernels::Target;
+use memory::{ByCategory, Memory, format_bytes};
+use model::{Architecture, KvCache};
+use serde::Serialize;
+use session::{Generation, Inference, SessionError, longest_and_shortest, shape_of_a_micro_batch};
+use settings::Settings;
+use std::fmt::{Display, Formatter};
+
+/// The memory of a model without gradients and optimizer states.
+#[derive(Clone, Debug, Serialize)]
+pub struct InferencePlan {
+    /// `cpu` or `cuda`.
+    pub device: &'static str,
+    /// Compute type.
+    pub dtype: &'static str,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Bytes of the weights.
+    pub weights_bytes: u64,
+    /// Keys and values of the sequences that grow, where they are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<PlannedCache>,
+    /// Most live device bytes.
+    pub peak_bytes: u64,
+    /// Live at the peak; sums to `peak_bytes`.
+    pub peak_by_category: ByCategory,
+    /// Bytes to reserve for leases that come and go.
+    pub slab_bytes: u64,
+    /// Slab, weights and what else stays, as the driver will see them.
+    pub reserved_bytes: u64,
+}
+
+/// The keys and values of all sequences.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedCache {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of each, prompt included.
+    pub tokens: usize,
+    /// What it takes.
+    pub bytes: u64,
+    /// Why, with numbers.
+    pub formula: String,
+}
+
+impl InferencePlan {
+    /// Plans an evaluation in micro-batches of `rows` sequences.
+    ///
+    /// # Errors
+    /// None but a defect: shapes need no memory.
+    pub fn of_evaluation(
+        settings: &Settings,
+        target: Target,
+        rows: usize,
+    ) -> Result<InferencePlan, SessionError> {
+        plan(settings, target, None, |inference| {
+            let micro = shape_of_a_micro_batch(settings, rows);
+            let micro = std::iter::once(Ok::<_, SessionError>(micro));
+            inference.evaluate(micro).map(|_| ())
+        })
+    }
+
+    /// Plans a generation from prompts of so many tokens.
+    ///
+    /// # Errors
+    /// As [`InferencePlan::of_evaluation`].
+    pub fn of_generation(
+        settings: &Settings,
+        target: Target,
+        prompts: &[usize],
+        wanted: &Generation,
+    ) -> Result<InferencePlan, SessionError> {
+        let wanted = Generation {
+            // With a cache, every token after the first leases what the second does.
+            max_tokens: match wanted.uses_cache {
+                true => wanted.max_tokens.min(2),
+                false => wanted.max_tokens,
+            },
+            ends: Vec::new(),
+            ..wanted.clone()
+        };
+        let prompts: Vec<Vec<u32>> = prompts.iter().map(|tokens| vec![0; *tokens]).collect();
+        let cache = wanted.uses_cache.then_some((prompts.len(), wanted.window));
+        plan(settings, target, cache, |inference| {
+            inference.generate(&prompts, &wanted, |_, _| ()).map(|_| ())
+        })
+    }
+
+    /// Plans `batch` sequences that grow to `tokens`, whatever their prompts.
+    ///
+    /// # Errors
+    /// As [`InferencePlan::of_evaluation`].
+    pub fn of_sequences(
+        settings: &Settings,
+        target: Target,
+        (batch, tokens): (usize, usize),
+    ) -> Result<InferencePlan, SessionError> {
+        plan(settings, target, Some((batch, tokens)), |inference| {
+            for (prompt, wanted) in longest_and_shortest(tokens) {
+                // One long prompt needs what many do: they are read one after the other.
+                let mut prompts = vec![vec![0; 1]; batch];
+                prompts[0] = vec![0; prompt];
+                inference.generate(&prompts, &wanted, |_, _| ())?;
+            }
+            Ok(())
+        })
+    }
+}
+
+fn plan(
+    settings: &Settings,
+    target: Target,
+    cache: Option<(usize, usize)>,
+    compute: impl FnOnce(&mut Inference) -> Result<(), SessionError>,
+) -> Result<InferencePlan, SessionError> {
+    let memory = Memory::shapes();
+    let mut inference = Inference::on_shapes(settings, &memory, target)?;
+    let persistent_bytes = memory.live_bytes();
+    let architecture = inference.model().architecture();
+    let kv_cache = cache.map(|cache| PlannedCache::new(settings, architecture, cache));
+    let parameters = inference.model().layout().parameters();
+    let weights_bytes = inference.weights_bytes();
+    compute(&mut inference)?;
+    let used = memory.step_memory();
+    Ok(InferencePlan {
+        device: target.name(),
+        dtype: settings.dtype.as_str(),
+        parameters,
+        weights_bytes,
+        kv_cache,
+        peak_bytes: used.peak.bytes,
+        peak_by_category: used.peak.by_category,
+        slab_bytes: used.slab_bytes,
+        reserved_bytes: persistent_bytes + used.slab_bytes,
+    })
+}
+
+impl PlannedCache {
+    fn new(
+        settings: &Settings,
+        architecture: &Architecture,
+        (batch, tokens): (usize, usize),
+    ) -> PlannedCache {
+        let (model, dtype) = (&settings.model, settings.dtype);
+        let formula = format!(
+            "2 x {} layers x {} KV heads x {} wide x {} tokens in blocks of 16 x {batch} sequences x {} bytes",
+            model.layers,
+            model.kv_heads,
+            model.head_dim,
+            tokens.next_multiple_of(16),
+            dtype.size_in_bytes(),
+        );
+        PlannedCache {
+            batch,
+            tokens,
+            bytes: KvCache::bytes(architecture, dtype, &vec![tokens; batch]),
+            formula,
+        }
+    }
+}
+
+impl Display for InferencePlan {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let mut line = |name: &str, bytes: u64, why: &str| {
+            let bytes = format!("{} ({bytes} bytes)", format_bytes(bytes));
+            let line = format!("{name:<10} {bytes:<34} {why}");
+            writeln!(f, "{}", line.trim_end())
+        };
+        let weights = format!("{} parameters in {}", self.parameters, self.dtype);
+        line("weights", self.weights_bytes, &weights)?;
+        if let Some(cache) = &self.kv_cache {
+            line("KV cache", cache.bytes, &cache.formula)?;
+        }
+        line("peak", self.peak_bytes, &format!("on {}", self.device))?;
+        line("reserved", self.reserved_bytes, "")
+    }
+}

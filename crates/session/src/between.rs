@@ -1,0 +1,65 @@
+//! What is computed between steps, with nothing in it: for plans, and for rehearsals of matrix products.
+
+use crate::products::{lengths, micro_batch_of_length, step_of_length};
+use crate::{Generation, Sampling, Session, SessionError};
+
+/// Most live device bytes of what is computed between steps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Between {
+    /// Of an evaluation, where there are any.
+    pub evaluation: Option<u64>,
+    /// Of a sample of the model's text, where there are any.
+    pub sample: Option<u64>,
+}
+
+impl Between {
+    /// The most of these and of a step's peak.
+    pub fn most(self, peak_bytes: u64) -> u64 {
+        let between = [self.evaluation, self.sample].into_iter().flatten();
+        between.fold(peak_bytes, u64::max)
+    }
+}
+
+impl Session {
+    /// Makes a micro-batch of an evaluation and a sample, as far as the settings have them, in a session that computes
+    /// nothing. Peaks count anew.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub fn between_steps_on_shapes(&mut self) -> Result<Between, SessionError> {
+        let planned = self.settings.between;
+        let lengths = lengths(&self.settings);
+        // Shorter steps need no more than the longest, but placement may lose more of the slab.
+        for seq in &lengths[1..] {
+            self.step(&step_of_length(&self.settings, *seq))?;
+        }
+        let mut between = Between::default();
+        if let Some(rows) = planned.evaluation {
+            self.memory.begin_step();
+            let settings = self.settings.clone();
+            let micro = |seq: usize| Ok(micro_batch_of_length(&settings, rows, seq));
+            let evaluation = self.evaluate::<SessionError>(lengths.into_iter().map(micro))?;
+            between.evaluation = Some(evaluation.peak_bytes);
+        }
+        if let Some(window) = planned.sample {
+            self.memory.begin_step();
+            for (prompt, wanted) in longest_and_shortest(window) {
+                self.generate(&[vec![0; prompt]], &wanted, |_, _| ())?;
+            }
+            between.sample = Some(self.memory.step_memory().phase_peaks.eval);
+        }
+        Ok(between)
+    }
+}
+
+/// What the most memory is needed for, whatever the prompt: to read the longest one, and to make a token after any.
+pub fn longest_and_shortest(window: usize) -> [(usize, Generation); 2] {
+    let wanted = |max_tokens| Generation {
+        max_tokens,
+        window,
+        ends: Vec::new(),
+        sampling: Sampling::GREEDY,
+        uses_cache: true,
+    };
+    [(window, wanted(0)), (1, wanted(2))]
+}

@@ -1,0 +1,45 @@
+//! Copies of what a session holds of a parameter beside its values.
+
+use crate::error::SessionError;
+use crate::session::Session;
+use memory::DType;
+use optim::download_f32;
+
+/// A state that the optimizer keeps of a parameter, copied.
+#[derive(Clone, Debug)]
+pub struct StateCopy {
+    /// What it is, as [`optim::NamedState`] calls it behind the parameter's name: `first_moment`.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Little-endian elements, in the order of the parameter's values.
+    pub bytes: Vec<u8>,
+}
+
+impl Session {
+    /// The gradient of one parameter over the last step, before clipping, widened to f32.
+    ///
+    /// # Errors
+    /// [`SessionError::Kernel`] if the device fails.
+    pub fn gradient(&self, index: usize) -> Result<Vec<f32>, SessionError> {
+        let gradients = self.gradients.arena();
+        Ok(download_f32(&*self.kernels, gradients.view(index))?)
+    }
+
+    /// The optimizer's states of one parameter, in the formats that this run keeps them in. The last step must be finished.
+    ///
+    /// # Errors
+    /// [`SessionError::Kernel`] if the device fails.
+    pub fn states(&self, index: usize) -> Result<Vec<StateCopy>, SessionError> {
+        let parameter = &self.model.layout().entries()[index].name;
+        let states = self.optimizer.named_states(index).into_iter();
+        let copies = states.map(|state| {
+            let dtype = state.view.dtype();
+            let mut bytes = vec![0; state.view.elements() * dtype.size_in_bytes()];
+            state.read(&*self.kernels, &mut bytes)?;
+            let name = state.name[parameter.len() + 1..].to_string();
+            Ok(StateCopy { name, dtype, bytes })
+        });
+        copies.collect()
+    }
+}

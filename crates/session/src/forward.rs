@@ -1,0 +1,32 @@
+//! Forward passes alone, for evaluation and generation: with the parts of a training session, or of one without states.
+
+use kernels::Kernels;
+use memory::{Arena, Memory};
+use model::{Batch, CachedSequences, Model, Purpose, Saved, Work};
+
+/// What a forward pass takes of a session.
+pub(crate) struct Forward<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) kernels: &'a dyn Kernels,
+    pub(crate) model: &'a Model,
+    pub(crate) parameters: &'a mut Arena,
+    pub(crate) saved: &'a mut Saved,
+}
+
+impl Forward<'_> {
+    /// The work for a batch, whose tokens may be the last ones of sequences in a cache.
+    pub(crate) fn work<'w>(
+        &'w mut self,
+        batch: &'w Batch,
+        cached: Option<CachedSequences<'w>>,
+    ) -> Work<'w> {
+        Work {
+            memory: self.memory,
+            kernels: self.kernels,
+            parameters: self.parameters,
+            saved: self.saved,
+            batch,
+            purpose: Purpose::Inference(cached),
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Text from a model: prompts are read, then all sequences grow by a token at a time.
+
+use crate::error::SessionError;
+use crate::forward::Forward;
+use crate::sampling::{Sampler, Sampling};
+use memory::{Buffer, Layer, Phase};
+use model::{Batch, BatchShape, KvCache, ModelError};
+use optim::download_f32;
+
+/// Tokens of a prompt that are read at once, at most: what bounds the memory that a long one takes.
+pub const PROMPT_CHUNK: usize = 512;
+
+/// What is generated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    /// Tokens to make of each prompt, at most.
+    pub max_tokens: usize,
+    /// Tokens of a sequence, its prompt included, at most: what the cache has room for.
+    pub window: usize,
+    /// Tokens that end a sequence.
+    pub ends: Vec<u32>,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Keys and values are kept; without, every token reads the whole sequence again.
+    pub uses_cache: bool,
+}
+
+/// What was made of a prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Generated {
+    /// Tokens after the prompt, without the one that ended it.
+    pub tokens: Vec<u32>,
+    /// Whether a token ended it; else there was room for no more.
+    pub is_ended: bool,
+}
+
+/// A sequence that grows.
+struct Sequence {
+    /// The prompt, and what was made of it.
+    tokens: Vec<u32>,
+    prompt: usize,
+    most: usize,
+    sampler: Sampler,
+    is_ended: bool,
+}
+
+impl Sequence {
+    fn new(number: usize, prompt: &[u32], wanted: &Generation) -> Sequence {
+        assert!(
+            (1..=wanted.window).contains(&prompt.len()),
+            "a prompt has a token, and room in the window"
+        );
+        Sequence {
+            tokens: prompt.to_vec(),
+            prompt: prompt.len(),
+            most: wanted.window.min(prompt.len() + wanted.max_tokens),
+            sampler: Sampler::new(wanted.sampling, number),
+            is_ended: false,
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_ended || self.tokens.len() >= self.most
+    }
+
+    /// Draws the next token, if there is room for one; none where it ends the sequence.
+    fn grow(&mut self, logits: &[f32], ends: &[u32]) -> Option<u32> {
+        if self.is_done() {
+            return None;
+        }
+        let token = self.sampler.draw(logits);
+        self.is_ended = ends.contains(&token);
+        if self.is_ended {
+            return None;
+        }
+        self.tokens.push(token);
+        Some(token)
+    }
+
+    fn made(mut self) -> Generated {
+        Generated {
+            tokens: self.tokens.split_off(self.prompt),
+            is_ended: self.is_ended,
+        }
+    }
+}
+
+impl Forward<'_> {
+    /// Continues prompts, whose tokens are told as they are made: the prompt's number and the token.
+    pub(crate) fn generate(
+        &mut self,
+        prompts: &[Vec<u32>],
+        wanted: &Generation,
+        mut each: impl FnMut(usize, u32),
+    ) -> Result<Vec<Generated>, SessionError> {
+        let _place = self.memory.enter(Phase::Eval, Layer::Whole);
+        let numbered = prompts.iter().enumerate();
+        let sequences = numbered.map(|(number, prompt)| Sequence::new(number, prompt, wanted));
+        let mut sequences: Vec<Sequence> = sequences.collect();
+        match wanted.uses_cache {
+            true => self.with_cache(&mut sequences, wanted, &mut each)?,
+            false => self.without_cache(&mut sequences, wanted, &mut each)?,
+        }
+        Ok(sequences.into_iter().map(Sequence::made).collect())
+    }
+
+    /// Reads the prompts one after the other; then a pass takes the last token of every sequence. Those that are done go
+    /// along, at the place that they had: a pass costs as much without them, and leases what it always does.
+    fn with_cache(
+        &mut self,
+        sequences: &mut [Sequence],
+        wanted: &Generation,
+        each: &mut dyn FnMut(usize, u32),
+    ) -> Result<(), SessionError> {
+        let (architecture, dtype) = (self.model.architecture(), self.model.dtype());
+        let rooms = vec![wanted.window; sequences.len()];
+        let mut cache = KvCache::lease(self.memory, architecture, dtype, &rooms)?;
+        for (number, sequence) in sequences.iter_mut().enumerate() {
+            let logits = self.read(&mut cache, number, &sequence.tokens)?;
+            if let Some(token) = sequence.grow(&logits, &wanted.ends) {
+                each(number, token);
+            }
+        }
+        while !sequences.iter().all(Sequence::is_done) {
+            let logits = self.next(&mut cache, sequences)?;
+            let rows = logits.chunks_exact(logits.len() / sequences.len());
+            for (number, (sequence, logits)) in sequences.iter_mut().zip(rows).enumerate() {
+                if let Some(token) = sequence.grow(logits, &wanted.ends) {
+                    each(number, token);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a prompt into the cache; returns the logits of what follows.
+    fn read(
+        &mut self,
+        cache: &mut KvCache,
+        number: usize,
+        prompt: &[u32],
+    ) -> Result<Vec<f32>, SessionError> {
+        let (memory, kernels, model) = (self.memory, self.kernels, self.model);
+        let (mut read, mut logits) = (0, Vec::new());
+        for chunk in prompt.chunks(PROMPT_CHUNK) {
+            let batch = self.upload_tokens(1, chunk, &positions(read..read + chunk.len()))?;
+            read += chunk.len();
+            let cached = cache.sequences(memory, kernels, number..number + 1, &[read])?;
+            let next = model.next_logits(self.work(&batch, Some(cached)))?;
+            if read == prompt.len() {
+                logits = self.download(&next)?;
+            }
+        }
+        Ok(logits)
+    }
+
+    /// The logits `[b, v]` of what follows the last token of every sequence.
+    fn next(
+        &mut self,
+        cache: &mut KvCache,
+        sequences: &[Sequence],
+    ) -> Result<Vec<f32>, SessionError> {
+        let (memory, kernels, model) = (self.memory, self.kernels, self.model);
+        let lengths: Vec<usize> = sequences.iter().map(|one| one.tokens.len()).collect();
+        let last: Vec<u32> = sequences
+            .iter()
+            .map(|one| one.tokens[one.tokens.len() - 1])
+            .collect();
+        let places: Vec<i32> = lengths.iter().map(|length| *length as i32 - 1).collect();
+        let batch = self.upload_tokens(sequences.len(), &last, &places)?;
+        let cached = cache.sequences(memory, kernels, 0..sequences.len(), &lengths)?;
+        let next = model.next_logits(self.work(&batch, Some(cached)))?;
+        self.download(&next)
+    }
+
+    /// Every token reads its whole sequence again.
+    fn without_cache(
+        &mut self,
+        sequences: &mut [Sequence],
+        wanted: &Generation,
+        each: &mut dyn FnMut(usize, u32),
+    ) -> Result<(), SessionError> {
+        let model = self.model;
+        for (number, sequence) in sequences.iter_mut().enumerate() {
+            while !sequence.is_done() {
+                let tokens = &sequence.tokens;
+                let batch = self.upload_tokens(1, tokens, &positions(0..tokens.len()))?;
+                let next = model.next_logits(self.work(&batch, None))?;
+                let logits = self.download(&next)?;
+                if let Some(token) = sequence.grow(&logits, &wanted.ends) {
+                    each(number, token);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// As many tokens for each of some sequences, at these positions.
+    fn upload_tokens(
+        &self,
+        rows: usize,
+        tokens: &[u32],
+        positions: &[i32],
+    ) -> Result<Batch, ModelError> {
+        let ids: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
+        let seq = ids.len() / rows;
+        let shape = BatchShape { rows, seq };
+        Batch::without_targets(self.memory, self.kernels, shape, &ids, positions)
+    }
+
+    fn download(&self, logits: &Buffer) -> Result<Vec<f32>, SessionError> {
+        Ok(download_f32(self.kernels, logits.view())?)
+    }
+}
+
+fn positions(range: std::ops::Range<usize>) -> Vec<i32> {
+    range.map(|position| position as i32).collect()
+}

@@ -1,0 +1,191 @@
+//! A model that is evaluated or generates, without what training adds to its weights.
+
+use crate::error::SessionError;
+use crate::evaluation::Evaluation;
+use crate::forward::Forward;
+use crate::generation::{Generated, Generation};
+use crate::session::Session;
+use data::MicroBatch;
+use half::bf16;
+use kernels::cpu::Cpu;
+use kernels::meta::{FlopCounter, Meta};
+use kernels::split::split;
+use kernels::{Kernels, Target};
+use memory::{Arena, Category, DType, Layer, Memory, Phase};
+use model::{Architecture, BatchShape, Computation, Model, Policy, Saved, import};
+use settings::Settings;
+use std::path::Path;
+use std::rc::Rc;
+
+/// A model and its weights.
+pub struct Inference {
+    memory: Memory,
+    /// Dropped before everything that its work may use. Stays above it.
+    kernels: Box<dyn Kernels>,
+    model: Model,
+    parameters: Arena,
+    saved: Saved,
+}
+
+impl Inference {
+    /// A model on the processor; its weights are zero until they are set.
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if the weights do not fit.
+    pub fn on_cpu(settings: &Settings, memory: &Memory) -> Result<Inference, SessionError> {
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        let kernels = Box::new(Cpu::new(memory, settings.dtype)?);
+        Inference::on_kernels(settings, memory, kernels)
+    }
+
+    /// A model on shapes, which leases what the target would and computes nothing.
+    ///
+    /// # Errors
+    /// As [`Inference::on_cpu`].
+    pub fn on_shapes(
+        settings: &Settings,
+        memory: &Memory,
+        target: Target,
+    ) -> Result<Inference, SessionError> {
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        let kernels = Meta::new(memory, target, settings.dtype, FlopCounter::default())?;
+        Inference::on_kernels(settings, memory, Box::new(kernels))
+    }
+
+    /// A model on kernels that work in `memory`; its weights are zero until they are set. Of the settings, model, type,
+    /// sequence, attention and chunks of the head count.
+    ///
+    /// # Errors
+    /// As [`Inference::on_cpu`].
+    pub fn on_kernels(
+        settings: &Settings,
+        memory: &Memory,
+        kernels: Box<dyn Kernels>,
+    ) -> Result<Inference, SessionError> {
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        let architecture = Architecture::of(&settings.model, settings.attention);
+        let layout = Rc::new(architecture.parameters().layout(|_, _| false));
+        let Settings { dtype, seq, .. } = *settings;
+        let computation = Computation {
+            dtype,
+            seq,
+            head_chunk: settings.head_chunk,
+        };
+        let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
+        let parameters = Arena::lease(memory, Category::Parameter, "parameters", &layout, dtype)?;
+        let shape = BatchShape { rows: 1, seq };
+        let policy = Policy::keep_all(settings.model.layers);
+        let saved = Saved::lease(memory, model.architecture(), dtype, &policy, shape)?;
+        Ok(Inference {
+            memory: memory.clone(),
+            kernels,
+            model,
+            parameters,
+            saved,
+        })
+    }
+
+    /// Fills the model from a folder in Hugging Face layout.
+    ///
+    /// # Errors
+    /// [`SessionError::Weights`] if a tensor is missing or has another shape.
+    pub fn import(&mut self, folder: &Path) -> Result<(), SessionError> {
+        let layout = self.model.layout().clone();
+        let parameters = self.model.architecture().parameters().clone();
+        import(folder, &parameters, &layout, |offset, values| {
+            self.set_values(offset, values)
+        })
+    }
+
+    /// Sets values from an element of the arena on, rounded as training rounds them.
+    fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
+        let out = self.parameters.flat_mut(offset..offset + values.len());
+        if out.dtype() == DType::BF16 {
+            let halves: Vec<bf16> = values.iter().map(|value| split(*value).0).collect();
+            return Ok(self.kernels.upload(out, bytemuck::cast_slice(&halves))?);
+        }
+        Ok(self.kernels.upload(out, bytemuck::cast_slice(values))?)
+    }
+
+    /// Evaluates on micro-batches, however many sequences each has.
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if a lease is refused, and what the batches bring.
+    pub fn evaluate<E: From<SessionError>>(
+        &mut self,
+        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
+    ) -> Result<Evaluation, E> {
+        self.forward().evaluate(batches)
+    }
+
+    /// Continues prompts, whose tokens are told as they are made: the prompt's number and the token.
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if a lease is refused.
+    ///
+    /// # Panics
+    /// If a prompt has no token, or more than the window.
+    pub fn generate(
+        &mut self,
+        prompts: &[Vec<u32>],
+        wanted: &Generation,
+        each: impl FnMut(usize, u32),
+    ) -> Result<Vec<Generated>, SessionError> {
+        self.forward().generate(prompts, wanted, each)
+    }
+
+    /// The memory that everything is leased from.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Bytes of the weights.
+    pub fn weights_bytes(&self) -> u64 {
+        self.parameters.bytes()
+    }
+
+    fn forward(&mut self) -> Forward<'_> {
+        Forward {
+            memory: &self.memory,
+            kernels: &*self.kernels,
+            model: &self.model,
+            parameters: &mut self.parameters,
+            saved: &mut self.saved,
+        }
+    }
+}
+
+impl Session {
+    /// Evaluates the model between two steps, and changes nothing that they compute or need. The step before is finished
+    /// first; its outcome is left for [`Session::take_finished`].
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if a lease is refused, and what the batches bring.
+    pub fn evaluate<E: From<SessionError>>(
+        &mut self,
+        batches: impl IntoIterator<Item = Result<MicroBatch, E>>,
+    ) -> Result<Evaluation, E> {
+        self.between_steps()?.evaluate(batches)
+    }
+
+    /// Continues a prompt between two steps, otherwise as [`Session::evaluate`].
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if a lease is refused.
+    ///
+    /// # Panics
+    /// If a prompt has no token, or more than the window.
+    pub fn generate(
+        &mut self,
+        prompts: &[Vec<u32>],
+        wanted: &Generation,
+        each: impl FnMut(usize, u32),
+    ) -> Result<Vec<Generated>, SessionError> {
+        self.between_steps()?.generate(prompts, wanted, each)
+    }
+}
