@@ -10,11 +10,14 @@ pub mod pictures;
 mod process;
 mod progress;
 mod tables;
+mod tensorboard;
 
 pub use growth::MemoryGrowth;
 pub use metrics::{
-    EndRecord, MetricsFile, RunRecord, StepRecord, Timing, max_rss_bytes, resident_bytes,
+    EndRecord, EvalRecord, MetricsFile, ResumeRecord, RunRecord, SampleRecord, StepRecord, Timing,
+    max_rss_bytes, resident_bytes,
 };
 pub use process::{Fate, OomKills, ProcessRecord};
 pub use progress::Progress;
 pub use tables::{Align, Table, memory_table};
+pub use tensorboard::TensorBoard;

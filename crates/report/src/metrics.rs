@@ -5,8 +5,8 @@ use crate::process::status_bytes;
 use memory::{ByCategory, ByPhase, DeviceMarks, Layer, Phase};
 use model::ReplayCounts;
 use serde::Serialize;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -44,6 +44,8 @@ pub struct Timing {
     pub phase_ms: ByPhase<f64>,
     /// Tokens processed (masked ones too) per second.
     pub tokens_per_s: f64,
+    /// How long the step waited for its data.
+    pub data_wait_ms: f64,
     /// Model FLOPs per second, in units of 10^12; recompute is not counted.
     pub tflops: f64,
     /// `tflops` over the device's peak; none where that is unknown.
@@ -54,6 +56,7 @@ impl Timing {
     /// The timing of a step that processed `tokens` tokens.
     pub fn new(
         elapsed: Duration,
+        data_wait: Duration,
         phases: &ByPhase<Duration>,
         tokens: usize,
         flops_per_token: u64,
@@ -70,6 +73,7 @@ impl Timing {
             step_ms: ms(elapsed),
             phase_ms,
             tokens_per_s,
+            data_wait_ms: ms(data_wait),
             tflops,
             mfu: peak_tflops.map(|peak| tflops / peak),
         }
@@ -123,6 +127,56 @@ pub struct StepRecord {
     pub device: Option<DeviceMarks>,
 }
 
+/// An evaluation between steps.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename = "eval")]
+pub struct EvalRecord {
+    /// The step after which it was made.
+    pub step: usize,
+    /// Mean over all targets.
+    pub loss: f64,
+    /// e to the loss.
+    pub perplexity: f64,
+    /// The loss in bits, for each byte of text; none where the data does not say how long its text is.
+    pub bits_per_byte: Option<f64>,
+    /// Targets counted.
+    pub targets: u64,
+    /// The lowest loss so far.
+    pub is_best: bool,
+    /// Most live device bytes.
+    pub peak_bytes: u64,
+    /// What the plan said.
+    pub planned_peak_bytes: u64,
+    /// Wall-clock time.
+    pub eval_ms: f64,
+}
+
+/// A text of the model's own, between steps.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename = "sample")]
+pub struct SampleRecord {
+    /// The step after which it was made.
+    pub step: usize,
+    /// What it begins with.
+    pub prompt: String,
+    /// How the model went on.
+    pub text: String,
+}
+
+/// Where a run goes on.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename = "resume")]
+pub struct ResumeRecord {
+    /// Steps that the checkpoint holds.
+    pub step: usize,
+    /// The checkpoint.
+    pub from: String,
+    /// Settings that changed what is computed, by `--allow-change`.
+    pub changes: Vec<String>,
+    /// Who goes on with it.
+    pub process: ProcessRecord,
+}
+
 /// The last line.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename = "end")]
@@ -153,6 +207,27 @@ impl MetricsFile {
         })
     }
 
+    /// Goes on with the file of a run after so many steps: what comes after them goes, so that a step occurs once.
+    ///
+    /// # Errors
+    /// Those of the file system; the file is then as it was.
+    pub fn resume(path: &Path, step: usize) -> std::io::Result<MetricsFile> {
+        let shortened = path.with_extension("jsonl.tmp");
+        let mut kept = BufWriter::new(File::create(&shortened)?);
+        for line in BufReader::new(File::open(path)?).split(b'\n') {
+            let line = line?;
+            if belongs_before(&line, step) {
+                kept.write_all(&line)?;
+                kept.write_all(b"\n")?;
+            }
+        }
+        kept.into_inner()?.sync_all()?;
+        std::fs::rename(&shortened, path)?;
+        Ok(MetricsFile {
+            file: BufWriter::new(OpenOptions::new().append(true).open(path)?),
+        })
+    }
+
     /// Appends a record and flushes it.
     ///
     /// # Errors
@@ -162,6 +237,15 @@ impl MetricsFile {
         self.file.write_all(b"\n")?;
         self.file.flush()
     }
+}
+
+/// Whether a line tells of what happened up to a step. One that was cut short does not, nor an end.
+fn belongs_before(line: &[u8], step: usize) -> bool {
+    let Ok(record) = serde_json::from_slice::<serde_json::Value>(line) else {
+        return false;
+    };
+    let is_later = record["step"].as_u64().is_some_and(|at| at > step as u64);
+    record["kind"] != "end" && !is_later
 }
 
 /// The largest resident set that this process has had; none where the system does not tell.

@@ -1,8 +1,9 @@
 //! Progress of a run: a bar on a terminal, lines elsewhere.
 
-use crate::metrics::StepRecord;
+use crate::metrics::{EvalRecord, SampleRecord, StepRecord};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use memory::format_bytes;
+use std::cell::Cell;
 use std::io::{IsTerminal, Write, stderr};
 
 /// Tells how a run is going, on stderr.
@@ -11,6 +12,11 @@ pub struct Progress {
     quiet: bool,
     every: usize,
     total: usize,
+    /// Steps that were made before this run.
+    done: usize,
+    /// Micro-batches in a step.
+    accum: usize,
+    pace: Cell<Pace>,
 }
 
 impl Progress {
@@ -20,7 +26,7 @@ impl Progress {
         let bar = terminal.then(|| {
             let bar =
                 ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-            let template = "{bar:12} {pos}/{len}  {msg}  {eta}";
+            let template = "{bar:12} {pos}/{len}{prefix}  {msg}";
             bar.set_style(
                 ProgressStyle::with_template(template)
                     .unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -32,26 +38,95 @@ impl Progress {
             quiet,
             every,
             total,
+            done: 0,
+            accum: 1,
+            pace: Cell::default(),
+        }
+    }
+
+    /// The same for a run that goes on after `done` steps.
+    pub fn after(self, done: usize) -> Progress {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done as u64);
+        }
+        Progress { done, ..self }
+    }
+
+    /// The same for steps of `accum` micro-batches.
+    pub fn accumulating(self, accum: usize) -> Progress {
+        if let Some(bar) = &self.bar {
+            bar.set_prefix(accumulation(accum));
+        }
+        Progress { accum, ..self }
+    }
+
+    /// `done` of a step's `of` micro-batches are done. Shown on a terminal, where steps take longer than a second.
+    pub fn micro_batch(&self, done: usize, of: usize) {
+        if let (Some(bar), true) = (&self.bar, of > 1 && self.pace.get().is_slow()) {
+            bar.set_prefix(format!(" ({done} of {of})"));
         }
     }
 
     /// A step is done.
     pub fn step(&self, record: &StepRecord) {
+        self.pace.set(self.pace.get().after(record.timing.step_ms));
+        let eta = self.pace.get().eta(self.total.saturating_sub(record.step));
         match &self.bar {
             Some(bar) => {
                 bar.set_position(record.step as u64);
-                bar.set_message(short_status(record));
+                bar.set_prefix(accumulation(self.accum));
+                bar.set_message(format!("{}{eta}", short_status(record)));
             }
             None if self.quiet => {}
             None => {
-                let due = record.step == 1
+                let due = record.step == self.done + 1
                     || record.step == self.total
                     || record.step.is_multiple_of(self.every);
                 if due {
-                    let (step, total) = (record.step, self.total);
+                    let (step, total, accum) = (record.step, self.total, accumulation(self.accum));
                     // A reader that left (`2>&1 | head`) is no reason to stop training.
-                    let _ = writeln!(stderr(), "step {step:>4}/{total} {}", status(record));
+                    let _ = writeln!(
+                        stderr(),
+                        "step {step:>4}/{total}{accum} {}{eta}",
+                        status(record)
+                    );
                 }
+            }
+        }
+    }
+
+    /// An evaluation is done.
+    pub fn evaluation(&self, record: &EvalRecord) {
+        let bits = record.bits_per_byte;
+        let bits = bits.map_or(String::new(), |bits| format!("  {bits:.3} bits/byte"));
+        let best = if record.is_best { "  (best)" } else { "" };
+        self.tell(&format!(
+            "eval {:>4}  loss {:.4}  perplexity {:.2}{bits}{best}",
+            record.step, record.loss, record.perplexity
+        ));
+    }
+
+    /// The model wrote a text.
+    pub fn sample(&self, record: &SampleRecord) {
+        let text = format!("{}{}", record.prompt, record.text);
+        // What moves a terminal's cursor is shown, not obeyed.
+        let text: String = text
+            .chars()
+            .map(|character| match character.is_control() {
+                true => ' ',
+                false => character,
+            })
+            .collect();
+        self.tell(&format!("text {:>4}  {text}", record.step));
+    }
+
+    /// A line of its own.
+    fn tell(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None if self.quiet => {}
+            None => {
+                let _ = writeln!(stderr(), "{line}");
             }
         }
     }
@@ -61,6 +136,60 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// How long steps take: a mean in which the last steps weigh the most.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    steps: usize,
+    step_ms: f64,
+}
+
+/// A step further back than this hardly counts: machines get busy, and steps longer.
+const STEPS_THAT_COUNT: usize = 20;
+
+impl Pace {
+    fn after(self, step_ms: f64) -> Pace {
+        let steps = self.steps + 1;
+        let weight = 1.0 / steps.min(STEPS_THAT_COUNT) as f64;
+        Pace {
+            steps,
+            step_ms: self.step_ms + (step_ms - self.step_ms) * weight,
+        }
+    }
+
+    /// Whether steps take longer than a second; nobody knows before the first, which is the longest.
+    fn is_slow(self) -> bool {
+        self.steps == 0 || self.step_ms > 1000.0
+    }
+
+    /// `  eta 1m 20s`; nothing where no step is left.
+    fn eta(self, steps_left: usize) -> String {
+        match steps_left {
+            0 => String::new(),
+            left => format!("  eta {}", duration(self.step_ms * left as f64 / 1e3)),
+        }
+    }
+}
+
+/// ` (accum 4)`; nothing where a step is one micro-batch.
+fn accumulation(accum: usize) -> String {
+    match accum {
+        0 | 1 => String::new(),
+        accum => format!(" (accum {accum})"),
+    }
+}
+
+/// Seconds in the two largest units that say something: `45s`, `1m 20s`, `2h 05m`, `3d 04h`.
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.round() as u64;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{minutes}m {:02}s", seconds % 60),
+        3600..86400 => format!("{hours}h {:02}m", minutes % 60),
+        _ => format!("{days}d {:02}h", hours % 24),
     }
 }
 
@@ -89,4 +218,46 @@ fn status(record: &StepRecord) -> String {
         record.timing.tokens_per_s,
         peak(record),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_two_units() {
+        let cases = [
+            (0.2, "0s"),
+            (59.4, "59s"),
+            (59.6, "1m 00s"),
+            (80.0, "1m 20s"),
+            (7500.0, "2h 05m"),
+            (273_600.0, "3d 04h"),
+        ];
+        for (seconds, text) in cases {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+
+    #[test]
+    fn the_time_left_follows_the_last_steps() {
+        let paced = |times: &[f64]| {
+            let steps = times.iter();
+            steps.fold(Pace::default(), |pace, ms| pace.after(*ms))
+        };
+        assert_eq!(paced(&[3000.0, 1000.0]).eta(40), "  eta 1m 20s");
+        assert_eq!(paced(&[3000.0, 1000.0]).eta(0), "");
+        let [fast, slow] = [[500.0; 100], [2000.0; 100]];
+        let eta = |pace: Pace| pace.step_ms;
+        assert!((eta(paced(&[fast, slow].concat())) - 2000.0).abs() < 20.0);
+        assert!(paced(&[]).is_slow() && paced(&slow).is_slow() && !paced(&fast).is_slow());
+    }
+
+    #[test]
+    fn accumulation_shows_where_there_is_any() {
+        assert_eq!(
+            (accumulation(1), accumulation(4)),
+            (String::new(), " (accum 4)".into())
+        );
+    }
 }

@@ -8,6 +8,8 @@ const CROSS: (f64, f64) = (58.0, 206.0);
 const CORNER: (f64, f64) = (390.0, 12.0);
 /// Buckets of a curve; each shows its least and its most, so that no spike gets lost.
 const BUCKETS: usize = 200;
+/// More evaluations than these are a line without marks.
+const MARKS: usize = 60;
 
 /// A picture with axes.
 #[derive(Serialize)]
@@ -23,6 +25,15 @@ pub(super) struct Chart {
     y_ticks: Vec<Tick>,
     curves: Vec<Curve>,
     dots: Vec<Dot>,
+    /// Where runs were resumed, across.
+    resumed: Vec<Mark>,
+}
+
+/// A line from bottom to top.
+#[derive(Serialize)]
+struct Mark {
+    at: f64,
+    step: u64,
 }
 
 #[derive(Serialize)]
@@ -35,7 +46,10 @@ struct Tick {
 #[derive(Serialize)]
 struct Curve {
     name: String,
+    class: String,
     pieces: Vec<String>,
+    /// Its values, where each is to be seen.
+    marks: Vec<(f64, f64)>,
     /// Place and text of each point, for the script.
     points: String,
 }
@@ -44,6 +58,7 @@ struct Curve {
 #[derive(Serialize)]
 struct Dot {
     at: (f64, f64),
+    class: String,
     name: String,
     /// Where its name goes, and which way; none where there is no room.
     label: Option<(f64, f64, &'static str)>,
@@ -55,6 +70,25 @@ struct Dot {
 pub(super) struct Line {
     pub(super) name: String,
     pub(super) values: Vec<(f64, Option<f64>)>,
+    pub(super) look: Look,
+}
+
+/// How a line is drawn: whose it is, of the runs on the page.
+#[derive(Clone, Copy)]
+pub(super) enum Look {
+    /// Values of every step.
+    Steps(usize),
+    /// Values of some steps, each marked where they are few, and the least of them with a ring.
+    Evaluations(usize),
+}
+
+impl Look {
+    fn class(self) -> String {
+        match self {
+            Look::Steps(run) => format!("n{run}"),
+            Look::Evaluations(run) => format!("e{run}"),
+        }
+    }
 }
 
 /// A named point of a scatter plot; less is better both ways.
@@ -64,18 +98,15 @@ pub(super) struct Point {
     pub(super) is_chosen: bool,
 }
 
-/// Curves over steps; none where there is nothing to draw. `decimals` are those of values that are pointed at.
+/// Curves over steps; none where there is nothing to draw. `decimals` are those of values that are pointed at, and after the
+/// steps `resumed` runs were resumed.
 pub(super) fn curves(
     title: &str,
     decimals: usize,
     from_zero: bool,
     lines: &[Line],
+    resumed: &[u64],
 ) -> Option<Chart> {
-    let finite = |line: &Line| {
-        let values = line.values.iter();
-        let values = values.filter_map(|(x, y)| Some((*x, y.filter(|y| y.is_finite())?)));
-        values.collect::<Vec<_>>()
-    };
     let all: Vec<(f64, f64)> = lines.iter().flat_map(finite).collect();
     let (x, mut y) = (
         Axis::over(all.iter().map(|at| at.0))?,
@@ -98,12 +129,60 @@ pub(super) fn curves(
     let captions: Vec<String> = lines.iter().filter_map(last).collect();
     let curve = |line: &Line| Curve {
         name: line.name.clone(),
+        class: line.look.class(),
         pieces: pieces(line, &x, &y),
+        marks: marks(line, &x, &y),
         points: points(line, |at| (pixel(&x, &y, at), text(line, at))),
     };
+    let mut dots: Vec<Dot> = lines.iter().filter_map(|line| best(line, &x, &y)).collect();
+    label(&mut dots);
     Some(Chart {
         curves: lines.iter().map(curve).collect(),
+        dots,
+        resumed: resumed.iter().filter_map(|step| mark(*step, &x)).collect(),
         ..Chart::empty(title, &captions.join("\n"), ("step", &x), &y)
+    })
+}
+
+fn finite(line: &Line) -> Vec<(f64, f64)> {
+    let values = line.values.iter();
+    let values = values.filter_map(|(x, y)| Some((*x, y.filter(|y| y.is_finite())?)));
+    values.collect()
+}
+
+/// The places of a few evaluations.
+fn marks(line: &Line, x: &Axis, y: &Axis) -> Vec<(f64, f64)> {
+    match line.look {
+        Look::Evaluations(_) if line.values.len() <= MARKS => {
+            finite(line).into_iter().map(|at| pixel(x, y, at)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The line of a step; none where it is beyond the picture.
+fn mark(step: u64, x: &Axis) -> Option<Mark> {
+    let value = step as f64;
+    let at = pixel(x, x, (value, x.least)).0;
+    (x.least..=x.most)
+        .contains(&value)
+        .then_some(Mark { at, step })
+}
+
+/// The least evaluation, the first of them.
+fn best(line: &Line, x: &Axis, y: &Axis) -> Option<Dot> {
+    let Look::Evaluations(_) = line.look else {
+        return None;
+    };
+    let values = finite(line).into_iter();
+    let least = values.min_by(|one, other| one.1.total_cmp(&other.1))?;
+    Some(Dot {
+        at: pixel(x, y, least),
+        class: line.look.class(),
+        name: "best".into(),
+        label: None,
+        is_chosen: true,
+        is_dominated: false,
     })
 }
 
@@ -120,6 +199,7 @@ pub(super) fn scatter(
         .iter()
         .map(|point| Dot {
             at: pixel(&x, &y, point.at),
+            class: "n0".into(),
             name: point.name.clone(),
             label: None,
             is_chosen: point.is_chosen,
@@ -192,6 +272,7 @@ impl Chart {
             y_ticks: y.ticks(4.0, up),
             curves: Vec::new(),
             dots: Vec::new(),
+            resumed: Vec::new(),
         }
     }
 }
@@ -380,9 +461,47 @@ mod tests {
         let line = Line {
             name: "loss".into(),
             values,
+            look: Look::Steps(0),
         };
         let (x, y) = (Axis::new(0.0, 1e6), Axis::new(0.0, 100.0));
         assert_eq!(pieces(&line, &x, &y).len(), 2);
+    }
+
+    /// The scale is for all lines; of equal evaluations the first is the best, and one that is not finite is none.
+    #[test]
+    fn the_best_evaluation_is_marked() {
+        let line = |losses: &[f64], look| Line {
+            name: "loss".into(),
+            values: losses
+                .iter()
+                .zip(1..)
+                .map(|(loss, step)| (f64::from(step), Some(*loss)))
+                .collect(),
+            look,
+        };
+        let lines = [
+            line(&[5.0, 4.0, 4.0, 4.0, 4.5], Look::Steps(0)),
+            line(&[f64::NAN, 3.0, 2.0, 2.0, 9.0], Look::Evaluations(0)),
+        ];
+        let chart = curves("loss", 4, false, &lines, &[3, 9]).unwrap();
+        let [steps, evaluations] = &chart.curves[..] else {
+            unreachable!("two lines are two curves")
+        };
+        assert_eq!((steps.class.as_str(), steps.marks.len()), ("n0", 0));
+        assert_eq!(
+            (evaluations.class.as_str(), evaluations.marks.len()),
+            ("e0", 4)
+        );
+        let [best] = &chart.dots[..] else {
+            unreachable!("only evaluations have a best one")
+        };
+        assert_eq!((best.class.as_str(), best.at), ("e0", evaluations.marks[1]));
+        let resumed: Vec<(u64, f64)> = chart
+            .resumed
+            .iter()
+            .map(|mark| (mark.step, mark.at))
+            .collect();
+        assert_eq!(resumed, [(3, best.at.0)], "step 9 is beyond the picture");
     }
 
     #[test]

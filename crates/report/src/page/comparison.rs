@@ -1,5 +1,6 @@
 //! The page of two runs: what was set differently, then what came of it.
 
+use super::between::{Evaluation, samples};
 use super::chart::grouped;
 use super::configuration::differing;
 use super::ending::ending;
@@ -32,6 +33,7 @@ pub(super) fn page(a: &Run, b: &Run) -> Page {
             in_text: true,
         },
         course(&[(name_a.clone(), a), (name_b.clone(), b)]),
+        last_texts(heads, a, b),
         memory(heads, a, b),
     ];
     Page {
@@ -57,18 +59,30 @@ fn names(a: &Run, b: &Run) -> [String; 2] {
     }
 }
 
+/// The last text of each.
+fn last_texts(heads: [&str; 2], a: &Run, b: &Run) -> Part {
+    let last = |(name, run): (&str, &Run)| Some(run.samples.back()?.of(name));
+    samples(heads.into_iter().zip([a, b]).filter_map(last).collect())
+}
+
 fn memory(heads: [&str; 2], a: &Run, b: &Run) -> Part {
     let rounded = format!("{}, rounded", heads[1]);
     let measured = |run: &Run| !run.peak_step.is_null();
-    let (what, a, b) = match measured(a) && measured(b) {
+    let (what, a, b, evaluation) = match measured(a) && measured(b) {
         true => (
             "Measured, in the step with the largest peak.",
             &a.peak_step,
             &b.peak_step,
+            [a, b].map(|run| &run.peak_evaluation["peak_bytes"]),
         ),
-        false => ("Planned: not both runs made a step.", &a.plan, &b.plan),
+        false => (
+            "Planned: not both runs made a step.",
+            &a.plan,
+            &b.plan,
+            [&Value::Null; 2],
+        ),
     };
-    let table = memory_beside([heads[0], heads[1], &rounded], a, b);
+    let table = memory_beside([heads[0], heads[1], &rounded], a, b, evaluation);
     Part {
         title: "Memory",
         items: vec![Item::Say(what.into()), Item::Table(table)],
@@ -99,6 +113,9 @@ fn side_by_side(heads: [&str; 2], a: &Run, b: &Run) -> Table {
     let count = |run: &Run| run.steps.last().map(|step| step.step);
     bytes(&mut table, "steps", [count(a), count(b)]);
     number(&mut table, "last loss", 4, [a.last_loss(), b.last_loss()]);
+    evaluations(&mut table, [a, b]);
+    let waited = [a.waited_percent(), b.waited_percent()];
+    number(&mut table, "time that steps waited for data, %", 1, waited);
     speed(&mut table, [a.tokens_per_s(), b.tokens_per_s()]);
     let mut field = |name: &str, of: fn(&Run) -> &Value, field: &str| {
         bytes(&mut table, name, [a, b].map(|run| of(run)[field].as_u64()));
@@ -135,6 +152,19 @@ fn side_by_side(heads: [&str; 2], a: &Run, b: &Run) -> Table {
     );
     field_of_replays(&mut table, a, b);
     table
+}
+
+/// The best evaluation of each, and on how much it was made.
+fn evaluations(table: &mut Table, runs: [&Run; 2]) {
+    let best = runs.map(Run::best_evaluation);
+    let mut of = |name: &str, field: fn(&Evaluation) -> Option<f64>| {
+        number(table, name, 4, best.map(|best| field(best?)));
+    };
+    of("best evaluation loss", |best| best.loss);
+    of("  its perplexity", |best| best.perplexity);
+    of("  its bits per byte", |best| best.bits_per_byte);
+    bytes(table, "  its step", best.map(|best| Some(best?.step)));
+    bytes(table, "  its targets", best.map(|best| best?.targets));
 }
 
 fn field_of_replays(table: &mut Table, a: &Run, b: &Run) {

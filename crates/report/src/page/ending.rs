@@ -21,7 +21,7 @@ pub(super) fn ending(run: &Run) -> Ending {
     let ended = |mood, headline, what: &str| Ending {
         mood,
         headline,
-        detail: format!("{what}. {}{}", reached(run), resident(run)),
+        detail: format!("{what}. {}{}{}", reached(run), resumed(run), resident(run)),
     };
     match run.end["reason"].as_str() {
         Some("done") => ended("good", "done", "The run made all of its steps"),
@@ -82,7 +82,7 @@ fn without_end(run: &Run) -> Ending {
     Ending {
         mood,
         headline,
-        detail: format!("{why}. {}{}", reached(run), at_least(run)),
+        detail: format!("{why}. {}{}{}", reached(run), resumed(run), at_least(run)),
     }
 }
 
@@ -127,6 +127,18 @@ fn reached(run: &Run) -> String {
     match run.steps.last() {
         None => "No step was written down.".into(),
         Some(last) => format!("The last step written down is {}{of}.", last.step),
+    }
+}
+
+fn resumed(run: &Run) -> String {
+    match run.resumes.as_slice() {
+        [] => String::new(),
+        [once] => format!(" It was resumed after step {}.", once.step),
+        [.., last] => format!(
+            " It was resumed {} times, the last time after step {}.",
+            run.resumes.len(),
+            last.step
+        ),
     }
 }
 

@@ -44,8 +44,14 @@ pub(super) fn memory_rows(record: &Value) -> Vec<(String, Option<u64>)> {
     first.into_iter().chain(categories).chain(phases).collect()
 }
 
-/// Two records' memory side by side, to the byte, and the second rounded; rows that are nothing in both are left out.
-pub(super) fn memory_beside(heads: [&str; 3], one: &Value, other: &Value) -> Table {
+/// Two records' memory side by side, to the byte, and the second rounded, with what evaluations took at most; rows that are
+/// nothing in both are left out.
+pub(super) fn memory_beside(
+    heads: [&str; 3],
+    one: &Value,
+    other: &Value,
+    evaluation: [&Value; 2],
+) -> Table {
     let mut table = Table::new(&[
         ("bytes", Align::Left),
         (heads[0], Align::Right),
@@ -55,7 +61,9 @@ pub(super) fn memory_beside(heads: [&str; 3], one: &Value, other: &Value) -> Tab
     ]);
     let cell = |bytes: Option<u64>| bytes.map_or(String::new(), exact);
     let rows = memory_rows(one).into_iter().zip(memory_rows(other));
-    for ((name, one), (_, other)) in rows {
+    let evaluation = evaluation.map(|peak| ("peak in an evaluation".to_string(), peak.as_u64()));
+    let [one, other] = evaluation;
+    for ((name, one), (_, other)) in rows.chain([(one, other)]) {
         if one.unwrap_or(0) == 0 && other.unwrap_or(0) == 0 {
             continue;
         }

@@ -3,6 +3,7 @@
 //! A run directory is read as far as it is there (`run.rs`), becomes the parts of a page (`single.rs`, `comparison.rs`), and
 //! these become HTML by a template, which escapes everything, or text.
 
+mod between;
 mod chart;
 mod comparison;
 mod configuration;
@@ -133,17 +134,26 @@ mod tests {
         let line = chart::Line {
             name: evil.into(),
             values: vec![(1.0, Some(1.0))],
+            look: chart::Look::Evaluations(0),
         };
-        let charts = chart::curves(evil, 1, false, &[line]).into_iter().collect();
+        let sample = serde_json::json!({ "step": evil, "prompt": evil, "text": evil });
+        let charts = chart::curves(evil, 1, false, &[line], &[])
+            .into_iter()
+            .collect();
         let page = Page {
             title: evil.into(),
             about: evil.into(),
             endings: Vec::new(),
-            facts: vec![("fact", evil.into())],
+            facts: vec![view::Fact {
+                name: "fact",
+                value: evil.into(),
+                note: evil.into(),
+            }],
             parts: vec![Part {
                 title: "Part",
                 items: vec![
                     Item::Table(table),
+                    Item::Samples(vec![between::Sample::read(&sample)]),
                     Item::Charts(charts),
                     Item::File("config.toml", evil.into()),
                     timeline::frame(evil),
@@ -153,7 +163,7 @@ mod tests {
         };
         let html = html(&page).unwrap();
         assert_eq!(html.matches("<script>").count(), 1, "the page's own");
-        assert!(html.matches("&lt;script&gt;").count() >= 8, "{html}");
+        assert!(html.matches("&lt;script&gt;").count() >= 12, "{html}");
         assert!(html.contains("Part") && !html.contains("http:") && !html.contains("https:"));
     }
 }

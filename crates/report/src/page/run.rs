@@ -1,7 +1,9 @@
 //! A run directory, read as far as it is there.
 
 use super::PageError;
+use super::between::{Evaluation, SAMPLES, Sample, harmless};
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -24,6 +26,16 @@ pub(super) struct Run {
     pub(super) peak_step: Value,
     /// The record of the last step.
     pub(super) last_step: Value,
+    /// All evaluations, in short.
+    pub(super) evaluations: Vec<Evaluation>,
+    /// The record of the evaluation with the largest peak.
+    pub(super) peak_evaluation: Value,
+    /// The last texts of the model's own.
+    pub(super) samples: VecDeque<Sample>,
+    /// Where it was resumed.
+    pub(super) resumes: Vec<Resume>,
+    /// How long all steps took, and for how much of it they waited for data.
+    time_ms: (f64, f64),
     /// The record `end`, where it is the last.
     pub(super) end: Value,
     /// `oom.json`.
@@ -40,6 +52,13 @@ pub(super) struct Step {
     pub(super) tokens_per_s: Option<f64>,
     /// The peak less the plan's.
     pub(super) beyond_plan: i64,
+}
+
+/// Where a run goes on.
+pub(super) struct Resume {
+    pub(super) step: u64,
+    pub(super) from: String,
+    pub(super) changes: Vec<String>,
 }
 
 impl Run {
@@ -63,6 +82,11 @@ impl Run {
             steps: Vec::new(),
             peak_step: Value::Null,
             last_step: Value::Null,
+            evaluations: Vec::new(),
+            peak_evaluation: Value::Null,
+            samples: VecDeque::new(),
+            resumes: Vec::new(),
+            time_ms: (0.0, 0.0),
             end: Value::Null,
             oom: json(&folder.join("oom.json"), file("oom.json")?)?,
             timeline: file("memory/timeline.svg")?,
@@ -103,6 +127,21 @@ impl Run {
         match kind {
             "run" => self.begin = record,
             "step" => self.take_step(record),
+            // Whoever went on with a run is the one that may be at work, or have been killed.
+            "resume" => {
+                self.resumes.push(resume(&record));
+                self.begin["process"] = record["process"].clone();
+            }
+            "eval" => {
+                self.evaluations.push(Evaluation::read(&record));
+                keep_larger(&mut self.peak_evaluation, &record);
+            }
+            "sample" => {
+                self.samples.push_back(Sample::read(&record));
+                if self.samples.len() > SAMPLES {
+                    self.samples.pop_front();
+                }
+            }
             _ => {}
         }
     }
@@ -117,9 +156,10 @@ impl Run {
             tokens_per_s: record["tokens_per_s"].as_f64(),
             beyond_plan: peak as i64 - planned as i64,
         });
-        if self.peak_step.is_null() || peak > self.peak_step["peak_bytes"].as_u64().unwrap_or(0) {
-            self.peak_step = record.clone();
-        }
+        let ms = |name: &str| record[name].as_f64().unwrap_or(0.0);
+        self.time_ms.0 += ms("step_ms");
+        self.time_ms.1 += ms("data_wait_ms");
+        keep_larger(&mut self.peak_step, &record);
         self.last_step = record;
     }
 
@@ -142,6 +182,20 @@ impl Run {
         self.steps.iter().rev().find_map(|step| step.loss)
     }
 
+    /// The evaluation with the lowest loss, the first of them.
+    pub(super) fn best_evaluation(&self) -> Option<&Evaluation> {
+        let finite = self.evaluations.iter();
+        let finite = finite.filter_map(|evaluation| Some((evaluation.loss?, evaluation)));
+        let best = finite.min_by(|(a, _), (b, _)| a.total_cmp(b));
+        best.map(|(_, evaluation)| evaluation)
+    }
+
+    /// Percent of their time that steps waited for data, where it is more than one.
+    pub(super) fn waited_percent(&self) -> Option<f64> {
+        let percent = 100.0 * self.time_ms.1 / self.time_ms.0;
+        (percent.is_finite() && percent > 1.0).then_some(percent)
+    }
+
     /// The median, without the first two steps where there are more: they warm up.
     pub(super) fn tokens_per_s(&self) -> Option<f64> {
         let warm = if self.steps.len() > 4 { 2 } else { 0 };
@@ -149,6 +203,28 @@ impl Run {
         let mut speeds: Vec<f64> = steps.filter_map(|step| step.tokens_per_s).collect();
         speeds.sort_by(f64::total_cmp);
         speeds.get(speeds.len() / 2).copied()
+    }
+}
+
+/// Keeps the record with the larger peak, the first of equal ones.
+fn keep_larger(kept: &mut Value, record: &Value) {
+    let peak = |record: &Value| record["peak_bytes"].as_u64().unwrap_or(0);
+    if kept.is_null() || peak(record) > peak(kept) {
+        *kept = record.clone();
+    }
+}
+
+fn resume(record: &Value) -> Resume {
+    let text = |value: &Value| harmless(value.as_str().unwrap_or_default());
+    Resume {
+        step: record["step"].as_u64().unwrap_or(0),
+        from: text(&record["from"]),
+        changes: record["changes"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(text)
+            .collect(),
     }
 }
 

@@ -1,23 +1,34 @@
 //! The page of one run.
 
-use super::chart::{Line, Point, curves, grouped, scatter};
+use super::between::{self, evaluations, resumes, samples};
+use super::chart::{Line, Look, Point, curves, grouped, scatter};
 use super::ending::ending;
 use super::figures::{
     bar, device_account, effects, exact, fixes, is_own, largest, memory_beside, place, strategies,
     word,
 };
 use super::run::Run;
-use super::view::{Item, Page, Part};
+use super::view::{Fact, Item, Page, Part};
 use super::{configuration, timeline};
 use memory::format_bytes;
 use serde_json::{Value, json};
 
 /// The page of one run: settings, curves, memory, what else could have been, and how it ended.
 pub(super) fn page(run: &Run) -> Page {
+    let mut course = course(&[(run.name(), run)]);
+    if let Some(percent) = run.waited_percent() {
+        course.in_text = true;
+        course.items.push(Item::Say(format!(
+            "For {percent:.1} % of their time, steps waited for data; `--set data.prefetch=N` reads further ahead."
+        )));
+    }
     let parts = [
         out_of_memory(run),
+        resumes(run),
         settings(run),
-        course(&[(run.name(), run)]),
+        course,
+        evaluations(run),
+        samples(run.samples.iter().cloned().collect()),
         memory(run),
         at_peak(run),
         alternatives(run),
@@ -49,9 +60,15 @@ pub(super) fn about(run: &Run) -> String {
     about.join(" · ")
 }
 
-fn facts(run: &Run) -> Vec<(&'static str, String)> {
+fn facts(run: &Run) -> Vec<Fact> {
     let mut facts = Vec::new();
-    let mut fact = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
+    let mut fact = |name, value: Option<String>| {
+        facts.extend(value.map(|value| Fact {
+            name,
+            value,
+            note: String::new(),
+        }));
+    };
     fact("steps", run.steps.last().map(|last| last.step.to_string()));
     fact(
         "last loss",
@@ -65,6 +82,12 @@ fn facts(run: &Run) -> Vec<(&'static str, String)> {
     fact("planned peak", bytes(&run.plan, "peak_bytes"));
     fact("measured peak", bytes(&run.peak_step, "peak_bytes"));
     fact("resident set, at most", bytes(&run.end, "max_rss_bytes"));
+    // After the steps and their last loss, so far as there are those.
+    let at = facts
+        .iter()
+        .take_while(|fact| matches!(fact.name, "steps" | "last loss"));
+    let at = at.count();
+    facts.splice(at..at, between::facts(run));
     facts
 }
 
@@ -138,21 +161,36 @@ fn settings(run: &Run) -> Part {
     }
 }
 
-/// Loss and throughput of runs, in the same pictures.
+/// Loss and throughput of runs, in the same pictures, with their evaluations.
 pub(super) fn course(runs: &[(String, &Run)]) -> Part {
     let lines = |of: fn(&super::run::Step) -> Option<f64>| {
-        let line = |(name, run): &(String, &Run)| Line {
+        let line = |(index, (name, run)): (usize, &(String, &Run))| Line {
             name: name.clone(),
             values: run
                 .steps
                 .iter()
                 .map(|step| (step.step as f64, of(step)))
                 .collect(),
+            look: Look::Steps(index),
         };
-        runs.iter().map(line).collect::<Vec<_>>()
+        runs.iter().enumerate().map(line).collect::<Vec<_>>()
     };
-    let loss = curves("loss", 4, false, &lines(|step| step.loss));
-    let speed = curves("tokens/s", 0, true, &lines(|step| step.tokens_per_s));
+    let mut losses = lines(|step| step.loss);
+    let evaluations = evaluation_lines(runs);
+    if let ([training], [_, ..]) = (losses.as_mut_slice(), evaluations.as_slice()) {
+        training.name = "training".into();
+    }
+    losses.extend(evaluations);
+    let resumes = runs.iter().flat_map(|(_, run)| &run.resumes);
+    let resumed: Vec<u64> = resumes.map(|resume| resume.step).collect();
+    let loss = curves("loss", 4, false, &losses, &resumed);
+    let speed = curves(
+        "tokens/s",
+        0,
+        true,
+        &lines(|step| step.tokens_per_s),
+        &resumed,
+    );
     let charts: Vec<_> = loss.into_iter().chain(speed).collect();
     let items = if charts.is_empty() {
         Vec::new()
@@ -164,6 +202,24 @@ pub(super) fn course(runs: &[(String, &Run)]) -> Part {
         items,
         in_text: false,
     }
+}
+
+/// The evaluations of those runs that have any.
+fn evaluation_lines(runs: &[(String, &Run)]) -> Vec<Line> {
+    let line = |(index, (name, run)): (usize, &(String, &Run))| Line {
+        name: match runs.len() {
+            1 => "evaluation".into(),
+            _ => format!("{name}, evaluation"),
+        },
+        values: run
+            .evaluations
+            .iter()
+            .map(|evaluation| (evaluation.step as f64, evaluation.loss))
+            .collect(),
+        look: Look::Evaluations(index),
+    };
+    let lines = runs.iter().enumerate().map(line);
+    lines.filter(|line| !line.values.is_empty()).collect()
 }
 
 fn memory(run: &Run) -> Part {
@@ -191,7 +247,13 @@ fn memory(run: &Run) -> Part {
     }
     items.push(Item::Bars(bars));
     let heads = ["planned", name, "rounded"];
-    items.push(Item::Table(memory_beside(heads, plan, record)));
+    let evaluation = ["planned_peak_bytes", "peak_bytes"].map(|name| &run.peak_evaluation[name]);
+    items.push(Item::Table(memory_beside(heads, plan, record, evaluation)));
+    if evaluation[0].as_u64() > evaluation[1].as_u64() {
+        let say =
+            "An evaluation takes less than was planned where its data do not fill a micro-batch.";
+        items.push(Item::Say(say.into()));
+    }
     items.extend(device_account(record).map(Item::Table));
     if let Some(picture) = &run.timeline {
         items.push(timeline::frame(picture));

@@ -1,5 +1,6 @@
 //! What a page shows, in order: the same parts become HTML and text.
 
+use super::between::Sample;
 use super::chart::Chart;
 use super::ending::Ending;
 use crate::Table;
@@ -14,8 +15,17 @@ pub(super) struct Page {
     /// How each run ended, with its name.
     pub(super) endings: Vec<(String, Ending)>,
     /// What to know first.
-    pub(super) facts: Vec<(&'static str, String)>,
+    pub(super) facts: Vec<Fact>,
     pub(super) parts: Vec<Part>,
+}
+
+/// A key figure.
+#[derive(Serialize)]
+pub(super) struct Fact {
+    pub(super) name: &'static str,
+    pub(super) value: String,
+    /// What stands below it in small letters.
+    pub(super) note: String,
 }
 
 /// A section with a heading.
@@ -35,6 +45,7 @@ pub(super) enum Item {
     /// A sentence.
     Say(String),
     Table(Table),
+    Samples(Vec<Sample>),
     /// Pictures side by side, where there is room.
     Charts(Vec<Chart>),
     Bars(Vec<Bar>),
@@ -82,6 +93,10 @@ impl Page {
                 match item {
                     Item::Say(sentence) => text += &format!("  {sentence}\n"),
                     Item::Table(table) => text += &table.to_string(),
+                    Item::Samples(samples) => {
+                        let lines = samples.iter();
+                        text.extend(lines.map(|sample| format!("  {}\n", sample.line())));
+                    }
                     _ => {}
                 }
             }
