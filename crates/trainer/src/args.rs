@@ -1,10 +1,11 @@
 //! The flags that `train`, `plan` and `profile` share.
 
 use crate::key_flags::KeyFlags;
+use crate::train::resumed_configuration;
 use clap::Args;
 use model::MegatronFlags;
 use settings::load::Override;
-use settings::{Given, RunOptions};
+use settings::{Given, Resume, RunOptions};
 use std::path::PathBuf;
 
 /// Flags that `train`, `plan` and `profile` share.
@@ -25,9 +26,9 @@ pub struct RunArgs {
     /// What is written.
     #[command(flatten)]
     pub output: OutputArgs,
-    /// Flags without a key that are not built yet.
+    /// What is gone on with.
     #[command(flatten)]
-    pub later: LaterArgs,
+    pub resume: ResumeArgs,
 }
 
 /// Where the configuration comes from.
@@ -93,18 +94,17 @@ pub struct OutputArgs {
     pub quiet: bool,
 }
 
-/// Flags without a key that are not built yet: recognised, and refused with a sentence.
+/// What is gone on with.
 #[derive(Debug, Default, Args)]
-pub struct LaterArgs {
-    /// Steps between checkpoints
-    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
-    pub save_every: Option<String>,
-    /// Checkpoints to keep
-    #[arg(long, hide = true, value_name = "K", allow_negative_numbers = true)]
-    pub keep_last: Option<String>,
-    /// Run or checkpoint to continue
-    #[arg(long, hide = true, value_name = "DIR")]
-    pub resume: Option<String>,
+#[command(next_help_heading = "Training")]
+pub struct ResumeArgs {
+    /// Go on from a run or checkpoint folder, or from the newest checkpoint under --out. Flags that are not given are those
+    /// of the run
+    #[arg(long, value_name = "DIR|latest")]
+    pub resume: Option<PathBuf>,
+    /// Resume with settings that change what is computed
+    #[arg(long, requires = "resume")]
+    pub allow_change: bool,
 }
 
 impl RunArgs {
@@ -122,7 +122,11 @@ impl RunArgs {
             flags.push(Override::from_switch("--trace", "log.trace", true));
         }
         Given {
-            config: self.source.config.clone(),
+            config: self
+                .source
+                .config
+                .clone()
+                .or_else(|| self.resumed_configuration()),
             flags,
             set: self.source.set.clone(),
             megatron: MegatronFlags {
@@ -131,7 +135,6 @@ impl RunArgs {
                 method: memory.recompute_method.clone(),
                 num_layers: memory.recompute_num_layers.clone(),
             },
-            keyless: self.keyless_flags().collect(),
         }
     }
 
@@ -140,6 +143,8 @@ impl RunArgs {
         RunOptions {
             out: self.output.out.clone(),
             init_from: self.weights.init_from.clone(),
+            resume: self.resume.resume.clone().map(Resume::from),
+            allow_change: self.resume.allow_change,
             save_final: self.output.save_final.clone(),
             dump_gradients: self.output.dump_gradients,
             trace: self.output.trace.clone(),
@@ -148,17 +153,10 @@ impl RunArgs {
         }
     }
 
-    /// The flags given that have no key and may not be built.
-    fn keyless_flags(&self) -> impl Iterator<Item = &'static str> {
-        let later = &self.later;
-        let flags = [
-            ("--save-every", later.save_every.is_some()),
-            ("--keep-last", later.keep_last.is_some()),
-            ("--resume", later.resume.is_some()),
-        ];
-        flags
-            .into_iter()
-            .filter(|(_, given)| *given)
-            .map(|(flag, _)| flag)
+    /// The configuration of the run that goes on, for settings that the command line leaves open.
+    fn resumed_configuration(&self) -> Option<String> {
+        let resume = Resume::from(self.resume.resume.clone()?);
+        let file = resumed_configuration(&resume, self.output.out.as_deref())?;
+        file.to_str().map(str::to_owned)
     }
 }

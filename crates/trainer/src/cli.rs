@@ -3,11 +3,15 @@
 use crate::advise::AdviceArgs;
 use crate::args::{RunArgs, SourceArgs};
 use crate::bench::BenchArgs;
+use crate::eval::EvalArgs;
+use crate::export::ExportArgs;
+use crate::generate::{GenerateArgs, GenerationArgs};
 use crate::pareto::ParetoArgs;
+use crate::prepare::PrepareArgs;
 use crate::report::ReportArgs;
 use clap::{Args, Parser, Subcommand};
 use settings::load::Override;
-use settings::{ConfigError, Given, Resolved, RunOptions, Task, check, preset, resolve};
+use settings::{ConfigError, Given, Resolved, RunOptions, Task, preset, resolve};
 use std::path::PathBuf;
 
 /// Trains transformers and knows their memory to the byte before the run starts.
@@ -51,32 +55,25 @@ pub enum Command {
     /// Takes the flags of `train`: what all strategies share.
     #[command(after_help = preset::help())]
     Bench(Box<BenchArgs>),
-    /// Make token files
-    #[command(hide = true, disable_help_flag = true)]
-    Prepare(Later),
-    /// Measure loss and perplexity
-    #[command(hide = true, disable_help_flag = true)]
-    Eval(Later),
-    /// Write text
-    #[command(hide = true, disable_help_flag = true)]
-    Generate(Later),
-    /// Convert a checkpoint
-    #[command(hide = true, disable_help_flag = true)]
-    Export(Later),
+    /// Make token files of text, conversations or parquet, for --data
+    ///
+    /// Each text ends with the tokenizer's end-of-text token (of bytes: 0), each conversation as its template ends it; of
+    /// conversations only the assistant's turns are learnt. The same inputs give the same files.
+    Prepare(PrepareArgs),
+    /// Measure loss, perplexity and bits per byte of a model on data
+    Eval(EvalArgs),
+    /// Write text with a model
+    Generate(GenerateArgs),
+    /// Make a model in Hugging Face layout of a checkpoint
+    ///
+    /// With its tokenizer, chat template and every key of its config.json that training does not change. Needs no device.
+    Export(ExportArgs),
     /// Tell what this machine offers for training, and what it lacks
     Doctor(DoctorArgs),
     /// Build the page of a run, or compare two
     ///
     /// Settings, curves, memory as planned and as measured, and how the run ended: one file that needs no network.
     Report(ReportArgs),
-}
-
-/// Arguments of a command that is not built yet.
-#[derive(Debug, Args)]
-pub struct Later {
-    /// Anything.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub arguments: Vec<String>,
 }
 
 /// Flags of `plan`.
@@ -91,6 +88,9 @@ pub struct PlanArgs {
     /// What budgets buy.
     #[command(flatten)]
     pub pareto: ParetoArgs,
+    /// What generation needs.
+    #[command(flatten)]
+    pub generation: GenerationArgs,
     /// The flags of `train`.
     #[command(flatten)]
     pub run: RunArgs,
@@ -155,10 +155,15 @@ impl Cli {
             Some(Command::Profile(profile)) => run(Task::Profile, &profile.run, profile.json),
             Some(Command::Init(init)) => init.resolve(),
             Some(Command::Bench(bench)) => run(Task::Train, &bench.run, bench.form.json),
-            Some(Command::Prepare(_)) => not_built("prepare"),
-            Some(Command::Eval(_)) => not_built("eval"),
-            Some(Command::Generate(_)) => not_built("generate"),
-            Some(Command::Export(_)) => not_built("export"),
+            Some(Command::Prepare(_)) => Err(ConfigError::Contradiction(
+                "`trainer prepare` makes data, and has no configuration of its own".into(),
+            )),
+            Some(Command::Eval(_) | Command::Generate(_)) => Err(ConfigError::Contradiction(
+                "`trainer eval` and `trainer generate` take what a model says, and have no configuration of their own".into(),
+            )),
+            Some(Command::Export(_)) => Err(ConfigError::Contradiction(
+                "`trainer export` takes what a checkpoint says, and has no configuration of its own".into(),
+            )),
             Some(Command::Doctor(doctor)) => doctor.resolve(),
             Some(Command::Report(_)) => Err(ConfigError::Contradiction(
                 "`trainer report` reads the configurations of runs, and has none of its own".into(),
@@ -209,9 +214,4 @@ fn overrides(flags: &[(&str, &str, &Option<String>)]) -> Vec<Override> {
     flags
         .filter_map(|(flag, key, text)| Some(Override::from_flag(flag, key, text.as_deref()?)))
         .collect()
-}
-
-/// Refuses a command that is not built; its name has a row in [`check`].
-fn not_built(name: &'static str) -> Result<Resolved, ConfigError> {
-    Err(check::command(name))
 }

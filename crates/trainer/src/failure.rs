@@ -1,14 +1,17 @@
 //! Why a command ended early, and with which exit code.
 
+use checkpoint::{CheckpointError, LockError};
 use data::DataError;
 use kernels::{Fault, KernelError};
 use memory::OutOfMemory;
-use model::{HfConfigError, WeightsError};
+use model::{HfConfigError, OriginError, WeightsError};
 use planner::{AutoError, NoHostRoom};
+use prepare::PrepareError;
 use report::page::PageError;
 use session::{OptimizerStateError, SessionError};
 use settings::{ConfigError, Device};
 use std::path::PathBuf;
+use tokenization::TokenizerError;
 
 /// A command that could not be carried out. The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -116,15 +119,36 @@ pub enum Failure {
         journal: Option<PathBuf>,
     },
     /// A signal ended the run.
-    #[error(
-        "interrupted after step {step}; nothing was saved, since this version writes no checkpoints yet"
-    )]
+    #[error("interrupted after step {step}, whose state is in {}", .checkpoint.display())]
     Interrupted {
         /// Steps made.
         step: usize,
         /// The signal's number.
         signal: i32,
+        /// Where they were saved.
+        checkpoint: PathBuf,
     },
+    /// No data set was made.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// A signal ended the making of a data set.
+    #[error("interrupted; nothing was kept")]
+    PrepareInterrupted {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// A run would go on as another one.
+    #[error("the run would not go on as it was: {}", list(.0))]
+    Changed(Vec<String>),
+    /// The run directory cannot be had.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// A tokenizer cannot be read.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// No checkpoint could be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
 }
 
 impl Failure {
@@ -138,13 +162,18 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::PeaksChanged(_) => 1,
-            Failure::Config(_) | Failure::Usage(_) => 2,
+            Failure::Config(_) | Failure::Usage(_) | Failure::Changed(_) | Failure::Lock(_) => 2,
             Failure::Auto(AutoError::Costs(_)) => 4,
             Failure::OutOfMemory { .. } | Failure::HostMemory(_) | Failure::Auto(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
+            Failure::Prepare(error) if error.is_usage() => 2,
+            Failure::Prepare(_) => 4,
+            Failure::PrepareInterrupted { signal } => 128 + *signal as u8,
             Failure::Data(_)
             | Failure::Weights(_)
             | Failure::OptimizerState(_)
+            | Failure::Checkpoint(_)
+            | Failure::Tokenizer(_)
             | Failure::HfConfig { .. }
             | Failure::Unreadable { .. }
             | Failure::File { .. }
@@ -187,6 +216,14 @@ impl Failure {
                  predicts the memory of one"
                     .into(),
             ),
+            Failure::Interrupted { .. } => {
+                Some("the same command with --resume latest and the run's --out goes on from there".into())
+            }
+            Failure::Changed(_) => Some(
+                "leave these settings out, or add --allow-change if they are meant; recompute, offload, threads and what is \
+                 recorded may change freely"
+                    .into(),
+            ),
             Failure::Weights(WeightsError::Write { .. }) => None,
             Failure::Unreadable { .. } | Failure::Weights(_) => Some(
                 "--init-from takes a folder in Hugging Face layout: config.json and model.safetensors, as `trainer \
@@ -212,6 +249,10 @@ impl Failure {
     }
 }
 
+fn list(changes: &[String]) -> String {
+    changes.join("; ")
+}
+
 /// Whether bad data is really a bad setting.
 fn is_usage(error: &DataError) -> bool {
     matches!(
@@ -220,6 +261,8 @@ fn is_usage(error: &DataError) -> bool {
             | DataError::StepTooLarge { .. }
             | DataError::FormatNeedsPath { .. }
             | DataError::SeqDiffers { .. }
+            | DataError::FolderFormat { .. }
+            | DataError::NoDocuments { .. }
     )
 }
 
@@ -230,9 +273,18 @@ impl From<SessionError> for Failure {
             SessionError::OutOfMemory(error) => error.into(),
             SessionError::Kernel(error) => error.into(),
             SessionError::Weights(error) => error.into(),
+            SessionError::Stopped => {
+                Failure::Defect("a step was broken off without a signal".into())
+            }
             SessionError::OptimizerState(error) => error.into(),
             SessionError::File { path, source } => Failure::File { path, source },
         }
+    }
+}
+
+impl From<OriginError> for Failure {
+    fn from(OriginError { path, source }: OriginError) -> Failure {
+        Failure::Unreadable { path, source }
     }
 }
 

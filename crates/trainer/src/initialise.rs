@@ -3,9 +3,13 @@
 use crate::failure::Failure;
 use crate::run_dir::{make_folder, refuse_non_empty};
 use crate::stdout::print;
+use files::Disk;
 use memory::DType;
-use model::{Architecture, Attention, Fresh, Initial, encode, export};
-use settings::{FloatType, Resolved};
+use model::{
+    Architecture, Attention, Fresh, Initial, MAX_SHARD_BYTES, Origin, OutgoingWeights, encode,
+    write_model,
+};
+use settings::Resolved;
 
 /// Writes a freshly initialised model in Hugging Face layout.
 pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
@@ -29,20 +33,13 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
         .in_layout()
         .map(|parameter| parameter.initial)
         .collect();
-    let path = folder.join("model.safetensors");
-    export(&path, parameters, dtype, |index| {
+    let weights = OutgoingWeights::new(parameters, dtype, |index| {
         let values = fresh.values(initial[index], index);
         let values: Vec<f32> = values.take(layout.entries()[index].elements()).collect();
-        encode(&values, dtype).into_owned()
-    })?;
-    let name = if resolved.dtype() == FloatType::Bf16 {
-        "bfloat16"
-    } else {
-        "float32"
-    };
-    let path = folder.join("config.json");
-    let text = config.model.to_hf(config.data.seq, name);
-    std::fs::write(&path, text).map_err(Failure::file(path))?;
+        Ok(encode(&values, dtype).into_owned().into())
+    });
+    let files = Origin::default().files(&config.model, config.data.seq, dtype);
+    write_model(&Disk, folder, &files, &weights, MAX_SHARD_BYTES)?;
     print(format_args!(
         "{} parameters in {}\n",
         layout.parameters(),

@@ -20,6 +20,12 @@ impl Interrupt {
         Ok(Interrupt { signals })
     }
 
+    /// Says whether a signal came, from anywhere.
+    pub(crate) fn watch(&self) -> impl Fn() -> bool + 'static {
+        let flags = self.signals.each_ref().map(|(_, flag)| flag.clone());
+        move || flags.iter().any(|flag| flag.load(Ordering::Relaxed))
+    }
+
     /// The signal that came, if one did.
     pub(crate) fn signal(&self) -> Option<i32> {
         self.signals

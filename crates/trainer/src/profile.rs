@@ -158,6 +158,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
             targets: tokens[1..].to_vec(),
             rows,
             seq,
+            documents: None,
         }
     };
     StepBatch {

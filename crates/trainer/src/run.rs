@@ -3,6 +3,7 @@
 use crate::advise::answer;
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
+use crate::generate::print_generation_plan;
 use crate::pareto;
 use crate::samples::decided;
 use crate::stdout::{print, print_json};
@@ -31,7 +32,10 @@ pub fn run(mut resolved: Resolved) -> Result<(), Failure> {
 /// Carries `plan` out, with the flags that it has beside those of `train`.
 pub(crate) fn plan(mut resolved: Resolved, args: &PlanArgs) -> Result<(), Failure> {
     prepare(&mut resolved)?;
-    print_plan(&resolved, args)
+    match args.generation.generate {
+        Some(tokens) => print_generation_plan(&resolved, tokens, args.generation.batch),
+        None => print_plan(&resolved, args),
+    }
 }
 
 fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
@@ -46,7 +50,7 @@ fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
 }
 
 /// The main thread is one of the pool's: operations start without handing over.
-fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
+pub(crate) fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
     let all = || std::thread::available_parallelism().map_or(1, |threads| threads.get());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads.unwrap_or_else(all))
@@ -56,7 +60,7 @@ fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
 }
 
 /// `--init-from` sets the model; what the user said about it must agree.
-fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
+pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|source| Failure::Unreadable {
         path: path.clone(),
@@ -111,7 +115,7 @@ fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
 
 /// The plan, and what was asked for beside it.
 fn in_words(plan: &Plan, resolved: &Resolved) -> String {
-    let verdict = verdict(resolved, plan.peak_bytes);
+    let verdict = verdict(resolved, plan.most_bytes());
     let pareto = plan.pareto.as_ref().map(pareto::tables);
     let largest = plan.largest.as_ref().map(|largest| format!("\n{largest}"));
     let advice = plan.advice.as_ref().map(ToString::to_string);

@@ -1,6 +1,7 @@
 //! The directory that a run writes into.
 
 use crate::failure::Failure;
+use checkpoint::RunLock;
 use planner::Plan;
 use serde::Serialize;
 use settings::Resolved;
@@ -9,6 +10,8 @@ use std::path::{Path, PathBuf};
 /// `--out`, or a new folder under `runs/`.
 pub(crate) struct RunDir {
     path: PathBuf,
+    /// Keeps other runs out.
+    _lock: RunLock,
 }
 
 impl RunDir {
@@ -22,7 +25,17 @@ impl RunDir {
             None => new_folder(&resolved.name),
         };
         make_folder(&path, "--out")?;
-        let directory = RunDir { path };
+        RunDir::begin(path, resolved, plan)
+    }
+
+    /// The directory of a run that goes on, with what it is from now on.
+    pub(crate) fn reopen(run: &Path, resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
+        RunDir::begin(run.into(), resolved, plan)
+    }
+
+    fn begin(path: PathBuf, resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
+        let lock = RunLock::take(&path)?;
+        let directory = RunDir { path, _lock: lock };
         directory.write("config.toml", &resolved.config.to_toml()?)?;
         directory.write_json("plan.json", plan)?;
         Ok(directory)
@@ -74,10 +87,13 @@ const MODEL_FILES: [&str; 3] = [
     "model.safetensors.index.json",
 ];
 
-/// A model that is there may be all that is left of a run of days.
-pub(crate) fn refuse_model(folder: &Path) -> Result<(), Failure> {
+/// A model that is there may be all that is left of a run of days. `companions` are files that would be written beside one.
+pub(crate) fn refuse_model<'a>(
+    folder: &Path,
+    companions: impl Iterator<Item = &'a str>,
+) -> Result<(), Failure> {
     let is_there = |name: &&str| folder.join(name).symlink_metadata().is_ok();
-    match MODEL_FILES.into_iter().find(is_there) {
+    match MODEL_FILES.into_iter().chain(companions).find(is_there) {
         None => Ok(()),
         Some(name) => Err(Failure::Usage(format!(
             "{} has a model already ({name}), which --save-final would write over; name another folder, or remove it",
@@ -88,7 +104,7 @@ pub(crate) fn refuse_model(folder: &Path) -> Result<(), Failure> {
 
 /// An existing folder with something in it is somebody's.
 pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
-    let mut entries = match std::fs::read_dir(folder) {
+    let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(error) => {
@@ -98,6 +114,12 @@ pub(crate) fn refuse_non_empty(folder: &Path) -> Result<(), Failure> {
             )));
         }
     };
+    // A run's lock, and a model whose writing was cut short, mean nothing.
+    let left_behind = |name: std::ffi::OsString| name == ".lock" || name == ".unfinished";
+    let mut entries = entries.filter(|entry| {
+        let name = entry.as_ref().map(std::fs::DirEntry::file_name);
+        !name.is_ok_and(left_behind)
+    });
     match entries.next() {
         None => Ok(()),
         Some(_) => Err(Failure::Usage(format!(

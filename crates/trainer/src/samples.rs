@@ -2,7 +2,7 @@
 
 use crate::chosen::chosen;
 use crate::failure::Failure;
-use data::{Dataset, Format, Options};
+use data::{Dataset, Format, Options, Split};
 use settings::{Config, Resolved};
 use std::path::Path;
 
@@ -24,7 +24,31 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
         shuffle: config.data.shuffle,
         seed: config.train.seed,
         vocab: config.model.vocab,
+        packing: config.data.packing,
+        split: Split::Train,
     }
+}
+
+/// What evaluations while training read: in file order, each sample once.
+pub(crate) fn held_out_options(config: &Config) -> Result<Options, Failure> {
+    let prepared = config.data.path.as_ref().filter(|path| path.is_dir());
+    let path = config.eval.path.as_ref().or(prepared).ok_or_else(|| {
+        let message = "--eval-every needs data that is not trained on; name it with --eval-data, or train on a folder that \
+                       `trainer prepare` wrote with --validation";
+        Failure::Usage(message.into())
+    })?;
+    Ok(Options {
+        path: Some(path.clone()),
+        format: config.data.format,
+        seq: Some(config.data.seq),
+        micro_batch: config.eval.micro_batch.unwrap_or(config.batch.micro),
+        accum: 1,
+        shuffle: false,
+        seed: config.train.seed,
+        vocab: config.model.vocab,
+        packing: config.data.packing,
+        split: Split::Validation,
+    })
 }
 
 /// The configuration that a run would have, without open questions: a batch file brings its own sequence length, and what to

@@ -1,6 +1,12 @@
 //! The `train` command: plan, load, loop, summary.
 
+mod between;
 mod ending;
+mod recording;
+mod resuming;
+mod saving;
+
+pub(crate) use resuming::configuration as resumed_configuration;
 
 use crate::chosen::chosen;
 use crate::device::OpenDevice;
@@ -11,26 +17,32 @@ use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::samples::data_options;
 use crate::stdout::print;
 use crate::tracer::Tracer;
-use data::{Dataset, Prefetched, prefetch};
-use memory::{GRANULARITY_BYTES, Layer, Phase, format_bytes};
+use between::Between;
+use checkpoint::TrainerState;
+use data::{Batches, Dataset, Position, Prefetched, prefetch};
+use memory::{Layer, Phase, format_bytes};
 use model::Attention;
 use planner::{HostNeed, HostRoom, Plan, first_refused};
-use report::{
-    MemoryGrowth, MetricsFile, ProcessRecord, Progress, RunRecord, StepRecord, Timing,
-    resident_bytes,
-};
-use session::{Session, StepOutcome};
+use report::{MemoryGrowth, MetricsFile, ProcessRecord, Progress, ResumeRecord, TensorBoard};
+use resuming::Resumed;
+use saving::{Saver, origin};
+use session::{Session, SessionError, StepOutcome};
 use settings::{AttentionBackend, Config, FLASH_FROM_SEQ, Resolved, Settings};
+use std::collections::VecDeque;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Steps that are read ahead of the one being made.
-const PREFETCH_STEPS: usize = 2;
-
-/// Trains a model.
+/// Trains a model, or goes on with it.
 pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
+    let mut resumed = Resumed::find(&resolved)?;
     let dataset = Dataset::open(&data_options(&resolved))?;
     resolved.config = chosen(&resolved, resolved.decided(dataset.seq()))?;
     let settings = Settings::new(&resolved.config)?;
+    choose_attention(&mut resolved.config, settings.attention);
+    if let Some(resumed) = &mut resumed {
+        resolved.name = resumed.state().name.clone();
+        resumed.compare(&resolved, &dataset.fingerprint())?;
+    }
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::with_alternatives(&resolved.config, device.target())?;
     let limit = limit(&resolved, &device)?;
@@ -38,35 +50,22 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     if resolved.config.log.nvtx {
         device.show_ranges();
     }
-    choose_attention(&mut resolved.config, settings.attention);
-    let directory = RunDir::create(&resolved, &plan)?;
-    if let Some(folder) = &resolved.options.save_final {
-        make_folder(folder, "--save-final")?;
-    }
-    tracing::info!("training on {}", dataset.describe());
-    let mut run = Run {
-        metrics: MetricsFile::create(&directory.path().join("metrics.jsonl"))
-            .map_err(Failure::file(directory.path()))?,
-        progress: Progress::new(
-            resolved.config.train.steps,
-            resolved.config.log.every,
-            resolved.options.quiet,
-        ),
-        interrupt: Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?,
+    let mut run = Run::open(
         resolved,
         device,
         plan,
+        &settings,
         limit,
-        tokens_per_step: settings.tokens_per_step(),
-        directory,
-        tracer: None,
-        growth: MemoryGrowth::default(),
-        made: Made::nothing(),
+        resumed.as_ref(),
+        &dataset,
+    )?;
+    tracing::info!("training on {}", dataset.describe());
+    let batches = match &resumed {
+        None => dataset.batches(),
+        Some(resumed) => resumed.seek(dataset)?,
     };
-    run.write_run_record()?;
-    let batches = prefetch(dataset.batches(), PREFETCH_STEPS);
     let outcome = run
-        .steps(settings, batches)
+        .steps(settings, batches, resumed.as_ref())
         .map_err(|failure| run.explain(failure));
     run.progress.finish();
     let ended = run.write_end_record(outcome.as_ref().err());
@@ -77,7 +76,7 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     print(run.summary())
 }
 
-/// Refuses what would fail later, or write over what is there.
+/// Refuses what would fail later.
 fn refuse_beforehand(resolved: &Resolved, need: HostNeed) -> Result<(), Failure> {
     if !resolved.config.memory.force {
         HostRoom::ask().check(need)?;
@@ -87,10 +86,7 @@ fn refuse_beforehand(resolved: &Resolved, need: HostNeed) -> Result<(), Failure>
             "train draws into its run directory; write --trace without a folder, and name the run's with --out".into(),
         ));
     }
-    match &resolved.options.save_final {
-        Some(folder) => refuse_model(folder),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Writes down the kind of attention that `auto` stands for: planned or trained again from its run directory, the run is
@@ -129,12 +125,18 @@ struct Run {
     plan: Plan,
     /// The limit on live device bytes.
     limit: Option<u64>,
-    /// Masked tokens included.
-    tokens_per_step: usize,
     directory: RunDir,
     metrics: MetricsFile,
-    progress: Progress,
+    board: Option<TensorBoard>,
+    progress: Rc<Progress>,
     interrupt: Interrupt,
+    saver: Saver,
+    between: Between,
+    /// The first sample after the last step.
+    position: Position,
+    data_fingerprint: String,
+    /// How long steps that are not recorded yet waited for their data.
+    data_waits: VecDeque<Duration>,
     /// Where pictures are wanted.
     tracer: Option<Tracer>,
     growth: MemoryGrowth,
@@ -143,9 +145,16 @@ struct Run {
 
 /// What has been made so far.
 struct Made {
+    /// Steps that a checkpoint brought along.
+    before: usize,
     steps: usize,
     skipped: usize,
     skipped_in_a_row: usize,
+    /// Tokens read, masked ones included, and those of them that were targets.
+    tokens: u64,
+    targets: u64,
+    /// Tokens of this process, and the time of its steps.
+    tokens_here: u64,
     time: Duration,
     /// When the last step was known to be done.
     until: Instant,
@@ -153,11 +162,18 @@ struct Made {
 }
 
 impl Made {
-    fn nothing() -> Made {
+    /// What a checkpoint holds, or nothing.
+    fn after(state: Option<&TrainerState>) -> Made {
+        let number = |of: fn(&TrainerState) -> u64| state.map_or(0, of);
+        let steps = number(|state| state.step) as usize;
         Made {
-            steps: 0,
-            skipped: 0,
-            skipped_in_a_row: 0,
+            before: steps,
+            steps,
+            skipped: number(|state| state.skipped) as usize,
+            skipped_in_a_row: number(|state| state.skipped_in_a_row) as usize,
+            tokens: number(|state| state.tokens),
+            targets: number(|state| state.targets),
+            tokens_here: 0,
             time: Duration::ZERO,
             until: Instant::now(),
             last: None,
@@ -166,7 +182,8 @@ impl Made {
 
     /// Time since the step before: on a device that the host runs ahead of, the only one that adds up.
     fn lap(&mut self, done_at: Instant) -> Duration {
-        done_at - std::mem::replace(&mut self.until, done_at)
+        let before = std::mem::replace(&mut self.until, done_at);
+        done_at.saturating_duration_since(before)
     }
 
     fn add(&mut self, outcome: &StepOutcome, elapsed: Duration) {
@@ -174,15 +191,103 @@ impl Made {
         self.steps = outcome.step;
         self.skipped += skipped;
         self.skipped_in_a_row = (self.skipped_in_a_row + skipped) * skipped;
+        self.tokens += outcome.tokens as u64;
+        self.tokens_here += outcome.tokens as u64;
+        self.targets += outcome.targets as u64;
         self.time += elapsed;
         self.last = Some(outcome.clone());
     }
 }
 
 impl Run {
+    /// Opens the run directory and everything that is written there.
+    fn open(
+        resolved: Resolved,
+        device: OpenDevice,
+        plan: Plan,
+        settings: &Settings,
+        limit: Option<u64>,
+        resumed: Option<&Resumed>,
+        dataset: &Dataset,
+    ) -> Result<Run, Failure> {
+        let (config, options) = (&resolved.config, &resolved.options);
+        let state = resumed.map(Resumed::state);
+        let made = Made::after(state);
+        let from = resumed
+            .map(Resumed::folder)
+            .or(options.init_from.as_deref());
+        let data = config.data.path.as_deref();
+        let between = Between::open(&resolved, settings, from.or(data))?;
+        let saver = Saver::new(origin(from, data)?, state.and_then(|state| state.best));
+        if let Some(folder) = &options.save_final {
+            refuse_model(folder, saver.origin().names())?;
+        }
+        let directory = match resumed.and_then(Resumed::run) {
+            Some(run) => RunDir::reopen(run, &resolved, &plan)?,
+            None => RunDir::create(&resolved, &plan)?,
+        };
+        if let Some(folder) = &options.save_final {
+            make_folder(folder, "--save-final")?;
+        }
+        let path = directory.path();
+        let metrics = path.join("metrics.jsonl");
+        let goes_on = resumed.is_some_and(|resumed| resumed.run().is_some()) && metrics.is_file();
+        let metrics = match goes_on {
+            true => MetricsFile::resume(&metrics, made.steps),
+            false => MetricsFile::create(&metrics),
+        };
+        let board = config
+            .log
+            .tensorboard
+            .then(|| TensorBoard::create(path, made.steps + 1));
+        let progress = Progress::new(config.train.steps, config.log.every, options.quiet);
+        let mut run = Run {
+            metrics: metrics.map_err(Failure::file(path))?,
+            board: board.transpose().map_err(Failure::file(path))?,
+            progress: Rc::new(progress.after(made.steps).accumulating(config.batch.accum)),
+            interrupt: Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?,
+            position: Position::default(),
+            data_fingerprint: dataset.fingerprint(),
+            data_waits: VecDeque::new(),
+            resolved,
+            device,
+            plan,
+            limit,
+            directory,
+            saver,
+            between,
+            tracer: None,
+            growth: MemoryGrowth::default(),
+            made,
+        };
+        if !goes_on {
+            run.write_run_record()?;
+        }
+        if let Some(resumed) = resumed {
+            resumed.set_aside_later()?;
+            run.write(&ResumeRecord {
+                step: run.made.steps,
+                from: resumed.folder().display().to_string(),
+                changes: resumed.changes.clone(),
+                process: ProcessRecord::current(),
+            })?;
+        }
+        Ok(run)
+    }
+
     /// Loads the model and makes all steps.
-    fn steps(&mut self, settings: Settings, mut batches: Prefetched) -> Result<(), Failure> {
-        let mut session = self.load(settings)?;
+    fn steps(
+        &mut self,
+        settings: Settings,
+        batches: Batches,
+        resumed: Option<&Resumed>,
+    ) -> Result<(), Failure> {
+        self.position = batches.position();
+        let mut session = self.load(settings, resumed)?;
+        session.stop_when(self.interrupt.watch());
+        let progress = self.progress.clone();
+        session.on_micro_batch(move |done, of| progress.micro_batch(done, of));
+        let mut batches = prefetch(batches, self.resolved.config.data.prefetch);
         let made = self.make_steps(&mut session, &mut batches);
         if let Some(tracer) = &mut self.tracer {
             tracer.stop();
@@ -193,8 +298,9 @@ impl Run {
         let recorded = last.and_then(|last| self.record(last));
         made.and(recorded)?;
         if let Some(folder) = &self.resolved.options.save_final {
-            session.export(folder)?;
+            session.export(folder, self.saver.origin())?;
         }
+        self.saver.finish()?;
         match &self.made.last {
             Some(last) if !last.is_finite() => Err(self.diverged(last)),
             _ => Ok(()),
@@ -208,21 +314,45 @@ impl Run {
         batches: &mut Prefetched,
     ) -> Result<(), Failure> {
         self.made.until = Instant::now();
-        for step in 1..=self.resolved.config.train.steps {
+        for step in self.made.steps + 1..=self.resolved.config.train.steps {
+            if let Some(signal) = self.interrupt.signal() {
+                return Err(self.interrupted(session, signal));
+            }
             let batch = batches.next_step()?;
+            self.data_waits.push_back(batches.data_wait());
             if let Some(tracer) = &self.tracer {
                 tracer.begin_step();
             }
-            session.start_step(&batch)?;
+            match session.start_step(&batch) {
+                // The signal that broke it off ends the loop, with the state after the step before.
+                Err(SessionError::Stopped) => continue,
+                started => started?,
+            }
+            self.position = batches.position();
             self.record(session.take_finished())?;
             if self.resolved.options.dump_gradients == Some(step as u64) {
                 session.export_gradients(&self.directory.gradients(step)?)?;
             }
-            if let Some(signal) = self.interrupt.signal() {
-                return Err(Failure::Interrupted { step, signal });
-            }
+            self.between_steps(session, step)?;
         }
         Ok(())
+    }
+
+    /// Saves what a signal interrupted.
+    fn interrupted(&mut self, session: &mut Session, signal: i32) -> Failure {
+        let mut save = || {
+            let last = session.finish_step()?;
+            self.record(last)?;
+            self.save_now(session)
+        };
+        match save() {
+            Ok(checkpoint) => Failure::Interrupted {
+                step: self.made.steps,
+                signal,
+                checkpoint,
+            },
+            Err(failure) => failure,
+        }
     }
 
     fn diverged(&self, outcome: &StepOutcome) -> Failure {
@@ -239,7 +369,7 @@ impl Run {
         if self.resolved.config.memory.force {
             return Ok(());
         }
-        let planned = (self.plan.peak_bytes, self.plan.reserved_bytes);
+        let planned = (self.plan.most_bytes(), self.plan.reserved_bytes);
         let over = self.limit.filter(|limit| planned.0 > *limit);
         let by_limit = over.map(|limit| first_refused(settings, self.device.target(), limit));
         let by_device = self.device.first_refused(settings, planned)?;
@@ -250,7 +380,7 @@ impl Run {
     }
 
     /// Leases everything that lives across steps, fills the weights, and reserves the slab.
-    fn load(&mut self, settings: Settings) -> Result<Session, Failure> {
+    fn load(&mut self, settings: Settings, resumed: Option<&Resumed>) -> Result<Session, Failure> {
         self.refuse_what_does_not_fit(&settings)?;
         let memory = self.device.memory();
         memory.set_limit(self.limit);
@@ -266,9 +396,10 @@ impl Run {
         let mut session = Session::on_kernels(settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
-            match &self.resolved.options.init_from {
-                Some(folder) => session.import(folder)?,
-                None => session.initialise(self.resolved.config.train.seed)?,
+            match (resumed, &self.resolved.options.init_from) {
+                (Some(resumed), _) => resumed.restore(&mut session, &self.resolved.config)?,
+                (None, Some(folder)) => session.import(folder)?,
+                (None, None) => session.initialise(self.resolved.config.train.seed)?,
             }
         }
         memory.reserve_slab(self.plan.slab_bytes)?;
@@ -277,7 +408,7 @@ impl Run {
 
     /// Says beforehand if the plan is above the limit, and what may take a while.
     fn announce(&self) {
-        let planned = self.plan.peak_bytes;
+        let planned = self.plan.most_bytes();
         if let Some(limit) = self.limit.filter(|limit| planned > *limit) {
             let (planned, limit) = (format_bytes(planned), format_bytes(limit));
             tracing::warn!(
@@ -287,90 +418,6 @@ impl Run {
         if let Some(news) = pinning(self.plan.host_pinned_bytes) {
             tracing::info!("{news}");
         }
-    }
-
-    /// Writes down a step that is done, if there is one, and ends a run that has been skipping steps for too long.
-    fn record(&mut self, finished: Option<StepOutcome>) -> Result<(), Failure> {
-        let Some(outcome) = finished else {
-            return Ok(());
-        };
-        let elapsed = self.made.lap(outcome.done_at);
-        self.write_step_record(&outcome, elapsed)?;
-        self.made.add(&outcome, elapsed);
-        let in_use = outcome
-            .memory
-            .device
-            .map(|marks| marks.device_total_used_bytes);
-        for sentence in self.growth.note(resident_bytes(), in_use) {
-            tracing::warn!("{sentence}");
-        }
-        if !outcome.is_finite() {
-            let (step, loss, norm) = (outcome.step, outcome.loss, outcome.grad_norm);
-            tracing::warn!("step {step} was skipped: loss {loss}, gradient norm {norm}");
-        }
-        if self.made.skipped_in_a_row > self.resolved.config.train.max_skipped {
-            return Err(self.diverged(&outcome));
-        }
-        Ok(())
-    }
-
-    fn write_step_record(
-        &mut self,
-        outcome: &StepOutcome,
-        elapsed: Duration,
-    ) -> Result<(), Failure> {
-        let config = &self.resolved.config;
-        let known_peak = || self.device.peak_tflops(self.plan.dtype);
-        let peak_tflops = config.hardware.peak_tflops.or_else(known_peak);
-        let times = &outcome.memory.phase_time.read();
-        let record = StepRecord {
-            step: outcome.step,
-            loss: outcome.loss,
-            grad_norm: outcome.grad_norm,
-            finite: outcome.is_finite(),
-            lr: outcome.lr as f32,
-            tokens: outcome.targets,
-            timing: Timing::new(
-                elapsed,
-                times,
-                self.tokens_per_step,
-                self.plan.flops_per_token,
-                peak_tflops,
-            ),
-            peak_bytes: outcome.memory.peak.bytes,
-            planned_peak_bytes: self.plan.peak_bytes,
-            peak_by_category: outcome.memory.peak.by_category,
-            peak_phase: outcome.memory.peak.place.phase,
-            peak_layer: outcome.memory.peak.place.layer,
-            phase_peak_bytes: outcome.memory.phase_peaks,
-            slab_bytes: outcome.memory.slab_bytes,
-            host_pinned_bytes: outcome.memory.host_pinned_bytes,
-            replayed: outcome.replayed.clone(),
-            h2d_bytes: outcome.traffic.h2d_bytes,
-            d2h_bytes: outcome.traffic.d2h_bytes,
-            device: outcome.memory.device,
-        };
-        self.progress.step(&record);
-        self.metrics
-            .write(&record)
-            .map_err(Failure::file(self.directory.path()))
-    }
-
-    fn write_run_record(&mut self) -> Result<(), Failure> {
-        let record = RunRecord {
-            version: env!("CARGO_PKG_VERSION"),
-            device: self.resolved.device().to_string(),
-            dtype: self.plan.dtype,
-            model: self.resolved.name.clone(),
-            parameters: self.plan.parameters,
-            flops_per_token: self.plan.flops_per_token,
-            granularity_bytes: GRANULARITY_BYTES,
-            untracked_host_bytes_max: self.device.untracked_host_bytes_max(),
-            process: ProcessRecord::current(),
-        };
-        self.metrics
-            .write(&record)
-            .map_err(Failure::file(self.directory.path()))
     }
 }
 

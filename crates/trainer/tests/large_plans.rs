@@ -173,6 +173,7 @@ fn uniform_recompute_replays_each_stage_once() {
             targets: ids,
             rows: 1,
             seq: 4096,
+            documents: None,
         };
         session
             .step(&data::StepBatch { micro: vec![micro] })

@@ -22,6 +22,8 @@ fn tiny_learns_the_built_in_text() {
         shuffle: resolved.config.data.shuffle,
         seed: resolved.config.train.seed,
         vocab: settings.model.vocab,
+        packing: data::Packing::Concatenate,
+        split: data::Split::Train,
     });
     let mut batches = dataset.unwrap().batches();
     let mut session = common::session(&settings);

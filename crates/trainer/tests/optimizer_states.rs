@@ -425,6 +425,8 @@ fn final_loss(dtype: &str, states: StateFormats) -> f64 {
         shuffle: resolved.config.data.shuffle,
         seed: resolved.config.train.seed,
         vocab: settings.model.vocab,
+        packing: data::Packing::Concatenate,
+        split: data::Split::Train,
     });
     let mut batches = dataset.unwrap().batches();
     let mut session = session(&settings);

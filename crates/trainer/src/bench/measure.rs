@@ -63,8 +63,9 @@ pub(crate) fn measure(
 ) -> Result<Run, Failure> {
     let mut config = resolved.config.clone();
     config.train.steps = warmup + steps;
-    // A traced run waits for every operation.
+    // A traced run waits for every operation; what happens between steps is no part of a strategy.
     config.log.trace = false;
+    config.without_between_steps();
     let file = folder.with_extension("toml");
     std::fs::write(&file, config.to_toml()?).map_err(Failure::file(&file))?;
     let program = std::env::current_exe().map_err(Failure::file("the path of this program"))?;

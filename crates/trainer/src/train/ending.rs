@@ -77,7 +77,7 @@ impl Run {
         };
         let seconds = self.made.time.as_secs_f64();
         let config = &self.resolved.config;
-        let tokens = self.tokens_per_step * self.made.steps;
+        let tokens = self.made.tokens_here;
         let planned = (&self.plan.peak_by_category, &self.plan.phase_peak_bytes);
         let measured = (&last.memory.peak.by_category, &last.memory.phase_peaks);
         let resident = max_rss_bytes().map_or(String::new(), |bytes| {
@@ -86,6 +86,10 @@ impl Run {
         let skipped = match self.made.skipped {
             0 => String::new(),
             skipped => format!(", {skipped} skipped because loss or gradients were not finite"),
+        };
+        let resumed = match self.made.before {
+            0 => String::new(),
+            before => format!(" ({before} of them before it was resumed)"),
         };
         let mut recompute = config.recompute.spec.clone();
         if !config.recompute.layers.is_empty() {
@@ -104,9 +108,12 @@ impl Run {
             0 => String::new(),
             bytes => format!("  pinned host memory {}\n", format_bytes(bytes)),
         };
+        let checkpoint = self.saver.newest().map_or(String::new(), |folder| {
+            format!("  checkpoint {}\n", folder.display())
+        });
         format!(
-            "{} steps{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}{offload}\n\n{}\n{}\n\
-             {host_arenas}{pinned}{resident}  run directory {}\n",
+            "{} steps{resumed}{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}{offload}\n\n{}\n{}\n\
+             {host_arenas}{pinned}{resident}{checkpoint}  run directory {}\n",
             self.made.steps,
             self.resolved.name,
             self.plan.dtype,

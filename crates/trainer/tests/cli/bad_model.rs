@@ -59,6 +59,16 @@ fn a_config_that_describes_no_model() {
         &["model_type `bloom`", "llama", "qwen3", "gpt2"],
     );
     config_refused(
+        "LlamaForCausalLM",
+        "LlamaForTokenClassification",
+        &["`LlamaForTokenClassification`", "LlamaForCausalLM"],
+    );
+    config_refused(
+        "\"hidden_size\": 32",
+        "\"hidden_size\": 4294967296000000",
+        &["more than 2^48"],
+    );
+    config_refused(
         "\"vocab_size\"",
         "\"vocabulary\"",
         &["`vocab_size` is missing"],
@@ -102,6 +112,10 @@ fn weights_that_do_not_fit() {
     place
         .trainer("--init-from model --seq 32 --out other")
         .fails(4, &["`model.layers.2.", "is missing", HINT]);
+    with("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    place
+        .trainer("--init-from model --seq 32 --out third")
+        .fails(4, &["`model.layers.1.", "is not one of the model's", HINT]);
 }
 
 #[test]
@@ -121,7 +135,7 @@ fn weights_that_are_damaged() {
             .fails(4, &["model/model.safetensors", HINT]);
     }
     std::fs::remove_file(place.path("model/model.safetensors")).unwrap();
-    train(&place).fails(4, &["model holds neither model.safetensors", HINT]);
+    train(&place).fails(4, &["`model` has neither `model.safetensors`", HINT]);
 }
 
 #[test]
@@ -131,7 +145,10 @@ fn a_damaged_index_of_shards() {
     let index = "model/model.safetensors.index.json";
     for (number, (text, word)) in [
         ("{", index),
-        ("{\"weight_map\": {}}", index),
+        (
+            "{\"weight_map\": {}}",
+            "`model.embed_tokens.weight` is missing",
+        ),
         (
             "{\"weight_map\": {\"a\": \"gone.safetensors\"}}",
             "model/gone.safetensors",

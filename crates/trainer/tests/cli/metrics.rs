@@ -55,8 +55,8 @@ fn without_timing(mut step: Value) -> Value {
     fields.retain(|name, _| !name.ends_with("_ms") && !TIMING.contains(&name.as_str()));
     assert_eq!(
         all - fields.len(),
-        5,
-        "step_ms, phase_ms and the three rates"
+        6,
+        "step_ms, phase_ms, data_wait_ms and the three rates"
     );
     step
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C and `kill`: the run ends cleanly, and says what it did not do.
+//! Ctrl-C and `kill`: the run saves its state, ends cleanly, and goes on from there.
 
 use crate::metrics::Metrics;
 use crate::workplace::Workplace;
@@ -43,10 +43,48 @@ fn ends_a_run(signal: &str, code: i32) {
     let made = metrics.steps().len();
     assert!(made > 0);
     assert_eq!(metrics.0.last().unwrap()["steps"], made);
-    let message = format!("error: interrupted after step {made}; nothing was saved");
+    let message = format!(
+        "error: interrupted after step {made}, whose state is in run/checkpoints/step-{made}"
+    );
     assert!(stderr.contains(&message), "{stderr}");
+    assert!(
+        stderr.contains("hint: the same command with --resume latest"),
+        "{stderr}"
+    );
     assert_eq!(output.stdout, b"", "a run that did not end has no summary");
     assert!(!place.path("model/model.safetensors").exists());
+}
+
+/// A step of many micro-batches is broken off, and made again from its beginning.
+#[test]
+fn in_the_middle_of_a_step() {
+    let place = Workplace::new();
+    let run = "--config small.toml --set lr.schedule=constant --accum 3000 --steps 1 --quiet";
+    let mut child = place
+        .command(&format!("{run} --out run"))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let text = || std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap_or_default();
+    while !text().contains(r#""kind":"run""#) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let kill = format!("kill -s TERM {}", child.id());
+    assert!(
+        Command::new("sh")
+            .args(["-c", &kill])
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(place.path("run/checkpoints/step-0/manifest.json").exists());
+    place
+        .trainer("--resume latest --out run --quiet")
+        .succeeds();
+    place.trainer(&format!("{run} --out whole")).succeeds();
+    let [run, whole] = ["run", "whole"].map(|run| Metrics::read(&place, run).untimed_steps());
+    assert_eq!(run, whole);
 }
 
 #[test]

@@ -64,14 +64,14 @@ impl Workplace {
     pub fn trainer_with(&self, arguments: &str, variables: &[(&str, &str)]) -> Outcome {
         let mut command = self.command(arguments);
         command.envs(variables.iter().copied());
-        let mut command = assert_cmd::Command::from_std(command);
-        let output = command.timeout(LONGEST).output().unwrap();
-        Outcome {
-            command: format!("trainer {arguments}"),
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
+        outcome(command, arguments)
+    }
+
+    /// Runs it with arguments that may have spaces in them.
+    pub fn trainer_words(&self, arguments: &[String]) -> Outcome {
+        let mut command = self.command("");
+        command.args(arguments);
+        outcome(command, &arguments.join(" "))
     }
 
     /// The binary, ready to be run in this folder.
@@ -85,6 +85,17 @@ impl Workplace {
             .env_remove("CLICOLOR_FORCE")
             .stdin(Stdio::null());
         command
+    }
+}
+
+fn outcome(command: std::process::Command, arguments: &str) -> Outcome {
+    let mut command = assert_cmd::Command::from_std(command);
+    let output = command.timeout(LONGEST).output().unwrap();
+    Outcome {
+        command: format!("trainer {arguments}"),
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
     }
 }
 

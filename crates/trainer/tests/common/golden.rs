@@ -2,9 +2,9 @@
 
 use super::constant_rate;
 use candle_core::Device;
-use data::{MicroBatch, StepBatch};
+use data::{MicroBatch, Packing, StepBatch};
 use memory::{DType, Memory};
-use model::{Attention, ModelConfig, Policy};
+use model::{Attention, ModelConfig, Origin, Policy};
 use optim::Hyperparameters;
 use serde_json::Value;
 use session::Session;
@@ -70,6 +70,9 @@ impl Golden {
             micro_batch: size("micro_batch"),
             accum: size("accum"),
             head_chunk: 40,
+            packing: Packing::Concatenate,
+            between: Default::default(),
+            checkpoint_copy: false,
             attention: Attention::Eager,
             optimizer: Hyperparameters {
                 beta1: number(&optimizer["betas"][0]),
@@ -141,6 +144,7 @@ fn micro_batch(ids: &Value, targets: &Value) -> MicroBatch {
         seq: ids[0].len(),
         input_ids: ids.concat(),
         targets: targets.concat(),
+        documents: None,
     }
 }
 
@@ -166,6 +170,6 @@ pub fn gradients(session: &Session) -> Tensors {
 /// A session's weights as it exports them.
 pub fn weights(session: &Session) -> Tensors {
     let folder = tempfile::tempdir().unwrap();
-    session.export(folder.path()).unwrap();
+    session.export(folder.path(), &Origin::default()).unwrap();
     tensors(&folder.path().join("model.safetensors"))
 }

@@ -288,6 +288,7 @@ pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
             .collect(),
         rows: settings.micro_batch,
         seq: settings.seq,
+        documents: None,
     });
     StepBatch {
         micro: micro.collect(),

@@ -209,7 +209,7 @@ fn what_is_not_built_is_refused_with_a_sentence() {
             );
         }
     }
-    for name in ["prepare", "eval", "generate", "export"] {
+    for name in ["prepare", "eval", "generate"] {
         let name_in_ticks = format!("`trainer {name}`");
         assert_refused(&[name, "--json", "x"], &[&name_in_ticks, "not built yet"]);
         assert_refused(&[name, "--help"], &[&name_in_ticks]);

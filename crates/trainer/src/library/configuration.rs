@@ -1,0 +1,65 @@
+//! Configurations from code.
+
+use crate::failure::Failure;
+use crate::run::adopt_model;
+use settings::load::{Source, load};
+use settings::{Config, Given, Resolved, RunOptions, Task, resolve};
+use std::path::Path;
+
+/// The configuration of a preset (`tiny`, `llama-3-8b`) or a file, with settings over it, each as `--set` takes it:
+/// `recompute.spec=full`. Its fields may be changed further; [`Config::with`] checks them.
+///
+/// ```
+/// let mut config = trainer::configuration("llama-3-8b", &["data.seq=4096", "recompute.spec=core_attn"])?;
+/// config.recompute.layers.insert("0-15".into(), "full".into());
+/// # config.with(&[])?;
+/// # Ok::<(), trainer::Failure>(())
+/// ```
+///
+/// # Errors
+/// [`Failure::Config`]: no such preset or file, or a setting that is unknown, out of range or contradicts another.
+pub fn configuration(preset_or_file: &str, set: &[&str]) -> Result<Config, Failure> {
+    let given = given(Some(preset_or_file.to_string()), set);
+    Ok(resolve(Task::Plan, given, RunOptions::default())?.config)
+}
+
+/// The configuration of a text in TOML, such as files hold.
+///
+/// # Errors
+/// As [`configuration`].
+pub fn configuration_from_text(text: &str) -> Result<Config, Failure> {
+    let place = "the configuration's text".to_string();
+    let source = Source::parse("library".into(), place, text)?;
+    Ok(load(&source, &[], false)?.config.with(&[])?)
+}
+
+/// The defaults with the model of a folder, and settings over them.
+pub(super) fn of_pretrained(folder: &Path, set: &[&str]) -> Result<Config, Failure> {
+    let options = RunOptions {
+        init_from: Some(folder.to_path_buf()),
+        ..RunOptions::default()
+    };
+    let mut resolved = resolve(Task::Plan, given(None, set), options)?;
+    adopt_model(&mut resolved, folder)?;
+    Ok(resolved.config)
+}
+
+fn given(config: Option<String>, set: &[&str]) -> Given {
+    Given {
+        config,
+        set: set.iter().map(|setting| setting.to_string()).collect(),
+        ..Given::default()
+    }
+}
+
+/// What a command would make of a configuration.
+pub(super) fn resolved(config: Config) -> Resolved {
+    Resolved {
+        task: Task::Train,
+        name: "library".into(),
+        config,
+        options: RunOptions::default(),
+        explicit_model_keys: Vec::new(),
+        seq_is_explicit: true,
+    }
+}

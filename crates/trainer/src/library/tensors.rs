@@ -1,0 +1,159 @@
+//! Between tensors of candle and what sessions take and give.
+
+use crate::failure::Failure;
+use candle_core::{DType, Device, Tensor};
+use data::{MASKED, MicroBatch, StepBatch};
+use model::{Parameter, Stored};
+use session::StateCopy;
+use settings::Config;
+
+/// The micro-batches of a step, checked.
+pub(super) fn step_batch(
+    config: &Config,
+    ids: &Tensor,
+    targets: &Tensor,
+) -> Result<StepBatch, Failure> {
+    let (micro, seq) = (config.batch.micro, config.data.seq);
+    for (tensor, name) in [(ids, "ids"), (targets, "targets")] {
+        check_shape(config, tensor, name)?;
+    }
+    if ids.dims() != targets.dims() {
+        return Err(Failure::Usage(format!(
+            "`ids` are {:?} and `targets` {:?}; every id has a target, which may be {MASKED}",
+            ids.dims(),
+            targets.dims()
+        )));
+    }
+    let vocab = config.model.vocab;
+    let ids = tokens(ids, "ids", vocab, |_| false)?;
+    let targets = tokens(targets, "targets", vocab, |token| {
+        token == i64::from(MASKED)
+    })?;
+    if targets.iter().all(|target| *target == MASKED) {
+        return Err(Failure::Usage(format!(
+            "all `targets` are {MASKED}: a step needs one to learn from"
+        )));
+    }
+    let rows = ids.chunks(micro * seq).zip(targets.chunks(micro * seq));
+    let micro_batches = rows.map(|(ids, targets)| MicroBatch {
+        input_ids: ids.to_vec(),
+        targets: targets.to_vec(),
+        rows: micro,
+        seq,
+        documents: None,
+    });
+    Ok(StepBatch {
+        micro: micro_batches.collect(),
+    })
+}
+
+/// Refuses another shape than the run was planned for.
+fn check_shape(config: &Config, tensor: &Tensor, name: &str) -> Result<(), Failure> {
+    let (micro, accum, seq) = (config.batch.micro, config.batch.accum, config.data.seq);
+    let fits = match *tensor.dims() {
+        [rows, width] => width == seq && rows > 0 && rows % micro == 0 && rows / micro <= accum,
+        _ => false,
+    };
+    if fits {
+        return Ok(());
+    }
+    let rows = match accum {
+        1 => micro.to_string(),
+        _ => format!("{micro} for each of up to {accum} micro-batches"),
+    };
+    Err(Failure::Usage(format!(
+        "`{name}` are {:?}; this trainer takes [rows, {seq}], with rows {rows}: set batch.micro, batch.accum and data.seq for \
+         others",
+        tensor.dims()
+    )))
+}
+
+/// The elements of a tensor as tokens of the vocabulary, or what else is allowed.
+fn tokens(
+    tensor: &Tensor,
+    name: &str,
+    vocab: usize,
+    is_allowed: impl Fn(i64) -> bool,
+) -> Result<Vec<i32>, Failure> {
+    if !tensor.dtype().is_int() {
+        return Err(Failure::Usage(format!(
+            "`{name}` are {:?}; tokens are whole numbers: to_dtype(DType::I64) makes them",
+            tensor.dtype()
+        )));
+    }
+    let seq = tensor.dims()[1];
+    let elements = elements::<i64>(tensor, DType::I64, name)?.into_iter();
+    let checked = elements.enumerate().map(|(place, token)| {
+        if (0..vocab as i64).contains(&token) || is_allowed(token) {
+            return Ok(token as i32);
+        }
+        let (row, column) = (place / seq, place % seq);
+        Err(Failure::Usage(format!(
+            "`{name}` at [{row}, {column}] is {token}; the model knows tokens from 0 to {}",
+            vocab - 1
+        )))
+    });
+    checked.collect()
+}
+
+/// All elements of a tensor on any device, as numbers of a type.
+fn elements<T: candle_core::WithDType>(
+    tensor: &Tensor,
+    dtype: DType,
+    name: &str,
+) -> Result<Vec<T>, Failure> {
+    let converted = tensor
+        .to_device(&Device::Cpu)
+        .and_then(|tensor| tensor.to_dtype(dtype));
+    let flat = converted.and_then(|tensor| tensor.flatten_all());
+    flat.and_then(|tensor| tensor.to_vec1())
+        .map_err(unreadable(name))
+}
+
+fn unreadable(name: &str) -> impl FnOnce(candle_core::Error) -> Failure {
+    move |error| Failure::Usage(format!("candle cannot read `{name}`: {error}"))
+}
+
+/// Values of a parameter as they are used, as files have it.
+pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<Tensor, Failure> {
+    let tensor = Tensor::from_vec(values, parameter.shape.as_slice(), &Device::Cpu);
+    tensor
+        .and_then(|tensor| turned(tensor, parameter))
+        .map_err(unreadable(&parameter.name))
+}
+
+/// A state as files would have the parameter; flat where it is no value for each of the parameter's.
+pub(super) fn state(state: StateCopy, parameter: &Parameter) -> Result<Tensor, Failure> {
+    let elements = state.bytes.len() / state.dtype.size_in_bytes();
+    let is_value =
+        elements == parameter.shape.iter().product::<usize>() && state.dtype != DType::U8;
+    let build =
+        |shape: &[usize]| Tensor::from_raw_buffer(&state.bytes, state.dtype, shape, &Device::Cpu);
+    let tensor = match is_value {
+        true => build(&parameter.shape).and_then(|tensor| turned(tensor, parameter)),
+        false => build(&[elements]),
+    };
+    tensor.map_err(unreadable(&state.name))
+}
+
+/// The values of a tensor in the shape of files, as they are used.
+pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f32>, Failure> {
+    let (name, shape) = (&parameter.name, parameter.stored_shape());
+    if tensor.dims() != shape || !tensor.dtype().is_float() {
+        return Err(Failure::Usage(format!(
+            "`{name}` is set to {:?} of {:?}; it takes floats of {shape:?}",
+            tensor.dims(),
+            tensor.dtype()
+        )));
+    }
+    let turned = turned(tensor.clone(), parameter).map_err(unreadable(name))?;
+    elements(&turned, DType::F32, name)
+}
+
+/// From a parameter as it is used to what files have, and back.
+fn turned(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
+    match parameter.stored {
+        Stored::AsUsed => Ok(tensor),
+        Stored::Transposed => tensor.t()?.contiguous(),
+    }
+}

@@ -1,0 +1,115 @@
+//! The `prepare` command: text becomes token files.
+
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::stdout::print;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use prepare::{Options, PrepareError, Progress, Summary};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Flags of `prepare`.
+#[derive(Debug, Args)]
+pub struct PrepareArgs {
+    /// Text (a document a file), JSONL (`text`, or `messages` of a conversation), parquet, folders of these, or - for text
+    /// from standard input; .gz and .zst are unpacked
+    #[arg(required = true, value_name = "INPUT")]
+    pub inputs: Vec<PathBuf>,
+    /// Folder for the token files, which --data takes; new or empty
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// A tokenizer.json, a folder that has one (a model's), or `bytes`
+    #[arg(long, value_name = "FILE|bytes")]
+    pub tokenizer: PathBuf,
+    /// Share of the documents that is kept for validation; of a single one, its end
+    #[arg(
+        long,
+        value_name = "FRACTION",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub validation: f64,
+    /// Tokens of each file
+    #[arg(long, value_name = "N", default_value_t = 100_000_000)]
+    pub shard_tokens: usize,
+    /// Threads that encode; never changes the files [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// No progress
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// Writes the token files, and says what is in them.
+pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
+    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let options = Options {
+        inputs: args.inputs.clone(),
+        out: args.out.clone(),
+        tokenizer: args.tokenizer.clone(),
+        validation: args.validation,
+        shard_tokens: args.shard_tokens,
+        threads: args.threads.map_or_else(cores, usize::from),
+    };
+    let interrupt = Interrupt::new()
+        .map_err(|error| Failure::Usage(format!("signals cannot be watched: {error}")))?;
+    let stopped = interrupt.watch();
+    // Drawn on a terminal alone.
+    let bar = if args.quiet {
+        ProgressBar::hidden()
+    } else {
+        bar()
+    };
+    let began = Instant::now();
+    let summary = prepare::prepare(&options, |Progress { bytes, total }| {
+        bar.set_length(total.max(bytes));
+        bar.set_position(bytes);
+        if stopped() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    });
+    bar.finish_and_clear();
+    match (summary, interrupt.signal()) {
+        (Err(PrepareError::Interrupted), Some(signal)) => {
+            Err(Failure::PrepareInterrupted { signal })
+        }
+        (summary, _) => print(describe(&summary?, &options, began.elapsed())),
+    }
+}
+
+fn bar() -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("{bar:12} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left");
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn describe(summary: &Summary, options: &Options, took: Duration) -> String {
+    let all = summary.train.and(summary.validation);
+    let (bytes, seconds) = (all.text_bytes as f64, took.as_secs_f64());
+    let mut lines = vec![format!(
+        "{} documents, {} tokens, {:.2} bytes a token, in {seconds:.1} s ({:.1} MB/s)",
+        summary.documents,
+        all.tokens,
+        bytes / all.tokens as f64,
+        bytes / 1e6 / seconds,
+    )];
+    for (name, split) in [("train", summary.train), ("validation", summary.validation)] {
+        if split.shards > 0 {
+            let (tokens, shards) = (split.tokens, split.shards);
+            let masked = match split.masked_tokens {
+                0 => String::new(),
+                masked => format!(" ({masked} not to be learnt)"),
+            };
+            lines.push(format!(
+                "{name}: {tokens} tokens{masked} in {shards} shards"
+            ));
+        }
+    }
+    lines.push(format!("wrote {}\n", options.out.display()));
+    lines.join("\n")
+}

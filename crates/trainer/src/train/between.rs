@@ -1,0 +1,175 @@
+//! What a run does between steps: evaluates, writes a sample, saves.
+
+use super::Run;
+use crate::eval::refuse_nothing;
+use crate::failure::Failure;
+use crate::samples::held_out_options;
+use checkpoint::Best;
+use data::Dataset;
+use report::{EvalRecord, SampleRecord};
+use session::{Generation, Sampling, Session};
+use settings::{Resolved, Settings};
+use std::path::Path;
+use std::time::Instant;
+use tokenization::Tokenizer;
+
+/// What evaluations and samples need beside the model.
+pub(super) struct Between {
+    evaluation: Option<Dataset>,
+    tokenizer: Option<Tokenizer>,
+    /// Tokens of a sample that are planned for.
+    window: usize,
+}
+
+/// What is due after a step.
+struct Due {
+    evaluation: bool,
+    sample: bool,
+    checkpoint: bool,
+}
+
+impl Due {
+    fn nothing(&self) -> bool {
+        !(self.evaluation || self.sample || self.checkpoint)
+    }
+}
+
+impl Between {
+    /// Opens what the settings ask for.
+    pub(super) fn open(
+        resolved: &Resolved,
+        settings: &Settings,
+        tokenizer: Option<&Path>,
+    ) -> Result<Between, Failure> {
+        let config = &resolved.config;
+        let evaluation = config.eval.every.map(|_| {
+            let options = held_out_options(config)?;
+            Ok::<_, Failure>(Dataset::open(&options)?)
+        });
+        let tokenizer = config.log.sample_every.map(|_| match tokenizer {
+            Some(folder) if folder.join("tokenizer.json").is_file() => Ok(Tokenizer::open(folder)?),
+            _ if config.model.vocab == 256 => Ok(Tokenizer::bytes()),
+            _ => Err(Failure::Usage(
+                "--sample-every needs the model's tokenizer, and there is none: train on a folder that `trainer prepare` \
+                 wrote, or start from a model that has tokenizer.json"
+                    .into(),
+            )),
+        });
+        Ok(Between {
+            evaluation: evaluation.transpose()?,
+            tokenizer: tokenizer.transpose()?,
+            window: settings.between.sample.unwrap_or_default(),
+        })
+    }
+}
+
+impl Run {
+    /// Does what is due after a step.
+    pub(super) fn between_steps(
+        &mut self,
+        session: &mut Session,
+        step: usize,
+    ) -> Result<(), Failure> {
+        let due = self.due(step);
+        if due.nothing() {
+            return Ok(());
+        }
+        let last = session.finish_step()?;
+        self.record(last)?;
+        let is_best = due.evaluation && self.evaluate(session, step)?;
+        if due.sample {
+            self.sample(session, step)?;
+        }
+        let keeps_best = is_best && self.resolved.config.checkpoint.keep_best;
+        if due.checkpoint || keeps_best {
+            self.save(session)?;
+        }
+        // What happens here is no part of the next step's time.
+        self.made.until = Instant::now();
+        Ok(())
+    }
+
+    fn due(&self, step: usize) -> Due {
+        let config = &self.resolved.config;
+        let is_due = |every: Option<usize>| {
+            every.is_some_and(|every| step.is_multiple_of(every) || step == config.train.steps)
+        };
+        Due {
+            evaluation: is_due(config.eval.every),
+            sample: is_due(config.log.sample_every),
+            checkpoint: is_due(config.checkpoint.every),
+        }
+    }
+
+    /// Evaluates; says whether no evaluation before had a lower loss.
+    fn evaluate(&mut self, session: &mut Session, step: usize) -> Result<bool, Failure> {
+        let data = self.between.evaluation.as_ref();
+        let data = data.expect("it was opened, since evaluations are asked for");
+        let config = &self.resolved.config;
+        let begun = Instant::now();
+        let batches = data.once(config.eval.samples);
+        let batches = batches.take_while(|_| self.interrupt.signal().is_none());
+        let found = session.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
+        if self.interrupt.signal().is_some() {
+            return Ok(false); // of an evaluation that was broken off nothing is told
+        }
+        refuse_nothing(&found, data)?;
+        let (loss, best) = (found.loss(), self.saver.best);
+        let is_best = loss.is_finite() && best.is_none_or(|best| (loss as f32) < best.loss);
+        if is_best {
+            self.saver.best = Some(Best {
+                step: step as u64,
+                loss: loss as f32,
+            });
+        }
+        let bytes = data.bytes_per_token();
+        let record = EvalRecord {
+            step,
+            loss,
+            perplexity: found.perplexity(),
+            bits_per_byte: bytes.map(|bytes| found.bits_per_byte(bytes)),
+            targets: found.targets as u64,
+            is_best,
+            peak_bytes: found.peak_bytes,
+            planned_peak_bytes: self.plan.eval_peak_bytes.unwrap_or_default(),
+            eval_ms: (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3,
+        };
+        self.progress.evaluation(&record);
+        if let Some(board) = &mut self.board {
+            let written = board.evaluation(step, loss, record.perplexity);
+            written.map_err(Failure::file(self.directory.path()))?;
+        }
+        self.write(&record)?;
+        Ok(is_best)
+    }
+
+    /// Lets the model write a few words.
+    fn sample(&mut self, session: &mut Session, step: usize) -> Result<(), Failure> {
+        let tokenizer = self.between.tokenizer.as_ref();
+        let tokenizer = tokenizer.expect("it was opened, since samples are asked for");
+        let log = &self.resolved.config.log;
+        let window = self.between.window;
+        let mut prompt = tokenizer.encode(&log.sample_prompt)?;
+        prompt.truncate(window);
+        let wanted = Generation {
+            max_tokens: log.sample_tokens,
+            window,
+            ends: tokenizer.end_of_text().into_iter().collect(),
+            sampling: Sampling {
+                temperature: 0.8,
+                top_k: Some(40),
+                top_p: 1.0,
+                seed: self.resolved.config.train.seed.wrapping_add(step as u64),
+            },
+            uses_cache: true,
+        };
+        let made = session.generate(&[prompt], &wanted, |_, _| {})?;
+        let record = SampleRecord {
+            step,
+            prompt: log.sample_prompt.clone(),
+            text: tokenizer.decode(&made[0].tokens),
+        };
+        self.progress.sample(&record);
+        self.write(&record)
+    }
+}

@@ -1,0 +1,184 @@
+//! A run that goes on from a checkpoint.
+
+use crate::failure::Failure;
+use checkpoint::{Checkpoint, Found, find, set_aside_after};
+use data::{Batches, Dataset, Position};
+use files::Disk;
+use session::Session;
+use settings::load::{Source, load};
+use settings::{Config, Resolved, Resume};
+use std::path::{Path, PathBuf};
+
+/// A checkpoint to go on from.
+pub(super) struct Resumed {
+    checkpoint: Checkpoint,
+    /// The run whose folder goes on; none: the run begins one of its own.
+    run: Option<PathBuf>,
+    is_same_data: bool,
+    /// What the run changes of what is computed.
+    pub(super) changes: Vec<String>,
+}
+
+impl Resumed {
+    /// Finds the checkpoint that the command line asks for, if it asks.
+    pub(super) fn find(resolved: &Resolved) -> Result<Option<Resumed>, Failure> {
+        let out = resolved.options.out.as_deref();
+        let folder = match &resolved.options.resume {
+            None => return Ok(None),
+            Some(Resume::Folder(folder)) => folder.as_path(),
+            Some(Resume::Latest) => out.ok_or_else(|| {
+                let message = "--resume latest takes the newest checkpoint under --out; name the run's folder with --out DIR";
+                Failure::Usage(message.into())
+            })?,
+        };
+        let Found {
+            checkpoint,
+            passed_over,
+        } = find(folder)?;
+        for error in passed_over {
+            tracing::warn!("{error}; an earlier one is taken");
+        }
+        Ok(Some(Resumed {
+            run: going_on(&checkpoint.path, out)?,
+            checkpoint,
+            is_same_data: true,
+            changes: Vec::new(),
+        }))
+    }
+
+    /// Refuses to go on as another run, unless that is meant.
+    pub(super) fn compare(&mut self, resolved: &Resolved, dataset: &str) -> Result<(), Failure> {
+        let before = self.config()?;
+        let changes = resolved.config.changes_since(&before)?;
+        self.changes = changes.iter().map(ToString::to_string).collect();
+        self.is_same_data = self.checkpoint.state.data == dataset;
+        if !self.is_same_data {
+            self.changes.push("the data is other than before".into());
+        }
+        if self.checkpoint.state.step > resolved.config.train.steps as u64 {
+            return Err(Failure::Usage(format!(
+                "{} has {} steps, and the run ends after {} (--steps counts from the beginning); raise --steps",
+                self.checkpoint.path.display(),
+                self.checkpoint.state.step,
+                resolved.config.train.steps
+            )));
+        }
+        if self.changes.is_empty() || resolved.options.allow_change {
+            return Ok(());
+        }
+        Err(Failure::Changed(self.changes.clone()))
+    }
+
+    /// The configuration that the checkpoint was written under.
+    fn config(&self) -> Result<Config, Failure> {
+        let text = self.checkpoint.file("config.toml")?.unwrap_or_default();
+        let place = self.checkpoint.path.join("config.toml");
+        let text = String::from_utf8_lossy(&text);
+        let source = Source::parse(String::new(), place.display().to_string(), &text)?;
+        Ok(load(&source, &[], false)?.config)
+    }
+
+    /// The checkpoint's folder: a model in Hugging Face layout, too.
+    pub(super) fn folder(&self) -> &Path {
+        &self.checkpoint.path
+    }
+
+    /// The run whose folder goes on.
+    pub(super) fn run(&self) -> Option<&Path> {
+        self.run.as_deref()
+    }
+
+    /// Where the run was.
+    pub(super) fn state(&self) -> &checkpoint::TrainerState {
+        &self.checkpoint.state
+    }
+
+    /// Fills a session with weights, optimizer states and counters.
+    pub(super) fn restore(&self, session: &mut Session, config: &Config) -> Result<(), Failure> {
+        let state = self.state();
+        let (was, optim) = (&state.optimizer, &config.optim);
+        let is = [optim.state_dtype.to_string(), optim.master.to_string()];
+        if [&was.state_dtype, &was.master] != [&is[0], &is[1]] {
+            tracing::info!(
+                "optimizer states are converted through f32: moments {} to {}, master {} to {}",
+                was.state_dtype,
+                is[0],
+                was.master,
+                is[1]
+            );
+        }
+        session.import(self.folder())?;
+        session.import_optimizer(self.folder())?;
+        session.set_progress((state.step as usize, state.updates as usize));
+        Ok(())
+    }
+
+    /// The data from where the run was; other data from its beginning.
+    pub(super) fn seek(&self, dataset: Dataset) -> Result<Batches, Failure> {
+        let mut batches = dataset.batches();
+        let saved = self.state().position;
+        let position = Position {
+            epoch: saved.epoch,
+            index: saved.index,
+        };
+        match batches.seek(position) {
+            _ if !self.is_same_data => tracing::warn!("the new data is read from its beginning"),
+            // Sequences or batches of other sizes count other samples.
+            Err(_) if !self.changes.is_empty() => {
+                tracing::warn!("the data is read from its beginning");
+            }
+            sought => sought?,
+        }
+        match self.is_same_data {
+            true => Ok(batches),
+            false => {
+                batches.seek(Position::default())?;
+                Ok(batches)
+            }
+        }
+    }
+
+    /// Puts later checkpoints of the run aside: its steps are made once more.
+    pub(super) fn set_aside_later(&self) -> Result<(), Failure> {
+        let Some(run) = &self.run else {
+            return Ok(());
+        };
+        for folder in set_aside_after(&Disk, run, self.state().step)? {
+            tracing::warn!("a later checkpoint is now {}", folder.display());
+        }
+        Ok(())
+    }
+}
+
+/// The run whose folder goes on: that of the checkpoint, unless `--out` names another.
+fn going_on(checkpoint: &Path, out: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    let parent = checkpoint.parent();
+    let in_a_run = parent.filter(|parent| parent.ends_with("checkpoints"));
+    let run = in_a_run.and_then(Path::parent).map(|run| match run {
+        run if run.as_os_str().is_empty() => PathBuf::from("."),
+        run => run.to_path_buf(),
+    });
+    let is_same = |run: &Path, out: &Path| {
+        let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.into());
+        whole(run) == whole(out)
+    };
+    match (run, out) {
+        (Some(run), None) => Ok(Some(run)),
+        (Some(run), Some(out)) => Ok(is_same(&run, out).then_some(run)),
+        (None, Some(_)) => Ok(None),
+        (None, None) => Err(Failure::Usage(format!(
+            "{} is in no run's folder that could go on; name a new one with --out DIR",
+            checkpoint.display()
+        ))),
+    }
+}
+
+/// The configuration of the run that is to go on, for settings that the command line leaves open.
+pub(crate) fn configuration(resume: &Resume, out: Option<&Path>) -> Option<PathBuf> {
+    let folder = match resume {
+        Resume::Folder(folder) => folder,
+        Resume::Latest => out?,
+    };
+    let file = folder.join("config.toml");
+    file.is_file().then_some(file)
+}

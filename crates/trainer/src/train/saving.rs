@@ -1,0 +1,209 @@
+//! Checkpoints of a run: written in the background from a copy on the host, or while training waits.
+
+use super::Run;
+use crate::failure::Failure;
+use checkpoint::{
+    BackgroundWriter, Best, CheckpointError, Contents, FORMAT_VERSION, OptimizerForm, TrainerState,
+    keep, save,
+};
+use files::{Disk, TensorSource};
+use model::{MAX_SHARD_BYTES, Origin};
+use session::Session;
+use std::path::{Path, PathBuf};
+
+/// What saves a run.
+pub(super) struct Saver {
+    writer: BackgroundWriter<Result<PathBuf, CheckpointError>>,
+    /// What came with the model, and goes out with it.
+    origin: Origin,
+    /// The last step that was saved, or is being saved.
+    last: Option<usize>,
+    /// Why the last save failed.
+    failure: Option<CheckpointError>,
+    /// The last checkpoint that is whole.
+    newest: Option<PathBuf>,
+    /// The evaluation with the lowest loss.
+    pub(super) best: Option<Best>,
+}
+
+/// One checkpoint, but for its tensors.
+struct Checkpointing {
+    run: PathBuf,
+    state: TrainerState,
+    files: Vec<(String, Vec<u8>)>,
+    keep_last: Option<usize>,
+    keep_best: bool,
+}
+
+impl Saver {
+    pub(super) fn new(origin: Origin, best: Option<Best>) -> Saver {
+        Saver {
+            writer: BackgroundWriter::new(),
+            origin,
+            last: None,
+            failure: None,
+            newest: None,
+            best,
+        }
+    }
+
+    /// What came with the model.
+    pub(super) fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// The last checkpoint that is whole.
+    pub(super) fn newest(&self) -> Option<&Path> {
+        self.newest.as_deref()
+    }
+
+    /// Notes how a save ended. One that failed is told of, and training goes on without it.
+    fn note(&mut self, outcome: Option<Result<PathBuf, CheckpointError>>) {
+        match outcome {
+            None => {}
+            Some(Ok(folder)) => (self.newest, self.failure) = (Some(folder), None),
+            Some(Err(error)) => {
+                let why = if error.is_full() {
+                    ", for want of room"
+                } else {
+                    ""
+                };
+                tracing::warn!(
+                    "no checkpoint was written{why}: {error}; earlier ones are whole, and training goes on"
+                );
+                self.failure = Some(error);
+            }
+        }
+    }
+
+    /// Waits for the save that is under way.
+    ///
+    /// # Errors
+    /// If the last one failed: none comes after it that could make up for it.
+    pub(super) fn finish(&mut self) -> Result<(), Failure> {
+        let outcome = self.writer.wait();
+        self.note(outcome);
+        match self.failure.take() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Checkpointing {
+    fn write(
+        &self,
+        model: &dyn TensorSource,
+        optimizer: &dyn TensorSource,
+    ) -> Result<PathBuf, CheckpointError> {
+        let contents = Contents {
+            state: &self.state,
+            model,
+            optimizer,
+            files: &self.files,
+            max_shard_bytes: MAX_SHARD_BYTES,
+        };
+        let folder = save(&Disk, &self.run, &contents)?;
+        if let Some(last) = self.keep_last {
+            let best = self.state.best.filter(|_| self.keep_best);
+            let best = best.map(|best| best.step);
+            keep(&Disk, &self.run, self.state.step, last, best)?;
+        }
+        Ok(folder)
+    }
+}
+
+impl Run {
+    /// Saves the state after the last step, in the background where there is a copy for it. A save that fails is told of, and
+    /// costs no more than itself.
+    pub(super) fn save(&mut self, session: &mut Session) -> Result<(), Failure> {
+        let outcome = self.saver.writer.take_outcome();
+        self.saver.note(outcome);
+        if self.saver.last == Some(self.made.steps) {
+            return Ok(());
+        }
+        let checkpointing = self.checkpointing(session)?;
+        self.saver.last = Some(self.made.steps);
+        let Some(copy) = session.copy_state()? else {
+            let state = session.state();
+            let outcome = checkpointing.write(&state.weights(), &state.optimizer());
+            self.saver.note(Some(outcome));
+            return Ok(());
+        };
+        let job = move || checkpointing.write(&copy.weights(), &copy.optimizer());
+        match self.saver.writer.start(job) {
+            Ok(before) => self.saver.note(before),
+            Err(error) => tracing::warn!("no checkpoint was written: {error}"),
+        }
+        Ok(())
+    }
+
+    /// Saves the state after the last step and waits for it, unless it is saved already; returns where.
+    pub(super) fn save_now(&mut self, session: &Session) -> Result<PathBuf, Failure> {
+        if self.saver.last == Some(self.made.steps)
+            && let Some(Ok(folder)) = self.saver.writer.wait()
+        {
+            return Ok(folder);
+        }
+        let checkpointing = self.checkpointing(session)?;
+        let state = session.state();
+        Ok(checkpointing.write(&state.weights(), &state.optimizer())?)
+    }
+
+    fn checkpointing(&self, session: &Session) -> Result<Checkpointing, Failure> {
+        let config = &self.resolved.config;
+        let dtype = session.model().dtype();
+        let origin = &self.saver.origin;
+        let mut files = origin.files(&config.model, config.data.seq, dtype);
+        files.push(("config.toml".into(), config.to_toml()?.into_bytes()));
+        Ok(Checkpointing {
+            run: self.directory.path().into(),
+            state: self.trainer_state(session),
+            files,
+            keep_last: config.checkpoint.keep_last,
+            keep_best: config.checkpoint.keep_best,
+        })
+    }
+
+    fn trainer_state(&self, session: &Session) -> TrainerState {
+        let (made, optim) = (&self.made, &self.resolved.config.optim);
+        let (step, updates) = session.progress();
+        TrainerState {
+            format_version: FORMAT_VERSION,
+            trainer_version: env!("CARGO_PKG_VERSION").into(),
+            name: self.resolved.name.clone(),
+            step: step as u64,
+            updates: updates as u64,
+            skipped_in_a_row: made.skipped_in_a_row as u64,
+            skipped: made.skipped as u64,
+            position: checkpoint::Position {
+                epoch: self.position.epoch,
+                index: self.position.index,
+            },
+            data: self.data_fingerprint.clone(),
+            tokens: made.tokens,
+            targets: made.targets,
+            best: self.saver.best,
+            optimizer: OptimizerForm {
+                weights: self.plan.dtype.into(),
+                state_dtype: optim.state_dtype.to_string(),
+                master: optim.master.to_string(),
+            },
+        }
+    }
+}
+
+/// What goes out with the model of a run: what came with the model that it starts from, and the tokenizer of its data where
+/// that has none.
+pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin, Failure> {
+    let unreadable = |error: model::OriginError| Failure::Unreadable {
+        path: error.path,
+        source: error.source,
+    };
+    let origin = from.map(Origin::read).transpose().map_err(unreadable)?;
+    let origin = origin.unwrap_or_default();
+    match data.filter(|data| data.is_dir()) {
+        Some(folder) => origin.with_tokenizer_from(folder).map_err(unreadable),
+        None => Ok(origin),
+    }
+}

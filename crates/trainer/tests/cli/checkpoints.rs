@@ -1,0 +1,211 @@
+//! What a run saves, and what becomes of it when the disk, the machine or another run is against it.
+
+use crate::metrics::Metrics;
+use crate::workplace::Workplace;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_last_ones_and_the_best_are_kept() {
+    let place = Workplace::new();
+    place.file(
+        "eval.txt",
+        "the rain in spain stays mainly in the plain ".repeat(9),
+    );
+    // Its rate is so high that the model gets worse, so that the best is an early one.
+    let run = "--config small.toml --steps 8 --lr 1 --save-every 2 --keep-last 2 --quiet";
+    place.trainer(&format!("{run} --out run")).succeeds();
+    assert_eq!(names(&place.path("run/checkpoints")), ["step-6", "step-8"]);
+    let best = "--eval-every 1 --eval-data eval.txt --keep-best --out best";
+    place.trainer(&format!("{run} {best}")).succeeds();
+    let metrics = Metrics::read(&place, "best");
+    let evals: Vec<_> = metrics.of_kind("eval").collect();
+    assert_eq!(evals.len(), 8);
+    let lowest = evals.iter().min_by(|a, b| {
+        let loss = |eval: &serde_json::Value| eval["loss"].as_f64().unwrap();
+        loss(a).total_cmp(&loss(b))
+    });
+    let lowest = lowest.unwrap()["step"].as_u64().unwrap();
+    assert!(lowest < 6, "the test needs an early best: {evals:?}");
+    let kept = names(&place.path("best/checkpoints"));
+    assert!(
+        kept.contains(&format!("step-{lowest}")),
+        "{lowest}: {kept:?}"
+    );
+    assert!(
+        kept.len() <= 3 && kept.contains(&"step-8".into()),
+        "{kept:?}"
+    );
+    // Evaluations change no step.
+    let plain = Metrics::read(&place, "run");
+    assert_eq!(plain.losses(), metrics.losses());
+    let peaks = |metrics: &Metrics| metrics.steps()[7]["peak_bytes"].clone();
+    assert_eq!(peaks(&plain), peaks(&metrics));
+    for eval in evals {
+        assert_eq!(eval["peak_bytes"], eval["planned_peak_bytes"]);
+    }
+}
+
+/// The copy that is written in the background is in the plan, and so is its absence.
+#[test]
+fn the_copy_is_planned() {
+    let place = Workplace::new();
+    let run = "--config small.toml --steps 2 --quiet --save-every 2";
+    let mut pinned = Vec::new();
+    for (out, more) in [("copy", ""), ("blocking", "--save-blocking")] {
+        place
+            .trainer(&format!("{run} {more} --out {out}"))
+            .succeeds();
+        let plan: serde_json::Value =
+            serde_json::from_str(&place.text(&format!("{out}/plan.json"))).unwrap();
+        let step = Metrics::read(&place, out).steps()[1].clone();
+        assert_eq!(plan["host_pinned_bytes"], step["host_pinned_bytes"]);
+        pinned.push(step["host_pinned_bytes"].as_u64().unwrap());
+    }
+    let files = ["model", "optimizer"].map(|stem| {
+        let file = place.path(&format!("copy/checkpoints/step-2/{stem}.safetensors"));
+        std::fs::metadata(file).unwrap().len()
+    });
+    assert_eq!(pinned[1], 0);
+    let held: u64 = files.iter().sum();
+    assert!(
+        pinned[0] <= held && held < pinned[0] + 20_000,
+        "{pinned:?} {files:?}"
+    );
+}
+
+/// Files may grow to so many KiB: enough for all but a checkpoint.
+#[test]
+fn a_full_disk_stops_no_training() {
+    let place = Workplace::new();
+    let run = "--config small.toml --steps 3 --save-every 1 --keep-last 1 --quiet --out run";
+    place
+        .trainer(&run.replace("--steps 3", "--steps 1"))
+        .succeeds();
+    for blocking in ["", "--save-blocking"] {
+        let trainer = env!("CARGO_BIN_EXE_trainer");
+        let more = format!("--resume latest --steps 4 --out run --quiet {blocking}");
+        let outcome = std::process::Command::new("sh")
+            .args(["-c", &format!("ulimit -f 300; exec {trainer} {more}")])
+            .current_dir(place.path(""))
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(outcome.stderr).unwrap();
+        assert_eq!(
+            outcome.status.code(),
+            Some(4),
+            "its last steps are lost: {stderr}"
+        );
+        assert!(stderr.contains("want of room"), "{stderr}");
+        assert_eq!(
+            names(&place.path("run/checkpoints")),
+            ["step-1"],
+            "{stderr}"
+        );
+        let metrics = Metrics::read(&place, "run");
+        assert_eq!(metrics.steps().len(), 4, "training went on: {stderr}");
+    }
+    // With room again it goes on from what is whole.
+    place
+        .trainer("--resume latest --steps 4 --out run --quiet")
+        .succeeds();
+    assert_eq!(names(&place.path("run/checkpoints")), ["step-4"]);
+}
+
+fn start(place: &Workplace, arguments: &str) -> Child {
+    let mut command = place.command(arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// Waits until something is so, which takes as long as it takes.
+fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn two_runs_into_one_folder() {
+    let place = Workplace::new();
+    let run =
+        "--config small.toml --save-every 1 --keep-last 1 --steps 100000000 --quiet --out run";
+    let mut first = start(&place, run);
+    until(|| {
+        place.path("run/checkpoints/step-1").exists()
+            || place.path("run/checkpoints/step-2").exists()
+    });
+    let second = place.trainer("--resume latest --out run --quiet --steps 100000001");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    second.fails(2, &["another trainer", "run", "--out"]);
+    let steps = Metrics::read(&place, "run").steps().len();
+    assert!(steps > 0, "nothing was cut from the first one's metrics");
+}
+
+/// Killed 20 times, at least half of them within a save, a run still ends as it would have.
+#[test]
+fn a_run_that_is_killed_again_and_again() {
+    let place = Workplace::new();
+    let run = "--config small.toml --set model.hidden=64 --save-every 1 --keep-last 2 --quiet --steps 100000000 --out run";
+    let made = || {
+        let text = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap_or_default();
+        text.matches(r#""kind":"step""#).count()
+    };
+    let saving = || match std::fs::read_dir(place.path("run/checkpoints")) {
+        Err(_) => false,
+        Ok(entries) => entries
+            .flatten()
+            .any(|entry| entry.file_name().to_string_lossy().ends_with(".tmp")),
+    };
+    let whole =
+        || checkpoint::find(&place.path("run")).is_ok_and(|found| found.checkpoint.state.step > 0);
+    let mut inside = 0;
+    for round in 0..20 {
+        let command = match round {
+            0 => run.to_owned(),
+            _ => format!("{run} --resume latest"),
+        };
+        let mut child = start(&place, &command);
+        match round {
+            0 => until(whole),
+            _ => {
+                let before = made();
+                until(|| made() > before);
+            }
+        }
+        if round % 2 == 1 {
+            until(saving);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        inside += usize::from(saving());
+    }
+    assert!(inside >= 5, "only {inside} of 20 fell into a save");
+    let found = checkpoint::find(&place.path("run")).unwrap().checkpoint;
+    let steps = found.state.step + 3;
+    let last = format!("{run} --resume latest").replace("100000000", &steps.to_string());
+    place.trainer(&last).succeeds();
+    let undisturbed = run
+        .replace("100000000", &steps.to_string())
+        .replace("--out run", "--out other");
+    place.trainer(&undisturbed).succeeds();
+    let [run, other] = ["run", "other"].map(|run| Metrics::read(&place, run).untimed_steps());
+    assert_eq!(run, other);
+    let last = |run: &str| {
+        let file = place.path(&format!(
+            "{run}/checkpoints/step-{steps}/optimizer.safetensors"
+        ));
+        std::fs::read(file).unwrap()
+    };
+    assert!(last("run") == last("other"));
+}

@@ -1,0 +1,119 @@
+//! `eval`: what it measures, and of which folders.
+
+use crate::metrics::Metrics;
+use crate::workplace::Workplace;
+use serde_json::Value;
+
+/// Two samples of 32 bytes, and the byte after them.
+const TEXT: &str = "The model is asked about the text, and the text says nothing new.";
+
+fn place() -> Workplace {
+    let place = Workplace::new();
+    place.file("text.txt", TEXT);
+    place
+        .trainer("init --config small.toml --seed 5 --out model")
+        .succeeds();
+    place
+}
+
+#[track_caller]
+fn eval(place: &Workplace, arguments: &str) -> Value {
+    let outcome = place
+        .trainer(&format!("eval {arguments} --json"))
+        .succeeds();
+    serde_json::from_str(&outcome.stdout).unwrap()
+}
+
+/// The first step's loss is that of the weights before it.
+#[test]
+fn the_loss_is_that_of_training() {
+    let place = place();
+    let train = "--init-from model --data text.txt --seq 32 --micro-batch 2 --steps 1 --out run";
+    place.trainer(train).succeeds();
+    let trained = Metrics::read(&place, "run").losses()[0];
+    let record = eval(&place, "model --data text.txt --micro-batch 2 --seq 32");
+    let number = |name: &str| record[name].as_f64().unwrap();
+    assert!(
+        (number("loss") - trained).abs() < 1e-6,
+        "{record} {trained}"
+    );
+    assert!((number("perplexity").ln() - number("loss")).abs() < 1e-9);
+    let bits = number("loss") / std::f64::consts::LN_2;
+    assert!(
+        (number("bits_per_byte") - bits).abs() < 1e-9,
+        "a token is a byte"
+    );
+    assert_eq!(
+        (record["targets"].as_u64(), record["samples"].as_u64()),
+        (Some(64), Some(2))
+    );
+    assert_eq!(record["peak_bytes"], record["planned_peak_bytes"]);
+    let one = eval(&place, "model --data text.txt --seq 32");
+    assert!((one["loss"].as_f64().unwrap() - number("loss")).abs() < 1e-6);
+    assert!(one["peak_bytes"].as_u64() < record["peak_bytes"].as_u64());
+    let words = place
+        .trainer("eval model --data text.txt --threads 1")
+        .succeeds()
+        .stdout;
+    assert_eq!(
+        words,
+        place
+            .trainer("eval model --data text.txt --threads 3")
+            .succeeds()
+            .stdout
+    );
+    assert!(
+        words.starts_with(&format!("loss {:.4}", number("loss"))),
+        "{words}"
+    );
+    assert!(words.contains("bits per byte"), "{words}");
+}
+
+/// A sample that fills no micro-batch counts as well.
+#[test]
+fn every_sample_counts_once() {
+    let place = place();
+    let seq = "--data text.txt --seq 12";
+    let all = eval(&place, &format!("model {seq} --micro-batch 4"));
+    assert_eq!(
+        (all["samples"].as_u64(), all["targets"].as_u64()),
+        (Some(5), Some(60))
+    );
+    let few = eval(&place, &format!("model {seq} --micro-batch 100"));
+    assert!((all["loss"].as_f64().unwrap() - few["loss"].as_f64().unwrap()).abs() < 1e-6);
+}
+
+/// Of a run its newest checkpoint, whose sequences are those of its training.
+#[test]
+fn a_run_is_its_newest_checkpoint() {
+    let place = place();
+    place
+        .trainer("--config small.toml --seed 5 --save-every 2 --out run")
+        .succeeds();
+    let of_run = eval(&place, "run --data text.txt");
+    assert_eq!(of_run["seq"], 32);
+    let newest = eval(&place, "run/checkpoints/step-4 --data text.txt");
+    assert_eq!(of_run, newest, "both name the same folder");
+    let before = eval(&place, "run/checkpoints/step-2 --data text.txt");
+    let fresh = eval(&place, "model --data text.txt");
+    let loss = |record: &Value| record["loss"].as_f64().unwrap();
+    assert!(loss(&of_run) < loss(&before) && loss(&before) < loss(&fresh));
+}
+
+#[test]
+fn what_is_no_model_is_refused() {
+    let place = place();
+    place.folder("empty");
+    place
+        .trainer("eval empty --data text.txt")
+        .fails(4, &["empty"]);
+    place
+        .trainer("eval model --data none.txt")
+        .fails(4, &["none.txt"]);
+    place
+        .trainer("eval model --data text.txt --micro-batch 0")
+        .fails(2, &["--micro-batch"]);
+    place
+        .trainer("eval model --data text.txt --seq 100")
+        .fails(4, &["text.txt"]);
+}

@@ -1,0 +1,158 @@
+//! `export`, and what goes out with a model.
+
+use crate::workplace::Workplace;
+use serde_json::Value;
+
+/// Files that come with a model, and what is in them.
+const COMPANIONS: [(&str, &str); 4] = [
+    ("tokenizer.json", "{\"added_tokens\": []}"),
+    ("tokenizer_config.json", "{}"),
+    ("chat_template.jinja", "{{ messages }}\n"),
+    ("generation_config.json", "{\"temperature\": 0.7}"),
+];
+
+/// A workplace with a model that came from elsewhere: keys and files that this trainer knows nothing of.
+fn with_model() -> Workplace {
+    let place = Workplace::new();
+    place
+        .trainer("init --config small.toml --out model")
+        .succeeds();
+    let config = place.text("model/config.json").replace(
+        "{\n",
+        "{\n  \"_name_or_path\": \"somebody/some-model\",\n  \"unheard_of\": {\"deep\": [1, null]},\n",
+    );
+    place.file("model/config.json", config);
+    for (name, text) in COMPANIONS {
+        place.file(&format!("model/{name}"), text);
+    }
+    place
+}
+
+fn config(place: &Workplace, folder: &str) -> Value {
+    serde_json::from_str(&place.text(&format!("{folder}/config.json"))).unwrap()
+}
+
+#[track_caller]
+fn assert_companions(place: &Workplace, folder: &str) {
+    for (name, text) in COMPANIONS {
+        assert_eq!(place.text(&format!("{folder}/{name}")), text, "{folder}");
+    }
+}
+
+fn weights(place: &Workplace, folder: &str) -> Vec<u8> {
+    std::fs::read(place.path(folder).join("model.safetensors")).unwrap()
+}
+
+const TRAIN: &str =
+    "train --init-from model --seq 32 --steps 2 --save-every 1 --save-final final --out run";
+
+#[test]
+fn what_came_with_a_model_goes_out_with_it() {
+    let place = with_model();
+    place.trainer(TRAIN).succeeds();
+    let outcome = place.trainer("export run --out exported").succeeds();
+    assert!(
+        outcome
+            .stdout
+            .contains("parameters of run/checkpoints/step-2 in exported"),
+        "{outcome:?}"
+    );
+    place
+        .trainer("export run/checkpoints/step-1 --out earlier")
+        .succeeds();
+    for folder in ["final", "run/checkpoints/step-2", "exported", "earlier"] {
+        assert_companions(&place, folder);
+        assert_eq!(
+            place.text(&format!("{folder}/config.json")),
+            place.text("model/config.json"),
+            "{folder}"
+        );
+    }
+    assert_eq!(weights(&place, "exported"), weights(&place, "final"));
+    assert_ne!(weights(&place, "earlier"), weights(&place, "final"));
+    // All of these are models to start from.
+    for folder in ["final", "run/checkpoints/step-2", "exported"] {
+        place
+            .trainer(&format!(
+                "train --init-from {folder} --seq 32 --steps 1 --out {folder}-run"
+            ))
+            .succeeds();
+    }
+}
+
+#[test]
+fn shards_and_types() {
+    let place = with_model();
+    place
+        .trainer("export model --out narrow --dtype bf16 --max-shard-size 30KB")
+        .succeeds();
+    assert_companions(&place, "narrow");
+    let mut expected = config(&place, "model");
+    expected["torch_dtype"] = "bfloat16".into();
+    assert_eq!(config(&place, "narrow"), expected);
+    let index: Value =
+        serde_json::from_str(&place.text("narrow/model.safetensors.index.json")).unwrap();
+    assert!(index["weight_map"].as_object().unwrap().len() > 10);
+    // In bf16 as it is, and once more as one file of f32.
+    place.trainer("export narrow --out same").succeeds();
+    assert_eq!(config(&place, "same"), expected);
+    place
+        .trainer("export narrow --out wide --dtype f32")
+        .succeeds();
+    assert_eq!(config(&place, "wide"), config(&place, "model"));
+    assert_eq!(
+        weights(&place, "wide").len(),
+        weights(&place, "model").len()
+    );
+    place
+        .trainer("export wide --out again --dtype bf16")
+        .succeeds();
+    assert_eq!(
+        weights(&place, "again"),
+        weights(&place, "same"),
+        "nothing is lost from bf16 to f32 and back"
+    );
+}
+
+#[test]
+fn what_cannot_be_exported_is_refused() {
+    let place = with_model();
+    for (command, code, words) in [
+        (
+            "export model --out model",
+            2,
+            ["model is not empty", "--out"],
+        ),
+        (
+            "export model --out new --max-shard-size 50%",
+            2,
+            ["--max-shard-size 50%", "5GB"],
+        ),
+        ("export nowhere --out new", 4, ["nowhere", "No such file"]),
+    ] {
+        place.trainer(command).fails(code, &words);
+        assert!(!place.path("new").exists(), "{command}");
+    }
+    place
+        .trainer("export model --out new --dtype fp16")
+        .fails(2, &["--dtype", "bf16"]);
+}
+
+/// A save that was cut short is passed over, a model that was is refused.
+#[test]
+fn what_is_not_whole() {
+    let place = with_model();
+    place.trainer(TRAIN).succeeds();
+    std::fs::remove_file(place.path("run/checkpoints/step-2/manifest.json")).unwrap();
+    let outcome = place.trainer("export run --out exported").succeeds();
+    assert!(
+        outcome.stderr.contains("passed over") && outcome.stderr.contains("step-2"),
+        "{outcome:?}"
+    );
+    assert!(outcome.stdout.contains("step-1"), "{outcome:?}");
+    let whole = weights(&place, "run/checkpoints/step-1");
+    place.file("run/checkpoints/step-1/model.safetensors", &whole[1..]);
+    place
+        .trainer("export run/checkpoints/step-1 --out other")
+        .fails(4, &["step-1", "model.safetensors"]);
+}

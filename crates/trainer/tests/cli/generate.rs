@@ -1,0 +1,176 @@
+//! `generate`, and what `plan` says that it needs.
+
+use crate::workplace::Workplace;
+use serde_json::Value;
+
+/// A tokenizer with a chat template, of 360 tokens.
+const CHAT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../tokenization/tests/fixtures/chatml"
+);
+
+/// A model of bytes with 32 positions.
+fn place() -> Workplace {
+    let place = Workplace::new();
+    place
+        .trainer("init --config small.toml --seed 5 --out model")
+        .succeeds();
+    place
+}
+
+#[track_caller]
+fn generate(place: &Workplace, arguments: &str) -> Value {
+    let outcome = place
+        .trainer(&format!("generate {arguments} --json"))
+        .succeeds();
+    serde_json::from_str(&outcome.stdout).unwrap()
+}
+
+fn tokens(record: &Value) -> Vec<&Value> {
+    let made = record["generations"].as_array().unwrap();
+    made.iter().map(|made| &made["tokens"]).collect()
+}
+
+#[test]
+fn a_cache_changes_memory_and_nothing_else() {
+    let place = place();
+    let asked = "model --prompt abc --prompt once --max-tokens 12 --seed 3 --top-k 50 --top-p 0.9";
+    let cached = generate(&place, asked);
+    let plain = generate(&place, &format!("{asked} --no-cache"));
+    assert_eq!(cached["generations"], plain["generations"]);
+    assert_eq!(
+        cached["generations"][1]["tokens"].as_array().unwrap().len(),
+        12
+    );
+    for record in [&cached, &plain] {
+        assert_eq!(record["peak_bytes"], record["planned_peak_bytes"]);
+    }
+    assert_ne!(cached["peak_bytes"], plain["peak_bytes"]);
+    // Two layers, two KV heads of 16, 16 tokens for each of two sequences, four bytes.
+    assert_eq!(cached["kv_cache"]["bytes"], 2 * 2 * 2 * 16 * 16 * 2 * 4);
+    assert!(plain["kv_cache"].is_null());
+}
+
+#[test]
+fn draws_depend_on_the_seed() {
+    let place = place();
+    let drawn = |seed| {
+        generate(
+            &place,
+            &format!("model --prompt abc --max-tokens 20 --seed {seed}"),
+        )
+    };
+    let (once, again, other) = (drawn(1), drawn(1), drawn(2));
+    assert_eq!(once, again);
+    assert_ne!(tokens(&once), tokens(&other));
+    let greedy = |seed| {
+        let asked = format!("model --prompt abc --max-tokens 20 --temperature 0 --seed {seed}");
+        generate(&place, &asked)
+    };
+    assert_eq!(greedy(1), greedy(2));
+}
+
+/// What a person reads: prompts with what follows, the same that each alone has.
+#[test]
+fn prompts_go_on_in_their_order() {
+    let place = place();
+    let greedy = "--max-tokens 8 --temperature 0";
+    let alone = ["abc", "once"].map(|prompt| {
+        let asked = format!("generate model --prompt {prompt} {greedy}");
+        let text = place.trainer(&asked).succeeds().stdout;
+        assert!(
+            text.starts_with(prompt) && text.len() > prompt.len() + 1,
+            "{text:?}"
+        );
+        text
+    });
+    let together = place
+        .trainer(&format!(
+            "generate model --prompt abc --prompt once {greedy}"
+        ))
+        .succeeds();
+    assert_eq!(together.stdout, alone.join("\n"));
+}
+
+#[test]
+fn texts_end_where_positions_do() {
+    let place = place();
+    let prompt = "x".repeat(29);
+    let outcome = place
+        .trainer(&format!(
+            "generate model --prompt {prompt} --max-tokens 9 --json"
+        ))
+        .succeeds();
+    assert!(
+        outcome.stderr.contains("the model has 32 positions"),
+        "{outcome:?}"
+    );
+    let record: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(tokens(&record)[0].as_array().unwrap().len(), 3);
+    let prompt = "x".repeat(32);
+    place
+        .trainer(&format!("generate model --prompt {prompt}"))
+        .fails(2, &["a prompt has 32 tokens", "32 positions", "shorten it"]);
+}
+
+#[test]
+fn what_cannot_be_generated_is_refused() {
+    let place = place();
+    for (arguments, words) in [
+        ("--prompt x --temperature -1", "from 0 on"),
+        ("--prompt x --top-p 0", "above 0"),
+        ("--prompt x --top-k 0", "--top-k"),
+        ("--prompt x --chat", "no chat template"),
+        ("", "--prompt"),
+    ] {
+        place
+            .trainer(&format!("generate model {arguments}"))
+            .fails(2, &[words]);
+    }
+    let llama = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/golden/transformers/llama"
+    );
+    place
+        .trainer(&format!("generate {llama} --prompt x"))
+        .fails(2, &["no tokenizer.json", "53 tokens"]);
+}
+
+/// The template writes what a user says as the model knows it.
+#[test]
+fn chats_go_through_the_template() {
+    let place = place();
+    place
+        .trainer("init --config small.toml --set model.vocab=360 --set data.seq=128 --out chat")
+        .succeeds();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(format!("{CHAT}/{name}"), place.path("chat").join(name)).unwrap();
+    }
+    let asked = "chat --prompt hello --max-tokens 4 --temperature 0";
+    let (plain, chat) = (
+        generate(&place, asked),
+        generate(&place, &format!("{asked} --chat")),
+    );
+    let length = |record: &Value| record["generations"][0]["prompt_tokens"].as_u64().unwrap();
+    assert!(length(&plain) < length(&chat), "{plain} {chat}");
+}
+
+#[test]
+fn a_plan_holds_any_prompts() {
+    let place = place();
+    let plan = "plan --init-from model --device cpu --dtype f32 --generate 20 --batch 2";
+    let planned: Value =
+        serde_json::from_str(&place.trainer(&format!("{plan} --json")).succeeds().stdout).unwrap();
+    let measured = generate(
+        &place,
+        "model --prompt abcdefghij --prompt once --max-tokens 10",
+    );
+    assert_eq!(planned["kv_cache"], measured["kv_cache"]);
+    assert!(planned["peak_bytes"].as_u64() >= measured["peak_bytes"].as_u64());
+    let words = place.trainer(plan).succeeds().stdout;
+    let formula =
+        "2 x 2 layers x 2 KV heads x 16 wide x 32 tokens in blocks of 16 x 2 sequences x 4 bytes";
+    for word in ["weights", "KV cache", formula, "peak", "reserved"] {
+        assert!(words.contains(word), "{word}: {words}");
+    }
+}

@@ -1,0 +1,318 @@
+//! `prepare`: what it reads, what it writes, and what it refuses.
+
+use crate::workplace::{Outcome, Workplace};
+use data::ShardIndex;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// A tokenizer with a chat template.
+const TOKENIZER: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../tokenization/tests/fixtures/chatml"
+);
+
+/// Tokens of a shard of u16.
+fn tokens(shard: &Path) -> Vec<u32> {
+    let bytes = fs::read(shard).unwrap();
+    let (header, tokens) = bytes.split_at(1024);
+    let word = |at: usize| i32::from_le_bytes(header[4 * at..4 * at + 4].try_into().unwrap());
+    let tokens: Vec<u32> = tokens
+        .chunks(2)
+        .map(|two| u32::from(u16::from_le_bytes([two[0], two[1]])))
+        .collect();
+    assert_eq!(
+        (word(0), word(1), word(2)),
+        (20240520, 1, tokens.len() as i32)
+    );
+    tokens
+}
+
+fn index(shard: &Path) -> ShardIndex {
+    ShardIndex::open(&ShardIndex::path(shard)).unwrap()
+}
+
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let named = entries.map(|entry| {
+        (
+            entry.file_name().into_string().unwrap(),
+            fs::read(entry.path()).unwrap(),
+        )
+    });
+    named.collect()
+}
+
+/// Lines of all lengths, in all writing systems.
+fn lines(count: usize) -> String {
+    let words = [
+        "the quick",
+        "naïve",
+        "数据",
+        "it's\\n2 + 2",
+        "🦀",
+        "x = 1\\n\\ny",
+        "",
+    ];
+    let line =
+        |at: usize| words[at % 7].to_owned() + &" and so on".repeat(at * at % 97) + words[at % 5];
+    (0..count)
+        .map(|at| format!("{{\"text\": \"{}\"}}\n", line(at)))
+        .collect()
+}
+
+#[test]
+fn bytes_of_files_in_order() {
+    let place = Workplace::new();
+    place.folder("in/b");
+    place.file("in/a.txt", "one");
+    place.file("in/b/c.md", "\u{feff}two");
+    place.file("in/b/.hidden", "no");
+    place.file("in/d.txt", "");
+    place.file(
+        "last.jsonl",
+        "{\"text\": \"three\"}\n\n{\"text\": \"\"}\n{\"id\": 4, \"text\": \"four\"}",
+    );
+    let outcome = place
+        .trainer("prepare in last.jsonl --out out --tokenizer bytes --shard-tokens 10")
+        .succeeds();
+    let [first, second] =
+        ["out/train-00000.bin", "out/train-00001.bin"].map(|name| place.path(name));
+    let held: Vec<u32> = [tokens(&first), tokens(&second)].concat();
+    let text: String = held.iter().map(|token| char::from(*token as u8)).collect();
+    assert_eq!(text, "one\0two\0three\0four\0");
+    assert_eq!(
+        (index(&first).documents, index(&second).documents),
+        (vec![0, 4, 8], vec![4])
+    );
+    assert_eq!(
+        (index(&first).text_bytes, index(&second).text_bytes),
+        (7, 8)
+    );
+    assert!(
+        outcome.stdout.contains("4 documents, 19 tokens"),
+        "{outcome:?}"
+    );
+    assert!(
+        outcome.stdout.contains("train: 19 tokens in 2 shards"),
+        "{outcome:?}"
+    );
+    let summary: serde_json::Value = serde_json::from_str(&place.text("out/dataset.json")).unwrap();
+    assert_eq!(
+        (&summary["train"]["tokens"], &summary["tokenizer"]["kind"]),
+        (&19.into(), &"bytes".into())
+    );
+}
+
+#[test]
+fn the_same_files_with_any_number_of_threads() {
+    let place = Workplace::new();
+    place.file("a.jsonl", lines(3000));
+    place.file("b.txt", "def f(x):\n    return 1\nnext\n".repeat(40_000));
+    let prepare = |threads: usize| {
+        let out = format!("out{threads}");
+        let rest = "--validation 0.1 --shard-tokens 50000";
+        place
+            .trainer(&format!("prepare a.jsonl b.txt --out {out} --tokenizer {TOKENIZER} {rest} --threads {threads}"))
+            .succeeds();
+        files(&place.path(&out))
+    };
+    let (one, four) = (prepare(1), prepare(4));
+    assert!(
+        one.keys().any(|name| name == "train-00007.bin"),
+        "{:?}",
+        one.keys()
+    );
+    assert!(one.contains_key("tokenizer.json") && one.contains_key("tokenizer_config.json"));
+    assert!(one == four);
+    let summary: serde_json::Value = serde_json::from_slice(&one["dataset.json"]).unwrap();
+    let validation = summary["validation"]["documents"].as_u64().unwrap();
+    assert!((200..400).contains(&validation), "{validation}");
+}
+
+#[test]
+fn conversations_are_masked_but_for_the_assistant() {
+    let place = Workplace::new();
+    let line = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}"#;
+    place.file("chats.jsonl", format!("{line}\n{line}\n"));
+    place
+        .trainer(&format!(
+            "prepare chats.jsonl --out out --tokenizer {TOKENIZER}"
+        ))
+        .succeeds();
+    let shard = place.path("out/train-00000.bin");
+    let (tokens, index) = (tokens(&shard), index(&shard));
+    let half = tokens.len() / 2;
+    assert_eq!(tokens[..half], tokens[half..]);
+    assert_eq!(index.documents, [0, half as u64]);
+    let learnt: Vec<u32> = (0..half)
+        .filter(|at| {
+            !index
+                .masked
+                .iter()
+                .any(|range| range.contains(&(*at as u64)))
+        })
+        .map(|at| tokens[at])
+        .collect();
+    let tokenizer = tokenization::Tokenizer::open(Path::new(TOKENIZER)).unwrap();
+    assert_eq!(learnt, tokenizer.encode("Hello!<|im_end|>").unwrap());
+    place
+        .trainer("prepare chats.jsonl --out other --tokenizer bytes")
+        .fails(4, &["chats.jsonl, line 1", "chat template"]);
+}
+
+#[test]
+fn parquet_and_compressed_files() {
+    let place = Workplace::new();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/prepare");
+    let prepare = |input: &str, out: &str| {
+        place
+            .trainer(&format!(
+                "prepare {fixtures}/{input} --out {out} --tokenizer {TOKENIZER}"
+            ))
+            .succeeds();
+        let mut files = files(&place.path(out));
+        files.remove("dataset.json");
+        files
+    };
+    for content in ["text", "messages"] {
+        let plain = prepare(&format!("{content}.jsonl"), &format!("{content}-plain"));
+        assert!(
+            index(&place.path(&format!("{content}-plain/train-00000.bin")))
+                .documents
+                .len()
+                == 3
+        );
+        for end in ["parquet", "gzip.parquet", "jsonl.gz", "jsonl.zst"] {
+            let other = prepare(&format!("{content}.{end}"), &format!("{content}-{end}"));
+            assert!(other == plain, "{content}.{end}");
+        }
+    }
+    let cut = fs::read(format!("{fixtures}/text.parquet")).unwrap();
+    place.file("cut.parquet", &cut[..cut.len() - 9]);
+    place
+        .trainer("prepare cut.parquet --out cut --tokenizer bytes")
+        .fails(4, &["cut.parquet", "parquet"]);
+}
+
+#[test]
+fn standard_input() {
+    let place = Workplace::new();
+    place.file("a.txt", "some text");
+    let mut command = place.command("prepare - --out out --tokenizer bytes");
+    command.stdin(fs::File::open(place.path("a.txt")).unwrap());
+    assert!(command.output().unwrap().status.success());
+    assert_eq!(tokens(&place.path("out/train-00000.bin")).len(), 10);
+}
+
+/// Of a few documents one is for validation, and of one its end.
+#[test]
+fn validation_is_never_empty() {
+    let place = Workplace::new();
+    place.file("a.jsonl", "{\"text\": \"first\"}\n{\"text\": \"last\"}\n");
+    place.file("b.txt", "0123456789".repeat(10));
+    let split = |input: &str, out: &str| {
+        place
+            .trainer(&format!(
+                "prepare {input} --out {out} --tokenizer bytes --validation 0.01"
+            ))
+            .succeeds();
+        ["train", "validation"].map(|name| {
+            let shard = place.path(&format!("{out}/{name}-00000.bin"));
+            assert_eq!(index(&shard).documents, [0]);
+            tokens(&shard).len()
+        })
+    };
+    assert_eq!(split("a.jsonl", "two"), [6, 5]);
+    assert_eq!(split("b.txt", "one"), [100, 1]);
+}
+
+#[test]
+fn what_is_refused_leaves_nothing() {
+    let place = Workplace::new();
+    place.file("good.jsonl", lines(2000));
+    place.file("bad.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n");
+    place.file("worse.jsonl", "{\"text\": \"a\"}\n{\"text\": \n");
+    place.file("latin.txt", b"caf\xe9");
+    place.file("empty.txt", "");
+    place.file("not.json", "[1, 2]");
+    let refused = |arguments: &str, code: i32, words: &[&str]| -> Outcome {
+        let outcome = place
+            .trainer(&format!("prepare {arguments}"))
+            .fails(code, words);
+        let left: Vec<String> = files_and_folders(&place.path("."));
+        assert!(
+            left.iter()
+                .all(|name| !name.contains("out") && !name.starts_with('.')),
+            "{left:?}"
+        );
+        outcome
+    };
+    let out = "--out out --tokenizer bytes";
+    refused(
+        &format!("good.jsonl bad.jsonl {out}"),
+        4,
+        &["bad.jsonl, line 2", "`messages`"],
+    );
+    refused(
+        &format!("worse.jsonl {out}"),
+        4,
+        &["worse.jsonl, line 2", "column"],
+    );
+    refused(&format!("not.json {out}"), 4, &["not.json, line 1"]);
+    refused(
+        &format!("latin.txt {out}"),
+        4,
+        &["latin.txt", "UTF-8 at byte 3"],
+    );
+    refused(&format!("empty.txt {out}"), 4, &["no text"]);
+    refused(&format!("nowhere {out}"), 4, &["nowhere does not exist"]);
+    refused(
+        "good.jsonl --out out --tokenizer nowhere",
+        4,
+        &["nowhere", "tokenizer.json"],
+    );
+    refused(
+        "good.jsonl --out out --tokenizer not.json",
+        4,
+        &["not.json"],
+    );
+    refused(
+        &format!("good.jsonl {out} --validation 1"),
+        2,
+        &["--validation"],
+    );
+    refused(
+        &format!("good.jsonl {out} --shard-tokens 1"),
+        2,
+        &["--shard-tokens"],
+    );
+    place.folder("kept");
+    place.file("kept/mine", "");
+    refused(
+        "good.jsonl --out kept --tokenizer bytes",
+        2,
+        &["kept", "not an empty folder"],
+    );
+}
+
+fn files_and_folders(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+/// The folder is what `--data` reads.
+#[test]
+fn training_on_it() {
+    let place = Workplace::new();
+    place.file("a.jsonl", lines(300));
+    place
+        .trainer("prepare a.jsonl --out out --tokenizer bytes --validation 0.1 --shard-tokens 2000")
+        .succeeds();
+    place
+        .trainer("--config small.toml --steps 2 --data out --out run")
+        .succeeds();
+    assert!(place.text("run/metrics.jsonl").contains("\"step\":2"));
+}
