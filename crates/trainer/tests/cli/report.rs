@@ -167,6 +167,102 @@ fn an_out_of_memory_error_is_told_with_its_fixes() {
     }
 }
 
+/// Evaluations, texts and a resumption of a real run, with some lines that a worse one would have written.
+#[test]
+fn what_happens_between_steps_is_on_the_page() {
+    let place = Workplace::new();
+    let text = "the rain in spain stays mainly in the plain ".repeat(9);
+    place.file("text.txt", &text);
+    let run = "--config small.toml --device cpu --quiet --data text.txt --save-every 2 --eval-every 2 --eval-data text.txt";
+    place
+        .trainer(&format!("{run} --sample-every 2 --out run"))
+        .succeeds();
+    let changed = "--resume run --steps 6 --lr 0.01 --allow-change --quiet";
+    place.trainer(changed).succeeds();
+    let metrics = Metrics::read(&place, "run");
+    let last = metrics.of_kind("eval").last().unwrap();
+    let number = |name: &str| last[name].as_f64().unwrap();
+
+    place.trainer("report run").succeeds();
+    let text = place.trainer("report run --text").succeeds().stdout;
+    let page = place.text("run/report.html");
+    needs_no_network(&page);
+    let peak = exact(&last["peak_bytes"]);
+    let row = text
+        .lines()
+        .find(|line| line.contains("peak in an evaluation"));
+    let row: Vec<&str> = row.unwrap().split_whitespace().collect();
+    assert_eq!(row[4..7], [&peak, &peak, "0"], "{text}");
+    for (name, words) in [
+        ("loss", format!("{:.4}", number("loss"))),
+        ("perplexity", format!("{:.2}", number("perplexity"))),
+        ("bits per byte", format!("{:.4}", number("bits_per_byte"))),
+        ("resumed", "It was resumed after step 4.".into()),
+        ("change", "lr.peak: 0.001 before, 0.01 now".into()),
+        ("sample", "step 6".into()),
+    ] {
+        assert!(text.contains(&words), "no {name}, {words:?}: {text}");
+        assert!(page.contains(&words), "no {name}, {words:?}");
+    }
+    assert_eq!(
+        page.matches("<polyline").count(),
+        3,
+        "loss, evaluation, throughput"
+    );
+    assert_eq!(
+        page.matches("<line class=\"resumed\"").count(),
+        2,
+        "in both pictures"
+    );
+    assert_eq!(page.matches(">best</text>").count(), 1);
+
+    let other = format!("{run} --recompute full --out other");
+    place.trainer(&other).succeeds();
+    let text = place.trainer("report other run --text").succeeds().stdout;
+    for words in [
+        "best evaluation loss",
+        "its bits per byte",
+        "run, step 6: The |",
+    ] {
+        assert!(text.contains(words), "no {words:?}: {text}");
+    }
+}
+
+/// A model's text may be anything, an evaluation may not be finite, and data may be slow.
+#[test]
+fn lines_of_bad_runs_are_shown_and_not_obeyed() {
+    let place = place_with_run();
+    let plain = place.trainer("report run --text").succeeds().stdout;
+    for words in ["Evaluations", "evaluation", "own", "Resumed", "waited"] {
+        assert!(!plain.contains(words), "{words}: {plain}");
+    }
+    let mut records = Metrics::read(&place, "run").0;
+    for step in records.iter_mut().filter(|record| record["kind"] == "step") {
+        step["data_wait_ms"] = json!(step["step_ms"].as_f64().unwrap() / 8.0);
+    }
+    for step in 1..=9 {
+        let loss = [Value::Null, json!(2.5), json!(2.5)][step % 3].clone();
+        records.push(json!({"kind": "eval", "step": step, "loss": loss, "perplexity": 3e9, "peak_bytes": step}));
+        let text = format!("</td><script>\u{1b}[2J{step}");
+        records.push(json!({"kind": "sample", "step": step, "prompt": "", "text": text}));
+    }
+    let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
+    place.file("run/metrics.jsonl", lines.join("\n") + "\n");
+    let text = place.trainer("report run --text").succeeds().stdout;
+    for words in [
+        "For 12.5 % of their time, steps waited for data",
+        "step 1      2.5000      3.00e9                       best",
+        "step 9  not finite",
+        "step 9: |</td><script>␛[2J9",
+    ] {
+        assert!(text.contains(words), "no {words:?}: {text}");
+    }
+    assert!(!text.contains('\u{1b}') && !text.contains("[2J5"), "{text}");
+    place.trainer("report run").succeeds();
+    let page = place.text("run/report.html");
+    assert!(page.contains("&lt;script&gt;␛[2J9") && page.matches("<script>").count() == 1);
+}
+
 /// What is left of a run that was killed in the middle of a line, with another record of its process.
 fn cut_off(place: &Workplace, metrics: &Metrics, process: Value) {
     let mut begin = metrics.0[0].clone();
