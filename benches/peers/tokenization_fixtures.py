@@ -6,7 +6,7 @@ The tokenizers are trained here on this repository's own pages; the templates ar
 """
 import json, shutil
 from pathlib import Path
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,8 @@ MISTRAL = """{%- if messages[0]['role'] == 'system' %}
   {%- endif %}
 {%- endfor %}
 """
-QWEN3 = """{%- set ns = namespace(last=messages|length - 1, looking=true) %}
+QWEN3 = """{%- if tools %}{{- tools | tojson }}{%- endif %}
+{%- set ns = namespace(last=messages|length - 1, looking=true) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
     {%- if ns.looking and message.role == "user" and message.content is string and not (message.content.startswith('<tool>') and message.content.endswith('</tool>')) %}
@@ -92,8 +93,13 @@ QWEN3 = """{%- set ns = namespace(last=messages|length - 1, looking=true) %}
             {{- '<think>\\n' + thoughts.strip('\\n') + '\\n</think>\\n\\n' }}
         {%- endif %}
         {{- content }}
+        {%- if message.reasoning_content %}
+            {{- '(' + message.reasoning_content + ')' }}
+        {%- endif %}
         {%- if message.notes %}
             {{- message.notes | tojson }}
+            {{- message.notes | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}
+            {{- message | tojson(indent=1) }}
         {%- endif %}
         {{- '<|im_end|>' }}{% endgeneration %}
         {{- '\\n' }}
@@ -138,7 +144,12 @@ def tokenizers():
     llama = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     yield "chatml", byte_level(None, chatml), dict(eos_token="<|im_end|>", pad_token="<|endoftext|>"), CHATML
     yield "llama3", byte_level(LLAMA3, llama), dict(bos_token=llama[0], eos_token=llama[4]), LLAMA
-    yield "mistral", metaspace(["<unk>", "<s>", "</s>"]), dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>"), MISTRAL
+    # As Llama 3's own: the first token is added by the tokenizer.json, and no key of the configuration says so.
+    adds = byte_level(LLAMA3, llama)
+    single = "<|begin_of_text|> $A <|end_of_text|>"
+    adds.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(name, adds.token_to_id(name)) for name in llama[:2]])
+    yield "llama3-adds", adds, dict(bos_token=llama[0], eos_token=llama[1]), LLAMA
+    yield "mistral", metaspace(["<unk>", "<s>", "</s>"]), dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", add_bos_token=True), MISTRAL
     qwen = byte_level(QWEN, chatml, normalizers.NFC())
     qwen.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)])
     yield "qwen3", qwen, dict(eos_token="<|im_end|>", pad_token="<|endoftext|>"), QWEN3
@@ -153,6 +164,7 @@ CHATS = [
     [user("Hi"), assistant("Hello! How are you?")],
     [system(" Be brief. "), user("What is 2 + 2?"), assistant("4"), user("And 3 + 3?\n"), assistant(" It's 6 🦀\n\nreally. ")],
     [user("Ünïcode?"), assistant("数据, naïve & <b>"), user("<|im_end|>"), assistant("\n")],
+    [user("Null?", tool_calls=None), assistant("No.", reasoning=" since ", refusal=None, notes={"z": 1e16, "b": [1e-5, 0.1, [], {}], "a": "é\x7f🦀\n"})],
     [user("thoughts"), assistant("<think>\nwell\n</think>\n\nanswer", notes={"a": [1, 2.5, None, True], "é": "<"}), user("again"), assistant("<think>x</think>yes")],
 ]
 
@@ -165,11 +177,14 @@ def span_mask(encoding, spans):
     return mask
 
 
-def chat(tokenizer, messages, blocks):
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
+TOOLS = [{"type": "function", "function": {"name": "add", "strict": None, "parameters": {"properties": {"é": {}}}}}]
+
+
+def chat(tokenizer, messages, blocks, tools=None):
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
     if blocks:
-        out = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-        return dict(messages=messages, text=text, ids=out["input_ids"], mask=out["assistant_masks"])
+        out = tokenizer.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+        return dict(messages=messages, tools=tools, text=text, ids=out["input_ids"], mask=out["assistant_masks"])
     spans = []
     for at, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -197,8 +212,13 @@ def main():
         tokenizer = AutoTokenizer.from_pretrained(folder)
         texts = [dict(text=text, ids=tokenizer(text, add_special_tokens=False).input_ids) for text in TEXTS]
         for case in texts:
+            case["prompt"] = tokenizer(case["text"]).input_ids
+            if case["prompt"][-1:] == [tokenizer.eos_token_id] and case["prompt"] != case["ids"]:
+                case["prompt"].pop()  # What would end it.
             case["decoded"] = tokenizer.decode(case["ids"], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         chats = [chat(tokenizer, messages, "{% generation %}" in template) for messages in CHATS]
+        if name == "qwen3":
+            chats.append(chat(tokenizer, CHATS[0], True, TOOLS))
         cases[name] = dict(vocab=len(tokenizer), end=tokenizer.eos_token_id, texts=texts, chats=chats)
     (OUT / "cases.json").write_text(json.dumps(cases, ensure_ascii=False, separators=(",", ":")) + "\n")
     (OUT / "README.md").write_text("Written by `benches/peers/tokenization_fixtures.py`: small tokenizers, and what transformers makes of\n`cases.json`'s texts and conversations with them.\n")

@@ -9,6 +9,9 @@ pub enum CheckpointError {
     /// A file cannot be written or read.
     #[error(transparent)]
     Files(#[from] FilesError),
+    /// The system gave no thread to write in.
+    #[error("no thread to write it in: {0}")]
+    Thread(std::io::Error),
     /// A folder is no whole checkpoint.
     #[error("`{}` is not a whole checkpoint: {damage}", path.display())]
     Damaged {
@@ -31,7 +34,11 @@ pub enum CheckpointError {
         known: u64,
     },
     /// A run has no checkpoint that could be loaded.
-    #[error("`{}` has no whole checkpoint{}", run.display(), listed(passed_over))]
+    #[error(
+        "`{}` has no whole checkpoint to go on from{}",
+        run.display(),
+        listed(passed_over)
+    )]
     NoneWhole {
         /// The run's folder.
         run: PathBuf,

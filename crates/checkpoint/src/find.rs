@@ -21,8 +21,13 @@ pub struct Found {
 /// As [`Checkpoint::open`]; for a run [`CheckpointError::NoneWhole`], and [`CheckpointError::Newer`] if its newest is of a
 /// later format: to go back silently would lose work.
 pub fn find(path: &Path) -> Result<Found, CheckpointError> {
+    let path = match path.file_name() {
+        Some(name) if name == "checkpoints" => path.parent().unwrap_or(path),
+        _ => path,
+    };
     let checkpoints = names::checkpoints(path);
-    if !checkpoints.is_dir() {
+    // A run that has saved nothing yet has its metrics all the same.
+    if !checkpoints.is_dir() && !path.join("metrics.jsonl").is_file() {
         let checkpoint = Checkpoint::open(path)?;
         return Ok(Found {
             checkpoint,

@@ -27,4 +27,4 @@ pub use lock::{LockError, RunLock};
 pub use manifest::{Manifest, ManifestFile};
 pub use open::Checkpoint;
 pub use save::{Contents, save};
-pub use state::{Best, FORMAT_VERSION, OptimizerForm, Position, STATE_FILE, TrainerState};
+pub use state::{Best, FORMAT_VERSION, OptimizerForm, STATE_FILE, TrainerState};

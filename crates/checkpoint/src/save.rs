@@ -83,17 +83,8 @@ fn tidy(disk: &dyn FileSystem, folder: &Path) -> Result<(), FilesError> {
 fn write(disk: &dyn FileSystem, folder: &Path, contents: &Contents) -> Result<(), FilesError> {
     disk.create_folder(folder)
         .map_err(FilesError::at("make", folder))?;
-    let metadata = [("format", "pt")]; // as PyTorch's own files have it
-    let tensors = |stem, source| {
-        write_tensors(
-            disk,
-            folder,
-            stem,
-            source,
-            &metadata,
-            contents.max_shard_bytes,
-        )
-    };
+    let tensors =
+        |stem, source| write_tensors(disk, folder, stem, source, contents.max_shard_bytes);
     let mut written = tensors("model", contents.model)?;
     written.extend(tensors("optimizer", contents.optimizer)?);
     for (name, bytes) in contents.files {

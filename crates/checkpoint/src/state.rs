@@ -1,5 +1,6 @@
 //! `trainer_state.json`: where a run is, beside its tensors.
 
+use data::Position;
 use serde::{Deserialize, Serialize};
 
 /// The version that is written, and the latest that is read.
@@ -35,28 +36,23 @@ pub struct TrainerState {
     pub tokens: u64,
     /// Of these, how many were targets.
     pub targets: u64,
+    /// An evaluation that is due after this step was broken off, and has to be made.
+    pub pending: bool,
     /// The best evaluation so far.
     pub best: Option<Best>,
     /// The forms of weights and states in the tensor files.
     pub optimizer: OptimizerForm,
 }
 
-/// A place in the data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Position {
-    /// Whole passes over the data before this one.
-    pub epoch: u64,
-    /// Samples taken in this one.
-    pub index: u64,
-}
-
 /// The best evaluation of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// After which step.
     pub step: u64,
     /// Its loss; finite.
     pub loss: f32,
+    /// A fingerprint of what it was made on.
+    pub data: String,
 }
 
 /// How weights and states are kept, in the words of the settings.

@@ -9,43 +9,45 @@ use crc32fast::Hasher;
 
 use crate::{DataError, ShardIndex, file::DataFile};
 
-/// The checksums of a shard that is written piece by piece.
-///
-/// ```
-/// let mut checksums = data::BlockChecksums::default();
-/// checksums.update(b"header");
-/// checksums.update(b"tokens");
-/// assert_eq!(checksums.finish().len(), 1);
-/// ```
-#[derive(Debug, Clone, Default)]
-pub struct BlockChecksums {
-    whole: Vec<u32>,
-    last: Hasher,
-    held: usize, // bytes in `last`, below a block
+/// The checksums of a shard that is written piece by piece, its header last.
+#[derive(Debug)]
+pub(crate) struct BlockChecksums {
+    blocks: Vec<Hasher>,
+    held: usize, // bytes of the last block, those of the header among them
 }
 
 impl BlockChecksums {
+    /// Of a file that begins with a header of so many bytes, which fit a block.
+    pub(crate) fn after_header(bytes: usize) -> Self {
+        Self {
+            blocks: vec![Hasher::new()],
+            held: bytes,
+        }
+    }
+
     /// Takes the next bytes of the shard's file.
-    pub fn update(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let taken = bytes.len().min(ShardIndex::BLOCK_BYTES - self.held);
-            let (block, rest) = bytes.split_at(taken);
-            self.last.update(block);
-            self.held += taken;
-            bytes = rest;
             if self.held == ShardIndex::BLOCK_BYTES {
-                self.whole.push(std::mem::take(&mut self.last).finalize());
+                self.blocks.push(Hasher::new());
                 self.held = 0;
             }
+            let taken = bytes.len().min(ShardIndex::BLOCK_BYTES - self.held);
+            let (block, rest) = bytes.split_at(taken);
+            let last = self.blocks.last_mut().expect("there is a first block");
+            last.update(block);
+            self.held += taken;
+            bytes = rest;
         }
     }
 
     /// The checksum of each block.
-    pub fn finish(mut self) -> Vec<u32> {
-        if self.held > 0 {
-            self.whole.push(self.last.finalize());
-        }
-        self.whole
+    pub(crate) fn finish(mut self, header: &[u8]) -> Vec<u32> {
+        let mut first = Hasher::new();
+        first.update(header);
+        first.combine(&self.blocks[0]);
+        self.blocks[0] = first;
+        self.blocks.into_iter().map(Hasher::finalize).collect()
     }
 }
 

@@ -30,6 +30,12 @@ pub enum DataError {
     )]
     FormatNeedsPath { format: &'static str },
 
+    /// A folder has nothing that is not trained on.
+    #[error(
+        "{folder} has no validation part to evaluate on; name other data with --eval-data, or prepare it with --validation"
+    )]
+    NoValidation { folder: String },
+
     /// There is no such file.
     #[error("data file {file} does not exist; check data.path")]
     Missing { file: String },
@@ -73,6 +79,13 @@ pub enum DataError {
          or remove all .idx files to read the shards without documents, masks and checksums"
     )]
     BadIndex { file: String, reason: String },
+
+    /// A `dataset.json` that cannot be used, or lists other shards than are there.
+    #[error(
+        "{file} {reason}; copy the folder again, or write the data again with `trainer prepare`, \
+         or remove that file to read the .bin files that are there"
+    )]
+    BadListing { file: String, reason: String },
 
     /// A shard without an index among shards that have one.
     #[error(

@@ -13,6 +13,9 @@ const MAGIC: &[u8; 8] = b"TRNRIDX1";
 /// Magic, then tokens, documents, masked ranges, bytes of text, block size and number of checksums.
 const HEADER_BYTES: usize = 8 + 6 * 8;
 
+/// A CRC-32 of all before it ends the file.
+const CHECKSUM_BYTES: usize = 4;
+
 /// What a `.idx` file says of the `.bin` file beside it.
 ///
 /// Little-endian: magic, the six counts of u64, document starts and masked ranges in u64, checksums in u32, and a CRC-32 of
@@ -37,12 +40,12 @@ impl ShardIndex {
     pub const BLOCK_BYTES: usize = 1 << 20;
 
     /// The name of the index of a shard.
-    pub fn path(shard: &Path) -> PathBuf {
+    pub(crate) fn path(shard: &Path) -> PathBuf {
         shard.with_extension("idx")
     }
 
     /// The file's bytes. The fields are the caller's to keep as [`Self::check`] wants them.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let counts = [
             self.tokens,
             self.documents.len() as u64,
@@ -66,81 +69,31 @@ impl ShardIndex {
         bytes
     }
 
-    /// Reads the bytes of an index file, which may be hostile.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong, as the rest of a sentence that begins with the file's name.
-    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let short = || {
-            format!(
-                "holds {} bytes, less than the {} of an index",
-                bytes.len(),
-                HEADER_BYTES + 4
-            )
-        };
-        if !bytes.starts_with(MAGIC) {
-            return Err(match bytes.len() {
-                0..8 => short(),
-                _ => "does not begin with TRNRIDX1, so it is no index of a shard".to_owned(),
-            });
-        }
-        let (body, checksum) = bytes.split_last_chunk::<4>().ok_or_else(short)?;
-        let header = body.get(8..HEADER_BYTES).ok_or_else(short)?;
-        let counts: Vec<u64> = words(header).collect();
-        let [tokens, documents, masked, text_bytes, block, checksums] = counts[..] else {
-            return Err(short());
-        };
-        let [wide_documents, wide_masked, wide_checksums] =
-            [documents, masked, checksums].map(u128::from);
-        let wanted =
-            (HEADER_BYTES + 4) as u128 + 8 * wide_documents + 16 * wide_masked + 4 * wide_checksums;
-        if wanted != bytes.len() as u128 {
-            let held = bytes.len();
-            return Err(format!(
-                "should be {wanted} bytes by its header, but holds {held}: it was cut short or changed"
-            ));
-        }
-        if crc32fast::hash(body) != u32::from_le_bytes(*checksum) {
-            return Err("does not match its own checksum: it was changed".to_owned());
-        }
-        if block != Self::BLOCK_BYTES as u64 {
-            return Err(format!(
-                "has checksums of {block} bytes each; only {} are read",
-                Self::BLOCK_BYTES
-            ));
-        }
+    /// Reads the bytes of an index file, which may be hostile; what is wrong, as the rest of a sentence that begins with the
+    /// file's name.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let counts = Counts::parse(bytes)?;
+        let entries = counts.entries(bytes)?;
         // The counts fit: the file was found to be as long as they say.
-        let (starts, rest) = body[HEADER_BYTES..].split_at(8 * documents as usize);
-        let (ranges, sums) = rest.split_at(16 * masked as usize);
+        let (starts, rest) = entries.split_at(8 * counts.documents as usize);
+        let (ranges, checksums) = rest.split_at(16 * counts.masked as usize);
         let ends: Vec<u64> = words(ranges).collect();
+        let ranges = ends.as_chunks().0.iter();
+        let checksums = checksums.as_chunks().0.iter();
         let index = Self {
-            tokens,
+            tokens: counts.tokens,
             documents: words(starts).collect(),
-            masked: ends
-                .as_chunks()
-                .0
-                .iter()
-                .map(|&[start, end]| start..end)
-                .collect(),
-            text_bytes,
-            checksums: sums
-                .as_chunks()
-                .0
-                .iter()
-                .map(|crc| u32::from_le_bytes(*crc))
-                .collect(),
+            masked: ranges.map(|&[start, end]| start..end).collect(),
+            text_bytes: counts.text_bytes,
+            checksums: checksums.map(|crc| u32::from_le_bytes(*crc)).collect(),
         };
         index.check()?;
         Ok(index)
     }
 
-    /// Whether documents and masked ranges are in order and within the shard.
-    ///
-    /// # Errors
-    ///
-    /// The first entry that is not, as the rest of a sentence that begins with the file's name.
-    pub fn check(&self) -> Result<(), String> {
+    /// Whether documents and masked ranges are in order and within the shard; the first entry that is not, as the rest of a
+    /// sentence that begins with the file's name.
+    pub(crate) fn check(&self) -> Result<(), String> {
         let tokens = self.tokens;
         for (number, pair) in self.documents.windows(2).enumerate() {
             if pair[0] >= pair[1] {
@@ -169,13 +122,13 @@ impl ShardIndex {
         Ok(())
     }
 
-    /// Reads an index file.
+    /// Reads the index beside a shard.
     ///
     /// # Errors
     ///
     /// [`DataError::Unreadable`] and [`DataError::BadIndex`].
-    pub fn open(path: &Path) -> Result<Self, DataError> {
-        Self::open_with_checksum(path).map(|(index, _)| index)
+    pub fn beside(shard: &Path) -> Result<Self, DataError> {
+        Self::open_with_checksum(&Self::path(shard)).map(|(index, _)| index)
     }
 
     /// The index, and the CRC-32 that stands for all of it.
@@ -196,6 +149,66 @@ impl ShardIndex {
     }
 }
 
+/// The header.
+struct Counts {
+    tokens: u64,
+    documents: u64,
+    masked: u64,
+    text_bytes: u64,
+    block: u64,
+    checksums: u64,
+}
+
+impl Counts {
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() >= MAGIC.len() && !bytes.starts_with(MAGIC) {
+            return Err("does not begin with TRNRIDX1, so it is no index of a shard".to_owned());
+        }
+        let (held, least) = (bytes.len(), HEADER_BYTES + CHECKSUM_BYTES);
+        if held < least {
+            return Err(format!(
+                "holds {held} bytes, less than the {least} of an index"
+            ));
+        }
+        let mut words = words(&bytes[MAGIC.len()..HEADER_BYTES]);
+        let mut next = || words.next().expect("a header has six counts");
+        Ok(Self {
+            tokens: next(),
+            documents: next(),
+            masked: next(),
+            text_bytes: next(),
+            block: next(),
+            checksums: next(),
+        })
+    }
+
+    /// What follows the header in a file that is as long as it says, and unchanged.
+    fn entries<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
+        let [documents, masked, checksums] =
+            [self.documents, self.masked, self.checksums].map(u128::from);
+        let entries = 8 * documents + 16 * masked + 4 * checksums;
+        let wanted = (HEADER_BYTES + CHECKSUM_BYTES) as u128 + entries;
+        if wanted != bytes.len() as u128 {
+            let held = bytes.len();
+            return Err(format!(
+                "should be {wanted} bytes by its header, but holds {held}: it was cut short or changed"
+            ));
+        }
+        let (body, checksum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
+        if crc32fast::hash(body).to_le_bytes() != checksum {
+            return Err("does not match its own checksum: it was changed".to_owned());
+        }
+        if self.block != ShardIndex::BLOCK_BYTES as u64 {
+            return Err(format!(
+                "has checksums of {} bytes each; only {} are read",
+                self.block,
+                ShardIndex::BLOCK_BYTES
+            ));
+        }
+        Ok(&body[HEADER_BYTES..])
+    }
+}
+
 fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes
         .as_chunks()
@@ -203,3 +216,6 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
         .iter()
         .map(|word| u64::from_le_bytes(*word))
 }
+
+#[cfg(test)]
+mod tests;

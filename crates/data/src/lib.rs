@@ -29,8 +29,8 @@
 //! # Ok::<(), data::DataError>(())
 //! ```
 //!
-//! Where to read on: [`Dataset`] for what can be opened, [`ShardIndex`] for what lies beside a shard, [`Packing`] for how
-//! documents become rows, [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for
+//! Where to read on: [`Dataset`] for what can be opened, [`ShardIndex`] for what lies beside a shard, [`ShardWriter`]
+//! for writing one, [`Packing`] for how documents become rows, [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for
 //! reading ahead, [`DataError`] for all that can be wrong with a file.
 
 mod batch;
@@ -45,6 +45,7 @@ mod file;
 mod fingerprint;
 mod first_fit;
 mod index_file;
+mod listing;
 mod llmc;
 mod once;
 mod options;
@@ -52,16 +53,18 @@ mod order;
 mod pieces;
 mod prefetch;
 mod rows;
+mod shard_writer;
 mod shards;
 mod tokens;
 
 pub use batch::{MASKED, MicroBatch, StepBatch};
 pub use batches::Batches;
 pub use buckets::padded_lengths;
-pub use checksums::BlockChecksums;
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use index_file::ShardIndex;
+pub use listing::ListedShard;
 pub use options::{DEFAULT_SEQ, Format, Options, Packing, Split};
 pub use order::Position;
 pub use prefetch::{Prefetched, prefetch};
+pub use shard_writer::ShardWriter;

@@ -7,7 +7,27 @@ use crate::{
     tokens::{TokenFile, Width},
 };
 
-const HEADER_BYTES: usize = 256 * 4;
+pub(crate) const HEADER_BYTES: usize = 256 * 4;
+
+/// Magic, version, and the tokens that follow.
+const LAYOUTS: [(i32, i32, Width); 2] = [(20240520, 1, Width::U16), (20240801, 7, Width::U32)];
+
+/// The narrower layout that tokens below `vocab` fit.
+pub(crate) fn width(vocab: usize) -> Width {
+    match vocab {
+        0..=0x1_0000 => Width::U16,
+        _ => Width::U32,
+    }
+}
+
+/// The header of a file of so many tokens.
+pub(crate) fn header(width: Width, tokens: i32) -> Vec<u8> {
+    let layout = LAYOUTS.iter().find(|layout| layout.2 == width);
+    let (magic, version, _) = *layout.expect("both widths of llm.c have a layout");
+    let mut header = [0; HEADER_BYTES / 4];
+    header[..3].copy_from_slice(&[magic, version, tokens]);
+    header.into_iter().flat_map(i32::to_le_bytes).collect()
+}
 
 /// Reads the header, and checks it against the length of the file.
 pub(crate) fn open(file: DataFile) -> Result<TokenFile, DataError> {
@@ -18,13 +38,11 @@ pub(crate) fn open(file: DataFile) -> Result<TokenFile, DataError> {
     };
     // The magic first: a short file of another kind should hear of its magic, not of its length.
     let magic = header_field(&file, 0).ok_or_else(truncated)?;
-    let (expected, width) = match magic {
-        20240520 => (1, Width::U16),
-        20240801 => (7, Width::U32),
-        found => {
-            let file = file.name;
-            return Err(DataError::WrongMagic { file, found });
-        }
+    let Some(&(_, expected, width)) = LAYOUTS.iter().find(|layout| layout.0 == magic) else {
+        return Err(DataError::WrongMagic {
+            file: file.name,
+            found: magic,
+        });
     };
     let bytes = file.len().checked_sub(HEADER_BYTES).ok_or_else(truncated)?;
     let version = header_field(&file, 1).ok_or_else(truncated)?;

@@ -104,5 +104,7 @@ choices! {
         Train = "train",
         /// The `.bin` files whose name begins with `validation` or has `_val_` in it; all where there are none.
         Validation = "validation",
+        /// The same, which have to be there.
+        HeldOut = "held-out",
     }
 }

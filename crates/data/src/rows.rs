@@ -69,7 +69,7 @@ impl Rows {
         }
     }
 
-    /// Appends a sample; what it leaves of its row is for [`MicroBatch::fill_rows`].
+    /// Appends a sample; what it leaves of its row is for [`MicroBatch::fill_row`].
     pub(crate) fn read(
         &self,
         shards: &Shards,

@@ -9,6 +9,7 @@ use std::{
 use crate::{
     DataError, Format, Options, Packing, ShardIndex, Split,
     file::DataFile,
+    listing::Listing,
     llmc,
     tokens::{TokenFile, Width},
 };
@@ -54,10 +55,19 @@ impl Shards {
                 });
             }
         };
-        let files: Vec<TokenFile> = shards_of(folder, options.split)?
-            .iter()
-            .map(|path| open_shard(path, format))
-            .collect::<Result<_, _>>()?;
+        let paths = shards_of(folder, options.split)?;
+        let listing = Listing::open(folder, options.split)?;
+        if let Some(listing) = &listing {
+            listing.check_names(&paths)?;
+        }
+        let mut files = Vec::new();
+        for path in &paths {
+            let file = open_shard(path, format)?;
+            if let Some(listing) = &listing {
+                listing.check_tokens(path, &file)?;
+            }
+            files.push(file);
+        }
         let shards = Self {
             name,
             format,
@@ -179,7 +189,11 @@ fn shards_of(folder: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
         name.starts_with("validation") || name.contains("_val_")
     });
     let chosen = match split {
-        Split::Validation if !validation.is_empty() => validation,
+        Split::Validation | Split::HeldOut if !validation.is_empty() => validation,
+        Split::HeldOut => {
+            let folder = folder.display().to_string();
+            return Err(DataError::NoValidation { folder });
+        }
         _ => train,
     };
     Ok(chosen.iter().map(|name| folder.join(name)).collect())

@@ -88,12 +88,6 @@ pub fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// Makes a write beyond the limit on file sizes (`ulimit -f`) an error like any other: by default it ends the process.
-pub fn ignore_file_size_signal() {
-    // SAFETY: SIG_IGN installs no handler, so no code of ours runs in a signal.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-}
-
 /// The real one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Disk;

@@ -15,8 +15,6 @@ pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 pub struct Header {
     /// Its tensors in the order of their data, which they cover without gaps.
     pub tensors: Vec<TensorEntry>,
-    /// Free text by name (`__metadata__`).
-    pub metadata: Vec<(String, String)>,
 }
 
 /// A tensor in a file.
@@ -56,8 +54,8 @@ pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
     let raw: RawHeader = serde_json::from_slice(header)
         .map_err(|error| format!("its header cannot be read: {error}"))?;
     let start = 8 + header.len();
-    let mut tensors = Vec::with_capacity(raw.tensors.len());
-    for (name, tensor) in raw.tensors {
+    let mut tensors = Vec::with_capacity(raw.0.len());
+    for (name, tensor) in raw.0 {
         let data = tensor
             .place(bytes.len() - start)
             .map_err(|reason| format!("`{name}` {reason}"))?;
@@ -83,18 +81,12 @@ pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
         let held = bytes.len();
         return Err(format!("its tensors end at byte {end}, but it has {held}"));
     }
-    Ok(Header {
-        tensors,
-        metadata: raw.metadata,
-    })
+    Ok(Header { tensors })
 }
 
 /// A header before its numbers are believed.
 #[derive(Default)]
-struct RawHeader {
-    tensors: Vec<(String, RawTensor)>,
-    metadata: Vec<(String, String)>,
-}
+struct RawHeader(Vec<(String, RawTensor)>);
 
 #[derive(Deserialize)]
 struct RawTensor {
@@ -148,12 +140,12 @@ impl<'de> Deserialize<'de> for RawHeader {
                 while let Some(name) = map.next_key::<String>()? {
                     seen.first(&name)?;
                     if name == "__metadata__" {
-                        header.metadata = map.next_value::<Unique<String>>()?.0;
+                        map.next_value::<Unique<String>>()?; // nobody asks for it, but it has to be right
                     } else {
                         let tensor = map
                             .next_value()
                             .map_err(|error| A::Error::custom(format_args!("`{name}`: {error}")))?;
-                        header.tensors.push((name, tensor));
+                        header.0.push((name, tensor));
                     }
                 }
                 Ok(header)

@@ -2,8 +2,8 @@
 //!
 //! All that a save does to a disk goes through [`FileSystem`], so that a test can stop at every operation of it
 //! ([`testing::PowerCut`]) or run out of room at any byte ([`testing::FullDisk`]). [`write_tensors`] streams tensors from a
-//! [`TensorSource`] into one safetensors file or into shards with an index, in Hugging Face's form; [`TensorFile`] and
-//! [`TensorFiles`] map such files, whoever wrote them, and hand out bytes.
+//! [`TensorSource`] into one safetensors file or into shards with an index, in Hugging Face's form; [`TensorFiles`] maps
+//! such files, whoever wrote them, and hands out bytes.
 //!
 //! ```
 //! use files::{Disk, Dtype, TensorFiles, TensorSource, TensorSpec, write_tensors};
@@ -21,7 +21,7 @@
 //!
 //! let folder = tempfile::tempdir()?;
 //! let source = Ones(vec![TensorSpec { name: "w".into(), dtype: Dtype::F32, shape: vec![2, 3] }]);
-//! write_tensors(&Disk, folder.path(), "model", &source, &[("format", "pt")], u64::MAX)?;
+//! write_tensors(&Disk, folder.path(), "model", &source, u64::MAX)?;
 //! let files = TensorFiles::open_folder(folder.path(), "model")?;
 //! assert_eq!(files.get("w").unwrap().bytes.len(), 24);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -40,12 +40,10 @@ mod write;
 mod write_tensors;
 
 pub use error::FilesError;
-pub use file_system::{
-    Disk, FileSystem, FolderEntry, OutFile, ignore_file_size_signal, is_full, remove_tree,
-};
+pub use file_system::{Disk, FileSystem, FolderEntry, OutFile, is_full, remove_tree};
 pub use header::{Header, MAX_HEADER_BYTES, TensorEntry, read_header};
 pub use safetensors::Dtype;
-pub use tensor_file::{Tensor, TensorFile};
+pub use tensor_file::Tensor;
 pub use tensor_files::{TensorFiles, is_plain_name};
 pub use write::{WrittenFile, write_file};
 pub use write_tensors::{TensorSource, TensorSpec, write_tensors};

@@ -6,12 +6,11 @@ use memmap2::Mmap;
 use safetensors::Dtype;
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A safetensors file whose header has been checked, mapped rather than read.
 #[derive(Debug)]
-pub struct TensorFile {
-    path: PathBuf,
+pub(crate) struct TensorFile {
     map: Mmap,
     header: Header,
     by_name: HashMap<String, usize>,
@@ -33,7 +32,7 @@ impl TensorFile {
     ///
     /// # Errors
     /// [`FilesError::File`] or [`FilesError::NotSafetensors`].
-    pub fn open(path: &Path) -> Result<Self, FilesError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, FilesError> {
         let file = open_plain(path)?;
         // SAFETY: the map is read-only, and read as plain bytes, for which any value is valid. It is undefined for another
         // process to change the file meanwhile; as in every program that maps its input, not doing so is left to the user.
@@ -47,32 +46,21 @@ impl TensorFile {
             .map(|(index, entry)| (entry.name.clone(), index))
             .collect();
         Ok(Self {
-            path: path.into(),
             map,
             header,
             by_name,
         })
     }
 
-    /// The file's path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// What the file says of itself.
-    pub fn header(&self) -> &Header {
-        &self.header
-    }
-
     /// A tensor by name.
-    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+    pub(crate) fn get(&self, name: &str) -> Option<Tensor<'_>> {
         self.by_name
             .get(name)
             .map(|&index| self.tensor(&self.header.tensors[index]))
     }
 
     /// All names and tensors in the order of their data.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Tensor<'_>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, Tensor<'_>)> {
         let entries = self.header.tensors.iter();
         entries.map(|entry| (entry.name.as_str(), self.tensor(entry)))
     }

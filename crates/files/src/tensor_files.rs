@@ -24,11 +24,17 @@ impl TensorFiles {
     /// Opens `STEM.safetensors` of a folder, or where there is none the shards of `STEM.safetensors.index.json`.
     ///
     /// # Errors
-    /// [`FilesError`] that names the file; also if the index and its shards differ in a single tensor.
+    /// [`FilesError`] that names the file; [`FilesError::Index`] if a shard's name is a path, or the index and the shards
+    /// differ in a tensor.
     pub fn open_folder(folder: &Path, stem: &str) -> Result<Self, FilesError> {
         let whole = folder.join(format!("{stem}.safetensors"));
         if whole.exists() {
-            return Self::open_file(&whole);
+            let file = TensorFile::open(&whole)?;
+            let names = file.iter().map(|(name, _)| (name.to_owned(), 0));
+            return Ok(Self {
+                by_name: names.collect(),
+                files: vec![file],
+            });
         }
         let index = folder.join(format!("{stem}.safetensors.index.json"));
         if index.exists() {
@@ -40,24 +46,8 @@ impl TensorFiles {
         })
     }
 
-    /// Opens a single file.
-    ///
-    /// # Errors
-    /// As [`TensorFile::open`].
-    pub fn open_file(path: &Path) -> Result<Self, FilesError> {
-        let file = TensorFile::open(path)?;
-        let names = file.iter().map(|(name, _)| (name.to_owned(), 0));
-        Ok(Self {
-            by_name: names.collect(),
-            files: vec![file],
-        })
-    }
-
     /// Opens the shards that an index names, all in its own folder.
-    ///
-    /// # Errors
-    /// [`FilesError::Index`] if a shard's name is a path, or the index and the shards differ in a tensor.
-    pub fn open_index(path: &Path) -> Result<Self, FilesError> {
+    fn open_index(path: &Path) -> Result<Self, FilesError> {
         let misfit = |reason| FilesError::Index {
             path: path.into(),
             reason,
@@ -106,21 +96,6 @@ impl TensorFiles {
     /// All names and tensors, file by file in the order of their data.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Tensor<'_>)> {
         self.files.iter().flat_map(TensorFile::iter)
-    }
-
-    /// How many tensors there are.
-    pub fn len(&self) -> usize {
-        self.by_name.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.by_name.is_empty()
-    }
-
-    /// The files themselves.
-    pub fn files(&self) -> &[TensorFile] {
-        &self.files
     }
 }
 

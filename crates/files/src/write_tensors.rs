@@ -12,6 +12,9 @@ use std::path::Path;
 /// Small writes of a source are gathered up to this many bytes.
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// Whose files these are, for readers that ask: as PyTorch's own have it.
+const METADATA: (&str, &str) = ("format", "pt");
+
 /// What a tensor is, before its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
@@ -39,7 +42,7 @@ pub trait TensorSource {
 /// Writes `STEM.safetensors`, if no more than `max_shard_bytes` of tensors are to be written, else shards of at most so
 /// many (or of one tensor) called `STEM-00001-of-0000N.safetensors`, and `STEM.safetensors.index.json`.
 ///
-/// The same tensors and metadata give the same bytes. Within a file larger element types come first, so that all are
+/// The same tensors give the same bytes. Within a file larger element types come first, so that all are
 /// aligned in it. Each file is durable on return; their names are after [`FileSystem::sync_folder`].
 ///
 /// # Errors
@@ -49,7 +52,6 @@ pub fn write_tensors(
     folder: &Path,
     stem: &str,
     source: &dyn TensorSource,
-    metadata: &[(&str, &str)],
     max_shard_bytes: u64,
 ) -> Result<Vec<WrittenFile>, FilesError> {
     let shards = shards(source.tensors(), max_shard_bytes);
@@ -61,7 +63,7 @@ pub fn write_tensors(
     let mut written = Vec::new();
     for (shard, tensors) in shards.iter().enumerate() {
         let name = name(shard);
-        written.push(write_shard(disk, folder, &name, source, tensors, metadata)?);
+        written.push(write_shard(disk, folder, &name, source, tensors)?);
     }
     if count > 1 {
         let total: u64 = source.tensors().iter().map(TensorSpec::bytes).sum();
@@ -118,14 +120,13 @@ fn write_shard(
     name: &str,
     source: &dyn TensorSource,
     tensors: &[usize],
-    metadata: &[(&str, &str)],
 ) -> Result<WrittenFile, FilesError> {
     let path = folder.join(name);
     let failed = || FilesError::at("write", &path);
     let file = Hashed::create(disk, &path).map_err(failed())?;
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, file);
     let specs = tensors.iter().map(|&index| &source.tensors()[index]);
-    out.write_all(&header(specs, metadata)).map_err(failed())?;
+    out.write_all(&header(specs)).map_err(failed())?;
     for &index in tensors {
         let spec = &source.tensors()[index];
         let mut counted = Counted {
@@ -147,14 +148,10 @@ fn write_shard(
 }
 
 /// The header's length and text, padded so that the data is aligned to 8 bytes.
-fn header<'a>(tensors: impl Iterator<Item = &'a TensorSpec>, metadata: &[(&str, &str)]) -> Vec<u8> {
+fn header<'a>(tensors: impl Iterator<Item = &'a TensorSpec>) -> Vec<u8> {
+    let (key, value) = METADATA;
     let mut map = serde_json::Map::new();
-    if !metadata.is_empty() {
-        let entries = metadata
-            .iter()
-            .map(|&(name, text)| (name.to_owned(), json!(text)));
-        map.insert("__metadata__".into(), entries.collect());
-    }
+    map.insert("__metadata__".into(), json!({key: value}));
     let mut end = 0;
     for TensorSpec { name, dtype, shape } in tensors {
         let start = end;

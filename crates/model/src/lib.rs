@@ -51,7 +51,7 @@ pub use error::ModelError;
 pub use forward_backward::StepTotals;
 pub use gradients::Gradients;
 pub use hugging_face::{
-    HfConfigError, MAX_SHARD_BYTES, METADATA, ModelWeights, Origin, OriginError, OutgoingWeights,
+    HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
     WeightsError, encode, import, write_model,
 };
 pub use init::{Fresh, InitialValues, initialise};

@@ -221,7 +221,16 @@ pub(crate) fn smaller(config: &Config, settings: &Settings, target: Target) -> V
     }
     let chunk = settings.head_chunk.div_ceil(4);
     changes.push(Change::inexact([format!("memory.head_chunk={chunk}")]));
+    changes.extend(smaller_evaluations(settings));
     changes
+}
+
+/// Micro-batches of evaluations, halved again and again: they change no bit of what is trained.
+fn smaller_evaluations(settings: &Settings) -> impl Iterator<Item = Change> {
+    let half = |rows: &usize| Some(rows / 2).filter(|rows| *rows > 0);
+    let rows = settings.between.evaluation.and_then(|rows| half(&rows));
+    let rows = std::iter::successors(rows, half);
+    rows.map(|rows| Change::exact([format!("eval.micro_batch={rows}")]))
 }
 
 /// What the run recomputes, and one label more; none where that changes nothing.

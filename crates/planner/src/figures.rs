@@ -3,7 +3,7 @@
 use kernels::meta::FlopCounter;
 use kernels::{Target, Traffic};
 use memory::{ByPhase, LiveLease, Memory, Peak};
-use session::{Between, MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
+use session::{MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, shape_of_a_step};
 use settings::Settings;
 
 /// What one step on shapes needs.
@@ -17,7 +17,7 @@ pub(crate) struct Figures {
     pub(crate) persistent_bytes: u64,
     pub(crate) recompute_flops_fraction: f64,
     pub(crate) largest_at_peak: Vec<LiveLease>,
-    pub(crate) between: Between,
+    pub(crate) between: PeaksBetween,
     pub(crate) session: Session,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops.clone())?;
     let persistent_bytes = memory.live_bytes();
-    let outcome = session.step(&shape_of_a_step(settings))?;
+    let outcome = session.step(&shape_of_a_step(settings, settings.seq))?;
     let step = outcome.memory;
     let not_made = settings.accum - MICRO_BATCHES_MAX.min(settings.accum);
     let (flops, largest_at_peak) = (flops.by_phase(), memory.largest_at_peak());

@@ -56,7 +56,7 @@ impl InferencePlan {
         rows: usize,
     ) -> Result<InferencePlan, SessionError> {
         plan(settings, target, None, |inference| {
-            let micro = shape_of_a_micro_batch(settings, rows);
+            let micro = shape_of_a_micro_batch(settings, rows, settings.seq);
             let micro = std::iter::once(Ok::<_, SessionError>(micro));
             inference.evaluate(micro).map(|_| ())
         })

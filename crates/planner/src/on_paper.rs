@@ -112,7 +112,7 @@ impl Paper {
         memory.keep_history(move || clock.computed().with_copies);
         let dtype = settings.narrowest_dtype();
         let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?.on(&timeline);
-        let batch = shape_of_a_step(&settings);
+        let batch = shape_of_a_step(&settings, settings.seq);
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
         session.start_step(&batch)?;
         session.take_finished();

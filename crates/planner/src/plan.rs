@@ -14,7 +14,7 @@ use kernels::Target;
 use memory::{ByCategory, ByPhase, GRANULARITY_BYTES, Layer, LiveLease, Peak, Phase};
 use model::Attention;
 use serde::Serialize;
-use session::{Between, SessionError};
+use session::{PeaksBetween, SessionError};
 use settings::{Config, Settings};
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ impl Plan {
 
     /// Most live device bytes of a step, and of what is computed between steps: what a limit must hold.
     pub fn most_bytes(&self) -> u64 {
-        let between = Between {
+        let between = PeaksBetween {
             evaluation: self.eval_peak_bytes,
             sample: self.sample_peak_bytes,
         };

@@ -20,7 +20,7 @@ pub fn first_refused(
     let step = || -> Result<(), SessionError> {
         let flops = FlopCounter::default();
         let mut session = Session::on_shapes(settings.clone(), &memory, target, flops)?;
-        session.step(&shape_of_a_step(settings))?;
+        session.step(&shape_of_a_step(settings, settings.seq))?;
         session.between_steps_on_shapes()?;
         Ok(())
     };

@@ -54,13 +54,16 @@ fn the_slab_holds_what_is_computed_between_steps() {
     session.initialise(1).unwrap();
     memory.reserve_slab(plan.slab_bytes).unwrap();
     for _ in 0..2 {
-        let step = session.step(&shape_of_a_step(&both)).unwrap().memory;
+        let step = session
+            .step(&shape_of_a_step(&both, both.seq))
+            .unwrap()
+            .memory;
         assert_eq!(
             (step.peak.bytes, step.slab_bytes),
             (plan.peak_bytes, plan.slab_bytes)
         );
         assert_eq!(step.phase_peaks, plan.phase_peak_bytes);
-        let micro = shape_of_a_micro_batch(&both, 40);
+        let micro = shape_of_a_micro_batch(&both, 40, both.seq);
         let batches = [Ok::<_, SessionError>(micro.clone()), Ok(micro)];
         let evaluation = session.evaluate(batches).unwrap();
         assert_eq!(Some(evaluation.peak_bytes), plan.eval_peak_bytes);

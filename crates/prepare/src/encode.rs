@@ -3,7 +3,9 @@
 use crate::PrepareError;
 use crate::items::{Content, Document, Item};
 use crate::json_lines;
+use serde_json::Value;
 use std::ops::Range;
+use std::path::Path;
 use tokenization::{ChatError, ChatTemplate, Tokenizer, TokenizerError};
 
 /// A document, or a piece of it, in tokens.
@@ -23,6 +25,15 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
+    pub(crate) fn open(tokenizer: &Path) -> Result<Encoder, PrepareError> {
+        let tokenizer = Tokenizer::open(tokenizer)?;
+        let template = tokenizer.folder().map_or(Ok(None), ChatTemplate::open)?;
+        Ok(Encoder {
+            tokenizer,
+            template,
+        })
+    }
+
     /// The tokens of an item; none of an empty document. A text ends with the end-of-text token, a conversation as its
     /// template ends it.
     pub(crate) fn encode(&self, item: Item) -> Result<Option<Encoded>, PrepareError> {
@@ -35,9 +46,9 @@ impl Encoder {
         let encoded = match document {
             Document::Text(text) if text.is_empty() && starts && ends => return Ok(None),
             Document::Text(text) => self.text(&text, ends).map_err(|error| error.to_string()),
-            Document::Messages(messages) => {
-                self.messages(&messages).map_err(|error| error.to_string())
-            }
+            Document::Chat(messages, tools) => self
+                .chat(&messages, &tools)
+                .map_err(|error| error.to_string()),
             Document::Neither(reason) => Err(reason),
         };
         let encoded = encoded.map_err(|reason| PrepareError::BadDocument {
@@ -60,10 +71,9 @@ impl Encoder {
         })
     }
 
-    fn messages(&self, messages: &serde_json::Value) -> Result<Encoded, ChatError> {
+    fn chat(&self, messages: &[Value], tools: &Value) -> Result<Encoded, ChatError> {
         let template = self.template.as_ref().ok_or(ChatError::NoTemplate)?;
-        let messages = messages.as_array().map_or(&[][..], Vec::as_slice);
-        let conversation = template.encode(&self.tokenizer, messages)?;
+        let conversation = template.encode(&self.tokenizer, messages, tools)?;
         let masked = conversation.masked.iter();
         Ok(Encoded {
             masked: masked

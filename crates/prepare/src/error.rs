@@ -1,7 +1,8 @@
 //! Everything that can go wrong while data is prepared, each with a sentence that says what to do.
 
+use files::FilesError;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tokenization::TokenizerError;
 
 /// Why there is no data set.
@@ -17,6 +18,11 @@ pub enum PrepareError {
     /// There is something in the way.
     #[error("{path} exists and is not an empty folder; give another --out, or remove it")]
     OutExists { path: PathBuf },
+    /// Another command makes the same.
+    #[error(
+        "another `trainer prepare` is writing {path}; wait until it is done, or give another --out"
+    )]
+    Busy { path: PathBuf },
     /// The tokenizer cannot be used.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -48,8 +54,8 @@ pub enum PrepareError {
     #[error("the inputs hold no text")]
     NoDocuments,
     /// A file could not be written.
-    #[error("cannot write {path}: {reason}; nothing was kept")]
-    Unwritable { path: PathBuf, reason: io::Error },
+    #[error("{0}; nothing was kept")]
+    Unwritable(#[from] FilesError),
     /// The caller asked to stop.
     #[error("interrupted; nothing was kept")]
     Interrupted,
@@ -63,6 +69,7 @@ impl PrepareError {
             PrepareError::Fraction { .. }
                 | PrepareError::ShardTokens { .. }
                 | PrepareError::OutExists { .. }
+                | PrepareError::Busy { .. }
                 | PrepareError::Threads { .. }
         )
     }
@@ -76,8 +83,7 @@ impl PrepareError {
     }
 
     /// A file that could not be written.
-    pub(crate) fn unwritable(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> PrepareError {
-        let path = path.into();
-        move |reason| PrepareError::Unwritable { path, reason }
+    pub(crate) fn unwritable(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
+        move |error| FilesError::at("write", path)(error).into()
     }
 }

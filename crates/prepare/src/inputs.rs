@@ -25,6 +25,8 @@ pub(crate) enum Kind {
     JsonLines,
     /// A document a row.
     Parquet,
+    /// Standard input, whose first line tells.
+    Unnamed,
 }
 
 impl Input {
@@ -89,7 +91,7 @@ pub(crate) fn find(paths: &[PathBuf]) -> Result<Vec<Input>, PrepareError> {
     let mut inputs = Vec::new();
     for path in paths {
         if path == Path::new("-") {
-            let (kind, bytes) = (Kind::Text, 0);
+            let (kind, bytes) = (Kind::Unnamed, 0);
             inputs.push(Input {
                 path: None,
                 kind,
@@ -98,15 +100,15 @@ pub(crate) fn find(paths: &[PathBuf]) -> Result<Vec<Input>, PrepareError> {
         } else if !path.exists() {
             return Err(PrepareError::Missing { path: path.clone() });
         } else {
-            add(path, &mut inputs)
-                .map_err(PrepareError::unreadable(&path.display().to_string()))?;
+            add(path, &mut inputs)?;
         }
     }
     Ok(inputs)
 }
 
-fn add(path: &Path, inputs: &mut Vec<Input>) -> io::Result<()> {
-    let metadata = fs::metadata(path)?;
+fn add(path: &Path, inputs: &mut Vec<Input>) -> Result<(), PrepareError> {
+    let unreadable = |error| PrepareError::unreadable(&path.display().to_string())(error);
+    let metadata = fs::metadata(path).map_err(unreadable)?;
     if !metadata.is_dir() {
         inputs.push(Input {
             path: Some(path.into()),
@@ -115,9 +117,9 @@ fn add(path: &Path, inputs: &mut Vec<Input>) -> io::Result<()> {
         });
         return Ok(());
     }
-    let entries: io::Result<Vec<PathBuf>> =
-        fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect();
-    let mut entries = entries?;
+    let entries = fs::read_dir(path).map_err(unreadable)?;
+    let entries: io::Result<Vec<PathBuf>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut entries = entries.map_err(unreadable)?;
     entries.sort();
     for entry in entries {
         let hidden = entry

@@ -2,9 +2,10 @@
 
 use crate::PrepareError;
 use crate::inputs::{Input, Kind};
-use crate::json_lines::JsonLines;
+use crate::json_lines::{self, JsonLines};
 use crate::parquet_rows::ParquetRows;
 use crate::text_pieces::TextPieces;
+use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::IntoIter;
@@ -33,9 +34,39 @@ pub(crate) enum Content {
 #[derive(Debug)]
 pub(crate) enum Document {
     Text(String),
-    Messages(serde_json::Value),
+    /// Messages, and the tools that there are, or null.
+    Chat(Vec<Value>, Value),
     /// Neither; what it has instead.
     Neither(String),
+}
+
+impl Document {
+    /// What a record with these fields says: its `messages` where it has both, and null as if it were not there. Messages
+    /// and tools may be written as JSON within a text.
+    pub(crate) fn of(text: Option<String>, messages: Value, tools: Value) -> Document {
+        match (messages, text) {
+            (Value::Null, Some(text)) => Document::Text(text),
+            (Value::Null, None) => Document::Neither("it has neither `text` nor `messages`".into()),
+            (messages, _) => match (list("messages", messages), list("tools", tools)) {
+                (Ok(Value::Array(messages)), Ok(tools)) => Document::Chat(messages, tools),
+                (Err(reason), _) | (_, Err(reason)) => Document::Neither(reason),
+                _ => Document::Neither("its `messages` are null".into()),
+            },
+        }
+    }
+}
+
+/// A list or null, or the JSON of one.
+fn list(name: &str, value: Value) -> Result<Value, String> {
+    let value = match value {
+        Value::String(json) => serde_json::from_str(&json)
+            .map_err(|error| format!("its `{name}` are a text that is not JSON: {error}"))?,
+        value => value,
+    };
+    match value {
+        Value::Array(_) | Value::Null => Ok(value),
+        _ => Err(format!("its `{name}` are not a list")),
+    }
 }
 
 impl Item {
@@ -129,6 +160,14 @@ impl<'a> Items<'a> {
                 .open(&self.read)
                 .map_err(PrepareError::unreadable(&file))
         };
+        if input.kind == Kind::Unnamed {
+            let (lines, reader) =
+                json_lines::look(open()?).map_err(PrepareError::unreadable(&file))?;
+            return Ok(match lines {
+                true => Source::Lines(JsonLines::new(reader, file)),
+                false => Source::Text(TextPieces::new(reader, file)),
+            });
+        }
         Ok(match (input.kind, &input.path) {
             (Kind::Parquet, Some(path)) => {
                 self.read.fetch_add(input.bytes, Ordering::Relaxed);

@@ -2,9 +2,10 @@
 
 use crate::PrepareError;
 use crate::items::{Content, Document, Item};
+use crate::text_pieces::BYTE_ORDER_MARK;
 use serde::Deserialize;
 use serde_json::Value;
-use std::io::BufRead;
+use std::io::{self, BufRead, Cursor, Read};
 use std::sync::Arc;
 
 pub(crate) struct JsonLines {
@@ -43,24 +44,54 @@ impl JsonLines {
     }
 }
 
+/// Whether the first line that is not blank is a document; and the same bytes again.
+pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(bool, Box<dyn BufRead>)> {
+    let mut head = Vec::new();
+    reader.by_ref().take(3).read_to_end(&mut head)?;
+    let mut start = if head == BYTE_ORDER_MARK { 3 } else { 0 };
+    loop {
+        start += head[start..].len() - head[start..].trim_ascii_start().len();
+        let more = start == head.len() && reader.by_ref().take(4096).read_to_end(&mut head)? > 0;
+        if !more {
+            break;
+        }
+    }
+    // A text may be one long line: it is read only where it begins like a document.
+    let mut is_document = false;
+    if head.get(start) == Some(&b'{') {
+        if !head[start..].contains(&b'\n') {
+            reader.read_until(b'\n', &mut head)?;
+        }
+        let line = head[start..].split(|byte| *byte == b'\n').next();
+        is_document = !matches!(parse(line.unwrap_or_default()), Document::Neither(_));
+    }
+    Ok((is_document, Box::new(Cursor::new(head).chain(reader))))
+}
+
 #[derive(Deserialize)]
 struct Record {
     text: Option<String>,
-    messages: Option<Value>,
+    #[serde(default)]
+    messages: Value,
+    #[serde(default)]
+    tools: Value,
 }
 
 /// What a line says; `messages` where it has both.
 pub(crate) fn parse(json: &[u8]) -> Document {
-    let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);
+    let json = json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json);
+    // A list would be taken for the fields in their order.
+    if json.trim_ascii_start().starts_with(b"[") {
+        let reason =
+            "it begins a list, and a line is one object; `jq -c '.[]' FILE` makes lines of a list";
+        return Document::Neither(reason.into());
+    }
     match serde_json::from_slice(json) {
         Ok(Record {
-            messages: Some(messages),
-            ..
-        }) => Document::Messages(messages),
-        Ok(Record {
-            text: Some(text), ..
-        }) => Document::Text(text),
-        Ok(_) => Document::Neither("it has neither `text` nor `messages`".into()),
+            text,
+            messages,
+            tools,
+        }) => Document::of(text, messages, tools),
         Err(error) => {
             // The place within the line; serde counts lines of its own.
             let text = error.to_string();
@@ -77,6 +108,28 @@ pub(crate) fn parse(json: &[u8]) -> Document {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_first_line_tells() {
+        let blank = " \n".repeat(5000);
+        for (bytes, expected) in [
+            ("{\"text\": 1}", false),
+            ("{\"text\": \"a\"}", true),
+            ("\u{feff}\n {\"messages\": []}\nnot read", true),
+            (&(blank.clone() + "{\"text\": \"a\"}\n{"), true),
+            (&(blank.clone() + "x"), false),
+            (&blank, false),
+            ("{\n\"text\": \"a\"}", false),
+            ("{", false),
+            ("\u{feff}", false),
+            ("", false),
+        ] {
+            let (found, mut reader) = look(Box::new(Cursor::new(bytes.to_owned()))).unwrap();
+            let mut again = String::new();
+            reader.read_to_string(&mut again).unwrap();
+            assert_eq!((found, &again[..]), (expected, bytes));
+        }
+    }
 
     proptest! {
         #[test]

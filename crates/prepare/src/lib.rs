@@ -1,8 +1,9 @@
 //! Text, conversations and parquet to shards of tokens: the folder that `--data` reads.
 //!
 //! Documents are read in the order of the inputs, encoded on several threads, and written in that order again: the same
-//! inputs give the same files, whatever the number of threads. Memory holds two batches of documents, not the inputs. The
-//! folder gets its name when everything is in it.
+//! inputs give the same files, whatever the number of threads. Memory holds two batches of documents, the longest one that
+//! may not be cut, and the tokens of up to 131,072 words a thread; never the inputs. The folder gets its name when everything in
+//! it is on the disk.
 //!
 //! Where to read on: [`prepare`], [`Options`], and [`PrepareError`] for all that can be wrong with an input.
 
@@ -18,6 +19,7 @@ mod shards;
 mod split;
 mod summary;
 mod text_pieces;
+mod unfinished;
 
 pub use error::PrepareError;
 pub use pipeline::{Options, Progress, prepare};

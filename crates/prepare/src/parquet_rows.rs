@@ -1,4 +1,4 @@
-//! Parquet: a document a row, in the column `text` or `messages`.
+//! Parquet: a document a row, in the columns `text` and `messages`.
 
 use crate::PrepareError;
 use crate::items::{Content, Document, Item};
@@ -32,15 +32,19 @@ impl ParquetRows {
             let reader = SerializedFileReader::new(opened)?;
             let schema = reader.metadata().file_metadata().schema();
             let fields = schema.get_fields();
-            let named = |name| fields.iter().find(|field| field.name() == name);
-            let column = named("messages").or_else(|| named("text")).ok_or_else(|| {
+            let wanted = fields.iter().filter(|field| {
+                let name = field.name();
+                ["text", "messages", "tools"].contains(&name)
+            });
+            let wanted: Vec<_> = wanted.cloned().collect();
+            if wanted.iter().all(|field| field.name() == "tools") {
                 let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
                 let names = names.join(", ");
-                ParquetError::General(format!(
+                return Err(ParquetError::General(format!(
                     "it has no column `text` or `messages`; it has {names}"
-                ))
-            })?;
-            let alone = Type::group_type_builder(schema.name()).with_fields(vec![column.clone()]);
+                )));
+            }
+            let alone = Type::group_type_builder(schema.name()).with_fields(wanted);
             let alone = alone.build()?;
             RowIter::from_file_into(Box::new(reader)).project(Some(alone))
         });
@@ -67,17 +71,25 @@ impl ParquetRows {
     }
 }
 
+/// As of a line of JSONL. Where there are messages, the text may be anything.
 fn document(row: Row) -> Document {
-    match row.into_columns().pop() {
-        Some((_, Field::Str(text))) => Document::Text(text),
-        Some((_, list @ Field::ListInternal(_))) => {
-            json(&list).map_or_else(Document::Neither, Document::Messages)
+    let [mut text, mut messages, mut tools] = [Field::Null, Field::Null, Field::Null];
+    for (name, field) in row.into_columns() {
+        match &name[..] {
+            "text" => text = field,
+            "messages" => messages = field,
+            _ => tools = field,
         }
-        Some((name, Field::Null)) => Document::Neither(format!("its `{name}` is null")),
-        Some((name, _)) => Document::Neither(format!(
-            "its `{name}` is neither text nor a list of messages"
-        )),
-        None => Document::Neither("it is empty".into()),
+    }
+    let text = match (text, &messages) {
+        (Field::Null, _) => None,
+        (Field::Str(text), _) => Some(text),
+        (_, Field::Null) => return Document::Neither("its `text` is not text".into()),
+        _ => None,
+    };
+    match json(&messages).and_then(|messages| Ok((messages, json(&tools)?))) {
+        Ok((messages, tools)) => Document::of(text, messages, tools),
+        Err(reason) => Document::Neither(reason),
     }
 }
 
@@ -98,7 +110,9 @@ fn json(field: &Field) -> Result<Value, String> {
             let fields = fields.map(|(name, field)| Ok((name.clone(), json(field)?)));
             Value::Object(fields.collect::<Result<_, String>>()?)
         }
-        _ => return Err("its messages hold more than texts, numbers and lists".into()),
+        _ => {
+            return Err("its `messages` or `tools` hold more than texts, numbers and lists".into());
+        }
     })
 }
 

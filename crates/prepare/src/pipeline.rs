@@ -2,17 +2,19 @@
 
 use crate::PrepareError;
 use crate::encode::{Encoded, Encoder};
-use crate::inputs;
+use crate::inputs::{self, Input};
 use crate::items::{Item, Items};
-use crate::shards::Width;
 use crate::split::Splits;
 use crate::summary::{Summary, TokenizerSummary};
+use crate::unfinished::{Unfinished, check_free};
+use data::ListedShard;
+use files::{Disk, write_file};
 use rayon::prelude::*;
-use std::fs::{self, File};
-use std::io::Write;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use tokenization::{ChatTemplate, Tokenizer};
+use tokenization::Tokenizer;
 
 /// Bytes of text for each thread that are encoded at once.
 const BATCH: usize = 2 << 20;
@@ -55,28 +57,40 @@ pub fn prepare(
 ) -> Result<Summary, PrepareError> {
     check(options)?;
     let inputs = inputs::find(&options.inputs)?;
-    let total = inputs.iter().map(|input| input.bytes).sum();
-    let tokenizer = Tokenizer::open(&options.tokenizer)?;
-    let template = tokenizer.folder().map_or(Ok(None), ChatTemplate::open)?;
-    let encoder = Encoder {
-        tokenizer,
-        template,
-    };
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(options.threads)
-        .build();
-    let pool = pool.map_err(|error| PrepareError::Threads {
-        reason: error.to_string(),
-    })?;
+    let encoder = Encoder::open(&options.tokenizer)?;
+    let tokenizer = &encoder.tokenizer;
+    let pool = threads(options.threads)?;
+    let folder = Unfinished::create(&options.out)?;
+    let (vocab, shard_tokens) = (tokenizer.vocab_size(), options.shard_tokens as u64);
+    let mut splits = Splits::new(folder.path(), options.validation, vocab, shard_tokens);
+    write_all(inputs, &encoder, &pool, &mut splits, &mut progress)?;
+    splits.finish()?;
+    if splits.train.is_empty() {
+        return Err(PrepareError::NoDocuments);
+    }
+    let crc32 = copy_tokenizer(tokenizer, folder.path())?;
+    let summary = summarise(options, tokenizer, crc32, splits);
+    write_summary(folder.path(), &summary)?;
+    folder.publish()?;
+    Ok(summary)
+}
 
-    let folder = unfinished(&options.out)?;
-    let width = Width::of(encoder.tokenizer.vocab_size());
-    let mut splits = Splits::new(
-        folder.path(),
-        options.validation,
-        width,
-        options.shard_tokens as u64,
-    );
+fn threads(number: usize) -> Result<ThreadPool, PrepareError> {
+    let pool = ThreadPoolBuilder::new().num_threads(number).build();
+    pool.map_err(|error| PrepareError::Threads {
+        reason: error.to_string(),
+    })
+}
+
+/// Encodes a batch on `pool`, while the one before is written and the next is read.
+fn write_all(
+    inputs: Vec<Input>,
+    encoder: &Encoder,
+    pool: &ThreadPool,
+    splits: &mut Splits,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<(), PrepareError> {
+    let total = inputs.iter().map(|input| input.bytes).sum();
     let mut items = Items::new(inputs, &encoder.tokenizer);
     let mut encoded = Vec::new();
     let mut batch = items.batch(BATCH)?;
@@ -84,9 +98,9 @@ pub fn prepare(
         let (mut written, mut next) = (Ok(()), Ok(Vec::new()));
         let ready = std::mem::take(&mut encoded);
         pool.in_place_scope(|scope| {
-            scope.spawn(|_| encoded = encode(&encoder, batch));
-            written = write(ready, &mut splits);
-            next = items.batch(BATCH * options.threads);
+            scope.spawn(|_| encoded = encode(encoder, batch));
+            written = write(ready, splits);
+            next = items.batch(BATCH * pool.current_num_threads());
         });
         written?;
         let bytes = items.bytes_read();
@@ -97,42 +111,12 @@ pub fn prepare(
         batch = match next {
             Ok(next) => next,
             Err(error) => {
-                write(encoded, &mut splits)?;
+                write(encoded, splits)?;
                 return Err(error);
             }
         };
     }
-    write(encoded, &mut splits)?;
-    splits.finish()?;
-    if splits.train.is_empty() {
-        return Err(PrepareError::NoDocuments);
-    }
-    let crc32 = copy_tokenizer(&encoder.tokenizer, folder.path())?;
-    let summary = Summary {
-        format_version: 1,
-        tokenizer: TokenizerSummary {
-            kind: if crc32.is_some() {
-                "hugging-face"
-            } else {
-                "bytes"
-            },
-            crc32,
-            vocab: encoder.tokenizer.vocab_size(),
-            end_of_text: encoder.tokenizer.end_of_text(),
-        },
-        documents: splits.documents,
-        train: splits.train.total,
-        validation: splits.validation.total,
-        inputs: options
-            .inputs
-            .iter()
-            .map(|input| input.display().to_string())
-            .collect(),
-        validation_fraction: options.validation,
-        shard_tokens: options.shard_tokens,
-    };
-    publish(folder, &options.out, &summary)?;
-    Ok(summary)
+    write(encoded, splits)
 }
 
 fn check(options: &Options) -> Result<(), PrepareError> {
@@ -152,15 +136,7 @@ fn check(options: &Options) -> Result<(), PrepareError> {
             tokens: *shard_tokens,
         });
     }
-    let free = match fs::read_dir(out) {
-        Ok(mut entries) => entries.next().is_none(),
-        Err(_) => !out.exists(),
-    };
-    if free {
-        Ok(())
-    } else {
-        Err(PrepareError::OutExists { path: out.clone() })
-    }
+    check_free(out)
 }
 
 fn encode(encoder: &Encoder, batch: Vec<Item>) -> Vec<Result<Option<Encoded>, PrepareError>> {
@@ -181,45 +157,49 @@ fn write(
     Ok(())
 }
 
-/// A hidden folder beside `out`, which goes unless it is published.
-fn unfinished(out: &Path) -> Result<tempfile::TempDir, PrepareError> {
-    let absolute = std::path::absolute(out).map_err(PrepareError::unwritable(out))?;
-    let parent = absolute.parent().unwrap_or(&absolute);
-    fs::create_dir_all(parent).map_err(PrepareError::unwritable(parent))?;
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".preparing-");
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
-    builder
-        .tempdir_in(parent)
-        .map_err(PrepareError::unwritable(parent))
-}
-
 /// Copies the tokenizer's files; the CRC-32 of tokenizer.json.
 fn copy_tokenizer(tokenizer: &Tokenizer, folder: &Path) -> Result<Option<u32>, PrepareError> {
     let mut crc32 = None;
     for (file, name) in tokenizer.files() {
         let contents =
             fs::read(&file).map_err(PrepareError::unreadable(&file.display().to_string()))?;
-        crc32 = crc32.or_else(|| Some(crc32fast::hash(&contents)));
-        let copy = folder.join(name);
-        fs::write(&copy, contents).map_err(PrepareError::unwritable(&copy))?;
+        let written = write_file(&Disk, folder, name, &contents)?;
+        crc32 = crc32.or(Some(written.crc32));
     }
     Ok(crc32)
 }
 
-/// Writes `dataset.json`, and gives the folder its name.
-fn publish(folder: tempfile::TempDir, out: &Path, summary: &Summary) -> Result<(), PrepareError> {
-    let path = folder.path().join("dataset.json");
+fn summarise(
+    options: &Options,
+    tokenizer: &Tokenizer,
+    crc32: Option<u32>,
+    splits: Splits,
+) -> Summary {
+    let kind = match crc32 {
+        Some(_) => "hugging-face",
+        None => "bytes",
+    };
+    let inputs = options.inputs.iter();
+    Summary {
+        format_version: ListedShard::FORMAT_VERSION,
+        tokenizer: TokenizerSummary {
+            kind,
+            crc32,
+            vocab: tokenizer.vocab_size(),
+            end_of_text: tokenizer.end_of_text(),
+        },
+        documents: splits.documents,
+        train: splits.train.total,
+        validation: splits.validation.total,
+        inputs: inputs.map(|input| input.display().to_string()).collect(),
+        validation_fraction: options.validation,
+        shard_tokens: options.shard_tokens,
+    }
+}
+
+fn write_summary(folder: &Path, summary: &Summary) -> Result<(), PrepareError> {
     let mut json = serde_json::to_vec_pretty(summary).expect("numbers and texts");
     json.push(b'\n');
-    let written = File::create(&path).and_then(|mut file| {
-        file.write_all(&json)?;
-        file.sync_data()
-    });
-    written.map_err(PrepareError::unwritable(&path))?;
-    fs::rename(folder.path(), out).map_err(PrepareError::unwritable(out))?;
-    // Nothing is left there to be removed.
-    let _ = folder.keep();
+    write_file(&Disk, folder, ListedShard::FILE, &json)?;
     Ok(())
 }

@@ -6,7 +6,7 @@
 use crate::PrepareError;
 use crate::encode::Encoded;
 use crate::held::Held;
-use crate::shards::{Shards, Width};
+use crate::shards::Shards;
 use std::path::{Path, PathBuf};
 
 pub(crate) struct Splits {
@@ -23,12 +23,12 @@ pub(crate) struct Splits {
 }
 
 impl Splits {
-    pub(crate) fn new(folder: &Path, fraction: f64, width: Width, shard_tokens: u64) -> Splits {
+    pub(crate) fn new(folder: &Path, fraction: f64, vocab: usize, shard_tokens: u64) -> Splits {
         Splits {
             folder: folder.into(),
             fraction,
-            train: Shards::new(folder, "train", width, shard_tokens),
-            validation: Shards::new(folder, "validation", width, shard_tokens),
+            train: Shards::new(folder, "train", vocab, shard_tokens),
+            validation: Shards::new(folder, "validation", vocab, shard_tokens),
             documents: 0,
             validates: false,
             held: None,

@@ -1,5 +1,6 @@
 //! What was made: `dataset.json`.
 
+use data::ListedShard;
 use serde::Serialize;
 
 /// The data set, for people and for programs. It depends on the inputs and options alone.
@@ -37,10 +38,8 @@ pub struct TokenizerSummary {
 }
 
 /// A part of the data set.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct SplitSummary {
-    /// Its files.
-    pub shards: usize,
     /// Documents that begin in it.
     pub documents: u64,
     /// Its tokens, those that end documents included.
@@ -49,17 +48,6 @@ pub struct SplitSummary {
     pub masked_tokens: u64,
     /// Bytes of the text that its tokens stand for.
     pub text_bytes: u64,
-}
-
-impl SplitSummary {
-    /// Both together.
-    pub fn and(self, other: SplitSummary) -> SplitSummary {
-        SplitSummary {
-            shards: self.shards + other.shards,
-            documents: self.documents + other.documents,
-            tokens: self.tokens + other.tokens,
-            masked_tokens: self.masked_tokens + other.masked_tokens,
-            text_bytes: self.text_bytes + other.text_bytes,
-        }
-    }
+    /// Its files; `data` refuses a folder that has others.
+    pub shards: Vec<ListedShard>,
 }

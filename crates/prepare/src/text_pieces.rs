@@ -9,7 +9,7 @@ use tokenization::Tokenizer;
 /// About as many bytes as a piece has.
 const PIECE: usize = 256 << 10;
 
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 pub(crate) struct TextPieces {
     file: Arc<str>,

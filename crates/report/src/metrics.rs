@@ -6,7 +6,7 @@ use memory::{ByCategory, ByPhase, DeviceMarks, Layer, Phase};
 use model::ReplayCounts;
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -62,22 +62,26 @@ impl Timing {
         flops_per_token: u64,
         peak_tflops: Option<f64>,
     ) -> Timing {
-        let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         let mut phase_ms = ByPhase::default();
         Phase::ALL
             .iter()
-            .for_each(|phase| *phase_ms.get_mut(*phase) = ms(*phases.get(*phase)));
+            .for_each(|phase| *phase_ms.get_mut(*phase) = milliseconds(*phases.get(*phase)));
         let tokens_per_s = tokens as f64 / elapsed.as_secs_f64();
         let tflops = tokens_per_s * flops_per_token as f64 / 1e12;
         Timing {
-            step_ms: ms(elapsed),
+            step_ms: milliseconds(elapsed),
             phase_ms,
             tokens_per_s,
-            data_wait_ms: ms(data_wait),
+            data_wait_ms: milliseconds(data_wait),
             tflops,
             mfu: peak_tflops.map(|peak| tflops / peak),
         }
     }
+}
+
+/// A time as records have it, to the microsecond.
+pub fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 /// One step. Outside [`Timing`], identical commands write identical lines.
@@ -163,6 +167,16 @@ pub struct SampleRecord {
     pub text: String,
 }
 
+/// A checkpoint was asked for.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename = "checkpoint")]
+pub struct CheckpointRecord {
+    /// The step whose state it is.
+    pub step: usize,
+    /// How long training stood still for it; it may be written in the background after that.
+    pub stall_ms: f64,
+}
+
 /// Where a run goes on.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename = "resume")]
@@ -193,7 +207,9 @@ pub struct EndRecord {
 
 /// Writes records as they come, each line whole.
 pub struct MetricsFile {
-    file: BufWriter<File>,
+    file: File,
+    /// What is not written yet.
+    pending: Vec<u8>,
 }
 
 impl MetricsFile {
@@ -203,7 +219,19 @@ impl MetricsFile {
     /// Those of the file system.
     pub fn create(path: &Path) -> std::io::Result<MetricsFile> {
         Ok(MetricsFile {
-            file: BufWriter::new(File::create(path)?),
+            file: File::create(path)?,
+            pending: Vec::new(),
+        })
+    }
+
+    /// Goes on at the end of a file, which is made where there is none.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn append(path: &Path) -> std::io::Result<MetricsFile> {
+        Ok(MetricsFile {
+            file: OpenOptions::new().append(true).create(true).open(path)?,
+            pending: Vec::new(),
         })
     }
 
@@ -223,19 +251,25 @@ impl MetricsFile {
         }
         kept.into_inner()?.sync_all()?;
         std::fs::rename(&shortened, path)?;
-        Ok(MetricsFile {
-            file: BufWriter::new(OpenOptions::new().append(true).open(path)?),
-        })
+        MetricsFile::append(path)
     }
 
-    /// Appends a record and flushes it.
+    /// Appends a record.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Those of the file system. What could not be written is written before the next record, so that no line is torn.
     pub fn write(&mut self, record: &impl Serialize) -> std::io::Result<()> {
-        serde_json::to_writer(&mut self.file, record)?;
-        self.file.write_all(b"\n")?;
-        self.file.flush()
+        serde_json::to_writer(&mut self.pending, record)?;
+        self.pending.push(b'\n');
+        while !self.pending.is_empty() {
+            match self.file.write(&self.pending) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => drop(self.pending.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 

@@ -29,7 +29,7 @@ fn traced(set: &[&str], slab_is_reserved: bool) -> (Trace, StepMemory, Memory) {
     memory.keep_history(move || clock.computed().with_copies);
     let dtype = settings.narrowest_dtype();
     let kernels = Meta::new(&memory, Target::Cpu, dtype, FlopCounter::default()).unwrap();
-    let batch = shape_of_a_step(&settings);
+    let batch = shape_of_a_step(&settings, settings.seq);
     let mut session =
         Session::on_kernels(settings, &memory, Box::new(kernels.on(&timeline))).unwrap();
     if slab_is_reserved {

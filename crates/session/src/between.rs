@@ -1,18 +1,18 @@
 //! What is computed between steps, with nothing in it: for plans, and for rehearsals of matrix products.
 
-use crate::products::{lengths, micro_batch_of_length, step_of_length};
+use crate::products::{lengths, shape_of_a_micro_batch, shape_of_a_step};
 use crate::{Generation, Sampling, Session, SessionError};
 
 /// Most live device bytes of what is computed between steps.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Between {
+pub struct PeaksBetween {
     /// Of an evaluation, where there are any.
     pub evaluation: Option<u64>,
     /// Of a sample of the model's text, where there are any.
     pub sample: Option<u64>,
 }
 
-impl Between {
+impl PeaksBetween {
     /// The most of these and of a step's peak.
     pub fn most(self, peak_bytes: u64) -> u64 {
         let between = [self.evaluation, self.sample].into_iter().flatten();
@@ -26,18 +26,18 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::step`].
-    pub fn between_steps_on_shapes(&mut self) -> Result<Between, SessionError> {
+    pub fn between_steps_on_shapes(&mut self) -> Result<PeaksBetween, SessionError> {
         let planned = self.settings.between;
         let lengths = lengths(&self.settings);
         // Shorter steps need no more than the longest, but placement may lose more of the slab.
         for seq in &lengths[1..] {
-            self.step(&step_of_length(&self.settings, *seq))?;
+            self.step(&shape_of_a_step(&self.settings, *seq))?;
         }
-        let mut between = Between::default();
+        let mut between = PeaksBetween::default();
         if let Some(rows) = planned.evaluation {
             self.memory.begin_step();
             let settings = self.settings.clone();
-            let micro = |seq: usize| Ok(micro_batch_of_length(&settings, rows, seq));
+            let micro = |seq: usize| Ok(shape_of_a_micro_batch(&settings, rows, seq));
             let evaluation = self.evaluate::<SessionError>(lengths.into_iter().map(micro))?;
             between.evaluation = Some(evaluation.peak_bytes);
         }

@@ -7,7 +7,7 @@ use optim::download_f32;
 
 /// A state that the optimizer keeps of a parameter, copied.
 #[derive(Clone, Debug)]
-pub struct StateCopy {
+pub struct NamedStateCopy {
     /// What it is, as [`optim::NamedState`] calls it behind the parameter's name: `first_moment`.
     pub name: String,
     /// Element type.
@@ -30,7 +30,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
-    pub fn states(&self, index: usize) -> Result<Vec<StateCopy>, SessionError> {
+    pub fn states(&self, index: usize) -> Result<Vec<NamedStateCopy>, SessionError> {
         let parameter = &self.model.layout().entries()[index].name;
         let states = self.optimizer.named_states(index).into_iter();
         let copies = states.map(|state| {
@@ -38,7 +38,7 @@ impl Session {
             let mut bytes = vec![0; state.view.elements() * dtype.size_in_bytes()];
             state.read(&*self.kernels, &mut bytes)?;
             let name = state.name[parameter.len() + 1..].to_string();
-            Ok(StateCopy { name, dtype, bytes })
+            Ok(NamedStateCopy { name, dtype, bytes })
         });
         copies.collect()
     }

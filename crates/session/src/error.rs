@@ -29,6 +29,15 @@ pub enum SessionError {
     /// A bad file of optimizer states.
     #[error(transparent)]
     OptimizerState(#[from] OptimizerStateError),
+    /// Logits that no token can be drawn from.
+    #[error(
+        "after {after} tokens the model's logits are not finite: its weights are not sound, or too large for its data type; \
+         take an earlier checkpoint, or compute in --dtype f32"
+    )]
+    NotFinite {
+        /// Tokens of the sequence.
+        after: usize,
+    },
     /// A file could not be written.
     #[error("cannot write {path}: {source}")]
     File {

@@ -64,17 +64,21 @@ impl Sequence {
     }
 
     /// Draws the next token, if there is room for one; none where it ends the sequence.
-    fn grow(&mut self, logits: &[f32], ends: &[u32]) -> Option<u32> {
+    fn grow(&mut self, logits: &[f32], ends: &[u32]) -> Result<Option<u32>, SessionError> {
         if self.is_done() {
-            return None;
+            return Ok(None);
+        }
+        if !logits.iter().all(|logit| logit.is_finite()) {
+            let after = self.tokens.len();
+            return Err(SessionError::NotFinite { after });
         }
         let token = self.sampler.draw(logits);
         self.is_ended = ends.contains(&token);
         if self.is_ended {
-            return None;
+            return Ok(None);
         }
         self.tokens.push(token);
-        Some(token)
+        Ok(Some(token))
     }
 
     fn made(mut self) -> Generated {
@@ -117,7 +121,7 @@ impl Forward<'_> {
         let mut cache = KvCache::lease(self.memory, architecture, dtype, &rooms)?;
         for (number, sequence) in sequences.iter_mut().enumerate() {
             let logits = self.read(&mut cache, number, &sequence.tokens)?;
-            if let Some(token) = sequence.grow(&logits, &wanted.ends) {
+            if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
                 each(number, token);
             }
         }
@@ -125,7 +129,7 @@ impl Forward<'_> {
             let logits = self.next(&mut cache, sequences)?;
             let rows = logits.chunks_exact(logits.len() / sequences.len());
             for (number, (sequence, logits)) in sequences.iter_mut().zip(rows).enumerate() {
-                if let Some(token) = sequence.grow(logits, &wanted.ends) {
+                if let Some(token) = sequence.grow(logits, &wanted.ends)? {
                     each(number, token);
                 }
             }
@@ -187,7 +191,7 @@ impl Forward<'_> {
                 let batch = self.upload_tokens(1, tokens, &positions(0..tokens.len()))?;
                 let next = model.next_logits(self.work(&batch, None))?;
                 let logits = self.download(&next)?;
-                if let Some(token) = sequence.grow(&logits, &wanted.ends) {
+                if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
                     each(number, token);
                 }
             }

@@ -1,7 +1,7 @@
-//! A training step, composed from model and optimizer.
+//! Training steps, evaluation and generation, composed from model and optimizer.
 //!
-//! [`Session`] is the same code for a run and, on shapes, for its plan. Weights and optimizer states go into it and out of
-//! it by name.
+//! [`Session`] trains, and evaluates and generates between steps; it is the same code for a run and, on shapes, for its plan.
+//! Weights and optimizer states go into it and out of it by name. [`Inference`] has a model's weights alone.
 
 mod between;
 mod copies;
@@ -25,8 +25,8 @@ mod updating;
 mod upload;
 mod weights;
 
-pub use between::{Between, longest_and_shortest};
-pub use copies::StateCopy;
+pub use between::{PeaksBetween, longest_and_shortest};
+pub use copies::NamedStateCopy;
 pub use error::{OptimizerStateError, SessionError};
 pub use evaluation::Evaluation;
 pub use generation::{Generated, Generation, PROMPT_CHUNK};

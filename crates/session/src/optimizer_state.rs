@@ -3,7 +3,7 @@
 
 use crate::error::{OptimizerStateError, SessionError};
 use crate::session::Session;
-use files::{Dtype, Tensor, TensorFiles};
+use files::{Tensor, TensorFiles};
 use memory::DType;
 use optim::SavedState;
 use std::path::Path;
@@ -30,15 +30,10 @@ impl Session {
     }
 }
 
-/// A tensor of a type that states have.
+/// A tensor, if its type is known. Whether states have it is for the optimizer to say.
 fn saved(tensor: Tensor<'_>) -> Option<SavedState<'_>> {
-    let dtype = match tensor.dtype {
-        Dtype::U8 => DType::U8,
-        Dtype::I16 => DType::I16,
-        Dtype::BF16 => DType::BF16,
-        Dtype::F32 => DType::F32,
-        _ => return None,
-    };
-    let bytes = tensor.bytes;
-    Some(SavedState { dtype, bytes })
+    Some(SavedState {
+        dtype: DType::try_from(tensor.dtype).ok()?,
+        bytes: tensor.bytes,
+    })
 }

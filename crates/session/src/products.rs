@@ -13,7 +13,7 @@ pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError
     let (memory, listing) = (Listing::memory(), Listing::default());
     let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
     let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels))?;
-    session.step(&shape_of_a_step(settings))?;
+    session.step(&shape_of_a_step(settings, settings.seq))?;
     session.between_steps_on_shapes()?;
     Ok(listing.products())
 }
@@ -21,15 +21,10 @@ pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError
 /// The second micro-batch meets what the first leaves behind; later ones meet the same.
 pub const MICRO_BATCHES_MAX: usize = 2;
 
-/// A step of the right shape, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions that
-/// compute nothing.
-pub fn shape_of_a_step(settings: &Settings) -> StepBatch {
-    step_of_length(settings, settings.seq)
-}
-
-/// The same with sequences of another length.
-pub(crate) fn step_of_length(settings: &Settings, seq: usize) -> StepBatch {
-    let micro = micro_batch_of_length(settings, settings.micro_batch, seq);
+/// A step of sequences of `seq` tokens, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions
+/// that compute nothing.
+pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
+    let micro = shape_of_a_micro_batch(settings, settings.micro_batch, seq);
     StepBatch {
         micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
     }
@@ -47,13 +42,8 @@ pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
     }
 }
 
-/// A micro-batch of so many sequences of the settings' length, with nothing in it.
-pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize) -> MicroBatch {
-    micro_batch_of_length(settings, rows, settings.seq)
-}
-
-/// The same with sequences of another length.
-pub(crate) fn micro_batch_of_length(settings: &Settings, rows: usize, seq: usize) -> MicroBatch {
+/// A micro-batch of `rows` sequences of `seq` tokens, with nothing in it.
+pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> MicroBatch {
     MicroBatch {
         input_ids: vec![0; rows * seq],
         targets: vec![0; rows * seq],

@@ -4,7 +4,7 @@
 
 use crate::error::SessionError;
 use crate::session::Session;
-use files::{Dtype, TensorSource, TensorSpec};
+use files::{TensorSource, TensorSpec};
 use kernels::{KernelError, Kernels};
 use memory::{Arena, Buffer, Category, DType, Layout, Memory, OutOfMemory};
 use model::{OutgoingWeights, Parameters};
@@ -12,7 +12,8 @@ use optim::AdamW;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// What there is to save, and where each tensor is in a copy.
 struct Inventory {
@@ -48,28 +49,24 @@ pub struct State<'a> {
     inventory: Inventory,
 }
 
-/// A copy of the state in host memory, to be read from another thread.
+/// A copy of the state in host memory, to be read from another thread. The session waits for its end before it makes the
+/// next copy, and before it goes: on the session's own thread, one that is held meanwhile is waited for in vain.
 pub struct StateOnHost {
     inventory: Arc<Inventory>,
     bytes: *const u8,
-    readers: Arc<Readers>,
+    /// Nothing is sent: the place notices that it is gone.
+    _reading: Sender<()>,
 }
 
-// SAFETY: the bytes belong to the session, which neither writes nor frees them until this reader is counted out.
+// SAFETY: the bytes belong to the session, which neither writes nor frees them until this reader is gone.
 unsafe impl Send for StateOnHost {}
 
 /// Host memory for a copy of the state, leased for the whole run.
 pub(crate) struct CopyPlace {
     inventory: Arc<Inventory>,
     buffer: Buffer,
-    readers: Arc<Readers>,
-}
-
-/// Whether somebody reads the copy.
-#[derive(Default)]
-struct Readers {
-    is_read: Mutex<bool>,
-    changed: Condvar,
+    /// Fails once the reader of the last copy is gone.
+    last_reader: Option<Receiver<()>>,
 }
 
 impl Inventory {
@@ -96,7 +93,7 @@ impl Inventory {
                 });
                 states.push(TensorSpec {
                     name: named.name,
-                    dtype: file_dtype(dtype),
+                    dtype: dtype.into(),
                     shape: vec![elements],
                 });
             }
@@ -109,15 +106,6 @@ impl Inventory {
             state_places,
             bytes: end,
         }
-    }
-}
-
-fn file_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::U8 => Dtype::U8,
-        DType::I16 => Dtype::I16,
-        DType::BF16 => Dtype::BF16,
-        _ => Dtype::F32,
     }
 }
 
@@ -196,27 +184,8 @@ impl StateOnHost {
     }
 
     fn part(&self, range: &Range<usize>) -> &[u8] {
-        // SAFETY: the range lies within the copy, which nobody writes or frees while this reader is counted.
+        // SAFETY: the range lies within the copy, which nobody writes or frees while this reader is there.
         unsafe { std::slice::from_raw_parts(self.bytes.add(range.start), range.len()) }
-    }
-}
-
-impl Drop for StateOnHost {
-    fn drop(&mut self) {
-        self.readers.set(false);
-    }
-}
-
-impl Readers {
-    fn set(&self, is_read: bool) {
-        *self.is_read.lock().expect("no holder panics") = is_read;
-        self.changed.notify_all();
-    }
-
-    fn wait(&self) {
-        let guard = self.is_read.lock().expect("no holder panics");
-        let waited = self.changed.wait_while(guard, |is_read| *is_read);
-        drop(waited.expect("no holder panics"));
     }
 }
 
@@ -232,7 +201,7 @@ impl CopyPlace {
         Ok(CopyPlace {
             buffer: memory.lease_pinned(category, name, [inventory.bytes], DType::U8)?,
             inventory: Arc::new(inventory),
-            readers: Arc::default(),
+            last_reader: None,
         })
     }
 
@@ -241,8 +210,15 @@ impl CopyPlace {
         ("checkpoint_copy", self.buffer.bytes())
     }
 
+    fn wait(&mut self) {
+        if let Some(reader) = self.last_reader.take() {
+            // It is sent nothing, so this fails, and does so when the reader is gone.
+            let _ = reader.recv();
+        }
+    }
+
     fn fill(&mut self, held: Held) -> Result<StateOnHost, KernelError> {
-        self.readers.wait();
+        self.wait();
         let bytes = self.buffer.view_mut().slice_mut::<u8>();
         for (entry, range) in self.inventory.weights.iter().enumerate() {
             held.read_weight(entry, &mut bytes[range.clone()])?;
@@ -250,18 +226,19 @@ impl CopyPlace {
         for place in &self.inventory.state_places {
             held.read_state(place, &mut bytes[place.bytes.clone()])?;
         }
-        self.readers.set(true);
+        let (reading, reader) = channel();
+        self.last_reader = Some(reader);
         Ok(StateOnHost {
             inventory: self.inventory.clone(),
             bytes: bytes.as_ptr(),
-            readers: self.readers.clone(),
+            _reading: reading,
         })
     }
 }
 
 impl Drop for CopyPlace {
     fn drop(&mut self) {
-        self.readers.wait();
+        self.wait();
     }
 }
 
@@ -282,7 +259,7 @@ impl Session {
     }
 
     /// Copies the state to the host memory that the settings asked for; none if they did not. Waits until the copy before is
-    /// no longer read. No update may be pending.
+    /// gone, so that a thread that holds that itself never returns. No update may be pending.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device failed.

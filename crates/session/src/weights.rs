@@ -5,8 +5,8 @@ use crate::session::Session;
 use files::{Disk, TensorSource, write_tensors};
 use memory::{Arena, DType};
 use model::{
-    Fresh, MAX_SHARD_BYTES, METADATA, Origin, OutgoingWeights, WeightsError, encode, import,
-    initialise, write_model,
+    Fresh, MAX_SHARD_BYTES, Origin, OutgoingWeights, WeightsError, encode, import, initialise,
+    write_model,
 };
 use optim::download_f32;
 use std::cell::Cell;
@@ -73,7 +73,7 @@ impl Session {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         self.write_arena(self.gradients.arena(), DType::F32, |gradients| {
             let one_file = u64::MAX;
-            write_tensors(&Disk, folder, &stem, gradients, &METADATA, one_file)
+            write_tensors(&Disk, folder, &stem, gradients, one_file)
                 .map_err(WeightsError::Write)
                 .map(|_| ())
         })

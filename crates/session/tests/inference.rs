@@ -232,7 +232,7 @@ fn micro_batch(settings: &Settings, rows: usize, seed: usize) -> MicroBatch {
                 }
             })
             .collect(),
-        ..shape_of_a_micro_batch(settings, rows)
+        ..shape_of_a_micro_batch(settings, rows, settings.seq)
     }
 }
 
@@ -388,7 +388,10 @@ fn evaluation_needs_what_it_needs_on_shapes() {
             let flops = FlopCounter::default();
             let planned = Session::on_shapes(settings.clone(), &shapes, Target::Cpu, flops);
             let mut planned = planned.unwrap();
-            let step = planned.step(&shape_of_a_step(&settings)).unwrap().memory;
+            let step = planned
+                .step(&shape_of_a_step(&settings, settings.seq))
+                .unwrap()
+                .memory;
             let micro = micro_batch(&settings, rows, 5);
             let plan: Evaluation = planned.evaluate(one(&micro)).unwrap();
             let mut measured = session(family, &[]);

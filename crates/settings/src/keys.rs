@@ -184,7 +184,8 @@ pub const KEYS: &[Key] = &[
         .switch("--tensorboard", (true, "Write event files for TensorBoard"), Some(OUTPUT)),
     optional("log.sample_every", Kind::Whole(1), ("100", ""), "Steps between two samples of the model's own text")
         .flag("--sample-every", "N", OUTPUT),
-    key("log.sample_prompt", Kind::Text, "\"The \"", "What a sample begins with"),
+    key("log.sample_prompt", Kind::Text, "\"The \"", "What a sample begins with")
+        .details("The rest is drawn at temperature 0.8 from the 40 likeliest tokens."),
     key("log.sample_tokens", Kind::Whole(1), "64", "Tokens of a sample, at most"),
     key("log.trace", Kind::Bool, "false", "The last step's memory and queues are drawn; every operation is waited for"),
     key("log.nvtx", Kind::Bool, "false", "On CUDA, phases and layers are NVTX ranges, which `nsys profile` draws")

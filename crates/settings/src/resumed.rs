@@ -8,7 +8,7 @@ use optim::ScheduleKind;
 use toml::{Table, Value};
 
 /// Sections and keys that change where bytes lie, what is recorded and how fast a run is, and no bit of what it computes.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 13] = [
     "recompute.",
     "offload.",
     "eval.",
@@ -23,7 +23,6 @@ const HARMLESS: [&str; 14] = [
     "data.prefetch",
     // Whether it is the same data, its own fingerprint says.
     "data.path",
-    "data.format",
 ];
 
 /// A key whose change alters what is computed.

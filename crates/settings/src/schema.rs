@@ -267,18 +267,44 @@ impl Config {
         self.offload.activations.trim() == AUTO
     }
 
-    /// Keys that are for an automatic choice, and set where there is none. They have no effect; another specification may have
-    /// taken the place of `auto` on the same command line.
-    pub fn unused_by_choice(&self) -> Vec<&'static str> {
+    /// Keys that are set and have no effect, each with what they are for. With `auto`, another specification may have taken
+    /// its place on the same command line.
+    pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
+        let (eval, checkpoint) = (&self.eval, &self.checkpoint);
+        let [chooses, evaluates] = [self.chooses(), eval.every.is_some()];
+        let saves = checkpoint.every.is_some();
+        let [auto, evaluation, saving] = ["--recompute auto", "--eval-every", "--save-every"];
         let set = [
-            ("memory.budget", self.memory.budget.is_some()),
-            ("recompute.costs", self.recompute.costs.is_some()),
-            ("offload.activations auto", self.chooses_offload()),
+            (
+                "memory.budget",
+                self.memory.budget.is_some() && !chooses,
+                auto,
+            ),
+            (
+                "recompute.costs",
+                self.recompute.costs.is_some() && !chooses,
+                auto,
+            ),
+            (
+                "offload.activations auto",
+                self.chooses_offload() && !chooses,
+                auto,
+            ),
+            ("eval.path", eval.path.is_some() && !evaluates, evaluation),
+            (
+                "eval.micro_batch",
+                eval.micro_batch.is_some() && !evaluates,
+                evaluation,
+            ),
+            (
+                "eval.samples",
+                eval.samples.is_some() && !evaluates,
+                evaluation,
+            ),
+            ("checkpoint.blocking", checkpoint.blocking && !saves, saving),
         ];
-        let unused = set
-            .into_iter()
-            .filter(|(_, is_set)| *is_set && !self.chooses());
-        unused.map(|(key, _)| key).collect()
+        let unused = set.into_iter().filter(|(_, is_unused, _)| *is_unused);
+        unused.map(|(key, _, needs)| (key, needs)).collect()
     }
 
     /// Leaves out what a run does between its steps.

@@ -17,7 +17,7 @@ pub struct Conversation {
 }
 
 impl ChatTemplate {
-    /// Renders and encodes `messages`.
+    /// Renders and encodes `messages`, for an assistant that has `tools`: a list, or null.
     ///
     /// A turn of the assistant is what the template puts between `{% generation %}` and `{% endgeneration %}`; in a
     /// template without these, what a message of the role `assistant` adds to the text of the messages before it,
@@ -25,17 +25,24 @@ impl ChatTemplate {
     /// turn counts.
     ///
     /// # Errors
-    /// Messages that are none, or that the template refuses; a template that goes back on what it wrote before.
+    /// Messages that are none, that the template refuses, or of which nothing is to be learnt; a template that goes back
+    /// on what it wrote before.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Value],
+        tools: &Value,
     ) -> Result<Conversation, ChatError> {
-        check(messages)?;
-        let (text, turns) = if self.has_blocks {
-            assistant::take_marks(&self.text(messages, messages.len(), false)?)
+        check(messages, tools)?;
+        let rendered = Rendered {
+            template: self.with(tools),
+            messages,
+            tools,
+        };
+        let (text, turns) = if rendered.template.has_blocks {
+            assistant::take_marks(&rendered.text(messages.len(), false)?)
         } else {
-            self.turns_by_prefix(messages)?
+            rendered.turns_by_prefix()?
         };
         let tokens = tokenizer.encode_with_offsets(&text)?;
         let learnt = |bytes: &Range<usize>| {
@@ -51,45 +58,75 @@ impl ChatTemplate {
                 _ => masked.push(at..at + 1),
             }
         }
+        if masked.iter().map(Range::len).sum::<usize>() == tokens.len() {
+            return Err(ChatError::NothingLearnt);
+        }
         Ok(Conversation {
             tokens: tokens.into_iter().map(|(token, _)| token).collect(),
             masked,
             text_bytes: text.len(),
         })
     }
+}
 
-    fn turns_by_prefix(
-        &self,
-        messages: &[Value],
-    ) -> Result<(String, Vec<Range<usize>>), ChatError> {
-        let whole = self.text(messages, messages.len(), false)?;
+/// A conversation and what renders it.
+struct Rendered<'a> {
+    template: &'a ChatTemplate,
+    messages: &'a [Value],
+    tools: &'a Value,
+}
+
+impl Rendered<'_> {
+    fn turns_by_prefix(&self) -> Result<(String, Vec<Range<usize>>), ChatError> {
+        let whole = self.text(self.messages.len(), false)?;
         let mut turns = Vec::new();
-        for (at, _) in messages
-            .iter()
-            .enumerate()
-            .filter(|(_, message)| message["role"] == "assistant")
-        {
-            let before = self.text(messages, at, true)?;
-            let with = self.text(messages, at + 1, false)?;
-            if !with.starts_with(&before) || !whole.starts_with(&with) {
+        for (at, message) in self.messages.iter().enumerate() {
+            if message["role"] != "assistant" {
+                continue;
+            }
+            let with = self.text(at + 1, false)?;
+            let before = match self.text(at, true) {
+                Ok(before) if with.starts_with(&before) => before.len(),
+                _ if at == 0 => self.header(&with)?,
+                Ok(_) => return Err(ChatError::NotAPrefix { message: at + 1 }),
+                Err(error) => return Err(error),
+            };
+            if !whole.starts_with(&with) {
                 return Err(ChatError::NotAPrefix { message: at + 1 });
             }
-            turns.push(before.len()..with.len());
+            turns.push(before..with.len());
         }
         Ok((whole, turns))
     }
 
-    fn text(&self, messages: &[Value], count: usize, prompt: bool) -> Result<String, ChatError> {
-        let rendered = self.render_marked(&messages[..count], prompt);
+    /// Bytes that the template writes before what the first message says: nothing can be rendered without that message by
+    /// a template that looks at it, so they are those that stay when it says something else.
+    fn header(&self, with: &str) -> Result<usize, ChatError> {
+        let mut other = self.messages[0].clone();
+        other["content"] = assistant::MARKS[0].to_string().into();
+        let other = self.render(&[other], false)?;
+        let same = with
+            .char_indices()
+            .zip(other.chars())
+            .find(|((_, a), b)| a != b);
+        Ok(same.map_or(with.len(), |((at, _), _)| at))
+    }
+
+    fn text(&self, count: usize, prompt: bool) -> Result<String, ChatError> {
+        self.render(&self.messages[..count], prompt)
+    }
+
+    fn render(&self, messages: &[Value], prompt: bool) -> Result<String, ChatError> {
+        let rendered = self.template.render_marked(messages, self.tools, prompt);
         rendered.map_err(|error| ChatError::Render {
-            messages: count,
+            messages: messages.len(),
             reason: error.to_string(),
         })
     }
 }
 
 /// Messages have roles, one of them is the assistant's, and none has what marks turns while a template is rendered.
-fn check(messages: &[Value]) -> Result<(), ChatError> {
+fn check(messages: &[Value], tools: &Value) -> Result<(), ChatError> {
     for (at, message) in messages.iter().enumerate() {
         if !message["role"].is_string() {
             let mut found = message.to_string();
@@ -108,7 +145,7 @@ fn check(messages: &[Value]) -> Result<(), ChatError> {
             messages: messages.len(),
         });
     }
-    match messages.iter().any(has_marks) {
+    match messages.iter().any(has_marks) || has_marks(tools) {
         true => Err(ChatError::Noncharacter),
         false => Ok(()),
     }

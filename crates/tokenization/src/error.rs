@@ -39,6 +39,12 @@ pub enum ChatError {
     /// Nothing in it is to be learnt.
     #[error("none of the {messages} messages is an assistant's, so there is nothing to learn")]
     NoAssistant { messages: usize },
+    /// The template writes nothing as the assistant's.
+    #[error(
+        "the chat template writes none of the assistant's messages as its turn, so there is nothing to learn: see what \
+         {{% generation %}} is around in it"
+    )]
+    NothingLearnt,
     /// A character that marks the assistant's turns while a template is rendered.
     #[error("the messages contain the noncharacters U+FDD0 or U+FDD1; remove them")]
     Noncharacter,

@@ -18,6 +18,7 @@ mod assistant;
 mod chat;
 mod cuts;
 mod error;
+mod messages;
 mod python_json;
 mod special_tokens;
 mod stream;

@@ -3,50 +3,152 @@
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
-use std::io;
+use serde_json::ser::{Formatter, Serializer};
+use std::io::{self, Write};
 
-/// Python puts a space after commas and colons.
-struct Spaced;
+/// How Python writes JSON.
+struct Python {
+    /// What lines begin with for each level; none: everything is on one line.
+    indent: Option<String>,
+    level: usize,
+    item_separator: String,
+    key_separator: String,
+    ascii: bool,
+    /// Whether the list or object that ends has something in it.
+    is_filled: bool,
+}
 
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
+impl Python {
+    fn begin(&mut self, out: &mut (impl Write + ?Sized), bracket: &[u8]) -> io::Result<()> {
+        self.level += 1;
+        self.is_filled = false;
+        out.write_all(bracket)
     }
 
-    fn begin_object_key<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
+    fn next(&mut self, out: &mut (impl Write + ?Sized), first: bool) -> io::Result<()> {
+        if !first {
+            out.write_all(self.item_separator.as_bytes())?;
+        }
+        self.is_filled = true;
+        self.line(out)
     }
 
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(b": ")
+    fn end(&mut self, out: &mut (impl Write + ?Sized), bracket: &[u8]) -> io::Result<()> {
+        self.level -= 1;
+        if self.is_filled {
+            self.line(out)?;
+        }
+        self.is_filled = true;
+        out.write_all(bracket)
+    }
+
+    fn line(&self, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
+        match &self.indent {
+            None => Ok(()),
+            Some(indent) => write!(out, "\n{}", indent.repeat(self.level)),
+        }
     }
 }
 
-/// The filter `tojson`; `indent` is a number of spaces.
-pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let _ascii: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let mut out = Vec::new();
-    let written = match indent {
-        None => value.serialize(&mut Serializer::with_formatter(&mut out, Spaced)),
-        Some(spaces) => {
-            let spaces = " ".repeat(spaces.min(16));
-            let formatter = PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut Serializer::with_formatter(&mut out, formatter))
+impl Formatter for Python {
+    fn write_f64<W: ?Sized + Write>(&mut self, out: &mut W, value: f64) -> io::Result<()> {
+        out.write_all(float(value).as_bytes())
+    }
+
+    fn write_string_fragment<W: ?Sized + Write>(
+        &mut self,
+        out: &mut W,
+        text: &str,
+    ) -> io::Result<()> {
+        for piece in text.split_inclusive(|char: char| self.ascii && !(' '..='~').contains(&char)) {
+            let last = piece.chars().next_back().unwrap_or(' ');
+            if !self.ascii || (' '..='~').contains(&last) {
+                out.write_all(piece.as_bytes())?;
+                continue;
+            }
+            out.write_all(&piece.as_bytes()[..piece.len() - last.len_utf8()])?;
+            for unit in last.encode_utf16(&mut [0; 2]) {
+                write!(out, "\\u{unit:04x}")?;
+            }
         }
-    };
+        Ok(())
+    }
+
+    fn begin_array<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.begin(out, b"[")
+    }
+
+    fn end_array<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.end(out, b"]")
+    }
+
+    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.next(out, first)
+    }
+
+    fn begin_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.begin(out, b"{")
+    }
+
+    fn end_object<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.end(out, b"}")
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.next(out, first)
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(self.key_separator.as_bytes())
+    }
+}
+
+/// The fewest digits that are the number; with an exponent below 1e-4 and from 1e16 on, of two digits at least.
+fn float(value: f64) -> String {
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    match exponent.parse() {
+        Ok(exponent @ (..-4 | 16..)) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", i32::abs(exponent))
+        }
+        _ => format!("{value:?}"),
+    }
+}
+
+/// The filter `tojson`, with the options of Python's `json.dumps` that transformers passes on.
+pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<Value> = options.get("indent")?;
+    let ascii: Option<bool> = options.get("ensure_ascii")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let sort_keys: Option<bool> = options.get("sort_keys")?;
+    options.assert_all_used()?;
+    let indent = indent.filter(|indent| !indent.is_none()).map(|indent| {
+        let spaces = |count: i64| " ".repeat(count.clamp(0, 16) as usize);
+        indent.as_i64().map_or_else(|| indent.to_string(), spaces)
+    });
+    let usual_item = if indent.is_some() { "," } else { ", " };
+    let separators = separators.unwrap_or_else(|| vec![usual_item.into(), ": ".into()]);
+    let [item_separator, key_separator] = separators.try_into().map_err(|_| {
+        let reason = "tojson: `separators` are two texts";
+        Error::new(ErrorKind::InvalidOperation, reason)
+    })?;
     let failed = |error| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}"));
-    written.map_err(failed)?;
+    let mut json = serde_json::to_value(value).map_err(failed)?;
+    if sort_keys == Some(true) {
+        json.sort_all_objects();
+    }
+    let formatter = Python {
+        indent,
+        level: 0,
+        item_separator,
+        key_separator,
+        ascii: ascii == Some(true),
+        is_filled: false,
+    };
+    let mut out = Vec::new();
+    json.serialize(&mut Serializer::with_formatter(&mut out, formatter))
+        .map_err(failed)?;
     String::from_utf8(out)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
 }

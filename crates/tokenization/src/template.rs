@@ -3,7 +3,7 @@
 use crate::error::TokenizerError;
 use crate::python_json::tojson;
 use crate::special_tokens::SpecialTokens;
-use crate::{assistant, tokenizer::Configuration};
+use crate::{assistant, messages, tokenizer::Configuration};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
@@ -11,8 +11,7 @@ use std::path::Path;
 
 /// The template of `chat_template.jinja`, or else of `tokenizer_config.json`.
 ///
-/// It is rendered in transformers' environment, without tools: blocks trimmed, `raise_exception`, `tojson`, the special
-/// tokens, Python's methods of text and lists, and `strftime_now`, whose time is that of the variable
+/// It is rendered in transformers' environment: blocks trimmed, `raise_exception`, `tojson`, the special tokens, Python's methods of text and lists, and `strftime_now`, whose time is that of the variable
 /// `SOURCE_DATE_EPOCH` where it is set, so that a template that writes the date gives the same text on another day.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -20,6 +19,8 @@ pub struct ChatTemplate {
     special: SpecialTokens,
     /// Whether the template itself says which text is the assistant's.
     pub(crate) has_blocks: bool,
+    /// What conversations with tools are rendered by, where the model has another template for them.
+    for_tools: Option<Box<ChatTemplate>>,
 }
 
 impl ChatTemplate {
@@ -30,29 +31,35 @@ impl ChatTemplate {
     pub fn open(folder: &Path) -> Result<Option<ChatTemplate>, TokenizerError> {
         let configuration = Configuration::read(folder)?;
         let file = folder.join("chat_template.jinja");
-        let (path, source) = if file.is_file() {
+        let (path, source, for_tools) = if file.is_file() {
             let unreadable = |path, reason| TokenizerError::Unreadable { path, reason };
             let source = std::fs::read_to_string(&file);
             let source = source.map_err(|error| unreadable(file.clone(), error))?;
-            (file, source)
+            (file, source, None)
         } else {
             let path = folder.join("tokenizer_config.json");
             match &configuration.chat_template {
                 serde_json::Value::Null => return Ok(None),
-                serde_json::Value::String(source) => (path, source.clone()),
+                serde_json::Value::String(source) => (path, source.clone(), None),
                 templates => {
-                    let source = default_template(templates).ok_or_else(|| malformed(&path))?;
-                    (path, source)
+                    let source = named(templates, "default").ok_or_else(|| malformed(&path))?;
+                    (path, source, named(templates, "tool_use"))
                 }
             }
         };
-        let template = ChatTemplate::new(&source, configuration.special);
-        template
-            .map(Some)
-            .map_err(|error| TokenizerError::Malformed {
-                path,
+        let special = configuration.special;
+        let template = |source: String| {
+            let template = ChatTemplate::new(&source, special.clone());
+            template.map_err(|error| TokenizerError::Malformed {
+                path: path.clone(),
                 reason: format!("its chat template is wrong: {error}"),
             })
+        };
+        let for_tools = for_tools.map(template).transpose()?.map(Box::new);
+        Ok(Some(ChatTemplate {
+            for_tools,
+            ..template(source)?
+        }))
     }
 
     pub(crate) fn new(source: &str, special: SpecialTokens) -> Result<ChatTemplate, Error> {
@@ -71,7 +78,16 @@ impl ChatTemplate {
             environment,
             special,
             has_blocks,
+            for_tools: None,
         })
+    }
+
+    /// The template for conversations with these tools, or without any.
+    pub(crate) fn with(&self, tools: &serde_json::Value) -> &ChatTemplate {
+        match &self.for_tools {
+            Some(template) if !tools.is_null() => template,
+            _ => self,
+        }
     }
 
     /// The text of a conversation; with `add_generation_prompt` ready for the assistant's answer.
@@ -83,7 +99,8 @@ impl ChatTemplate {
         messages: &[serde_json::Value],
         add_generation_prompt: bool,
     ) -> Result<String, Error> {
-        let marked = self.render_marked(messages, add_generation_prompt)?;
+        let none = serde_json::Value::Null;
+        let marked = self.render_marked(messages, &none, add_generation_prompt)?;
         Ok(assistant::take_marks(&marked).0)
     }
 
@@ -91,14 +108,14 @@ impl ChatTemplate {
     pub(crate) fn render_marked(
         &self,
         messages: &[serde_json::Value],
+        tools: &serde_json::Value,
         add_generation_prompt: bool,
     ) -> Result<String, Error> {
         let special = Value::from(Serde(&self.special.0));
-        let none = Value::from(());
         let own = context! {
-            messages => Value::from(Serde(messages)),
-            tools => none.clone(),
-            documents => none,
+            messages => Value::from(Serde(messages::for_template(messages))),
+            tools => Value::from(Serde(tools)),
+            documents => Value::from(()),
             add_generation_prompt,
             ..special
         };
@@ -106,11 +123,11 @@ impl ChatTemplate {
     }
 }
 
-/// Of several templates the one named `default`.
-fn default_template(templates: &serde_json::Value) -> Option<String> {
+/// Of several templates the one of that name.
+fn named(templates: &serde_json::Value, name: &str) -> Option<String> {
     let mut templates = templates.as_array()?.iter();
-    let default = templates.find(|template| template["name"] == "default")?;
-    default["template"].as_str().map(String::from)
+    let template = templates.find(|template| template["name"] == name)?;
+    template["template"].as_str().map(String::from)
 }
 
 fn malformed(path: &Path) -> TokenizerError {

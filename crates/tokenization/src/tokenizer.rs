@@ -131,6 +131,24 @@ impl Tokenizer {
         Ok(tokens)
     }
 
+    /// The tokens of a text to go on with: with the special ones that its `tokenizer.json` puts before it, which is where
+    /// transformers looks, and without one that would end it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let Kind::HuggingFace(inner, _) = &self.kind else {
+            return self.encode(text);
+        };
+        let encoding = shielded(|| inner.encode(text, true))?;
+        let mut tokens = encoding.get_ids().to_vec();
+        let is_added = encoding.get_special_tokens_mask().last() == Some(&1);
+        if is_added && tokens.len() > 1 && tokens.last() == self.end_of_text.as_ref() {
+            tokens.pop();
+        }
+        Ok(tokens)
+    }
+
     /// The tokens of `text`, and the bytes of it that each stands for.
     pub(crate) fn encode_with_offsets(
         &self,

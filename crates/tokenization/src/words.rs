@@ -2,7 +2,7 @@
 //! bookkeeping of offsets, which is most of its time.
 //!
 //! It takes the tokenizers whose pre-tokenizer is known ([`cuts`]), and texts without added tokens and with nothing to
-//! normalise; the library has the rest.
+//! normalise ([`is_normal`]); the library has the rest.
 
 use crate::cuts;
 use aho_corasick::AhoCorasick;
@@ -50,29 +50,34 @@ impl Words {
         if !matches!(model, ModelWrapper::BPE(bpe) if bpe.dropout.is_none()) {
             return None;
         }
-        let added = tokenizer["added_tokens"]
-            .as_array()
-            .map_or(&[][..], Vec::as_slice);
+        let normalised = !tokenizer["normalizer"].is_null();
+        let added = tokenizer["added_tokens"].as_array();
+        let added = added.map_or(&[][..], Vec::as_slice).iter();
+        let added = added.filter_map(|token| Some((token["content"].as_str()?, token)));
+        // The library looks for some in what it normalised, by their normalised form.
+        let differs =
+            |(content, token): (&str, &Value)| token["normalized"] != false && !is_normal(content);
+        if normalised && added.clone().any(differs) {
+            return None;
+        }
         let added = added
-            .iter()
-            .filter_map(|token| token["content"].as_str())
+            .map(|(content, _)| content)
             .filter(|content| !content.is_empty());
         Some(Words {
             id: TOKENIZERS.fetch_add(1, Ordering::Relaxed),
             words: Regex::new(pattern).ok()?,
             added: AhoCorasick::new(added).ok()?,
-            normalised: !tokenizer["normalizer"].is_null(),
+            normalised,
             letters: letters(),
         })
     }
 
     /// Appends the tokens of `text`; false, and nothing appended, where the library has to find them.
     pub(crate) fn encode(&self, model: &ModelWrapper, text: &str, tokens: &mut Vec<u32>) -> bool {
-        // Below the first combining mark, a text is its own NFC.
-        let is_normal = !self.normalised || text.chars().all(|c| c < '\u{300}');
         let before = tokens.len();
-        let found =
-            is_normal && !self.added.is_match(text) && self.append(model, text, tokens).is_some();
+        let found = (!self.normalised || is_normal(text))
+            && !self.added.is_match(text)
+            && self.append(model, text, tokens).is_some();
         if !found {
             tokens.truncate(before);
         }
@@ -127,6 +132,25 @@ impl Words {
     }
 }
 
+/// Whether `text` is certainly its own NFC: it is of characters that are, that are no combining marks, and that compose with
+/// none of each other.
+fn is_normal(text: &str) -> bool {
+    text.chars().all(|c| {
+        matches!(
+            c,
+            '\0'..='\u{2ff}' // below the first combining mark
+            | '\u{400}'..='\u{482}' // Cyrillic
+            | '\u{2010}'..='\u{2027}' // dashes, quotation marks, an ellipsis
+            | '\u{3001}'..='\u{3029}' // punctuation of Chinese and Japanese
+            | '\u{3041}'..='\u{3096}' // Hiragana, and
+            | '\u{309b}'..='\u{30ff}' // Katakana, without the two marks between them
+            | '\u{4e00}'..='\u{9fff}' // Chinese characters
+            | '\u{ac00}'..='\u{d7a3}' // Korean syllables
+            | '\u{ff01}'..='\u{ff5e}' // wide forms of ASCII
+        )
+    })
+}
+
 /// GPT-2's letters for bytes: printable ones of Latin-1 stand for themselves, the others for those from U+0100 on.
 fn letters() -> [char; 256] {
     let mut others = '\u{100}'..;
@@ -134,4 +158,114 @@ fn letters() -> [char; 256] {
         letter @ ('!'..='~' | '¡'..='¬' | '®'..='ÿ') => letter,
         _ => others.next().expect("there are more than 256 characters"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+    use std::sync::LazyLock;
+
+    type Known = (tokenizers::Tokenizer, Option<Words>);
+
+    /// A fixture's tokenizer, changed.
+    fn tokenizer(name: &str, change: impl FnOnce(&mut Value)) -> Known {
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+        let file = std::fs::read(format!("{fixtures}/{name}/tokenizer.json")).unwrap();
+        let mut json = serde_json::from_slice(&file).unwrap();
+        change(&mut json);
+        let library = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        let words = Words::new(&json, library.get_model());
+        (library, words)
+    }
+
+    /// All patterns, with NFC and without.
+    static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
+        let normalizers = [Value::Null, json!({"type": "NFC"})];
+        let with = |name: &str, pattern: Option<&str>| {
+            normalizers.clone().map(|normalizer| {
+                tokenizer(name, |json| {
+                    json["normalizer"] = normalizer;
+                    if let Some(pattern) = pattern {
+                        json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] =
+                            pattern.into();
+                    }
+                })
+            })
+        };
+        let [_, split @ ..] = cuts::PATTERNS; // the first is what ByteLevel does by itself
+        let split = split
+            .into_iter()
+            .flat_map(|pattern| with("qwen3", Some(pattern)));
+        with("chatml", None).into_iter().chain(split).collect()
+    });
+
+    /// The tokens of all that words take are the library's; whether all took it.
+    fn agree(text: &str) -> bool {
+        let took = KNOWN.iter().map(|(library, words)| {
+            let mut tokens = vec![7];
+            let words = words.as_ref().expect("they are known");
+            let took = words.encode(library.get_model(), text, &mut tokens);
+            let expected = library.encode(text, false).unwrap();
+            let expected = if took { expected.get_ids() } else { &[] };
+            assert_eq!(tokens[1..], *expected, "{text:?}");
+            took
+        });
+        took.fold(true, |all, took| all && took)
+    }
+
+    proptest! {
+        #[test]
+        fn words_are_those_of_the_library(text in "(\\PC|[ \n\t\r/]|[A-Za-z]{1,8}|'(s|ll|RE)|[0-9]{1,5}|<\\|im_end\\|>|<think>|e\u{301}|\u{a0}|\u{85})*") {
+            agree(&text);
+        }
+
+        #[test]
+        fn most_scripts_are_taken(text in "([ -~]|[ \n\t\r]|'(s|ll|RE)|[ -˿]|[Ѐ-҂]{1,5}|[‐-‧]|[、-〩]|[ぁ-ゖ゛-ヿ]{1,3}|[一-鿿]{1,4}|[가-힣]{1,3}|[！-～])*") {
+            let marked = text.contains("<|") || text.contains("<think>") || text.contains("</");
+            prop_assert!(agree(&text) || marked);
+        }
+    }
+
+    #[test]
+    fn what_could_be_normalised_is_for_the_library() {
+        assert!(agree(
+            "“It’s a naïve — café…” 他说：「好。」 Да. 그래 カフェ"
+        ));
+        for text in [
+            "cafe\u{301}",
+            "\u{212b}",
+            "\u{1100}\u{1161}",
+            "か\u{3099}",
+            "\u{374}",
+            "\u{f900}",
+        ] {
+            assert!(!is_normal(text) && !agree(text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn added_tokens_that_are_normalised() {
+        let with = |content: &str, normalized: bool| {
+            tokenizer("qwen3", |json| {
+                let vocab = json["model"]["vocab"].as_object().unwrap().len() as u64;
+                let tokens = json["added_tokens"].as_array_mut().unwrap();
+                let mut token = tokens[0].clone();
+                let ids = tokens.iter().filter_map(|token| token["id"].as_u64());
+                token["id"] = (ids.max().unwrap().max(vocab) + 1).into();
+                token["content"] = content.into();
+                token["normalized"] = normalized.into();
+                token["special"] = false.into();
+                tokens.push(token);
+            })
+        };
+        let (library, words) = with("cafe\u{301}", true);
+        let id = library.token_to_id("cafe\u{301}").unwrap();
+        let tokens = library.encode("un caf\u{e9} noir, ", false).unwrap();
+        assert!(tokens.get_ids().contains(&id), "the library takes it");
+        assert!(words.is_none());
+        assert!(with("cafe\u{301}", false).1.is_some());
+        assert!(with("caf\u{e9}", true).1.is_some());
+    }
 }

@@ -23,18 +23,6 @@ proptest! {
         prop_assert_eq!(tokenizer.decode(&tokens), text);
     }
 
-    /// Tokens are found by words, or by the library: the same.
-    #[test]
-    fn words_are_those_of_the_library(text in "(\\PC|[ \n\t\r]|[a-z]{1,8}|'(s|ll|RE)|[0-9]{1,5}|<\\|im_end\\|>|<think>|e\u{301}|\u{a0}|\u{85})*") {
-        for name in ["chatml", "llama3", "qwen3"] {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
-            let expected = tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
-            let expected = expected.encode(text.as_str(), false).unwrap();
-            let found = Tokenizer::open(&folder).unwrap().encode(&text).unwrap();
-            prop_assert_eq!(&found[..], expected.get_ids(), "{}", name);
-        }
-    }
-
     #[test]
     fn files_of_any_bytes(family in "mistral|chatml", at in any::<prop::sample::Index>(), len in 0usize..40, bytes in prop::collection::vec(any::<u8>(), 0..40)) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(&family);
@@ -51,7 +39,7 @@ proptest! {
         }
         let message = serde_json::json!({"role": "assistant", "content": "x"});
         if let Ok(Some(template)) = ChatTemplate::open(workplace.path()) {
-            let _ = template.encode(&Tokenizer::bytes(), &[message]);
+            let _ = template.encode(&Tokenizer::bytes(), &[message], &serde_json::Value::Null);
         }
     }
 
@@ -61,7 +49,7 @@ proptest! {
         std::fs::write(workplace.path().join("chat_template.jinja"), template).unwrap();
         if let Ok(Some(template)) = ChatTemplate::open(workplace.path()) {
             let message = serde_json::json!({"role": "assistant", "content": "x"});
-            let _ = template.encode(&Tokenizer::bytes(), &[message]);
+            let _ = template.encode(&Tokenizer::bytes(), &[message], &serde_json::Value::Null);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The same tokens, masks and texts as transformers', on fixtures that it made (`fixtures/README.md`).
 
 use serde::Deserialize;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tokenization::{ChatError, ChatTemplate, Tokenizer};
@@ -17,12 +18,16 @@ struct Case {
 struct Text {
     text: String,
     ids: Vec<u32>,
+    /// As a prompt.
+    prompt: Vec<u32>,
     decoded: String,
 }
 
 #[derive(Deserialize)]
 struct Chat {
-    messages: Vec<serde_json::Value>,
+    messages: Vec<Value>,
+    #[serde(default)]
+    tools: Value,
     text: String,
     ids: Vec<u32>,
     mask: Vec<u8>,
@@ -35,7 +40,7 @@ fn folder(name: &str) -> PathBuf {
 fn cases() -> BTreeMap<String, Case> {
     let cases = std::fs::read(folder("cases.json")).unwrap();
     let cases: BTreeMap<String, Case> = serde_json::from_slice(&cases).unwrap();
-    assert_eq!(cases.len(), 4);
+    assert_eq!(cases.len(), 5);
     cases
 }
 
@@ -51,6 +56,8 @@ fn texts() {
         for text in &case.texts {
             let tokens = tokenizer.encode(&text.text).unwrap();
             assert_eq!(tokens, text.ids, "{name}: {:?}", text.text);
+            let prompt = tokenizer.encode_prompt(&text.text).unwrap();
+            assert_eq!(prompt, text.prompt, "{name}: {:?}", text.text);
             assert_eq!(tokenizer.decode(&tokens), text.decoded, "{name}");
             let mut stream = tokenizer.stream();
             let mut streamed: String = tokens.iter().map(|token| stream.push(*token)).collect();
@@ -66,12 +73,13 @@ fn conversations() {
         let tokenizer = Tokenizer::open(&folder(&name)).unwrap();
         let template = ChatTemplate::open(&folder(&name)).unwrap().unwrap();
         for chat in &case.chats {
-            assert_eq!(
-                template.render(&chat.messages, false).unwrap(),
-                chat.text,
-                "{name}"
-            );
-            let encoded = template.encode(&tokenizer, &chat.messages).unwrap();
+            if chat.tools.is_null() {
+                let text = template.render(&chat.messages, false).unwrap();
+                assert_eq!(text, chat.text, "{name}");
+            }
+            let encoded = template
+                .encode(&tokenizer, &chat.messages, &chat.tools)
+                .unwrap();
             assert_eq!(encoded.tokens, chat.ids, "{name}");
             let mut mask = vec![1; chat.ids.len()];
             for range in encoded.masked {
@@ -109,11 +117,13 @@ fn pieces() {
 
 #[test]
 fn bad_conversations() {
-    let messages = |json: &str| -> Vec<serde_json::Value> { serde_json::from_str(json).unwrap() };
+    let messages = |json: &str| -> Vec<Value> { serde_json::from_str(json).unwrap() };
     let refused = |name: &str, json: &str| {
         let tokenizer = Tokenizer::open(&folder(name)).unwrap();
         let template = ChatTemplate::open(&folder(name)).unwrap().unwrap();
-        template.encode(&tokenizer, &messages(json)).unwrap_err()
+        template
+            .encode(&tokenizer, &messages(json), &Value::Null)
+            .unwrap_err()
     };
     let twice = r#"[{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]"#;
     let error = refused("mistral", twice).to_string();
@@ -141,11 +151,44 @@ fn a_template_that_goes_back_on_what_it_wrote() {
     std::fs::write(workplace.path().join("chat_template.jinja"), template).unwrap();
     let template = ChatTemplate::open(workplace.path()).unwrap().unwrap();
     let chats = &cases()["qwen3"].chats;
-    let encode = |chat: &Chat| template.encode(&Tokenizer::bytes(), &chat.messages);
+    let encode = |chat: &Chat| template.encode(&Tokenizer::bytes(), &chat.messages, &Value::Null);
     assert!(encode(&chats[0]).is_ok());
-    let error = encode(&chats[3]).unwrap_err();
+    let error = encode(&chats[4]).unwrap_err();
     assert!(
         matches!(error, ChatError::NotAPrefix { message: 2 }),
         "{error}"
     );
+}
+
+fn template(source: &str) -> ChatTemplate {
+    let workplace = tempfile::tempdir().unwrap();
+    std::fs::write(workplace.path().join("chat_template.jinja"), source).unwrap();
+    ChatTemplate::open(workplace.path()).unwrap().unwrap()
+}
+
+/// What is not the assistant's, of a conversation in bytes.
+fn masked(source: &str, messages: &Value) -> Result<Vec<std::ops::Range<usize>>, ChatError> {
+    let messages = messages.as_array().unwrap();
+    let encoded = template(source).encode(&Tokenizer::bytes(), messages, &Value::Null);
+    Ok(encoded?.masked)
+}
+
+#[test]
+fn blocks_in_comments_and_turns_without_any() {
+    let said = json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "as"}]);
+    let plain = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let comment = format!("{{# {{% generation %}} #}}{plain}");
+    assert_eq!(masked(&comment, &said).unwrap(), [0..1]);
+    let elsewhere = format!("{plain}{{% generation %}}{{% endgeneration %}}");
+    let error = masked(&elsewhere, &said).unwrap_err();
+    assert!(matches!(error, ChatError::NothingLearnt), "{error}");
+}
+
+/// Nothing can be rendered of no message.
+#[test]
+fn the_assistant_begins() {
+    let source =
+        "<{{ messages[0].role }}>{% for m in messages %}{{ m.content | trim }}.{% endfor %}";
+    let said = json!([{"role": "assistant", "content": " é"}, {"role": "user", "content": "u"}]);
+    assert_eq!(masked(source, &said).unwrap(), [0..11, 14..16]);
 }

@@ -2,15 +2,14 @@
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::samples::data_options;
+use crate::samples::evaluation_options;
 use crate::stdout::{print, print_json};
 use crate::trained::{Trained, TrainedArgs, settings};
 use clap::Args;
-use data::{Dataset, Options, Split};
+use data::Dataset;
 use planner::InferencePlan;
 use serde::Serialize;
 use session::Evaluation;
-use settings::Resolved;
 use settings::load::Override;
 use std::path::PathBuf;
 
@@ -61,14 +60,17 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     if !trained.resolved.seq_is_explicit {
         trained.resolved.config.data.seq = trained.seq();
     }
-    let rows = trained.resolved.config.batch.micro;
-    let dataset = Dataset::open(&evaluation_options(&trained.resolved, rows))?;
+    let config = &trained.resolved.config;
+    let dataset = Dataset::open(&evaluation_options(&trained.resolved))?;
+    let samples = dataset
+        .samples()
+        .min(config.eval.samples.unwrap_or(usize::MAX));
     let settings = settings(&trained.resolved, dataset.seq())?;
     let device = OpenDevice::open(trained.resolved.device())?;
-    let rows = rows.min(dataset.samples());
+    let rows = config.batch.micro.min(samples);
     let plan = InferencePlan::of_evaluation(&settings, device.target(), rows)?;
     let mut inference = trained.load(&settings, &device, &plan)?;
-    let batches = dataset.once(trained.resolved.config.eval.samples);
+    let batches = dataset.once(config.eval.samples);
     let evaluation = inference.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
     refuse_nothing(&evaluation, &dataset)?;
     let record = Record {
@@ -78,7 +80,7 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
             .bytes_per_token()
             .map(|bytes| evaluation.bits_per_byte(bytes)),
         targets: evaluation.targets,
-        samples: dataset.samples(),
+        samples,
         seq: dataset.seq(),
         peak_bytes: evaluation.peak_bytes,
         planned_peak_bytes: plan.peak_bytes,
@@ -88,17 +90,6 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     match args.trained.json {
         true => print_json(&record),
         false => print(in_words(&record)),
-    }
-}
-
-/// What an evaluation reads, in micro-batches of `rows`: the validation part of `data.path`, in file order.
-fn evaluation_options(resolved: &Resolved, rows: usize) -> Options {
-    Options {
-        micro_batch: rows,
-        accum: 1,
-        shuffle: false,
-        split: Split::Validation,
-        ..data_options(resolved)
     }
 }
 

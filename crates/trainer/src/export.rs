@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::run_dir::{make_folder, refuse_non_empty};
 use crate::stdout::print;
-use checkpoint::find;
+use crate::trained::model_folder;
 use clap::Args;
 use files::Disk;
 use memory::DType;
@@ -11,7 +11,7 @@ use model::{
     Architecture, Attention, MAX_SHARD_BYTES, ModelConfig, ModelWeights, Origin, write_model,
 };
 use settings::{FloatType, Size};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Flags of `export`.
 #[derive(Debug, Args)]
@@ -80,17 +80,4 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
         from.display(),
         out.display()
     ))
-}
-
-/// The folder of the newest whole checkpoint of a run; or the one that is given, if it is one, or a model's.
-pub(crate) fn model_folder(from: &Path) -> Result<PathBuf, Failure> {
-    let has = |name| from.join(name).exists();
-    if has("config.json") && !has("manifest.json") {
-        return Ok(from.into());
-    }
-    let found = find(from)?;
-    for newer in &found.passed_over {
-        tracing::warn!("passed over: {newer}");
-    }
-    Ok(found.checkpoint.path)
 }

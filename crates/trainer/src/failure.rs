@@ -1,6 +1,6 @@
 //! Why a command ended early, and with which exit code.
 
-use checkpoint::{CheckpointError, LockError};
+use checkpoint::{CheckpointError, Damage, LockError};
 use data::DataError;
 use kernels::{Fault, KernelError};
 use memory::OutOfMemory;
@@ -42,6 +42,9 @@ pub enum Failure {
     /// Bad weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// A model that computes no numbers.
+    #[error("{0}")]
+    Unsound(SessionError),
     /// A bad file of optimizer states.
     #[error(transparent)]
     OptimizerState(#[from] OptimizerStateError),
@@ -171,6 +174,7 @@ impl Failure {
             Failure::PrepareInterrupted { signal } => 128 + *signal as u8,
             Failure::Data(_)
             | Failure::Weights(_)
+            | Failure::Unsound(_)
             | Failure::OptimizerState(_)
             | Failure::Checkpoint(_)
             | Failure::Tokenizer(_)
@@ -224,6 +228,11 @@ impl Failure {
                  recorded may change freely"
                     .into(),
             ),
+            Failure::Checkpoint(CheckpointError::Damaged { damage: Damage::NoManifest, .. }) => Some(
+                "name the folder of a run that saved checkpoints, or of one of these; eval, generate and export also take a \
+                 model in Hugging Face layout: config.json and model.safetensors"
+                    .into(),
+            ),
             Failure::Weights(WeightsError::Write { .. }) => None,
             Failure::Unreadable { .. } | Failure::Weights(_) => Some(
                 "--init-from takes a folder in Hugging Face layout: config.json and model.safetensors, as `trainer \
@@ -260,6 +269,7 @@ fn is_usage(error: &DataError) -> bool {
         DataError::Zero { .. }
             | DataError::StepTooLarge { .. }
             | DataError::FormatNeedsPath { .. }
+            | DataError::NoValidation { .. }
             | DataError::SeqDiffers { .. }
             | DataError::FolderFormat { .. }
             | DataError::NoDocuments { .. }
@@ -278,6 +288,7 @@ impl From<SessionError> for Failure {
             }
             SessionError::OptimizerState(error) => error.into(),
             SessionError::File { path, source } => Failure::File { path, source },
+            SessionError::NotFinite { .. } => Failure::Unsound(error),
         }
     }
 }

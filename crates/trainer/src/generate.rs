@@ -40,7 +40,8 @@ pub struct GenerateArgs {
     /// Prompts are what a user says: the model's chat template is put around them
     #[arg(long)]
     pub chat: bool,
-    /// Read the whole sequence again for every token, instead of keeping keys and values
+    /// Read the whole sequence again for every token, instead of keeping keys and values: the same text in f32, while bf16
+    /// rounds in another order and the text may differ
     #[arg(long)]
     pub no_cache: bool,
 }
@@ -139,16 +140,13 @@ fn prompts(
         })?),
         false => None,
     };
-    // A template writes it itself.
-    let first = trained.first_token().filter(|_| template.is_none());
     let vocab = trained.resolved.config.model.vocab;
     let encode = |prompt: &String| {
-        let text = match &template {
-            Some(template) => in_template(template, prompt)?,
-            None => prompt.clone(),
+        let tokens = match &template {
+            // It writes the special tokens itself.
+            Some(template) => tokenizer.encode(&in_template(template, prompt)?)?,
+            None => tokenizer.encode_prompt(prompt)?,
         };
-        let tokens = tokenizer.encode(&text)?.into_iter();
-        let tokens: Vec<u32> = first.into_iter().chain(tokens).collect();
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
             return Err(Failure::Usage(format!(
                 "the tokenizer makes token {token} of the prompt, and the model knows {vocab}; its folder has another \

@@ -1,29 +1,34 @@
-//! Ctrl-C and termination requests.
+//! Ctrl-C and termination requests, and a signal that is none.
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use crate::failure::Failure;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Notices SIGINT and SIGTERM; a second signal of a kind ends the process at once.
+/// Notices SIGINT and SIGTERM; a second signal of either kind ends the process at once.
 pub(crate) struct Interrupt {
     signals: [(i32, Arc<AtomicBool>); 2],
+    arrived: Arc<AtomicBool>,
 }
 
 impl Interrupt {
     /// Starts to notice.
     pub(crate) fn new() -> std::io::Result<Interrupt> {
         let signals = [SIGINT, SIGTERM].map(|signal| (signal, Arc::new(AtomicBool::new(false))));
+        let arrived = Arc::new(AtomicBool::new(false));
         for (signal, flag) in &signals {
-            signal_hook::flag::register_conditional_shutdown(*signal, 128 + signal, flag.clone())?;
-            signal_hook::flag::register(*signal, flag.clone())?;
+            flag::register_conditional_shutdown(*signal, 128 + signal, arrived.clone())?;
+            flag::register(*signal, flag.clone())?;
+            flag::register(*signal, arrived.clone())?;
         }
-        Ok(Interrupt { signals })
+        Ok(Interrupt { signals, arrived })
     }
 
     /// Says whether a signal came, from anywhere.
     pub(crate) fn watch(&self) -> impl Fn() -> bool + 'static {
-        let flags = self.signals.each_ref().map(|(_, flag)| flag.clone());
-        move || flags.iter().any(|flag| flag.load(Ordering::Relaxed))
+        let arrived = self.arrived.clone();
+        move || arrived.load(Ordering::Relaxed)
     }
 
     /// The signal that came, if one did.
@@ -33,4 +38,11 @@ impl Interrupt {
             .find(|(_, flag)| flag.load(Ordering::Relaxed))
             .map(|(signal, _)| *signal)
     }
+}
+
+/// Makes a write beyond the limit on file sizes (`ulimit -f`) an error like any other: by default it ends the process.
+pub(crate) fn outlive_file_size_limit() -> Result<(), Failure> {
+    let noticed = flag::register(SIGXFSZ, Arc::default());
+    noticed.map_err(|error| Failure::Device(error.to_string()))?;
+    Ok(())
 }

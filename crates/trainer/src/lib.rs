@@ -48,6 +48,7 @@ use cli::{Cli, Command};
 /// # Errors
 /// [`Failure`], with its exit code.
 pub fn carry_out(cli: &Cli) -> Result<(), Failure> {
+    interrupt::outlive_file_size_limit()?;
     match &cli.command {
         // Its configurations are many.
         Some(Command::Bench(bench)) => bench::bench(bench),

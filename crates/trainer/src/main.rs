@@ -18,7 +18,6 @@ fn main() -> ExitCode {
         .without_time()
         .log_internal_errors(false)
         .init();
-    files::ignore_file_size_signal();
     let outcome = trainer::carry_out(&trainer::cli::Cli::parse());
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// Flags of `prepare`.
 #[derive(Debug, Args)]
 pub struct PrepareArgs {
-    /// Text (a document a file), JSONL (`text`, or `messages` of a conversation), parquet, folders of these, or - for text
-    /// from standard input; .gz and .zst are unpacked
+    /// Text (a document a file), JSONL (`text`, or `messages` of a conversation), parquet, folders of these, or - for
+    /// standard input (JSONL if its first line is, else text); .gz and .zst are unpacked
     #[arg(required = true, value_name = "INPUT")]
     pub inputs: Vec<PathBuf>,
     /// Folder for the token files, which --data takes; new or empty
@@ -77,7 +77,16 @@ pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
         (Err(PrepareError::Interrupted), Some(signal)) => {
             Err(Failure::PrepareInterrupted { signal })
         }
-        (summary, _) => print(describe(&summary?, &options, began.elapsed())),
+        (summary, _) => {
+            let summary = summary?;
+            if summary.tokenizer.end_of_text.is_none() {
+                tracing::warn!(
+                    "the tokenizer has no end-of-text token, so texts run together; name one as `eos_token` in its \
+                     tokenizer_config.json"
+                );
+            }
+            print(describe(&summary, &options, began.elapsed()))
+        }
     }
 }
 
@@ -89,18 +98,21 @@ fn bar() -> ProgressBar {
 }
 
 fn describe(summary: &Summary, options: &Options, took: Duration) -> String {
-    let all = summary.train.and(summary.validation);
-    let (bytes, seconds) = (all.text_bytes as f64, took.as_secs_f64());
+    let Summary {
+        train, validation, ..
+    } = summary;
+    let tokens = train.tokens + validation.tokens;
+    let bytes = (train.text_bytes + validation.text_bytes) as f64;
+    let seconds = took.as_secs_f64();
     let mut lines = vec![format!(
-        "{} documents, {} tokens, {:.2} bytes a token, in {seconds:.1} s ({:.1} MB/s)",
+        "{} documents, {tokens} tokens, {:.2} bytes a token, in {seconds:.1} s ({:.1} MB/s)",
         summary.documents,
-        all.tokens,
-        bytes / all.tokens as f64,
+        bytes / tokens as f64,
         bytes / 1e6 / seconds,
     )];
-    for (name, split) in [("train", summary.train), ("validation", summary.validation)] {
-        if split.shards > 0 {
-            let (tokens, shards) = (split.tokens, split.shards);
+    for (name, split) in [("train", train), ("validation", validation)] {
+        if !split.shards.is_empty() {
+            let (tokens, shards) = (split.tokens, split.shards.len());
             let masked = match split.masked_tokens {
                 0 => String::new(),
                 masked => format!(" ({masked} not to be learnt)"),

@@ -8,6 +8,7 @@ use crate::pareto;
 use crate::samples::decided;
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
+use crate::train::resumed_configuration;
 use memory::format_bytes;
 use model::ModelConfig;
 use planner::Plan;
@@ -40,9 +41,10 @@ pub(crate) fn plan(mut resolved: Resolved, args: &PlanArgs) -> Result<(), Failur
 
 fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
     start_threads(resolved.config.train.threads)?;
-    for key in resolved.config.unused_by_choice() {
-        tracing::warn!("{key} has no effect on the run: it is for --recompute auto");
+    for (key, needs) in resolved.config.unused() {
+        tracing::warn!("{key} has no effect on the run: it is for {needs}");
     }
+    refuse_resume_from_nothing(resolved)?;
     match resolved.options.init_from.clone() {
         Some(folder) => adopt_model(resolved, &folder),
         None => Ok(()),
@@ -93,6 +95,21 @@ pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), 
     resolved.config.model = model;
     check::contradictions(&resolved.config)?;
     Ok(())
+}
+
+/// A plan of a run that goes on, without the run, would be that of another one.
+fn refuse_resume_from_nothing(resolved: &Resolved) -> Result<(), Failure> {
+    let Some(resume) = &resolved.options.resume else {
+        return Ok(());
+    };
+    // Training says more of what it finds.
+    let is_there = resumed_configuration(resume, resolved.options.out.as_deref()).is_some();
+    match is_there || resolved.task == Task::Train {
+        true => Ok(()),
+        false => Err(Failure::Usage(
+            "--resume names no run with a checkpoint, so there is nothing to plan; name one, or leave it out".into(),
+        )),
+    }
 }
 
 fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {

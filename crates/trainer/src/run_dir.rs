@@ -25,20 +25,24 @@ impl RunDir {
             None => new_folder(&resolved.name),
         };
         make_folder(&path, "--out")?;
-        RunDir::begin(path, resolved, plan)
-    }
-
-    /// The directory of a run that goes on, with what it is from now on.
-    pub(crate) fn reopen(run: &Path, resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
-        RunDir::begin(run.into(), resolved, plan)
-    }
-
-    fn begin(path: PathBuf, resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
-        let lock = RunLock::take(&path)?;
-        let directory = RunDir { path, _lock: lock };
-        directory.write("config.toml", &resolved.config.to_toml()?)?;
-        directory.write_json("plan.json", plan)?;
+        let directory = RunDir::reopen(&path)?;
+        directory.describe(resolved, plan)?;
         Ok(directory)
+    }
+
+    /// The directory of a run that goes on.
+    pub(crate) fn reopen(run: &Path) -> Result<RunDir, Failure> {
+        Ok(RunDir {
+            path: run.into(),
+            _lock: RunLock::take(run)?,
+        })
+    }
+
+    /// Writes the resolved configuration and the plan.
+    pub(crate) fn describe(&self, resolved: &Resolved, plan: &Plan) -> Result<(), Failure> {
+        self.write("config.toml", &resolved.config.to_toml()?)?;
+        self.write_json("plan.json", plan)?;
+        Ok(())
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -66,7 +70,11 @@ impl RunDir {
 
     fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
         let path = self.path.join(name);
-        std::fs::write(&path, text).map_err(Failure::file(path))
+        // A file that is there is not torn by one for which there is no room.
+        let unfinished = self.path.join(format!(".{name}.tmp"));
+        let written = std::fs::write(&unfinished, text);
+        let written = written.and_then(|()| std::fs::rename(&unfinished, &path));
+        written.map_err(Failure::file(path))
     }
 }
 

@@ -29,26 +29,60 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
     }
 }
 
-/// What evaluations while training read: in file order, each sample once.
-pub(crate) fn held_out_options(config: &Config) -> Result<Options, Failure> {
+/// What `eval` reads: the validation part of `data.path`, in file order.
+pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
+    Options {
+        accum: 1,
+        shuffle: false,
+        split: Split::Validation,
+        ..data_options(resolved)
+    }
+}
+
+/// What evaluations while training read, likewise.
+pub(crate) fn held_out_options(resolved: &Resolved) -> Result<Options, Failure> {
+    let config = &resolved.config;
     let prepared = config.data.path.as_ref().filter(|path| path.is_dir());
-    let path = config.eval.path.as_ref().or(prepared).ok_or_else(|| {
+    let chosen = config
+        .eval
+        .path
+        .as_ref()
+        .map(|path| (path, Split::Validation));
+    let (path, split) = chosen.or(prepared.map(|path| (path, Split::HeldOut))).ok_or_else(|| {
         let message = "--eval-every needs data that is not trained on; name it with --eval-data, or train on a folder that \
                        `trainer prepare` wrote with --validation";
         Failure::Usage(message.into())
     })?;
     Ok(Options {
         path: Some(path.clone()),
-        format: config.data.format,
+        split,
         seq: Some(config.data.seq),
         micro_batch: config.eval.micro_batch.unwrap_or(config.batch.micro),
-        accum: 1,
-        shuffle: false,
-        seed: config.train.seed,
-        vocab: config.model.vocab,
-        packing: config.data.packing,
-        split: Split::Validation,
+        ..evaluation_options(resolved)
     })
+}
+
+/// Makes micro-batches of evaluations no larger than their data: what is planned is what is computed. Data that cannot be
+/// opened is left to those who read it.
+pub(crate) fn fit_evaluation(resolved: &Resolved, config: &mut Config) {
+    if config.eval.every.is_none() {
+        return;
+    }
+    let decided = Resolved {
+        config: config.clone(),
+        ..resolved.clone()
+    };
+    let opened = held_out_options(&decided).and_then(|options| Ok(Dataset::open(&options)?));
+    let Ok(data) = opened else {
+        return;
+    };
+    let samples = config
+        .eval
+        .samples
+        .unwrap_or(usize::MAX)
+        .min(data.samples());
+    let rows = config.eval.micro_batch.unwrap_or(config.batch.micro);
+    config.eval.micro_batch = Some(rows.min(samples));
 }
 
 /// The configuration that a run would have, without open questions: a batch file brings its own sequence length, and what to
@@ -59,5 +93,7 @@ pub(crate) fn decided(resolved: &Resolved) -> Result<Config, Failure> {
         Some(seq) => seq,
         None => Dataset::open(&options)?.seq(),
     };
-    chosen(resolved, resolved.decided(seq))
+    let mut config = resolved.decided(seq);
+    fit_evaluation(resolved, &mut config);
+    chosen(resolved, config)
 }

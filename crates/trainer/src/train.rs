@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::limits::{host_need, limit};
 use crate::run_dir::{RunDir, make_folder, refuse_model};
-use crate::samples::data_options;
+use crate::samples::{data_options, fit_evaluation};
 use crate::stdout::print;
 use crate::tracer::Tracer;
 use between::Between;
@@ -23,20 +23,22 @@ use data::{Batches, Dataset, Position, Prefetched, prefetch};
 use memory::{Layer, Phase, format_bytes};
 use model::Attention;
 use planner::{HostNeed, HostRoom, Plan, first_refused};
-use report::{MemoryGrowth, MetricsFile, ProcessRecord, Progress, ResumeRecord, TensorBoard};
+use recording::Records;
+use report::{ProcessRecord, ResumeRecord};
 use resuming::Resumed;
 use saving::{Saver, origin};
 use session::{Session, SessionError, StepOutcome};
 use settings::{AttentionBackend, Config, FLASH_FROM_SEQ, Resolved, Settings};
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Trains a model, or goes on with it.
 pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let mut resumed = Resumed::find(&resolved)?;
     let dataset = Dataset::open(&data_options(&resolved))?;
-    resolved.config = chosen(&resolved, resolved.decided(dataset.seq()))?;
+    let mut config = resolved.decided(dataset.seq());
+    fit_evaluation(&resolved, &mut config);
+    resolved.config = chosen(&resolved, config)?;
     let settings = Settings::new(&resolved.config)?;
     choose_attention(&mut resolved.config, settings.attention);
     if let Some(resumed) = &mut resumed {
@@ -50,6 +52,7 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     if resolved.config.log.nvtx {
         device.show_ranges();
     }
+    name_paths_for_later(&mut resolved.config);
     let mut run = Run::open(
         resolved,
         device,
@@ -67,13 +70,24 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let outcome = run
         .steps(settings, batches, resumed.as_ref())
         .map_err(|failure| run.explain(failure));
-    run.progress.finish();
+    run.records.progress.finish();
     let ended = run.write_end_record(outcome.as_ref().err());
     run.draw(outcome.as_ref().err());
     // Why the run failed says more than that its last line could not be written.
     outcome?;
     ended?;
     print(run.summary())
+}
+
+/// A run may be resumed from another folder: what is written down of its data says where that is.
+fn name_paths_for_later(config: &mut Config) {
+    for path in [&mut config.data.path, &mut config.eval.path] {
+        if let Some(path) = path.as_mut()
+            && let Ok(absolute) = std::path::absolute(&*path)
+        {
+            *path = absolute;
+        }
+    }
 }
 
 /// Refuses what would fail later.
@@ -126,20 +140,19 @@ struct Run {
     /// The limit on live device bytes.
     limit: Option<u64>,
     directory: RunDir,
-    metrics: MetricsFile,
-    board: Option<TensorBoard>,
-    progress: Rc<Progress>,
+    records: Records,
     interrupt: Interrupt,
     saver: Saver,
     between: Between,
     /// The first sample after the last step.
     position: Position,
     data_fingerprint: String,
+    /// An evaluation after the last step was broken off, and is still due.
+    is_pending: bool,
     /// How long steps that are not recorded yet waited for their data.
     data_waits: VecDeque<Duration>,
     /// Where pictures are wanted.
     tracer: Option<Tracer>,
-    growth: MemoryGrowth,
     made: Made,
 }
 
@@ -217,37 +230,28 @@ impl Run {
             .map(Resumed::folder)
             .or(options.init_from.as_deref());
         let data = config.data.path.as_deref();
-        let between = Between::open(&resolved, settings, from.or(data))?;
-        let saver = Saver::new(origin(from, data)?, state.and_then(|state| state.best));
+        let between = Between::open(&resolved, settings, from, data)?;
+        let evaluated = between.fingerprint();
+        let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
+        let saver = Saver::new(origin(from, data)?, best);
         if let Some(folder) = &options.save_final {
             refuse_model(folder, saver.origin().names())?;
         }
         let directory = match resumed.and_then(Resumed::run) {
-            Some(run) => RunDir::reopen(run, &resolved, &plan)?,
+            Some(run) => RunDir::reopen(run)?,
             None => RunDir::create(&resolved, &plan)?,
         };
         if let Some(folder) = &options.save_final {
             make_folder(folder, "--save-final")?;
         }
         let path = directory.path();
-        let metrics = path.join("metrics.jsonl");
-        let goes_on = resumed.is_some_and(|resumed| resumed.run().is_some()) && metrics.is_file();
-        let metrics = match goes_on {
-            true => MetricsFile::resume(&metrics, made.steps),
-            false => MetricsFile::create(&metrics),
-        };
-        let board = config
-            .log
-            .tensorboard
-            .then(|| TensorBoard::create(path, made.steps + 1));
-        let progress = Progress::new(config.train.steps, config.log.every, options.quiet);
+        let goes_on = resumed.is_some_and(|resumed| resumed.run().is_some());
         let mut run = Run {
-            metrics: metrics.map_err(Failure::file(path))?,
-            board: board.transpose().map_err(Failure::file(path))?,
-            progress: Rc::new(progress.after(made.steps).accumulating(config.batch.accum)),
+            records: Records::open(path, config, options.quiet, (made.steps, goes_on))?,
             interrupt: Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?,
             position: Position::default(),
             data_fingerprint: dataset.fingerprint(),
+            is_pending: state.is_some_and(|state| state.pending),
             data_waits: VecDeque::new(),
             resolved,
             device,
@@ -257,22 +261,28 @@ impl Run {
             saver,
             between,
             tracer: None,
-            growth: MemoryGrowth::default(),
             made,
         };
         if !goes_on {
-            run.write_run_record()?;
-        }
-        if let Some(resumed) = resumed {
-            resumed.set_aside_later()?;
-            run.write(&ResumeRecord {
-                step: run.made.steps,
-                from: resumed.folder().display().to_string(),
-                changes: resumed.changes.clone(),
-                process: ProcessRecord::current(),
-            })?;
+            let record = run.run_record();
+            run.records.write(&record)?;
         }
         Ok(run)
+    }
+
+    /// Goes on in the checkpoint's place. Until here a run that cannot is as it was.
+    fn go_on(&mut self, resumed: &Resumed) -> Result<(), Failure> {
+        if resumed.run().is_some() {
+            self.directory.describe(&self.resolved, &self.plan)?;
+            self.records.cut(self.made.steps)?;
+            resumed.set_aside_later()?;
+        }
+        self.records.write(&ResumeRecord {
+            step: self.made.steps,
+            from: resumed.folder().display().to_string(),
+            changes: resumed.changes.clone(),
+            process: ProcessRecord::current(),
+        })
     }
 
     /// Loads the model and makes all steps.
@@ -284,8 +294,13 @@ impl Run {
     ) -> Result<(), Failure> {
         self.position = batches.position();
         let mut session = self.load(settings, resumed)?;
+        if let Some(resumed) = resumed {
+            self.go_on(resumed)?;
+        }
+        self.records
+            .begin_events(self.directory.path(), self.made.steps)?;
         session.stop_when(self.interrupt.watch());
-        let progress = self.progress.clone();
+        let progress = self.records.progress.clone();
         session.on_micro_batch(move |done, of| progress.micro_batch(done, of));
         let mut batches = prefetch(batches, self.resolved.config.data.prefetch);
         let made = self.make_steps(&mut session, &mut batches);
@@ -313,8 +328,12 @@ impl Run {
         session: &mut Session,
         batches: &mut Prefetched,
     ) -> Result<(), Failure> {
+        if self.is_pending {
+            self.between_steps(session, self.made.steps)?;
+        }
         self.made.until = Instant::now();
-        for step in self.made.steps + 1..=self.resolved.config.train.steps {
+        let mut step = self.made.steps + 1;
+        while step <= self.resolved.config.train.steps || self.is_pending {
             if let Some(signal) = self.interrupt.signal() {
                 return Err(self.interrupted(session, signal));
             }
@@ -324,7 +343,7 @@ impl Run {
                 tracer.begin_step();
             }
             match session.start_step(&batch) {
-                // The signal that broke it off ends the loop, with the state after the step before.
+                // The signal that broke it off is seen at once, with the state after the step before.
                 Err(SessionError::Stopped) => continue,
                 started => started?,
             }
@@ -334,6 +353,7 @@ impl Run {
                 session.export_gradients(&self.directory.gradients(step)?)?;
             }
             self.between_steps(session, step)?;
+            step += 1;
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! A model that was trained: what `eval` and `generate` take.
+//! Folders of models that were trained: what `eval` and `generate` compute with, `export` copies, and a run goes on from.
 
 use crate::device::OpenDevice;
-use crate::export::model_folder;
 use crate::failure::Failure;
 use crate::run::{adopt_model, start_threads};
+use checkpoint::{Checkpoint, Found, find};
 use clap::Args;
 use memory::{Layer, Phase};
 use planner::InferencePlan;
@@ -35,6 +35,27 @@ pub struct TrainedArgs {
     /// Print JSON to standard output
     #[arg(long)]
     pub json: bool,
+}
+
+/// The checkpoint in a folder, or the newest whole one of a run.
+pub(crate) fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Failure> {
+    let Found {
+        checkpoint,
+        passed_over,
+    } = find(folder)?;
+    for newer in passed_over {
+        tracing::warn!("{newer}; an earlier one is taken");
+    }
+    Ok(checkpoint)
+}
+
+/// The folder of that checkpoint, or the folder itself if it is a model's.
+pub(crate) fn model_folder(folder: &Path) -> Result<PathBuf, Failure> {
+    let has = |name| folder.join(name).exists();
+    match has("config.json") && !has("manifest.json") {
+        true => Ok(folder.into()),
+        false => Ok(newest_checkpoint(folder)?.path),
+    }
 }
 
 /// A model's folder, and how it is to be computed.
@@ -109,15 +130,6 @@ impl Trained {
             self.folder.display(),
             self.resolved.config.model.vocab
         )))
-    }
-
-    /// The token that its texts begin with, where its tokenizer is said to add it.
-    pub(crate) fn first_token(&self) -> Option<u32> {
-        let tokenizer = read_json(&self.folder.join("tokenizer_config.json"));
-        let adds = tokenizer["add_bos_token"].as_bool() == Some(true);
-        tokens(&self.description["bos_token_id"])
-            .filter(|_| adds)?
-            .next()
     }
 
     /// The tokens that end its texts: as `generation_config.json`, else `config.json`, else the tokenizer has it.

@@ -1,8 +1,6 @@
 //! A small run to save.
 
-use checkpoint::{
-    Checkpoint, CheckpointError, Contents, OptimizerForm, Position, TrainerState, save,
-};
+use checkpoint::{Checkpoint, CheckpointError, Contents, OptimizerForm, TrainerState, save};
 use files::{Dtype, FileSystem, TensorFiles, TensorSource, TensorSpec};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -34,7 +32,7 @@ impl Tensors {
     }
 
     fn assert_same(&self, found: &TensorFiles) {
-        assert_eq!(found.len(), self.specs.len());
+        assert_eq!(found.iter().count(), self.specs.len());
         for (index, spec) in self.specs.iter().enumerate() {
             assert_eq!(
                 found.get(&spec.name).unwrap().bytes,
@@ -79,16 +77,18 @@ impl Moment {
             updates: step,
             skipped_in_a_row: 0,
             skipped: 0,
-            position: Position {
+            position: data::Position {
                 epoch: 1,
                 index: u64::from(seed),
             },
             data: "a fingerprint".into(),
             tokens: 64 * step,
             targets: 63 * step,
+            pending: false,
             best: Some(checkpoint::Best {
                 step,
                 loss: 0.1 + f32::from(seed),
+                data: "files 1".into(),
             }),
             optimizer: OptimizerForm {
                 weights: "f32".into(),

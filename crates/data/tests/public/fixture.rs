@@ -7,9 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use data::{
-    Batches, BlockChecksums, DataError, Dataset, Format, Options, Packing, ShardIndex, Split,
-};
+use data::{Batches, DataError, Dataset, Format, Options, Packing, ShardWriter, Split};
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 
@@ -43,24 +41,24 @@ impl Folder {
         documents: &[u64],
         masked: &[Range<u64>],
     ) -> PathBuf {
-        let bytes = llmc_bytes(
-            20240520,
-            1,
-            tokens.len() as i32,
-            &u16_bytes(tokens.iter().copied()),
-        );
-        let mut checksums = BlockChecksums::default();
-        checksums.update(&bytes);
-        let index = ShardIndex {
-            tokens: tokens.len() as u64,
-            documents: documents.to_vec(),
-            masked: masked.to_vec(),
-            text_bytes: 4 * tokens.len() as u64,
-            checksums: checksums.finish(),
-        };
-        let path = self.file(name, &bytes);
-        fs::write(ShardIndex::path(&path), index.to_bytes()).unwrap();
-        path
+        let stem = name.strip_suffix(".bin").unwrap();
+        let mut shard = ShardWriter::create(self.path(), stem, 1 << 16).unwrap();
+        let len = tokens.len() as u64;
+        let mut start = 0;
+        for &end in documents.iter().chain([&len]) {
+            let masked = masked.iter().map(|range| {
+                range.start.clamp(start, end) - start..range.end.clamp(start, end) - start
+            });
+            let piece: Vec<u32> = tokens[start as usize..end as usize]
+                .iter()
+                .map(|&token| token.into())
+                .collect();
+            shard.push(&piece, masked, 4 * (end - start)).unwrap();
+            shard.start_document();
+            start = end;
+        }
+        shard.finish().unwrap();
+        self.path().join(name)
     }
 
     /// `input_ids` and `targets` of `seq` columns.

@@ -1,51 +1,16 @@
-//! The index beside a shard: written and read back, and no bytes of one make this crate panic or believe them.
+//! Shards and the index beside them: what is written is read, and what cannot be used is named.
 
-use std::{fs, ops::Range};
+use std::fs;
 
-use data::{BlockChecksums, ShardIndex};
-use proptest::prelude::*;
+use data::{ShardIndex, ShardWriter};
 
 use crate::fixture::{Folder, assert_says, open_error, options};
-
-fn index() -> ShardIndex {
-    ShardIndex {
-        tokens: 100,
-        documents: vec![0, 10, 50],
-        masked: vec![3..5, 5..9, 90..100],
-        text_bytes: 412,
-        checksums: vec![7, 8],
-    }
-}
-
-fn parse_error(change: impl FnOnce(&mut ShardIndex)) -> String {
-    let mut index = index();
-    change(&mut index);
-    ShardIndex::parse(&index.to_bytes()).unwrap_err()
-}
-
-#[test]
-fn entries_out_of_order_or_outside_are_named() {
-    assert_eq!(ShardIndex::parse(&index().to_bytes()), Ok(index()));
-    let said = parse_error(|index| index.documents = vec![0, 50, 50]);
-    assert_says(&said, &["document 2 begin at 50, not after 50"]);
-    let said = parse_error(|index| index.documents.push(100));
-    assert_says(&said, &["begin at 100, beyond the shard's 100 tokens"]);
-    let backwards = Range { start: 5, end: 2 };
-    let bad = [90..101, 90..90, 89..91, backwards];
-    for range in bad {
-        let shown = format!("masks {range:?} as range 3");
-        assert_says(
-            &parse_error(|index| index.masked = vec![3..5, 5..9, 80..90, range]),
-            &[&shown],
-        );
-    }
-}
 
 #[test]
 fn an_index_that_cannot_be_used_names_its_file_and_what_to_do() {
     let folder = Folder::new();
     let path = folder.shard("a.bin", &[1; 20], &[0], &[]);
-    let file = ShardIndex::path(&path);
+    let file = path.with_extension("idx");
     let whole = fs::read(&file).unwrap();
     let error = |bytes: &[u8]| {
         fs::write(&file, bytes).unwrap();
@@ -63,92 +28,64 @@ fn an_index_that_cannot_be_used_names_its_file_and_what_to_do() {
     assert_says(&error(&changed), &["a.idx", "its own checksum"]);
 
     let other = folder.shard("b.bin", &[1; 21], &[0], &[]);
-    let other = error(&fs::read(ShardIndex::path(&other)).unwrap());
+    let other = error(&fs::read(other.with_extension("idx")).unwrap());
     assert_says(
         &other,
         &["a.idx", "21 tokens", "a.bin holds 20", "another file"],
     );
-    let mut blocks = ShardIndex::parse(&whole).unwrap();
-    blocks.checksums.push(1);
-    assert_says(&error(&blocks.to_bytes()), &["2 checksums", "1 blocks"]);
+    let mut blocks = whole[..whole.len() - 4].to_vec();
+    blocks[48] += 1; // checksums
+    blocks.extend([0; 4]);
+    blocks.extend(crc32fast::hash(&blocks).to_le_bytes());
+    assert_says(&error(&blocks), &["2 checksums", "1 blocks"]);
 }
 
-fn any_index() -> impl Strategy<Value = ShardIndex> {
-    let documents = prop::collection::btree_set(0_u64..500, 0..20);
-    let ends = prop::collection::btree_set(0_u64..=500, 0..20);
-    let checksums = prop::collection::vec(any::<u32>(), 0..5);
-    (documents, ends, checksums, any::<u64>()).prop_map(
-        |(documents, ends, checksums, text_bytes)| {
-            let ends: Vec<u64> = ends.into_iter().collect();
-            ShardIndex {
-                tokens: 500,
-                documents: documents.into_iter().collect(),
-                masked: ends
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|&[start, end]| start..end)
-                    .collect(),
-                text_bytes,
-                checksums,
-            }
-        },
-    )
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn what_is_written_is_read(index in any_index()) {
-        prop_assert_eq!(ShardIndex::parse(&index.to_bytes()), Ok(index));
-    }
-
-    #[test]
-    fn a_changed_bit_or_a_cut_is_always_seen(index in any_index(), at in any::<prop::sample::Index>(), bit in 0..8) {
-        let whole = index.to_bytes();
-        let at = at.index(whole.len());
-        let mut flipped = whole.clone();
-        flipped[at] ^= 1_u8 << bit;
-        prop_assert!(ShardIndex::parse(&flipped).is_err());
-        prop_assert!(ShardIndex::parse(&whole[..at]).is_err());
-        prop_assert!(ShardIndex::parse(&[&whole[..], &[0]].concat()).is_err());
-    }
-
-    /// Counts and entries that lie, under a checksum that does not.
-    #[test]
-    fn hostile_entries_are_refused_or_in_order(
-        counts in prop::collection::vec(prop_oneof![0_u64..6, Just(1 << 20), Just(1 << 61), any::<u64>()], 6),
-        entries in prop::collection::vec(prop_oneof![0_u64..9, any::<u64>()], 0..12),
-    ) {
-        let mut bytes = b"TRNRIDX1".to_vec();
-        bytes.extend(counts.iter().chain(&entries).flat_map(|word| word.to_le_bytes()));
-        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
-        if let Ok(index) = ShardIndex::parse(&bytes) {
-            prop_assert_eq!(index.check(), Ok(()));
-            prop_assert_eq!(index.to_bytes(), bytes);
+#[test]
+fn shards_do_not_depend_on_how_they_are_written() {
+    const BLOCK: usize = ShardIndex::BLOCK_BYTES;
+    let tokens: Vec<u32> = (0..BLOCK as u32 + 1000).map(|i| i % 251).collect();
+    let folder = Folder::new();
+    let in_first = (BLOCK - 1024) / 2; // tokens of u16 in the first block, after the header
+    let mut first = None;
+    for cuts in [
+        &[][..],
+        &[1],
+        &[in_first],
+        &[in_first - 1, in_first + 1, in_first + BLOCK / 2],
+        &[0, 0, tokens.len()],
+    ] {
+        let mut shard = ShardWriter::create(folder.path(), "a", 251).unwrap();
+        shard.start_document();
+        let mut from = 0;
+        for &to in cuts.iter().chain([&tokens.len()]) {
+            let text_bytes = (to - from) as u64;
+            shard.push(&tokens[from..to], [], text_bytes).unwrap();
+            from = to;
         }
+        let index = shard.finish().unwrap();
+        let path = folder.path().join("a.bin");
+        assert_eq!(ShardIndex::beside(&path).unwrap(), index);
+        let bytes = fs::read(&path).unwrap();
+        let wanted: Vec<u32> = bytes.chunks(BLOCK).map(crc32fast::hash).collect();
+        assert_eq!(wanted.len(), 3);
+        assert_eq!(index.checksums, wanted, "cut at {cuts:?}");
+        assert_eq!(index.documents, [0]);
+        assert_eq!(first.get_or_insert_with(|| bytes.clone()), &bytes);
     }
 }
 
 #[test]
-fn checksums_do_not_depend_on_how_a_file_is_written() {
-    const BLOCK: usize = ShardIndex::BLOCK_BYTES;
-    let bytes: Vec<u8> = (0..2 * BLOCK + 1000).map(|i| (i % 251) as u8).collect();
-    let wanted: Vec<u32> = bytes.chunks(BLOCK).map(crc32fast::hash).collect();
-    for cuts in [
-        &[][..],
-        &[1],
-        &[BLOCK],
-        &[BLOCK - 1, BLOCK + 1, 2 * BLOCK],
-        &[7, 7, 2 * BLOCK + 1],
-    ] {
-        let mut checksums = BlockChecksums::default();
-        let mut from = 0;
-        for &to in cuts.iter().chain([&bytes.len()]) {
-            checksums.update(&bytes[from..to]);
-            from = to;
-        }
-        assert_eq!(checksums.finish(), wanted, "cut at {cuts:?}");
-    }
+fn a_shard_that_is_not_finished_is_not_taken_for_one() {
+    let folder = Folder::new();
+    let mut shard = ShardWriter::create(folder.path(), "a", 70_000).unwrap();
+    shard.push(&[69_999; 5000], [], 0).unwrap();
+    let outside = shard.push(&[70_000], [], 0).unwrap_err().to_string();
+    assert_says(&outside, &["a.bin", "70000", "vocabulary"]);
+    drop(shard);
+    let path = folder.path().join("a.bin");
+    assert_says(&open_error(&options(&path)), &["a.bin", "magic 0"]);
+
+    let mut shard = ShardWriter::create(folder.path(), "a", 70_000).unwrap();
+    shard.push(&[1; 10], [3..5, 4..6], 0).unwrap();
+    assert_says(&shard.finish().unwrap_err().to_string(), &["a.bin", "4..6"]);
 }

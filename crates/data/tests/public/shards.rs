@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs};
 
-use data::{Dataset, Format, MASKED, Options, Packing, ShardIndex, Split};
+use data::{Dataset, Format, MASKED, Options, Packing, Split};
 
 use crate::fixture::{
     Folder, assert_says, i32_bytes, llmc_bytes, open, open_error, options, step_error, u16_bytes,
@@ -30,7 +30,6 @@ fn folder() -> (Folder, Options) {
     folder.shard("train-00001.bin", &[10, 11, 12, 13, 14, 15, 16], &[0], &[]);
     folder.shard("train-00000.bin", &[0, 1, 2, 3, 4, 5], &[0, 4], &[]);
     folder.shard("validation-00000.bin", &[20, 21, 22], &[0], &[]);
-    folder.file("dataset.json", b"{}");
     let options = Options {
         seq: Some(2),
         micro_batch: 1,
@@ -274,8 +273,73 @@ fn descriptions_of_folders_count_shards_and_documents() {
     assert!(describe(Packing::Pad).ends_with(&format!("{start}3 documents of at most 2")));
 }
 
+/// The text of a listing of training and of validation shards.
+fn listing(version: u32, train: &[(&str, u64)], validation: &[(&str, u64)]) -> String {
+    let part = |shards: &[(&str, u64)]| {
+        let shards = shards.iter();
+        let shards =
+            shards.map(|(name, tokens)| serde_json::json!({"name": name, "tokens": tokens}));
+        serde_json::json!({"shards": shards.collect::<Vec<_>>(), "documents": 3})
+    };
+    serde_json::json!({"format_version": version, "train": part(train), "validation": part(validation)}).to_string()
+}
+
 #[test]
-fn an_index_name_follows_from_its_shard_s() {
-    let path = ShardIndex::path("folder/train-00007.bin".as_ref());
-    assert_eq!(path.to_str(), Some("folder/train-00007.idx"));
+fn shards_that_are_not_those_listed_are_named() {
+    let (folder, options) = folder();
+    let validation = Options {
+        split: Split::Validation,
+        ..options.clone()
+    };
+    let (first, second, third) = (
+        ("train-00000.bin", 6),
+        ("train-00001.bin", 7),
+        ("validation-00000.bin", 3),
+    );
+    let list = |text: &str| folder.file("dataset.json", text.as_bytes());
+    list(&listing(1, &[first, second], &[third]));
+    assert_eq!(rows(&options, 1), [[0, 1]]);
+    assert_eq!(rows(&validation, 1), [[20, 21]]);
+
+    list(&listing(1, &[first], &[third]));
+    let said = open_error(&options);
+    assert_says(
+        &said,
+        &[
+            "dataset.json does not list train-00001.bin",
+            "remove that file",
+        ],
+    );
+    assert_eq!(rows(&validation, 1), [[20, 21]], "which has what it lists");
+    list(&listing(
+        1,
+        &[first, second, ("train-00002.bin", 1)],
+        &[third],
+    ));
+    assert_says(
+        &open_error(&options),
+        &["dataset.json lists train-00002.bin", "not beside it"],
+    );
+    list(&listing(1, &[first, ("train-00001.bin", 8)], &[third]));
+    assert_says(
+        &open_error(&options),
+        &["train-00001.bin with 8 tokens, but it holds 7"],
+    );
+    list(&listing(2, &[first, second], &[third]));
+    assert_says(
+        &open_error(&options),
+        &["dataset.json has format_version 2"],
+    );
+    for text in [
+        "",
+        "{}",
+        "[1]",
+        r#"{"format_version": 1, "train": {"shards": 2}}"#,
+    ] {
+        list(text);
+        assert_says(
+            &open_error(&options),
+            &["dataset.json is not what `trainer prepare` writes"],
+        );
+    }
 }

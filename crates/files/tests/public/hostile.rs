@@ -1,7 +1,7 @@
 //! Headers that lie.
 
 use crate::source::Tensors;
-use files::{Disk, Dtype, TensorFile, read_header, write_tensors};
+use files::{Disk, Dtype, TensorFiles, read_header, write_tensors};
 use proptest::prelude::*;
 use std::fs;
 use tempfile::tempdir;
@@ -95,13 +95,14 @@ fn lies_are_named() {
 #[test]
 fn what_is_no_file_is_refused() {
     let folder = tempdir().unwrap();
-    let error = TensorFile::open(folder.path()).unwrap_err().to_string();
+    let refusal = |stem| TensorFiles::open_folder(folder.path(), stem).unwrap_err();
+    fs::create_dir(folder.path().join("folder.safetensors")).unwrap();
+    let error = refusal("folder").to_string();
     assert!(error.ends_with("it is not a file"), "{error}");
-    let empty = folder.path().join("empty");
-    fs::write(&empty, b"").unwrap();
-    let error = TensorFile::open(&empty).unwrap_err().to_string();
+    fs::write(folder.path().join("empty.safetensors"), b"").unwrap();
+    let error = refusal("empty").to_string();
     assert!(
-        error.contains("empty` is not a whole safetensors file"),
+        error.contains("empty.safetensors` is not a whole safetensors file"),
         "{error}"
     );
 }
@@ -160,7 +161,7 @@ proptest! {
     fn a_file_with_one_byte_changed_or_cut_off(at in 0..400usize, to in any::<u8>()) {
         let folder = tempdir().unwrap();
         let tensors = Tensors::new(&[("a", Dtype::F32, &[3, 2]), ("b", Dtype::BF16, &[5]), ("c", Dtype::U8, &[1])]);
-        let name = &write_tensors(&Disk, folder.path(), "x", &tensors, &[], u64::MAX).unwrap()[0].name;
+        let name = &write_tensors(&Disk, folder.path(), "x", &tensors, u64::MAX).unwrap()[0].name;
         let mut bytes = fs::read(folder.path().join(name)).unwrap();
         let at = at % bytes.len();
         prop_assert!(read_header(&bytes[..at]).is_err());

@@ -2,9 +2,12 @@
 
 use crate::source::Tensors;
 use files::testing::FullDisk;
-use files::{Disk, Dtype, FilesError, TensorFiles, TensorSource, is_plain_name, write_tensors};
+use files::{
+    Disk, Dtype, FilesError, TensorFiles, TensorSource, is_plain_name, read_header, write_tensors,
+};
 use safetensors::SafeTensors;
 use std::fs;
+use std::path::Path;
 use tempfile::tempdir;
 
 fn tensors() -> Tensors {
@@ -19,7 +22,7 @@ fn tensors() -> Tensors {
 }
 
 fn assert_holds(files: &TensorFiles, tensors: &Tensors) {
-    assert_eq!(files.len(), tensors.tensors().len());
+    assert_eq!(files.iter().count(), tensors.tensors().len());
     for (index, spec) in tensors.tensors().iter().enumerate() {
         let found = files.get(&spec.name).unwrap();
         assert_eq!((found.dtype, found.shape), (spec.dtype, &spec.shape[..]));
@@ -30,10 +33,8 @@ fn assert_holds(files: &TensorFiles, tensors: &Tensors) {
 #[test]
 fn one_file_is_read_again_here_and_elsewhere() {
     let folder = tempdir().unwrap();
-    let metadata = [("format", "pt")];
     let tensors = tensors();
-    let written =
-        write_tensors(&Disk, folder.path(), "model", &tensors, &metadata, u64::MAX).unwrap();
+    let written = write_tensors(&Disk, folder.path(), "model", &tensors, u64::MAX).unwrap();
     assert_eq!(written.len(), 1);
     let bytes = fs::read(folder.path().join("model.safetensors")).unwrap();
     assert_eq!(
@@ -43,11 +44,7 @@ fn one_file_is_read_again_here_and_elsewhere() {
 
     let files = TensorFiles::open_folder(folder.path(), "model").unwrap();
     assert_holds(&files, &tensors);
-    assert_eq!(
-        files.files()[0].header().metadata,
-        [("format".to_owned(), "pt".to_owned())]
-    );
-    for entry in &files.files()[0].header().tensors {
+    for entry in read_header(&bytes).unwrap().tensors {
         assert_eq!(
             entry.data.start % (entry.dtype.bitsize() / 8),
             0,
@@ -55,6 +52,9 @@ fn one_file_is_read_again_here_and_elsewhere() {
             entry.name
         );
     }
+    let (_, elsewhere) = SafeTensors::read_metadata(&bytes).unwrap();
+    let metadata = elsewhere.metadata().as_ref().unwrap();
+    assert_eq!(metadata["format"], "pt");
     let elsewhere = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(
         elsewhere.tensor("b.weight").unwrap().data(),
@@ -68,16 +68,16 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../trainer/tests/gold
 
 #[test]
 fn files_that_pytorch_wrote_are_read() {
-    for name in [
-        "torch_llama_tiny/model",
-        "transformers/gpt2/batches",
-        "transformers/qwen3/grads_step0",
+    for (folder, stem) in [
+        ("torch_llama_tiny", "model"),
+        ("transformers/gpt2", "batches"),
+        ("transformers/qwen3", "grads_step0"),
     ] {
-        let path = format!("{GOLDEN}/{name}.safetensors");
-        let bytes = fs::read(&path).unwrap();
+        let folder = Path::new(GOLDEN).join(folder);
+        let bytes = fs::read(folder.join(format!("{stem}.safetensors"))).unwrap();
         let elsewhere = SafeTensors::deserialize(&bytes).unwrap();
-        let here = TensorFiles::open_file(path.as_ref()).unwrap();
-        assert_eq!(here.len(), elsewhere.len());
+        let here = TensorFiles::open_folder(&folder, stem).unwrap();
+        assert_eq!(here.iter().count(), elsewhere.len());
         for (name, tensor) in here.iter() {
             let expected = elsewhere.tensor(name).unwrap();
             assert_eq!(
@@ -92,7 +92,7 @@ fn files_that_pytorch_wrote_are_read() {
 fn shards_hold_at_most_what_they_may_and_come_with_an_index() {
     let folder = tempdir().unwrap();
     let tensors = tensors();
-    let written = write_tensors(&Disk, folder.path(), "model", &tensors, &[], 28).unwrap();
+    let written = write_tensors(&Disk, folder.path(), "model", &tensors, 28).unwrap();
     let names: Vec<_> = written.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(
         names,
@@ -117,15 +117,7 @@ fn shards_hold_at_most_what_they_may_and_come_with_an_index() {
 fn the_same_tensors_give_the_same_bytes() {
     let [first, second] = [(); 2].map(|()| {
         let folder = tempdir().unwrap();
-        write_tensors(
-            &Disk,
-            folder.path(),
-            "x",
-            &tensors(),
-            &[("a", "1"), ("b", "2")],
-            30,
-        )
-        .unwrap()
+        write_tensors(&Disk, folder.path(), "x", &tensors(), 30).unwrap()
     });
     assert_eq!(first, second);
 }
@@ -133,7 +125,7 @@ fn the_same_tensors_give_the_same_bytes() {
 #[test]
 fn an_index_that_does_not_fit_its_shards_is_refused() {
     let folder = tempdir().unwrap();
-    write_tensors(&Disk, folder.path(), "model", &tensors(), &[], 28).unwrap();
+    write_tensors(&Disk, folder.path(), "model", &tensors(), 28).unwrap();
     let path = folder.path().join("model.safetensors.index.json");
     let whole = fs::read_to_string(&path).unwrap();
     let cases = [
@@ -178,7 +170,7 @@ fn a_source_that_breaks_its_word_is_refused() {
     let folder = tempdir().unwrap();
     let mut tensors = tensors();
     tensors.shorten(2);
-    let error = write_tensors(&Disk, folder.path(), "model", &tensors, &[], u64::MAX).unwrap_err();
+    let error = write_tensors(&Disk, folder.path(), "model", &tensors, u64::MAX).unwrap_err();
     assert_eq!(
         error.to_string(),
         "`b.weight` has 40 bytes, but its source wrote 39"
@@ -194,7 +186,6 @@ fn a_full_disk_is_told_from_other_failures() {
             folder.path(),
             "model",
             &tensors(),
-            &[],
             u64::MAX,
         )
     };
@@ -207,7 +198,7 @@ fn a_full_disk_is_told_from_other_failures() {
         );
     }
     let elsewhere = folder.path().join("missing");
-    let error = write_tensors(&Disk, &elsewhere, "model", &tensors(), &[], u64::MAX).unwrap_err();
+    let error = write_tensors(&Disk, &elsewhere, "model", &tensors(), u64::MAX).unwrap_err();
     assert!(
         !error.is_full() && error.to_string().contains("missing"),
         "{error}"

@@ -73,7 +73,8 @@ impl ModelConfig {
 pub(super) fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::BF16 => "bfloat16",
-        _ => "float32",
+        DType::F32 => "float32",
+        other => panic!("weights are written in f32 or bf16, not in {other:?}"),
     }
 }
 

@@ -10,4 +10,4 @@ pub use config::HfConfigError;
 pub use origin::{Origin, OriginError};
 pub(crate) use weights::CHUNK;
 pub use weights::{ModelWeights, WeightsError, encode, import};
-pub use write::{MAX_SHARD_BYTES, METADATA, OutgoingWeights, write_model};
+pub use write::{MAX_SHARD_BYTES, OutgoingWeights, write_model};

@@ -114,6 +114,7 @@ impl<'a> ModelWeights<'a> {
         Converted {
             weights: self,
             specs: specs(self.parameters, dtype),
+            dtype,
         }
     }
 
@@ -217,7 +218,8 @@ fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
     match dtype {
         Dtype::BF16 => values.extend(halves().map(|bytes| bf16::from_le_bytes(bytes).to_f32())),
         Dtype::F16 => values.extend(halves().map(|bytes| f16::from_le_bytes(bytes).to_f32())),
-        _ => values.extend(data.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
+        Dtype::F32 => values.extend(data.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
+        other => unreachable!("{other:?} was refused when the files were opened"),
     }
 }
 
@@ -225,6 +227,7 @@ fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
 struct Converted<'a> {
     weights: &'a ModelWeights<'a>,
     specs: Vec<TensorSpec>,
+    dtype: DType,
 }
 
 impl TensorSource for Converted<'_> {
@@ -233,15 +236,15 @@ impl TensorSource for Converted<'_> {
     }
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        let (tensor, into) = (self.weights.tensor(index), self.specs[index].dtype);
-        if tensor.dtype == into {
+        let tensor = self.weights.tensor(index);
+        if tensor.dtype == self.specs[index].dtype {
             return out.write_all(tensor.bytes);
         }
         let mut values = Vec::with_capacity(CHUNK);
         for bytes in tensor.bytes.chunks(CHUNK * tensor.dtype.bitsize() / 8) {
             values.clear();
             widen(tensor.dtype, bytes, &mut values);
-            out.write_all(&encode_in(&values, into))?;
+            out.write_all(&encode(&values, self.dtype))?;
         }
         Ok(())
     }
@@ -249,32 +252,25 @@ impl TensorSource for Converted<'_> {
 
 /// What files of this type say of the parameters, in the order of their layout.
 pub(super) fn specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
-    let dtype = match dtype {
-        DType::BF16 => Dtype::BF16,
-        _ => Dtype::F32,
-    };
     let spec = |parameter: &Parameter| TensorSpec {
         name: parameter.name.clone(),
-        dtype,
+        dtype: dtype.into(),
         shape: parameter.stored_shape(),
     };
     parameters.in_layout().map(spec).collect()
 }
 
 /// The bytes of f32 values in a compute type.
+///
+/// # Panics
+/// If weights are not written in that type.
 pub fn encode(values: &[f32], dtype: DType) -> Cow<'_, [u8]> {
     match dtype {
-        DType::BF16 => encode_in(values, Dtype::BF16),
-        _ => encode_in(values, Dtype::F32),
-    }
-}
-
-fn encode_in(values: &[f32], dtype: Dtype) -> Cow<'_, [u8]> {
-    match dtype {
-        Dtype::BF16 => {
+        DType::BF16 => {
             let narrow: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
             Cow::Owned(cast_slice(&narrow).to_vec())
         }
-        _ => Cow::Borrowed(cast_slice(values)),
+        DType::F32 => Cow::Borrowed(cast_slice(values)),
+        other => panic!("weights are written in f32 or bf16, not in {other:?}"),
     }
 }

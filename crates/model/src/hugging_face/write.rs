@@ -13,9 +13,6 @@ use std::path::Path;
 /// Bytes of weights that a file has at most, unless a tensor alone has more.
 pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
-/// What says whose the file is, for readers that ask.
-pub const METADATA: [(&str, &str); 1] = [("format", "pt")];
-
 /// Where a model is written until it is whole, within its folder.
 const UNFINISHED: &str = ".unfinished";
 
@@ -115,14 +112,7 @@ fn write_apart(
 ) -> Result<Vec<String>, FilesError> {
     disk.create_folder(unfinished)
         .map_err(FilesError::at("make", unfinished))?;
-    let tensors = write_tensors(
-        disk,
-        unfinished,
-        "model",
-        weights,
-        &METADATA,
-        max_shard_bytes,
-    )?;
+    let tensors = write_tensors(disk, unfinished, "model", weights, max_shard_bytes)?;
     let mut names: Vec<String> = tensors.into_iter().map(|file| file.name).collect();
     for (name, bytes) in files {
         write_file(disk, unfinished, name, bytes)?;

@@ -95,7 +95,7 @@ pub fn changed(family: &str, change: impl FnOnce(&mut Tensors)) -> tempfile::Tem
             .map(|(_, _, bytes)| bytes.clone())
             .collect(),
     );
-    files::write_tensors(&Disk, folder.path(), "model", &source, &[], u64::MAX).unwrap();
+    files::write_tensors(&Disk, folder.path(), "model", &source, u64::MAX).unwrap();
     folder
 }
 

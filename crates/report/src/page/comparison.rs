@@ -161,7 +161,10 @@ fn evaluations(table: &mut Table, runs: [&Run; 2]) {
         number(table, name, 4, best.map(|best| field(best?)));
     };
     of("best evaluation loss", |best| best.loss);
-    of("  its perplexity", |best| best.perplexity);
+    // Where it has more digits than that, the loss says it better.
+    of("  its perplexity", |best| {
+        best.perplexity.filter(|perplexity| *perplexity < 1e6)
+    });
     of("  its bits per byte", |best| best.bits_per_byte);
     bytes(table, "  its step", best.map(|best| Some(best?.step)));
     bytes(table, "  its targets", best.map(|best| best?.targets));

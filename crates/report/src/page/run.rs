@@ -34,7 +34,7 @@ pub(super) struct Run {
     pub(super) samples: VecDeque<Sample>,
     /// Where it was resumed.
     pub(super) resumes: Vec<Resume>,
-    /// How long all steps took, and for how much of it they waited for data.
+    /// How long all steps but the first took, and for how much of it they waited for data.
     time_ms: (f64, f64),
     /// The record `end`, where it is the last.
     pub(super) end: Value,
@@ -157,8 +157,11 @@ impl Run {
             beyond_plan: peak as i64 - planned as i64,
         });
         let ms = |name: &str| record[name].as_f64().unwrap_or(0.0);
-        self.time_ms.0 += ms("step_ms");
-        self.time_ms.1 += ms("data_wait_ms");
+        // Nothing can have been read ahead of the first step.
+        if !self.last_step.is_null() {
+            self.time_ms.0 += ms("step_ms");
+            self.time_ms.1 += ms("data_wait_ms");
+        }
         keep_larger(&mut self.peak_step, &record);
         self.last_step = record;
     }

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use candle_core::{DType, Device, Tensor};
 use data::{MASKED, MicroBatch, StepBatch};
 use model::{Parameter, Stored};
-use session::StateCopy;
+use session::NamedStateCopy;
 use settings::Config;
 
 /// The micro-batches of a step, checked.
@@ -123,7 +123,7 @@ pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<
 }
 
 /// A state as files would have the parameter; flat where it is no value for each of the parameter's.
-pub(super) fn state(state: StateCopy, parameter: &Parameter) -> Result<Tensor, Failure> {
+pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tensor, Failure> {
     let elements = state.bytes.len() / state.dtype.size_in_bytes();
     let is_value =
         elements == parameter.shape.iter().product::<usize>() && state.dtype != DType::U8;

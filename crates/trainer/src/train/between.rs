@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::samples::held_out_options;
 use checkpoint::Best;
 use data::Dataset;
-use report::{EvalRecord, SampleRecord};
+use report::{EvalRecord, SampleRecord, milliseconds};
 use session::{Generation, Sampling, Session};
 use settings::{Resolved, Settings};
 use std::path::Path;
@@ -16,8 +16,15 @@ use tokenization::Tokenizer;
 /// What evaluations and samples need beside the model.
 pub(super) struct Between {
     evaluation: Option<Dataset>,
-    tokenizer: Option<Tokenizer>,
-    /// Tokens of a sample that are planned for.
+    sample: Option<Sample>,
+}
+
+/// What the model's own text is made with.
+struct Sample {
+    tokenizer: Tokenizer,
+    /// What it begins with.
+    prompt: Vec<u32>,
+    /// Tokens that are planned for, the prompt included.
     window: usize,
 }
 
@@ -35,30 +42,62 @@ impl Due {
 }
 
 impl Between {
+    /// A fingerprint of what evaluations read.
+    pub(super) fn fingerprint(&self) -> Option<String> {
+        self.evaluation.as_ref().map(Dataset::fingerprint)
+    }
+
     /// Opens what the settings ask for.
     pub(super) fn open(
         resolved: &Resolved,
         settings: &Settings,
-        tokenizer: Option<&Path>,
+        model: Option<&Path>,
+        data: Option<&Path>,
     ) -> Result<Between, Failure> {
         let config = &resolved.config;
         let evaluation = config.eval.every.map(|_| {
-            let options = held_out_options(config)?;
+            let options = held_out_options(resolved)?;
             Ok::<_, Failure>(Dataset::open(&options)?)
         });
-        let tokenizer = config.log.sample_every.map(|_| match tokenizer {
-            Some(folder) if folder.join("tokenizer.json").is_file() => Ok(Tokenizer::open(folder)?),
-            _ if config.model.vocab == 256 => Ok(Tokenizer::bytes()),
-            _ => Err(Failure::Usage(
-                "--sample-every needs the model's tokenizer, and there is none: train on a folder that `trainer prepare` \
-                 wrote, or start from a model that has tokenizer.json"
-                    .into(),
-            )),
-        });
+        let window = settings.between.sample;
+        let mut folders = [model, data].into_iter().flatten();
+        let has_tokenizer = |folder: &&Path| folder.join("tokenizer.json").is_file();
+        let tokenizer = folders.find(has_tokenizer);
+        let sample = window.map(|window| Sample::open(resolved, window, tokenizer));
         Ok(Between {
             evaluation: evaluation.transpose()?,
-            tokenizer: tokenizer.transpose()?,
-            window: settings.between.sample.unwrap_or_default(),
+            sample: sample.transpose()?,
+        })
+    }
+}
+
+impl Sample {
+    fn open(resolved: &Resolved, window: usize, folder: Option<&Path>) -> Result<Sample, Failure> {
+        let (model, log) = (&resolved.config.model, &resolved.config.log);
+        let tokenizer = match folder {
+            Some(folder) => Tokenizer::open(folder)?,
+            None if model.vocab == 256 => Tokenizer::bytes(),
+            None => {
+                return Err(Failure::Usage(
+                    "--sample-every needs the model's tokenizer, and there is none: train on a folder that `trainer prepare` \
+                     wrote, or start from a model that has tokenizer.json"
+                        .into(),
+                ));
+            }
+        };
+        let mut prompt = tokenizer.encode(&log.sample_prompt)?;
+        prompt.truncate(window);
+        let known = |token: &u32| (*token as usize) < model.vocab;
+        if prompt.is_empty() || !prompt.iter().all(known) {
+            return Err(Failure::Usage(format!(
+                "log.sample_prompt = {:?} gives no tokens that the model knows; a sample has to begin with some",
+                log.sample_prompt
+            )));
+        }
+        Ok(Sample {
+            tokenizer,
+            prompt,
+            window,
         })
     }
 }
@@ -77,6 +116,9 @@ impl Run {
         let last = session.finish_step()?;
         self.record(last)?;
         let is_best = due.evaluation && self.evaluate(session, step)?;
+        if self.is_pending {
+            return Ok(());
+        }
         if due.sample {
             self.sample(session, step)?;
         }
@@ -101,7 +143,8 @@ impl Run {
         }
     }
 
-    /// Evaluates; says whether no evaluation before had a lower loss.
+    /// Evaluates; says whether no evaluation before had a lower loss. Of one that a signal breaks off nothing is told: it is
+    /// made when the run goes on.
     fn evaluate(&mut self, session: &mut Session, step: usize) -> Result<bool, Failure> {
         let data = self.between.evaluation.as_ref();
         let data = data.expect("it was opened, since evaluations are asked for");
@@ -110,16 +153,18 @@ impl Run {
         let batches = data.once(config.eval.samples);
         let batches = batches.take_while(|_| self.interrupt.signal().is_none());
         let found = session.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
-        if self.interrupt.signal().is_some() {
-            return Ok(false); // of an evaluation that was broken off nothing is told
+        self.is_pending = self.interrupt.signal().is_some();
+        if self.is_pending {
+            return Ok(false);
         }
         refuse_nothing(&found, data)?;
-        let (loss, best) = (found.loss(), self.saver.best);
+        let (loss, best) = (found.loss(), self.saver.best.as_ref());
         let is_best = loss.is_finite() && best.is_none_or(|best| (loss as f32) < best.loss);
         if is_best {
             self.saver.best = Some(Best {
                 step: step as u64,
                 loss: loss as f32,
+                data: data.fingerprint(),
             });
         }
         let bytes = data.bytes_per_token();
@@ -132,29 +177,21 @@ impl Run {
             is_best,
             peak_bytes: found.peak_bytes,
             planned_peak_bytes: self.plan.eval_peak_bytes.unwrap_or_default(),
-            eval_ms: (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3,
+            eval_ms: milliseconds(begun.elapsed()),
         };
-        self.progress.evaluation(&record);
-        if let Some(board) = &mut self.board {
-            let written = board.evaluation(step, loss, record.perplexity);
-            written.map_err(Failure::file(self.directory.path()))?;
-        }
-        self.write(&record)?;
+        self.records.evaluation(&record);
         Ok(is_best)
     }
 
     /// Lets the model write a few words.
     fn sample(&mut self, session: &mut Session, step: usize) -> Result<(), Failure> {
-        let tokenizer = self.between.tokenizer.as_ref();
-        let tokenizer = tokenizer.expect("it was opened, since samples are asked for");
+        let with = self.between.sample.as_ref();
+        let with = with.expect("it was opened, since samples are asked for");
         let log = &self.resolved.config.log;
-        let window = self.between.window;
-        let mut prompt = tokenizer.encode(&log.sample_prompt)?;
-        prompt.truncate(window);
         let wanted = Generation {
             max_tokens: log.sample_tokens,
-            window,
-            ends: tokenizer.end_of_text().into_iter().collect(),
+            window: with.window,
+            ends: with.tokenizer.end_of_text().into_iter().collect(),
             sampling: Sampling {
                 temperature: 0.8,
                 top_k: Some(40),
@@ -163,13 +200,13 @@ impl Run {
             },
             uses_cache: true,
         };
-        let made = session.generate(&[prompt], &wanted, |_, _| {})?;
+        let made = session.generate(std::slice::from_ref(&with.prompt), &wanted, |_, _| {})?;
         let record = SampleRecord {
             step,
             prompt: log.sample_prompt.clone(),
-            text: tokenizer.decode(&made[0].tokens),
+            text: with.tokenizer.decode(&made[0].tokens),
         };
-        self.progress.sample(&record);
-        self.write(&record)
+        self.records.sample(&record);
+        Ok(())
     }
 }

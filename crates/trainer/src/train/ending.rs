@@ -7,6 +7,7 @@ use memory::format_bytes;
 use planner::{HOST_ARENAS, OomReport, arena_table};
 use report::pictures::RefusedLease;
 use report::{EndRecord, max_rss_bytes, memory_table, page};
+use settings::OptimizerPlace;
 use std::io::Write;
 
 impl Run {
@@ -26,6 +27,9 @@ impl Run {
         };
         name_others(&mut report, self.resolved.device());
         let mut hints = report.hints();
+        if self.made.before > 0 {
+            hints.push("a resumed run takes settings that change what is computed only with --allow-change".into());
+        }
         match self.directory.write_json("oom.json", &report) {
             Ok(path) => hints.push(format!("{} has all figures and fixes", path.display())),
             Err(failure) => hints.push(format!("oom.json could not be written: {failure}")),
@@ -65,15 +69,14 @@ impl Run {
             skipped_steps: self.made.skipped,
             max_rss_bytes: max_rss_bytes(),
         };
-        self.metrics
-            .write(&record)
-            .map_err(Failure::file(self.directory.path()))
+        self.records.write(&record)
     }
 
     /// What a person wants to know at the end.
     pub(super) fn summary(&self) -> String {
         let Some(last) = &self.made.last else {
-            return String::new();
+            let steps = self.made.steps;
+            return format!("all {steps} steps were made before; a higher --steps goes on\n");
         };
         let seconds = self.made.time.as_secs_f64();
         let config = &self.resolved.config;
@@ -99,9 +102,11 @@ impl Run {
             "none" => String::new(),
             labels => format!(", {labels} offloaded"),
         };
+        if config.offload.optimizer == OptimizerPlace::Pinned {
+            offload += ", optimizer states offloaded";
+        }
         let mut host_arenas = String::new();
         if !self.plan.host_arenas.is_empty() {
-            offload += ", optimizer states offloaded";
             host_arenas = format!("{}\n", arena_table(HOST_ARENAS, &self.plan.host_arenas));
         }
         let pinned = match last.memory.host_pinned_bytes {

@@ -1,12 +1,14 @@
 //! A run that goes on from a checkpoint.
 
 use crate::failure::Failure;
-use checkpoint::{Checkpoint, Found, find, set_aside_after};
-use data::{Batches, Dataset, Position};
+use crate::trained::newest_checkpoint;
+use checkpoint::{Best, Checkpoint, set_aside_after};
+use data::{Batches, Dataset};
 use files::Disk;
 use session::Session;
 use settings::load::{Source, load};
 use settings::{Config, Resolved, Resume};
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
 /// A checkpoint to go on from.
@@ -14,7 +16,8 @@ pub(super) struct Resumed {
     checkpoint: Checkpoint,
     /// The run whose folder goes on; none: the run begins one of its own.
     run: Option<PathBuf>,
-    is_same_data: bool,
+    /// Whether samples come from the same data, cut and ordered in the same way.
+    are_same_samples: bool,
     /// What the run changes of what is computed.
     pub(super) changes: Vec<String>,
 }
@@ -31,17 +34,11 @@ impl Resumed {
                 Failure::Usage(message.into())
             })?,
         };
-        let Found {
-            checkpoint,
-            passed_over,
-        } = find(folder)?;
-        for error in passed_over {
-            tracing::warn!("{error}; an earlier one is taken");
-        }
+        let checkpoint = newest_checkpoint(folder)?;
         Ok(Some(Resumed {
             run: going_on(&checkpoint.path, out)?,
             checkpoint,
-            is_same_data: true,
+            are_same_samples: true,
             changes: Vec::new(),
         }))
     }
@@ -51,8 +48,10 @@ impl Resumed {
         let before = self.config()?;
         let changes = resolved.config.changes_since(&before)?;
         self.changes = changes.iter().map(ToString::to_string).collect();
-        self.is_same_data = self.checkpoint.state.data == dataset;
-        if !self.is_same_data {
+        let orders = |key: &str| key.starts_with("data.") || key == "train.seed";
+        let is_same_data = self.checkpoint.state.data == dataset;
+        self.are_same_samples = is_same_data && !changes.iter().any(|change| orders(change.key));
+        if !is_same_data {
             self.changes.push("the data is other than before".into());
         }
         if self.checkpoint.state.step > resolved.config.train.steps as u64 {
@@ -113,29 +112,24 @@ impl Resumed {
         Ok(())
     }
 
-    /// The data from where the run was; other data from its beginning.
+    /// The data from where the run was; other samples from their beginning.
     pub(super) fn seek(&self, dataset: Dataset) -> Result<Batches, Failure> {
         let mut batches = dataset.batches();
-        let saved = self.state().position;
-        let position = Position {
-            epoch: saved.epoch,
-            index: saved.index,
-        };
-        match batches.seek(position) {
-            _ if !self.is_same_data => tracing::warn!("the new data is read from its beginning"),
-            // Sequences or batches of other sizes count other samples.
-            Err(_) if !self.changes.is_empty() => {
-                tracing::warn!("the data is read from its beginning");
-            }
-            sought => sought?,
+        match self.are_same_samples {
+            true => batches.seek(self.state().position)?,
+            false => tracing::warn!("the data is read from its beginning: its samples are others"),
         }
-        match self.is_same_data {
-            true => Ok(batches),
-            false => {
-                batches.seek(Position::default())?;
-                Ok(batches)
-            }
+        Ok(batches)
+    }
+
+    /// The best evaluation before, if it was made on the same data.
+    pub(super) fn best(&self, evaluation: Option<&str>) -> Option<Best> {
+        let best = self.state().best.clone()?;
+        if evaluation.is_some_and(|data| data != best.data) {
+            tracing::warn!("the best evaluation so far was made on other data, and is forgotten");
+            return None;
         }
+        Some(best)
     }
 
     /// Puts later checkpoints of the run aside: its steps are made once more.
@@ -173,12 +167,26 @@ fn going_on(checkpoint: &Path, out: Option<&Path>) -> Result<Option<PathBuf>, Fa
     }
 }
 
-/// The configuration of the run that is to go on, for settings that the command line leaves open.
+/// The configuration of the checkpoint that is to go on, for settings that the command line leaves open: of a run, that of
+/// the newest.
 pub(crate) fn configuration(resume: &Resume, out: Option<&Path>) -> Option<PathBuf> {
     let folder = match resume {
         Resume::Folder(folder) => folder,
         Resume::Latest => out?,
     };
-    let file = folder.join("config.toml");
-    file.is_file().then_some(file)
+    let configuration = |folder: &Path| folder.join("config.toml");
+    let is_whole = |folder: &Path| folder.join("manifest.json").is_file();
+    if is_whole(folder) {
+        return Some(configuration(folder));
+    }
+    let step = |entry: &DirEntry| -> Option<u64> {
+        let name = entry.file_name();
+        name.to_str()?.strip_prefix("step-")?.parse().ok()
+    };
+    let entries = std::fs::read_dir(folder.join("checkpoints"))
+        .ok()?
+        .flatten();
+    let whole = entries.filter(|entry| is_whole(&entry.path()) && step(entry).is_some());
+    let newest = whole.max_by_key(step)?;
+    Some(configuration(&newest.path()))
 }

@@ -8,8 +8,10 @@ use checkpoint::{
 };
 use files::{Disk, TensorSource};
 use model::{MAX_SHARD_BYTES, Origin};
+use report::{CheckpointRecord, milliseconds};
 use session::Session;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// What saves a run.
 pub(super) struct Saver {
@@ -105,9 +107,11 @@ impl Checkpointing {
         };
         let folder = save(&Disk, &self.run, &contents)?;
         if let Some(last) = self.keep_last {
-            let best = self.state.best.filter(|_| self.keep_best);
+            let best = self.state.best.as_ref().filter(|_| self.keep_best);
             let best = best.map(|best| best.step);
-            keep(&Disk, &self.run, self.state.step, last, best)?;
+            if let Err(error) = keep(&Disk, &self.run, self.state.step, last, best) {
+                tracing::warn!("an old checkpoint could not be removed: {error}");
+            }
         }
         Ok(folder)
     }
@@ -117,6 +121,16 @@ impl Run {
     /// Saves the state after the last step, in the background where there is a copy for it. A save that fails is told of, and
     /// costs no more than itself.
     pub(super) fn save(&mut self, session: &mut Session) -> Result<(), Failure> {
+        let begun = Instant::now();
+        self.begin_save(session)?;
+        self.records.note(&CheckpointRecord {
+            step: self.made.steps,
+            stall_ms: milliseconds(begun.elapsed()),
+        });
+        Ok(())
+    }
+
+    fn begin_save(&mut self, session: &mut Session) -> Result<(), Failure> {
         let outcome = self.saver.writer.take_outcome();
         self.saver.note(outcome);
         if self.saver.last == Some(self.made.steps) {
@@ -133,17 +147,19 @@ impl Run {
         let job = move || checkpointing.write(&copy.weights(), &copy.optimizer());
         match self.saver.writer.start(job) {
             Ok(before) => self.saver.note(before),
-            Err(error) => tracing::warn!("no checkpoint was written: {error}"),
+            Err(error) => self.saver.note(Some(Err(CheckpointError::Thread(error)))),
         }
         Ok(())
     }
 
     /// Saves the state after the last step and waits for it, unless it is saved already; returns where.
     pub(super) fn save_now(&mut self, session: &Session) -> Result<PathBuf, Failure> {
-        if self.saver.last == Some(self.made.steps)
-            && let Some(Ok(folder)) = self.saver.writer.wait()
-        {
-            return Ok(folder);
+        // Two saves at a time would take each other's unfinished folder for a leftover.
+        let outcome = self.saver.writer.wait();
+        self.saver.note(outcome);
+        let is_saved = self.saver.last == Some(self.made.steps) && self.saver.failure.is_none();
+        if let (true, Some(folder)) = (is_saved, self.saver.newest()) {
+            return Ok(folder.into());
         }
         let checkpointing = self.checkpointing(session)?;
         let state = session.state();
@@ -176,14 +192,12 @@ impl Run {
             updates: updates as u64,
             skipped_in_a_row: made.skipped_in_a_row as u64,
             skipped: made.skipped as u64,
-            position: checkpoint::Position {
-                epoch: self.position.epoch,
-                index: self.position.index,
-            },
+            position: self.position,
             data: self.data_fingerprint.clone(),
             tokens: made.tokens,
             targets: made.targets,
-            best: self.saver.best,
+            pending: self.is_pending,
+            best: self.saver.best.clone(),
             optimizer: OptimizerForm {
                 weights: self.plan.dtype.into(),
                 state_dtype: optim.state_dtype.to_string(),
@@ -196,14 +210,9 @@ impl Run {
 /// What goes out with the model of a run: what came with the model that it starts from, and the tokenizer of its data where
 /// that has none.
 pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin, Failure> {
-    let unreadable = |error: model::OriginError| Failure::Unreadable {
-        path: error.path,
-        source: error.source,
-    };
-    let origin = from.map(Origin::read).transpose().map_err(unreadable)?;
-    let origin = origin.unwrap_or_default();
+    let origin = from.map(Origin::read).transpose()?.unwrap_or_default();
     match data.filter(|data| data.is_dir()) {
-        Some(folder) => origin.with_tokenizer_from(folder).map_err(unreadable),
+        Some(folder) => Ok(origin.with_tokenizer_from(folder)?),
         None => Ok(origin),
     }
 }

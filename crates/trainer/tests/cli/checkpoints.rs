@@ -1,10 +1,9 @@
 //! What a run saves, and what becomes of it when the disk, the machine or another run is against it.
 
 use crate::metrics::Metrics;
-use crate::workplace::Workplace;
+use crate::workplace::{Workplace, until};
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
@@ -127,29 +126,28 @@ fn start(place: &Workplace, arguments: &str) -> Child {
     command.spawn().unwrap()
 }
 
-/// Waits until something is so, which takes as long as it takes.
-fn until(is_so: impl Fn() -> bool) {
-    while !is_so() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn two_runs_into_one_folder() {
     let place = Workplace::new();
-    let run =
-        "--config small.toml --save-every 1 --keep-last 1 --steps 100000000 --quiet --out run";
-    let mut first = start(&place, run);
-    until(|| {
-        place.path("run/checkpoints/step-1").exists()
-            || place.path("run/checkpoints/step-2").exists()
-    });
+    let run = "--config small.toml --quiet --out run";
+    place
+        .trainer(&format!("{run} --save-every 1 --steps 1"))
+        .succeeds();
+    // It saves no more, so that the second one finds what it looks for.
+    let endless = "--resume latest --save-every 100000000 --steps 100000000";
+    let mut first = start(&place, &format!("{run} {endless}"));
+    let steps = || {
+        place
+            .text("run/metrics.jsonl")
+            .matches(r#""kind":"step""#)
+            .count()
+    };
+    until(&mut first, || steps() > 1);
     let second = place.trainer("--resume latest --out run --quiet --steps 100000001");
     first.kill().unwrap();
     first.wait().unwrap();
     second.fails(2, &["another trainer", "run", "--out"]);
-    let steps = Metrics::read(&place, "run").steps().len();
-    assert!(steps > 0, "nothing was cut from the first one's metrics");
+    assert!(steps() > 1, "nothing was cut from the first one's metrics");
 }
 
 /// Killed 20 times, at least half of them within a save, a run still ends as it would have.
@@ -177,14 +175,14 @@ fn a_run_that_is_killed_again_and_again() {
         };
         let mut child = start(&place, &command);
         match round {
-            0 => until(whole),
+            0 => until(&mut child, whole),
             _ => {
                 let before = made();
-                until(|| made() > before);
+                until(&mut child, || made() > before);
             }
         }
         if round % 2 == 1 {
-            until(saving);
+            until(&mut child, saving);
         }
         child.kill().unwrap();
         child.wait().unwrap();
@@ -208,4 +206,76 @@ fn a_run_that_is_killed_again_and_again() {
         std::fs::read(file).unwrap()
     };
     assert!(last("run") == last("other"));
+}
+
+/// Nor does it for its metrics, which are written when there is room: here never.
+#[test]
+fn a_full_disk_for_metrics() {
+    let place = Workplace::new();
+    let trainer = env!("CARGO_BIN_EXE_trainer");
+    let command =
+        format!("{trainer} --config small.toml --steps 400 --out run --set log.every=400");
+    let outcome = std::process::Command::new("sh")
+        .args(["-c", &format!("ulimit -f 300; exec {command}")])
+        .current_dir(place.path(""))
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(outcome.stderr).unwrap();
+    assert_eq!(outcome.status.code(), Some(4), "{stderr}");
+    for said in [
+        "training goes on",
+        "step  400/400",
+        "error: cannot write run/metrics.jsonl",
+    ] {
+        assert_eq!(stderr.matches(said).count(), 1, "{said}: {stderr}");
+    }
+}
+
+/// A signal while a checkpoint is being written waits for it: two saves at a time would destroy each other.
+#[test]
+fn a_signal_within_a_save() {
+    let place = Workplace::new();
+    let command = "--config small.toml --set model.hidden=192 --save-every 1 --keep-last 1 --quiet --steps 100000000";
+    let mut within = 0;
+    for round in 0..6 {
+        let folder = place.path(&format!("run-{round}/checkpoints"));
+        let mut child = start(&place, &format!("{command} --out run-{round}"));
+        let is_saving = || match std::fs::read_dir(&folder) {
+            Err(_) => false,
+            Ok(entries) => entries
+                .flatten()
+                .any(|entry| entry.file_name().to_string_lossy().ends_with(".tmp")),
+        };
+        let run = folder.parent().unwrap();
+        until(&mut child, || checkpoint::find(run).is_ok());
+        until(&mut child, is_saving);
+        within += usize::from(is_saving());
+        let kill = format!("kill -s TERM {}", child.id());
+        let sent = std::process::Command::new("sh")
+            .args(["-c", &kill])
+            .status();
+        assert!(sent.unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(143));
+        let found = checkpoint::find(run).unwrap();
+        assert!(found.passed_over.is_empty(), "{:?}", found.passed_over);
+        let metrics = Metrics::read(&place, &format!("run-{round}"));
+        assert_eq!(found.checkpoint.state.step, metrics.steps().len() as u64);
+    }
+    assert!(within > 0, "no signal fell into a save");
+}
+
+/// An evaluation has no more sequences than its data, and that is what is planned.
+#[test]
+fn evaluations_are_planned_as_they_are() {
+    let place = Workplace::new();
+    place.file("eval.txt", "a few words only, ".repeat(10));
+    let run = "--config small.toml --steps 2 --eval-every 2 --eval-data eval.txt --eval-micro-batch 64 --quiet --out run";
+    place.trainer(run).succeeds();
+    let metrics = Metrics::read(&place, "run");
+    let eval = metrics.of_kind("eval").next().unwrap();
+    assert_eq!(eval["peak_bytes"], eval["planned_peak_bytes"]);
+    let empty = "--config small.toml --sample-every 1 --set log.sample_prompt=";
+    place
+        .trainer(empty)
+        .fails(2, &["log.sample_prompt", "no tokens"]);
 }

@@ -79,6 +79,11 @@ fn every_sample_counts_once() {
         (all["samples"].as_u64(), all["targets"].as_u64()),
         (Some(5), Some(60))
     );
+    let first = eval(&place, &format!("model {seq} --set eval.samples=2"));
+    assert_eq!(
+        (&first["samples"], &first["targets"]),
+        (&2.into(), &24.into())
+    );
     let few = eval(&place, &format!("model {seq} --micro-batch 100"));
     assert!((all["loss"].as_f64().unwrap() - few["loss"].as_f64().unwrap()).abs() < 1e-6);
 }
@@ -116,4 +121,19 @@ fn what_is_no_model_is_refused() {
     place
         .trainer("eval model --data text.txt --seq 100")
         .fails(4, &["text.txt"]);
+}
+
+/// Other commands that take such folders say the same.
+#[test]
+fn a_folder_that_is_none_of_these() {
+    let place = place();
+    place.folder("nothing");
+    for command in [
+        "eval nothing --data text.txt",
+        "export nothing --out exported",
+        "--config small.toml --resume nothing --out run",
+    ] {
+        let words = ["`nothing` ", "hint: ", "folder of a run", "config.json"];
+        place.trainer(command).fails(4, &words);
+    }
 }

@@ -146,7 +146,7 @@ fn what_is_not_whole() {
     std::fs::remove_file(place.path("run/checkpoints/step-2/manifest.json")).unwrap();
     let outcome = place.trainer("export run --out exported").succeeds();
     assert!(
-        outcome.stderr.contains("passed over") && outcome.stderr.contains("step-2"),
+        outcome.stderr.contains("an earlier one is taken") && outcome.stderr.contains("step-2"),
         "{outcome:?}"
     );
     assert!(outcome.stdout.contains("step-1"), "{outcome:?}");

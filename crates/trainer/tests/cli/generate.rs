@@ -155,6 +155,36 @@ fn chats_go_through_the_template() {
     assert!(length(&plain) < length(&chat), "{plain} {chat}");
 }
 
+/// As transformers has prompts: this tokenizer.json puts a token before them, and one after, which would end the text.
+#[test]
+fn prompts_begin_as_the_tokenizer_says() {
+    let place = place();
+    place
+        .trainer("init --config small.toml --set model.vocab=360 --out llama")
+        .succeeds();
+    let fixture = CHAT.replace("chatml", "llama3-adds");
+    let prompted = |fixture: &str| {
+        let copy = place.path("llama").join("tokenizer.json");
+        std::fs::copy(format!("{fixture}/tokenizer.json"), copy).unwrap();
+        let record = generate(&place, "llama --prompt 1 --max-tokens 1");
+        record["generations"][0]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert_eq!((prompted(CHAT), prompted(&fixture)), (1, 2));
+}
+
+#[test]
+fn weights_that_are_no_numbers() {
+    let place = place();
+    let file = place.path("model/model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    place
+        .trainer("generate model --prompt abc --json")
+        .fails(4, &["not finite", "weights are not sound"]);
+}
+
 #[test]
 fn a_plan_holds_any_prompts() {
     let place = place();

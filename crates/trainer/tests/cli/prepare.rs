@@ -29,7 +29,7 @@ fn tokens(shard: &Path) -> Vec<u32> {
 }
 
 fn index(shard: &Path) -> ShardIndex {
-    ShardIndex::open(&ShardIndex::path(shard)).unwrap()
+    ShardIndex::beside(shard).unwrap()
 }
 
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -102,6 +102,11 @@ fn bytes_of_files_in_order() {
         (&summary["train"]["tokens"], &summary["tokenizer"]["kind"]),
         (&19.into(), &"bytes".into())
     );
+    let shards = serde_json::json!([
+        {"name": "train-00000.bin", "tokens": 10},
+        {"name": "train-00001.bin", "tokens": 9}
+    ]);
+    assert_eq!(summary["train"]["shards"], shards);
 }
 
 #[test]
@@ -199,10 +204,22 @@ fn parquet_and_compressed_files() {
 fn standard_input() {
     let place = Workplace::new();
     place.file("a.txt", "some text");
+    place.file("a.jsonl", "\n{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+    for (name, expected) in [("a.txt", "some text\0"), ("a.jsonl", "one\0two\0")] {
+        let mut command = place.command(&format!("prepare - --out {name}.out --tokenizer bytes"));
+        command.stdin(fs::File::open(place.path(name)).unwrap());
+        assert!(command.output().unwrap().status.success());
+        let shard = place.path(&format!("{name}.out/train-00000.bin"));
+        let held = tokens(&shard).into_iter();
+        let held: String = held.map(|token| char::from(token as u8)).collect();
+        assert_eq!(held, expected);
+    }
+    place.file("bad.jsonl", "{\"text\": \"one\"}\nplain\n");
     let mut command = place.command("prepare - --out out --tokenizer bytes");
-    command.stdin(fs::File::open(place.path("a.txt")).unwrap());
-    assert!(command.output().unwrap().status.success());
-    assert_eq!(tokens(&place.path("out/train-00000.bin")).len(), 10);
+    command.stdin(fs::File::open(place.path("bad.jsonl")).unwrap());
+    let outcome = command.output().unwrap();
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert!(said.contains("standard input, line 2"), "{said}");
 }
 
 /// Of a few documents one is for validation, and of one its end.
@@ -259,7 +276,8 @@ fn what_is_refused_leaves_nothing() {
         4,
         &["worse.jsonl, line 2", "column"],
     );
-    refused(&format!("not.json {out}"), 4, &["not.json, line 1"]);
+    let lists = ["not.json, line 1", "jq -c '.[]'"];
+    refused(&format!("not.json {out}"), 4, &lists);
     refused(
         &format!("latin.txt {out}"),
         4,
@@ -296,6 +314,51 @@ fn what_is_refused_leaves_nothing() {
     );
 }
 
+/// What is given as --out stays what it is: here, as a mount point would, a folder and a link to one.
+#[cfg(unix)]
+#[test]
+fn folders_that_are_there() {
+    let place = Workplace::new();
+    place.file("a.txt", "some text");
+    place.folder("there");
+    place.folder("behind");
+    std::os::unix::fs::symlink("behind", place.path("link")).unwrap();
+    for out in ["there", "link"] {
+        let prepare = format!("prepare a.txt --out {out} --tokenizer bytes");
+        place.trainer(&prepare).succeeds();
+        let expected = ["dataset.json", "train-00000.bin", "train-00000.idx"];
+        let found = files(&place.path(out));
+        assert_eq!(found.keys().collect::<Vec<_>>(), expected);
+        place.trainer(&prepare).fails(2, &["not an empty folder"]);
+    }
+    assert!(place.path("link").is_symlink());
+    place.folder("in");
+    std::os::unix::fs::symlink("nowhere", place.path("in/dangling.txt")).unwrap();
+    place
+        .trainer("prepare in --out out --tokenizer bytes")
+        .fails(4, &["cannot read in/dangling.txt"]);
+}
+
+#[test]
+fn messages_as_text_and_null() {
+    let place = Workplace::new();
+    let messages =
+        r#"[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]"#;
+    place.file("a.jsonl", format!("{{\"messages\": {messages}, \"tools\": null}}\n{{\"text\": \"b\", \"messages\": null}}\n"));
+    let quoted = serde_json::json!({"messages": messages}).to_string();
+    place.file("b.jsonl", format!("{quoted}\n{{\"text\": \"b\"}}\n"));
+    let prepare = |input: &str, out: &str| {
+        let rest = format!("--out {out} --tokenizer {TOKENIZER}");
+        place.trainer(&format!("prepare {input} {rest}")).succeeds();
+        tokens(&place.path(&format!("{out}/train-00000.bin")))
+    };
+    assert_eq!(prepare("a.jsonl", "a"), prepare("b.jsonl", "b"));
+    place.file("c.jsonl", "{\"messages\": \"said\"}\n");
+    place
+        .trainer(&format!("prepare c.jsonl --out c --tokenizer {TOKENIZER}"))
+        .fails(4, &["c.jsonl, line 1", "not JSON"]);
+}
+
 fn files_and_folders(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     entries
@@ -315,4 +378,11 @@ fn training_on_it() {
         .trainer("--config small.toml --steps 2 --data out --out run")
         .succeeds();
     assert!(place.text("run/metrics.jsonl").contains("\"step\":2"));
+    fs::remove_file(place.path("out/train-00001.bin")).unwrap();
+    place
+        .trainer("--config small.toml --steps 2 --data out --out other")
+        .fails(
+            4,
+            &["dataset.json lists train-00001.bin", "copy the folder"],
+        );
 }

@@ -233,7 +233,7 @@ fn what_happens_between_steps_is_on_the_page() {
 fn lines_of_bad_runs_are_shown_and_not_obeyed() {
     let place = place_with_run();
     let plain = place.trainer("report run --text").succeeds().stdout;
-    for words in ["Evaluations", "evaluation", "own", "Resumed", "waited"] {
+    for words in ["valuation", "Texts", "esumed"] {
         assert!(!plain.contains(words), "{words}: {plain}");
     }
     let mut records = Metrics::read(&place, "run").0;
@@ -251,11 +251,12 @@ fn lines_of_bad_runs_are_shown_and_not_obeyed() {
     let text = place.trainer("report run --text").succeeds().stdout;
     for words in [
         "For 12.5 % of their time, steps waited for data",
-        "step 1      2.5000      3.00e9                       best",
-        "step 9  not finite",
+        "step 1 2.5000 3.00e9 best",
+        "step 9 not finite",
         "step 9: |</td><script>␛[2J9",
     ] {
-        assert!(text.contains(words), "no {words:?}: {text}");
+        let cells: Vec<&str> = text.split_whitespace().collect();
+        assert!(cells.join(" ").contains(words), "no {words:?}: {text}");
     }
     assert!(!text.contains('\u{1b}') && !text.contains("[2J5"), "{text}");
     place.trainer("report run").succeeds();

@@ -220,3 +220,50 @@ fn a_damaged_checkpoint_is_named_and_never_loaded() {
         3
     );
 }
+
+/// A run that cannot go on is left as it was, its later checkpoints and its settings too.
+#[test]
+fn what_fails_before_its_first_step_changes_nothing() {
+    let place = place();
+    place.trainer(&format!("{RUN} --out run")).succeeds();
+    let files = [
+        "config.toml",
+        "plan.json",
+        "checkpoints/step-6/manifest.json",
+    ];
+    let read = || files.map(|name| place.text(&format!("run/{name}")));
+    let (before, steps) = (read(), Metrics::read(&place, "run").untimed_steps());
+    place
+        .trainer("--resume run/checkpoints/step-3 --memory-limit 1KiB --quiet")
+        .fails(3, &["out of memory"]);
+    assert_eq!(before, read());
+    assert_eq!(steps, Metrics::read(&place, "run").untimed_steps());
+    place.trainer("--resume run --steps 7 --quiet").succeeds();
+    assert_eq!(Metrics::read(&place, "run").steps().len(), 7);
+}
+
+/// Settings come from the checkpoint: the run's own file may be gone, or of a run that never began.
+#[test]
+fn settings_are_those_of_the_checkpoint() {
+    let place = place();
+    place
+        .trainer(&format!("{RUN} --lr 0.002 --out run"))
+        .succeeds();
+    std::fs::remove_file(place.path("run/config.toml")).unwrap();
+    place
+        .trainer("--resume run/checkpoints/step-3 --quiet")
+        .succeeds();
+    let metrics = Metrics::read(&place, "run");
+    assert_eq!(metrics.steps()[5]["lr"].to_string(), "0.002");
+    assert!(place.path("run/checkpoints/step-6").exists());
+    for command in ["plan", "profile"] {
+        place
+            .trainer(&format!("{command} --resume nowhere"))
+            .fails(2, &["--resume", "no run"]);
+    }
+    let again = place.trainer("--resume run --quiet").succeeds();
+    assert!(
+        again.stdout.contains("all 6 steps were made before"),
+        "{again:?}"
+    );
+}

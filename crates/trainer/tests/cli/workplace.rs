@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::process::Stdio;
-use std::time::Duration;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A model that trains in milliseconds: 4 steps of 2 x 2 samples of 32 bytes.
@@ -97,6 +97,45 @@ fn outcome(command: std::process::Command, arguments: &str) -> Outcome {
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
     }
+}
+
+/// Waits until something is so that a child brings about: in vain once it has ended.
+#[track_caller]
+pub fn until(child: &mut Child, is_so: impl Fn() -> bool) {
+    look_until(child, |ended| {
+        // What it did last counts too.
+        let is_so = is_so();
+        assert!(is_so || ended.is_none(), "it came to nothing: {ended:?}");
+        is_so
+    });
+}
+
+/// Waits until a child has ended.
+#[track_caller]
+pub fn until_end(child: &mut Child) {
+    look_until(child, |ended| ended.is_some());
+}
+
+#[track_caller]
+fn look_until(child: &mut Child, is_over: impl Fn(Option<ExitStatus>) -> bool) {
+    let begun = Instant::now();
+    while !is_over(child.try_wait().unwrap()) {
+        if begun.elapsed() > LONGEST {
+            let _ = child.kill();
+            panic!("waited for {LONGEST:?}");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Sends a signal, by the shell's own `kill`: the program of that name may not be there.
+#[track_caller]
+pub fn signal(child: &Child, name: &str) {
+    let kill = format!("kill -s {name} {}", child.id());
+    let sent = std::process::Command::new("sh")
+        .args(["-c", &kill])
+        .status();
+    assert!(sent.unwrap().success());
 }
 
 /// How the binary ended.

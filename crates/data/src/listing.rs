@@ -1,0 +1,131 @@
+//! `dataset.json`, which lists the shards of a folder, so that one that is missing is missed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{DataError, Split, tokens::TokenFile};
+
+/// A shard, as `dataset.json` lists it below the name of its split: `train.shards`, `validation.shards`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedShard {
+    /// The name of the `.bin` file.
+    pub name: String,
+    /// The tokens in it.
+    pub tokens: u64,
+}
+
+impl ListedShard {
+    /// The name of the file that lists shards.
+    pub const FILE: &str = "dataset.json";
+    /// Its `format_version`, which is that of the folder's layout.
+    pub const FORMAT_VERSION: u32 = 1;
+}
+
+/// What it says about the shards of a split: their tokens, by name.
+pub(crate) struct Listing {
+    file: PathBuf,
+    shards: BTreeMap<String, u64>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    format_version: u32,
+}
+
+#[derive(Deserialize)]
+struct Contents {
+    train: Part,
+    validation: Part,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    shards: Vec<ListedShard>,
+}
+
+impl Listing {
+    /// Reads the listing of a folder, if it has one.
+    pub(crate) fn open(folder: &Path, split: Split) -> Result<Option<Self>, DataError> {
+        let file = folder.join(ListedShard::FILE);
+        let bytes = match fs::read(&file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(reason) => {
+                let file = file.display().to_string();
+                return Err(DataError::Unreadable { file, reason });
+            }
+        };
+        match parse(&bytes) {
+            Ok(contents) => {
+                let Contents { train, validation } = contents;
+                let part = match split {
+                    Split::Train => train,
+                    _ if validation.shards.is_empty() => train,
+                    _ => validation,
+                };
+                let shards = part.shards.into_iter();
+                let shards = shards.map(|shard| (shard.name, shard.tokens)).collect();
+                Ok(Some(Self { file, shards }))
+            }
+            Err(reason) => Err(bad(&file, reason)),
+        }
+    }
+
+    /// Refuses shards that are not those listed.
+    pub(crate) fn check_names(&self, paths: &[PathBuf]) -> Result<(), DataError> {
+        let found: BTreeSet<_> = paths.iter().filter_map(|path| path.file_name()).collect();
+        let listed: BTreeSet<_> = self.shards.keys().map(OsStr::new).collect();
+        if let Some(name) = listed.difference(&found).next() {
+            let reason = format!("lists {}, which is not beside it", name.display());
+            return Err(bad(&self.file, reason));
+        }
+        if let Some(name) = found.difference(&listed).next() {
+            let reason = format!("does not list {}, which is beside it", name.display());
+            return Err(bad(&self.file, reason));
+        }
+        Ok(())
+    }
+
+    /// Refuses a shard of another number of tokens than listed.
+    pub(crate) fn check_tokens(&self, path: &Path, shard: &TokenFile) -> Result<(), DataError> {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = name.unwrap_or_default();
+        match self.shards.get(name) {
+            Some(&listed) if listed != shard.tokens as u64 => {
+                let held = shard.tokens;
+                let reason = format!("lists {name} with {listed} tokens, but it holds {held}");
+                Err(bad(&self.file, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn bad(file: &Path, reason: String) -> DataError {
+    DataError::BadListing {
+        file: file.display().to_string(),
+        reason,
+    }
+}
+
+/// What is wrong with it, as the rest of a sentence that begins with the file's name.
+fn parse(bytes: &[u8]) -> Result<Contents, String> {
+    fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+        let read = serde_json::from_slice(bytes);
+        read.map_err(|error| format!("is not what `trainer prepare` writes ({error})"))
+    }
+    let Version { format_version } = read(bytes)?;
+    if format_version != ListedShard::FORMAT_VERSION {
+        let known = ListedShard::FORMAT_VERSION;
+        return Err(format!(
+            "has format_version {format_version}, of which only {known} is read"
+        ));
+    }
+    read(bytes)
+}
