@@ -36,6 +36,17 @@ pub enum DataError {
     )]
     NoValidation { folder: String },
 
+    /// Data of a tokenizer that has more tokens than the model.
+    #[error(
+        "{file}: this data was prepared with a tokenizer of {vocab} tokens, and the model knows {model}; raise model.vocab, or \
+         prepare it with the model's own tokenizer"
+    )]
+    VocabTooSmall {
+        file: String,
+        vocab: usize,
+        model: usize,
+    },
+
     /// There is no such file.
     #[error("data file {file} does not exist; check data.path")]
     Missing { file: String },

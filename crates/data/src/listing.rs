@@ -30,6 +30,8 @@ impl ListedShard {
 /// What it says about the shards of a split: their tokens, by name.
 pub(crate) struct Listing {
     file: PathBuf,
+    /// One more than the largest token that the tokenizer has.
+    vocab: usize,
     shards: BTreeMap<String, u64>,
 }
 
@@ -40,8 +42,14 @@ struct Version {
 
 #[derive(Deserialize)]
 struct Contents {
+    tokenizer: Tokenizer,
     train: Part,
     validation: Part,
+}
+
+#[derive(Deserialize)]
+struct Tokenizer {
+    vocab: usize,
 }
 
 #[derive(Deserialize)]
@@ -63,7 +71,12 @@ impl Listing {
         };
         match parse(&bytes) {
             Ok(contents) => {
-                let Contents { train, validation } = contents;
+                let Contents {
+                    tokenizer,
+                    train,
+                    validation,
+                } = contents;
+                let vocab = tokenizer.vocab;
                 let part = match split {
                     Split::Train => train,
                     _ if validation.shards.is_empty() => train,
@@ -71,9 +84,26 @@ impl Listing {
                 };
                 let shards = part.shards.into_iter();
                 let shards = shards.map(|shard| (shard.name, shard.tokens)).collect();
-                Ok(Some(Self { file, shards }))
+                Ok(Some(Self {
+                    file,
+                    vocab,
+                    shards,
+                }))
             }
             Err(reason) => Err(bad(&file, reason)),
+        }
+    }
+
+    /// Refuses a model that does not know all tokens that there may be: better now than when the first comes.
+    pub(crate) fn check_vocab(&self, model: usize) -> Result<(), DataError> {
+        let vocab = self.vocab;
+        match vocab > model {
+            false => Ok(()),
+            true => Err(DataError::VocabTooSmall {
+                file: self.file.display().to_string(),
+                vocab,
+                model,
+            }),
         }
     }
 

@@ -58,6 +58,7 @@ impl Shards {
         let paths = shards_of(folder, options.split)?;
         let listing = Listing::open(folder, options.split)?;
         if let Some(listing) = &listing {
+            listing.check_vocab(options.vocab)?;
             listing.check_names(&paths)?;
         }
         let mut files = Vec::new();

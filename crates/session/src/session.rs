@@ -225,10 +225,12 @@ impl Session {
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
         let mut beside = UpdateTraffic::default();
-        let (replayed, micro_batch_traffic) = self.forward_backward(batch, targets, &mut beside)?;
+        let made = self.forward_backward(batch, targets, &mut beside);
+        // Of the step before, also where this one is broken off.
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.traffic = in_flight.traffic.plus(beside.before);
         }
+        let (replayed, micro_batch_traffic) = made?;
         let missing = self.gradients.missing();
         assert!(
             missing.is_empty(),

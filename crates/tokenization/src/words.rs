@@ -212,7 +212,7 @@ mod tests {
             assert_eq!(tokens[1..], *expected, "{text:?}");
             took
         });
-        took.fold(true, |all, took| all && took)
+        took.collect::<Vec<_>>().iter().all(|took| *took)
     }
 
     proptest! {

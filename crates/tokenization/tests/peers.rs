@@ -178,7 +178,10 @@ fn blocks_in_comments_and_turns_without_any() {
     let said = json!([{"role": "user", "content": "u"}, {"role": "assistant", "content": "as"}]);
     let plain = "{% for m in messages %}{{ m.content }}{% endfor %}";
     let comment = format!("{{# {{% generation %}} #}}{plain}");
-    assert_eq!(masked(&comment, &said).unwrap(), [0..1]);
+    assert_eq!(
+        masked(&comment, &said).unwrap(),
+        std::slice::from_ref(&(0..1))
+    );
     let elsewhere = format!("{plain}{{% generation %}}{{% endgeneration %}}");
     let error = masked(&elsewhere, &said).unwrap_err();
     assert!(matches!(error, ChatError::NothingLearnt), "{error}");

@@ -6,12 +6,12 @@ use crate::samples::evaluation_options;
 use crate::stdout::{print, print_json};
 use crate::trained::{Trained, TrainedArgs, settings};
 use clap::Args;
-use data::Dataset;
+use data::{Dataset, Packing};
 use planner::InferencePlan;
 use serde::Serialize;
 use session::Evaluation;
 use settings::load::Override;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Flags of `eval`.
 #[derive(Debug, Args)]
@@ -59,6 +59,12 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
     let mut trained = Trained::open(&args.trained, flags.collect())?;
     if !trained.resolved.seq_is_explicit {
         trained.resolved.config.data.seq = trained.seq();
+    }
+    // Elsewhere the packing of training may mean nothing: only prepared folders have documents.
+    let (packing, prepared) = (trained.packing(), Path::new(&args.data).is_dir());
+    let is_default = trained.resolved.config.data.packing == Packing::Concatenate;
+    if let (Some(packing), true, true) = (packing, prepared, is_default) {
+        trained.resolved.config.data.packing = packing;
     }
     let config = &trained.resolved.config;
     let dataset = Dataset::open(&evaluation_options(&trained.resolved))?;

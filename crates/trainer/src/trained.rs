@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::run::{adopt_model, start_threads};
 use checkpoint::{Checkpoint, Found, find};
 use clap::Args;
+use data::Packing;
 use memory::{Layer, Phase};
 use planner::InferencePlan;
 use serde_json::Value;
@@ -110,23 +111,38 @@ impl Trained {
 
     /// Tokens in the sequences that it was trained on, if the folder is of a run; else at most as many as it has positions.
     pub(crate) fn seq(&self) -> usize {
-        let text = std::fs::read_to_string(self.folder.join("config.toml"));
-        let config: Option<toml::Table> = text.ok().and_then(|text| text.parse().ok());
-        let said = config.and_then(|config| config.get("data")?.get("seq")?.as_integer());
+        let said = self.of_training("seq").and_then(|seq| seq.as_integer());
         let seq = said.map_or(self.resolved.config.data.seq, |seq| seq as usize);
         seq.min(self.positions().unwrap_or(seq))
     }
 
+    /// How documents became the sequences that it was trained on, if the folder is of a run.
+    pub(crate) fn packing(&self) -> Option<Packing> {
+        self.of_training("packing")?.try_into().ok()
+    }
+
+    /// A key of `[data]` of the run that it comes from.
+    fn of_training(&self, key: &str) -> Option<toml::Value> {
+        let text = std::fs::read_to_string(self.folder.join("config.toml")).ok()?;
+        let config: toml::Table = text.parse().ok()?;
+        config.get("data")?.get(key).cloned()
+    }
+
     /// Its tokenizer: that of its folder, or bytes where there is none and it knows as many tokens.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
-        if self.folder.join("tokenizer.json").is_file() {
-            return Ok(Tokenizer::open(&self.folder)?);
+        // Files that are put into a checkpoint would make it another one; a run's folder may have them.
+        let run = self.folder.parent().and_then(Path::parent);
+        let folders = [Some(self.folder.as_path()), run].into_iter().flatten();
+        let mut folders = folders.filter(|folder| folder.join("tokenizer.json").is_file());
+        if let Some(folder) = folders.next() {
+            return Ok(Tokenizer::open(folder)?);
         }
         if self.resolved.config.model.vocab == 256 {
             return Ok(Tokenizer::bytes());
         }
         Err(Failure::Usage(format!(
-            "{} has no tokenizer.json, and its {} tokens are not bytes; copy the tokenizer's files there",
+            "{} has no tokenizer.json, and its {} tokens are not bytes; copy the tokenizer's files into the model's folder, or \
+             that of the run",
             self.folder.display(),
             self.resolved.config.model.vocab
         )))

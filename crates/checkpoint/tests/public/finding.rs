@@ -83,7 +83,10 @@ fn what_is_no_run_is_said_so() {
     );
     fs::create_dir(folder.path().join("checkpoints")).unwrap();
     let error = find(folder.path()).unwrap_err().to_string();
-    assert!(error.ends_with("has no whole checkpoint"), "{error}");
+    assert!(
+        error.ends_with("has no whole checkpoint to go on from"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Sample {
                 ));
             }
         };
-        let mut prompt = tokenizer.encode(&log.sample_prompt)?;
+        let mut prompt = tokenizer.encode_prompt(&log.sample_prompt)?;
         prompt.truncate(window);
         let known = |token: &u32| (*token as usize) < model.vocab;
         if prompt.is_empty() || !prompt.iter().all(known) {

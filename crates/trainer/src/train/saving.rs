@@ -211,8 +211,24 @@ impl Run {
 /// that has none.
 pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin, Failure> {
     let origin = from.map(Origin::read).transpose()?.unwrap_or_default();
+    if let (Some(model), Some(data)) = (from, data) {
+        warn_of_another_tokenizer(model, data);
+    }
     match data.filter(|data| data.is_dir()) {
         Some(folder) => Ok(origin.with_tokenizer_from(folder)?),
         None => Ok(origin),
+    }
+}
+
+/// Says that prepared data has tokens of another tokenizer than the model.
+fn warn_of_another_tokenizer(model: &Path, data: &Path) {
+    let tokenizer = |folder: &Path| std::fs::read(folder.join("tokenizer.json")).ok();
+    let is_prepared = data.join("dataset.json").is_file();
+    if is_prepared && tokenizer(model).is_some_and(|own| tokenizer(data).as_ref() != Some(&own)) {
+        tracing::warn!(
+            "{} was prepared with another tokenizer than that of {}: its tokens mean something else to the model",
+            data.display(),
+            model.display()
+        );
     }
 }

@@ -91,11 +91,10 @@ fn a_folder_goes_on_where_its_checkpoint_is() {
     let [whole, run] = ["whole", "run"].map(|run| Metrics::read(&place, run));
     assert_eq!(whole.untimed_steps(), run.untimed_steps());
     let kinds: Vec<&Value> = run.0.iter().map(|record| &record["kind"]).collect();
-    let step = "step";
-    assert_eq!(
-        kinds,
-        ["run", step, step, step, "resume", step, step, step, "end"]
-    );
+    let (step, save) = ("step", "checkpoint");
+    let first = ["run", step, step, step, save];
+    let then = ["resume", step, step, step, save, "end"];
+    assert_eq!(kinds, [&first[..], &then[..]].concat());
     let resumed = run.of_kind("resume").next().unwrap();
     assert_eq!(resumed["step"], 3);
     assert_eq!(run.0[0]["model"], "small");
