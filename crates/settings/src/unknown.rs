@@ -1,8 +1,8 @@
 //! The nearest known name of a misspelt one.
 
-/// The key that a misspelt one stands for. Of `flags`, each is a name and the key that it sets. In this order: a key whose
-/// last part is that of `word`, whatever its section; the key of the flag that has this name (`optim.lr`: `--lr`); the
-/// key that takes the fewest edits to reach. None where all are far.
+/// The key that a misspelt one stands for. Of `flags`, each is a name and the key that it sets. In this order: the key of the
+/// flag that has this name (`optim.lr`: `--lr`); a key whose last part is that of `word`, whatever its section; the key that
+/// takes the fewest edits to reach. None where all are far.
 pub fn nearest_key<'a>(
     word: &str,
     keys: impl Iterator<Item = &'a str> + Clone,
@@ -15,8 +15,8 @@ pub fn nearest_key<'a>(
         let (_, key) = flags.find(|(flag, _)| is_flag(flag, name))?;
         Some(key)
     };
-    fewest_edits(word, same_name)
-        .or_else(of_flag)
+    of_flag()
+        .or_else(|| fewest_edits(word, same_name))
         .or_else(|| fewest_edits(word, keys).filter(|key| edits(word, key) <= most_edits(word)))
 }
 

@@ -273,6 +273,9 @@ fn descriptions_of_folders_count_shards_and_documents() {
     assert!(describe(Packing::Pad).ends_with(&format!("{start}3 documents of at most 2")));
 }
 
+/// Tokens that the model of these tests knows.
+const VOCAB: usize = 1000;
+
 /// The text of a listing of training and of validation shards.
 fn listing(version: u32, train: &[(&str, u64)], validation: &[(&str, u64)]) -> String {
     let part = |shards: &[(&str, u64)]| {
@@ -281,7 +284,10 @@ fn listing(version: u32, train: &[(&str, u64)], validation: &[(&str, u64)]) -> S
             shards.map(|(name, tokens)| serde_json::json!({"name": name, "tokens": tokens}));
         serde_json::json!({"shards": shards.collect::<Vec<_>>(), "documents": 3})
     };
-    serde_json::json!({"format_version": version, "train": part(train), "validation": part(validation)}).to_string()
+    let (train, validation) = (part(train), part(validation));
+    let tokenizer = serde_json::json!({"vocab": VOCAB});
+    serde_json::json!({"format_version": version, "tokenizer": tokenizer, "train": train, "validation": validation})
+        .to_string()
 }
 
 #[test]
@@ -325,6 +331,12 @@ fn shards_that_are_not_those_listed_are_named() {
         &open_error(&options),
         &["train-00001.bin with 8 tokens, but it holds 7"],
     );
+    let model = Options {
+        vocab: VOCAB - 1,
+        ..options.clone()
+    };
+    list(&listing(1, &[first, second], &[third]));
+    assert_says(&open_error(&model), &["dataset.json", "raise model.vocab"]);
     list(&listing(2, &[first, second], &[third]));
     assert_says(
         &open_error(&options),

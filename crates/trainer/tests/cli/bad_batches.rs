@@ -37,7 +37,7 @@ fn files_that_hold_no_batches() {
     );
     refused(
         &whole[..whole.len() - 4],
-        &["not a whole safetensors file", "256 bytes", "252"],
+        &["not a whole safetensors file", "128 to 256", "252"],
     );
     let ids = ("input_ids", Dtype::I32, [4, 8]);
     refused(

@@ -172,7 +172,13 @@ fn an_empty_folder_is_used_and_nothing_else_is_written() {
         names.sort();
         names
     };
-    let files = ["config.toml", "metrics.jsonl", "plan.json", "report.html"];
+    let files = [
+        ".lock",
+        "config.toml",
+        "metrics.jsonl",
+        "plan.json",
+        "report.html",
+    ];
     assert_eq!(names("run"), files);
     assert_eq!(names(""), ["run", "small.toml"]);
 }

@@ -195,9 +195,6 @@ fn contradictions_are_refused() {
 fn what_is_not_built_is_refused_with_a_sentence() {
     let settings: &[&[&str]] = &[
         &["--attention", "cudnn"],
-        &["--resume", "latest"],
-        &["--save-every", "5"],
-        &["--keep-last", "2"],
         &["--set", "offload.path=/scratch"],
     ];
     for arguments in settings {
@@ -208,11 +205,6 @@ fn what_is_not_built_is_refused_with_a_sentence() {
                 &["not available", "not built yet", arguments[1]],
             );
         }
-    }
-    for name in ["prepare", "eval", "generate"] {
-        let name_in_ticks = format!("`trainer {name}`");
-        assert_refused(&[name, "--json", "x"], &[&name_in_ticks, "not built yet"]);
-        assert_refused(&[name, "--help"], &[&name_in_ticks]);
     }
     let (_folder, path) = file("[attention]\nbackend = \"cudnn\"\n");
     assert_refused(&["--config", &path], &["`attention.backend = \"cudnn\"`"]);
