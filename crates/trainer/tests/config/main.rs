@@ -1,5 +1,6 @@
 //! The command line: what it sets, and what wins.
 
+mod hostile;
 mod refused;
 
 use clap::Parser;

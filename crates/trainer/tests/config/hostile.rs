@@ -1,0 +1,78 @@
+//! Configurations that nobody would write: refused with an error or read, never a panic.
+
+use proptest::prelude::*;
+use settings::keys::KEYS;
+use settings::load::{Override, Source};
+use settings::{Given, RunOptions, Settings, Task, resolve};
+
+/// A value of any kind, as TOML has it or not.
+fn value() -> impl Strategy<Value = String> {
+    let odd = [
+        "0",
+        "-1",
+        "1",
+        "7",
+        "65536",
+        "9223372036854775807",
+        "-9223372036854775808",
+        "1e308",
+        "nan",
+        "inf",
+        "-0.5",
+        "true",
+        "\"\"",
+        "\"auto\"",
+        "\"full\"",
+        "[]",
+        "[\"*\"]",
+        "[1]",
+        "{}",
+        "{ a = 1 }",
+        "{ \"0-\" = \"full\" }",
+        "1979-05-27",
+        "'",
+        "\"0-18446744073709551615\"",
+        "200%",
+    ];
+    prop_oneof![
+        prop::sample::select(odd.to_vec()).prop_map(str::to_owned),
+        "\\PC{0,12}",
+    ]
+}
+
+fn key() -> impl Strategy<Value = String> {
+    let names: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
+    prop_oneof![
+        prop::sample::select(names).prop_map(str::to_owned),
+        "[a-z._\"]{0,12}",
+    ]
+}
+
+/// What a plan would be made of; whether it is accepted does not matter here.
+fn settle(set: Vec<String>) {
+    let given = Given {
+        set,
+        ..Given::default()
+    };
+    if let Ok(resolved) = resolve(Task::Plan, given, RunOptions::default()) {
+        let _ = Settings::new(&resolved.decided(resolved.config.data.seq));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_text(text in "\\PC{0,80}") {
+        let _ = Source::parse("any".into(), "a file".into(), &text);
+        let _ = Override::from_set(&text);
+    }
+
+    #[test]
+    fn keys_with_values_of_any_kind(pairs in prop::collection::vec((key(), value()), 1..4)) {
+        let set: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let lines: Vec<String> = pairs.iter().map(|(key, value)| format!("{key} = {value}")).collect();
+        let _ = Source::parse("any".into(), "a file".into(), &lines.join("\n"));
+        settle(set);
+    }
+}
