@@ -196,11 +196,6 @@ impl Settings {
         }
         Ok(layout)
     }
-
-    /// Tokens of a step, masked ones included.
-    pub fn tokens_per_step(&self) -> usize {
-        self.seq * self.micro_batch * self.accum
-    }
 }
 
 fn between_steps(config: &Config) -> BetweenSteps {

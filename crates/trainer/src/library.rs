@@ -77,10 +77,12 @@ impl Trainer {
     }
 
     fn filled(
-        config: Config,
+        mut config: Config,
         origin: Origin,
         fill: impl FnOnce(&mut Session) -> Result<(), SessionError>,
     ) -> Result<Trainer, Failure> {
+        // A loop of one's own evaluates and saves as it likes: nothing is leased for a run's doing so.
+        config.without_between_steps();
         let mut resolved = resolved(config);
         resolved.config = chosen(&resolved, resolved.decided(resolved.config.data.seq))?;
         let settings = Settings::new(&resolved.config)?;
