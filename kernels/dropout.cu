@@ -9,16 +9,18 @@ template <typename T> __device__ void add_pack(Pack &values, const T *x, size_t 
     }
 }
 
-// A block works on one row. Without a bias or a residual their pointers are null.
+// A block works on one row. Without a bias or a residual their pointers are null. For dropout, the first row's first
+// element has the index `element`.
 template <typename T>
-__device__ void bias_dropout_add(T *out, const T *bias, const T *residual, size_t width, Dropout dropout) {
+__device__ void bias_dropout_add(T *out, const T *bias, const T *residual, size_t width, size_t element,
+                                 Dropout dropout) {
     const size_t start = blockIdx.x * width;
     for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
         Pack values = load(out + start, first, width);
         if (bias != nullptr) {
             add_pack(values, bias, first, width);
         }
-        dropout.apply(values, start + first);
+        dropout.apply(values, element + start + first);
         if (residual != nullptr) {
             add_pack(values, residual + start, first, width);
         }
@@ -26,24 +28,26 @@ __device__ void bias_dropout_add(T *out, const T *bias, const T *residual, size_
     }
 }
 
-template <typename T> __device__ void dropout_backward(T *dx, const T *dy, size_t n, Dropout dropout) {
+template <typename T>
+__device__ void dropout_backward(T *dx, const T *dy, size_t n, size_t element, Dropout dropout) {
     const size_t first = flat_pack();
     if (first < n) {
         Pack values = load(dy, first, n);
-        dropout.apply(values, first);
+        dropout.apply(values, element + first);
         store(dx, first, n, values);
     }
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void bias_dropout_add_##name(T *out, const T *bias, const T *residual, size_t width, \
-                                                       size_t threshold, size_t key, float kept_scale) {       \
-        bias_dropout_add(out, bias, residual, width, {threshold, key, kept_scale});                            \
+                                                       size_t element, size_t threshold, size_t key,           \
+                                                       float kept_scale) {                                     \
+        bias_dropout_add(out, bias, residual, width, element, {threshold, key, kept_scale});                   \
     }                                                                                                          \
     EXPORT(bias_dropout_add_##name);                                                                           \
-    extern "C" __global__ void dropout_backward_##name(T *dx, const T *dy, size_t n, size_t threshold,         \
-                                                       size_t key, float kept_scale) {                         \
-        dropout_backward(dx, dy, n, {threshold, key, kept_scale});                                             \
+    extern "C" __global__ void dropout_backward_##name(T *dx, const T *dy, size_t n, size_t element,           \
+                                                       size_t threshold, size_t key, float kept_scale) {       \
+        dropout_backward(dx, dy, n, element, {threshold, key, kept_scale});                                    \
     }                                                                                                          \
     EXPORT(dropout_backward_##name)
 

@@ -1,4 +1,4 @@
-// Sums over whole arenas. Squares are f32, sums f64, in a number of parts that is the same on every GPU.
+// Sums over whole arenas, in orders that are the same on every GPU and on the CPU.
 #include "pack.cuh"
 #include "reduce.cuh"
 
@@ -18,37 +18,65 @@ __device__ inline void sum(float *out, const float *x, size_t n, int accumulate)
     }
 }
 
-// Block p sums the squares of elements p * part to (p + 1) * part of `n`; `part` is a multiple of PACK.
-template <typename T> __device__ void norm_parts(double *parts, const T *x, size_t n, size_t part) {
-    const size_t start = blockIdx.x * part;
+// Elements of a grain: `memory::GRAIN_ELEMENTS`.
+constexpr size_t GRAIN = 4096;
+
+// A warp sums the squares of a grain. They are exact in f64: whether they are fused with the sum does not matter.
+template <typename T> __device__ void norm_grains(double *grains, const T *x, size_t n) {
+    const size_t grain = own_row(), start = grain * GRAIN;
     if (start >= n) {
-        if (threadIdx.x == 0) {
-            parts[blockIdx.x] = 0.0;
-        }
         return;
     }
-    const size_t count = part < n - start ? part : n - start;
-    double total = 0.0;
-    for (size_t first = threadIdx.x * PACK; first < count; first += blockDim.x * PACK) {
-        const Pack values = load(x + start, first, count);
-        float squares = 0.0f;
+    const T *own = x + start;
+    const size_t count = GRAIN < n - start ? GRAIN : n - start;
+    double lanes[PACK] = {};
+    knowing(count == GRAIN && are_wide(GRAIN, own), [&](auto wide) {
+#pragma unroll 2
+        for (size_t first = threadIdx.x * PACK; first < (wide ? GRAIN : count); first += WARP * PACK) {
+            const Pack values = load<wide>(own, first, count);
 #pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            squares += values.at[i] * values.at[i];
+            for (int i = 0; i < PACK; i++) {
+                lanes[i] += double(values.at[i]) * double(values.at[i]);
+            }
         }
-        total += double(squares);
+    });
+#pragma unroll
+    for (int width = PACK / 2; width > 0; width /= 2) {
+#pragma unroll
+        for (int i = 0; i < width; i++) {
+            lanes[i] += lanes[i + width];
+        }
     }
-    total = block_sum(total);
+    const double sum = warp_reduce(lanes[0], Sum());
     if (threadIdx.x == 0) {
-        parts[blockIdx.x] = total;
+        grains[grain] = sum;
     }
 }
 
-// One block with a thread for each part. An infinite `max_norm` never clips; `loss` may be null, and where it is not
-// finite neither is the factor.
-__device__ inline void norm_and_clip(float *out, const double *parts, const float *loss, float max_norm) {
-    const float norm = float(sqrt(block_sum(parts[threadIdx.x])));
-    const bool finite = isfinite(norm) && (loss == nullptr || isfinite(loss[0]));
+// One block: there is a grain for 4096 elements. An infinite `max_norm` never clips; where the loss is not finite, neither
+// is the factor.
+__device__ inline void norm_and_clip(float *out, const double *grains, size_t count, const float *loss, float max_norm) {
+    // So many are loaded before the first is added: one block alone waits long for each.
+    constexpr int AHEAD = 8;
+    double sum = 0.0;
+    size_t grain = threadIdx.x;
+    for (; grain + (AHEAD - 1) * blockDim.x < count; grain += AHEAD * blockDim.x) {
+        double next[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            next[i] = grains[grain + i * blockDim.x];
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            sum += next[i];
+        }
+    }
+    for (; grain < count; grain += blockDim.x) {
+        sum += grains[grain];
+    }
+    const float root = float(sqrt(block_sum(sum)));
+    const float norm = isinf(root * root) ? INFINITY : root;
+    const bool finite = isfinite(norm) && isfinite(loss[0]);
     if (threadIdx.x == 0) {
         out[0] = norm;
         out[1] = finite ? fminf(max_norm / (norm + 1e-6f), 1.0f) : NAN;
@@ -60,16 +88,17 @@ extern "C" __global__ void sum_f32(float *out, const float *x, size_t n, int acc
 }
 EXPORT(sum_f32);
 
-extern "C" __global__ void norm_and_clip_f32(float *out, const double *parts, const float *loss, float max_norm) {
-    norm_and_clip(out, parts, loss, max_norm);
+extern "C" __global__ void norm_and_clip_f32(float *out, const double *grains, size_t count, const float *loss,
+                                                  float max_norm) {
+    norm_and_clip(out, grains, count, loss, max_norm);
 }
 EXPORT(norm_and_clip_f32);
 
-#define PARTS(T, name)                                                                                         \
-    extern "C" __global__ void norm_parts_##name(double *parts, const T *x, size_t n, size_t part) {           \
-        norm_parts(parts, x, n, part);                                                                         \
+#define GRAINS(T, name)                                                                                        \
+    extern "C" __global__ void norm_grains_##name(double *grains, const T *x, size_t n) {                      \
+        norm_grains(grains, x, n);                                                                             \
     }                                                                                                          \
-    EXPORT(norm_parts_##name)
+    EXPORT(norm_grains_##name)
 
-PARTS(float, f32);
-PARTS(bf16, bf16);
+GRAINS(float, f32);
+GRAINS(bf16, bf16);

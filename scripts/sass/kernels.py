@@ -37,7 +37,7 @@ HOT = {
     "rotary": {"rotary_bf16": ROWS},
     "cross_entropy": {"cross_entropy_bf16": ROWS},
     "embedding": {"embedding_bf16": ROWS, "embedding_backward_f32_bf16": FLAT},
-    "norm": {"norm_parts_f32": ROWS},
+    "norm": {"norm_grains_f32": FLAT},
     "adamw": {"adamw_master_f32_f32": FLAT, "adamw_split_8bit_bf16": FLAT},
 }
 LAUNCHES = {name: launch for kernels in HOT.values() for name, launch in kernels.items()}

@@ -22,7 +22,7 @@ mod stand_in;
 pub use stand_in::{load_stand_in, stand_in_folder};
 
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Workspace};
-use kernels::{Event, KernelError, Queue, Reading};
+use kernels::{DiskCopy, Event, KernelError, Queue, Reading};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 /// A CUDA device emulated on the processor; its memory is the process's own, and everything is done when it is asked for.
@@ -120,6 +120,11 @@ impl Driver for Emulation {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
         Ok(())
+    }
+
+    unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { copy.carry_out() }
     }
 
     unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {

@@ -1,6 +1,6 @@
 //! What a device is to [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels).
 
-use crate::{Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{DiskCopy, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
 use memory::{In, Out};
 use std::cell::Cell;
 
@@ -8,9 +8,9 @@ use std::cell::Cell;
 ///
 /// Whatever is a backend has both of these, and nothing else can have them: every call is checked and counted there,
 /// once, whichever the device. A backend checks nothing again. It refuses what the device cannot do, and reports what
-/// fails; both are [`crate::Fault::Device`].
+/// fails; both are [`crate::Fault::Device`], but for a file that fails, [`crate::Fault::Disk`].
 ///
-/// All but [`Backend::copy_beside`], and what is executed in [`Queue::Update`], runs in [`Queue::Compute`], in the order
+/// All but [`Backend::copy_beside`], [`Backend::disk`], and what is executed in [`Queue::Update`], runs in [`Queue::Compute`], in the order
 /// in which it was asked for. What an operation writes is borrowed exclusively, so it overlaps nothing else that the
 /// operation views; what it reads may overlap.
 ///
@@ -74,6 +74,15 @@ pub trait Backend {
     /// # Errors
     /// [`KernelError`] if the device fails.
     unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError>;
+
+    /// Asks for a copy between a file and pinned host memory, in [`Queue::DiskRead`] or [`Queue::DiskWrite`].
+    ///
+    /// # Safety
+    /// As for [`crate::Queues::start_disk_read`] and [`crate::Queues::start_disk_write`]; the memory is contiguous.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails, or a file has failed.
+    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError>;
 
     /// As [`crate::Queues::record`].
     ///

@@ -21,6 +21,9 @@ pub enum Fault {
     Device,
     /// The device has no memory left beside what is leased.
     DeviceFull,
+    /// A file that the step reads and writes failed. Nothing is under way in any queue any more, and what is asked for
+    /// later is refused.
+    Disk,
     /// The operation is larger than the device can do it: a head too wide, too little memory for a block.
     TooLarge,
 }
@@ -53,6 +56,14 @@ impl KernelError {
             operation,
             message: message.into(),
             fault: Fault::Device,
+        }
+    }
+
+    /// A failure of a disk.
+    pub fn disk(operation: &'static str, message: impl Into<String>) -> KernelError {
+        KernelError {
+            fault: Fault::Disk,
+            ..KernelError::device(operation, message)
         }
     }
 

@@ -2,10 +2,11 @@
 
 use crate::queue::bytes_of;
 use crate::{
-    AdamW, Backend, Event, KernelError, Operation, Queue, READING_BYTES_MAX, Reading, Target,
-    Traffic,
+    AdamW, Backend, BlockFile, DiskCopy, Event, HostSide, KernelError, Operation, Queue,
+    READING_BYTES_MAX, Reading, Target, Traffic,
 };
 use memory::{In, Out};
+use std::sync::Arc;
 
 /// Kernels with a backend below them: every [`Backend`], and nothing else.
 ///
@@ -30,6 +31,9 @@ impl<B: Backend> Backed for B {
 /// after that queue was told to wait for such an event, and newly leased memory may be copied into only after the
 /// copy's queue was told to wait for an event of [`Queue::Compute`] that is later than the lease.
 ///
+/// When a file fails, every later call here returns that error ([`crate::Fault::Disk`]), and by then nothing is under way in
+/// any queue.
+///
 /// What a [`Backend`] has, and nothing else: here calls are checked and counted.
 pub trait Queues: Backed {
     /// Whether operations may still have to be done when the call that asks for them returns.
@@ -48,7 +52,7 @@ pub trait Queues: Backed {
     /// [`KernelError`] if the sides do not fit, or the device fails.
     unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
         start_copy("start_upload", &out, &x)?;
-        count_upload(self.backend(), bytes_of(&x));
+        count(self.backend(), Queue::Upload, bytes_of(&x));
         // SAFETY: the caller's promise, and the sides fit.
         unsafe { self.backend().copy_beside(Queue::Upload, out, x) }
     }
@@ -63,9 +67,54 @@ pub trait Queues: Backed {
     /// As for [`Queues::start_upload`].
     unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
         start_copy("start_download", &out, &x)?;
-        count_download(self.backend(), bytes_of(&x));
+        count(self.backend(), Queue::Download, bytes_of(&x));
         // SAFETY: the caller's promise, and the sides fit.
         unsafe { self.backend().copy_beside(Queue::Download, out, x) }
+    }
+
+    /// Asks for bytes of a file, from `offset` on, in [`Queue::DiskRead`]. `out` is contiguous pinned host memory.
+    ///
+    /// # Safety
+    /// Until an event recorded after this in the queue is over, `out` stays alive, and nothing else reads or writes it.
+    ///
+    /// # Errors
+    /// [`KernelError`] if `out` is strided, or the device or a file fails.
+    unsafe fn start_disk_read(
+        &self,
+        out: Out,
+        file: &Arc<dyn BlockFile>,
+        offset: u64,
+    ) -> Result<(), KernelError> {
+        let contiguous = out.is_contiguous();
+        // SAFETY: the caller's promise.
+        unsafe {
+            start_disk(
+                self.backend(),
+                contiguous,
+                HostSide::Read(out),
+                file,
+                offset,
+            )
+        }
+    }
+
+    /// Asks for bytes of a file to be replaced, from `offset` on, in [`Queue::DiskWrite`]. `x` is contiguous pinned host
+    /// memory.
+    ///
+    /// # Safety
+    /// Until an event recorded after this in the queue is over, `x` stays alive, and nothing writes it.
+    ///
+    /// # Errors
+    /// As for [`Queues::start_disk_read`].
+    unsafe fn start_disk_write(
+        &self,
+        file: &Arc<dyn BlockFile>,
+        offset: u64,
+        x: In,
+    ) -> Result<(), KernelError> {
+        let contiguous = x.is_contiguous();
+        // SAFETY: the caller's promise.
+        unsafe { start_disk(self.backend(), contiguous, HostSide::Write(x), file, offset) }
     }
 
     /// Asks for the contents of a small contiguous tensor, in [`Queue::Compute`].
@@ -78,7 +127,7 @@ pub trait Queues: Backed {
         KernelError::unless(fits, "start_read", || {
             format!("a reading is contiguous and at most {READING_BYTES_MAX} bytes, not {bytes}")
         })?;
-        count_download(self.backend(), bytes);
+        count(self.backend(), Queue::Download, bytes);
         // SAFETY: the tensor is contiguous and small.
         unsafe { self.backend().start_reading(x) }
     }
@@ -139,7 +188,7 @@ pub trait Kernels: Queues {
     /// Copies host bytes into a contiguous tensor of as many bytes.
     fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
         transfer("upload", &out.as_in(), bytes.len())?;
-        count_upload(self.backend(), bytes.len());
+        count(self.backend(), Queue::Upload, bytes.len());
         // SAFETY: the tensor is contiguous and has as many bytes.
         unsafe { self.backend().write(out, bytes) }
     }
@@ -147,7 +196,7 @@ pub trait Kernels: Queues {
     /// Copies a contiguous tensor into as many host bytes, when all work before it is done.
     fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
         transfer("download", &x, bytes.len())?;
-        count_download(self.backend(), bytes.len());
+        count(self.backend(), Queue::Download, bytes.len());
         // SAFETY: as in `upload`.
         unsafe { self.backend().read(bytes, x) }
     }
@@ -225,19 +274,31 @@ fn start_copy(operation: &'static str, out: &Out, x: &In) -> Result<(), KernelEr
     })
 }
 
-fn count_upload(backend: &dyn Backend, bytes: usize) {
-    count(backend, bytes, 0);
-}
-
-fn count_download(backend: &dyn Backend, bytes: usize) {
-    count(backend, 0, bytes);
-}
-
-fn count(backend: &dyn Backend, uploaded: usize, downloaded: usize) {
-    let more = Traffic {
-        h2d_bytes: uploaded as u64,
-        d2h_bytes: downloaded as u64,
+/// Refuses host memory that is strided, then counts the copy and asks for it.
+///
+/// # Safety
+/// As for [`Queues::start_disk_read`] or [`Queues::start_disk_write`].
+unsafe fn start_disk(
+    backend: &dyn Backend,
+    contiguous: bool,
+    host: HostSide,
+    file: &Arc<dyn BlockFile>,
+    offset: u64,
+) -> Result<(), KernelError> {
+    let copy = DiskCopy {
+        file: file.clone(),
+        offset,
+        host,
     };
+    KernelError::unless(contiguous, "start_disk", || {
+        "the host side is strided, expected contiguous".into()
+    })?;
+    count(backend, copy.queue(), copy.bytes());
+    // SAFETY: the caller's promise, and the memory is contiguous.
+    unsafe { backend.disk(copy) }
+}
+
+fn count(backend: &dyn Backend, queue: Queue, bytes: usize) {
     let counter = backend.traffic();
-    counter.set(counter.get().plus(more));
+    counter.set(counter.get().plus(Traffic::of(queue, bytes as u64)));
 }

@@ -25,12 +25,13 @@
 //! workspace, leased when the kernels are made, or is leased by the caller in the size that
 //! `scratch_elements` of that operation tells. Operations are deterministic: the order of every
 //! sum is fixed, for any number of threads. Nothing returns a number to the host but [`Kernels::download`] and
-//! [`Queues::finish_read`]. Copies to and from pinned host memory run beside the operations, in queues of their own
-//! ([`Queues`]).
+//! [`Queues::finish_read`]. Copies between device and pinned host memory, and between that and
+//! files ([`BlockFile`]), run beside the operations, in queues of their own ([`Queues`]).
 //!
 //! This crate knows no model and no policy.
 
 mod backend;
+mod block_file;
 pub mod cpu;
 pub mod cuda;
 mod error;
@@ -39,10 +40,12 @@ pub mod meta;
 mod numerics;
 pub mod operation;
 mod queue;
+mod workers;
 mod workspace;
 mod wrappers;
 
 pub use backend::Backend;
+pub use block_file::{BlockFile, DiskCopy, HostSide, NoFile};
 pub use error::{Fault, KernelError};
 pub use kernels::{Kernels, Queues, Run};
 pub use meta::timeline;

@@ -4,8 +4,8 @@ use memory::In;
 
 /// Where work runs in the order in which it was asked for. Between queues nothing is ordered but by events.
 ///
-/// On CUDA, streams. On the CPU a worker thread for each direction of copies, while operations run in the thread that
-/// asks for them, those of [`Queue::Update`] too.
+/// On CUDA, streams, and a worker thread for each direction of the disk. On the CPU a worker thread for each direction
+/// of copies too, while operations run in the thread that asks for them, those of [`Queue::Update`] too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
     /// Every operation of [`crate::Kernels`] but [`crate::Kernels::start_adamw`].
@@ -16,16 +16,34 @@ pub enum Queue {
     Upload,
     /// Copies from the device to pinned host memory.
     Download,
+    /// Copies from files to pinned host memory.
+    DiskRead,
+    /// Copies from pinned host memory to files.
+    DiskWrite,
 }
 
 impl Queue {
     /// All queues.
-    pub const ALL: [Queue; 4] = [
+    pub const ALL: [Queue; 6] = [
         Queue::Compute,
         Queue::Update,
         Queue::Upload,
         Queue::Download,
+        Queue::DiskRead,
+        Queue::DiskWrite,
     ];
+
+    /// What pictures call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Queue::Compute => "compute",
+            Queue::Update => "update",
+            Queue::Upload => "upload",
+            Queue::Download => "download",
+            Queue::DiskRead => "disk read",
+            Queue::DiskWrite => "disk write",
+        }
+    }
 }
 
 /// A point in a queue: it is over when everything that was asked for in the queue before it is done.
@@ -45,37 +63,54 @@ impl Event {
     };
 }
 
-/// Bytes that crossed between host and device since the device was opened.
+/// Bytes that crossed between disk, host and device since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes from the host to the device.
     pub h2d_bytes: u64,
     /// Bytes from the device to the host.
     pub d2h_bytes: u64,
+    /// Bytes from files to the host.
+    pub disk_read_bytes: u64,
+    /// Bytes from the host to files.
+    pub disk_written_bytes: u64,
 }
 
 impl Traffic {
     /// What crossed since an earlier count.
     pub fn since(self, earlier: Traffic) -> Traffic {
-        Traffic {
-            h2d_bytes: self.h2d_bytes - earlier.h2d_bytes,
-            d2h_bytes: self.d2h_bytes - earlier.d2h_bytes,
-        }
+        self.with(earlier, |now, earlier| now - earlier)
     }
 
     /// What crosses in so many equal parts.
     pub fn times(self, parts: usize) -> Traffic {
-        Traffic {
-            h2d_bytes: self.h2d_bytes * parts as u64,
-            d2h_bytes: self.d2h_bytes * parts as u64,
-        }
+        self.with(self, |bytes, _| bytes * parts as u64)
     }
 
     /// Both counts together.
     pub fn plus(self, other: Traffic) -> Traffic {
+        self.with(other, |bytes, more| bytes + more)
+    }
+
+    /// So many bytes in a queue of copies.
+    pub(crate) fn of(queue: Queue, bytes: u64) -> Traffic {
+        let mut traffic = Traffic::default();
+        match queue {
+            Queue::Upload => traffic.h2d_bytes = bytes,
+            Queue::Download => traffic.d2h_bytes = bytes,
+            Queue::DiskRead => traffic.disk_read_bytes = bytes,
+            Queue::DiskWrite => traffic.disk_written_bytes = bytes,
+            Queue::Compute | Queue::Update => unreachable!("nothing is copied there"),
+        }
+        traffic
+    }
+
+    fn with(self, other: Traffic, count: impl Fn(u64, u64) -> u64) -> Traffic {
         Traffic {
-            h2d_bytes: self.h2d_bytes + other.h2d_bytes,
-            d2h_bytes: self.d2h_bytes + other.d2h_bytes,
+            h2d_bytes: count(self.h2d_bytes, other.h2d_bytes),
+            d2h_bytes: count(self.d2h_bytes, other.d2h_bytes),
+            disk_read_bytes: count(self.disk_read_bytes, other.disk_read_bytes),
+            disk_written_bytes: count(self.disk_written_bytes, other.disk_written_bytes),
         }
     }
 }

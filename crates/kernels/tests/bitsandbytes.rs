@@ -3,8 +3,8 @@
 use half::bf16;
 use kernels::cpu::Cpu;
 use kernels::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
-use kernels::{AdamW, Kernels, MasterOperand, MomentOperand, NORM_PARTS, NormAndClip, Run as _};
-use memory::{Buffer, Category, DType, Memory};
+use kernels::{AdamW, Kernels, MasterOperand, MomentOperand, NormAndClip, NormGrains, Run as _};
+use memory::{Buffer, Category, DType, GRAIN_ELEMENTS, Memory};
 
 /// A file of golden vectors, or the part of it behind a key. Lists are found by their key: this needs no JSON library.
 #[derive(Clone, Copy)]
@@ -234,16 +234,22 @@ impl Run {
             self.put(DType::F32, &[0.0; 2]),
             self.put(DType::F32, &[1.0]),
         );
-        let mut parts = self
-            .memory
-            .lease(Category::Temporary, "x", [NORM_PARTS], DType::F64)
-            .unwrap();
         let gradients = self.put(self.dtype, gradients);
+        let count = self.parameters.len().div_ceil(GRAIN_ELEMENTS);
+        let mut grains = self
+            .memory
+            .lease(Category::Temporary, "grains", [count], DType::F64)
+            .unwrap();
+        self.kernels
+            .run(NormGrains {
+                grains: grains.view_mut(),
+                x: gradients.view(),
+            })
+            .unwrap();
         self.kernels
             .run(NormAndClip {
                 out: clip.view_mut(),
-                parts: parts.view_mut(),
-                x: gradients.view(),
+                grains: grains.view(),
                 loss: loss.view(),
                 max_norm: None,
             })

@@ -5,10 +5,15 @@
 use emulation::load_stand_in;
 use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
 use kernels::random::random_u32;
-use kernels::{Fill, Init, Kernels, Matmul, Queues, Run};
+use kernels::{
+    AddBias, BlockFile, Fault, Fill, Init, KernelError, Kernels, Matmul, Queue, Queues, Run,
+};
 use memory::{Blocks, Category, DType, DeviceMarks, Memory};
+use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::rc::Rc;
-use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once};
 
 const MIB: usize = 1 << 20;
 
@@ -203,4 +208,122 @@ fn long_sums_are_right_and_the_same_again() {
     let any = |bits: u32| bits as i32 as f32 / (1u64 << 31) as f32;
     let (a, b) = (numbers(3, k * m, any), numbers(4, k * n, any));
     assert_eq!(product(&a, &b), product(&a, &b));
+}
+
+/// A slow file in memory, one of whose reads and writes may fail.
+#[derive(Debug)]
+struct SlowFile {
+    bytes: Mutex<Vec<u8>>,
+    operations: AtomicUsize,
+    fails_at: usize,
+}
+
+impl SlowFile {
+    fn next(&self) -> io::Result<()> {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        match self.operations.fetch_add(1, Ordering::SeqCst) == self.fails_at {
+            true => Err(ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl BlockFile for SlowFile {
+    fn path(&self) -> &Path {
+        Path::new("/a disk/state")
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.next()?;
+        bytes.copy_from_slice(&self.bytes.lock().unwrap()[offset as usize..][..bytes.len()]);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.next()?;
+        self.bytes.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+const STATES: usize = 1 << 16;
+
+const ROUNDS: usize = 50;
+
+/// Sends the numbers of a file to the device and back, each time one more. The processor never waits before the end, so
+/// it is far ahead of the disk.
+fn disk_round_trips(
+    kernels: &dyn Kernels,
+    memory: &Memory,
+    file: &Arc<dyn BlockFile>,
+) -> Result<(), KernelError> {
+    let lease = || memory.lease_persistent(Category::Temporary, "slot", [STATES], DType::F32);
+    let pinned = || memory.lease_pinned(Category::OptimizerState, "staging", [STATES], DType::F32);
+    let (mut slot, mut one) = (lease().unwrap(), lease().unwrap());
+    let (mut incoming, mut outgoing) = (pinned().unwrap(), pinned().unwrap());
+    let after = |queue, event| kernels.wait(queue, kernels.record(event)?, "the one before");
+    kernels.run(Fill {
+        out: one.view_mut(),
+        value: 1.0,
+    })?;
+    for _ in 0..ROUNDS {
+        // SAFETY: memory lives to the end, and events order what is done with it.
+        unsafe { kernels.start_disk_read(incoming.view_mut(), file, 512) }?;
+        after(Queue::Upload, Queue::DiskRead)?;
+        // SAFETY: as above.
+        unsafe { kernels.start_upload(slot.view_mut(), incoming.view()) }?;
+        after(Queue::Compute, Queue::Upload)?;
+        kernels.run(AddBias {
+            out: slot.view_mut().reshape([1, STATES]),
+            bias: one.view(),
+        })?;
+        after(Queue::Download, Queue::Compute)?;
+        // SAFETY: as above.
+        unsafe { kernels.start_download(outgoing.view_mut(), slot.view()) }?;
+        after(Queue::DiskWrite, Queue::Download)?;
+        // SAFETY: as above.
+        unsafe { kernels.start_disk_write(file, 512, outgoing.view()) }?;
+        after(Queue::DiskRead, Queue::DiskWrite)?;
+    }
+    for queue in Queue::ALL {
+        kernels.finish(kernels.record(queue)?)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn streams_and_the_disk_wait_for_one_another() {
+    for fails_at in [usize::MAX, 0, 7, 2 * ROUNDS - 1] {
+        let (_device, memory, kernels) = open();
+        let slow = Arc::new(SlowFile {
+            bytes: Mutex::new(vec![0; 512 + STATES * 4]),
+            operations: AtomicUsize::new(0),
+            fails_at,
+        });
+        let file: Arc<dyn BlockFile> = slow.clone();
+        let outcome = disk_round_trips(&kernels, &memory, &file);
+        if fails_at < 2 * ROUNDS {
+            let failed = outcome.unwrap_err();
+            assert_eq!(failed.fault, Fault::Disk);
+            assert!(failed.message.contains("/a disk/state"), "{failed}");
+            let operations = slow.operations.load(Ordering::SeqCst);
+            assert_eq!(operations, fails_at + 1, "nothing is read or written later");
+            for queue in Queue::ALL {
+                assert_eq!(kernels.record(queue).unwrap_err(), failed);
+            }
+            let x = memory
+                .lease(Category::Temporary, "x", [4], DType::F32)
+                .unwrap();
+            assert_eq!(
+                kernels.download(&mut [0; 16], x.view()).unwrap_err(),
+                failed
+            );
+            continue;
+        }
+        outcome.unwrap();
+        let bytes = slow.bytes.lock().unwrap();
+        let all = bytes[512..].chunks_exact(4);
+        let right = (ROUNDS as f32).to_le_bytes();
+        assert!(all.into_iter().all(|number| number == right));
+    }
 }

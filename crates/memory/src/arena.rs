@@ -1,7 +1,6 @@
 //! Contiguous buffers that share one layout.
 
-use crate::{Buffer, Category, DType, Dims, In, Memory, Out, OutOfMemory};
-use serde::{Deserialize, Serialize};
+use crate::{Buffer, Category, Cover, DType, Dims, In, Layer, Memory, Out, OutOfMemory, Space};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -12,8 +11,12 @@ pub const PARAMETER_PADDING: usize = 256;
 /// Every entry starts at a multiple of this many bytes, whatever the dtype: the padding guarantees it.
 pub const PARAMETER_ALIGNMENT_BYTES: usize = PARAMETER_PADDING;
 
+/// Elements of a grain: the pieces of gradients whose squares are added up on their own, so that the norm has the same bits
+/// wherever gradients live and in whatever pieces they come. Grains begin anew with every unit and with the vectors.
+pub const GRAIN_ELEMENTS: usize = 4096;
+
 /// One tensor of a layout.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Name; Hugging Face's for parameters.
     pub name: String,
@@ -29,6 +32,11 @@ impl Entry {
         self.shape.iter().product()
     }
 
+    /// The shape, as views have it.
+    pub fn dims(&self) -> Dims {
+        Dims::try_from(self.shape.as_slice()).expect("a parameter has one or two dimensions")
+    }
+
     /// The elements within the arena, without padding.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.elements()
@@ -40,12 +48,26 @@ impl Entry {
     }
 }
 
+/// The matrices of one part of the model, by what reads them first: what is fetched, released and sent as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// The part.
+    pub part: Layer,
+    /// Its matrices, by their index in the layout.
+    pub entries: Vec<usize>,
+    /// The elements that they take, padding included: one range, or two where some of them must stay precise.
+    pub cover: Cover,
+}
+
 /// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors, so
 /// that weight decay by kind is two ranges. Tensors that must stay precise (see [`LayoutBuilder::build_precise`])
 /// stand at both ends, so that the others, which may be quantised, are one range too.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     entries: Vec<Entry>,
+    units: Vec<Unit>,
+    /// The unit of each entry.
+    unit_of: Vec<Option<usize>>,
     matrix_elements: usize,
     quantisable: Range<usize>,
     elements: usize,
@@ -54,13 +76,13 @@ pub struct Layout {
 /// Collects tensors in forward order.
 #[derive(Default)]
 pub struct LayoutBuilder {
-    tensors: Vec<(String, Vec<usize>)>,
+    tensors: Vec<(Layer, String, Vec<usize>)>,
 }
 
 impl LayoutBuilder {
-    /// Adds a tensor.
-    pub fn add(&mut self, name: impl Into<String>, shape: &[usize]) {
-        self.tensors.push((name.into(), shape.to_vec()));
+    /// Adds a tensor of a part of the model.
+    pub fn add(&mut self, part: Layer, name: impl Into<String>, shape: &[usize]) {
+        self.tensors.push((part, name.into(), shape.to_vec()));
     }
 
     /// Places matrices, then vectors, each in the order added.
@@ -75,12 +97,13 @@ impl LayoutBuilder {
         let (matrices, vectors): (Vec<_>, Vec<_>) = self
             .tensors
             .into_iter()
-            .partition(|(_, shape)| shape.len() > 1);
+            .partition(|(_, _, shape)| shape.len() > 1);
         let matrix_count = matrices.len();
+        let parts: Vec<Layer> = matrices.iter().map(|(part, ..)| *part).collect();
         let mut entries: Vec<Entry> = matrices
             .into_iter()
             .chain(vectors)
-            .map(|(name, shape)| Entry {
+            .map(|(_, name, shape)| Entry {
                 name,
                 offset: 0,
                 shape,
@@ -102,7 +125,16 @@ impl LayoutBuilder {
             }
             *end = offset;
         }
+        let units = units(&parts, &entries);
+        let mut unit_of = vec![None; entries.len()];
+        for (index, unit) in units.iter().enumerate() {
+            unit.entries
+                .iter()
+                .for_each(|entry| unit_of[*entry] = Some(index));
+        }
         Layout {
+            units,
+            unit_of,
             entries,
             matrix_elements: ends[1],
             quantisable: ends[0]..ends[2],
@@ -111,7 +143,54 @@ impl LayoutBuilder {
     }
 }
 
+/// Units in the order in which their parts first appear.
+fn units(parts: &[Layer], entries: &[Entry]) -> Vec<Unit> {
+    let mut units: Vec<Unit> = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        match units.iter_mut().find(|unit| unit.part == *part) {
+            Some(unit) => unit.entries.push(index),
+            None => units.push(Unit {
+                part: *part,
+                entries: vec![index],
+                cover: Cover::new([]),
+            }),
+        }
+    }
+    for unit in &mut units {
+        let matrices = unit
+            .entries
+            .iter()
+            .map(|index| entries[*index].padded_range());
+        unit.cover = Cover::new(matrices);
+    }
+    units
+}
+
 impl Layout {
+    /// The matrices by the parts of the model that read them first, in forward order; vectors belong to no unit.
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// The unit that a matrix belongs to, by its index among [`Layout::units`]; none for vectors.
+    pub fn unit_of(&self, entry: usize) -> Option<usize> {
+        self.unit_of[entry]
+    }
+
+    /// The ranges that grains ([`GRAIN_ELEMENTS`]) are counted from, each with its first grain: those of one unit after the
+    /// other, then the vectors.
+    pub fn grained(&self) -> Vec<(Range<usize>, usize)> {
+        let units = self.units.iter().flat_map(|unit| unit.cover.ranges());
+        let ranges = units.cloned().chain([self.vectors()]);
+        let mut first = 0;
+        let count = |range: Range<usize>| {
+            let own = first;
+            first += range.len().div_ceil(GRAIN_ELEMENTS);
+            (range, own)
+        };
+        ranges.map(count).collect()
+    }
+
     /// All tensors: matrices, then vectors, each in the order added.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -155,10 +234,11 @@ impl Layout {
     }
 }
 
-/// One buffer that holds every tensor of a layout.
+/// One buffer that holds the tensors of a layout, or those within one range of it.
 pub struct Arena {
     buffer: Buffer,
     layout: Rc<Layout>,
+    held: Range<usize>,
 }
 
 impl Arena {
@@ -173,11 +253,37 @@ impl Arena {
         layout: &Rc<Layout>,
         dtype: DType,
     ) -> Result<Arena, OutOfMemory> {
-        let buffer = memory.lease_persistent(category, name, [layout.elements()], dtype)?;
+        let (space, all) = (Space::Device, 0..layout.elements());
+        Arena::lease_part(memory, space, category, name, layout, dtype, all)
+    }
+
+    /// Leases an arena of the tensors within a range, on the device or in pinned host memory; else as [`Arena::lease`].
+    ///
+    /// # Errors
+    /// As [`Arena::lease`].
+    pub fn lease_part(
+        memory: &Memory,
+        space: Space,
+        category: Category,
+        name: &'static str,
+        layout: &Rc<Layout>,
+        dtype: DType,
+        held: Range<usize>,
+    ) -> Result<Arena, OutOfMemory> {
+        let dims = [held.len()];
         Ok(Arena {
-            buffer,
+            buffer: match space {
+                Space::Device => memory.lease_persistent(category, name, dims, dtype)?,
+                Space::Host => memory.lease_pinned(category, name, dims, dtype)?,
+            },
             layout: layout.clone(),
+            held,
         })
+    }
+
+    /// The elements of the layout that are held.
+    pub fn held(&self) -> Range<usize> {
+        self.held.clone()
     }
 
     /// Where each tensor lies.
@@ -198,12 +304,12 @@ impl Arena {
     /// Reads a tensor.
     pub fn view(&self, index: usize) -> In<'_> {
         let entry = &self.layout.entries[index];
-        self.flat(entry.range()).reshape(shape(entry))
+        self.flat(entry.range()).reshape(entry.dims())
     }
 
     /// Writes a tensor.
     pub fn view_mut(&mut self, index: usize) -> Out<'_> {
-        let dims = shape(&self.layout.entries[index]);
+        let dims = self.layout.entries[index].dims();
         let range = self.layout.entries[index].range();
         self.flat_mut(range).reshape(dims)
     }
@@ -213,10 +319,10 @@ impl Arena {
         let entries = indices.map(|index| {
             (
                 self.layout.entries[index].range(),
-                shape(&self.layout.entries[index]),
+                self.layout.entries[index].dims(),
             )
         });
-        let (mut rest, mut first) = (Some(self.flat_mut(0..self.layout.elements)), 0);
+        let (mut rest, mut first) = (Some(self.buffer.view_mut()), self.held.start);
         entries.map(|(range, dims)| {
             let all = rest.take().expect("the rest is put back");
             let (before, after) = all.split_at(range.end - first);
@@ -226,32 +332,39 @@ impl Arena {
         })
     }
 
-    /// Reads a range of elements.
+    /// Reads a range of the layout's elements.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
-        self.buffer.view().rows(range)
+        self.buffer.view().rows(self.rows(range))
     }
 
-    /// Writes a range of elements.
+    /// Writes a range of the layout's elements.
     pub fn flat_mut(&mut self, range: Range<usize>) -> Out<'_> {
-        self.buffer.view_mut().rows(range)
+        let rows = self.rows(range);
+        self.buffer.view_mut().rows(rows)
+    }
+
+    fn rows(&self, range: Range<usize>) -> Range<usize> {
+        let Range { start, end } = self.held;
+        assert!(
+            start <= range.start && range.end <= end,
+            "{range:?} is held"
+        );
+        range.start - start..range.end - start
     }
 
     /// Whether all padding is zero, as it must always be. Reads host memory.
     pub fn padding_is_zero(&self) -> bool {
         let bytes = self.dtype().size_in_bytes();
-        let all = self.buffer.view();
-        all.check_host();
-        self.layout.padding().all(|range| {
-            let padding = all.rows(range.clone());
+        self.buffer.view().check_host();
+        let held =
+            |range: &Range<usize>| self.held.start <= range.start && range.end <= self.held.end;
+        self.layout.padding().filter(held).all(|range| {
+            let padding = self.flat(range.clone());
             // SAFETY: `padding` covers that many contiguous elements of host memory.
             let raw = unsafe { std::slice::from_raw_parts(padding.pointer(), range.len() * bytes) };
             raw.iter().all(|byte| *byte == 0)
         })
     }
-}
-
-fn shape(entry: &Entry) -> Dims {
-    Dims::try_from(entry.shape.as_slice()).expect("a parameter has one or two dimensions")
 }
 
 #[cfg(test)]
@@ -262,9 +375,9 @@ mod tests {
     #[test]
     fn matrices_come_first_and_everything_is_padded() {
         let mut builder = LayoutBuilder::default();
-        builder.add("embed", &[10, 3]);
-        builder.add("norm", &[3]);
-        builder.add("q", &[30, 10]);
+        builder.add(Layer::Embedding, "embed", &[10, 3]);
+        builder.add(Layer::Block(0), "norm", &[3]);
+        builder.add(Layer::Block(0), "q", &[30, 10]);
         let layout = builder.build();
         let offsets: Vec<_> = layout
             .entries()
@@ -291,7 +404,7 @@ mod tests {
             ("k", &[2, 128]),
         ];
         for (name, shape) in shapes {
-            builder.add(name, shape);
+            builder.add(Layer::Whole, name, shape);
         }
         let layout = builder.build_precise(|name, elements| name == "embed" || elements < 10);
         let offsets: Vec<_> = layout
@@ -315,7 +428,7 @@ mod tests {
     fn padding_is_watched() {
         let memory = Memory::host();
         let mut builder = LayoutBuilder::default();
-        builder.add("embed", &[10, 3]);
+        builder.add(Layer::Embedding, "embed", &[10, 3]);
         let mut arena = Arena::lease(
             &memory,
             Category::Parameter,
@@ -332,13 +445,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tensors_are_aligned_disjoint_and_survive_serialisation(
+        fn tensors_are_aligned_disjoint_and_of_one_unit(
             shapes in proptest::collection::vec(proptest::collection::vec(1usize..40, 1..3), 1..30),
             precise_below in 0usize..400,
         ) {
             let mut builder = LayoutBuilder::default();
             for (index, shape) in shapes.iter().enumerate() {
-                builder.add(format!("t{index}"), shape);
+                builder.add(Layer::Block(index / 4), format!("t{index}"), shape);
             }
             let layout = builder.build_precise(|_, elements| elements < precise_below);
             let mut by_offset: Vec<&Entry> = layout.entries().iter().collect();
@@ -356,8 +469,15 @@ mod tests {
             prop_assert!(end <= layout.elements());
             let padding: usize = layout.padding().map(|range| range.len()).sum();
             prop_assert_eq!(padding + layout.parameters(), layout.elements());
-            let copy: Layout = serde_json::from_str(&serde_json::to_string(&layout).unwrap()).unwrap();
-            prop_assert_eq!(copy, layout);
+            let grained = layout.grained();
+            prop_assert_eq!(grained.iter().map(|(range, _)| range.len()).sum::<usize>(), layout.elements());
+            for (unit, index) in layout.units().iter().zip(0..) {
+                prop_assert!(unit.cover.ranges().len() <= 2);
+                for entry in &unit.entries {
+                    prop_assert!(unit.cover.rows(&layout.entries()[*entry].padded_range()).is_some());
+                    prop_assert_eq!(layout.unit_of(*entry), Some(index));
+                }
+            }
         }
     }
 }

@@ -3,6 +3,8 @@
 use crate::memory::Held;
 use crate::view::Reach;
 use crate::{Category, DType, Dims, In, Out};
+use std::ops::Range;
+use std::rc::Rc;
 
 /// A leased, row-major tensor; dropping it gives the lease back.
 ///
@@ -12,7 +14,15 @@ pub struct Buffer {
     reach: Reach,
     dims: Dims,
     dtype: DType,
-    held: Held,
+    hold: Hold,
+}
+
+/// What keeps the memory of a tensor leased.
+enum Hold {
+    /// The lease; shared with nobody but the one window that [`Windows`] lend.
+    Lease(Rc<Held>),
+    /// The tensor of which these are rows, and which nobody writes as long as there are any.
+    Frozen(Rc<Buffer>),
 }
 
 impl Buffer {
@@ -22,20 +32,52 @@ impl Buffer {
             reach: held.reach(),
             dims,
             dtype,
-            held,
+            hold: Hold::Lease(Rc::new(held)),
         }
     }
 
     /// Reads the tensor.
     pub fn view(&self) -> In<'_> {
-        // SAFETY: the lease covers `dims` elements of `dtype`, and lives as long as the borrow.
+        // SAFETY: the lease covers `dims` elements of `dtype`, and lives as long as the borrow. Of a tensor and its
+        // windows only one can be reached, but for rows of a frozen one, which nobody writes.
         unsafe { In::new(self.pointer, self.reach, self.dtype, self.dims) }
     }
 
     /// Writes the tensor.
+    ///
+    /// # Panics
+    /// If these are rows of a frozen one.
     pub fn view_mut(&mut self) -> Out<'_> {
+        assert!(
+            matches!(self.hold, Hold::Lease(_)),
+            "rows of a frozen tensor are only read"
+        );
         // SAFETY: as in `view`, and the borrow is exclusive.
         unsafe { Out::new(self.pointer, self.reach, self.dtype, self.dims) }
+    }
+
+    /// Some rows of the first dimension as a tensor of their own, for reading. The whole stays as it is until it goes.
+    pub fn frozen_rows(self: &Rc<Buffer>, rows: Range<usize>) -> Rc<Buffer> {
+        Rc::new(self.part(rows, Hold::Frozen(self.clone())))
+    }
+
+    fn part(&self, rows: Range<usize>, hold: Hold) -> Buffer {
+        let rows = self.view().rows(rows);
+        let dims = Dims::try_from(rows.dims());
+        Buffer {
+            pointer: rows.pointer().cast_mut(),
+            reach: self.reach,
+            dims: dims.expect("rows have as many dimensions as the whole"),
+            dtype: self.dtype,
+            hold,
+        }
+    }
+
+    fn held(&self) -> &Rc<Held> {
+        match &self.hold {
+            Hold::Lease(held) => held,
+            Hold::Frozen(whole) => whole.held(),
+        }
     }
 
     /// Shape, outermost dimension first.
@@ -50,22 +92,145 @@ impl Buffer {
 
     /// Leased bytes, rounded to the granularity.
     pub fn bytes(&self) -> u64 {
-        self.held.bytes()
+        self.held().bytes()
     }
 
     /// Whether there is no memory behind the shape.
     pub fn is_shape(&self) -> bool {
-        self.held.is_shape()
+        self.held().is_shape()
     }
 
     /// Changes what the lease is for in every report from now on.
     pub fn recategorize(&mut self, category: Category) {
-        self.held.recategorize(category);
+        self.held().recategorize(category);
     }
 }
 
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Buffer({:?} {:?})", self.dtype, self.dims)
+    }
+}
+
+/// A tensor of which some rows at a time are lent, to be read and written as a tensor of their own.
+#[derive(Debug)]
+pub struct Windows {
+    /// Nobody reads or writes it while rows of it are lent.
+    whole: Buffer,
+}
+
+impl Windows {
+    /// A tensor to lend rows of.
+    ///
+    /// # Panics
+    /// If these are rows of another, frozen or lent.
+    pub fn of(whole: Buffer) -> Windows {
+        assert!(
+            matches!(whole.hold, Hold::Lease(_)),
+            "rows of a frozen tensor are only read"
+        );
+        let windows = Windows { whole };
+        windows.assert_none_is_lent();
+        windows
+    }
+
+    fn assert_none_is_lent(&self) {
+        assert_eq!(
+            Rc::strong_count(self.whole.held()),
+            1,
+            "of {:?} rows are lent already",
+            self.whole
+        );
+    }
+
+    /// Some rows of the first dimension, until they are dropped.
+    ///
+    /// # Panics
+    /// If the ones that were lent before are still there.
+    pub fn lend(&self, rows: Range<usize>) -> Buffer {
+        self.assert_none_is_lent();
+        let held = self.whole.held().clone();
+        self.whole.part(rows, Hold::Lease(held))
+    }
+
+    /// Whether these are the rows that are lent.
+    pub fn lent(&self, rows: &Buffer) -> bool {
+        Rc::ptr_eq(self.whole.held(), rows.held())
+    }
+
+    /// The tensor, when nothing of it is lent.
+    ///
+    /// # Panics
+    /// If something is.
+    pub fn into_whole(self) -> Buffer {
+        self.assert_none_is_lent();
+        self.whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Memory;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    const ROWS: usize = 4;
+
+    /// Rows of three elements each.
+    fn lease(memory: &Memory) -> Buffer {
+        let shape = [ROWS, 3];
+        let buffer = memory.lease(Category::Temporary, "x", shape, DType::F32);
+        buffer.unwrap()
+    }
+
+    fn is_refused<T>(attempt: impl FnOnce() -> T) -> bool {
+        catch_unwind(AssertUnwindSafe(attempt)).is_err()
+    }
+
+    #[test]
+    fn rows_are_lent_one_range_at_a_time_and_written_in_place() {
+        let memory = Memory::host();
+        let (windows, other) = (Windows::of(lease(&memory)), lease(&memory));
+        for row in 0..ROWS {
+            let mut window = windows.lend(row..row + 1);
+            window.view_mut().slice_mut::<f32>().fill(row as f32);
+            assert!(windows.lent(&window) && !windows.lent(&other));
+            assert!(is_refused(|| windows.lend(0..1)), "another range");
+        }
+        let whole = windows.into_whole();
+        let expected: Vec<f32> = (0..3 * ROWS).map(|at| (at / 3) as f32).collect();
+        assert_eq!(whole.view().slice::<f32>(), expected);
+        drop((whole, other));
+        assert_eq!(memory.live_leases(), 0);
+    }
+
+    #[test]
+    fn the_whole_is_there_again_when_nothing_is_lent() {
+        let memory = Memory::host();
+        let windows = Windows::of(lease(&memory));
+        let window = windows.lend(1..3);
+        assert!(is_refused(|| windows.into_whole()));
+        assert!(
+            !is_refused(|| Windows::of(window)),
+            "it is the only one left"
+        );
+        assert_eq!(memory.live_leases(), 0);
+    }
+
+    #[test]
+    fn rows_of_a_frozen_tensor_are_read_and_keep_it() {
+        let memory = Memory::host();
+        let mut whole = lease(&memory);
+        whole.view_mut().slice_mut::<f32>()[3..6].fill(7.0);
+        let whole = Rc::new(whole);
+        let rows = whole.frozen_rows(1..2);
+        assert!(Rc::into_inner(whole).is_none(), "the rows still read it");
+        assert_eq!(rows.view().slice::<f32>(), [7.0; 3]);
+        let mut rows = Rc::into_inner(rows).expect("nobody else has them");
+        assert!(is_refused(|| {
+            rows.view_mut();
+        }));
+        assert!(is_refused(|| Windows::of(rows)));
+        assert_eq!(memory.live_leases(), 0);
     }
 }

@@ -27,6 +27,7 @@ mod buffer;
 mod bytes;
 mod category;
 mod clock;
+mod cover;
 mod dims;
 mod history;
 mod host;
@@ -42,14 +43,16 @@ mod view;
 mod device_tests;
 
 pub use arena::{
-    Arena, Entry, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING,
+    Arena, Entry, GRAIN_ELEMENTS, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES,
+    PARAMETER_PADDING, Unit,
 };
 pub use blocks::{Blocks, DeviceBytes, DeviceMarks, Refused, Stamp};
-pub use buffer::Buffer;
+pub use buffer::{Buffer, Windows};
 pub use bytes::format_bytes;
 pub use candle_core::DType;
 pub use category::{ByCategory, Category, Space};
 pub use clock::PhaseTime;
+pub use cover::Cover;
 pub use dims::Dims;
 pub use history::{History, Home, MemoryChange, MemoryEvent};
 pub use ledger::{Lease, Ledger, LiveLease, Peak};

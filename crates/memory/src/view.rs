@@ -328,6 +328,14 @@ impl<'a> Out<'a> {
         }
     }
 
+    /// The same view for reading, for as long: nobody writes through this one any more.
+    pub fn into_in(self) -> In<'a> {
+        In {
+            lifetime: PhantomData,
+            ..self.as_in()
+        }
+    }
+
     /// The rows of the first dimension before `row`, and the others.
     pub fn split_at(self, row: usize) -> (Out<'a>, Out<'a>) {
         let rows = self.dims[0];

@@ -143,6 +143,11 @@ impl Label {
         }
     }
 
+    /// Whether it is of the residual stream, which exists for whole micro-batches whatever runs on tiles.
+    pub(crate) fn is_residual_stream(self) -> bool {
+        matches!(self, Label::BlockInput | Label::AttnOut)
+    }
+
     /// The name in reports and settings.
     pub fn name(self) -> &'static str {
         match self {
@@ -181,6 +186,25 @@ impl BatchShape {
     /// Tokens in all.
     pub fn tokens(self) -> usize {
         self.rows * self.seq
+    }
+
+    /// Cuts it into tiles of at most `tokens` tokens, each of some sequences or of a part of one: for each the number of its
+    /// first token and its shape.
+    pub(crate) fn tiles(self, tokens: usize) -> impl Iterator<Item = (usize, BatchShape)> {
+        let (rows, seq) = ((tokens / self.seq).max(1), tokens.min(self.seq));
+        let tile = move |row: usize, start: usize| {
+            let shape = BatchShape {
+                rows: rows.min(self.rows - row),
+                seq: seq.min(self.seq - start),
+            };
+            (row * self.seq + start, shape)
+        };
+        let starts = move |row| {
+            (0..self.seq)
+                .step_by(seq)
+                .map(move |start| tile(row, start))
+        };
+        (0..self.rows).step_by(rows).flat_map(starts)
     }
 }
 
@@ -240,6 +264,12 @@ impl Extent {
         }
     }
 
+    /// Whether it is a row for each token.
+    pub(crate) fn is_by_token(&self) -> bool {
+        let (first, others) = (self.sizes[0], &self.sizes[1..]);
+        first == Size::Tokens && others.iter().all(|size| matches!(size, Size::Fixed(_)))
+    }
+
     /// Elements for `rows` sequences of `seq` tokens, however many.
     pub fn elements(&self, rows: usize, seq: usize) -> f64 {
         let size = |size: &Size| match *size {
@@ -267,5 +297,29 @@ impl Extent {
             Element::F32 => DType::F32,
         };
         (dims, dtype)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_parts_of_a_sequence_or_whole_ones() {
+        let batch = BatchShape { rows: 3, seq: 13 };
+        let tiles = |tokens: usize| -> Vec<(usize, usize, usize)> {
+            let tiles = batch.tiles(tokens);
+            tiles
+                .map(|(first, tile)| (first, tile.rows, tile.seq))
+                .collect()
+        };
+        let parts = [0, 13, 26].map(|row| [(row, 1, 5), (row + 5, 1, 5), (row + 10, 1, 3)]);
+        assert_eq!(tiles(5), parts.concat());
+        for tokens in [13, 25] {
+            assert_eq!(tiles(tokens), [0, 13, 26].map(|row| (row, 1, 13)));
+        }
+        assert_eq!(tiles(30), [(0, 2, 13), (26, 1, 13)]);
+        assert_eq!(tiles(39), [(0, 3, 13)]);
+        assert_eq!(tiles(1).len(), batch.tokens());
     }
 }

@@ -1,6 +1,6 @@
 //! What a model is made of: an embedding, blocks, a head, and the parameters that they declared.
 
-use crate::block::{Block, Facts};
+use crate::block::{Block, Facts, Run};
 use crate::parameters::Parameters;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Rotary};
@@ -16,6 +16,7 @@ pub struct Architecture {
     head: Head,
     head_parameters: Vec<ParameterId>,
     rotary: Option<Rotary>,
+    tile_tokens: Option<usize>,
 }
 
 /// A stage of a certain block, by its number. The embedding, which has none, comes before block 0.
@@ -60,6 +61,21 @@ impl Architecture {
             head_parameters: head.parameters(),
             head,
             rotary,
+            tile_tokens: None,
+        }
+    }
+
+    /// The same model, in whose blocks neighbouring stages that need no other token run on tiles of so many tokens, forward,
+    /// in replays and backward: what they alone read exists for a tile alone. None: on whole micro-batches.
+    pub fn in_tiles(self, tokens: Option<usize>) -> Architecture {
+        let Some(tokens) = tokens else {
+            return self;
+        };
+        let blocks = self.blocks.into_iter();
+        Architecture {
+            blocks: blocks.map(|block| block.in_tiles(tokens)).collect(),
+            tile_tokens: Some(tokens),
+            ..self
         }
     }
 
@@ -86,6 +102,11 @@ impl Architecture {
     /// The rotary embedding, if there is one.
     pub(crate) fn rotary(&self) -> Option<&Rotary> {
         self.rotary.as_ref()
+    }
+
+    /// Whether stages that turn queries and keys run on parts of sequences of `seq` tokens.
+    pub(crate) fn turns_in_tiles(&self, seq: usize) -> bool {
+        self.rotary.is_some() && self.tile_tokens.is_some_and(|tokens| tokens < seq)
     }
 
     /// Model FLOPs of forward and backward for one token of a sequence of `seq`, replays not counted.
@@ -116,14 +137,18 @@ impl Architecture {
         matrices
     }
 
+    /// All stages, in forward order.
+    pub(crate) fn stages(&self) -> impl Iterator<Item = &Declared> {
+        let blocks = self.blocks.iter().flat_map(|block| block.stages());
+        [&self.embedding].into_iter().chain(blocks)
+    }
+
     /// The names of all stages, each once, in forward order.
     pub(crate) fn stage_names(&self) -> Vec<&'static str> {
-        let mut names = vec![self.embedding.stage.name()];
-        for block in &self.blocks {
-            for stage in block.stages().iter().map(|declared| declared.stage.name()) {
-                if !names.contains(&stage) {
-                    names.push(stage);
-                }
+        let mut names = Vec::new();
+        for name in self.stages().map(|declared| declared.stage.name()) {
+            if !names.contains(&name) {
+                names.push(name);
             }
         }
         names
@@ -135,6 +160,12 @@ impl Architecture {
             None => &self.embedding,
             Some(stage) => &self.blocks[at.layer].stages()[stage],
         }
+    }
+
+    /// What a stage of a block runs with; nothing of the embedding.
+    pub(crate) fn run_of(&self, at: Position) -> Option<&Run> {
+        let mut runs = self.blocks[at.layer].runs().iter();
+        runs.find(|run| at.stage.is_some_and(|stage| run.stages.contains(&stage)))
     }
 
     /// The parameters that the head uses.
@@ -164,6 +195,11 @@ impl Architecture {
     /// Whether a forward pass reads an activation.
     pub(crate) fn is_read(&self, of: LayerActivation) -> bool {
         self.facts(of).is_none_or(|facts| facts.is_read)
+    }
+
+    /// Whether an activation exists for a tile alone.
+    pub(crate) fn is_within(&self, of: LayerActivation) -> bool {
+        self.facts(of).is_some_and(|facts| facts.is_within)
     }
 
     /// Shape and type of an activation.

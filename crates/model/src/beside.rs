@@ -1,19 +1,20 @@
-//! A hook for the optimizer, which updates offloaded states while micro-batches pass.
+//! A hook for the optimizer, which updates while micro-batches pass.
 
 use kernels::KernelError;
-use memory::{Arena, Layer};
+use memory::{In, Layer};
+use units::{Gradients, Weights};
 
 /// What else happens while a micro-batch passes through the model.
 pub trait Beside {
-    /// Just before a part of the model runs forward: its weights may still be written.
+    /// Just before a part of the model runs forward: its weights, which are on the device, may still be written.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
     fn before_forward(
         &mut self,
         part: Layer,
-        parameters: &mut Arena,
-        gradients: &Arena,
+        weights: &mut Weights,
+        gradients: &Gradients,
     ) -> Result<(), KernelError>;
 
     /// When the forward pass is done, the head's gradients are there, and the blocks go backward.
@@ -22,7 +23,21 @@ pub trait Beside {
     /// [`KernelError`] if the device fails.
     fn before_backward(&mut self) -> Result<(), KernelError>;
 
-    /// Whether the micro-batch is to be broken off: asked before each part of the model, in both directions.
+    /// Where gradients are released: when those of a part's unit are there for the whole step, whose losses add up to `loss`
+    /// (`[1]` f32). The part's weights are on the device, and not read again in the step.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn after_backward(
+        &mut self,
+        part: Layer,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
+        loss: In,
+    ) -> Result<(), KernelError>;
+
+    /// Whether the micro-batch is to be broken off: asked before each part of the model, in both directions; where gradients
+    /// are released, forward alone.
     fn is_stopped(&self) -> bool {
         false
     }
@@ -32,11 +47,26 @@ pub trait Beside {
 pub struct Nothing;
 
 impl Beside for Nothing {
-    fn before_forward(&mut self, _: Layer, _: &mut Arena, _: &Arena) -> Result<(), KernelError> {
+    fn before_forward(
+        &mut self,
+        _: Layer,
+        _: &mut Weights,
+        _: &Gradients,
+    ) -> Result<(), KernelError> {
         Ok(())
     }
 
     fn before_backward(&mut self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn after_backward(
+        &mut self,
+        _: Layer,
+        _: &mut Weights,
+        _: &mut Gradients,
+        _: In,
+    ) -> Result<(), KernelError> {
         Ok(())
     }
 }

@@ -2,11 +2,21 @@
 
 use crate::stage::{Declared, Io, Stage};
 use crate::{Activation, Extent};
+use std::ops::Range;
 
 /// A block of a model. Blocks of one model may differ.
 pub struct Block {
     stages: Vec<Declared>,
     table: Vec<Facts>,
+    runs: Vec<Run>,
+}
+
+/// Neighbouring stages that run together: on one tile of tokens after the other, or alone on whole micro-batches.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    pub(crate) stages: Range<usize>,
+    /// Tokens in a tile; none: whole micro-batches.
+    pub(crate) tile_tokens: Option<usize>,
 }
 
 /// What follows from the stages for one activation. Stages are numbers in forward order.
@@ -23,6 +33,8 @@ pub(crate) struct Facts {
     /// The first stage that reads it, in whatever pass. Since backward runs in reverse, nobody can need it after that
     /// stage's backward pass, whose own outputs may have to be made again until then.
     pub(crate) released_after: usize,
+    /// Whether it exists for a tile alone: it is made and read within one run.
+    pub(crate) is_within: bool,
 }
 
 impl Block {
@@ -55,9 +67,50 @@ impl Block {
                 }
             }
         }
-        let block = Block { stages, table };
+        let alone = |stage| Run {
+            stages: stage..stage + 1,
+            tile_tokens: None,
+        };
+        let block = Block {
+            runs: (0..stages.len()).map(alone).collect(),
+            stages,
+            table,
+        };
         block.assert_reads_are_written();
         block
+    }
+
+    /// The same block, of which neighbouring stages that need no other token run on tiles of `tokens`. A run ends where it
+    /// has written to the residual stream: that exists for whole micro-batches.
+    ///
+    /// # Panics
+    /// If such a stage writes anything but rows for each token.
+    pub(crate) fn in_tiles(mut self, tokens: usize) -> Block {
+        let run_on = |before: &usize, next: &usize| {
+            let [before, next] = [*before, *next].map(|at| &self.stages[at]);
+            before.is_by_token() && next.is_by_token() && !before.io.writes_residual_stream()
+        };
+        let numbers: Vec<usize> = (0..self.stages.len()).collect();
+        let runs = numbers.chunk_by(run_on).map(|run| Run {
+            stages: run[0]..run[0] + run.len(),
+            tile_tokens: self.stages[run[0]].is_by_token().then_some(tokens),
+        });
+        self.runs = runs.collect();
+        for facts in &mut self.table {
+            let producer = facts.producer;
+            let run = producer.and_then(|at| self.runs.iter().find(|run| run.stages.contains(&at)));
+            facts.is_within = run.is_some_and(|run| {
+                let users = self.stages.iter().enumerate();
+                let mut users = users.filter(|(_, stage)| stage.io.uses(facts.activation));
+                run.tile_tokens.is_some() && users.all(|(at, _)| run.stages.contains(&at))
+            });
+        }
+        self
+    }
+
+    /// Its stages, by what runs together, in forward order.
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
     }
 
     fn assert_reads_are_written(&self) {
@@ -80,9 +133,10 @@ impl Block {
         &self.stages
     }
 
-    /// Every activation but what the next block counts as its own, in the order in which they are made.
+    /// Every activation of whole micro-batches but what the next block counts as its own, in the order in which they are
+    /// made: those that a policy decides about.
     pub fn activations(&self) -> impl Iterator<Item = (Activation, &Extent)> {
-        let table = self.table.iter();
+        let table = self.table.iter().filter(|facts| !facts.is_within);
         table.map(|facts| (facts.activation, &facts.extent))
     }
 
@@ -112,9 +166,8 @@ impl Facts {
     fn new(ios: &[&Io], activation: Activation, extent: Extent, producer: Option<usize>) -> Facts {
         let stages = || ios.iter().enumerate();
         let reads = |io: &Io| io.reads.contains(&activation);
-        let reads_backward = |io: &Io| io.backward_reads.contains(&activation);
         let readers = || stages().filter(move |(_, io)| reads(io));
-        let mut users = stages().filter(|(_, io)| reads(io) || reads_backward(io));
+        let mut users = stages().filter(|(_, io)| io.uses(activation));
         let first_user = users.next().map(|(at, _)| at);
         Facts {
             activation,
@@ -127,6 +180,7 @@ impl Facts {
                 .or(producer)
                 .unwrap_or(0),
             released_after: first_user.or(producer).unwrap_or(0),
+            is_within: false,
         }
     }
 }

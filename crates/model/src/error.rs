@@ -2,6 +2,7 @@
 
 use kernels::KernelError;
 use memory::OutOfMemory;
+use units::UnitError;
 
 /// Why a pass could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -15,4 +16,13 @@ pub enum ModelError {
     /// It was broken off, as [`crate::Beside::is_stopped`] asked.
     #[error("the pass was broken off")]
     Stopped,
+}
+
+impl From<UnitError> for ModelError {
+    fn from(error: UnitError) -> ModelError {
+        match error {
+            UnitError::OutOfMemory(refused) => refused.into(),
+            UnitError::Kernel(error) => error.into(),
+        }
+    }
 }

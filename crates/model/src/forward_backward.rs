@@ -34,7 +34,7 @@ impl Model {
         let outcome = pass.forward_backward(totals);
         totals.replayed.add_all(&pass.replayed);
         if outcome.is_err() {
-            pass.work.saved.abandon(pass.work.kernels)?;
+            pass.abandon()?;
         }
         outcome
     }
@@ -45,7 +45,11 @@ impl Pass<'_> {
         self.forward()?;
         self.head(totals)?;
         self.work.purpose.training().beside.before_backward()?;
-        self.backward()?;
+        self.backward(totals)?;
+        let Work {
+            weights, kernels, ..
+        } = &mut self.work;
+        weights.end_pass(*kernels)?;
         totals.is_first = false;
         assert!(
             self.work.saved.is_empty(),
@@ -69,8 +73,8 @@ impl Pass<'_> {
         for (layer, block) in self.model.architecture().blocks().iter().enumerate() {
             let _place = self.enter(phase, Layer::Block(layer));
             self.before_forward(Layer::Block(layer))?;
-            for stage in 0..block.stages().len() {
-                self.forward_stage(Position::new(layer, stage))?;
+            for run in block.runs() {
+                self.forward_run(layer, run)?;
             }
             if let Some(before) = layer.checked_sub(1) {
                 self.work.saved.give_back_left(self.work.kernels, before)?;
@@ -79,20 +83,86 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Has a part's weights on the device, updates them if that is due, and only then fetches what comes next: uploads keep
+    /// their order, and the update waits for some of its own.
     fn before_forward(&mut self, part: Layer) -> Result<(), ModelError> {
         self.go_on()?;
+        let unit = self.model.unit_of_part(part);
         let work = &mut self.work;
-        match &mut work.purpose {
-            Purpose::Training(training) => {
-                let gradients = training.gradients.arena();
-                let beside = &mut training.beside;
-                Ok(beside.before_forward(part, work.parameters, gradients)?)
-            }
+        let Purpose::Training(training) = &mut work.purpose else {
+            return Ok(());
+        };
+        if let Some(unit) = unit {
+            work.weights.use_unit(work.memory, work.kernels, unit)?;
+        }
+        let (beside, gradients) = (&mut training.beside, &*training.gradients);
+        beside.before_forward(part, work.weights, gradients)?;
+        Ok(work.weights.look_ahead(work.memory, work.kernels)?)
+    }
+
+    /// Drops everything: a pass ended early. Copies may be under way, so the host waits for them; a failure of that is the
+    /// device's.
+    pub(crate) fn abandon(&mut self) -> Result<(), ModelError> {
+        let work = &mut self.work;
+        let saved = work.saved.abandon(work.kernels);
+        let weights = work.weights.abandon(work.kernels);
+        let gradients = match &mut work.purpose {
+            Purpose::Training(training) => training.gradients.abandon(work.kernels),
             Purpose::Inference(_) => Ok(()),
+        };
+        Ok(saved.and(weights).and(gradients)?)
+    }
+
+    /// Gradients of a unit can be added to from here on.
+    fn open_gradients(&mut self, unit: Option<usize>) -> Result<(), ModelError> {
+        let work = &mut self.work;
+        let gradients = &mut *work.purpose.training().gradients;
+        match unit {
+            Some(unit) => Ok(gradients.open(work.memory, work.kernels, unit)?),
+            None => Ok(()),
         }
     }
 
-    /// Breaks the micro-batch off if that is asked for.
+    /// Starts what earlier micro-batches made of a part's gradients on its way: a part ahead, so that the copy has as long.
+    fn fetch_gradients(&mut self, part: Layer) -> Result<(), ModelError> {
+        let unit = self.model.unit_of_part(part);
+        let work = &mut self.work;
+        let gradients = &mut *work.purpose.training().gradients;
+        match unit {
+            Some(unit) => Ok(gradients.fetch(work.memory, work.kernels, unit)?),
+            None => Ok(()),
+        }
+    }
+
+    /// A part has added to the gradients of a unit, its own or, of a tied head, the embedding's.
+    fn close_gradients(
+        &mut self,
+        part: Layer,
+        unit: Option<usize>,
+        totals: &StepTotals,
+    ) -> Result<(), ModelError> {
+        let Some(unit) = unit else {
+            return Ok(());
+        };
+        let is_own = self.model.unit_of_part(part) == Some(unit);
+        let is_released = self.work.purpose.training().gradients.is_released();
+        if is_own && is_released {
+            self.use_unit(unit)?;
+        }
+        let work = &mut self.work;
+        let training = work.purpose.training();
+        let is_final = is_own && training.is_last_micro_batch;
+        training.gradients.close(work.kernels, unit, is_final)?;
+        if is_final && is_released {
+            let beside = &mut training.beside;
+            let loss = totals.loss.view();
+            beside.after_backward(part, work.weights, training.gradients, loss)?;
+        }
+        Ok(training.gradients.give_back(work.kernels, Some(unit))?)
+    }
+
+    /// Breaks the micro-batch off if that is asked for. Where gradients are released, the backward pass is not: it has
+    /// updated some of the weights already.
     fn go_on(&self) -> Result<(), ModelError> {
         match &self.work.purpose {
             Purpose::Training(training) if training.beside.is_stopped() => Err(ModelError::Stopped),
@@ -101,9 +171,9 @@ impl Pass<'_> {
     }
 
     /// Takes the head's input out of the table.
-    pub(crate) fn take_head_input(&mut self) -> Buffer {
-        self.allow(self.model.architecture().head_parameters());
-        self.work.saved.take(self.head_input())
+    pub(crate) fn take_head_input(&mut self) -> Result<Buffer, ModelError> {
+        self.allow(self.model.architecture().head_parameters())?;
+        Ok(self.work.saved.take(self.head_input()))
     }
 
     fn head_input(&self) -> LayerActivation {
@@ -117,7 +187,9 @@ impl Pass<'_> {
     fn head(&mut self, totals: &mut StepTotals) -> Result<(), ModelError> {
         let _place = self.enter(Phase::Forward, Layer::Head);
         self.before_forward(Layer::Head)?;
-        let x = self.take_head_input();
+        let x = self.take_head_input()?;
+        let unit = self.unit_of(self.model.architecture().head_parameters());
+        self.open_gradients(unit)?;
         let init = match totals.is_first {
             true => Init::Overwrite,
             false => Init::Accumulate,
@@ -130,23 +202,38 @@ impl Pass<'_> {
         let (head, chunk) = (self.model.architecture().head(), self.model.head_chunk());
         let dx = head.loss_and_gradient(self, x, chunk, loss)?;
         self.file_gradient_at(self.head_input(), dx);
-        Ok(())
+        self.close_gradients(Layer::Head, unit, totals)
     }
 
     /// All backward passes, from the gradient of the head's input to the embedding's.
-    fn backward(&mut self) -> Result<(), ModelError> {
+    fn backward(&mut self, totals: &StepTotals) -> Result<(), ModelError> {
         for (layer, block) in self.model.architecture().blocks().iter().enumerate().rev() {
             let _place = self.enter(Phase::Backward, Layer::Block(layer));
-            self.go_on()?;
-            if let Some(next) = layer.checked_sub(1) {
-                self.fetch_block(next)?;
+            if !self.work.purpose.training().gradients.is_released() {
+                self.go_on()?;
             }
-            for stage in (0..block.stages().len()).rev() {
-                self.backward_stage(Position::new(layer, stage))?;
+            let unit = self.model.unit_of_part(Layer::Block(layer));
+            self.open_gradients(unit)?;
+            match layer.checked_sub(1) {
+                Some(next) => {
+                    self.fetch_block(next)?;
+                    self.fetch_gradients(Layer::Block(next))?;
+                }
+                None => self.fetch_gradients(Layer::Embedding)?,
             }
+            for run in block.runs().iter().rev() {
+                self.backward_run(layer, run)?;
+            }
+            self.close_gradients(Layer::Block(layer), unit, totals)?;
         }
         let _place = self.enter(Phase::Backward, Layer::Embedding);
-        self.backward_stage(Position::EMBEDDING)
+        let unit = self.model.unit_of_part(Layer::Embedding);
+        self.open_gradients(unit)?;
+        self.backward_stage(Position::EMBEDDING)?;
+        self.close_gradients(Layer::Embedding, unit, totals)?;
+        let work = &mut self.work;
+        let gradients = &mut *work.purpose.training().gradients;
+        Ok(gradients.give_back(work.kernels, None)?)
     }
 
     /// Starts everything that a block has on the host on its way back, what its backward pass reads first first: at

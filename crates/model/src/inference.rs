@@ -44,11 +44,13 @@ impl Model {
         let mut pass = Pass::new(self, work);
         let outcome = pass.forward().and_then(|()| {
             let _place = pass.enter(phase, Layer::Head);
-            let x = pass.take_head_input();
-            head(&mut pass, x)
+            let x = pass.take_head_input()?;
+            let outcome = head(&mut pass, x)?;
+            pass.work.weights.end_pass(pass.work.kernels)?;
+            Ok(outcome)
         });
         if outcome.is_err() {
-            pass.work.saved.abandon(pass.work.kernels)?;
+            pass.abandon()?;
         }
         assert!(
             pass.work.saved.is_empty(),

@@ -19,8 +19,8 @@ mod block;
 mod config;
 mod error;
 mod families;
+mod flowing;
 mod forward_backward;
-mod gradients;
 mod host_places;
 mod hugging_face;
 mod inference;
@@ -38,6 +38,7 @@ mod replays;
 mod saved;
 mod stage;
 pub mod stages;
+mod tiles;
 
 pub use activation::{Activation, BatchShape, Extent, Label, LayerActivation, Size};
 pub use architecture::Architecture;
@@ -49,7 +50,6 @@ pub use config::{
 };
 pub use error::ModelError;
 pub use forward_backward::StepTotals;
-pub use gradients::Gradients;
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
     WeightsError, encode, import, write_model,

@@ -4,7 +4,7 @@ use crate::parameters::{LayoutIndices, ParameterId};
 use crate::replays::ReplayCounts;
 use crate::{Architecture, ModelError};
 use kernels::Kernels;
-use memory::{Buffer, DType, In, Layout, Memory};
+use memory::{Buffer, Category, DType, In, Layer, Layout, Memory};
 use std::rc::Rc;
 
 /// How a model computes.
@@ -24,6 +24,7 @@ pub struct Model {
     layout: Rc<Layout>,
     indices: LayoutIndices,
     rotary_table: Option<Buffer>,
+    places: Option<Buffer>,
     computation: Computation,
     no_replays: ReplayCounts,
 }
@@ -42,7 +43,10 @@ impl Model {
     ) -> Result<Model, ModelError> {
         let rotary = architecture.rotary();
         let table = rotary.map(|rotary| rotary.lease(memory, kernels, computation.seq));
+        let needs_places = architecture.turns_in_tiles(computation.seq);
+        let places = needs_places.then(|| places(memory, kernels, computation.seq));
         Ok(Model {
+            places: places.transpose()?,
             rotary_table: table.transpose()?,
             indices: architecture.parameters().layout_indices(),
             no_replays: ReplayCounts::none(architecture.stage_names()),
@@ -86,10 +90,63 @@ impl Model {
         self.indices.of(id)
     }
 
+    /// The unit that matrices among some parameters are of; none if all are vectors.
+    ///
+    /// # Panics
+    /// If they are of several: what one stage uses is on the device together.
+    pub(crate) fn unit_of(&self, parameters: &[ParameterId]) -> Option<usize> {
+        let units = parameters.iter().map(|id| self.index(*id));
+        let mut units = units.filter_map(|entry| self.layout.unit_of(entry));
+        let first = units.next();
+        assert!(
+            units.all(|unit| Some(unit) == first),
+            "a stage uses matrices of one unit"
+        );
+        first
+    }
+
+    /// The unit of a part of the model; none if it declares no matrix.
+    pub(crate) fn unit_of_part(&self, part: Layer) -> Option<usize> {
+        let mut units = self.layout.units().iter();
+        units.position(|unit| unit.part == part)
+    }
+
+    /// The units that a forward pass uses, in order.
+    pub fn units_forward(&self) -> Vec<usize> {
+        let architecture = &self.architecture;
+        let stages = architecture
+            .stages()
+            .map(|declared| &declared.parameters[..]);
+        let users = stages.chain([architecture.head_parameters()]);
+        let mut units: Vec<usize> = users
+            .filter_map(|parameters| self.unit_of(parameters))
+            .collect();
+        units.dedup();
+        units
+    }
+
+    /// The places of a sequence in order, `[s]` i32: of parts of one, the positions are some rows of it.
+    pub(crate) fn places(&self) -> In<'_> {
+        let places = self.places.as_ref();
+        places
+            .expect("they are leased where parts of sequences are turned")
+            .view()
+    }
+
     pub(crate) fn rotary_table(&self) -> In<'_> {
         let table = self.rotary_table.as_ref();
         table
             .expect("stages turn only in architectures with a rotary embedding")
             .view()
     }
+}
+
+/// The numbers of the tokens of a sequence, in memory that lives across steps.
+fn places(memory: &Memory, kernels: &dyn Kernels, seq: usize) -> Result<Buffer, ModelError> {
+    let mut places = memory.lease_persistent(Category::Parameter, "places", [seq], DType::I32)?;
+    if !places.is_shape() {
+        let numbers: Vec<i32> = (0..seq as i32).collect();
+        kernels.upload(places.view_mut(), bytemuck::cast_slice(&numbers))?;
+    }
+    Ok(places)
 }

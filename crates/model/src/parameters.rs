@@ -86,7 +86,7 @@ impl Parameters {
     pub fn layout(&self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
         let mut builder = LayoutBuilder::default();
         for parameter in &self.declared {
-            builder.add(parameter.name.clone(), &parameter.shape);
+            builder.add(parameter.part, parameter.name.clone(), &parameter.shape);
         }
         builder.build_precise(is_precise)
     }

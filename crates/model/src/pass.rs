@@ -2,13 +2,15 @@
 
 use crate::architecture::Position;
 use crate::stage::Declared;
+use crate::tiles::Tiles;
 use crate::{
-    Action, Activation, Batch, DropoutSite, LayerActivation, LayerCache, Model, ModelError,
-    ParameterId, Purpose, ReplayCounts, Saved,
+    Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache, Model,
+    ModelError, ParameterId, Purpose, ReplayCounts, Saved,
 };
 use kernels::{Dropout, Init, Kernels};
-use memory::{Arena, Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
+use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
 use std::rc::Rc;
+use units::Weights;
 
 /// Everything that a micro-batch passes through the model with.
 pub struct Work<'a> {
@@ -17,7 +19,7 @@ pub struct Work<'a> {
     /// What computes.
     pub kernels: &'a dyn Kernels,
     /// Weights.
-    pub parameters: &'a mut Arena,
+    pub weights: &'a mut Weights,
     /// The table of activations; empty before and after, whatever happens.
     pub saved: &'a mut Saved,
     /// The micro-batch.
@@ -48,7 +50,9 @@ pub struct Pass<'a> {
     /// What that stage has let go of before its end.
     let_go: Vec<Activation>,
     /// Gradients of activations, until the stage that wrote these takes them.
-    flowing: Vec<(LayerActivation, Buffer)>,
+    pub(crate) flowing: Vec<(LayerActivation, Buffer)>,
+    /// The tile on which stages run; none: they run on the whole micro-batch.
+    pub(crate) tiles: Option<Tiles>,
 }
 
 impl<'a> Pass<'a> {
@@ -66,6 +70,7 @@ impl<'a> Pass<'a> {
             backward_at: None,
             let_go: Vec::new(),
             flowing: Vec::new(),
+            tiles: None,
         }
     }
 
@@ -74,14 +79,9 @@ impl<'a> Pass<'a> {
         self.work.kernels
     }
 
-    /// The micro-batch.
+    /// The micro-batch, whatever tile of it the stage runs on.
     pub fn batch(&self) -> &'a Batch {
         self.work.batch
-    }
-
-    /// Tokens of the micro-batch.
-    pub fn tokens(&self) -> usize {
-        self.work.batch.shape.tokens()
     }
 
     /// Compute type.
@@ -117,18 +117,18 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What happens to an activation between forward and backward. Where there is no backward, it goes after its last
-    /// reader.
+    /// What happens to an activation between forward and backward. Where there is no backward, and on a tile, it goes after
+    /// its last reader.
     fn action(&self, at: LayerActivation) -> Action {
         match self.work.purpose {
-            Purpose::Training(_) => self.work.saved.action(at),
-            Purpose::Inference(_) => Action::Recompute,
+            Purpose::Training(_) if !self.is_within(at) => self.work.saved.action(at),
+            _ => Action::Recompute,
         }
     }
 
     /// Reads a parameter.
     pub fn parameter(&self, id: ParameterId) -> In<'_> {
-        self.work.parameters.view(self.index(id))
+        self.work.weights.view(self.index(id))
     }
 
     /// Where to write the next contribution to a parameter's gradient, and what to add it to.
@@ -146,7 +146,7 @@ impl<'a> Pass<'a> {
         let indices = ids.map(|id| self.index(id));
         let training = self.work.purpose.training();
         let gradients = training.gradients.accumulate_all(indices);
-        (self.work.parameters.view(indices[0]), gradients)
+        (self.work.weights.view(indices[0]), gradients)
     }
 
     /// Where a parameter that the stage declared stands in the layout.
@@ -225,22 +225,54 @@ impl<'a> Pass<'a> {
         activation: Activation,
     ) -> Result<Option<Rc<Buffer>>, ModelError> {
         let at = self.of_block(activation);
-        if self.work.saved.is_absent(at) {
+        if self.is_absent(at) {
             return Ok(None);
         }
         self.pull_at(at).map(Some)
     }
 
+    fn is_absent(&self, at: LayerActivation) -> bool {
+        match &self.tiles {
+            Some(tiles) if self.is_within(at) => tiles.get(at).is_none(),
+            _ => self.work.saved.is_absent(at),
+        }
+    }
+
+    pub(crate) fn is_within(&self, at: LayerActivation) -> bool {
+        self.model.architecture().is_within(at)
+    }
+
+    /// The sequences for which an activation exists at a time.
+    pub(crate) fn shape_of(&self, at: LayerActivation) -> BatchShape {
+        match self.is_within(at) {
+            true => self.shape_of_tile(),
+            false => self.work.batch.shape,
+        }
+    }
+
+    /// An activation, or a tile's rows of it.
     fn pull_at(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
+        let Some(tiles) = &self.tiles else {
+            return self.pull_whole(at);
+        };
+        if let Some(made) = tiles.get(at) {
+            return Ok(made.clone());
+        }
+        let tokens = tiles.tokens.clone();
+        if !self.is_within(at) {
+            return Ok(self.pull_outside(at)?.frozen_rows(tokens));
+        }
+        self.replay(at)?;
+        let made = self.tiles.as_ref().and_then(|tiles| tiles.get(at));
+        Ok(made.expect("a replay makes what is read").clone())
+    }
+
+    pub(crate) fn pull_whole(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
         if let Some(live) = self.work.saved.get(at) {
             return Ok(live.clone());
         }
         if self.work.saved.is_absent(at) {
-            assert!(
-                self.backward_at.is_some(),
-                "forward keeps {at} until its last reader"
-            );
-            self.replay(self.model.architecture().producer(at))?;
+            self.replay(at)?;
         }
         let Work {
             memory, kernels, ..
@@ -253,14 +285,28 @@ impl<'a> Pass<'a> {
             .clone())
     }
 
-    fn replay(&mut self, at: Position) -> Result<(), ModelError> {
+    /// Runs the stage again that makes an activation.
+    fn replay(&mut self, of: LayerActivation) -> Result<(), ModelError> {
+        assert!(
+            self.backward_at.is_some(),
+            "forward keeps {of} until its last reader"
+        );
+        let at = self.model.architecture().producer(of);
         let layer = match at.stage {
             None => Layer::Embedding,
             Some(_) => Layer::Block(at.layer),
         };
         let _place = self.enter(Phase::Recompute, layer);
-        self.replayed.add(self.stage(at).stage.name());
-        self.run(at, false)
+        // However many tiles it has.
+        if self.first_token() == 0 {
+            self.replayed.add(self.stage(at).stage.name());
+        }
+        match self.tiles {
+            Some(_) => self.run(at, false),
+            None => self.replay_whole(at),
+        }?;
+        // The stage that asked for the replay goes on, and its unit may have had to go.
+        self.use_matrices(self.running.at, self.running.is_backward)
     }
 
     /// Runs a stage in one direction, and sees to it that it reads what it declares.
@@ -277,6 +323,7 @@ impl<'a> Pass<'a> {
             pulled: 0,
         };
         let outer = std::mem::replace(&mut self.running, running);
+        self.use_matrices(at, is_backward)?;
         match is_backward {
             false => stage.forward(self)?,
             true => stage.backward(self)?,
@@ -291,8 +338,36 @@ impl<'a> Pass<'a> {
     }
 
     /// The parameters that may be asked for now, where no stage runs.
-    pub(crate) fn allow(&mut self, parameters: &'a [ParameterId]) {
+    pub(crate) fn allow(&mut self, parameters: &'a [ParameterId]) -> Result<(), ModelError> {
         self.running.parameters = parameters;
+        match self.unit_of(parameters) {
+            Some(unit) => self.use_unit(unit),
+            None => Ok(()),
+        }
+    }
+
+    /// Sees to it that the matrices that a stage reads in one direction are on the device.
+    fn use_matrices(&mut self, at: Position, is_backward: bool) -> Result<(), ModelError> {
+        let declared = self.stage(at);
+        let reads = !is_backward || declared.stage.reads_matrices_backward();
+        match self.unit_of(&declared.parameters) {
+            Some(unit) if reads => self.use_unit(unit),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has a unit of weights on the device from here on, until another is used, and the next ones on their way.
+    pub(crate) fn use_unit(&mut self, unit: usize) -> Result<(), ModelError> {
+        let work = &mut self.work;
+        if work.weights.use_unit(work.memory, work.kernels, unit)? {
+            work.weights.look_ahead(work.memory, work.kernels)?;
+        }
+        Ok(())
+    }
+
+    /// The unit that matrices among some parameters are of; none if all are vectors.
+    pub(crate) fn unit_of(&self, parameters: &[ParameterId]) -> Option<usize> {
+        self.model.unit_of(parameters)
     }
 
     fn stage(&self, at: Position) -> &'a Declared {
@@ -304,42 +379,63 @@ impl<'a> Pass<'a> {
     ///
     /// # Errors
     /// [`ModelError::OutOfMemory`] if it is refused.
-    pub fn output(&self, activation: Activation) -> Result<Option<Buffer>, ModelError> {
+    pub fn output(&mut self, activation: Activation) -> Result<Option<Buffer>, ModelError> {
         let at = self.of_block(activation);
-        let architecture = self.model.architecture();
-        let kept = self.action(at) != Action::Recompute;
-        let is_wanted = match self.backward_at {
-            None => kept || architecture.is_read(at),
-            Some(backward_at) => {
-                let released = architecture.released_after(at);
-                let let_go = released == backward_at && self.let_go.contains(&at.activation);
-                released <= backward_at && !let_go && self.work.saved.is_absent(at)
-            }
-        };
-        if !is_wanted {
+        if !self.is_wanted(at) {
             return Ok(None);
         }
         let category = match self.backward_at {
-            None if kept => Category::Activation,
+            None if self.action(at) != Action::Recompute => Category::Activation,
             _ => Category::Temporary,
         };
-        let (dims, dtype) = self.shape(activation);
-        self.lease(category, at.activation.name(), dims, dtype)
-            .map(Some)
+        let is_within = self.is_within(at);
+        let extent = self.extent(activation);
+        let (dims, dtype) = extent.resolve(self.shape_of(at), self.dtype());
+        let (memory, name) = (self.work.memory, at.activation.name());
+        let lease = || Ok(memory.lease(category, name, dims, dtype)?);
+        match &mut self.tiles {
+            Some(tiles) if !is_within => tiles.output(at, lease),
+            _ => lease(),
+        }
+        .map(Some)
+    }
+
+    fn is_wanted(&self, at: LayerActivation) -> bool {
+        let architecture = self.model.architecture();
+        let Some(backward_at) = self.backward_at else {
+            return self.action(at) != Action::Recompute || architecture.is_read(at);
+        };
+        let replayed = self.tiles.as_ref().map(|tiles| tiles.replayed);
+        match (replayed, self.is_within(at)) {
+            // A replay of whole outputs has tiles of its own, in which it begins anew.
+            (Some(Some(_)), true) => return architecture.is_read(at) && self.is_absent(at),
+            // On tiles, whole outputs are made of the stage alone that is replayed for them.
+            (Some(replayed), false) if replayed != Some(self.running.at) => return false,
+            _ => {}
+        }
+        let released = architecture.released_after(at);
+        let let_go = released == backward_at && self.let_go.contains(&at.activation);
+        released <= backward_at && !let_go && self.is_absent(at)
     }
 
     /// Shape and type of an output of the stage.
     pub fn shape(&self, activation: Activation) -> (Dims, DType) {
+        let extent = self.extent(activation);
+        extent.resolve(self.shape_of_tile(), self.dtype())
+    }
+
+    fn extent(&self, activation: Activation) -> &'a Extent {
         let extent = self.stage(self.running.at).io.extent(activation);
-        let extent = extent.expect("a stage asks for the shapes of what it writes");
-        extent.resolve(self.work.batch.shape, self.dtype())
+        extent.expect("a stage asks for the shapes of what it writes")
     }
 
     /// Files an output of the stage for those who read it.
     pub fn put(&mut self, activation: Activation, buffer: Option<Buffer>) {
         let at = self.of_block(activation);
-        if let Some(buffer) = buffer {
-            self.work.saved.put(at, buffer);
+        match (buffer, &mut self.tiles) {
+            (Some(buffer), Some(tiles)) => tiles.put(at, buffer),
+            (Some(buffer), None) => self.work.saved.put(at, buffer),
+            (None, _) => {}
         }
     }
 
@@ -347,14 +443,34 @@ impl<'a> Pass<'a> {
     /// offloaded.
     pub(crate) fn forward_stage(&mut self, at: Position) -> Result<(), ModelError> {
         self.run(at, false)?;
+        self.after_forward(at)
+    }
+
+    /// On a tile this is for what exists there alone; after the last tile for everything else.
+    pub(crate) fn after_forward(&mut self, at: Position) -> Result<(), ModelError> {
         for activation in self.model.architecture().last_used_by(at) {
-            match self.action(activation) {
-                Action::Keep => {}
-                Action::Recompute => self.work.saved.release(activation),
-                Action::Offload => self.work.saved.send(self.work.kernels, activation)?,
+            match self
+                .exists_here(activation)
+                .then(|| self.action(activation))
+            {
+                None | Some(Action::Keep) => {}
+                Some(Action::Recompute) => self.drop_activation(activation),
+                Some(Action::Offload) => self.work.saved.send(self.work.kernels, activation)?,
             }
         }
         Ok(())
+    }
+
+    /// Whether an activation is one of those that exist where stages run now: on a tile, or on the whole micro-batch.
+    fn exists_here(&self, at: LayerActivation) -> bool {
+        self.tiles.is_some() == self.is_within(at)
+    }
+
+    fn drop_activation(&mut self, at: LayerActivation) {
+        match &mut self.tiles {
+            Some(tiles) => drop(tiles.take(at)),
+            None => self.work.saved.release(at),
+        }
     }
 
     /// Runs the backward pass of a stage and releases what it was the last to need.
@@ -362,19 +478,27 @@ impl<'a> Pass<'a> {
         self.backward_at = Some(at);
         self.let_go.clear();
         self.run(at, true)?;
-        for activation in self.model.architecture().released_by(at) {
-            self.work.saved.release(activation);
-        }
+        self.after_backward(at);
         Ok(())
+    }
+
+    /// As [`Pass::after_forward`].
+    pub(crate) fn after_backward(&mut self, at: Position) {
+        for activation in self.model.architecture().released_by(at) {
+            if self.exists_here(activation) {
+                self.drop_activation(activation);
+            }
+        }
     }
 
     /// Lets go of an activation before the end of the stage's backward pass, if no other stage needs it after that.
     pub fn release(&mut self, activation: Activation, buffer: Rc<Buffer>) {
         drop(buffer);
         let at = self.of_block(activation);
-        if self.backward_at == Some(self.model.architecture().released_after(at)) {
+        let is_last = self.backward_at == Some(self.model.architecture().released_after(at));
+        if is_last && self.exists_here(at) {
             self.let_go.push(activation);
-            self.work.saved.release(at);
+            self.drop_activation(at);
         }
     }
 
@@ -384,70 +508,21 @@ impl<'a> Pass<'a> {
     /// As [`Pass::pull`].
     ///
     /// # Panics
-    /// If another stage needs it after this one.
+    /// If another stage, or another tile, needs it after this one.
     pub fn take(&mut self, activation: Activation) -> Result<Buffer, ModelError> {
         let at = self.of_block(activation);
         let last = Some(self.model.architecture().released_after(at));
         assert_eq!(self.backward_at, last, "{at} is needed after this stage");
         drop(self.pull(activation)?);
         self.let_go.push(activation);
-        Ok(self.work.saved.take(at))
-    }
-
-    /// Takes the gradient of what the stage wrote.
-    ///
-    /// # Panics
-    /// If no later stage filed one.
-    pub fn gradient(&mut self, of: Activation) -> Buffer {
-        let at = self.of_block(of);
-        let gradient = self.take_gradient(at);
-        gradient.unwrap_or_else(|| panic!("nobody filed the gradient of {at}"))
-    }
-
-    /// The gradient of what the stage read, and what to add its contribution to: to what later stages filed, or to
-    /// nothing, on a fresh lease.
-    ///
-    /// # Errors
-    /// [`ModelError::OutOfMemory`] if the lease is refused.
-    pub fn gradient_to_add(
-        &mut self,
-        of: Activation,
-    ) -> Result<(Buffer, Init<'static>), ModelError> {
-        let at = self.of_block(of);
-        if let Some(gradient) = self.take_gradient(at) {
-            return Ok((gradient, Init::Accumulate));
-        }
-        let extent = self.model.architecture().extent(at);
-        let (dims, _) = extent.resolve(self.work.batch.shape, self.dtype());
-        Ok((self.temporary(of.gradient_name(), dims)?, Init::Overwrite))
-    }
-
-    /// Files the gradient of what the stage read.
-    ///
-    /// # Panics
-    /// If there is one: [`Pass::gradient_to_add`] gives it, to be added to.
-    pub fn file_gradient(&mut self, of: Activation, gradient: Buffer) {
-        self.file_gradient_at(self.of_block(of), gradient);
-    }
-
-    pub(crate) fn file_gradient_at(&mut self, at: LayerActivation, gradient: Buffer) {
-        let is_first = self.flowing.iter().all(|(other, _)| *other != at);
-        assert!(is_first, "the gradient of {at} is there already");
-        self.flowing.push((at, gradient));
-    }
-
-    fn take_gradient(&mut self, at: LayerActivation) -> Option<Buffer> {
-        let found = self.flowing.iter().position(|(other, _)| *other == at)?;
-        Some(self.flowing.swap_remove(found).1)
-    }
-
-    /// Whether every gradient of an activation has been taken.
-    pub(crate) fn gradients_are_taken(&self) -> bool {
-        self.flowing.is_empty()
+        Ok(match &mut self.tiles {
+            Some(tiles) => tiles.take(at).expect("no other tile needs it"),
+            None => self.work.saved.take(at),
+        })
     }
 
     /// The activation of the block whose stage runs, or of the next.
-    fn of_block(&self, activation: Activation) -> LayerActivation {
+    pub(crate) fn of_block(&self, activation: Activation) -> LayerActivation {
         self.model
             .architecture()
             .of_block(self.running.at, activation)

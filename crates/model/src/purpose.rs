@@ -1,7 +1,8 @@
 //! What a micro-batch passes through the model for.
 
-use crate::{Beside, CachedSequences, Gradients, Randomness};
+use crate::{Beside, CachedSequences, Randomness};
 use memory::Phase;
+use units::Gradients;
 
 /// What a micro-batch passes through the model for.
 #[allow(
@@ -20,6 +21,8 @@ pub enum Purpose<'a> {
 pub struct Training<'a> {
     /// The gradients, which this micro-batch's are added to.
     pub gradients: &'a mut Gradients,
+    /// Whether gradients are complete after this micro-batch.
+    pub is_last_micro_batch: bool,
     /// What else happens meanwhile.
     pub beside: &'a mut dyn Beside,
     /// What dropout draws from; none: nothing is dropped.

@@ -111,9 +111,11 @@ impl Saved {
         matches!(self.state(at), State::Absent)
     }
 
-    /// Whether the activation is on the host alone.
+    /// Whether the activation is on the host alone; what exists on tiles alone never is.
     pub(crate) fn is_away(&self, at: LayerActivation) -> bool {
-        matches!(self.state(at), State::Away)
+        let slot =
+            |slot: &Slot| slot.activation == at.activation && matches!(slot.state, State::Away);
+        self.layers[at.layer].iter().any(slot)
     }
 
     /// The activation, if it is live.

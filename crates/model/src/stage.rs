@@ -20,10 +20,22 @@ pub trait Stage {
         Vec::new()
     }
 
+    /// Whether its backward pass reads matrices; their gradients are another matter.
+    fn reads_matrices_backward(&self) -> bool {
+        true
+    }
+
     /// Model FLOPs of its forward and backward pass for one token of a sequence of `seq`, as the field counts them: 6
     /// for each weight of a product, and for attention without regard to causality (Chowdhery et al. 2022).
     fn flops_per_token(&self, _seq: usize) -> u64 {
         0
+    }
+
+    /// Whether what it makes of a token depends on that token alone, in both directions: such stages can run on tiles of
+    /// tokens. They see a tile as they would a micro-batch, and take positions and the first token's number from
+    /// [`Pass::positions`] and [`Pass::first_token`].
+    fn is_by_token(&self) -> bool {
+        false
     }
 
     /// Makes those of its outputs that are needed.
@@ -57,6 +69,17 @@ impl Io {
             false => &self.reads,
             true => &self.backward_reads,
         }
+    }
+
+    /// Whether it reads an activation, in whatever pass.
+    pub(crate) fn uses(&self, activation: Activation) -> bool {
+        self.reads.contains(&activation) || self.backward_reads.contains(&activation)
+    }
+
+    /// Whether it writes to the residual stream.
+    pub(crate) fn writes_residual_stream(&self) -> bool {
+        let mut written = self.writes.iter();
+        written.any(|(activation, _)| activation.label().is_residual_stream())
     }
 
     /// Shape and type of an output.
@@ -99,5 +122,22 @@ impl Declared {
             parameters: stage.parameters(),
             stage,
         }
+    }
+
+    /// Whether it can run on tiles of tokens.
+    ///
+    /// # Panics
+    /// If it says so, and writes anything but rows for each token.
+    pub(crate) fn is_by_token(&self) -> bool {
+        let is_by_token = self.stage.is_by_token();
+        for (activation, extent) in self.io.writes.iter().filter(|_| is_by_token) {
+            assert!(
+                extent.is_by_token(),
+                "{} runs on tiles of tokens, and {} is no row for each of them",
+                self.stage.name(),
+                activation.name()
+            );
+        }
+        is_by_token
     }
 }

@@ -7,13 +7,14 @@ use common::harness::noise;
 use common::oracle::{Oracle, Vars, gradients, var};
 use kernels::Kernels;
 use kernels::cpu::Cpu;
-use memory::{Arena, Category, DType, Memory};
+use memory::{Category, DType, Memory};
 use model::{
-    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Gradients, Model,
+    ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Model,
     ModelConfig, NormKind, Policy, Positions, Purpose, RopeScaling, Saved, StepTotals, Training,
     Work,
 };
 use std::rc::Rc;
+use units::{Gradients, GradientsHome, Weights, WeightsHome};
 
 const ROWS: usize = 2;
 const SEQ: usize = 37;
@@ -101,19 +102,17 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     };
     let model = Model::new(architecture, layout.clone(), &memory, &cpu, computation).unwrap();
     let layout = &layout;
-    let lease = |category, name| Arena::lease(&memory, category, name, layout, DType::F32);
-    let mut parameters = lease(Category::Parameter, "parameters").unwrap();
+    let mut weights = Weights::lease(&memory, layout, DType::F32, WeightsHome::Device).unwrap();
     let mut vars = Vars::new();
     for (index, entry) in layout.entries().iter().enumerate() {
         let values = values(index as u64 + 1, &entry.name, entry.elements());
-        parameters
-            .view_mut(index)
-            .slice_mut()
-            .copy_from_slice(&values);
+        let bytes = bytemuck::cast_slice(&values);
+        weights.store(&cpu, entry.range(), bytes).unwrap();
         vars.insert(entry.name.clone(), var(&values, &entry.shape).unwrap());
     }
 
-    let mut summed = Gradients::lease(&memory, layout, DType::F32).unwrap();
+    let home = GradientsHome::Device;
+    let mut summed = Gradients::lease(&memory, layout, DType::F32, home).unwrap();
     summed.begin_step();
     let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32);
     let (mut loss, mut replayed) = (loss.unwrap(), model.no_replays());
@@ -134,11 +133,12 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
         let work = Work {
             memory: &memory,
             kernels: &cpu,
-            parameters: &mut parameters,
+            weights: &mut weights,
             saved: &mut saved,
             batch: &on_device,
             purpose: Purpose::Training(Training {
                 gradients: &mut summed,
+                is_last_micro_batch: micro == 1,
                 beside: &mut model::Nothing,
                 randomness: None,
             }),
@@ -174,7 +174,7 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     assert_eq!(expected.len(), layout.entries().len());
     let mut worst = (0.0, "");
     for (index, entry) in layout.entries().iter().enumerate() {
-        let (actual, expected) = (summed.arena().view(index), &expected[&entry.name]);
+        let (actual, expected) = (summed.view(index), &expected[&entry.name]);
         let actual = actual.slice::<f32>();
         assert_eq!(actual.len(), expected.len());
         let largest = expected

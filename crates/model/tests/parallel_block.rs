@@ -176,11 +176,11 @@ fn it_agrees_with_autograd() {
 }
 
 /// Trains on the processor as planned on shapes.
-fn trained(kind: Attention, policy: &Policy, name: &str) -> Outcome {
-    let planned = Run::on_shapes(architecture(kind), policy).train(2);
-    let made = Run::on_cpu(architecture(kind), policy).train(5);
-    assert_eq!(made.peak_bytes, planned.peak_bytes, "{kind:?} {name}");
-    assert_eq!(made.replayed, planned.replayed, "{kind:?} {name}");
+fn run_of(architecture: impl Fn() -> Architecture, policy: &Policy) -> Outcome {
+    let planned = Run::on_shapes(architecture(), policy).train(2);
+    let made = Run::on_cpu(architecture(), policy).train(5);
+    assert_eq!(made.peak_bytes, planned.peak_bytes, "{policy:?}");
+    assert_eq!(made.replayed, planned.replayed, "{policy:?}");
     made
 }
 
@@ -188,7 +188,7 @@ fn trained(kind: Attention, policy: &Policy, name: &str) -> Outcome {
 fn it_trains_as_planned_with_the_same_bits_under_every_policy() {
     assert_eq!(VOCAB, config().vocab);
     for kind in KINDS {
-        let keeps = trained(kind, &Policy::keep_all(LAYERS), "none");
+        let keeps = run_of(|| architecture(kind), &Policy::keep_all(LAYERS));
         let losses: Vec<f32> = keeps
             .losses
             .iter()
@@ -207,7 +207,7 @@ fn it_trains_as_planned_with_the_same_bits_under_every_policy() {
         ];
         for spec in specs {
             let policy = Policy::parse(spec, LAYERS).unwrap();
-            let made = trained(kind, &policy, spec);
+            let made = run_of(|| architecture(kind), &policy);
             assert!(made.replayed.total() > 0, "{kind:?} {spec}");
             assert_eq!(
                 (&made.losses, &made.weights),
@@ -218,7 +218,7 @@ fn it_trains_as_planned_with_the_same_bits_under_every_policy() {
         for labels in ["block_input", "layernorm,qkv", "attn_value,mlp"] {
             let labels = OffloadLabels::parse(labels).unwrap();
             let policy = Policy::keep_all(LAYERS).offload(&labels).unwrap();
-            let made = trained(kind, &policy, &labels.to_string());
+            let made = run_of(|| architecture(kind), &policy);
             assert!(
                 made.traffic.d2h_bytes > keeps.traffic.d2h_bytes,
                 "{kind:?} {labels}"
@@ -229,6 +229,29 @@ fn it_trains_as_planned_with_the_same_bits_under_every_policy() {
                 "{labels}"
             );
         }
+    }
+}
+
+/// What the norm makes leaves its tiles, because feed-forward reads it after attention; gate, up and act do not.
+#[test]
+fn it_runs_in_tiles() {
+    for kind in KINDS {
+        let in_tiles = || architecture(kind).in_tiles(Some(5));
+        let mut run = Run::on_cpu(in_tiles(), &Policy::keep_all(LAYERS));
+        run.pass(1, false);
+        assert_agrees(&run, &config(), true);
+        let keeps = run_of(in_tiles, &Policy::keep_all(LAYERS));
+        for spec in ["layernorm", "qkv", "core_attn", "full", "full:uniform:2"] {
+            let made = run_of(in_tiles, &Policy::parse(spec, LAYERS).unwrap());
+            assert!(made.replayed.total() > keeps.replayed.total(), "{spec}");
+            let bits = |run: &Outcome| (run.losses.clone(), run.weights.clone());
+            assert_eq!(bits(&made), bits(&keeps), "{kind:?} {spec}");
+        }
+        let activations = run.model.architecture().blocks()[0].activations();
+        let names: Vec<&str> = activations
+            .map(|(activation, _)| activation.name())
+            .collect();
+        assert!(names.contains(&"h") && !names.contains(&"rstd") && !names.contains(&"gate"));
     }
 }
 

@@ -1,34 +1,40 @@
-//! AdamW over arenas, with moments and master weights in any of their formats.
+//! AdamW over flat ranges, with moments and master weights in any of their formats, wherever these live.
 
-use crate::cover::Cover;
-use crate::named::{NamedState, RestoreError, SavedState};
-use crate::numbers::{Hyperparameters, Numbers, StepNumbers};
-use crate::offload::{Offload, Offloaded};
+use crate::chunks::Offload;
+use crate::form::Form;
+use crate::numbers::{Hyperparameters, Numbers, Operands, StepNumbers};
+use crate::resident::Resident;
 use crate::segment::{Segment, segments};
-use crate::states::StateBuffers;
-use crate::storage::Storage;
+use crate::streamed::{Sources, Streamed};
 use crate::{MasterFormat, MomentFormat};
-use kernels::{KernelError, Kernels, NORM_PARTS, NormAndClip};
-use memory::{Arena, Buffer, Category, DType, In, Layer, Layout, Memory, OutOfMemory, Space};
-use std::ops::Range;
+use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
+use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, OutOfMemory};
 use std::rc::Rc;
+use std::sync::Arc;
+use units::{GradientSource, Gradients, GradientsHome, Weights};
 
 /// The optimizer and its states.
+///
+/// Its methods for single parameters are in `values.rs`.
 pub struct AdamW {
-    layout: Rc<Layout>,
+    pub(crate) layout: Rc<Layout>,
+    pub(crate) form: Form,
     numbers: Numbers,
-    /// States on the device, and what one call updates of them.
-    resident: StateBuffers,
+    /// States on the device.
+    pub(crate) resident: Resident,
+    /// What is updated with the computation, a call each.
     segments: Vec<Segment>,
-    offloaded: Option<Offloaded>,
-    /// Whether offloaded states still have to be updated with the gradients of the last step.
+    /// What is updated in chunks.
+    pub(crate) streamed: Option<Streamed>,
+    /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of
+    /// [`Offload::parts`].
+    clips: Option<Buffer>,
+    /// Whether something still has to be updated with the gradients of the last step.
     is_pending: bool,
-    /// Scratch of the norm.
-    parts: Buffer,
 }
 
 impl AdamW {
-    /// Leases all states, zeroed: moments, and whatever bf16 weights have beside them. Work on offloaded states may be
+    /// Leases all states, zeroed: moments, and whatever bf16 weights have beside them. Work on what is elsewhere may be
     /// under way when the optimizer is dropped: the kernels must be dropped before it.
     ///
     /// # Errors
@@ -41,100 +47,55 @@ impl AdamW {
         hyperparameters: Hyperparameters,
         offload: Option<&Offload>,
     ) -> Result<AdamW, OutOfMemory> {
+        let form = Form::new(layout, formats, weights);
+        let streamed = offload.map(|offload| Streamed::lease(memory, layout, offload, &form));
+        let streamed = streamed.transpose()?;
         let all = Cover::new([layout.matrices(), layout.vectors()]);
-        let away = offload.map_or(Cover::new([]), |offload| offload.cover(layout));
-        let resident = all.without(&away);
-        let space = Space::Device;
-        let lease_away = |offload| Offloaded::lease(memory, layout, offload, formats, weights);
+        let outside = |cover: Option<Cover>| cover.map_or(all.clone(), |cover| all.without(&cover));
+        let chunks = streamed.as_ref().map(Streamed::chunks);
+        let resident = outside(chunks.map(|chunks| chunks.away_cover()));
+        let updated_at_once = outside(chunks.map(|chunks| chunks.cover()));
+        let released = offload.filter(|offload| offload.gradients == GradientsHome::Released);
+        let clips = released.map(|offload| {
+            let (category, dims) = (Category::OptimizerState, [offload.parts.len(), 2]);
+            memory.lease_persistent(category, "clips", dims, DType::F32)
+        });
         Ok(AdamW {
-            resident: StateBuffers::lease(
-                Storage { memory, space },
-                layout,
-                &resident,
-                formats,
-                weights,
-            )?,
-            segments: segments(layout, formats.0, &resident),
-            offloaded: offload.map(lease_away).transpose()?,
-            is_pending: false,
-            layout: layout.clone(),
+            resident: Resident::lease(memory, &form, &resident)?,
+            segments: segments(layout, &form.quantised(), &updated_at_once),
             numbers: Numbers::lease(memory, hyperparameters)?,
-            parts: memory.lease_persistent(
-                Category::OptimizerState,
-                "norm_parts",
-                [NORM_PARTS],
-                DType::F64,
-            )?,
+            clips: clips.transpose()?,
+            layout: layout.clone(),
+            form,
+            streamed,
+            is_pending: false,
         })
     }
 
     /// Name and bytes of each arena of states on the device, for reports.
     pub fn arenas(&self) -> Vec<(&'static str, u64)> {
-        let slots = self.offloaded.as_ref();
-        let slots = slots.map(|offloaded| ("offload_slots", offloaded.slot_bytes()));
+        let slots = self.streamed.iter().map(Streamed::slot_bytes);
+        let slots = slots.filter(|bytes| *bytes > 0);
+        let slots = slots.map(|bytes| ("offload_slots", bytes));
         self.resident.arenas().chain(slots).collect()
     }
 
     /// Name and bytes of each arena of states in pinned host memory.
     pub fn host_arenas(&self) -> Vec<(&'static str, u64)> {
-        let offloaded = self.offloaded.iter();
-        let states = offloaded.flat_map(|offloaded| offloaded.states().arenas());
-        states.collect()
+        let store = self.streamed.as_ref().and_then(Streamed::store);
+        store.map(|store| store.arena()).into_iter().collect()
     }
 
-    /// Sets weights from the layout's element `offset` on: the parameters, and what stands beside them.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn set_weights(
-        &mut self,
-        kernels: &dyn Kernels,
-        parameters: &mut Arena,
-        offset: usize,
-        values: &[f32],
-    ) -> Result<(), KernelError> {
-        let range = offset..offset + values.len();
-        self.states_of_mut(kernels, &range)?
-            .set_weights(kernels, parameters, range, values)
+    /// Bytes of the file that states need; none where they are in memory.
+    pub fn disk_bytes(&self) -> Option<u64> {
+        self.streamed.as_ref()?.store()?.disk_bytes()
     }
 
-    /// The states of a parameter, by its index in the layout. No update may be pending: see [`AdamW::finish`].
-    pub fn named_states(&self, index: usize) -> Vec<NamedState<'_>> {
-        assert!(!self.is_pending, "an update is pending");
-        let entry = &self.layout.entries()[index];
-        let states = match &self.offloaded {
-            Some(offloaded) if offloaded.holds(&entry.range()) => offloaded.states(),
-            _ => &self.resident,
-        };
-        states.named(entry)
-    }
-
-    /// Sets the states of a parameter from those that `find` has by name, saved in any format. What has the format of
-    /// this run is restored bit by bit; the rest is converted. `parameters` hold the saved weights.
-    ///
-    /// # Errors
-    /// [`RestoreError`] if a moment is missing or something has another size.
-    pub fn restore<'s>(
-        &mut self,
-        kernels: &dyn Kernels,
-        parameters: &mut Arena,
-        index: usize,
-        find: &dyn Fn(&str) -> Option<SavedState<'s>>,
-    ) -> Result<(), RestoreError> {
-        let layout = self.layout.clone();
-        let entry = &layout.entries()[index];
-        self.states_of_mut(kernels, &entry.range())?
-            .restore(kernels, parameters, entry, find)
-    }
-
-    fn states_of_mut(
-        &mut self,
-        kernels: &dyn Kernels,
-        range: &Range<usize>,
-    ) -> Result<&mut StateBuffers, KernelError> {
-        match &mut self.offloaded {
-            Some(offloaded) if offloaded.holds(range) => offloaded.states_at_rest(kernels),
-            _ => Ok(&mut self.resident),
+    /// Takes a file of [`AdamW::disk_bytes`] zeros for the states, before anything else: the states are zero, as leased.
+    /// On shapes none is needed.
+    pub fn use_file(&mut self, file: Arc<dyn BlockFile>) {
+        if let Some(streamed) = &mut self.streamed {
+            streamed.use_file(file);
         }
     }
 
@@ -143,88 +104,209 @@ impl AdamW {
         self.numbers.clip.view()
     }
 
-    /// Starts to bring offloaded states to the device for the coming update, as far as there is room.
+    /// Whether something still has to be updated with the gradients of the last step.
+    pub fn is_pending(&self) -> bool {
+        self.is_pending
+    }
+
+    /// Starts to bring what the coming update needs, as far as there is room.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// [`KernelError`] if the device or a disk fails.
     pub fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
-        match &mut self.offloaded {
-            Some(offloaded) => offloaded.prefetch(kernels),
+        match &mut self.streamed {
+            Some(streamed) => streamed.prefetch(kernels),
             None => Ok(()),
         }
     }
 
     /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32): norm, clipping factor,
-    /// and all states on the device. Where loss or gradients are not finite, weights and states stay as they are.
-    /// Offloaded states are pending: gradients must stay as they are until [`AdamW::update_part`] or [`AdamW::finish`] has
-    /// updated them.
+    /// and all that is on the device for good. Where loss or gradients are not finite, weights and states stay as they are.
+    /// What is updated in chunks is pending: gradients must stay as they are until [`AdamW::update_part`] or
+    /// [`AdamW::finish`] has updated them.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// [`KernelError`] if the device or a disk fails.
     pub fn begin(
         &mut self,
         kernels: &dyn Kernels,
-        parameters: &mut Arena,
-        gradients: &Arena,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
         loss: In,
         numbers: StepNumbers,
     ) -> Result<(), KernelError> {
         assert!(!self.is_pending, "the update before is pending");
         self.numbers.upload(kernels, numbers)?;
-        let all = gradients.flat(0..self.layout.elements());
         let clip_norm = self.numbers.clip_norm();
         let max_norm = clip_norm.is_finite().then_some(clip_norm as f32);
-        let (clip, parts) = (self.numbers.clip.view_mut(), self.parts.view_mut());
-        kernels.run(NormAndClip {
-            out: clip,
-            parts,
-            x: all,
-            loss,
-            max_norm,
-        })?;
-        for segment in &self.segments {
-            let states = self.resident.views(&segment.range);
-            let update = self.numbers.update(parameters, gradients, segment, states);
-            kernels.run(update)?;
-        }
-        if let Some(offloaded) = &mut self.offloaded {
+        self.update_at_once(kernels, weights, gradients, loss, max_norm)?;
+        if let Some(streamed) = &mut self.streamed {
             self.is_pending = true;
-            offloaded.begin(kernels)?;
+            streamed.begin(kernels, gradients)?;
         }
         Ok(())
     }
 
-    /// Updates the pending states of the parts up to this one ([`Offload::parts`]); nothing if none are pending.
+    /// Norm and clipping factor of all gradients, and what is updated with the computation.
+    fn update_at_once(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
+        loss: In,
+        max_norm: Option<f32>,
+    ) -> Result<(), KernelError> {
+        gradients.sum_grains(kernels)?;
+        kernels.run(NormAndClip {
+            out: self.numbers.clip.view_mut(),
+            grains: gradients.grains(),
+            loss,
+            max_norm,
+        })?;
+        for segment in &self.segments {
+            let GradientSource::Device(x) = gradients.source(&segment.range) else {
+                unreachable!("gradients of the host come in chunks");
+            };
+            let operands = Operands {
+                weights: weights.flat_mut(segment.range.clone()),
+                gradients: x,
+                states: self.resident.views(&segment.range),
+                clip: self.numbers.clip.view(),
+            };
+            kernels.run(self.numbers.update(segment, operands))?;
+        }
+        Ok(())
+    }
+
+    /// Updates what is pending of the parts up to this one, in the order of [`Offload::parts`], before the computation goes
+    /// on; nothing if nothing is pending. The part's weights are on the device; for [`Layer::Whole`], which stands for all
+    /// parts, those of all are.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// [`KernelError`] if the device or a disk fails.
     pub fn update_part(
         &mut self,
         kernels: &dyn Kernels,
-        parameters: &mut Arena,
-        gradients: &Arena,
+        weights: &mut Weights,
+        gradients: &Gradients,
         part: Layer,
     ) -> Result<(), KernelError> {
-        match &mut self.offloaded {
-            Some(offloaded) if self.is_pending => {
-                offloaded.update_part(kernels, &self.numbers, parameters, gradients, part)?;
-                self.is_pending = !offloaded.is_updated();
+        let AdamW {
+            numbers, resident, ..
+        } = self;
+        match &mut self.streamed {
+            Some(streamed) if self.is_pending => {
+                let clip = numbers.clip.view();
+                let sources = Sources {
+                    numbers,
+                    clip,
+                    resident,
+                    weights,
+                    gradients,
+                };
+                streamed.update_part(kernels, sources, part)?;
+                streamed.wait_for(kernels, part)?;
+                self.is_pending = !streamed.is_updated();
                 Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    /// Updates all states that are pending.
+    /// Updates all that is pending.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// [`KernelError`] if the device or a disk fails.
     pub fn finish(
         &mut self,
         kernels: &dyn Kernels,
-        parameters: &mut Arena,
-        gradients: &Arena,
+        weights: &mut Weights,
+        gradients: &Gradients,
     ) -> Result<(), KernelError> {
-        self.update_part(kernels, parameters, gradients, Layer::Whole)
+        self.update_part(kernels, weights, gradients, Layer::Whole)
+    }
+}
+
+/// Updates of gradients that are released part by part. A step is [`AdamW::begin_released`], for each part
+/// [`AdamW::update_released`] and later [`AdamW::wait_released`], and [`AdamW::end_released`].
+impl AdamW {
+    /// Begins an update that is made during the backward pass.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or a disk fails.
+    pub fn begin_released(
+        &mut self,
+        kernels: &dyn Kernels,
+        numbers: StepNumbers,
+    ) -> Result<(), KernelError> {
+        assert!(!self.is_pending, "the update before is pending");
+        self.numbers.upload(kernels, numbers)?;
+        self.prefetch(kernels)
+    }
+
+    /// Asks for the update of a part, in the order of [`Offload::parts`], whose gradients the computation has been asked
+    /// for. They are not clipped; where they or the step's `loss` (`[1]` f32) are not finite, the part stays as it is.
+    /// Its weights are on the device, and these and the gradients stay until [`AdamW::wait_released`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or a disk fails.
+    pub fn update_released(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &Gradients,
+        part: Layer,
+        loss: In,
+    ) -> Result<(), KernelError> {
+        let (Some(streamed), Some(clips)) = (&mut self.streamed, &mut self.clips) else {
+            unreachable!("gradients are released where the offload says so")
+        };
+        let row = streamed.number_of(part);
+        self.is_pending = true;
+        kernels.run(NormAndClip {
+            out: clips.view_mut().rows(row..row + 1).reshape([2]),
+            grains: gradients.unit_grains(part),
+            loss,
+            max_norm: None,
+        })?;
+        streamed.begin_part(kernels)?;
+        let sources = Sources {
+            numbers: &self.numbers,
+            clip: clips.view().rows(row..row + 1).reshape([2]),
+            resident: &mut self.resident,
+            weights,
+            gradients,
+        };
+        streamed.update_part(kernels, sources, part)
+    }
+
+    /// Lets the computation wait for the update of a part: the memory of its gradients may be used again then.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn wait_released(&mut self, kernels: &dyn Kernels, part: Layer) -> Result<(), KernelError> {
+        match &mut self.streamed {
+            Some(streamed) => streamed.wait_for(kernels, part),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends an update whose parts have all been updated: the vectors, and the norm of all gradients.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn end_released(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
+        loss: In,
+    ) -> Result<(), KernelError> {
+        self.update_at_once(kernels, weights, gradients, loss, None)?;
+        self.wait_released(kernels, Layer::Whole)?;
+        let mut streamed = self.streamed.iter();
+        assert!(streamed.all(Streamed::is_updated), "all parts are updated");
+        self.is_pending = false;
+        Ok(())
     }
 }

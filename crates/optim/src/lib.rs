@@ -1,31 +1,35 @@
-//! AdamW on flat arenas, exact global-norm clipping, learning-rate schedules.
+//! AdamW on flat ranges, exact global-norm clipping, learning-rate schedules.
 //!
 //! Moments are f32, bf16 or block-wise 8-bit ([`MomentFormat`]), bf16 weights have an f32 master, the 16 bits that they
 //! leave out of one, or nothing beside them ([`MasterFormat`]). The number of calls a step does not depend on the number
 //! of tensors: matrices are one range of every arena, vectors another, and what is quantised a third that overlaps both;
-//! states in host memory ([`Offload`]) take a call a chunk.
+//! what lives elsewhere than on the device ([`Offload`]), weights, gradients or states, takes a call a chunk.
 //! Norm, clipping factor, rates and the key of random numbers stay in device memory.
 //!
 //! This crate knows no model, and never reads a number back from the device within a step.
 
 mod adamw;
-mod cover;
+mod chunks;
+mod disk;
+mod form;
 mod formats;
+mod host;
 mod master;
 mod moment;
 mod named;
 mod numbers;
-mod offload;
+mod resident;
 mod schedule;
 mod segment;
-mod states;
-mod storage;
+mod store;
+mod streamed;
+mod values;
 
 pub use adamw::AdamW;
+pub use chunks::{Offload, StatesPlace};
 pub use formats::{MasterFormat, MomentFormat, SMALLEST_QUANTISED};
 pub use named::{NamedState, RestoreError, SavedState};
 pub use numbers::{Hyperparameters, StepNumbers};
-pub use offload::Offload;
 pub use schedule::{Schedule, ScheduleKind};
 
 use half::bf16;

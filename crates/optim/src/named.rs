@@ -1,33 +1,44 @@
 //! States by parameter and name, as checkpoints hold them.
 
+use crate::store::Store;
 use half::bf16;
-use kernels::{KernelError, Kernels, Queue};
-use memory::{DType, Entry, In, Space};
+use kernels::{KernelError, Kernels};
+use memory::{DType, Entry, In};
+use std::ops::Range;
 
 /// One state of one parameter, for saving.
 pub struct NamedState<'a> {
     /// The parameter's name, a dot, and the state's: `first_moment`, `second_moment` (f32 or bf16), their `.codes` (u8)
     /// and `.absmax` (f32, one for each 256 values), `master` (f32), `remainder` (i16).
     pub name: String,
-    /// The state itself, flat.
-    pub view: In<'a>,
-    /// Where it lives.
-    pub space: Space,
+    /// Element type.
+    pub dtype: DType,
+    pub(crate) elements: usize,
+    pub(crate) place: StatePlace<'a>,
+}
+
+/// Where a state lives.
+pub(crate) enum StatePlace<'a> {
+    /// On the device.
+    Device(In<'a>),
+    /// In pieces that lie in chunks.
+    Chunks(&'a Store, Vec<Range<usize>>),
 }
 
 impl NamedState<'_> {
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
     /// Copies the state.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails, or `bytes` have another size.
+    /// [`KernelError`] if the device or a disk fails, or `bytes` have another size.
     pub fn read(&self, kernels: &dyn Kernels, bytes: &mut [u8]) -> Result<(), KernelError> {
-        match self.space {
-            Space::Device => kernels.download(bytes, self.view),
-            Space::Host => {
-                kernels.finish(kernels.record(Queue::Download)?)?;
-                bytes.copy_from_slice(self.view.cast(DType::U8).slice::<u8>());
-                Ok(())
-            }
+        match &self.place {
+            StatePlace::Device(view) => kernels.download(bytes, *view),
+            StatePlace::Chunks(store, pieces) => store.read(kernels, pieces, bytes),
         }
     }
 }
@@ -94,20 +105,39 @@ impl<'a> SavedState<'a> {
         })
     }
 
-    /// `elements` of f32 or bf16, as f32.
-    pub(crate) fn widened(&self, entry: &Entry, elements: usize) -> Result<Vec<f32>, RestoreError> {
+    /// The same, if it has so many elements of f32 or bf16.
+    pub(crate) fn real(
+        self,
+        entry: &Entry,
+        elements: usize,
+    ) -> Result<SavedState<'a>, RestoreError> {
+        let dtype = match self.dtype {
+            DType::BF16 => DType::BF16,
+            _ => DType::F32,
+        };
+        self.exactly(entry, elements, dtype)?;
+        Ok(self)
+    }
+
+    /// The bytes of some elements.
+    pub(crate) fn part(&self, elements: &Range<usize>) -> &'a [u8] {
+        let size = self.dtype.size_in_bytes();
+        &self.bytes[elements.start * size..elements.end * size]
+    }
+
+    /// Some elements of f32 or bf16, as f32.
+    pub(crate) fn widened(&self, elements: &Range<usize>) -> Vec<f32> {
+        let bytes = self.part(elements);
         if self.dtype == DType::BF16 {
-            let bytes = self.exactly(entry, elements, DType::BF16)?;
             let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-            return Ok(pairs
+            return pairs
                 .map(|pair| bf16::from_le_bytes(pair).to_f32())
-                .collect());
+                .collect();
         }
-        let bytes = self.exactly(entry, elements, DType::F32)?;
         let words = bytes.chunks_exact(4);
-        Ok(words
+        words
             .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-            .collect())
+            .collect()
     }
 }
 

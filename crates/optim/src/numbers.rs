@@ -1,9 +1,9 @@
 //! The numbers of an update, which all calls of a step share.
 
+use crate::form::StateViews;
 use crate::segment::Segment;
-use crate::states::StateViews;
 use kernels::{KernelError, Kernels};
-use memory::{Arena, Buffer, Category, DType, Memory, OutOfMemory};
+use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 
 /// The numbers of AdamW that stay the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +42,15 @@ pub(crate) struct Numbers {
     pub(crate) clip: Buffer,
     /// `[2]` u32: key of the step's random numbers.
     key: Buffer,
+}
+
+/// What one update reads and writes, on the device.
+pub(crate) struct Operands<'a> {
+    pub(crate) weights: Out<'a>,
+    pub(crate) gradients: In<'a>,
+    pub(crate) states: StateViews<'a>,
+    /// `[2]` f32: the norm and the factor on gradients.
+    pub(crate) clip: In<'a>,
 }
 
 impl Numbers {
@@ -86,13 +95,11 @@ impl Numbers {
         kernels.upload(self.key.view_mut(), bytemuck::cast_slice(&key))
     }
 
-    /// The update of a segment whose states are on the device.
+    /// The update of a segment.
     pub(crate) fn update<'a>(
         &'a self,
-        parameters: &'a mut Arena,
-        gradients: &'a Arena,
         Segment { range, decays }: &Segment,
-        states: StateViews<'a>,
+        operands: Operands<'a>,
     ) -> kernels::AdamW<'a> {
         let Hyperparameters {
             beta1,
@@ -101,14 +108,15 @@ impl Numbers {
             weight_decay,
             ..
         } = self.hyperparameters;
+        let states = operands.states;
         kernels::AdamW {
-            parameters: parameters.flat_mut(range.clone()),
+            parameters: operands.weights,
             master: states.master,
             first_moment: states.first_moment,
             second_moment: states.second_moment,
-            gradients: gradients.flat(range.clone()),
+            gradients: operands.gradients,
             rates: self.rates.view(),
-            clip: self.clip.view(),
+            clip: operands.clip,
             key: self.key.view(),
             first_index: range.start as u64,
             beta1: beta1 as f32,

@@ -1,8 +1,6 @@
 //! What one call updates.
 
-use crate::MomentFormat;
-use crate::cover::Cover;
-use memory::Layout;
+use memory::{Cover, Layout};
 use std::ops::Range;
 
 /// A range of the arenas that one call updates: all matrices or all vectors, with moments of one format.
@@ -13,14 +11,11 @@ pub(crate) struct Segment {
 }
 
 /// Matrices and vectors of a cover, cut where quantised moments begin and end.
-pub(crate) fn segments(layout: &Layout, moments: MomentFormat, cover: &Cover) -> Vec<Segment> {
-    let cuts = match moments {
-        MomentFormat::Quantised => layout.quantisable(),
-        MomentFormat::F32 | MomentFormat::Bf16 => 0..layout.elements(),
-    };
+pub(crate) fn segments(layout: &Layout, quantised: &Range<usize>, cover: &Cover) -> Vec<Segment> {
     let mut segments = Vec::new();
     for (all, decays) in [(layout.matrices(), true), (layout.vectors(), false)] {
-        let [start, end] = [cuts.start, cuts.end].map(|cut| cut.clamp(all.start, all.end));
+        let [start, end] =
+            [quantised.start, quantised.end].map(|cut| cut.clamp(all.start, all.end));
         for kind in [all.start..start, start..end, end..all.end] {
             let ranges = cover.within(&kind);
             let segment = |range: &Range<usize>| Segment {
@@ -36,24 +31,24 @@ pub(crate) fn segments(layout: &Layout, moments: MomentFormat, cover: &Cover) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memory::LayoutBuilder;
+    use memory::{Layer, LayoutBuilder};
 
     #[test]
     fn calls_do_not_depend_on_the_number_of_tensors() {
         let mut builder = LayoutBuilder::default();
         for layer in 0..40 {
-            builder.add(format!("{layer}.small"), &[8, 8]);
-            builder.add(format!("{layer}.large"), &[100, 100]);
-            builder.add(format!("{layer}.norm"), &[5000]);
-            builder.add(format!("{layer}.bias"), &[8]);
+            builder.add(Layer::Block(layer), format!("{layer}.small"), &[8, 8]);
+            builder.add(Layer::Block(layer), format!("{layer}.large"), &[100, 100]);
+            builder.add(Layer::Block(layer), format!("{layer}.norm"), &[5000]);
+            builder.add(Layer::Block(layer), format!("{layer}.bias"), &[8]);
         }
         let layout = builder.build_precise(|_, elements| elements < 4096);
         let all = Cover::new([layout.matrices(), layout.vectors()]);
-        let plain = segments(&layout, MomentFormat::Bf16, &all);
+        let plain = segments(&layout, &(0..0), &all);
         let expected = [(layout.matrices(), true), (layout.vectors(), false)];
         let expected = expected.map(|(range, decays)| Segment { range, decays });
         assert_eq!(plain, expected);
-        let quantised = segments(&layout, MomentFormat::Quantised, &all);
+        let quantised = segments(&layout, &layout.quantisable(), &all);
         assert_eq!(quantised.len(), 4);
         let decays: Vec<bool> = quantised.iter().map(|segment| segment.decays).collect();
         assert_eq!(decays, [true, true, false, false]);

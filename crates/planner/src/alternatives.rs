@@ -74,7 +74,7 @@ pub(crate) fn effects(
     target: Target,
     peak_bytes: u64,
 ) -> Result<Vec<Effect>, SessionError> {
-    let changes = compared(settings, target).into_iter();
+    let changes = compared(config, settings, target).into_iter();
     let others = changes.filter_map(|(about, change)| Some((about, change.applied_to(config)?)));
     let plan = |(mut change, other): (String, Settings)| {
         let planned = figures(&other, target)?;

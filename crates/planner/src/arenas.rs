@@ -27,7 +27,7 @@ pub(crate) fn planned_arenas(
     arenas.into_iter().map(planned).collect()
 }
 
-/// The title of the table of arenas with offloaded states.
+/// The title of the table of arenas on the host.
 pub const HOST_ARENAS: &str = "in pinned host memory";
 
 /// The arenas as a table, with their sum.

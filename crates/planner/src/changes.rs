@@ -5,11 +5,19 @@ use kernels::Target;
 use memory::DType;
 use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
-use settings::{Config, Settings};
+use settings::{Config, GradientsPlace, Settings, StatesPlace};
 use std::path::PathBuf;
 
 /// What full recompute keeps, and host memory can hold.
 const BLOCK_INPUT: &str = "block_input";
+
+const STATES_ON_HOST: &str = "offload.optimizer=pinned";
+
+/// A folder for states, beside the run directories; the user will name a faster disk.
+const SCRATCH: &str = "./scratch";
+
+/// Tokens of a tile: so many rows still fill a GPU in every product.
+const TILE_TOKENS: usize = 8192;
 
 /// Sequences are not made shorter than this.
 pub(crate) const SHORTEST: usize = 128;
@@ -51,6 +59,14 @@ impl Change {
     /// The settings of a run with the change; none where it would be refused.
     pub(crate) fn applied_to(&self, config: &Config) -> Option<Settings> {
         Settings::new(&config.with(&self.set).ok()?).ok()
+    }
+
+    /// The same with optimizer states in a folder, where it puts them into host memory.
+    pub(crate) fn with_states_on_disk(&self) -> Option<Change> {
+        let mut on_disk = self.clone();
+        let states = on_disk.set.iter_mut().find(|set| *set == STATES_ON_HOST)?;
+        *states = format!("offload.optimizer={SCRATCH}");
+        Some(on_disk)
     }
 
     /// Whether something waits in host memory that did not.
@@ -115,8 +131,12 @@ pub(crate) fn automatic_recompute(config: &Config, budget: u64) -> Change {
 }
 
 /// What a plan compares, each change alone and in words: grouped heads, the chunked head, accumulation, attention, and
-/// formats and place of states.
-pub(crate) fn compared(settings: &Settings, target: Target) -> Vec<(String, Change)> {
+/// formats and places of states, weights and gradients.
+pub(crate) fn compared(
+    config: &Config,
+    settings: &Settings,
+    target: Target,
+) -> Vec<(String, Change)> {
     let mut changes = Vec::new();
     let (heads, tokens) = (settings.model.heads, settings.micro_batch * settings.seq);
     if settings.model.kv_heads < heads {
@@ -166,6 +186,22 @@ pub(crate) fn compared(settings: &Settings, target: Target) -> Vec<(String, Chan
             "optimizer states on the host (--offload-optimizer pinned)",
             states_on_host(settings, target),
         ),
+        (
+            "weights on the host (--offload-parameters pinned)",
+            weights_on_host(settings, target),
+        ),
+        (
+            "gradients on the host (--offload-gradients pinned)",
+            gradients_on_host(settings, target),
+        ),
+        (
+            "gradients released in the backward pass, without clipping (optim.release=backward)",
+            released_gradients(settings),
+        ),
+        (
+            "full recompute, in tiles of tokens (memory.tile_tokens)",
+            tiles(config, settings),
+        ),
     ];
     let states = states.into_iter();
     changes.extend(states.filter_map(|(about, change)| Some((about.into(), change?))));
@@ -203,8 +239,21 @@ pub(crate) fn smaller(config: &Config, settings: &Settings, target: Target) -> V
     let inputs = block_inputs_on_host(settings, target).filter(is_new);
     let both = |one: &Option<Change>| Some(one.as_ref()?.and(on_host.as_ref()?));
     let (full_and_states, inputs_and_states) = (both(&full), both(&inputs));
+    let elsewhere = all_on_host(settings, target);
+    let all = |one: &Option<Change>| Some(one.as_ref()?.and(elsewhere.as_ref()?));
+    let tiles = tiles(config, settings);
+    let inputs_in_tiles = inputs.as_ref().zip(tiles.as_ref());
+    let inputs_in_tiles = inputs_in_tiles.map(|(inputs, tiles)| tiles.and(inputs));
+    let further = [
+        all(&full),
+        all(&inputs),
+        all(&inputs_in_tiles),
+        tiles,
+        elsewhere.clone(),
+    ];
     let on_host = [on_host, full_and_states, inputs, inputs_and_states];
-    changes.extend(on_host.into_iter().flatten());
+    changes.extend(on_host.into_iter().chain(further).flatten());
+    changes.extend(released_gradients(settings));
 
     let micro_batch = settings.micro_batch;
     for micro in (1..micro_batch).rev() {
@@ -223,6 +272,19 @@ pub(crate) fn smaller(config: &Config, settings: &Settings, target: Target) -> V
     changes.push(Change::inexact([format!("memory.head_chunk={chunk}")]));
     changes.extend(smaller_evaluations(settings));
     changes
+}
+
+/// Weights, gradients and states on the host: those of them that are not there.
+fn all_on_host(settings: &Settings, target: Target) -> Option<Change> {
+    let places = [
+        states_on_host(settings, target),
+        weights_on_host(settings, target),
+        gradients_on_host(settings, target),
+    ];
+    places
+        .into_iter()
+        .flatten()
+        .reduce(|one, other| one.and(&other))
 }
 
 /// Micro-batches of evaluations, halved again and again: they change no bit of what is trained.
@@ -309,8 +371,45 @@ pub(crate) fn narrow_gradients(settings: &Settings) -> Option<Change> {
 
 /// None where host memory is the device's own.
 pub(crate) fn states_on_host(settings: &Settings, target: Target) -> Option<Change> {
-    let helps = target == Target::Cuda && settings.offload.is_none();
-    helps.then(|| Change::exact(["offload.optimizer=pinned".into()]))
+    let helps = target == Target::Cuda && settings.offload.states == StatesPlace::Device;
+    helps.then(|| Change::exact([STATES_ON_HOST.into()]))
+}
+
+/// As [`states_on_host`], of weights.
+pub(crate) fn weights_on_host(settings: &Settings, target: Target) -> Option<Change> {
+    let helps = target == Target::Cuda && settings.offload.parameter_slots.is_none();
+    helps.then(|| Change::exact(["offload.parameters=pinned".into()]))
+}
+
+/// As [`states_on_host`], of gradients.
+pub(crate) fn gradients_on_host(settings: &Settings, target: Target) -> Option<Change> {
+    let helps = target == Target::Cuda && settings.offload.gradients == GradientsPlace::Device;
+    helps.then(|| Change::exact(["offload.gradients=pinned".into()]))
+}
+
+/// No gradients but those of the block at work, without clipping, which needs the norm of them all.
+pub(crate) fn released_gradients(settings: &Settings) -> Option<Change> {
+    let helps = settings.accum == 1 && settings.offload.gradients == GradientsPlace::Device;
+    helps.then(|| {
+        Change::inexact([
+            "optim.release=backward".into(),
+            "optim.clip_norm=inf".into(),
+        ])
+    })
+}
+
+/// Full recompute, in tiles of tokens: otherwise a block's activations are all there while it is at work.
+pub(crate) fn tiles(config: &Config, settings: &Settings) -> Option<Change> {
+    let tokens = settings.micro_batch * settings.seq;
+    let tile = (tokens / 4).min(TILE_TOKENS);
+    let helps = tile >= SHORTEST && settings.tile_tokens.is_none_or(|now| now > tile);
+    let in_tiles = Change::inexact([format!("memory.tile_tokens={tile}")]);
+    let is_full = config.recompute.spec.trim().starts_with("full");
+    helps.then_some(())?;
+    match is_full {
+        true => Some(in_tiles),
+        false => Some(recompute(config, "full")?.and(&in_tiles)),
+    }
 }
 
 /// Full recompute, with what it keeps on the host; the last block keeps its own.
@@ -327,7 +426,19 @@ pub(crate) fn block_inputs_on_host(settings: &Settings, target: Target) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use super::recompute_specs;
+    use super::{Change, STATES_ON_HOST, recompute_specs};
+
+    #[test]
+    fn states_go_to_a_disk_where_the_host_would_hold_them() {
+        let set = ["recompute.spec=full".into(), STATES_ON_HOST.into()];
+        let on_disk = Change::exact(set).with_states_on_disk().unwrap();
+        assert_eq!(
+            on_disk.set,
+            ["recompute.spec=full", "offload.optimizer=./scratch"]
+        );
+        let without = Change::exact(["offload.parameters=pinned".into()]);
+        assert_eq!(without.with_states_on_disk(), None);
+    }
 
     #[test]
     fn chunks_of_blocks_fit_the_number_of_layers() {

@@ -1,25 +1,31 @@
 //! What offload moves, and whether that hides behind computation.
 
+use crate::crossing::Crossing;
 use crate::on_paper::{Paper, UTILISATION};
-use kernels::Target;
 use kernels::timeline::Measured;
+use kernels::{Target, Traffic};
+use memory::format_bytes;
 use serde::Serialize;
-use session::SessionError;
-use settings::{Settings, Window};
+use session::{Crossed, SessionError};
+use settings::{Elsewhere, GradientsPlace, Settings, StatesPlace, Window};
 
 /// What offload costs in time: a step on shapes, in the order in which its queues would run it, at given rates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlannedOffload {
-    /// Optimizer states that cross in a step, each way.
+    /// What crosses for the update in a step, each way: optimizer states, and offloaded gradients that come for it.
     pub optimizer_bytes: u64,
     /// Activations that cross in a step, each way.
     pub activation_bytes: u64,
+    /// All that crosses in a step, by what it is.
+    pub crossing: Crossing,
     /// The rate from the host to the device, in units of 10^9 bytes a second.
     pub h2d_gbps: f64,
     /// The rate from the device to the host.
     pub d2h_gbps: f64,
     /// The rate of both at a time, added up.
     pub both_ways_gbps: f64,
+    /// The rate of the disk, reads and writes together; null where nothing is on one.
+    pub disk_gbps: Option<f64>,
     /// The rate that matrix products are taken to run at, in units of 10^12 operations a second; what moves more bytes than
     /// that takes the time of its bytes in the device's memory.
     pub assumed_tflops: f64,
@@ -27,44 +33,53 @@ pub struct PlannedOffload {
     pub compute_ms: f64,
     /// What copies add to it.
     pub exposed_ms: f64,
+    /// Tokens in a second of both.
+    pub tokens_per_s: f64,
     /// Tokens in a micro-batch from which its forward pass takes as long as the copies of optimizer states behind it, and
-    /// of what else goes the same way; null where more tokens do not help. What the first part of the model waits for is
-    /// exposed even then.
+    /// of what else goes the same way; null where more tokens do not help, or more than states waits elsewhere. What the first
+    /// part of the model waits for is exposed even then.
     pub hidden_from_tokens: Option<u64>,
 }
 
 impl PlannedOffload {
-    /// Counts with the bytes of the optimizer in a step and of activations in a micro-batch. None if nothing is offloaded, or to
-    /// the CPU's own memory, where offload is for tests.
+    /// Counts with what crosses in a step and the activations of a micro-batch. None if nothing is offloaded, or to the CPU's own
+    /// memory at rates that nobody measured, where offload is for tests.
     ///
     /// # Errors
     /// None but a defect: shapes need no memory.
     pub(crate) fn new(
         settings: &Settings,
         target: Target,
-        optimizer_bytes: u64,
+        crossed: Crossed,
         of_micro_batch: u64,
         flops_per_token: u64,
     ) -> Result<Option<PlannedOffload>, SessionError> {
         let activation_bytes = of_micro_batch * settings.accum as u64;
-        if target == Target::Cpu || optimizer_bytes + activation_bytes == 0 {
+        let offloads = settings.offload.streams_updates() || activation_bytes > 0;
+        let is_known = target == Target::Cuda || settings.hardware.h2d_gbps.is_some();
+        if !(offloads && is_known) {
             return Ok(None);
         }
         let paper = Paper::new(settings, target, Measured::new());
         let (rates, step) = (paper.rates, paper.step(settings)?);
+        let tokens = (settings.accum * settings.micro_batch * settings.seq) as f64;
+        let optimizer_bytes = crossed.update.h2d_bytes.max(crossed.update.d2h_bytes);
+        let is_on_disk = matches!(settings.offload.states, StatesPlace::Disk(_));
         let mut offload = PlannedOffload {
             optimizer_bytes,
             activation_bytes,
+            crossing: crossed.into(),
             h2d_gbps: rates.upload / 1e9,
             d2h_gbps: rates.download / 1e9,
             both_ways_gbps: rates.both_ways / 1e9,
+            disk_gbps: is_on_disk.then_some(rates.disk / 1e9),
             assumed_tflops: rates.flops / 1e12,
             compute_ms: 1e3 * step.computing,
             exposed_ms: 1e3 * (step.seconds - step.computing).max(0.0),
+            tokens_per_s: tokens / step.seconds,
             hidden_from_tokens: None,
         };
-        let window = settings.offload.as_ref().map(|offload| offload.window);
-        if optimizer_bytes > 0 && window == Some(Window::Forward) {
+        if hides_states_behind_tokens(&settings.offload) {
             let micro_tokens = (settings.micro_batch * settings.seq) as f64;
             let forward = flops_per_token as f64 / 3.0 / rates.flops;
             let out = of_micro_batch as f64 / micro_tokens / rates.download;
@@ -80,45 +95,90 @@ impl PlannedOffload {
         self.exposed_ms / self.compute_ms
     }
 
-    /// The same in words.
-    pub(crate) fn note(&self) -> String {
-        let rates = format!(
-            "at {} GB/s to the device, {} GB/s back, {} GB/s both ways at once and {:.0} % of {:.0} TFLOP/s (hardware.* \
-             replaces these)",
-            self.h2d_gbps,
-            self.d2h_gbps,
-            self.both_ways_gbps,
-            100.0 * UTILISATION,
-            self.assumed_tflops / UTILISATION
-        );
-        let bytes = self.optimizer_bytes + self.activation_bytes;
-        let bytes = memory::format_bytes(bytes);
+    /// The same in words, of a step in which so much crosses.
+    pub(crate) fn note(&self, offload: &Elsewhere, traffic: Traffic) -> String {
         let (exposed, compute) = (self.exposed_ms, self.compute_ms);
         let share = 100.0 * self.exposed_fraction();
+        let moved = moved(traffic);
         let mut note = if exposed == 0.0 {
-            format!(
-                "offload moves {bytes} each way a step, all of it behind {compute:.0} ms of computation; {rates}"
-            )
+            format!("{moved}, all of it behind {} of computation", time(compute))
         } else {
             format!(
-                "offload moves {bytes} each way a step, of which {exposed:.0} ms do not hide behind {compute:.0} ms of \
-                 computation ({share:.0} %); {rates}"
+                "{moved}, of which {} do not hide behind {} of computation ({share:.0} %)",
+                time(exposed),
+                time(compute)
             )
         };
+        note += &format!(
+            "; that is {:.0} tokens/s, planned; {}",
+            self.tokens_per_s,
+            self.rates()
+        );
+        let is_only_states = hides_states_behind_tokens(offload);
         match self.hidden_from_tokens {
             Some(tokens) => {
                 note += &format!(
                     "; optimizer states hide behind the forward pass of a micro-batch of {tokens} tokens or more"
                 )
             }
-            None if self.optimizer_bytes > 0 => {
-                note += "; with offload.window=end the update waits for its states, however many tokens there are";
+            None if offload.streams_updates() && offload.window == Window::End => {
+                note += "; with offload.window=end the update waits for what it needs, however many tokens there are";
             }
-            None if exposed > 0.0 => {
+            None if !offload.streams_updates() && exposed > 0.0 => {
                 note += "; activations grow with the tokens, so more of them do not help: offload fewer labels";
+            }
+            None if !is_only_states && exposed > 0.0 => {
+                note += "; weights, gradients and states cross however many tokens there are, so more tokens a step hide more of it";
             }
             None => {}
         }
         note
     }
+
+    fn rates(&self) -> String {
+        let disk = self.disk_gbps.map_or_else(String::new, |gbps| {
+            format!(", {gbps} GB/s from and to the disk")
+        });
+        format!(
+            "at {} GB/s to the device, {} GB/s back, {} GB/s both ways at once{disk} and {:.0} % of {:.0} TFLOP/s (hardware.* \
+             replaces these)",
+            self.h2d_gbps,
+            self.d2h_gbps,
+            self.both_ways_gbps,
+            100.0 * UTILISATION,
+            self.assumed_tflops / UTILISATION
+        )
+    }
+}
+
+/// Whether all that crosses for updates are states of the host, which come and go during a forward pass.
+fn hides_states_behind_tokens(offload: &Elsewhere) -> bool {
+    offload.states == StatesPlace::Pinned
+        && offload.parameter_slots.is_none()
+        && offload.gradients == GradientsPlace::Device
+        && offload.updates_in_forward()
+}
+
+/// Milliseconds with three digits at the most.
+fn time(ms: f64) -> String {
+    match ms {
+        ms if ms < 10.0 => format!("{ms:.2} ms"),
+        ms if ms < 1e4 => format!("{ms:.0} ms"),
+        ms => format!("{:.1} s", ms / 1e3),
+    }
+}
+
+/// What a step moves, in words.
+fn moved(traffic: Traffic) -> String {
+    let [up, down] = [traffic.h2d_bytes, traffic.d2h_bytes].map(format_bytes);
+    let mut moved = match up == down {
+        true => format!("offload moves {up} each way a step"),
+        false => format!("offload moves {up} to the device and {down} back a step"),
+    };
+    if traffic.disk_read_bytes + traffic.disk_written_bytes > 0 {
+        let [read, written] =
+            [traffic.disk_read_bytes, traffic.disk_written_bytes].map(format_bytes);
+        moved += &format!(", reads {read} from the disk and writes {written}");
+    }
+    moved
 }

@@ -1,9 +1,9 @@
 //! The figures of one step on shapes.
 
+use kernels::Target;
 use kernels::meta::FlopCounter;
-use kernels::{Target, Traffic};
 use memory::{ByPhase, LiveLease, Memory, Peak};
-use session::{MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, shape_of_a_step};
+use session::{Crossed, MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, shape_of_a_step};
 use settings::Settings;
 
 /// What one step on shapes needs.
@@ -13,7 +13,7 @@ pub(crate) struct Figures {
     pub(crate) slab_bytes: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) host_pinned_bytes: u64,
-    pub(crate) traffic: Traffic,
+    pub(crate) crossed: Crossed,
     pub(crate) persistent_bytes: u64,
     pub(crate) recompute_flops_fraction: f64,
     pub(crate) largest_at_peak: Vec<LiveLease>,
@@ -45,13 +45,21 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
         slab_bytes,
         reserved_bytes: persistent_bytes + slab_bytes,
         host_pinned_bytes: step.host_pinned_bytes,
-        traffic: outcome
-            .traffic
-            .plus(outcome.micro_batch_traffic.times(not_made)),
+        crossed: outcome.crossed.plus(times(outcome.micro_batch, not_made)),
         persistent_bytes,
         recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
         largest_at_peak,
         between,
         session,
     })
+}
+
+/// What crosses for so many micro-batches.
+fn times(one: Crossed, count: usize) -> Crossed {
+    Crossed {
+        weights: one.weights.times(count),
+        gradients: one.gradients.times(count),
+        update: one.update.times(count),
+        passes: one.passes.times(count),
+    }
 }

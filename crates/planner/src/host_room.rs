@@ -10,7 +10,9 @@ use std::fmt::{self, Display, Formatter};
 use std::path::Path;
 
 /// What helps where pinned host memory is short.
-pub(crate) const OFFLOAD_LESS: &str = "offload less: a lower offload.fraction, fewer labels in --offload-activations, or --state-dtype 8bit";
+pub(crate) const OFFLOAD_LESS: &str = "offload less: a lower offload.fraction, fewer labels in --offload-activations, or --state-dtype 8bit; \
+                                        or keep optimizer states on a disk, with --offload-optimizer DIR; \
+                                        --save-blocking needs no copy of the state for checkpoints";
 
 /// What helps where the CPU device's memory is short.
 const NEED_LESS: &str = "need less: --recompute full, a smaller --micro-batch, --state-dtype 8bit or a shorter --seq; \

@@ -21,6 +21,9 @@ const GBPS: f64 = 55.0;
 /// What is left of both rates while both ways are busy: 18 to 40 % less was measured.
 const BOTH_WAYS: f64 = 0.75;
 
+/// One NVMe drive in a PCIe Gen4 slot, as data sheets have it; those for Gen5 read twice as fast.
+const DISK_GBPS: f64 = 6.5;
+
 /// What kernels reach of an H100's 3.35 TB/s.
 const MEMORY_GBPS: f64 = 3000.0;
 
@@ -37,6 +40,7 @@ const CPU: Rates = Rates {
     upload: 10e9,
     download: 10e9,
     both_ways: 15e9,
+    disk: 1e9 * DISK_GBPS,
 };
 
 impl Paper {
@@ -54,6 +58,7 @@ impl Paper {
                 both_ways: hardware
                     .both_ways_gbps
                     .map_or(CPU.both_ways, |_| assumed.both_ways),
+                disk: assumed.disk,
             },
         };
         Paper {
@@ -150,6 +155,7 @@ fn h100(settings: &Settings) -> Rates {
         upload: h2d_gbps * 1e9,
         download: d2h_gbps * 1e9,
         both_ways: both_ways_gbps * 1e9,
+        disk: hardware.disk_gbps.unwrap_or(DISK_GBPS) * 1e9,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use crate::auto::choose;
 use crate::changes::{Change, automatic_recompute, smaller};
+use crate::copies::PlannedOffload;
+use crate::disk_room::NoDiskRoom;
 use crate::figures::figures;
 use crate::host_room::{HostNeed, HostRoom, OFFLOAD_LESS};
 use crate::other_process::{NOTABLE_BYTES, OtherProcess, unowned};
@@ -13,7 +15,7 @@ use memory::{
 };
 use serde::Serialize;
 use session::SessionError;
-use settings::{Config, Settings};
+use settings::{Config, Settings, StatesPlace};
 
 /// Everything about a refused lease, and what would help.
 #[derive(Clone, Debug, Serialize)]
@@ -221,6 +223,22 @@ impl Fix {
     }
 }
 
+/// What copies add to a step.
+fn exposed(plan: &Plan) -> f64 {
+    let offload = plan.offload.as_ref();
+    offload.map_or(0.0, PlannedOffload::exposed_fraction)
+}
+
+/// Whether host and disk have room for what is not on the device.
+fn has_room(plan: &Plan, settings: &Settings, host: &HostRoom) -> bool {
+    let disk = match &settings.offload.states {
+        StatesPlace::Disk(folder) => NoDiskRoom::check(folder, plan.disk_bytes),
+        _ => Ok(()),
+    };
+    let pinned = HostNeed::Pinned(plan.host_pinned_bytes);
+    disk.is_ok() && host.check(pinned).is_ok()
+}
+
 /// Tries settings by planning them.
 struct Search {
     target: Target,
@@ -238,7 +256,7 @@ impl Search {
         let (host, mut fixes) = (HostRoom::ask(), Vec::new());
         let exposed_now = match self.target {
             Target::Cpu => 0.0,
-            Target::Cuda => self.pinned_and_exposed(settings)?.1,
+            Target::Cuda => exposed(&Plan::new(settings, self.target)?),
         };
         for change in smaller(config, settings, self.target) {
             let Some(changed) = change.applied_to(config) else {
@@ -248,13 +266,20 @@ impl Search {
                 fixes.extend(self.attempt(&changed, change)?);
                 continue;
             }
-            let (pinned_bytes, exposed_then) = self.pinned_and_exposed(&changed)?;
-            if host.check(HostNeed::Pinned(pinned_bytes)).is_ok() {
+            // What the host has no room for may fit with states on a disk.
+            let on_disk = change.with_states_on_disk();
+            let on_disk = on_disk.and_then(|change| Some((change.applied_to(config)?, change)));
+            for (changed, change) in [Some((changed, change)), on_disk].into_iter().flatten() {
+                let plan = Plan::new(&changed, self.target)?;
+                if !has_room(&plan, &changed, &host) {
+                    continue;
+                }
                 let fix = self.attempt(&changed, change)?;
                 fixes.extend(fix.map(|fix| Fix {
-                    cost_fraction: fix.cost_fraction + exposed_then - exposed_now,
+                    cost_fraction: fix.cost_fraction + exposed(&plan) - exposed_now,
                     ..fix
                 }));
+                break;
             }
         }
         if let Some((change, chosen)) = self.automatic(config) {
@@ -277,13 +302,6 @@ impl Search {
         let asked = config.with(&change.set).ok()?;
         let chosen = choose(&asked, self.target, budget).ok()?;
         Some((change, Settings::new(&chosen.applied_to(&asked)).ok()?))
-    }
-
-    /// What offload takes of the host, and what it adds to a step.
-    fn pinned_and_exposed(&self, settings: &Settings) -> Result<(u64, f64), SessionError> {
-        let plan = Plan::new(settings, self.target)?;
-        let exposed = plan.offload.map(|offload| offload.exposed_fraction());
-        Ok((plan.host_pinned_bytes, exposed.unwrap_or(0.0)))
     }
 
     fn attempt(

@@ -55,10 +55,16 @@ pub struct Plan {
     pub device_overhead_bytes: u64,
     /// Bytes of pinned host memory.
     pub host_pinned_bytes: u64,
+    /// Bytes of scratch files on the disk.
+    pub disk_bytes: u64,
     /// Bytes that a step copies from the host to the device.
     pub h2d_bytes: u64,
     /// Bytes that a step copies from the device to the host.
     pub d2h_bytes: u64,
+    /// Bytes that a step reads from the disk.
+    pub disk_read_bytes: u64,
+    /// Bytes that a step writes to the disk.
+    pub disk_written_bytes: u64,
     /// Leases are rounded up to this.
     pub granularity_bytes: u64,
     /// Everything that lives across steps.
@@ -67,7 +73,7 @@ pub struct Plan {
     pub bytes_per_parameter: f64,
     /// These arenas.
     pub arenas: Vec<PlannedArena>,
-    /// Arenas in pinned host memory: offloaded states.
+    /// Arenas in pinned host memory: what is offloaded, and what waits there to be written or sent.
     pub host_arenas: Vec<PlannedArena>,
     /// What offload costs; null without it, and for the CPU.
     pub offload: Option<PlannedOffload>,
@@ -136,12 +142,13 @@ impl Plan {
         let arenas = planned_arenas(figures.session.arenas(), parameters);
         let host_arenas = planned_arenas(figures.session.host_arenas(), parameters);
         let flops_per_token = model.architecture().flops_per_token(settings.seq);
-        let offloaded = host_arenas.iter().map(|arena| arena.bytes).sum();
         let of_micro_batch = total_bytes(&activations, None).offloaded;
+        let (crossed, traffic) = (figures.crossed, figures.crossed.total());
         let offload =
-            PlannedOffload::new(settings, target, offloaded, of_micro_batch, flops_per_token)?;
+            PlannedOffload::new(settings, target, crossed, of_micro_batch, flops_per_token)?;
         let mut notes = notes::notes(settings, &activations);
-        notes.extend(offload.as_ref().map(PlannedOffload::note));
+        let note = |planned: &PlannedOffload| planned.note(&settings.offload, traffic);
+        notes.extend(offload.as_ref().map(note));
         let arena_bytes = arenas.iter().map(|arena| arena.bytes).sum::<u64>();
         let Peak {
             bytes: peak_bytes,
@@ -166,8 +173,11 @@ impl Plan {
             fragmentation: figures.reserved_bytes as f64 / most_bytes as f64 - 1.0,
             device_overhead_bytes: gpus::overhead_bytes(target),
             host_pinned_bytes: figures.host_pinned_bytes,
-            h2d_bytes: figures.traffic.h2d_bytes,
-            d2h_bytes: figures.traffic.d2h_bytes,
+            disk_bytes: figures.session.disk_bytes().unwrap_or(0),
+            h2d_bytes: traffic.h2d_bytes,
+            d2h_bytes: traffic.d2h_bytes,
+            disk_read_bytes: traffic.disk_read_bytes,
+            disk_written_bytes: traffic.disk_written_bytes,
             granularity_bytes: GRANULARITY_BYTES,
             persistent_bytes: figures.persistent_bytes,
             bytes_per_parameter: arena_bytes as f64 / parameters as f64,

@@ -91,6 +91,17 @@ impl Plan {
                 format_bytes(self.h2d_bytes),
             )?;
         }
+        if self.disk_bytes > 0 {
+            writeln!(
+                f,
+                "disk {} ({} bytes, {:.3} a parameter) in scratch files; a step reads {} and writes {}",
+                format_bytes(self.disk_bytes),
+                self.disk_bytes,
+                self.disk_bytes as f64 / self.parameters as f64,
+                format_bytes(self.disk_read_bytes),
+                format_bytes(self.disk_written_bytes),
+            )?;
+        }
         if self.fits.is_empty() {
             return Ok(());
         }

@@ -125,6 +125,10 @@ pub struct StepRecord {
     pub h2d_bytes: u64,
     /// Bytes copied from the device to the host.
     pub d2h_bytes: u64,
+    /// Bytes read from the disk's scratch files.
+    pub disk_read_bytes: u64,
+    /// Bytes written to them.
+    pub disk_written_bytes: u64,
     /// What the device itself says; on CUDA alone. `device_total_used_bytes` counts other processes too, and so may
     /// differ between identical runs.
     #[serde(flatten)]

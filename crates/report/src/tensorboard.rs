@@ -236,6 +236,8 @@ mod tests {
             replayed: Default::default(),
             h2d_bytes: 0,
             d2h_bytes: 0,
+            disk_read_bytes: 0,
+            disk_written_bytes: 0,
             device: None,
         }
     }

@@ -2,8 +2,8 @@
 
 use crate::error::SessionError;
 use crate::session::Session;
+use crate::weights::widened;
 use memory::DType;
-use optim::download_f32;
 
 /// A state that the optimizer keeps of a parameter, copied.
 #[derive(Clone, Debug)]
@@ -20,10 +20,16 @@ impl Session {
     /// The gradient of one parameter over the last step, before clipping, widened to f32.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`] if the device fails.
+    /// [`SessionError::Kernel`] if the device fails, [`SessionError::Released`] where there is none any more.
     pub fn gradient(&self, index: usize) -> Result<Vec<f32>, SessionError> {
-        let gradients = self.gradients.arena();
-        Ok(download_f32(&*self.kernels, gradients.view(index))?)
+        let layout = self.model.layout();
+        if self.gradients.is_released() && layout.unit_of(index).is_some() {
+            return Err(SessionError::Released);
+        }
+        let (dtype, entries) = (self.gradients.dtype(), layout.entries());
+        Ok(widened(dtype, entries[index].elements(), |bytes| {
+            self.gradients.read(&*self.kernels, index, bytes)
+        })?)
     }
 
     /// The optimizer's states of one parameter, in the formats that this run keeps them in. The last step must be finished.
@@ -34,8 +40,8 @@ impl Session {
         let parameter = &self.model.layout().entries()[index].name;
         let states = self.optimizer.named_states(index).into_iter();
         let copies = states.map(|state| {
-            let dtype = state.view.dtype();
-            let mut bytes = vec![0; state.view.elements() * dtype.size_in_bytes()];
+            let dtype = state.dtype;
+            let mut bytes = vec![0; state.elements() * dtype.size_in_bytes()];
             state.read(&*self.kernels, &mut bytes)?;
             let name = state.name[parameter.len() + 1..].to_string();
             Ok(NamedStateCopy { name, dtype, bytes })

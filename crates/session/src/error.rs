@@ -5,8 +5,10 @@ use kernels::KernelError;
 use memory::OutOfMemory;
 use model::{ModelError, WeightsError};
 use optim::RestoreError;
+use scratch::ScratchError;
 use settings::ConfigError;
 use std::path::PathBuf;
+use units::UnitError;
 
 /// A session could not be made, or not go on.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +25,21 @@ pub enum SessionError {
     /// A step was broken off, as [`crate::Session::stop_when`] asked.
     #[error("the step was broken off")]
     Stopped,
+    /// There is no room on a disk for what is to be there.
+    #[error(transparent)]
+    Scratch(#[from] ScratchError),
+    /// A step that updates in its backward pass failed there.
+    #[error(
+        "a step failed after it had updated some of the weights (optim.release = backward): what is left is no state of the \
+         run; go on from the last checkpoint"
+    )]
+    HalfUpdated,
+    /// The gradient of a matrix is asked for where gradients are released.
+    #[error(
+        "the gradients of matrices are gone when a step is over (optim.release = backward); --set optim.release=step keeps \
+         them"
+    )]
+    Released,
     /// Bad weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -69,6 +86,15 @@ impl SessionError {
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> SessionError {
         let path = path.into();
         move |source| SessionError::File { path, source }
+    }
+}
+
+impl From<UnitError> for SessionError {
+    fn from(error: UnitError) -> SessionError {
+        match error {
+            UnitError::OutOfMemory(refused) => refused.into(),
+            UnitError::Kernel(error) => error.into(),
+        }
     }
 }
 

@@ -1,15 +1,19 @@
 //! Forward passes alone, for evaluation and generation: with the parts of a training session, or of one without states.
 
 use kernels::Kernels;
-use memory::{Arena, Memory};
+use memory::Memory;
 use model::{Batch, CachedSequences, Model, Purpose, Saved, Work};
+use std::rc::Rc;
+use units::Weights;
 
 /// What a forward pass takes of a session.
 pub(crate) struct Forward<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) kernels: &'a dyn Kernels,
     pub(crate) model: &'a Model,
-    pub(crate) parameters: &'a mut Arena,
+    pub(crate) weights: &'a mut Weights,
+    /// The order in which a pass uses units of weights.
+    pub(crate) order: &'a Rc<[usize]>,
     pub(crate) saved: &'a mut Saved,
 }
 
@@ -20,10 +24,11 @@ impl Forward<'_> {
         batch: &'w Batch,
         cached: Option<CachedSequences<'w>>,
     ) -> Work<'w> {
+        self.weights.begin_pass(self.order);
         Work {
             memory: self.memory,
             kernels: self.kernels,
-            parameters: self.parameters,
+            weights: self.weights,
             saved: self.saved,
             batch,
             purpose: Purpose::Inference(cached),

@@ -11,11 +11,12 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::split::split;
 use kernels::{Kernels, Target};
-use memory::{Arena, Category, DType, Layer, Memory, Phase};
-use model::{Architecture, BatchShape, Computation, Model, Policy, Saved, import};
+use memory::{DType, Layer, Memory, Phase};
+use model::{BatchShape, Computation, Model, Policy, Saved, import};
 use settings::Settings;
 use std::path::Path;
 use std::rc::Rc;
+use units::{Weights, WeightsHome};
 
 /// A model and its weights.
 pub struct Inference {
@@ -23,7 +24,9 @@ pub struct Inference {
     /// Dropped before everything that its work may use. Stays above it.
     kernels: Box<dyn Kernels>,
     model: Model,
-    parameters: Arena,
+    weights: Weights,
+    /// All weights are on the device, so no unit has to come.
+    no_order: Rc<[usize]>,
     saved: Saved,
 }
 
@@ -63,7 +66,7 @@ impl Inference {
         kernels: Box<dyn Kernels>,
     ) -> Result<Inference, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
-        let architecture = Architecture::of(&settings.model, settings.attention);
+        let architecture = settings.architecture();
         let layout = Rc::new(architecture.parameters().layout(|_, _| false));
         let Settings { dtype, seq, .. } = *settings;
         let computation = Computation {
@@ -72,7 +75,7 @@ impl Inference {
             head_chunk: settings.head_chunk,
         };
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
-        let parameters = Arena::lease(memory, Category::Parameter, "parameters", &layout, dtype)?;
+        let weights = Weights::lease(memory, &layout, dtype, WeightsHome::Device)?;
         let shape = BatchShape { rows: 1, seq };
         let policy = Policy::keep_all(settings.model.layers);
         let saved = Saved::lease(memory, model.architecture(), dtype, &policy, shape)?;
@@ -80,7 +83,8 @@ impl Inference {
             memory: memory.clone(),
             kernels,
             model,
-            parameters,
+            weights,
+            no_order: Rc::new([]),
             saved,
         })
     }
@@ -99,12 +103,13 @@ impl Inference {
 
     /// Sets values from an element of the arena on, rounded as training rounds them.
     fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
-        let out = self.parameters.flat_mut(offset..offset + values.len());
-        if out.dtype() == DType::BF16 {
+        let range = offset..offset + values.len();
+        let (weights, kernels) = (&mut self.weights, &*self.kernels);
+        if weights.dtype() == DType::BF16 {
             let halves: Vec<bf16> = values.iter().map(|value| split(*value).0).collect();
-            return Ok(self.kernels.upload(out, bytemuck::cast_slice(&halves))?);
+            return Ok(weights.store(kernels, range, bytemuck::cast_slice(&halves))?);
         }
-        Ok(self.kernels.upload(out, bytemuck::cast_slice(values))?)
+        Ok(weights.store(kernels, range, bytemuck::cast_slice(values))?)
     }
 
     /// Evaluates on micro-batches, however many sequences each has.
@@ -146,7 +151,7 @@ impl Inference {
 
     /// Bytes of the weights.
     pub fn weights_bytes(&self) -> u64 {
-        self.parameters.bytes()
+        self.weights.bytes()
     }
 
     fn forward(&mut self) -> Forward<'_> {
@@ -154,7 +159,8 @@ impl Inference {
             memory: &self.memory,
             kernels: &*self.kernels,
             model: &self.model,
-            parameters: &mut self.parameters,
+            weights: &mut self.weights,
+            order: &self.no_order,
             saved: &mut self.saved,
         }
     }

@@ -5,6 +5,7 @@
 
 mod between;
 mod copies;
+mod crossed;
 mod error;
 mod evaluation;
 mod forward;
@@ -12,6 +13,8 @@ mod generation;
 mod inference;
 mod offload;
 mod optimizer_state;
+mod orders;
+mod outcome;
 mod products;
 mod read_back;
 mod sampling;
@@ -27,13 +30,15 @@ mod weights;
 
 pub use between::{PeaksBetween, longest_and_shortest};
 pub use copies::NamedStateCopy;
+pub use crossed::Crossed;
 pub use error::{OptimizerStateError, SessionError};
 pub use evaluation::Evaluation;
 pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
+pub use outcome::StepOutcome;
 pub use products::{
     MICRO_BATCHES_MAX, products_of_a_step, shape_of_a_micro_batch, shape_of_a_step,
 };
 pub use sampling::Sampling;
-pub use session::{Session, StepOutcome};
+pub use session::Session;
 pub use snapshot::{State, StateOnHost};

@@ -19,7 +19,7 @@ impl Session {
         let tensors = tensors.map_err(OptimizerStateError::Files)?;
         let find = |name: &str| tensors.get(name).and_then(saved);
         for index in 0..self.model().layout().entries().len() {
-            let (kernels, parameters) = (&*self.kernels, &mut self.parameters);
+            let (kernels, parameters) = (&*self.kernels, &mut self.weights);
             let restored = self.optimizer.restore(kernels, parameters, index, &find);
             restored.map_err(|source| OptimizerStateError::Restore {
                 path: folder.into(),

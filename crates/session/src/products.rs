@@ -3,7 +3,7 @@
 use crate::{Session, SessionError};
 use data::{MicroBatch, Packing, StepBatch, padded_lengths};
 use kernels::cuda::{Cuda, Gemm, Listing};
-use settings::Settings;
+use settings::{Settings, StatesPlace};
 
 /// Every matrix product that a step, and what is computed between steps, asks cuBLASLt for, in order. Nothing is computed or allocated.
 ///
@@ -11,9 +11,15 @@ use settings::Settings;
 /// [`SessionError::Config`] for settings that make no session.
 pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError> {
     let (memory, listing) = (Listing::memory(), Listing::default());
+    let mut settings = settings.clone();
+    // No product depends on where states are, and no file is to be made for this.
+    if let StatesPlace::Disk(_) = settings.offload.states {
+        settings.offload.states = StatesPlace::Pinned;
+    }
     let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
-    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(kernels))?;
-    session.step(&shape_of_a_step(settings, settings.seq))?;
+    let batch = shape_of_a_step(&settings, settings.seq);
+    let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
+    session.step(&batch)?;
     session.between_steps_on_shapes()?;
     Ok(listing.products())
 }

@@ -1,6 +1,5 @@
 //! The results of a step on their way to the host, while the device goes on.
 
-use crate::error::SessionError;
 use kernels::{KernelError, Kernels, Reading};
 use memory::In;
 
@@ -31,7 +30,7 @@ impl PendingResults {
     }
 
     /// Waits for the results.
-    pub(crate) fn finish(self, kernels: &dyn Kernels) -> Result<Results, SessionError> {
+    pub(crate) fn finish(self, kernels: &dyn Kernels) -> Result<Results, KernelError> {
         let first = |bytes: Vec<u8>| bytemuck::pod_read_unaligned(&bytes[..size_of::<f32>()]);
         Ok(Results {
             loss_sum: first(kernels.finish_read(self.loss)?),

@@ -1,34 +1,43 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
+use crate::crossed::{Count, Crossed, UpdateTraffic};
 use crate::error::SessionError;
 use crate::forward::Forward;
-use crate::offload::{offloaded, updates_in_forward};
+use crate::offload::offloaded;
+use crate::orders::Orders;
+use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
 use crate::snapshot::CopyPlace;
-use crate::updating::{UpdateTraffic, Updating};
+use crate::updating::Updating;
 use crate::upload::upload;
 use data::StepBatch;
+use kernels::BlockFile;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::{Kernels, Queue, Target, Traffic};
-use memory::{Arena, Buffer, Category, DType, Layer, Memory, Phase, StepMemory};
+use kernels::{Kernels, Queue, Target};
+use memory::{Buffer, Category, DType, Layer, Memory, Phase};
 use model::{
-    Architecture, BatchShape, Computation, Gradients, Model, Purpose, Randomness, ReplayCounts,
-    Saved, StepTotals, Training, Work,
+    BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepTotals, Training,
+    Work,
 };
 use optim::{AdamW, StepNumbers};
-use settings::Settings;
+use scratch::ScratchFolder;
+use settings::{GradientsPlace, Settings, StatesPlace};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
+use units::{Gradients, GradientsHome, Weights, WeightsHome};
 
 /// Everything that lives across steps.
 pub struct Session {
     pub(crate) memory: Memory,
-    /// Dropped first, with all work that is under way: it may use everything below. Stays above it.
+    /// Dropped before everything below, with all work that is under way, which may use it. Stays above it.
     pub(crate) kernels: Box<dyn Kernels>,
     pub(crate) settings: Settings,
     pub(crate) model: Model,
-    pub(crate) parameters: Arena,
+    pub(crate) weights: Weights,
+    /// In which order units of weights come.
+    pub(crate) orders: Orders,
     pub(crate) gradients: Gradients,
     pub(crate) optimizer: AdamW,
     /// Where a copy of the state waits to be written, if one is to be made.
@@ -48,55 +57,10 @@ pub struct Session {
     in_flight: Option<InFlight>,
     /// The outcome of the last step that is known to be done, until somebody takes it.
     finished: Option<StepOutcome>,
-}
-
-/// A step that the device may still be at: all that the host knows of it.
-struct InFlight {
-    step: usize,
-    lr: f64,
-    targets: usize,
-    tokens: usize,
-    memory: StepMemory,
-    traffic: Traffic,
-    micro_batch_traffic: Traffic,
-    replayed: ReplayCounts,
-    results: PendingResults,
-    /// When it was made, where the host computes.
-    made_at: Option<Instant>,
-}
-
-/// What a step computed and used.
-#[derive(Clone, Debug)]
-pub struct StepOutcome {
-    /// The step, from 1.
-    pub step: usize,
-    /// Mean over all targets of the step.
-    pub loss: f32,
-    /// Global norm of the gradients before clipping.
-    pub grad_norm: f32,
-    /// Learning rate.
-    pub lr: f64,
-    /// Targets counted.
-    pub targets: usize,
-    /// Tokens read, masked ones included.
-    pub tokens: usize,
-    /// Memory.
-    pub memory: StepMemory,
-    /// Bytes between host and device.
-    pub traffic: Traffic,
-    /// Those of them in the last micro-batch: every one moves as many.
-    pub micro_batch_traffic: Traffic,
-    /// Replays of each stage.
-    pub replayed: ReplayCounts,
-    /// When it was made, or known to be made.
-    pub done_at: Instant,
-}
-
-impl StepOutcome {
-    /// Whether loss and gradients are finite. If not, the step was skipped: weights and optimizer states are as they were.
-    pub fn is_finite(&self) -> bool {
-        self.loss.is_finite() && self.grad_norm.is_finite()
-    }
+    /// Whether a step that releases gradients failed in its backward pass: some weights are a step ahead of others.
+    is_half_updated: bool,
+    /// Where optimizer states are on a disk; removed with all that is in it.
+    _scratch: Option<ScratchFolder>,
 }
 
 impl Session {
@@ -148,7 +112,7 @@ impl Session {
         memory: &Memory,
         kernels: Box<dyn Kernels>,
     ) -> Result<Session, SessionError> {
-        let architecture = Architecture::of(&settings.model, settings.attention);
+        let architecture = settings.architecture();
         let layout = Rc::new(settings.layout(&architecture)?);
         let dtype = settings.dtype;
         let computation = Computation {
@@ -157,13 +121,13 @@ impl Session {
             head_chunk: settings.head_chunk,
         };
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
-        let parameters = Arena::lease(memory, Category::Parameter, "parameters", &layout, dtype)?;
+        let weights = Weights::lease(memory, &layout, dtype, weights_home(&settings))?;
         let states = &settings.states;
-        let gradients = Gradients::lease(memory, &layout, states.gradients)?;
+        let home = gradients_home(&settings);
+        let gradients = Gradients::lease(memory, &layout, states.gradients, home)?;
         let formats = (states.moments, states.master);
-        let offload = settings.offload.as_ref();
-        let offload = offload.map(|offload| offloaded(offload, &model));
-        let optimizer = AdamW::lease(
+        let offload = offloaded(&settings, home, &model);
+        let mut optimizer = AdamW::lease(
             memory,
             &layout,
             dtype,
@@ -171,9 +135,10 @@ impl Session {
             settings.optimizer,
             offload.as_ref(),
         )?;
+        let scratch = states_on_disk(&settings, memory, &mut optimizer)?;
         let copy_place = settings.checkpoint_copy.then(|| {
             let declared = model.architecture().parameters();
-            CopyPlace::lease(memory, declared, &parameters, &optimizer)
+            CopyPlace::lease(memory, declared, &weights, &optimizer)
         });
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32)?;
         let shape = BatchShape {
@@ -184,11 +149,12 @@ impl Session {
         let saved = Saved::lease(memory, model.architecture(), dtype, policy, shape)?;
         let memory = memory.clone();
         Ok(Session {
+            orders: Orders::new(&settings, &model)?,
             memory,
             kernels,
             settings,
             model,
-            parameters,
+            weights,
             gradients,
             optimizer,
             copy_place: copy_place.transpose()?,
@@ -200,13 +166,17 @@ impl Session {
             each_micro_batch: Box::new(|_, _| {}),
             in_flight: None,
             finished: None,
+            is_half_updated: false,
+            _scratch: scratch,
         })
     }
 
     /// One training step, to its end: forward and backward of every micro-batch, then the update.
     ///
     /// # Errors
-    /// [`SessionError::OutOfMemory`] if a lease is refused: nothing is updated then, and every lease is given back.
+    /// [`SessionError::OutOfMemory`] if a lease is refused: nothing is updated then, and every lease is given back. With two
+    /// exceptions: a step whose update was refused a lease is made, and [`Session::finish_step`] completes it; one that
+    /// releases gradients and fails in its backward pass has updated some of the weights, and cannot be made again.
     pub fn step(&mut self, batch: &StepBatch) -> Result<StepOutcome, SessionError> {
         self.start_step(batch)?;
         let outcome = self.finish_step()?;
@@ -219,27 +189,36 @@ impl Session {
     /// # Errors
     /// As [`Session::step`].
     pub fn start_step(&mut self, batch: &StepBatch) -> Result<(), SessionError> {
+        self.refuse_half_updated()?;
         self.memory.begin_step();
         self.gradients.begin_step();
-        let before = self.kernels.traffic();
+        let before = self.count();
         let targets = batch.target_count();
         let live_before = self.memory.live_leases();
         let mut beside = UpdateTraffic::default();
+        if self.gradients.is_released() {
+            self.begin_released(&mut beside.own)?;
+        }
         let made = self.forward_backward(batch, targets, &mut beside);
+        self.is_half_updated =
+            made.is_err() && self.gradients.is_released() && self.optimizer.is_pending();
         // Of the step before, also where this one is broken off.
         if let Some(in_flight) = &mut self.in_flight {
-            in_flight.traffic = in_flight.traffic.plus(beside.before);
+            in_flight.crossed = in_flight.crossed.plus(beside.before);
         }
-        let (replayed, micro_batch_traffic) = made?;
+        let (replayed, micro_batch) = made?;
         let missing = self.gradients.missing();
         assert!(
             missing.is_empty(),
             "every parameter receives a gradient; these did not: {missing:?}"
         );
         self.finish_in_flight()?;
-        let lr = self.update()?;
+        let updated = self.update(&mut beside.own);
         let live_after = self.memory.live_leases();
-        assert_eq!(live_before, live_after, "no lease outlives its step");
+        assert!(
+            updated.is_err() || live_before == live_after,
+            "no lease outlives its step"
+        );
         let results = PendingResults::start(
             &*self.kernels,
             self.loss.view(),
@@ -247,17 +226,18 @@ impl Session {
         )?;
         self.in_flight = Some(InFlight {
             step: self.step,
-            lr,
+            lr: self.settings.schedule.rate(self.step),
             targets,
             tokens: batch.micro.iter().map(|micro| micro.rows * micro.seq).sum(),
             memory: self.memory.step_memory(),
-            traffic: self.kernels.traffic().since(before.plus(beside.before)),
-            micro_batch_traffic,
+            crossed: self.count().since(before).split(&beside),
+            micro_batch,
             replayed,
             results,
             made_at: (!self.kernels.runs_ahead()).then(Instant::now),
         });
-        if !self.kernels.runs_ahead() && !updates_in_forward(&self.settings) {
+        updated?;
+        if !self.kernels.runs_ahead() && !self.settings.offload.updates_in_forward() {
             self.finish_in_flight()?;
         }
         Ok(())
@@ -272,6 +252,17 @@ impl Session {
     /// Calls `tell` after each micro-batch with how many of the step's have been asked for, and of how many.
     pub fn on_micro_batch(&mut self, tell: impl Fn(usize, usize) + 'static) {
         self.each_micro_batch = Box::new(tell);
+    }
+
+    /// Bytes that optimizer states take on a disk; none if they are in memory.
+    pub fn disk_bytes(&self) -> Option<u64> {
+        self.optimizer.disk_bytes()
+    }
+
+    /// Keeps optimizer states in another file than the one that the settings name, of [`Session::disk_bytes`] zeros: before
+    /// anything is set.
+    pub fn keep_states_in(&mut self, file: Arc<dyn BlockFile>) {
+        self.optimizer.use_file(file);
     }
 
     /// The outcome of a step that [`Session::start_step`] has finished: the one asked for, or the one before.
@@ -289,19 +280,57 @@ impl Session {
         Ok(self.finished.take())
     }
 
-    /// Updates what is pending, and waits until offloaded states are back where they belong.
+    /// Updates what is pending, and waits until everything that is offloaded is back where it belongs.
     fn finish_update(&mut self) -> Result<(), SessionError> {
+        self.refuse_half_updated()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let before = self.kernels.traffic();
-        let gradients = self.gradients.arena();
-        self.optimizer
-            .finish(&*self.kernels, &mut self.parameters, gradients)?;
-        let crossed = self.kernels.traffic().since(before);
+        let before = self.count();
+        self.update_parts()?;
+        let mut crossed = self.count().since(before).of_update();
+        // Units that came for this alone: in the next forward pass they would have been there.
+        crossed.weights.h2d_bytes = 0;
         if let Some(in_flight) = &mut self.in_flight {
-            in_flight.traffic = in_flight.traffic.plus(crossed);
+            in_flight.crossed = in_flight.crossed.plus(crossed);
         }
         let back = self.kernels.record(Queue::Download)?;
         Ok(self.kernels.finish(back)?)
+    }
+
+    fn refuse_half_updated(&self) -> Result<(), SessionError> {
+        match self.is_half_updated {
+            true => Err(SessionError::HalfUpdated),
+            false => Ok(()),
+        }
+    }
+
+    /// Updates what is pending, part by part, with each part's weights on the device.
+    fn update_parts(&mut self) -> Result<(), SessionError> {
+        let updated = self.update_with_weights();
+        if updated.is_err() {
+            self.weights.abandon(&*self.kernels)?;
+        }
+        updated
+    }
+
+    fn update_with_weights(&mut self) -> Result<(), SessionError> {
+        let (memory, kernels) = (&self.memory, &*self.kernels);
+        let (weights, gradients) = (&mut self.weights, &self.gradients);
+        if self.optimizer.is_pending() && weights.is_streamed() {
+            weights.begin_pass(&self.orders.update);
+            for (index, unit) in self.model.layout().units().iter().enumerate() {
+                weights.use_unit(memory, kernels, index)?;
+                self.optimizer
+                    .update_part(kernels, weights, gradients, unit.part)?;
+                weights.look_ahead(memory, kernels)?;
+            }
+            weights.end_pass(kernels)?;
+        }
+        Ok(self.optimizer.finish(kernels, weights, gradients)?)
+    }
+
+    /// What has crossed so far.
+    fn count(&self) -> Count {
+        Count::of(&*self.kernels, &self.weights, &self.gradients)
     }
 
     /// Waits for the step in flight, if there is one. The number of updates counts it from then on: what a further
@@ -310,20 +339,7 @@ impl Session {
         let Some(in_flight) = self.in_flight.take() else {
             return Ok(());
         };
-        let results = in_flight.results.finish(&*self.kernels)?;
-        let outcome = StepOutcome {
-            step: in_flight.step,
-            loss: (f64::from(results.loss_sum) / in_flight.targets as f64) as f32,
-            grad_norm: results.grad_norm,
-            lr: in_flight.lr,
-            targets: in_flight.targets,
-            tokens: in_flight.tokens,
-            memory: in_flight.memory,
-            traffic: in_flight.traffic,
-            micro_batch_traffic: in_flight.micro_batch_traffic,
-            replayed: in_flight.replayed,
-            done_at: in_flight.made_at.unwrap_or_else(Instant::now),
-        };
+        let outcome = in_flight.finish(&*self.kernels)?;
         self.updates += usize::from(outcome.is_finite());
         let untaken = self.finished.replace(outcome);
         assert!(
@@ -341,7 +357,8 @@ impl Session {
             memory: &self.memory,
             kernels: &*self.kernels,
             model: &self.model,
-            parameters: &mut self.parameters,
+            weights: &mut self.weights,
+            order: &self.orders.forward,
             saved: &mut self.saved,
         })
     }
@@ -351,8 +368,8 @@ impl Session {
         step: &StepBatch,
         targets: usize,
         beside: &mut UpdateTraffic,
-    ) -> Result<(ReplayCounts, Traffic), SessionError> {
-        let mut traffic = Traffic::default();
+    ) -> Result<(ReplayCounts, Crossed), SessionError> {
+        let mut crossed = Crossed::default();
         let mut replayed = self.model.no_replays();
         let mut totals = StepTotals {
             loss: &mut self.loss,
@@ -362,26 +379,31 @@ impl Session {
         };
         for (index, micro) in step.micro.iter().enumerate() {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
-            let before = self.kernels.traffic().since(beside.total());
+            let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
+            let beside_before = *beside;
+            self.weights.begin_pass(&self.orders.step);
             let batch = upload(&self.memory, &*self.kernels, micro)?;
             let mut updating = Updating {
                 kernels: &*self.kernels,
                 memory: &self.memory,
                 optimizer: &mut self.optimizer,
-                in_forward: updates_in_forward(&self.settings),
+                in_forward: self.settings.offload.updates_in_forward(),
                 is_first_micro_batch: index == 0,
                 is_last_micro_batch: index + 1 == step.micro.len(),
+                is_released: self.gradients.is_released(),
+                released: None,
                 stop: &*self.stop,
                 traffic: &mut *beside,
             };
             let work = Work {
                 memory: &self.memory,
                 kernels: &*self.kernels,
-                parameters: &mut self.parameters,
+                weights: &mut self.weights,
                 saved: &mut self.saved,
                 batch: &batch,
                 purpose: Purpose::Training(Training {
                     gradients: &mut self.gradients,
+                    is_last_micro_batch: index + 1 == step.micro.len(),
                     beside: &mut updating,
                     randomness: Some(Randomness {
                         seed: self.settings.seed,
@@ -392,33 +414,55 @@ impl Session {
             };
             self.model.forward_backward(work, &mut totals)?;
             (self.each_micro_batch)(index + 1, step.micro.len());
-            traffic = self.kernels.traffic().since(before.plus(beside.total()));
+            let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
+            let meanwhile = beside.since(beside_before);
+            crossed = count.since(before).split(&meanwhile).without_update();
         }
-        Ok((replayed, traffic))
+        Ok((replayed, crossed))
     }
 
-    fn update(&mut self) -> Result<f64, SessionError> {
+    fn update(&mut self, crossed: &mut Crossed) -> Result<(), SessionError> {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        self.step += 1;
-        let lr = self.settings.schedule.rate(self.step);
-        let (kernels, gradients) = (&*self.kernels, self.gradients.arena());
-        self.optimizer.begin(
-            kernels,
-            &mut self.parameters,
-            gradients,
-            self.loss.view(),
-            StepNumbers {
-                step: self.step,
-                update: self.updates + 1,
-                learning_rate: lr,
-                seed: self.settings.seed,
-            },
-        )?;
-        if !updates_in_forward(&self.settings) {
+        let before = self.count();
+        let numbers = self.next_numbers();
+        self.step = numbers.step;
+        let (kernels, loss) = (&*self.kernels, self.loss.view());
+        let (weights, gradients) = (&mut self.weights, &mut self.gradients);
+        if gradients.is_released() {
             self.optimizer
-                .finish(kernels, &mut self.parameters, gradients)?;
+                .end_released(kernels, weights, gradients, loss)?;
+            gradients.release(Layer::Whole);
+        } else {
+            self.optimizer
+                .begin(kernels, weights, gradients, loss, numbers)?;
         }
-        Ok(lr)
+        if !self.settings.offload.updates_in_forward() {
+            self.update_parts()?;
+        }
+        *crossed = crossed.plus(self.count().since(before).of_update());
+        Ok(())
+    }
+
+    /// Sends the numbers of the update that the backward pass is to make. The step before is done: they depend on how many
+    /// updates there were.
+    fn begin_released(&mut self, crossed: &mut Crossed) -> Result<(), SessionError> {
+        self.finish_in_flight()?;
+        let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
+        let before = self.count();
+        let numbers = self.next_numbers();
+        self.optimizer.begin_released(&*self.kernels, numbers)?;
+        *crossed = crossed.plus(self.count().since(before).of_update());
+        Ok(())
+    }
+
+    fn next_numbers(&self) -> StepNumbers {
+        let step = self.step + 1;
+        StepNumbers {
+            step,
+            update: self.updates + 1,
+            learning_rate: self.settings.schedule.rate(step),
+            seed: self.settings.seed,
+        }
     }
 
     /// Steps made, and updates: steps that were not skipped.
@@ -444,24 +488,60 @@ impl Session {
     /// Name and bytes of the arenas that live across steps: weights, gradients, optimizer states.
     pub fn arenas(&self) -> Vec<(&'static str, u64)> {
         let held = [
-            ("parameters", self.parameters.bytes()),
-            ("gradients", self.gradients.arena().bytes()),
+            ("parameters", self.weights.bytes()),
+            ("gradients", self.gradients.bytes()),
         ];
         held.into_iter().chain(self.optimizer.arenas()).collect()
     }
 
     /// Name and bytes of the arenas in pinned host memory that live across steps.
     pub fn host_arenas(&self) -> Vec<(&'static str, u64)> {
+        let units = [self.weights.host_arena(), self.gradients.host_arena()];
         let copy = self.copy_place.iter().map(CopyPlace::arena);
-        self.optimizer
-            .host_arenas()
+        let states = self.optimizer.host_arenas();
+        units
             .into_iter()
+            .flatten()
+            .chain(states)
             .chain(copy)
             .collect()
     }
 
     /// Whether the padding of weights and gradients is zero, as it must always be: then that of the states is too.
     pub fn padding_is_zero(&self) -> bool {
-        self.parameters.padding_is_zero() && self.gradients.arena().padding_is_zero()
+        self.weights.padding_is_zero() && self.gradients.padding_is_zero()
+    }
+}
+
+/// Makes the file of states that are to be on a disk, before anything is computed; none on shapes.
+fn states_on_disk(
+    settings: &Settings,
+    memory: &Memory,
+    optimizer: &mut AdamW,
+) -> Result<Option<ScratchFolder>, SessionError> {
+    let (StatesPlace::Disk(path), Some(bytes), false) = (
+        &settings.offload.states,
+        optimizer.disk_bytes(),
+        memory.is_shapes(),
+    ) else {
+        return Ok(None);
+    };
+    let folder = ScratchFolder::open(path)?;
+    optimizer.use_file(folder.create("optimizer-states", bytes)?);
+    Ok(Some(folder))
+}
+
+fn weights_home(settings: &Settings) -> WeightsHome {
+    match settings.offload.parameter_slots {
+        None => WeightsHome::Device,
+        Some(slots) => WeightsHome::Host { slots },
+    }
+}
+
+fn gradients_home(settings: &Settings) -> GradientsHome {
+    match settings.offload.gradients {
+        GradientsPlace::Device => GradientsHome::Device,
+        GradientsPlace::Pinned => GradientsHome::Host,
+        GradientsPlace::Released => GradientsHome::Released,
     }
 }

@@ -6,7 +6,7 @@ use crate::error::SessionError;
 use crate::session::Session;
 use files::{TensorSource, TensorSpec};
 use kernels::{KernelError, Kernels};
-use memory::{Arena, Buffer, Category, DType, Layout, Memory, OutOfMemory};
+use memory::{Buffer, Category, DType, Layout, Memory, OutOfMemory};
 use model::{OutgoingWeights, Parameters};
 use optim::AdamW;
 use std::borrow::Cow;
@@ -14,6 +14,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use units::Weights;
 
 /// What there is to save, and where each tensor is in a copy.
 struct Inventory {
@@ -39,7 +40,7 @@ struct StatePlace {
 #[derive(Clone, Copy)]
 struct Held<'a> {
     kernels: &'a dyn Kernels,
-    parameters: &'a Arena,
+    weights: &'a Weights,
     optimizer: &'a AdamW,
 }
 
@@ -84,7 +85,7 @@ impl Inventory {
         let (mut states, mut state_places) = (Vec::new(), Vec::new());
         for entry in 0..layout.entries().len() {
             for (state, named) in optimizer.named_states(entry).into_iter().enumerate() {
-                let (elements, dtype) = (named.view.elements(), named.view.dtype());
+                let (elements, dtype) = (named.elements(), named.dtype);
                 let bytes = place(elements, dtype);
                 state_places.push(StatePlace {
                     entry,
@@ -111,7 +112,8 @@ impl Inventory {
 
 impl Held<'_> {
     fn read_weight(&self, entry: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
-        self.kernels.download(bytes, self.parameters.view(entry))
+        let range = self.weights.layout().entries()[entry].range();
+        self.weights.read(self.kernels, range, bytes)
     }
 
     fn read_state(&self, place: &StatePlace, bytes: &mut [u8]) -> Result<(), KernelError> {
@@ -193,7 +195,7 @@ impl CopyPlace {
     pub(crate) fn lease(
         memory: &Memory,
         parameters: &Parameters,
-        weights: &Arena,
+        weights: &Weights,
         optimizer: &AdamW,
     ) -> Result<CopyPlace, OutOfMemory> {
         let inventory = Inventory::new(parameters, weights.layout(), weights.dtype(), optimizer);
@@ -245,7 +247,7 @@ impl Drop for CopyPlace {
 impl Session {
     /// The state as it is. No update may be pending: see [`Session::finish_step`].
     pub fn state(&self) -> State<'_> {
-        let (model, weights) = (&self.model, &self.parameters);
+        let (model, weights) = (&self.model, &self.weights);
         let parameters = model.architecture().parameters();
         State {
             held: self.held(),
@@ -275,7 +277,7 @@ impl Session {
     fn held(&self) -> Held<'_> {
         Held {
             kernels: &*self.kernels,
-            parameters: &self.parameters,
+            weights: &self.weights,
             optimizer: &self.optimizer,
         }
     }

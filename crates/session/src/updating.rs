@@ -1,34 +1,25 @@
 //! The optimizer beside the passes of a step.
 
-use kernels::{KernelError, Kernels, Traffic};
-use memory::{Arena, Layer, Memory, Phase};
+use crate::crossed::{Count, Crossed, UpdateTraffic};
+use kernels::{KernelError, Kernels};
+use memory::{In, Layer, Memory, Phase};
 use model::Beside;
 use optim::AdamW;
-
-/// What crosses for the optimizer while a step passes through the model.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct UpdateTraffic {
-    /// What the update of the step before moves.
-    pub(crate) before: Traffic,
-    /// What this step's update fetches ahead.
-    pub(crate) prefetched: Traffic,
-}
-
-impl UpdateTraffic {
-    pub(crate) fn total(&self) -> Traffic {
-        self.before.plus(self.prefetched)
-    }
-}
+use units::{Gradients, Weights};
 
 /// The optimizer beside the passes of a step: updates what the step before has left, and fetches what this one needs.
 pub(crate) struct Updating<'a> {
     pub(crate) kernels: &'a dyn Kernels,
     pub(crate) memory: &'a Memory,
     pub(crate) optimizer: &'a mut AdamW,
-    /// Whether offloaded states are updated in forward passes at all.
+    /// Whether what is offloaded is updated in forward passes at all.
     pub(crate) in_forward: bool,
     pub(crate) is_first_micro_batch: bool,
     pub(crate) is_last_micro_batch: bool,
+    /// Whether parts are updated as soon as their gradients are there.
+    pub(crate) is_released: bool,
+    /// The part whose update was asked for last, where they are.
+    pub(crate) released: Option<Layer>,
     /// Whether the step is to be broken off.
     pub(crate) stop: &'a dyn Fn() -> bool,
     pub(crate) traffic: &'a mut UpdateTraffic,
@@ -38,29 +29,54 @@ impl Beside for Updating<'_> {
     fn before_forward(
         &mut self,
         layer: Layer,
-        parameters: &mut Arena,
-        gradients: &Arena,
+        weights: &mut Weights,
+        gradients: &Gradients,
     ) -> Result<(), KernelError> {
         if !(self.in_forward && self.is_first_micro_batch) {
             return Ok(());
         }
         // Entered in the first step too, though nothing is pending then, so that all steps have the same peaks.
         let _place = self.memory.enter(Phase::Optimizer, layer);
-        let before = self.kernels.traffic();
+        let before = Count::of(self.kernels, weights, gradients);
         self.optimizer
-            .update_part(self.kernels, parameters, gradients, layer)?;
-        let crossed = self.kernels.traffic().since(before);
-        self.traffic.before = self.traffic.before.plus(crossed);
+            .update_part(self.kernels, weights, gradients, layer)?;
+        let crossed = Count::of(self.kernels, weights, gradients).since(before);
+        self.traffic.before = self.traffic.before.plus(crossed.of_update());
         Ok(())
     }
 
     fn before_backward(&mut self) -> Result<(), KernelError> {
-        if self.is_last_micro_batch {
+        // Where gradients are released, this was done before the forward pass.
+        if self.is_last_micro_batch && !self.is_released {
             let before = self.kernels.traffic();
             self.optimizer.prefetch(self.kernels)?;
-            let crossed = self.kernels.traffic().since(before);
-            self.traffic.prefetched = self.traffic.prefetched.plus(crossed);
+            let prefetched = Crossed {
+                update: self.kernels.traffic().since(before),
+                ..Crossed::default()
+            };
+            self.traffic.own = self.traffic.own.plus(prefetched);
         }
+        Ok(())
+    }
+
+    fn after_backward(
+        &mut self,
+        part: Layer,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
+        loss: In,
+    ) -> Result<(), KernelError> {
+        let _place = self.memory.enter(Phase::Optimizer, part);
+        let before = Count::of(self.kernels, weights, gradients);
+        self.optimizer
+            .update_released(self.kernels, weights, gradients, part, loss)?;
+        // A part later, so that its update has as long.
+        if let Some(released) = self.released.replace(part) {
+            self.optimizer.wait_released(self.kernels, released)?;
+            gradients.release(released);
+        }
+        let crossed = Count::of(self.kernels, weights, gradients).since(before);
+        self.traffic.own = self.traffic.own.plus(crossed.of_update());
         Ok(())
     }
 

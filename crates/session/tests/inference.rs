@@ -45,7 +45,11 @@ fn settings(family: &str, set: &[&str]) -> Settings {
 }
 
 fn inference(family: &str) -> Inference {
-    let mut inference = Inference::on_cpu(&settings(family, &[]), &Memory::host()).unwrap();
+    inference_with(family, &[])
+}
+
+fn inference_with(family: &str, set: &[&str]) -> Inference {
+    let mut inference = Inference::on_cpu(&settings(family, set), &Memory::host()).unwrap();
     inference.import(&folder(family)).unwrap();
     inference
 }
@@ -93,6 +97,22 @@ fn greedy_text_is_transformers_with_a_cache_and_without() {
     for family in FAMILIES {
         let (prompts, expected) = reference(family);
         let mut inference = inference(family);
+        for uses_cache in [true, false] {
+            let wanted = Generation {
+                uses_cache,
+                ..greedy(expected[0].len())
+            };
+            let made = generate(&mut inference, &prompts, &wanted);
+            assert_eq!(made, expected, "{family}, cache: {uses_cache}");
+        }
+    }
+}
+
+#[test]
+fn tiles_of_tokens_change_no_token() {
+    for family in FAMILIES {
+        let (prompts, expected) = reference(family);
+        let mut inference = inference_with(family, &["memory.tile_tokens=3"]);
         for uses_cache in [true, false] {
             let wanted = Generation {
                 uses_cache,

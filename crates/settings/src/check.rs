@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use super::choices::{AttentionBackend, OptimizerPlace};
+use super::choices::{AttentionBackend, HostPlace, Release, Window};
 use super::dotted;
+use super::elsewhere::{Elsewhere, StatesPlace};
 use super::error::ConfigError;
-use super::schema::{AUTO, Config, OffloadConfig};
+use super::schema::{AUTO, Config};
 use data::{Format, Packing};
 use memory::Layer;
 use model::{Architecture, Attention, ModelConfig, Parameter};
@@ -24,8 +25,6 @@ struct NotBuilt {
 enum What {
     /// These values of a key.
     Values(&'static str, &'static [&'static str]),
-    /// Every value of a key but its default.
-    Changed(&'static str),
     /// A GPU to train on, in a binary without CUDA; planning for one is fine.
     TrainingOnCuda,
     /// Every value of a key but its default, to train in a binary without CUDA.
@@ -48,10 +47,7 @@ const NOT_BUILT: &[NotBuilt] = &[
         What::Values("attention.backend", &["cudnn"]),
         "cuDNN's attention is not built yet; use flash",
     ),
-    no(What::Changed("offload.path"), OFFLOAD),
 ];
-
-const OFFLOAD: &str = "offload to a disk is not built yet; --offload-optimizer and --offload-activations use host memory";
 
 const fn no(what: What, sentence: &'static str) -> NotBuilt {
     NotBuilt { what, sentence }
@@ -79,7 +75,6 @@ pub fn values(
                 let value = dotted::get(&table, key).and_then(Value::as_str);
                 (*key, value.is_some_and(|value| names.contains(&value)))
             }
-            What::Changed(key) => (*key, changed(key)),
             What::ChangedWithoutCuda(key) => (*key, lacks_cuda && changed(key)),
             What::TrainingOnCuda => {
                 let key = "train.device";
@@ -115,25 +110,8 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     let Config {
         lr, data, train, ..
     } = config;
-    if config.offload.optimizer == OptimizerPlace::None {
-        let unused = OffloadConfig {
-            activations: config.offload.activations.clone(),
-            path: config.offload.path.clone(),
-            ..Config::default().offload
-        };
-        if config.offload != unused {
-            return contradiction(
-                "offload.fraction, offload.window, offload.buffer_count and offload.slab_mib say how optimizer states are \
-                 offloaded, and these are not; add --offload-optimizer pinned, or leave them out",
-            );
-        }
-    }
-    if config.offload.optimizer == OptimizerPlace::Pinned && config.offload.fraction == 0.0 {
-        return contradiction(
-            "`offload.fraction` is 0, so no optimizer states would be offloaded; make it more than 0 (1 is all of them), or \
-             leave --offload-optimizer pinned out",
-        );
-    }
+    elsewhere(config)?;
+    release(config)?;
     if let Some(decay_steps) = lr.decay_steps {
         if lr.schedule == ScheduleKind::Constant {
             return contradiction(
@@ -159,6 +137,79 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     packing(config)?;
     automatic(config)?;
     sizes(config)
+}
+
+/// Refuses to say how something is offloaded that is not.
+fn elsewhere(config: &Config) -> Result<(), ConfigError> {
+    let (offload, elsewhere) = (&config.offload, Elsewhere::of(config)?);
+    let default = Config::default().offload;
+    let changed = |differs: bool, is_used: bool| differs && !is_used;
+    let has_states = elsewhere.states != StatesPlace::Device;
+    let how = (offload.window, offload.buffer_count, offload.slab_mib);
+    let default_how = (default.window, default.buffer_count, default.slab_mib);
+    if changed(how != default_how, elsewhere.streams_updates()) {
+        return contradiction(
+            "offload.window, offload.buffer_count and offload.slab_mib say how what is offloaded is updated, and nothing is; \
+             add --offload-optimizer pinned, or leave them out",
+        );
+    }
+    if changed(offload.fraction != default.fraction, has_states) {
+        return contradiction(
+            "`offload.fraction` says how much of the optimizer's states is offloaded, and none of it is; add \
+             --offload-optimizer pinned, or leave it out",
+        );
+    }
+    if changed(
+        offload.parameter_slots != default.parameter_slots,
+        elsewhere.parameter_slots.is_some(),
+    ) {
+        return contradiction(
+            "`offload.parameter_slots` says how many units of offloaded weights are on the device, and weights are not \
+             offloaded; add --offload-parameters pinned, or leave it out",
+        );
+    }
+    if has_states && offload.fraction == 0.0 {
+        return contradiction(
+            "`offload.fraction` is 0, so no optimizer states would be offloaded; make it more than 0 (1 is all of them), or \
+             leave --offload-optimizer out",
+        );
+    }
+    Ok(())
+}
+
+/// Refuses to give gradients back in the backward pass that the step still needs.
+fn release(config: &Config) -> Result<(), ConfigError> {
+    let (optim, offload) = (&config.optim, &config.offload);
+    if optim.release == Release::Step {
+        return Ok(());
+    }
+    if config.batch.accum > 1 {
+        return contradiction(format!(
+            "`optim.release` is backward, which updates a block as soon as its gradient is there, but a step sums the gradients \
+             of {} micro-batches first; make batch.accum 1, or leave optim.release at step",
+            config.batch.accum
+        ));
+    }
+    if optim.clip_norm.is_finite() {
+        return contradiction(format!(
+            "`optim.release` is backward, which updates a block before the other gradients are there, but clipping to \
+             optim.clip_norm = {} needs the norm of them all; make optim.clip_norm inf, or leave optim.release at step",
+            optim.clip_norm
+        ));
+    }
+    if offload.gradients == HostPlace::Pinned {
+        return contradiction(
+            "`optim.release` is backward, so gradients are used up in the backward pass and there are none to send to the \
+             host; leave --offload-gradients out, or optim.release at step",
+        );
+    }
+    if offload.window == Window::End {
+        return contradiction(
+            "`offload.window` is end, but `optim.release` is backward, which updates in the backward pass; leave one of the \
+             two out",
+        );
+    }
+    Ok(())
 }
 
 /// Refuses what evaluations and checkpoints are asked for without there being any.

@@ -47,11 +47,21 @@ choices! {
 }
 
 choices! {
-    /// Where the optimizer's states live.
-    OptimizerPlace {
+    /// Where weights or gradients live.
+    HostPlace {
         /// On the device.
         None = "none",
         /// In pinned host memory.
         Pinned = "pinned",
+    }
+}
+
+choices! {
+    /// When a unit's gradient has served its purpose.
+    Release {
+        /// At the end of the step.
+        Step = "step",
+        /// As soon as it is there: the unit is updated in the backward pass.
+        Backward = "backward",
     }
 }

@@ -109,6 +109,20 @@ pub fn insert(table: &mut Table, key: &str, value: Value) {
     }
 }
 
+/// Takes the value at the dotted `key` away, if there is one.
+pub fn remove(table: &mut Table, key: &str) {
+    match key.split_once('.') {
+        None => {
+            table.remove(key);
+        }
+        Some((section, rest)) => {
+            if let Some(Value::Table(section)) = table.get_mut(section) {
+                remove(section, rest);
+            }
+        }
+    }
+}
+
 /// The value at the dotted `key`.
 pub fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
     match key.split_once('.') {

@@ -1,6 +1,7 @@
 //! Every key, in the order of the reference and of help.
 
-use super::choices::{AttentionBackend, FloatType, OptimizerPlace, Window};
+use super::choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
+use super::elsewhere::OptimizerPlace;
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
 use data::{Format, Packing};
@@ -101,6 +102,9 @@ pub const KEYS: &[Key] = &[
         "Gradients are scaled down to this global norm; inf turns clipping off"),
     key("optim.f32_states", Kind::Texts, "[\"*norm*\", \"*embed_tokens*\", \"*.ln_*\", \"*.wte.*\", \"*.wpe.*\"]",
         "Name patterns of tensors that keep f32 moments under 8-bit states"),
+    key("optim.release", Kind::Choice(Release::NAMES), "\"step\"", "When gradients have served their purpose")
+        .details("backward updates each block as soon as its gradient is there, which then needs no memory; for one micro-batch \
+                  a step (batch.accum = 1) and without clipping (optim.clip_norm = inf)."),
 
     key("lr.peak", Kind::Real(Range::NotNegative), "3e-4", "Peak learning rate").flag("--lr", "X", TRAINING),
     key("lr.schedule", Kind::Choice(ScheduleKind::NAMES), "\"constant\"", "How the learning rate falls after the warmup")
@@ -125,9 +129,20 @@ pub const KEYS: &[Key] = &[
                   built yet.")
         .flag("--attention", "auto|eager|flash", MEMORY),
 
-    key("offload.optimizer", Kind::Choice(OptimizerPlace::NAMES), "\"none\"",
-        "Moments and master weights in pinned host memory, updated during the next forward pass")
-        .flag("--offload-optimizer", "none|pinned", MEMORY),
+    key("offload.optimizer", Kind::NameOrFolder(OptimizerPlace::NAMES), "\"none\"",
+        "Moments and master weights in pinned host memory, or in files in a folder on a disk")
+        .details("It is none, pinned, a folder, or disk, for which offload.path names one. The files are scratch: a run removes \
+                  them when it ends.")
+        .flag("--offload-optimizer", "none|pinned|DIR", MEMORY),
+    key("offload.parameters", Kind::Choice(HostPlace::NAMES), "\"none\"",
+        "Weights in pinned host memory, from where each block's come to the device when they are needed")
+        .flag("--offload-parameters", "none|pinned", MEMORY),
+    key("offload.parameter_slots", Kind::Whole(1), "2",
+        "Units of offloaded weights that are on the device at a time: embedding, blocks, head")
+        .details("One computes while the next one comes."),
+    key("offload.gradients", Kind::Choice(HostPlace::NAMES), "\"none\"",
+        "Gradients in pinned host memory, of which the device holds the blocks' that are being computed")
+        .flag("--offload-gradients", "none|pinned", MEMORY),
     key("offload.activations", Kind::Text, "\"none\"",
         "Activations that wait in pinned host memory for their backward pass: none, auto, or a list of {ALL}")
         .details("None of them may be recomputed too. auto lets --recompute auto offload.")
@@ -135,12 +150,12 @@ pub const KEYS: &[Key] = &[
     key("offload.fraction", Kind::Real(Range::Share), "1.0",
         "Share of the blocks whose optimizer state is offloaded, above 0 up to 1: the last ones, at least one")
         .details("The output head is always among them, unless it is the embedding; 1 takes the embedding too."),
-    key("offload.window", Kind::Choice(Window::NAMES), "\"forward\"", "When offloaded optimizer state is updated")
+    key("offload.window", Kind::Choice(Window::NAMES), "\"forward\"", "When what is offloaded is updated")
         .details("forward is during the next forward pass, end at the end of the step."),
-    key("offload.buffer_count", Kind::Whole(1), "3", "Chunks of offloaded optimizer state that are on the device at a time")
+    key("offload.buffer_count", Kind::Whole(1), "3", "Chunks of an offloaded update that are on the device at a time")
         .details("One comes, one is updated, one goes."),
     key("offload.slab_mib", Kind::WholeUpTo(1, 1 << 20), "64", "Most MiB of a chunk, up to 1048576"),
-    optional("offload.path", Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for offloaded state; not built yet"),
+    optional("offload.path", Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for optimizer states: the same as naming it in offload.optimizer"),
 
     optional("eval.every", Kind::Whole(1), ("100", "no evaluation while training"), "Steps between two evaluations")
         .flag("--eval-every", "N", TRAINING),
@@ -169,11 +184,17 @@ pub const KEYS: &[Key] = &[
         .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)),
     key("memory.head_chunk", Kind::Whole(1), "512", "Tokens in a chunk of the output head")
         .details("Changes the order of sums, so also the gradients' last bits."),
+    optional("memory.tile_tokens", Kind::Whole(1), ("8192", "whole micro-batches"),
+        "Tokens in a tile of the stages that need no other token: norms, projections and the feed-forward network")
+        .details("What these stages would make for a whole micro-batch, and is recomputed, then exists for a tile at a time. Changes \
+                  the order of sums, so also the gradients' last bits."),
 
     optional("hardware.h2d_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from host to device, GB/s"),
     optional("hardware.d2h_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from device to host, GB/s"),
     optional("hardware.both_ways_gbps", Kind::Real(Range::Positive), ("40.0", ""),
         "Measured bandwidth of both at a time, added up, GB/s"),
+    optional("hardware.disk_gbps", Kind::Real(Range::Positive), ("6.5", ""),
+        "Measured bandwidth of the disk of offloaded states, reads or writes, GB/s: what `trainer doctor --path DIR` says"),
     optional("hardware.memory_gbps", Kind::Real(Range::Positive), ("3000.0", ""),
         "Bandwidth of the device's memory, reads and writes together, GB/s"),
     optional("hardware.peak_tflops", Kind::Real(Range::Positive), ("989.0", ""),

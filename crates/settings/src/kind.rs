@@ -21,6 +21,8 @@ pub enum Kind {
     Text,
     /// One of these names.
     Choice(&'static [&'static str]),
+    /// One of these names, or else the path of a folder.
+    NameOrFolder(&'static [&'static str]),
     /// The name of a device.
     Device,
     /// A size of memory.
@@ -51,10 +53,13 @@ impl Kind {
     pub fn parse(self, text: &str) -> Value {
         let parsed = text.parse::<Value>().ok();
         match (self, parsed) {
-            (Kind::Text | Kind::Choice(_) | Kind::Device, Some(Value::String(quoted))) => {
-                Value::String(quoted)
+            (
+                Kind::Text | Kind::Choice(_) | Kind::NameOrFolder(_) | Kind::Device,
+                Some(Value::String(quoted)),
+            ) => Value::String(quoted),
+            (Kind::Text | Kind::Choice(_) | Kind::NameOrFolder(_) | Kind::Device, _) => {
+                Value::String(text.to_owned())
             }
-            (Kind::Text | Kind::Choice(_) | Kind::Device, _) => Value::String(text.to_owned()),
             (_, Some(value)) => value,
             // TOML wants digits on both sides of the point.
             (Kind::Real(_), None) => text
@@ -102,6 +107,9 @@ impl Kind {
             Kind::Bool => value.is_bool(),
             Kind::Text => value.is_str(),
             Kind::Choice(names) => value.as_str().is_some_and(|name| names.contains(&name)),
+            Kind::NameOrFolder(names) => value
+                .as_str()
+                .is_some_and(|text| !text.is_empty() && misspelt(text, names).is_none()),
             Kind::Device => value
                 .as_str()
                 .is_some_and(|name| name.parse::<Device>().is_ok()),
@@ -133,6 +141,11 @@ impl Kind {
             Kind::Bool => "true or false".to_owned(),
             Kind::Text => "a text in quotes".to_owned(),
             Kind::Choice(names) => format!("one of {}", names.join(", ")),
+            Kind::NameOrFolder(names) => {
+                let folder = value.as_str().filter(|text| !text.is_empty());
+                let folder = folder.map_or_else(String::new, |text| format!(" (such as ./{text})"));
+                format!("{}, or the path of a folder{folder}", names.join(", "))
+            }
             Kind::Device => "cpu, cuda or cuda:N".to_owned(),
             Kind::Size => match Self::size(value) {
                 Some(Err(SizeError::NotPositive(_))) => "a size of memory above 0".to_owned(),
@@ -144,6 +157,14 @@ impl Kind {
             Kind::TextTable => "a table whose values are texts".to_owned(),
         }
     }
+}
+
+/// The name that a text was meant to be which is none of them; what has a `/` is a path.
+fn misspelt<'a>(text: &str, names: &[&'a str]) -> Option<&'a str> {
+    let is_meant = |name: &&&str| strsim::damerau_levenshtein(text, name) <= 2;
+    let is_name = names.contains(&text) || text.contains(['/', '.']);
+    let meant = || names.iter().find(is_meant).copied();
+    (!is_name).then(meant)?
 }
 
 impl Range {

@@ -10,6 +10,7 @@ mod choices;
 mod defaults;
 mod device;
 pub mod dotted;
+mod elsewhere;
 mod error;
 mod hints;
 mod key;
@@ -27,8 +28,9 @@ mod size;
 mod tests;
 mod unknown;
 
-pub use choices::{AttentionBackend, FloatType, OptimizerPlace, Window};
+pub use choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
 pub use device::{Device, DeviceError};
+pub use elsewhere::{Elsewhere, GradientsPlace, OptimizerPlace, StatesPlace};
 pub use error::ConfigError;
 pub use key::{Argument, Flag, Key, KeyDefault};
 pub use reference::reference;
@@ -37,5 +39,5 @@ pub use schema::{
     AttentionConfig, BatchConfig, CheckpointConfig, Config, DataConfig, EvalConfig, HardwareConfig,
     LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig, TrainConfig,
 };
-pub use settings::{BetweenSteps, FLASH_FROM_SEQ, OptimizerOffload, Settings, StateFormats};
+pub use settings::{BetweenSteps, FLASH_FROM_SEQ, Settings, StateFormats};
 pub use size::{Size, SizeError};

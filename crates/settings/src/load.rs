@@ -210,6 +210,11 @@ pub fn load(
                 });
             }
             dotted::insert(&mut table, &key, value.clone());
+            let names_a_place = key == "offload.optimizer" && value.as_str() != Some("disk");
+            if names_a_place && !set.contains_key("offload.path") {
+                // A place that is asked for now is meant instead of a folder that the file names.
+                dotted::remove(&mut table, "offload.path");
+            }
             set.insert(key, (value, argument));
         }
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use model::MegatronFlags;
 
-use super::choices::FloatType;
+use super::choices::{FloatType, Release};
 use super::device::Device;
 use super::load::{self, Override, Source};
 use super::{Config, ConfigError, check, preset};
@@ -160,6 +160,14 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
             "--dump-gradients {step} asks for a step after the last; the run has {} steps",
             config.train.steps
         )));
+    }
+
+    if options.dump_gradients.is_some() && config.optim.release == Release::Backward {
+        return Err(ConfigError::Contradiction(
+            "--dump-gradients writes the gradients of a step, and with optim.release = \"backward\" there are never all of them; \
+             leave one of the two out"
+                .into(),
+        ));
     }
 
     let mut explicit_model_keys = match given.config {

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-use super::choices::{AttentionBackend, FloatType, OptimizerPlace, Window};
+use super::choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
 use super::device::Device;
+use super::elsewhere::OptimizerPlace;
 use super::error::ConfigError;
 use super::size::Size;
 use data::{Format, Packing};
@@ -33,7 +34,7 @@ pub struct Config {
     pub recompute: RecomputeConfig,
     /// The implementation of attention.
     pub attention: AttentionConfig,
-    /// What lives in host memory.
+    /// What lives elsewhere than on the device.
     pub offload: OffloadConfig,
     /// What is measured on other data while training.
     #[serde(default)]
@@ -117,6 +118,8 @@ pub struct OptimConfig {
     pub clip_norm: f64,
     /// Name patterns of tensors that keep f32 moments under 8-bit states.
     pub f32_states: Vec<String>,
+    /// When a unit's gradient has served its purpose.
+    pub release: Release,
 }
 
 /// `[lr]`
@@ -161,17 +164,23 @@ pub struct AttentionConfig {
 pub struct OffloadConfig {
     /// Where the optimizer's state lives.
     pub optimizer: OptimizerPlace,
+    /// Where weights live.
+    pub parameters: HostPlace,
+    /// Units of offloaded weights that are on the device at a time.
+    pub parameter_slots: usize,
+    /// Where gradients live.
+    pub gradients: HostPlace,
     /// Labels of activations that wait on the host for their backward pass: `none` or a comma list.
     pub activations: String,
     /// Share of the blocks whose optimizer state is offloaded, from 0 to 1.
     pub fraction: f64,
-    /// When offloaded optimizer state is updated.
+    /// When what an update needs and is offloaded is updated.
     pub window: Window,
-    /// Chunks of offloaded optimizer state that are on the device at a time.
+    /// Chunks of an update that are on the device at a time.
     pub buffer_count: usize,
     /// Most MiB of a chunk.
     pub slab_mib: usize,
-    /// Folder on a disk for offloaded state.
+    /// Folder on a disk for the optimizer's states.
     pub path: Option<PathBuf>,
 }
 
@@ -215,6 +224,8 @@ pub struct MemoryConfig {
     pub force: bool,
     /// Tokens in a chunk of the output head. It decides the order of sums, so the gradients' bits.
     pub head_chunk: usize,
+    /// Tokens in a tile of the stages that need no other token; `None`: whole micro-batches. It decides the order of sums.
+    pub tile_tokens: Option<usize>,
 }
 
 /// `[hardware]`
@@ -227,6 +238,8 @@ pub struct HardwareConfig {
     pub d2h_gbps: Option<f64>,
     /// Bandwidth of both ways at a time, added up, GB/s.
     pub both_ways_gbps: Option<f64>,
+    /// Bandwidth of the disk of offloaded states, each way, GB/s.
+    pub disk_gbps: Option<f64>,
     /// Bandwidth of the device's memory, GB/s.
     pub memory_gbps: Option<f64>,
     /// Peak rate of matrix products, TFLOP/s.

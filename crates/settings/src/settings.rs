@@ -1,11 +1,12 @@
 //! What a step is made of: the configuration, read by those who compute.
 
-use super::choices::{AttentionBackend, OptimizerPlace, Window};
+use super::choices::AttentionBackend;
+use super::elsewhere::Elsewhere;
 use super::error::ConfigError;
 use super::schema::{Config, HardwareConfig};
 use data::Packing;
 use memory::{DType, Layout};
-use model::{Architecture, Attention, ModelConfig, OffloadLabels, Policy};
+use model::{Action, Architecture, Attention, Label, ModelConfig, OffloadLabels, Policy};
 use optim::{Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule};
 use wildmatch::WildMatch;
 
@@ -26,6 +27,8 @@ pub struct Settings {
     pub policy: Policy,
     /// Tokens in a chunk of the output head.
     pub head_chunk: usize,
+    /// Tokens in a tile of the stages that need no other token; none: whole micro-batches.
+    pub tile_tokens: Option<usize>,
     /// How documents become sequences.
     pub packing: Packing,
     /// What beside training steps is computed between them; planned with them.
@@ -38,8 +41,8 @@ pub struct Settings {
     pub optimizer: Hyperparameters,
     /// What training adds to the weights.
     pub states: StateFormats,
-    /// Whether optimizer states live in host memory.
-    pub offload: Option<OptimizerOffload>,
+    /// What lives elsewhere than on the device.
+    pub offload: Elsewhere,
     /// The learning rate.
     pub schedule: Schedule,
     /// The seed of stochastic rounding.
@@ -81,26 +84,13 @@ impl Default for StateFormats {
     }
 }
 
-/// Optimizer states that live in pinned host memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OptimizerOffload {
-    /// Share of the blocks whose states are offloaded, from the last one on: the forward pass leaves those the most
-    /// time. 1 takes the embedding too.
-    pub fraction: f64,
-    /// When they are updated.
-    pub window: Window,
-    /// Most bytes of a chunk.
-    pub chunk_bytes: usize,
-    /// Chunks that are on the device at a time.
-    pub slots: usize,
-}
-
 impl Settings {
     /// Reads a configuration that was accepted. What it leaves open is that of the processor.
     ///
     /// # Errors
     /// A recompute specification or labels to offload that cannot be followed, sequences longer than the model has
-    /// positions, or more logits in a chunk of the head than a product of cuBLASLt may have.
+    /// positions, more logits in a chunk of the head than a product of cuBLASLt may have, or offload of what exists in tiles
+    /// alone.
     pub fn new(config: &Config) -> Result<Settings, ConfigError> {
         let (optim, recompute) = (&config.optim, &config.recompute);
         let seq = config.data.seq;
@@ -118,18 +108,22 @@ impl Settings {
             )));
         }
         check_logits(config)?;
+        let attention = attention(config.attention.backend, seq, config.data.packing);
+        let policy = policy.offload(&labels?)?;
+        check_offloaded(config, attention, &policy)?;
         Ok(Settings {
             model: config.model.clone(),
             dtype: config.dtype().into(),
             seq,
             micro_batch: config.batch.micro,
             accum: config.batch.accum,
-            policy: policy.offload(&labels?)?,
+            policy,
             head_chunk: config.memory.head_chunk,
+            tile_tokens: config.memory.tile_tokens,
             packing: config.data.packing,
             between: between_steps(config),
             checkpoint_copy: config.checkpoint.every.is_some() && !config.checkpoint.blocking,
-            attention: attention(config.attention.backend, seq, config.data.packing),
+            attention,
             optimizer: Hyperparameters {
                 beta1: optim.beta1,
                 beta2: optim.beta2,
@@ -143,7 +137,7 @@ impl Settings {
                 gradients: optim.grad_dtype.into(),
                 f32_patterns: optim.f32_states.clone(),
             },
-            offload: optimizer_offload(config),
+            offload: Elsewhere::of(config)?,
             schedule: Schedule {
                 kind: config.lr.schedule,
                 peak: config.lr.peak,
@@ -155,6 +149,11 @@ impl Settings {
             seed: config.train.seed,
             hardware: config.hardware.clone(),
         })
+    }
+
+    /// What the model is made of, and how its stages run.
+    pub fn architecture(&self) -> Architecture {
+        Architecture::of(&self.model, self.attention).in_tiles(self.tile_tokens)
     }
 
     /// The narrowest type that a matrix product reads or writes: bf16 if gradients or everything is.
@@ -226,15 +225,35 @@ fn check_logits(config: &Config) -> Result<(), ConfigError> {
     )))
 }
 
-fn optimizer_offload(config: &Config) -> Option<OptimizerOffload> {
-    let offload = &config.offload;
-    let is_on = offload.optimizer == OptimizerPlace::Pinned;
-    is_on.then_some(OptimizerOffload {
-        fraction: offload.fraction,
-        window: offload.window,
-        chunk_bytes: offload.slab_mib << 20,
-        slots: offload.buffer_count,
-    })
+/// Refuses to offload what exists for a tile of tokens alone.
+fn check_offloaded(
+    config: &Config,
+    attention: Attention,
+    policy: &Policy,
+) -> Result<(), ConfigError> {
+    let one_layer = ModelConfig {
+        layers: 1,
+        ..config.model.clone()
+    };
+    let tiles = config.memory.tile_tokens;
+    let architecture = Architecture::of(&one_layer, attention).in_tiles(tiles);
+    let block = &architecture.blocks()[0];
+    let has = |label| block.activations().any(|(one, _)| one.label() == label);
+    let absent = Label::ALL.into_iter().filter(|label| !has(*label));
+    let absent: Vec<Label> = absent.filter(|_| tiles.is_some()).collect();
+    let mut actions = (0..policy.layers()).map(|layer| policy.labels(layer));
+    let away = |actions: [Action; Label::ALL.len()]| {
+        let mut absent = absent.iter();
+        absent.find(|label| actions[**label as usize] == Action::Offload)
+    };
+    match actions.find_map(away) {
+        None => Ok(()),
+        Some(label) => Err(ConfigError::Contradiction(format!(
+            "`{}` cannot be offloaded: under memory.tile_tokens it exists for a tile of tokens alone, and is made again; \
+             leave it out of what is offloaded, or memory.tile_tokens out of the configuration",
+            label.name()
+        ))),
+    }
 }
 
 /// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).

@@ -139,6 +139,9 @@ pub struct DoctorArgs {
     /// CPU threads
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<String>,
+    /// Measure the disk of this folder too, with a file of up to 1 GiB that is removed
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
 }
 
 impl Cli {

@@ -5,9 +5,10 @@ use data::DataError;
 use kernels::{Fault, KernelError};
 use memory::OutOfMemory;
 use model::{HfConfigError, OriginError, WeightsError};
-use planner::{AutoError, NoHostRoom};
+use planner::{AutoError, NoDiskRoom, NoHostRoom};
 use prepare::PrepareError;
 use report::page::PageError;
+use scratch::ScratchError;
 use session::{OptimizerStateError, SessionError};
 use settings::{ConfigError, Device};
 use std::path::PathBuf;
@@ -36,13 +37,19 @@ pub enum Failure {
     /// Host memory would not fit.
     #[error(transparent)]
     HostMemory(#[from] NoHostRoom),
+    /// There is no place for scratch files.
+    #[error(transparent)]
+    Scratch(#[from] ScratchError),
+    /// A disk has too little space.
+    #[error(transparent)]
+    DiskSpace(#[from] NoDiskRoom),
     /// Bad data.
     #[error(transparent)]
     Data(#[from] DataError),
     /// Bad weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// A model that computes no numbers.
+    /// A model that computes no numbers, or whose state is none of a run.
     #[error("{0}")]
     Unsound(SessionError),
     /// A bad file of optimizer states.
@@ -83,6 +90,9 @@ pub enum Failure {
     /// The device or its driver failed, or cannot do what was asked.
     #[error("the device failed: {0}")]
     Device(String),
+    /// A file that the step reads and writes failed.
+    #[error("the disk failed: {0}")]
+    Disk(String),
     /// An operation was called wrongly.
     #[error("this is a defect of the trainer, not of what it was given: {0}")]
     Defect(String),
@@ -165,9 +175,15 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::PeaksChanged(_) => 1,
+            Failure::Scratch(ScratchError::Held { .. }) => 2,
+            Failure::Scratch(ScratchError::Full { .. }) => 3,
+            Failure::Scratch(_) => 4,
             Failure::Config(_) | Failure::Usage(_) | Failure::Changed(_) | Failure::Lock(_) => 2,
             Failure::Auto(AutoError::Costs(_)) => 4,
-            Failure::OutOfMemory { .. } | Failure::HostMemory(_) | Failure::Auto(_) => 3,
+            Failure::OutOfMemory { .. }
+            | Failure::HostMemory(_)
+            | Failure::DiskSpace(_)
+            | Failure::Auto(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
             Failure::Prepare(error) if error.is_usage() => 2,
             Failure::Prepare(_) => 4,
@@ -182,7 +198,10 @@ impl Failure {
             | Failure::Unreadable { .. }
             | Failure::File { .. }
             | Failure::Report(_) => 4,
-            Failure::NoDevice { .. } | Failure::Device(_) | Failure::StrategiesFailed { .. } => 5,
+            Failure::NoDevice { .. }
+            | Failure::Device(_)
+            | Failure::Disk(_)
+            | Failure::StrategiesFailed { .. } => 5,
             Failure::Diverged { .. } => 6,
             // As after a panic.
             Failure::Defect(_) => 101,
@@ -195,9 +214,10 @@ impl Failure {
     /// The reason in the last record of the metrics.
     pub fn reason(&self) -> &'static str {
         match self {
-            Failure::OutOfMemory { .. } | Failure::HostMemory(_) | Failure::Auto(_) => {
-                "out_of_memory"
-            }
+            Failure::OutOfMemory { .. }
+            | Failure::HostMemory(_)
+            | Failure::DiskSpace(_)
+            | Failure::Auto(_) => "out_of_memory",
             Failure::Diverged { .. } => "diverged",
             Failure::Interrupted { .. } => "interrupted",
             _ => "failed",
@@ -210,14 +230,20 @@ impl Failure {
             Failure::Config(error) => error.hint(),
             Failure::OutOfMemory { hints, .. } => return hints.clone(),
             Failure::HostMemory(refused) => return refused.hints(),
+            Failure::DiskSpace(refused) => Some(refused.hint().into()),
             Failure::Auto(AutoError::Infeasible { .. }) => Some(
-                "--offload-activations auto, a smaller --micro-batch or smaller optimizer states may help; `trainer plan \
-                 --device-memory SIZE` looks for them"
+                "--offload-activations auto, --offload-parameters pinned, a smaller --micro-batch or smaller optimizer states \
+                 may help; `trainer plan --device-memory SIZE` looks for them"
                     .into(),
             ),
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \
                  predicts the memory of one"
+                    .into(),
+            ),
+            Failure::Disk(_) => Some(
+                "these files are scratch, and checkpoints are whole: look at the free space and the health of the disk, or \
+                 name another folder, and go on from the last checkpoint with --resume latest"
                     .into(),
             ),
             Failure::Interrupted { .. } => {
@@ -288,7 +314,10 @@ impl From<SessionError> for Failure {
             }
             SessionError::OptimizerState(error) => error.into(),
             SessionError::File { path, source } => Failure::File { path, source },
-            SessionError::NotFinite { .. } => Failure::Unsound(error),
+            SessionError::Scratch(error) => error.into(),
+            SessionError::NotFinite { .. } | SessionError::HalfUpdated | SessionError::Released => {
+                Failure::Unsound(error)
+            }
         }
     }
 }
@@ -312,6 +341,7 @@ impl From<KernelError> for Failure {
     fn from(error: KernelError) -> Failure {
         let way_out = match error.fault {
             Fault::Caller => return Failure::Defect(error.to_string()),
+            Fault::Disk => return Failure::Disk(error.to_string()),
             Fault::DeviceFull => ": leave more room with --memory-limit",
             Fault::TooLarge if error.operation.starts_with("flash_") => {
                 ": take --attention eager, or --dtype bf16 if it is f32"
@@ -339,6 +369,9 @@ mod tests {
     #[test]
     fn a_failing_device_is_told_apart_from_a_defect() {
         let device = Failure::from(KernelError::device("upload", "CUDA_ERROR_LAUNCH_FAILED"));
+        let disk = Failure::from(KernelError::disk("disk_read", "cannot read 512 bytes"));
+        assert_eq!((disk.exit_code(), disk.reason()), (5, "failed"));
+        assert!(disk.hints()[0].contains("--resume latest"));
         let full = Failure::from(KernelError {
             fault: Fault::DeviceFull,
             ..KernelError::device("flash_attention", "no memory left")

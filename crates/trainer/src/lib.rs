@@ -53,6 +53,7 @@ pub fn carry_out(cli: &Cli) -> Result<(), Failure> {
         // Its configurations are many.
         Some(Command::Bench(bench)) => bench::bench(bench),
         Some(Command::Plan(args)) => run::plan(cli.resolve()?, args),
+        Some(Command::Doctor(args)) => run::doctor(cli.resolve()?, args),
         Some(Command::Prepare(args)) => prepare::prepare(args),
         Some(Command::Report(args)) => report::report(args),
         Some(Command::Eval(args)) => eval::eval(args),

@@ -110,11 +110,12 @@ impl Trainer {
     /// `ids` and `targets` are whole numbers `[rows, seq]`. Each target is the token wanted after the id at its place, or -100,
     /// which asks for none. `rows` are `batch.micro` for each micro-batch, of which there are `batch.accum` or fewer; `seq` is
     /// `data.seq`. The loss is the mean over all targets of the step. Loss or gradients that are not finite skip the update
-    /// ([`StepOutcome::is_finite`]).
+    /// ([`StepOutcome::is_finite`]), where gradients are released that of the parts that have them.
     ///
     /// # Errors
     /// [`Failure::Usage`] for tensors of another shape or type and for tokens that the vocabulary does not have, by their place.
-    /// [`Failure::OutOfMemory`] and [`Failure::Device`] leave the weights as they were.
+    /// [`Failure::OutOfMemory`] and [`Failure::Device`] leave the weights as they were; where gradients are released
+    /// (`optim.release`), only if they come before the backward pass, and no step can be made after others.
     pub fn step(&mut self, ids: &Tensor, targets: &Tensor) -> Result<StepOutcome, Failure> {
         let batch = tensors::step_batch(&self.config, ids, targets)?;
         Ok(self.session.step(&batch)?)

@@ -3,8 +3,8 @@
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use kernels::Target;
-use planner::{HostNeed, Plan};
-use settings::{Resolved, Size};
+use planner::{HostNeed, HostRoom, NoDiskRoom, Plan};
+use settings::{Config, Elsewhere, Resolved, Size, StatesPlace};
 
 /// The limit on live device bytes.
 pub(crate) fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u64>, Failure> {
@@ -23,8 +23,25 @@ pub(crate) fn limit_of_plan(resolved: &Resolved) -> Option<u64> {
     }
 }
 
+/// Refuses a run that the host or a disk has no room for, unless it is forced.
+pub(crate) fn refuse_without_room(
+    config: &Config,
+    plan: &Plan,
+    target: Target,
+    limit: Option<u64>,
+) -> Result<(), Failure> {
+    if config.memory.force {
+        return Ok(());
+    }
+    HostRoom::ask().check(host_need(plan, target, limit))?;
+    if let StatesPlace::Disk(folder) = Elsewhere::of(config)?.states {
+        NoDiskRoom::check(&folder, plan.disk_bytes)?;
+    }
+    Ok(())
+}
+
 /// Host memory that a run takes. Under a limit, leases beyond that are refused: they take none.
-pub(crate) fn host_need(plan: &Plan, target: Target, limit: Option<u64>) -> HostNeed {
+fn host_need(plan: &Plan, target: Target, limit: Option<u64>) -> HostNeed {
     match target {
         Target::Cuda => HostNeed::Pinned(plan.host_pinned_bytes),
         Target::Cpu => {

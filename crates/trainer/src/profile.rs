@@ -3,14 +3,14 @@
 use crate::device::OpenDevice;
 use crate::doctor::{Rates, Work};
 use crate::failure::Failure;
-use crate::limits::{host_need, limit};
+use crate::limits::{limit, refuse_without_room};
 use crate::samples::decided;
 use crate::stdout::{print, print_json};
 use crate::tracer::{Tracer, trace_folder};
 use data::{MicroBatch, StepBatch};
 use kernels::random::random_u32;
 use kernels::timed::Timing;
-use planner::{HostRoom, Plan};
+use planner::Plan;
 use report::{Align, Table};
 use serde::Serialize;
 use session::Session;
@@ -73,9 +73,7 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::new(&settings, device.target())?;
     let limit = limit(resolved, &device)?;
-    if !resolved.config.memory.force {
-        HostRoom::ask().check(host_need(&plan, device.target(), limit))?;
-    }
+    refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
     let rates = measure(&device, &settings)?;
     let dtype = settings.dtype.as_str();
     let known = resolved.config.hardware.peak_tflops;

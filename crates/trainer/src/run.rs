@@ -1,7 +1,7 @@
 //! Carries a command out.
 
 use crate::advise::answer;
-use crate::cli::PlanArgs;
+use crate::cli::{DoctorArgs, PlanArgs};
 use crate::failure::Failure;
 use crate::generate::print_generation_plan;
 use crate::pareto;
@@ -26,7 +26,7 @@ pub fn run(mut resolved: Resolved) -> Result<(), Failure> {
         Task::Plan => print_plan(&resolved, &PlanArgs::default()),
         Task::Profile => crate::profile::profile(&resolved),
         Task::Init => crate::initialise::initialise(&resolved),
-        Task::Doctor => crate::doctor::doctor(&resolved),
+        Task::Doctor => crate::doctor::doctor(&resolved, None),
     }
 }
 
@@ -37,6 +37,12 @@ pub(crate) fn plan(mut resolved: Resolved, args: &PlanArgs) -> Result<(), Failur
         Some(tokens) => print_generation_plan(&resolved, tokens, args.generation.batch),
         None => print_plan(&resolved, args),
     }
+}
+
+/// Carries `doctor` out, with the flags that it has beside a configuration.
+pub(crate) fn doctor(mut resolved: Resolved, args: &DoctorArgs) -> Result<(), Failure> {
+    prepare(&mut resolved)?;
+    crate::doctor::doctor(&resolved, args.path.as_deref())
 }
 
 fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use crate::chosen::chosen;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::limits::{host_need, limit};
+use crate::limits::{limit, refuse_without_room};
 use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::samples::{data_options, fit_evaluation};
 use crate::stdout::print;
@@ -22,13 +22,13 @@ use checkpoint::TrainerState;
 use data::{Batches, Dataset, Position, Prefetched, prefetch};
 use memory::{Layer, Phase, format_bytes};
 use model::Attention;
-use planner::{HostNeed, HostRoom, Plan, first_refused};
+use planner::{Plan, first_refused};
 use recording::Records;
 use report::{ProcessRecord, ResumeRecord};
 use resuming::Resumed;
 use saving::{Saver, origin};
 use session::{Session, SessionError, StepOutcome};
-use settings::{AttentionBackend, Config, FLASH_FROM_SEQ, Resolved, Settings};
+use settings::{AttentionBackend, Config, FLASH_FROM_SEQ, OptimizerPlace, Resolved, Settings};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,8 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     let device = OpenDevice::open(resolved.device())?;
     let plan = Plan::with_alternatives(&resolved.config, device.target())?;
     let limit = limit(&resolved, &device)?;
-    refuse_beforehand(&resolved, host_need(&plan, device.target(), limit))?;
+    refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
+    refuse_beforehand(&resolved)?;
     if resolved.config.log.nvtx {
         device.show_ranges();
     }
@@ -81,20 +82,24 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
 
 /// A run may be resumed from another folder: what is written down of its data says where that is.
 fn name_paths_for_later(config: &mut Config) {
-    for path in [&mut config.data.path, &mut config.eval.path] {
-        if let Some(path) = path.as_mut()
-            && let Ok(absolute) = std::path::absolute(&*path)
-        {
+    let states = match &mut config.offload.optimizer {
+        OptimizerPlace::Folder(folder) => Some(folder),
+        _ => None,
+    };
+    let paths = [
+        &mut config.data.path,
+        &mut config.eval.path,
+        &mut config.offload.path,
+    ];
+    for path in paths.into_iter().flatten().chain(states) {
+        if let Ok(absolute) = std::path::absolute(&*path) {
             *path = absolute;
         }
     }
 }
 
 /// Refuses what would fail later.
-fn refuse_beforehand(resolved: &Resolved, need: HostNeed) -> Result<(), Failure> {
-    if !resolved.config.memory.force {
-        HostRoom::ask().check(need)?;
-    }
+fn refuse_beforehand(resolved: &Resolved) -> Result<(), Failure> {
     if let Some(Some(_)) = resolved.options.trace {
         return Err(Failure::Usage(
             "train draws into its run directory; write --trace without a folder, and name the run's with --out".into(),

@@ -201,12 +201,12 @@ fn a_gpu_stands_for_its_memory() {
     assert!(command.ends_with(last), "{command}");
 }
 
-/// Two bytes a parameter and as much of gradients stay on the device.
+/// Units of weights and of gradients are on the device, however much of the rest is not.
 #[test]
 fn where_nothing_fits_the_least_is_named_with_what_would_hold_it() {
     let place = Workplace::new();
     let printed = place
-        .trainer("plan --config llama-3-8b --device-memory 24GiB")
+        .trainer("plan --config llama-3-70b --device-memory 8GiB")
         .succeeds();
     let last = printed.stdout.lines().last().unwrap();
     for words in [

@@ -13,7 +13,7 @@ use kernels::{Init, Matmul, Run};
 use memory::{DType, In, Memory, Out};
 use model::{ModelConfig, OffloadLabels};
 use session::Session;
-use settings::OptimizerOffload;
+use settings::Elsewhere;
 use settings::Settings;
 use std::hint::black_box;
 
@@ -131,10 +131,10 @@ fn offloaded(dtype: DType) -> Settings {
     let labels = OffloadLabels::parse("block_input").unwrap();
     Settings {
         policy: settings.policy.clone().offload(&labels).unwrap(),
-        offload: Some(OptimizerOffload {
+        offload: Elsewhere {
             chunk_bytes: 1 << 20,
             ..common::pinned_states()
-        }),
+        },
         ..settings
     }
 }

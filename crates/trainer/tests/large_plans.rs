@@ -7,7 +7,7 @@ use memory::DType;
 use model::{Attention, ModelConfig};
 use optim::{MasterFormat, MomentFormat};
 use planner::Plan;
-use settings::{OptimizerOffload, Window};
+use settings::{Elsewhere, Window};
 use settings::{Settings, StateFormats};
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,7 @@ fn offload_takes_the_optimizer_off_the_device() {
         };
         let resident = Settings { states, ..resident };
         let offloaded = Settings {
-            offload: Some(common::pinned_states()),
+            offload: common::pinned_states(),
             ..resident.clone()
         };
         let [resident, offloaded] =
@@ -108,10 +108,10 @@ fn offload_takes_the_optimizer_off_the_device() {
 #[test]
 fn updates_hide_behind_enough_tokens() {
     let planned = |model: &ModelConfig, micro_batch, window| {
-        let offload = Some(OptimizerOffload {
+        let offload = Elsewhere {
             window,
             ..common::pinned_states()
-        });
+        };
         let settings = Settings {
             micro_batch,
             offload,

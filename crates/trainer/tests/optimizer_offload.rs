@@ -4,16 +4,15 @@
 mod common;
 
 use common::{
-    MODES, assert_as_planned, on_schedule, parameters, plan, session, settings, step_batch,
-    variants,
+    MODES, assert_as_planned, crossing, on_schedule, parameters, plan, session, settings,
+    step_batch, variants,
 };
 use files::{Disk, write_tensors};
-use kernels::Traffic;
 use memory::DType;
 use model::{ModelConfig, OffloadLabels};
 use optim::{MasterFormat, MomentFormat};
 use session::{Session, StepOutcome};
-use settings::{OptimizerOffload, Window};
+use settings::{Elsewhere, StatesPlace, Window};
 use settings::{Settings, StateFormats};
 use std::path::Path;
 
@@ -32,14 +31,16 @@ const FORMS: [(DType, MomentFormat, MasterFormat); 5] = [
     (DType::BF16, MomentFormat::Bf16, MasterFormat::None),
 ];
 
-fn offload(window: Window, fraction: f64) -> Option<OptimizerOffload> {
-    Some(OptimizerOffload {
+fn offload(window: Window, fraction: f64) -> Elsewhere {
+    Elsewhere {
+        states: StatesPlace::Pinned,
         fraction,
         window,
         // Several chunks for the larger matrices.
         chunk_bytes: 20_000,
         slots: 3,
-    })
+        ..Elsewhere::default()
+    }
 }
 
 fn with_states(
@@ -112,11 +113,7 @@ fn assert_offload_changes_nothing_but_memory(
         crossed.push(outcome.traffic);
     });
     assert!(actual == expected, "{name}");
-    let planned = Traffic {
-        h2d_bytes: planned.h2d_bytes,
-        d2h_bytes: planned.d2h_bytes,
-    };
-    assert_eq!(crossed, [planned; STEPS], "{name}");
+    assert_eq!(crossed, [crossing(&planned); STEPS], "{name}");
     assert!(planned.d2h_bytes > plan(resident).d2h_bytes, "{name}");
 }
 
@@ -234,10 +231,10 @@ fn small(window: Window) -> Settings {
         ..model
     };
     Settings {
-        offload: Some(OptimizerOffload {
+        offload: Elsewhere {
             chunk_bytes: 8_000,
-            ..offload(window, 1.0).unwrap()
-        }),
+            ..offload(window, 1.0)
+        },
         seq: 9,
         accum: 1,
         micro_batch: 1,
@@ -250,7 +247,7 @@ fn any_schedule_of_the_queues_gives_the_same_bits() {
     for window in [Window::Forward, Window::End] {
         let settings = small(window);
         let resident = Settings {
-            offload: None,
+            offload: Elsewhere::default(),
             ..settings.clone()
         };
         let expected = run(&mut session(&resident), &resident, STEPS, |_| {});

@@ -63,6 +63,35 @@ fn recompute_saves_what_the_plan_says() {
     );
 }
 
+/// States on a disk are in no memory: neither the process's own nor mapped.
+#[test]
+fn states_on_a_disk_are_in_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("scratch");
+    let small = ["--recompute", "full", "--micro-batch", "1"];
+    let on_disk = ["--offload-optimizer", disk.to_str().unwrap()];
+    let less_staging = ["--set", "offload.slab_mib=1"];
+    let memory = run(folder.path(), "memory", &small);
+    let flags = [&small[..], &on_disk, &less_staging].concat();
+    let disk = run(folder.path(), "disk", &flags);
+    let host = |name: &str| {
+        let plan = std::fs::read_to_string(folder.path().join(name).join("plan.json")).unwrap();
+        let plan: Value = serde_json::from_str(&plan).unwrap();
+        plan["host_pinned_bytes"].as_f64().unwrap()
+    };
+    let planned = memory.0 - disk.0 - host("disk");
+    let measured = memory.1 - disk.1;
+    assert!(
+        planned > 0.2 * memory.0,
+        "the two sides differ: {memory:?} {disk:?}"
+    );
+    let error = (measured - planned).abs() / planned;
+    assert!(
+        error < 0.05,
+        "planned {planned} bytes less, the resident set {measured} less: {error}"
+    );
+}
+
 /// A model is read in pieces: the process that reads one needs no more than the one that makes its own.
 #[test]
 fn reading_a_model_needs_no_more_than_training() {

@@ -19,6 +19,7 @@ fn bias_dropout_add_of<T: Real>(operation: BiasDropoutAdd) {
         out,
         bias,
         dropout,
+        first,
         residual,
     } = operation;
     let width = out.dims()[1];
@@ -29,23 +30,27 @@ fn bias_dropout_add_of<T: Real>(operation: BiasDropoutAdd) {
     pieces.enumerate().for_each(|(piece, out)| {
         for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(width)) {
             let residual = residual.map(|residual| &residual[row * width..][..width]);
-            bias_dropout_add_row(out, bias, dropout, residual, (row * width) as u64);
+            bias_dropout_add_row(out, bias, dropout, residual, (first + row * width) as u64);
         }
     });
 }
 
-pub(super) fn dropout_backward(DropoutBackward { dx, dy, dropout }: DropoutBackward) {
-    by_dtype!(
-        dx.dtype(),
-        dropout_backward_of(dx.slice_mut(), dy.slice(), dropout)
-    );
+pub(super) fn dropout_backward(operation: DropoutBackward) {
+    by_dtype!(operation.dx.dtype(), dropout_backward_of(operation));
 }
 
-fn dropout_backward_of<T: Real>(dx: &mut [T], dy: &[T], dropout: Dropout) {
-    let pieces = dx.par_chunks_mut(CHUNK).zip(dy.par_chunks(CHUNK));
+fn dropout_backward_of<T: Real>(operation: DropoutBackward) {
+    let DropoutBackward {
+        dx,
+        dy,
+        dropout,
+        first,
+    } = operation;
+    let pieces = dx.slice_mut::<T>().par_chunks_mut(CHUNK);
+    let pieces = pieces.zip(dy.slice::<T>().par_chunks(CHUNK));
     pieces
         .enumerate()
-        .for_each(|(piece, (dx, dy))| drop_copy(dx, dy, (piece * CHUNK) as u64, dropout));
+        .for_each(|(piece, (dx, dy))| drop_copy(dx, dy, (first + piece * CHUNK) as u64, dropout));
 }
 
 vectorized! {

@@ -19,23 +19,25 @@ mod matmul;
 mod norm;
 mod positions;
 mod quantise;
-mod queues;
 mod rms_norm;
 mod rotary;
 mod simd;
 mod swiglu;
 
 use crate::queue::bytes_of;
+use crate::workers::Workers;
 use crate::workspace::lease_workspace;
-use crate::{Backend, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{
+    Backend, DiskCopy, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic,
+};
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
-use queues::CopyQueues;
 use std::cell::{Cell, RefCell};
 
 /// Kernels on the processor, in the current rayon pool.
 pub struct Cpu {
     workspace: Option<RefCell<Buffer>>,
-    queues: CopyQueues,
+    /// The queues of copies, a thread each. Operations run in the thread that asks for them.
+    workers: Workers,
     traffic: Cell<Traffic>,
 }
 
@@ -47,7 +49,7 @@ impl Cpu {
     pub fn new(memory: &Memory, dtype: DType) -> Result<Cpu, OutOfMemory> {
         Ok(Cpu {
             workspace: lease_workspace(memory, Target::Cpu, dtype)?.map(RefCell::new),
-            queues: CopyQueues::default(),
+            workers: Workers::new(Box::new(|_, _| {})),
             traffic: Cell::default(),
         })
     }
@@ -110,6 +112,7 @@ impl Backend for Cpu {
             Operation::GeluBackward(operation) => gelu::gelu_backward(operation),
             Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(operation),
             Operation::Sum(operation) => norm::sum(operation),
+            Operation::NormGrains(operation) => norm::norm_grains(operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(operation),
             Operation::AdamW(update) => adamw::adamw(update),
         }
@@ -125,6 +128,7 @@ impl Backend for Cpu {
 
     unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
         assert!(!x.pointer().is_null(), "a shape has no data");
+        self.workers.check()?;
         // SAFETY: as in `write`.
         unsafe { std::ptr::copy_nonoverlapping(x.pointer(), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -139,22 +143,27 @@ impl Backend for Cpu {
 
     unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
-        unsafe { self.queues.copy(queue, out, x) };
-        Ok(())
+        unsafe { self.workers.copy(queue, out, x) }
+    }
+
+    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.workers.disk(copy) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {
-        Ok(self.queues.record(queue))
+        self.workers.record(queue)
     }
 
     fn wait(&self, queue: Queue, event: Event, _reason: &'static str) -> Result<(), KernelError> {
-        self.queues.wait(queue, event);
-        Ok(())
+        match queue {
+            Queue::Compute | Queue::Update => self.workers.finish(event),
+            _ => self.workers.wait(queue, event),
+        }
     }
 
     fn finish(&self, event: Event) -> Result<(), KernelError> {
-        self.queues.finish(event);
-        Ok(())
+        self.workers.finish(event)
     }
 }
 

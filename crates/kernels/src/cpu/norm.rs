@@ -2,12 +2,14 @@
 
 use super::dispatch::by_dtype;
 use super::overwrites;
-use super::simd::{Real, lane_sum, vectorized};
-use crate::operation::{NormAndClip, Sum};
+use super::simd::{Real, vectorized};
+use crate::operation::{NormAndClip, NormGrains, Sum};
+use memory::GRAIN_ELEMENTS;
 use rayon::prelude::*;
 
-/// Elements whose squares are summed in f32 before they join an f64 sum.
-const BLOCK: usize = 4096;
+/// What gives the order of sums, here as in CUDA's kernels: threads of a warp, and the neighbours that each loads at once.
+const WARP: usize = 32;
+const PACK: usize = 8;
 
 pub(super) fn sum(Sum { out, x, init }: Sum) {
     let (out, x) = (out.slice_mut::<f32>(), x.slice::<f32>());
@@ -19,38 +21,29 @@ pub(super) fn sum(Sum { out, x, init }: Sum) {
     };
 }
 
+pub(super) fn norm_grains(NormGrains { grains, x }: NormGrains) {
+    let grains = grains.slice_mut();
+    by_dtype!(x.dtype(), norm_grains_of(grains, x.slice()));
+}
+
+fn norm_grains_of<T: Real>(grains: &mut [f64], x: &[T]) {
+    let pieces = grains.par_iter_mut().zip(x.par_chunks(GRAIN_ELEMENTS));
+    pieces.for_each(|(grain, x)| *grain = sum_of_squares(x));
+}
+
 pub(super) fn norm_and_clip(operation: NormAndClip) {
     let NormAndClip {
         out,
-        parts,
-        x,
+        grains,
         loss,
         max_norm,
     } = operation;
-    let (out, parts, loss) = (out.slice_mut(), parts.slice_mut(), loss.slice()[0]);
-    by_dtype!(
-        x.dtype(),
-        norm_and_clip_of(out, parts, x.slice(), loss, max_norm)
-    );
-}
-
-fn norm_and_clip_of<T: Real>(
-    out: &mut [f32],
-    parts: &mut [f64],
-    x: &[T],
-    loss: f32,
-    max_norm: Option<f32>,
-) {
-    let part = x.len().div_ceil(parts.len()).next_multiple_of(BLOCK);
-    parts.par_iter_mut().enumerate().for_each(|(index, sum)| {
-        let start = (index * part).min(x.len());
-        let end = (start + part).min(x.len());
-        *sum = x[start..end]
-            .chunks(BLOCK)
-            .map(|block| f64::from(sum_of_squares(block)))
-            .sum();
-    });
-    let norm = parts.iter().sum::<f64>().sqrt() as f32;
+    let (out, loss) = (out.slice_mut::<f32>(), loss.slice::<f32>()[0]);
+    let root = sum_of_grains(grains.slice()).sqrt() as f32;
+    let norm = match (root * root).is_infinite() {
+        true => f32::INFINITY,
+        false => root,
+    };
     let factor = match max_norm {
         _ if !(norm.is_finite() && loss.is_finite()) => f32::NAN,
         Some(max_norm) => (max_norm / (norm + 1e-6)).min(1.0),
@@ -60,7 +53,48 @@ fn norm_and_clip_of<T: Real>(
 }
 
 vectorized! {
-    fn sum_of_squares<T: Real>(x: &[T]) -> f32 {
-        lane_sum([x], |[x]| x * x)
+    /// Exact squares in the lanes of a warp whose threads load `PACK` neighbours at a time.
+    fn sum_of_squares<T: Real>(x: &[T]) -> f64 {
+        let mut lanes = [0.0f64; WARP * PACK];
+        let mut add = |row: &[T]| {
+            for (lane, value) in lanes.iter_mut().zip(row) {
+                let value = f64::from(value.widen());
+                *lane += value * value;
+            }
+        };
+        let (rows, rest) = x.as_chunks::<{ WARP * PACK }>();
+        rows.iter().for_each(|row| add(row));
+        add(rest);
+        sum_of_groups::<PACK>(&lanes)
     }
+
+    /// In the lanes of a block of as many warps as a warp has threads, each of which loads one at a time.
+    fn sum_of_grains(grains: &[f64]) -> f64 {
+        let mut lanes = [0.0f64; WARP * WARP];
+        for row in grains.chunks(lanes.len()) {
+            lanes.iter_mut().zip(row).for_each(|(lane, grain)| *lane += grain);
+        }
+        sum_of_groups::<WARP>(&lanes)
+    }
+}
+
+/// Adds each group of neighbouring lanes up, then their sums.
+#[inline(always)]
+fn sum_of_groups<const GROUP: usize>(lanes: &[f64]) -> f64 {
+    let (groups, _) = lanes.as_chunks::<GROUP>();
+    let groups: [_; WARP] = groups.try_into().expect("a group for each of so many");
+    by_halves(groups.map(by_halves))
+}
+
+/// Adds the second half to the first until one is left, as the threads of a warp exchange theirs.
+#[inline(always)]
+fn by_halves<const LANES: usize>(mut lanes: [f64; LANES]) -> f64 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
 }

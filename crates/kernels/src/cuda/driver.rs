@@ -1,10 +1,11 @@
 //! What a CUDA device does for the launch code; the emulation does the same on the processor.
 
-use crate::{Event, KernelError, Queue, Reading};
+use crate::{DiskCopy, Event, KernelError, Queue, Reading};
 use memory::{DType, In, Out};
 use std::ffi::c_void;
 
-/// A device with a stream for each queue. All but [`Driver::start_copy`], and launches that name another queue, runs in
+/// A device with a stream for each queue, but for those of a disk, which are threads. All but [`Driver::start_copy`],
+/// [`Driver::start_disk`], and launches that name another queue, runs in
 /// the stream of computation, in the order in which it was asked for.
 ///
 /// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait, and [`Driver::copy_to_device`] where many uploads are under
@@ -70,6 +71,16 @@ pub trait Driver {
         from: *const u8,
         bytes: usize,
     ) -> Result<(), KernelError>;
+
+    /// Asks for a copy between a file and pinned host memory, in the queue that it belongs to.
+    ///
+    /// # Safety
+    /// As for [`crate::Queues::start_disk_read`] and [`crate::Queues::start_disk_write`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses, or a file failed: then every later call that can wait fails too, when
+    /// nothing is under way any more.
+    unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError>;
 
     /// Asks for a few bytes, at most [`crate::READING_BYTES_MAX`], in the queue of computation. They stay as they are
     /// for [`crate::READINGS_MAX`] readings.

@@ -26,6 +26,7 @@ pub(super) fn bias_dropout_add<D: Driver>(
         out,
         bias,
         dropout,
+        first,
         residual,
     } = operation;
     let kernel = kernel!("dropout", "bias_dropout_add", out.dtype());
@@ -37,6 +38,7 @@ pub(super) fn bias_dropout_add<D: Driver>(
         optional(&bias),
         optional(&residual),
         width.into(),
+        first.into(),
         threshold,
         key,
         scale,
@@ -46,11 +48,25 @@ pub(super) fn bias_dropout_add<D: Driver>(
 
 pub(super) fn dropout_backward<D: Driver>(
     cuda: &Cuda<D>,
-    DropoutBackward { dx, dy, dropout }: DropoutBackward,
+    operation: DropoutBackward,
 ) -> Result<(), KernelError> {
+    let DropoutBackward {
+        dx,
+        dy,
+        dropout,
+        first,
+    } = operation;
     let kernel = kernel!("dropout", "dropout_backward", dx.dtype());
     let n = dx.elements();
     let [threshold, key, scale] = dropout_arguments(Some(dropout));
-    let arguments = [(&dx).into(), (&dy).into(), n.into(), threshold, key, scale];
+    let arguments = [
+        (&dx).into(),
+        (&dy).into(),
+        n.into(),
+        first.into(),
+        threshold,
+        key,
+        scale,
+    ];
     cuda.launch(kernel, Extent::flat(n), &arguments)
 }

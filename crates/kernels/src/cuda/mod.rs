@@ -37,7 +37,9 @@ pub use listing::Listing;
 
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
-use crate::{Backend, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{
+    Backend, DiskCopy, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic,
+};
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -210,6 +212,7 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::GeluBackward(operation) => gelu::gelu_backward(self, operation),
             Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(self, operation),
             Operation::Sum(operation) => norm::sum(self, operation),
+            Operation::NormGrains(operation) => norm::norm_grains(self, operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),
             Operation::AdamW(update) => adamw::adamw(self, queue, update),
         }
@@ -236,6 +239,11 @@ impl<D: Driver> Backend for Cuda<D> {
         let (to, from) = (out.pointer(), x.pointer());
         // SAFETY: the caller's promise.
         unsafe { self.driver.start_copy(queue, to, from, bytes_of(&x)) }
+    }
+
+    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.driver.start_disk(copy) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

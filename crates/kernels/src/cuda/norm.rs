@@ -2,20 +2,20 @@
 
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
-use crate::operation::{NormAndClip, Sum};
-use crate::{KernelError, NORM_PARTS};
+use crate::KernelError;
+use crate::operation::{NormAndClip, NormGrains, Sum};
 use memory::DType;
 
-/// Parts start at multiples of this, so that each starts as aligned as the whole.
-const PART_GRANULARITY: usize = 4096;
+/// Threads of the block that sums losses.
+const SUM_THREADS: usize = 512;
 
-/// Threads of a block that sums.
-const THREADS: usize = 512;
+/// Threads of the block that sums grains: they are the lanes of that sum, on the CPU too.
+const NORM_THREADS: usize = 1024;
 
 pub(super) fn sum<D: Driver>(cuda: &Cuda<D>, Sum { out, x, init }: Sum) -> Result<(), KernelError> {
     let extent = Extent {
         grid: [1, 1, 1],
-        block: [THREADS, 1, 1],
+        block: [SUM_THREADS, 1, 1],
         shared_bytes: 0,
     };
     let arguments = [
@@ -27,36 +27,37 @@ pub(super) fn sum<D: Driver>(cuda: &Cuda<D>, Sum { out, x, init }: Sum) -> Resul
     cuda.launch(kernel!("norm", "sum_f32"), extent, &arguments)
 }
 
+pub(super) fn norm_grains<D: Driver>(
+    cuda: &Cuda<D>,
+    NormGrains { grains, x }: NormGrains,
+) -> Result<(), KernelError> {
+    // A warp a grain: as rows that are narrow enough for one.
+    let extent = Extent::narrow_rows(grains.elements(), 1);
+    let kernel = kernel!("norm", "norm_grains", x.dtype());
+    let arguments = [(&grains).into(), (&x).into(), x.elements().into()];
+    cuda.launch(kernel, extent, &arguments)
+}
+
 pub(super) fn norm_and_clip<D: Driver>(
     cuda: &Cuda<D>,
     operation: NormAndClip,
 ) -> Result<(), KernelError> {
     let NormAndClip {
         out,
-        parts,
-        x,
+        grains,
         loss,
         max_norm,
     } = operation;
-    let n = x.elements();
-    let part = n.div_ceil(NORM_PARTS).next_multiple_of(PART_GRANULARITY);
-    let extent = Extent {
-        grid: [NORM_PARTS, 1, 1],
-        block: [THREADS, 1, 1],
-        shared_bytes: 0,
-    };
-    let kernel = kernel!("norm", "norm_parts", x.dtype());
-    let arguments = [(&parts).into(), (&x).into(), n.into(), part.into()];
-    cuda.launch(kernel, extent, &arguments)?;
     let extent = Extent {
         grid: [1, 1, 1],
-        block: [NORM_PARTS, 1, 1],
+        block: [NORM_THREADS, 1, 1],
         shared_bytes: 0,
     };
     let max_norm = max_norm.unwrap_or(f32::INFINITY);
     let arguments = [
         (&out).into(),
-        (&parts).into(),
+        (&grains).into(),
+        grains.elements().into(),
         (&loss).into(),
         max_norm.into(),
     ];

@@ -4,7 +4,7 @@ pub mod timeline;
 
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
-use crate::{Backend, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{Backend, DiskCopy, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
 use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -114,6 +114,13 @@ impl Backend for Meta {
     unsafe fn copy_beside(&self, queue: Queue, _out: Out, x: In) -> Result<(), KernelError> {
         if let Some(timeline) = &self.timeline {
             timeline.copy(queue, bytes_of(&x), self.memory.place());
+        }
+        Ok(())
+    }
+
+    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        if let Some(timeline) = &self.timeline {
+            timeline.copy(copy.queue(), copy.bytes(), self.memory.place());
         }
         Ok(())
     }

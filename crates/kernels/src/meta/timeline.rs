@@ -21,6 +21,8 @@ pub struct Rates {
     pub download: f64,
     /// Bytes in a second both ways together, while both are busy: half of it each.
     pub both_ways: f64,
+    /// Bytes in a second from and to the disk, both ways together: half of it each while both are busy.
+    pub disk: f64,
 }
 
 /// The times at which queues are done with what they were asked for, twice: as it is, and as if copies took no time. The
@@ -174,12 +176,16 @@ impl Timeline {
 
     pub(crate) fn copy(&self, queue: Queue, bytes: usize, place: Place) {
         let mut times = self.0.borrow_mut();
-        let (alone, other) = match queue {
-            Queue::Upload => (times.rates.upload, Queue::Download),
-            _ => (times.rates.download, Queue::Upload),
+        let rates = times.rates;
+        let (alone, both_ways, other) = match queue {
+            Queue::Upload => (rates.upload, rates.both_ways, Queue::Download),
+            Queue::Download => (rates.download, rates.both_ways, Queue::Upload),
+            Queue::DiskRead => (rates.disk, rates.disk, Queue::DiskWrite),
+            Queue::DiskWrite => (rates.disk, rates.disk, Queue::DiskRead),
+            Queue::Compute | Queue::Update => unreachable!("copies have queues of their own"),
         };
         let other_done = times.queues[other as usize].with_copies;
-        let together = times.rates.both_ways / 2.0;
+        let together = both_ways / 2.0;
         let done = &mut times.queues[queue as usize].with_copies;
         let start_s = *done;
         let shared = (bytes as f64).min((other_done - start_s).max(0.0) * together);
@@ -223,6 +229,7 @@ mod tests {
         upload: 4.0,
         download: 2.0,
         both_ways: 4.0,
+        disk: 2.0,
     };
 
     const PLACE: Place = Place {
@@ -285,5 +292,20 @@ mod tests {
         timeline.copy(Queue::Upload, 14, PLACE);
         timeline.wait(Queue::Compute, timeline.record(Queue::Upload));
         assert_eq!(timeline.computed().with_copies, 5.0);
+    }
+
+    #[test]
+    fn both_ways_share_the_disk_and_links_do_not_slow_it() {
+        let timeline = Timeline::new(RATES);
+        timeline.copy(Queue::Upload, 40, PLACE);
+        timeline.copy(Queue::DiskRead, 6, PLACE);
+        // Done after 3 s: until then 1 byte a second goes, 2 thereafter.
+        timeline.copy(Queue::DiskWrite, 5, PLACE);
+        timeline.wait(Queue::Compute, timeline.record(Queue::DiskWrite));
+        let expected = Seconds {
+            with_copies: 4.0,
+            without_copies: 0.0,
+        };
+        assert_eq!(timeline.computed(), expected);
     }
 }

@@ -46,11 +46,12 @@ impl Check {
 }
 
 /// `out [t, h] = residual + dropout(out + bias)`, in place and rounded once, with `bias [h]` and `residual [t, h]`. Each
-/// of the three may be left out.
+/// of the three may be left out. Where these are rows of a larger tensor, `first` is the index in it of their first element.
 pub struct BiasDropoutAdd<'a> {
     pub out: Out<'a>,
     pub bias: Option<In<'a>>,
     pub dropout: Option<Dropout>,
+    pub first: usize,
     pub residual: Option<In<'a>>,
 }
 
@@ -59,6 +60,7 @@ pub struct DropoutBackward<'a> {
     pub dx: Out<'a>,
     pub dy: In<'a>,
     pub dropout: Dropout,
+    pub first: usize,
 }
 
 impl Contract for BiasDropoutAdd<'_> {

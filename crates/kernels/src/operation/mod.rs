@@ -44,7 +44,7 @@ pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use matmul::Matmul;
-pub use norm::{NORM_PARTS, NormAndClip, Sum};
+pub use norm::{NormAndClip, NormGrains, Sum};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rotary::Rotary;
@@ -107,6 +107,7 @@ operations! {
     GeluBackward,
     CrossEntropy,
     Sum,
+    NormGrains,
     NormAndClip,
     AdamW,
 }

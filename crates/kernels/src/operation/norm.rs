@@ -2,11 +2,8 @@
 
 use super::Init;
 use super::check::{Check, Checked};
-use super::contract::{Contract, Operand, reads};
-use memory::{DType, In, Out};
-
-/// Number of partial sums that [`NormAndClip`] keeps, whatever the size and the number of threads.
-pub const NORM_PARTS: usize = 256;
+use super::contract::{Contract, Operand, reads, writes};
+use memory::{DType, GRAIN_ELEMENTS, In, Out};
 
 /// `out [1] (f32) = init + sum of x [n] (f32)`.
 pub struct Sum<'a> {
@@ -15,13 +12,21 @@ pub struct Sum<'a> {
     pub init: Init<'a>,
 }
 
-/// `out [2] (f32)` = the Euclidean norm of `x [n]` (f32 or bf16) and the clipping factor min(1, max_norm / (norm +
-/// 1e-6)); 1 where `max_norm` is none; NaN where the norm or `loss [1]` (f32) is not finite, so that [`super::AdamW`]
-/// skips the step. Squares are f32: a norm above 1.8e19 counts as not finite. `parts [NORM_PARTS]` (f64) is scratch.
+/// `grains [ceil(n / GRAIN_ELEMENTS)] (f64)` = for each piece of [`GRAIN_ELEMENTS`] elements of `x [n]` (f32 or bf16), the
+/// last of which may be shorter, the sum of their squares. Squares and sums are f64, in an order that is the same for
+/// every piece and on every device: so the norm has the same bits in whatever pieces, and wherever, gradients come.
+pub struct NormGrains<'a> {
+    pub grains: Out<'a>,
+    pub x: In<'a>,
+}
+
+/// `out [2] (f32)` = the Euclidean norm, which is the root of the sum of `grains [g]` (f64, see [`NormGrains`]; there may be
+/// none), and the clipping factor min(1, max_norm / (norm + 1e-6)); 1 where `max_norm` is none; NaN where the norm or `loss
+/// [1]` (f32) is not finite, so that [`super::AdamW`] skips the step. A norm whose square no f32 holds (1.8e19) counts as
+/// infinite: the update squares gradients in f32. The order of the sum follows from g alone.
 pub struct NormAndClip<'a> {
     pub out: Out<'a>,
-    pub parts: Out<'a>,
-    pub x: In<'a>,
+    pub grains: In<'a>,
     pub loss: In<'a>,
     pub max_norm: Option<f32>,
 }
@@ -43,19 +48,35 @@ impl Contract for Sum<'_> {
     }
 }
 
+impl Contract for NormGrains<'_> {
+    fn name(&self) -> &'static str {
+        "norm_grains"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        check.real_of_rank("x", &self.x, 1)?;
+        let grains = self.x.elements().div_ceil(GRAIN_ELEMENTS);
+        check.tensor("grains", &self.grains, &[grains], DType::F64)
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        vec![reads(self.x), writes(&self.grains)]
+    }
+}
+
 impl Contract for NormAndClip<'_> {
     fn name(&self) -> &'static str {
         "norm_and_clip"
     }
 
     fn check(&self, check: &Check) -> Checked {
-        check.real_of_rank("x", &self.x, 1)?;
+        check.rank("grains", &self.grains, 1)?;
+        check.tensor("grains", &self.grains, self.grains.dims(), DType::F64)?;
         check.tensor("loss", &self.loss, &[1], DType::F32)?;
-        check.tensor("parts", &self.parts, &[NORM_PARTS], DType::F64)?;
         check.tensor("out", &self.out, &[2], DType::F32)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![reads(self.x)]
+        vec![reads(self.grains)]
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::queue::bytes_of;
 use crate::random::random_u32;
-use crate::{Backend, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{Backend, DiskCopy, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
 use memory::{DType, In, Out};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,6 +21,8 @@ pub struct Scheduled<B> {
     schedule: RefCell<Schedule>,
     reasons: Reasons,
     traffic: Cell<Traffic>,
+    /// Why a file was not read or written, after which nothing runs any more.
+    failed: RefCell<Option<KernelError>>,
     /// Readings that have been computed or not, by their number.
     readings: RefCell<Vec<Box<[u8]>>>,
 }
@@ -45,6 +47,7 @@ enum Task {
     Execute(Box<Operation<'static>>),
     Write(Out<'static>, Vec<u8>),
     Copy(Out<'static>, In<'static>),
+    Disk(DiskCopy<'static>),
     Wait(Event),
 }
 
@@ -129,6 +132,7 @@ impl<B: Backend> Scheduled<B> {
             schedule: RefCell::new(Schedule::new(seed)),
             reasons: Reasons::default(),
             traffic: Cell::default(),
+            failed: RefCell::default(),
             readings: RefCell::default(),
         }
     }
@@ -140,12 +144,18 @@ impl<B: Backend> Scheduled<B> {
 
     /// Puts a task into a queue, and runs some of what the queues hold.
     fn ask(&self, queue: Queue, task: Task) -> Result<(), KernelError> {
+        self.check()?;
         let tasks = {
             let mut schedule = self.schedule.borrow_mut();
             schedule.ask(queue, task);
             schedule.draw(3)
         };
         (0..tasks).try_for_each(|_| self.run_one().map(|_| ()))
+    }
+
+    /// Refuses to go on after a file has failed.
+    fn check(&self) -> Result<(), KernelError> {
+        self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
     /// Whether there was something to run.
@@ -163,6 +173,9 @@ impl<B: Backend> Scheduled<B> {
                 Task::Execute(operation) => self.backend.execute(Queue::Compute, *operation)?,
                 Task::Write(out, bytes) => self.backend.write(out, &bytes)?,
                 Task::Copy(out, x) => std::ptr::copy(x.pointer(), out.pointer(), bytes_of(&x)),
+                Task::Disk(copy) => copy.carry_out().inspect_err(|error| {
+                    self.failed.replace(Some(error.clone()));
+                })?,
                 Task::Wait(_) => {}
             }
         }
@@ -170,6 +183,7 @@ impl<B: Backend> Scheduled<B> {
     }
 
     fn run_until(&self, event: Event) -> Result<(), KernelError> {
+        self.check()?;
         while !self.schedule.borrow().is_over(event) {
             assert!(self.run_one()?, "queues wait for one another for ever");
         }
@@ -239,11 +253,19 @@ impl<B: Backend> Backend for Scheduled<B> {
         self.ask(queue, Task::Copy(out, x))
     }
 
+    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let copy = unsafe { copy.outliving() };
+        self.ask(copy.queue(), Task::Disk(copy))
+    }
+
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        self.check()?;
         Ok(self.end_of(queue))
     }
 
     fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
+        self.check()?;
         self.reasons.add(reason);
         if self.ignored != Some(reason) {
             self.schedule.borrow_mut().ask(queue, Task::Wait(event));

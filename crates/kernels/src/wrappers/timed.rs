@@ -1,7 +1,9 @@
 //! A device that waits for every operation, and notes how long it took.
 
 use crate::timeline::{COPY, Measured, Rates, Timeline};
-use crate::{Backend, Cost, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{
+    Backend, Cost, DiskCopy, Event, KernelError, Operation, Queue, Reading, Target, Traffic,
+};
 use memory::{In, Memory, Out};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -105,6 +107,7 @@ pub fn timeline() -> Timeline {
         upload: never_used,
         download: never_used,
         both_ways: never_used,
+        disk: never_used,
     };
     Timeline::with_measured(rates, Measured::new())
 }
@@ -160,6 +163,12 @@ impl<B: Backend> Backend for Timed<B> {
         // SAFETY: the caller's promise.
         let copy = |backend: &B| unsafe { backend.copy_beside(queue, out, x) };
         self.time(queue, COPY, copy).map(|_| ())
+    }
+
+    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        self.time(copy.queue(), COPY, |backend| unsafe { backend.disk(copy) })
+            .map(|_| ())
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

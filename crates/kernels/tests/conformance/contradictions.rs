@@ -221,12 +221,14 @@ fn a_dropout_of_all_or_of_no_probability_is_refused() {
                     out: out.view_mut(),
                     bias: None,
                     dropout: Some(dropout),
+                    first: 0,
                     residual: None,
                 }),
                 device.kernels.run(DropoutBackward {
                     dx: out.view_mut(),
                     dy: q,
                     dropout,
+                    first: 0,
                 }),
             ];
             for called in called {

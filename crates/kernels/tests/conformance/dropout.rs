@@ -9,6 +9,7 @@ use kernels::operation::{self, AddBias, DropoutBackward};
 use kernels::random::random_u32;
 use kernels::{Dropout, KernelError};
 use memory::DType;
+use std::ops::Range;
 
 /// The factor on the element of an index.
 pub fn kept(dropout: Option<Dropout>, index: u64) -> f64 {
@@ -54,6 +55,7 @@ impl Case for BiasDropoutAdd {
             out: out.view_mut(),
             bias: self.bias.then(|| bias.view()),
             dropout: self.dropout,
+            first: 0,
             residual: self.residual.then(|| residual.view()),
         })?;
         let mut outputs = vec![device.take(&out)];
@@ -63,6 +65,7 @@ impl Case for BiasDropoutAdd {
                 dx: dx.view_mut(),
                 dy: dy.view(),
                 dropout,
+                first: 0,
             })?;
             outputs.push(device.take(&dx));
         }
@@ -184,16 +187,20 @@ fn a_bias_alone_is_add_bias() {
     }
 }
 
-/// Which of many ones are kept, forward and backward.
-fn mask(device: &Device, dropout: Dropout) -> Vec<bool> {
-    const DIMS: [usize; 2] = [100, 400];
-    let ones = Host::new(DType::F32, DIMS, vec![1.0; DIMS[0] * DIMS[1]]);
+/// Rows of many ones, and how many there are in each.
+const ONES: [usize; 2] = [100, 403];
+
+/// Which of some rows of many ones are kept, forward and backward.
+fn mask(device: &Device, dropout: Dropout, rows: Range<usize>) -> Vec<bool> {
+    let (first, dims) = (rows.start * ONES[1], [rows.len(), ONES[1]]);
+    let ones = Host::new(DType::F32, dims, vec![1.0; dims[0] * dims[1]]);
     let (mut out, dy) = (device.put(&ones), device.put(&ones));
-    let mut dx = device.room(DType::F32, DIMS);
+    let mut dx = device.room(DType::F32, dims);
     let forward = operation::BiasDropoutAdd {
         out: out.view_mut(),
         bias: None,
         dropout: Some(dropout),
+        first,
         residual: None,
     };
     device.kernels.run(forward).unwrap();
@@ -201,6 +208,7 @@ fn mask(device: &Device, dropout: Dropout) -> Vec<bool> {
         dx: dx.view_mut(),
         dy: dy.view(),
         dropout,
+        first,
     };
     device.kernels.run(backward).unwrap();
     let [forward, backward] = [out, dx].map(|tensor| device.take(&tensor));
@@ -216,7 +224,7 @@ fn keys_name_masks_of_the_right_rate() {
     for device in computing(DType::F32) {
         for probability in [0.1f32, 0.5, 0.9] {
             let dropout = |key| Dropout { probability, key };
-            let masks = [KEY, KEY, KEY + 1].map(|key| mask(&device, dropout(key)));
+            let masks = [KEY, KEY, KEY + 1].map(|key| mask(&device, dropout(key), 0..ONES[0]));
             let [first, again, other] = &masks;
             assert!(first == again && first != other, "{}", device.name);
             let near = |dropped: usize, share: f64| {
@@ -235,6 +243,23 @@ fn keys_name_masks_of_the_right_rate() {
             }
             let pairs = first.iter().zip(other);
             near(pairs.filter(|(a, b)| !**a && !**b).count(), share * share);
+        }
+    }
+}
+
+#[test]
+fn rows_alone_lose_what_they_lose_in_the_whole() {
+    let dropout = Dropout {
+        probability: 0.5,
+        key: KEY,
+    };
+    for device in computing(DType::F32) {
+        let whole = mask(&device, dropout, 0..ONES[0]);
+        for rows in [1..2, 37..ONES[0]] {
+            let elements = rows.start * ONES[1]..rows.end * ONES[1];
+            let alone = mask(&device, dropout, rows);
+            assert!(alone == whole[elements], "{}", device.name);
+            assert!(alone != whole[..alone.len()], "{}", device.name);
         }
     }
 }

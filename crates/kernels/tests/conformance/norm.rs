@@ -1,13 +1,13 @@
 //! Sums and norms over whole arenas.
 
-use crate::case::Case;
+use crate::case::{self, Case};
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, Start};
+use crate::device::{Device, Start, computing};
 use crate::host::Host;
 use crate::oracle::{add, constant, values};
 use candle_core::Result;
-use kernels::{KernelError, NORM_PARTS};
-use memory::DType;
+use kernels::KernelError;
+use memory::{DType, GRAIN_ELEMENTS, In};
 
 /// Positive entries, the first and the last large enough to be missed.
 fn entries(dtype: DType, elements: usize) -> Host {
@@ -60,14 +60,15 @@ enum Entries {
     Tiny,
     /// The norm is above every f32, its entries are not.
     Overflow,
-    /// The squares are above every f32, the norm is not: counts as not finite.
+    /// The squares are above every f32, the norm is not.
     OverflowingSquares,
     Infinite,
     Nan,
 }
 
+/// Grains of gradients, and what follows from them.
 #[derive(Debug)]
-struct NormAndClip {
+struct Norm {
     dtype: DType,
     elements: usize,
     entries: Entries,
@@ -75,12 +76,14 @@ struct NormAndClip {
     loss: f32,
 }
 
-impl NormAndClip {
+impl Norm {
     fn x(&self) -> Host {
         let mut values = entries(self.dtype, self.elements).values();
+        // Their squares add up in f64 without rounding, in whatever order.
+        let whole = |value: &mut f64| *value = (*value * 64.0).round() / 64.0;
         let mut last = |last: f64| values[self.elements / 2..].fill(last);
         match self.entries {
-            Entries::Finite => {}
+            Entries::Finite => values.iter_mut().for_each(whole),
             Entries::Tiny => values.iter_mut().for_each(|value| *value *= 1e-7),
             Entries::Overflow => last(3e38),
             Entries::OverflowingSquares => last(1e20),
@@ -90,49 +93,103 @@ impl NormAndClip {
         Host::new(self.dtype, [self.elements], values)
     }
 
-    fn oracle(&self) -> Result<[f64; 2]> {
-        let norm = constant(&self.x())?
-            .sqr()?
-            .sum_all()?
-            .sqrt()?
-            .to_scalar::<f64>()?;
-        let norm = if norm > f64::from(f32::MAX).sqrt() {
-            f64::INFINITY
-        } else {
-            norm
+    fn oracle(&self) -> [Vec<f64>; 3] {
+        let values = self.x().values();
+        let sum = |grain: &[f64]| grain.iter().map(|value| value * value).sum();
+        let grains: Vec<f64> = values.chunks(GRAIN_ELEMENTS).map(sum).collect();
+        let norm = grains.iter().sum::<f64>().sqrt();
+        let [norm, factor] = clipped(norm, self.loss, self.max_norm);
+        [grains, vec![norm], vec![factor]]
+    }
+}
+
+/// The norm as f32 has it, and the clipping factor.
+fn clipped(norm: f64, loss: f32, max_norm: Option<f32>) -> [f64; 2] {
+    let norm = if norm > f64::from(f32::MAX) {
+        f64::INFINITY
+    } else {
+        norm
+    };
+    let factor = match max_norm {
+        _ if !norm.is_finite() || !loss.is_finite() => f64::NAN,
+        Some(max_norm) => (f64::from(max_norm) / (norm + 1e-6)).min(1.0),
+        None => 1.0,
+    };
+    [norm, factor]
+}
+
+/// Norm and factor of grains.
+fn norm_and_clip(
+    device: &Device,
+    grains: In,
+    loss: f32,
+    max_norm: Option<f32>,
+) -> std::result::Result<[Host; 2], KernelError> {
+    let loss = device.put(&Host::new(DType::F32, [1], [f64::from(loss)]));
+    let mut out = device.room(DType::F32, [2]);
+    device.kernels.run(kernels::NormAndClip {
+        out: out.view_mut(),
+        grains,
+        loss: loss.view(),
+        max_norm,
+    })?;
+    let out = device.take(&out).values();
+    Ok([0, 1].map(|index| Host::new(DType::F32, [1], [out[index]])))
+}
+
+impl Case for Norm {
+    fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
+        let x = device.put(&self.x());
+        let mut grains = device.room(DType::F64, [self.elements.div_ceil(GRAIN_ELEMENTS)]);
+        device.kernels.run(kernels::NormGrains {
+            grains: grains.view_mut(),
+            x: x.view(),
+        })?;
+        let [norm, factor] = norm_and_clip(device, grains.view(), self.loss, self.max_norm)?;
+        Ok(vec![device.take(&grains), norm, factor])
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        let [grains, norm, factor] = self.oracle();
+        let of_grains = match self.entries {
+            Entries::Finite => Rule::Exact,
+            _ => Rule::Standard,
         };
-        let factor = match self.max_norm {
-            _ if !norm.is_finite() || !self.loss.is_finite() => f64::NAN,
-            Some(max_norm) => (f64::from(max_norm) / (norm + 1e-6)).min(1.0),
-            None => 1.0,
-        };
-        Ok([norm, factor])
+        vec![
+            Expected::new("norm_grains", grains, of_grains),
+            Expected::new("norm_and_clip: norm", norm, Rule::Standard),
+            Expected::new("norm_and_clip: factor", factor, Rule::Standard),
+        ]
+    }
+}
+
+/// The norm of grains that were made elsewhere.
+#[derive(Debug)]
+struct NormAndClip {
+    grains: usize,
+    max_norm: Option<f32>,
+}
+
+impl NormAndClip {
+    fn grains(&self) -> Host {
+        let grains = Host::random(DType::F64, [self.grains], 1.0, 2).values();
+        Host::new(
+            DType::F64,
+            [self.grains],
+            grains.iter().map(|grain| grain.abs()),
+        )
     }
 }
 
 impl Case for NormAndClip {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
-        let x = device.put(&self.x());
-        let loss = device.put(&Host::new(DType::F32, [1], [f64::from(self.loss)]));
-        let mut parts = device.room(DType::F64, [NORM_PARTS]);
-        let mut out = device.room(DType::F32, [2]);
-        device.kernels.run(kernels::NormAndClip {
-            out: out.view_mut(),
-            parts: parts.view_mut(),
-            x: x.view(),
-            loss: loss.view(),
-            max_norm: self.max_norm,
-        })?;
-        device.take(&parts);
-        let out = device.take(&out).values();
-        Ok(vec![
-            Host::new(DType::F32, [1], [out[0]]),
-            Host::new(DType::F32, [1], [out[1]]),
-        ])
+        let grains = device.put(&self.grains());
+        Ok(norm_and_clip(device, grains.view(), 3.5, self.max_norm)?.into())
     }
 
     fn expected(&self) -> Vec<Expected> {
-        let [norm, factor] = self.oracle().unwrap();
+        let norm = self.grains().values().iter().sum::<f64>().sqrt();
+        let [norm, factor] = clipped(norm, 3.5, self.max_norm);
         vec![
             Expected::new("norm_and_clip: norm", vec![norm], Rule::Standard),
             Expected::new("norm_and_clip: factor", vec![factor], Rule::Standard),
@@ -140,13 +197,16 @@ impl Case for NormAndClip {
     }
 }
 
-/// Fewer than the parts, a block, more than a block for every part.
-const SIZES: [usize; 6] = [1, 37, 4096, 5000, NORM_PARTS * 4096 + 37, 3_000_001];
+/// Part of a grain, one, more than one; more than there are lanes to sum their sums.
+const SIZES: [usize; 6] = [1, 37, 4096, 5000, 100_003, 4_300_001];
 
-pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+/// None, as where gradients are released; fewer than there are lanes, as many, more.
+const GRAINS: [usize; 6] = [0, 1, 1023, 1024, 1025, 30_011];
+
+fn norm_cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     let mut norm = |elements, entries, max_norm, loss| {
-        cases.push(Box::new(NormAndClip {
+        cases.push(Box::new(Norm {
             dtype,
             elements,
             entries,
@@ -166,7 +226,9 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             norm(elements, Entries::Finite, *max_norm, 3.5);
         }
     }
-    norm(37, Entries::Tiny, Some(1e-6), 0.0);
+    for elements in [37, 9001] {
+        norm(elements, Entries::Tiny, Some(1e-6), 0.0);
+    }
     for entries in [
         Entries::Overflow,
         Entries::OverflowingSquares,
@@ -182,10 +244,71 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             norm(5000, Entries::Finite, max_norm, loss);
         }
     }
+    for grains in GRAINS {
+        for max_norm in [None, Some(1.0)] {
+            cases.push(Box::new(NormAndClip { grains, max_norm }));
+        }
+    }
+    cases
+}
+
+pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
+    let mut cases = norm_cases(dtype);
     for elements in SIZES {
         for start in [Start::Overwrite, Start::Accumulate] {
             cases.push(Box::new(Sum { elements, start }));
         }
     }
     cases
+}
+
+/// Grains and norms are sums in one order everywhere.
+#[test]
+fn norms_have_the_same_bits_everywhere() {
+    for dtype in crate::DTYPES {
+        let devices = computing(dtype);
+        let [reference, others @ ..] = devices.as_slice() else {
+            panic!("two implementations or more");
+        };
+        assert!(!others.is_empty(), "two implementations or more");
+        for case in norm_cases(dtype) {
+            let expected = case::run(case.as_ref(), reference);
+            for device in others {
+                for (got, expected) in case::run(case.as_ref(), device).iter().zip(&expected) {
+                    let exact = Expected::new("norm", expected.values(), Rule::Exact);
+                    let judged = exact.judge(got, device.kernels.target());
+                    judged
+                        .unwrap_or_else(|message| panic!("{case:?} on {}: {message}", device.name));
+                }
+            }
+        }
+    }
+}
+
+/// A grain does not depend on what comes before or after it, nor on where it lies.
+#[test]
+fn grains_are_the_same_in_pieces() {
+    const ELEMENTS: usize = 5 * GRAIN_ELEMENTS + 17;
+    for dtype in crate::DTYPES {
+        for device in computing(dtype) {
+            let x = device.put(&Host::random(dtype, [ELEMENTS], 1.0, 3));
+            let grains = |cut: usize| {
+                let mut grains = device.room(DType::F64, [6]);
+                for (range, own) in [
+                    (0..cut, 0..cut / GRAIN_ELEMENTS),
+                    (cut..ELEMENTS, cut / GRAIN_ELEMENTS..6),
+                ] {
+                    let operation = kernels::NormGrains {
+                        grains: grains.view_mut().rows(own),
+                        x: x.view().rows(range),
+                    };
+                    device.kernels.run(operation).unwrap();
+                }
+                device.take(&grains)
+            };
+            for cut in 1..6 {
+                assert_eq!(grains(cut * GRAIN_ELEMENTS), grains(0), "{}", device.name);
+            }
+        }
+    }
 }

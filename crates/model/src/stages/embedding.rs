@@ -73,6 +73,7 @@ impl Embedding {
                 out,
                 bias: None,
                 dropout,
+                first: 0,
                 residual: None,
             })?;
         }
@@ -94,6 +95,10 @@ impl Stage for Embedding {
 
     fn parameters(&self) -> Vec<ParameterId> {
         [self.tokens].into_iter().chain(self.positions).collect()
+    }
+
+    fn reads_matrices_backward(&self) -> bool {
+        false
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {

@@ -32,6 +32,10 @@ impl Stage for Gelu {
         }
     }
 
+    fn is_by_token(&self) -> bool {
+        true
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let fc = pass.pull(Gelu::FC)?;
         let mut act = pass.output(Gelu::ACT)?;

@@ -180,6 +180,10 @@ impl Stage for NormStage {
         self.norm.parameters()
     }
 
+    fn is_by_token(&self) -> bool {
+        true
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(self.input)?;
         let mut y = pass.output(self.output)?;

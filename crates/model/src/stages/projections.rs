@@ -41,6 +41,10 @@ impl Stage for Projections {
         linears.map(Linear::flops_per_token).sum()
     }
 
+    fn is_by_token(&self) -> bool {
+        true
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(self.input)?;
         for (output, linear) in &self.outputs {

@@ -48,7 +48,7 @@ impl Qkv {
             pass.kernels().run(Rotary {
                 x: x.view_mut(),
                 table: pass.rotary_table(),
-                positions: pass.batch().positions(),
+                positions: pass.positions(),
                 inverse,
             })?;
         }
@@ -154,6 +154,10 @@ impl Stage for Qkv {
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
         self.linears.iter().map(Linear::flops_per_token).sum()
+    }
+
+    fn is_by_token(&self) -> bool {
+        true
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {

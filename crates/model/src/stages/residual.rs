@@ -28,6 +28,11 @@ impl ResidualProjection {
     /// The residual stream between attention and the feed-forward layer.
     pub const X2: Activation = Activation::new("x2", "d_x", Label::AttnOut);
 
+    /// The number of the first element of the sum, where these are a tile's tokens.
+    fn first(&self, pass: &Pass) -> usize {
+        pass.first_token() * self.linear.outputs()
+    }
+
     /// One operation adds bias and residual, and drops between. Where there is a residual alone, the product adds it.
     fn sum(&self, pass: &Pass, mut out: Out, x: In, residual: In) -> Result<(), ModelError> {
         let dropout = pass.dropout(self.dropout);
@@ -41,6 +46,7 @@ impl ResidualProjection {
             out,
             bias,
             dropout,
+            first: self.first(pass),
             residual: Some(residual),
         })?)
     }
@@ -67,6 +73,10 @@ impl Stage for ResidualProjection {
         self.linear.flops_per_token()
     }
 
+    fn is_by_token(&self) -> bool {
+        true
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let (x, residual) = (pass.pull(self.input)?, pass.pull(self.residual)?);
         let mut out = pass.output(self.output)?;
@@ -87,6 +97,7 @@ impl Stage for ResidualProjection {
                 dx: dx.view_mut(),
                 dy: dsum.view(),
                 dropout,
+                first: self.first(pass),
             })?;
         }
         let dy = masked.as_ref().unwrap_or(&dsum).view();

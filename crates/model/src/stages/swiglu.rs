@@ -33,6 +33,10 @@ impl Stage for Swiglu {
         }
     }
 
+    fn is_by_token(&self) -> bool {
+        true
+    }
+
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let (gate, up) = (pass.pull(Swiglu::GATE)?, pass.pull(Swiglu::UP)?);
         let mut act = pass.output(Swiglu::ACT)?;

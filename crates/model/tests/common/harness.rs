@@ -4,12 +4,13 @@ use super::oracle::{Oracle, Vars, gradients, var};
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target, Traffic};
-use memory::{Arena, Buffer, Category, DType, Memory};
+use memory::{Buffer, Category, DType, Memory};
 use model::{
-    Architecture, Batch, BatchShape, Computation, Gradients, Model, ModelConfig, Nothing, Policy,
-    Purpose, Randomness, ReplayCounts, Saved, StepTotals, Training, Work,
+    Architecture, Batch, BatchShape, Computation, Model, ModelConfig, Nothing, Policy, Purpose,
+    Randomness, ReplayCounts, Saved, StepTotals, Training, Work,
 };
 use std::rc::Rc;
+use units::{Gradients, GradientsHome, Weights, WeightsHome};
 
 /// The micro-batches of every run.
 pub const SHAPE: BatchShape = BatchShape { rows: 2, seq: 13 };
@@ -38,7 +39,7 @@ pub struct Run {
     kernels: Box<dyn Kernels>,
     /// The model.
     pub model: Model,
-    parameters: Arena,
+    weights: Weights,
     gradients: Gradients,
     saved: Saved,
     loss: Buffer,
@@ -52,8 +53,11 @@ impl Run {
         let mut run = Run::new(architecture, policy, memory, kernels);
         for (index, entry) in run.model.layout().clone().entries().iter().enumerate() {
             let values = initial_values(index, &entry.name, entry.elements());
-            let out = run.parameters.view_mut(index);
-            out.slice_mut().copy_from_slice(&values);
+            assert_eq!(run.weights.view(index).elements(), values.len());
+            let bytes = bytemuck::cast_slice(&values);
+            run.weights
+                .store(&*run.kernels, entry.range(), bytes)
+                .unwrap();
         }
         run
     }
@@ -89,12 +93,12 @@ impl Run {
         let model = model.unwrap();
         let saved = Saved::lease(&memory, model.architecture(), dtype, policy, SHAPE).unwrap();
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);
-        let parameters =
-            Arena::lease(&memory, Category::Parameter, "parameters", &layout, dtype).unwrap();
+        let gradients = Gradients::lease(&memory, &layout, dtype, GradientsHome::Device);
+        let weights = Weights::lease(&memory, &layout, dtype, WeightsHome::Device);
         Run {
-            gradients: Gradients::lease(&memory, &layout, dtype).unwrap(),
+            gradients: gradients.unwrap(),
             loss: loss.unwrap(),
-            parameters,
+            weights: weights.unwrap(),
             saved,
             model,
             memory,
@@ -131,11 +135,12 @@ impl Run {
         let work = Work {
             memory: &self.memory,
             kernels: &*self.kernels,
-            parameters: &mut self.parameters,
+            weights: &mut self.weights,
             saved: &mut self.saved,
             batch: &batch,
             purpose: Purpose::Training(Training {
                 gradients: &mut self.gradients,
+                is_last_micro_batch: true,
                 beside: &mut Nothing,
                 randomness,
             }),
@@ -152,12 +157,12 @@ impl Run {
 
     /// The gradient of a parameter.
     pub fn gradient(&self, index: usize) -> &[f32] {
-        self.gradients.arena().view(index).slice()
+        self.gradients.view(index).slice()
     }
 
     /// The values of a parameter.
     pub fn parameter(&self, index: usize) -> &[f32] {
-        self.parameters.view(index).slice()
+        self.weights.view(index).slice()
     }
 
     /// Steps of plain gradient descent; on shapes nothing is computed.
@@ -190,9 +195,14 @@ impl Run {
     fn descend(&mut self) {
         for index in 0..self.model.layout().entries().len() {
             let gradients = self.gradient(index).to_vec();
-            let weights = self.parameters.view_mut(index).slice_mut::<f32>();
-            let pairs = weights.iter_mut().zip(gradients);
-            pairs.for_each(|(weight, gradient)| *weight -= 0.1 * gradient);
+            let weights = self.weights.view(index).slice::<f32>().iter();
+            let pairs = weights.zip(gradients);
+            let next: Vec<f32> = pairs.map(|(weight, of)| weight - 0.1 * of).collect();
+            let range = self.model.layout().entries()[index].range();
+            let stored = self
+                .weights
+                .store(&*self.kernels, range, bytemuck::cast_slice(&next));
+            stored.unwrap();
         }
     }
 }

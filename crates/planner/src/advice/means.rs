@@ -3,8 +3,9 @@
 use super::Setup;
 use crate::changes::{
     Change, block_inputs_on_host, computed_in_bf16, eight_bit_moments, flash_attention,
-    narrow_gradients, recompute_anew, recompute_specs, recompute_too, shorter_sequences,
-    smaller_micro_batch, split_master, states_on_host,
+    gradients_on_host, narrow_gradients, recompute_anew, recompute_specs, recompute_too,
+    released_gradients, shorter_sequences, smaller_micro_batch, split_master, states_on_host,
+    tiles, weights_on_host,
 };
 use kernels::Target;
 use model::Label;
@@ -23,6 +24,10 @@ pub(super) enum Means {
     NarrowGradients,
     InputsOnHost,
     StatesOnHost,
+    WeightsOnHost,
+    GradientsOnHost,
+    Tiles,
+    ReleasedGradients,
     ShorterSequences,
 }
 
@@ -41,6 +46,10 @@ impl Means {
             Means::NarrowGradients,
             Means::InputsOnHost,
             Means::StatesOnHost,
+            Means::WeightsOnHost,
+            Means::GradientsOnHost,
+            Means::Tiles,
+            Means::ReleasedGradients,
             Means::ShorterSequences,
         ];
         first.chain(labels).chain(full).chain(last).collect()
@@ -63,8 +72,28 @@ impl Means {
             Means::NarrowGradients => narrow_gradients(settings),
             Means::InputsOnHost => block_inputs_on_host(settings, target),
             Means::StatesOnHost => states_on_host(settings, target),
+            Means::WeightsOnHost => weights_on_host(settings, target),
+            Means::GradientsOnHost => gradients_on_host(settings, target),
+            Means::Tiles => tiles(config, settings),
+            Means::ReleasedGradients => released_gradients(settings),
             Means::ShorterSequences => shorter_sequences(config, settings),
         }
+    }
+
+    /// Whether it takes host memory.
+    pub(super) fn is_on_host(&self) -> bool {
+        matches!(
+            self,
+            Means::InputsOnHost
+                | Means::StatesOnHost
+                | Means::WeightsOnHost
+                | Means::GradientsOnHost
+        )
+    }
+
+    /// Whether the model learns something else, whatever that costs: shorter sequences, or no clipping.
+    pub(super) fn is_last(&self) -> bool {
+        matches!(self, Means::ReleasedGradients | Means::ShorterSequences)
     }
 
     /// How often it may help: halves have halves.
@@ -90,6 +119,15 @@ impl Means {
             Means::NarrowGradients => "gradients in bf16".into(),
             Means::InputsOnHost => "recompute full, block inputs on the host".into(),
             Means::StatesOnHost => "optimizer states on the host".into(),
+            Means::WeightsOnHost => "weights on the host".into(),
+            Means::GradientsOnHost => "gradients on the host".into(),
+            Means::Tiles => {
+                let tile = made.tile_tokens.unwrap_or_default();
+                format!("recompute full, in tiles of {tile} tokens")
+            }
+            Means::ReleasedGradients => {
+                "gradients released in the backward pass, no clipping".into()
+            }
             Means::ShorterSequences => format!("sequences of {seq}, {accum} micro-batches a step"),
         }
     }

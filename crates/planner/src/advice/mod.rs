@@ -21,8 +21,8 @@ use std::fmt::{Display, Formatter};
 /// It has every rung that saves something, each on top of those before, and ends at the first configuration that fits; what
 /// takes time or host memory and is not needed there is put down again, the dearest first.
 /// What adds nothing to a step on paper comes first: what keeps the bits of the loss, then what changes them. Then comes
-/// what takes time, or memory of a host whose link is assumed, the cheapest first. Shorter sequences come last: the model
-/// learns something else from them, whatever they cost.
+/// what takes time, or memory of a host whose link is assumed, the cheapest first. Gradients without clipping and shorter
+/// sequences come last: the model learns something else from them, whatever they cost.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
     /// What has to hold the run.
@@ -75,7 +75,7 @@ impl Means {
                 None => 0.0,
             };
             let tier = match means {
-                Means::ShorterSequences => 2,
+                _ if means.is_last() => 2,
                 _ => u8::from(cost > NO_COST || change.offloads()),
             };
             let cost = if tier == 1 { cost } else { 0.0 };
@@ -201,7 +201,7 @@ impl Climb {
     fn without_needless(self, start: &Run, room: u64) -> Result<Climb, SessionError> {
         let (mut needed, mut seconds) = (self.taken.clone(), self.run.seconds);
         for place in (0..needed.len().saturating_sub(1)).rev() {
-            let on_host = matches!(self.taken[place], Means::InputsOnHost | Means::StatesOnHost);
+            let on_host = self.taken[place].is_on_host();
             if self.rungs[place].cost_fraction <= NO_COST && !on_host {
                 continue;
             }

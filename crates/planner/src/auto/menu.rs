@@ -3,7 +3,7 @@
 use crate::activations::{planned_activations, total_bytes};
 use crate::on_paper::{OnPaper, Paper, Part};
 use memory::{Layer, Phase};
-use model::{Action, Architecture, Label, Policy};
+use model::{Action, Label, Policy};
 use session::SessionError;
 use settings::Settings;
 
@@ -76,7 +76,7 @@ pub(crate) fn menu(
 
 /// Bytes of a layer's activations by label; 0 of what the model does not have.
 fn label_bytes(settings: &Settings) -> [u64; Label::ALL.len()] {
-    let architecture = Architecture::of(&settings.model, settings.attention);
+    let architecture = settings.architecture();
     let planned = planned_activations(&architecture, settings);
     let of_layer = planned.partition_point(|activation| activation.layer == 0);
     Label::ALL.map(|label| total_bytes(&planned[..of_layer], Some(label)).all)

@@ -72,7 +72,7 @@ impl Terms {
             head: 0,
             rest: 0,
         };
-        let architecture = Architecture::of(&settings.model, settings.attention);
+        let architecture = settings.architecture();
         for actions in menu {
             let mut uniform = settings.clone();
             uniform.policy = Policy::keep_all(count);
@@ -140,9 +140,10 @@ impl OnPaper {
     }
 }
 
+/// What layers before keep, and what is on the way, is part of what is live. Where weights or gradients come and go, so are
+/// more of them at one time than at another: there, what follows is near the truth, and is planned before it is chosen.
 fn less(all: u64, part: u64) -> u64 {
-    let left = all.checked_sub(part);
-    left.expect("what layers before keep, and what is on the way, is part of what is live")
+    all.saturating_sub(part)
 }
 
 /// Picoseconds of a layer's work and copies; no bytes.

@@ -259,3 +259,33 @@ fn measured_times_count_instead_of_rates() {
     let measured = costs::read(Some(&file)).unwrap();
     assert_eq!(measured.values().copied().collect::<Vec<f64>>(), [3600.0]);
 }
+
+/// Where weights and gradients come and go, the terms are near the truth: what is chosen is planned, and within its budget.
+#[test]
+fn a_choice_holds_where_units_come_and_go() {
+    let set = [
+        "offload.activations=auto",
+        "offload.optimizer=pinned",
+        "offload.parameters=pinned",
+        "offload.gradients=pinned",
+        "batch.accum=2",
+    ];
+    let (config, target) = (config(&set), Target::Cuda);
+    let chooser = Chooser::new(&config, target).unwrap();
+    let (least, most) = (
+        chooser.smallest().unwrap().peak,
+        chooser.keep_all.peak.bytes,
+    );
+    assert!(least < most);
+    let mut slower = f64::INFINITY;
+    for step in 0..=12 {
+        let budget = least + (most - least) * step / 12;
+        let choice = chooser.choose(budget).unwrap();
+        let chosen = Settings::new(&choice.applied_to(&config)).unwrap();
+        assert!(chosen.offload.parameter_slots.is_some());
+        let planned = Plan::new(&chosen, target).unwrap().peak_bytes;
+        assert_eq!(choice.peak_bytes, planned);
+        assert!(planned <= budget && choice.step_ms <= slower, "{choice:?}");
+        slower = choice.step_ms;
+    }
+}

@@ -113,7 +113,7 @@ fn names(device: &str) -> Vec<TraceEvent<'static>> {
     let meta = |what: &'static str, tid, args| event(what.into(), "M", tid, 0.0, args);
     let name = format!("training step on {device}");
     let mut events = vec![meta("process_name", COUNTERS, Args::Name { name })];
-    let queues = Queue::ALL.map(|queue| format!("queue: {}", format!("{queue:?}").to_lowercase()));
+    let queues = Queue::ALL.map(|queue| format!("queue: {}", queue.name()));
     let tracks = ["phases".to_string(), "layers".to_string()];
     for (tid, name) in (PHASES..).zip(tracks.into_iter().chain(queues)) {
         events.push(meta("thread_name", tid, Args::Name { name }));

@@ -9,9 +9,9 @@ use crate::keys::KEYS;
 use crate::load::Source;
 use crate::{
     AttentionBackend, AttentionConfig, BatchConfig, CheckpointConfig, Config, DataConfig, Device,
-    EvalConfig, FloatType, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig,
-    OptimConfig, OptimizerPlace, RecomputeConfig, Size, TrainConfig, Window, dotted, preset,
-    reference,
+    EvalConfig, FloatType, HardwareConfig, HostPlace, LogConfig, LrConfig, MemoryConfig,
+    OffloadConfig, OptimConfig, OptimizerPlace, RecomputeConfig, Release, Size, TrainConfig,
+    Window, dotted, preset, reference,
 };
 use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};
@@ -77,6 +77,7 @@ fn full() -> Config {
             weight_decay: 0.0,
             clip_norm: f64::INFINITY,
             f32_states: vec![],
+            release: Release::Backward,
         },
         lr: LrConfig {
             peak: 1.0 / 3.0,
@@ -94,7 +95,10 @@ fn full() -> Config {
             backend: AttentionBackend::Flash,
         },
         offload: OffloadConfig {
-            optimizer: OptimizerPlace::Pinned,
+            optimizer: OptimizerPlace::Folder("scratch/states".into()),
+            parameters: HostPlace::Pinned,
+            parameter_slots: 3,
+            gradients: HostPlace::Pinned,
             activations: "block_input".to_owned(),
             fraction: 0.5,
             window: Window::End,
@@ -119,11 +123,13 @@ fn full() -> Config {
             budget: Some(Size::Percent(95.0)),
             force: true,
             head_chunk: 100,
+            tile_tokens: Some(300),
         },
         hardware: HardwareConfig {
             h2d_gbps: Some(25.5),
             d2h_gbps: Some(24.5),
             both_ways_gbps: Some(40.5),
+            disk_gbps: Some(6.5),
             memory_gbps: Some(3000.5),
             peak_tflops: Some(989.0),
         },

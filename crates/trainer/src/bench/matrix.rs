@@ -33,12 +33,17 @@ struct Axes {
     recompute: Vec<String>,
     /// Forms of the optimizer's states: words of [`OPTIMIZER`], joined by `+`.
     optimizer: Vec<String>,
-    /// `none`, or what waits on the host: `optimizer` and labels of activations, joined by `+`.
+    /// `none`, or what lives elsewhere: `optimizer`, `parameters` and `gradients` on the host, `disk:DIR` for the optimizer's
+    /// states in that folder, and labels of activations, joined by `+`.
     offload: Vec<String>,
     /// Kinds of attention.
     attention: Vec<String>,
+    /// When gradients have served their purpose: `step` or `backward`.
+    release: Vec<String>,
     /// Sequences in a micro-batch.
     micro_batch: Vec<usize>,
+    /// Tokens in a tile.
+    tile_tokens: Vec<usize>,
 }
 
 /// A named list of settings.
@@ -66,13 +71,17 @@ const OPTIMIZER: [(&str, &str); 7] = [
 ];
 
 /// Matrices that are compiled in, by name.
-const BUILT_IN: [(&str, &str); 5] = [
+const BUILT_IN: [(&str, &str); 6] = [
     (
         "quick",
         include_str!("../../../../configs/bench/quick.toml"),
     ),
     ("full", include_str!("../../../../configs/bench/full.toml")),
     ("cpu", include_str!("../../../../configs/bench/cpu.toml")),
+    (
+        "elsewhere",
+        include_str!("../../../../configs/bench/elsewhere.toml"),
+    ),
     ("h100", include_str!("../../../../configs/bench/h100.toml")),
     ("h200", include_str!("../../../../configs/bench/h200.toml")),
 ];
@@ -103,8 +112,8 @@ impl Matrix {
         let matrix: Matrix = toml::from_str(text).map_err(wrong)?;
         if matrix.strategies()?.is_empty() {
             return Err(Failure::Usage(format!(
-                "{name} has no strategies: [matrix] takes recompute, optimizer, offload, attention and micro_batch; \
-                 [[strategy]] takes name and set"
+                "{name} has no strategies: [matrix] takes recompute, optimizer, offload, attention, release, micro_batch and \
+                 tile_tokens; [[strategy]] takes name and set"
             )));
         }
         Ok(matrix)
@@ -136,10 +145,11 @@ impl Axes {
             let values = values.iter().map(|value| Ok((value.clone(), set(value)?)));
             values.collect::<Result<Vec<_>, Failure>>()
         };
-        let micro_batches = self.micro_batch.iter();
-        let micro_batches = micro_batches
-            .map(|rows| (format!("micro {rows}"), vec![format!("batch.micro={rows}")]))
-            .collect();
+        let sizes = |word: &str, key: &str, sizes: &[usize]| {
+            let sizes = sizes.iter();
+            let sizes = sizes.map(|size| (format!("{word} {size}"), vec![format!("{key}={size}")]));
+            sizes.collect()
+        };
         let axes = [
             of(&self.recompute, |spec| {
                 Ok(vec![format!("recompute.spec={spec}")])
@@ -149,7 +159,11 @@ impl Axes {
             of(&self.attention, |kind| {
                 Ok(vec![format!("attention.backend={kind}")])
             })?,
-            micro_batches,
+            of(&self.release, |when| {
+                Ok(vec![format!("optim.release={when}")])
+            })?,
+            sizes("micro", "batch.micro", &self.micro_batch),
+            sizes("tiles", "memory.tile_tokens", &self.tile_tokens),
         ];
         let axes: Vec<_> = axes.into_iter().filter(|axis| !axis.is_empty()).collect();
         if axes.is_empty() && self.model.is_empty() {
@@ -201,16 +215,18 @@ fn optimizer(words: &str) -> Result<Vec<String>, Failure> {
 
 fn offload(places: &str) -> Vec<String> {
     if places == "none" {
-        return vec![
-            "offload.optimizer=none".into(),
-            "offload.activations=none".into(),
-        ];
+        let keys = ["optimizer", "parameters", "gradients", "activations"];
+        return keys.map(|key| format!("offload.{key}=none")).into();
     }
-    let (optimizer, labels): (Vec<&str>, Vec<&str>) =
-        places.split('+').partition(|place| *place == "optimizer");
-    let mut set = Vec::new();
-    if !optimizer.is_empty() {
-        set.push("offload.optimizer=pinned".to_string());
+    let (mut set, mut labels) = (Vec::new(), Vec::new());
+    for place in places.split('+') {
+        match (place, place.strip_prefix("disk:")) {
+            ("optimizer" | "parameters" | "gradients", _) => {
+                set.push(format!("offload.{place}=pinned"));
+            }
+            (_, Some(folder)) => set.push(format!("offload.optimizer={folder}")),
+            _ => labels.push(place),
+        }
     }
     if !labels.is_empty() {
         set.push(format!("offload.activations={}", labels.join(",")));
@@ -225,7 +241,7 @@ mod tests {
     #[test]
     fn axes_multiply_and_name_what_changes() {
         let text = "[matrix]\nrecompute = ['none', 'full']\noptimizer = ['8bit+bf16-split']\nmicro_batch = [1, 4]\n\
-                    [[strategy]]\nname = 'short'\nset = ['data.seq=8']";
+                    tile_tokens = [64]\n[[strategy]]\nname = 'short'\nset = ['data.seq=8']";
         let strategies = Matrix::parse("x", text).unwrap().strategies().unwrap();
         let names: Vec<&str> = strategies.iter().map(|one| one.name.as_str()).collect();
         let expected = [
@@ -241,6 +257,7 @@ mod tests {
             "optim.state_dtype=8bit",
             "optim.master=bf16-split",
             "batch.micro=1",
+            "memory.tile_tokens=64",
         ];
         assert_eq!(strategies[2].set, set);
     }
@@ -259,7 +276,14 @@ mod tests {
         assert_eq!(offload("optimizer"), ["offload.optimizer=pinned"]);
         assert_eq!(offload("qkv+mlp"), ["offload.activations=qkv,mlp"]);
         assert_eq!(offload("optimizer+qkv").len(), 2);
-        assert_eq!(offload("none")[1], "offload.activations=none");
+        assert_eq!(offload("none")[3], "offload.activations=none");
+        let all = [
+            "offload.optimizer=/scratch",
+            "offload.parameters=pinned",
+            "offload.gradients=pinned",
+            "offload.activations=qkv,mlp",
+        ];
+        assert_eq!(offload("disk:/scratch+qkv+parameters+gradients+mlp"), all);
     }
 
     #[test]

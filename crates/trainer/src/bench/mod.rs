@@ -18,7 +18,7 @@ pub use args::BenchArgs;
 use crate::failure::Failure;
 use crate::gpu_watch::warnings;
 use crate::interrupt::Interrupt;
-use crate::limits::{host_need, limit_of_plan};
+use crate::limits::{limit_of_plan, refuse_without_room};
 use crate::samples::decided;
 use crate::stdout::{print, print_json};
 use args::Shared;
@@ -26,7 +26,7 @@ use golden::Golden;
 use indicatif::{ProgressBar, ProgressStyle};
 use journal::{Entry, Journal};
 use matrix::Strategy;
-use planner::{HostRoom, Plan};
+use planner::Plan;
 use rows::{Outcome, Planned, Row, rows};
 use serde::Serialize;
 use settings::{Resolved, Settings};
@@ -184,8 +184,8 @@ fn obstacle(resolved: &Resolved, plan: &Plan, plans_only: bool) -> Option<(Outco
     if plans_only {
         return None;
     }
-    let need = host_need(plan, resolved.device().target(), limit_of_plan(resolved));
-    let refused = HostRoom::ask().check(need).err()?;
+    let (target, limit) = (resolved.device().target(), limit_of_plan(resolved));
+    let refused = refuse_without_room(&resolved.config, plan, target, limit).err()?;
     Some((Outcome::Oom, refused.to_string()))
 }
 

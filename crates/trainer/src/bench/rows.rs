@@ -29,6 +29,8 @@ pub(crate) struct Row {
     pub(crate) planned_reserved_bytes: Option<u64>,
     /// Pinned host memory, planned.
     pub(crate) planned_host_bytes: Option<u64>,
+    /// Scratch files on the disk, planned.
+    pub(crate) planned_disk_bytes: Option<u64>,
     /// FLOPs of replays over those of forward and backward, planned.
     pub(crate) recompute_flops_fraction: Option<f64>,
     /// The planned peak less than the baseline's.
@@ -160,6 +162,7 @@ fn row(planned: &Planned, runs: &[Entry], plan_only: bool) -> Row {
         planned_peak_bytes: plan.map(|plan| plan.peak_bytes),
         planned_reserved_bytes: plan.map(|plan| plan.reserved_bytes),
         planned_host_bytes: plan.map(|plan| plan.host_pinned_bytes),
+        planned_disk_bytes: plan.map(|plan| plan.disk_bytes),
         recompute_flops_fraction: plan.map(|plan| plan.recompute_flops_fraction),
         saved_bytes: None,
         tokens_per_s,

@@ -1,5 +1,6 @@
 //! The processor and its memory.
 
+use super::copies::Copies;
 use super::rates::{Rates, Work};
 use super::{bytes, rows};
 use crate::failure::Failure;
@@ -25,6 +26,9 @@ pub(super) struct Host {
     locked_limit_bytes: Option<u64>,
     /// Rates in f32, the processor's training type.
     f32: Rates,
+    /// Copies beside the computation.
+    #[serde(flatten)]
+    copies: Copies,
 }
 
 impl Host {
@@ -42,6 +46,7 @@ impl Host {
             group_limit_bytes: memory_size::group_limit_bytes(),
             locked_limit_bytes: memory_size::locked_limit_bytes(),
             f32: Rates::measure(&cpu, &memory, DType::F32, Work::of(Target::Cpu))?,
+            copies: Copies::measure(&cpu, &memory)?,
         })
     }
 
@@ -62,6 +67,7 @@ impl Host {
             ),
             ("matrix products, f32", Some(rates.products(None))),
             ("copies", Some(rates.copies())),
+            ("copies beside it", Some(self.copies.to_string())),
         ];
         rows("processor", table)
     }

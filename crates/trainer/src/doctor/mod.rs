@@ -1,5 +1,7 @@
 //! The `doctor` command: what this machine offers for training, and what it lacks.
 
+mod copies;
+mod disk;
 mod gpus;
 mod host;
 mod overhead;
@@ -13,6 +15,7 @@ use memory::format_bytes;
 use report::{Align, Table};
 use serde::Serialize;
 use settings::Resolved;
+use std::path::Path;
 
 /// What this machine offers. `doctor --json`.
 #[derive(Clone, Debug, Serialize)]
@@ -21,6 +24,8 @@ struct Diagnosis {
     version: &'static str,
     /// The processor and its memory.
     host: host::Host,
+    /// The disk of `--path`; null without it.
+    disk: Option<disk::Disk>,
     /// Whether this binary can use GPUs.
     cuda_built: bool,
     /// What it has of every kernel, as the code itself says: `sm_90` for machine code, `compute_80 ptx 8.8` for what the
@@ -32,12 +37,13 @@ struct Diagnosis {
     missing: Vec<String>,
 }
 
-/// Looks at the machine and measures it, within seconds.
-pub(crate) fn doctor(resolved: &Resolved) -> Result<(), Failure> {
+/// Looks at the machine and measures it, within seconds; so too the disk of a folder, if one is given.
+pub(crate) fn doctor(resolved: &Resolved, path: Option<&Path>) -> Result<(), Failure> {
     let (gpus, missing) = gpus::gpus();
     let diagnosis = Diagnosis {
         version: env!("CARGO_PKG_VERSION"),
         host: host::Host::new()?,
+        disk: path.map(disk::Disk::measure).transpose()?,
         cuda_built: cfg!(feature = "cuda"),
         #[cfg(feature = "cuda")]
         carries: kernels::cuda::carried(),
@@ -55,6 +61,9 @@ pub(crate) fn doctor(resolved: &Resolved) -> Result<(), Failure> {
 impl std::fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.host.table())?;
+        if let Some(disk) = &self.disk {
+            write!(f, "\n{}", disk.table())?;
+        }
         for gpu in &self.gpus {
             write!(f, "\n{}", gpu.table())?;
         }

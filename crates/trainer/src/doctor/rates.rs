@@ -147,7 +147,7 @@ impl Rates {
 }
 
 /// Numbers from -1 to 1 that look random, and are the same every time. `dtype` is f32 or bf16.
-fn random_bytes(elements: usize, dtype: DType) -> Vec<u8> {
+pub(super) fn random_bytes(elements: usize, dtype: DType) -> Vec<u8> {
     let (key, width) = (key(0, 0, 0), dtype.size_in_bytes());
     let mut bytes = Vec::with_capacity(elements * width);
     for index in 0..elements as u64 {

@@ -7,7 +7,7 @@ use memory::format_bytes;
 use planner::{HOST_ARENAS, OomReport, arena_table};
 use report::pictures::RefusedLease;
 use report::{EndRecord, max_rss_bytes, memory_table, page};
-use settings::OptimizerPlace;
+use settings::Elsewhere;
 use std::io::Write;
 
 impl Run {
@@ -102,9 +102,9 @@ impl Run {
             "none" => String::new(),
             labels => format!(", {labels} offloaded"),
         };
-        if config.offload.optimizer == OptimizerPlace::Pinned {
-            offload += ", optimizer states offloaded";
-        }
+        // The configuration was accepted, so its places go together.
+        offload +=
+            &Elsewhere::of(config).map_or_else(|_| String::new(), |elsewhere| elsewhere.words());
         let mut host_arenas = String::new();
         if !self.plan.host_arenas.is_empty() {
             host_arenas = format!("{}\n", arena_table(HOST_ARENAS, &self.plan.host_arenas));
@@ -113,12 +113,16 @@ impl Run {
             0 => String::new(),
             bytes => format!("  pinned host memory {}\n", format_bytes(bytes)),
         };
+        let disk = match self.plan.disk_bytes {
+            0 => String::new(),
+            bytes => format!("  scratch files on the disk {}\n", format_bytes(bytes)),
+        };
         let checkpoint = self.saver.newest().map_or(String::new(), |folder| {
             format!("  checkpoint {}\n", folder.display())
         });
         format!(
             "{} steps{resumed}{skipped} of {} ({}) in {seconds:.1} s: loss {:.4}, {:.0} tokens/s, recompute {}{offload}\n\n{}\n{}\n\
-             {host_arenas}{pinned}{resident}{checkpoint}  run directory {}\n",
+             {host_arenas}{pinned}{disk}{resident}{checkpoint}  run directory {}\n",
             self.made.steps,
             self.resolved.name,
             self.plan.dtype,

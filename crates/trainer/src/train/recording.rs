@@ -181,6 +181,8 @@ impl Run {
             replayed: outcome.replayed.clone(),
             h2d_bytes: outcome.traffic.h2d_bytes,
             d2h_bytes: outcome.traffic.d2h_bytes,
+            disk_read_bytes: outcome.traffic.disk_read_bytes,
+            disk_written_bytes: outcome.traffic.disk_written_bytes,
             device: outcome.memory.device,
         }
     }

@@ -51,8 +51,8 @@ fn a_name_that_is_like_no_other_is_not_guessed_at() {
             "hint: the sections are model, data, batch, ",
         ),
         (
-            "--set memory.quite_other=1",
-            "hint: [memory] has limit, budget, force, head_chunk; ",
+            "--set memory.unheard_of_thing=1",
+            "hint: [memory] has limit, budget, force, head_chunk, tile_tokens; ",
         ),
         ("--config nonsense", "hint: the presets are tiny, "),
     ] {

@@ -48,7 +48,7 @@ fn ranges_for_profilers() {
 /// The same settings under their keys.
 #[test]
 fn keys() {
-    let setting = "offload.path=/scratch";
+    let setting = "attention.backend=cudnn";
     refused(&format!("--set {setting}"), &[setting, "not built yet"]);
 }
 
@@ -56,7 +56,8 @@ fn keys() {
 #[test]
 fn defaults_are_accepted() {
     let defaults = "--state-dtype f32 --master f32 --grad-dtype f32 --optimizer adamw --attention eager \
-                    --offload-optimizer none --offload-activations none";
+                    --offload-optimizer none --offload-parameters none --offload-gradients none \
+                    --offload-activations none --set optim.release=step";
     Workplace::new()
         .trainer(&format!("--config small.toml --steps 1 {defaults}"))
         .succeeds();

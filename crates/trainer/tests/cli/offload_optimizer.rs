@@ -60,6 +60,44 @@ fn states_in_host_memory_give_the_same_losses() {
     }
 }
 
+/// States in a folder: the same losses, what crosses as planned, and nothing is left there.
+#[test]
+fn states_on_a_disk_give_the_same_losses() {
+    let place = Workplace::new();
+    let (_, resident) = plan_and_run(&place, "", "resident");
+    for (index, settings) in [
+        "--offload-optimizer states",
+        "--set offload.path=made/on/the/way",
+        "--offload-optimizer disk --set offload.path=states --set offload.window=end",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let settings = format!("{settings} --set offload.slab_mib=1");
+        let (plan, run) = plan_and_run(&place, &settings, &format!("disk-{index}"));
+        let states = plan["disk_bytes"].as_u64().unwrap();
+        assert!(states > 0 && plan["disk_read_bytes"] == states, "{plan}");
+        for (step, before) in run.steps().iter().zip(resident.steps()) {
+            for key in ["step", "loss", "grad_norm", "lr"] {
+                assert_eq!(step[key], before[key], "{settings} {key}");
+            }
+            for key in [
+                "peak_bytes",
+                "host_pinned_bytes",
+                "h2d_bytes",
+                "d2h_bytes",
+                "disk_read_bytes",
+                "disk_written_bytes",
+            ] {
+                assert_eq!(step[key], plan[key], "{settings} {key}");
+            }
+        }
+        for folder in ["states", "made/on/the/way"] {
+            assert!(!place.path(folder).exists(), "{settings}");
+        }
+    }
+}
+
 /// On the processor all memory is the host's: what the plan needs is known before anything is leased or written.
 #[test]
 fn more_than_the_host_has_is_refused_before_anything_is_written() {
@@ -91,6 +129,15 @@ fn the_summary_says_what_is_on_the_host() {
         ", mlp offloaded, optimizer states offloaded\n",
         "in pinned host memory ",
         "  pinned host memory ",
+    ] {
+        assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
+    }
+    let outcome = place.trainer(&format!(
+        "{settings} --offload-optimizer states --offload-gradients pinned"
+    ));
+    for part in [
+        "/states, gradients offloaded\n",
+        "  scratch files on the disk ",
     ] {
         assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
     }

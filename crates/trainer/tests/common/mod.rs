@@ -3,6 +3,7 @@
 
 pub mod allocations;
 pub mod distance;
+pub mod elsewhere;
 pub mod golden;
 
 use data::{MASKED, MicroBatch, StepBatch};
@@ -17,7 +18,7 @@ use model::{
 use optim::{Hyperparameters, Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
 use session::{Session, StepOutcome};
-use settings::{AttentionBackend, Config, Device, FloatType, OptimizerOffload, Settings};
+use settings::{AttentionBackend, Config, Device, Elsewhere, FloatType, Settings};
 
 /// Recompute modes of every form.
 pub const MODES: [&str; 15] = [
@@ -150,9 +151,9 @@ pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
 }
 
 /// What `--offload-optimizer pinned` says.
-pub fn pinned_states() -> OptimizerOffload {
+pub fn pinned_states() -> Elsewhere {
     let pinned = Config::default().with(&["offload.optimizer=pinned".into()]);
-    Settings::new(&pinned.unwrap()).unwrap().offload.unwrap()
+    Settings::new(&pinned.unwrap()).unwrap().offload
 }
 
 /// AdamW as the references use it.
@@ -230,11 +231,17 @@ pub fn assert_as_planned(name: &str, plan: &Plan, outcome: &StepOutcome) {
     assert_eq!(memory.phase_peaks, plan.phase_peak_bytes, "{name}");
     assert_eq!(memory.slab_bytes, plan.slab_bytes, "{name}");
     assert_eq!(memory.host_pinned_bytes, plan.host_pinned_bytes, "{name}");
-    let traffic = Traffic {
+    assert_eq!(outcome.traffic, crossing(plan), "{name}");
+}
+
+/// What the plan says crosses in a step.
+pub fn crossing(plan: &Plan) -> Traffic {
+    Traffic {
         h2d_bytes: plan.h2d_bytes,
         d2h_bytes: plan.d2h_bytes,
-    };
-    assert_eq!(outcome.traffic, traffic, "{name}");
+        disk_read_bytes: plan.disk_read_bytes,
+        disk_written_bytes: plan.disk_written_bytes,
+    }
 }
 
 /// The settings with activations offloaded; none if a label is recomputed.

@@ -1,7 +1,7 @@
 //! Every refusal, with the words that make it useful.
 
 use super::{assert_refused, config, file, resolve};
-use settings::preset;
+use settings::{Elsewhere, GradientsPlace, StatesPlace, preset};
 
 #[test]
 fn unknown_keys_name_the_nearest() {
@@ -81,6 +81,10 @@ fn unfitting_values_are_refused_with_what_fits() {
         (&["--set", "train.dtype=f16"], "bf16"),
         (&["--set", "memory.head_chunk=0"], "at least 1"),
         (&["--set", "offload.slab_mib=0"], "from 1 to 1048576"),
+        (&["--set", "offload.parameter_slots=0"], "at least 1"),
+        (&["--set", "memory.tile_tokens=0"], "at least 1"),
+        (&["--offload-parameters", "disk"], "none, pinned"),
+        (&["--offload-optimizer", ""], "path of a folder"),
         (&["--set", "offload.slab_mib=1048577"], "from 1 to 1048576"),
         (
             &["--set", "offload.slab_mib=17592186044416"],
@@ -191,11 +195,109 @@ fn contradictions_are_refused() {
     );
 }
 
+/// What is elsewhere is said once, with what says how only where there is something, and gradients that are released where
+/// nothing needs them after the backward pass.
+#[test]
+fn places_that_contradict_are_refused() {
+    let one = "batch.accum=1";
+    let release: &[&str] = &["optim.release=backward", "optim.clip_norm=inf", one];
+    let and = |more: &'static str| [release, &["offload.optimizer=pinned", more]].concat();
+    let cases: &[(&[&str], &str)] = &[
+        (&["offload.optimizer=disk"], "add offload.path"),
+        (
+            &["offload.optimizer=pinned", "offload.path=/scratch"],
+            "keep one of the two",
+        ),
+        (
+            &["offload.optimizer=/states", "offload.path=/scratch"],
+            "/scratch; keep one",
+        ),
+        (&["offload.slab_mib=3"], "--offload-optimizer pinned"),
+        (
+            &["offload.parameters=pinned", "offload.fraction=0.5"],
+            "`offload.fraction` says",
+        ),
+        (
+            &["offload.gradients=pinned", "offload.parameter_slots=3"],
+            "--offload-parameters pinned",
+        ),
+        (
+            &["offload.path=/scratch", "offload.fraction=0"],
+            "`offload.fraction` is 0",
+        ),
+        (
+            &["optim.release=backward", one],
+            "optim.clip_norm = 1 needs",
+        ),
+        (&and("batch.accum=2"), "of 2 micro-batches"),
+        (&and("offload.gradients=pinned"), "none to send"),
+        (&and("offload.window=end"), "`offload.window` is end"),
+    ];
+    for (settings, expected) in cases {
+        let arguments: Vec<&str> = settings.iter().flat_map(|set| ["--set", set]).collect();
+        assert_refused(&arguments, &[expected]);
+    }
+    let arguments = [
+        "--set",
+        "optim.release=backward",
+        "--set",
+        "optim.clip_norm=inf",
+        "--accum",
+        "1",
+        "--dump-gradients",
+        "1",
+    ];
+    assert_refused(&arguments, &["--dump-gradients", "never all of them"]);
+}
+
+#[test]
+fn places_that_go_together_are_read() {
+    let elsewhere = |arguments: &[&str]| Elsewhere::of(&config(arguments)).unwrap();
+    let disk = |folder: &str| StatesPlace::Disk(folder.into());
+    for (arguments, states) in [
+        (&["--offload-optimizer", "none"][..], StatesPlace::Device),
+        (&["--offload-optimizer", "pinned"], StatesPlace::Pinned),
+        (&["--offload-optimizer", "states"], disk("states")),
+        (&["--offload-optimizer", "./pined"], disk("./pined")),
+        (&["--set", "offload.path=/scratch"], disk("/scratch")),
+        (
+            &["--offload-optimizer", "disk", "--set", "offload.path=/a"],
+            disk("/a"),
+        ),
+    ] {
+        assert_eq!(elsewhere(arguments).states, states, "{arguments:?}");
+    }
+    // What is misspelt is no folder.
+    let misspelt = ["--offload-optimizer", "pined"];
+    assert_refused(&misspelt, &["none, pinned, disk", "such as ./pined"]);
+
+    let all = elsewhere(&[
+        "--offload-parameters",
+        "pinned",
+        "--offload-gradients",
+        "pinned",
+        "--set",
+        "offload.parameter_slots=4",
+        "--set",
+        "offload.slab_mib=3",
+    ]);
+    assert!(all.streams_updates() && all.updates_in_forward());
+    assert_eq!(all.parameter_slots, Some(4));
+    assert_eq!(all.gradients, GradientsPlace::Pinned);
+    assert_eq!(all.words(), ", weights offloaded, gradients offloaded");
+
+    let set = ["--accum", "1", "--set", "optim.release=backward", "--set"];
+    let released = elsewhere(&[&set[..], &["optim.clip_norm=inf"]].concat());
+    assert_eq!(released.gradients, GradientsPlace::Released);
+    assert!(!released.streams_updates());
+    assert_eq!(elsewhere(&[]), Elsewhere::default());
+}
+
 #[test]
 fn what_is_not_built_is_refused_with_a_sentence() {
     let settings: &[&[&str]] = &[
         &["--attention", "cudnn"],
-        &["--set", "offload.path=/scratch"],
+        &["--set", "attention.backend=cudnn"],
     ];
     for arguments in settings {
         for command in ["train", "plan"] {

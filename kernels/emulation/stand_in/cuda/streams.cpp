@@ -4,6 +4,7 @@
 #include "memory.h"
 
 #include <chrono>
+#include <thread>
 
 using Clock = std::chrono::steady_clock;
 
@@ -66,6 +67,25 @@ extern "C" CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned i
     STAND_IN_ENTER(ready_on("cuStreamWaitEvent", stream));
     STAND_IN_CHECK(ready("cuStreamWaitEvent", event));
     return flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// Waits here, where a device would let the stream wait, and without the lock: whoever raises the number may make calls.
+extern "C" CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
+    const auto *number = reinterpret_cast<const volatile uint32_t *>(address);
+    {
+        STAND_IN_ENTER(ready_on("cuStreamWaitValue32", stream));
+        if (!is_locked_memory(const_cast<const uint32_t *>(number), sizeof *number) || address % sizeof *number != 0) {
+            say("cuStreamWaitValue32", "no number in page-locked memory is at %#llx", address);
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (flags != CU_STREAM_WAIT_VALUE_GEQ) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    while (static_cast<int32_t>(__atomic_load_n(number, __ATOMIC_ACQUIRE) - value) < 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuEventCreate(CUevent *event, unsigned int flags) {

@@ -4,7 +4,7 @@ use super::products::Products;
 use super::staging::Staging;
 use super::{CudaDevice, error};
 use crate::cuda::{Driver, Gemm, Launch, Workspace};
-use crate::{Event, KernelError, Queue, Reading};
+use crate::{DiskCopy, Event, KernelError, Queue, Reading};
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -76,6 +76,7 @@ impl Driver for CudaDriver {
         // SAFETY: the caller's promise; `bytes` is borrowed until the copy is done.
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from as u64, bytes.len(), stream) };
         let done = copied.result().and_then(|()| self.device.synchronize());
+        self.device.streams.check()?;
         done.map_err(|error| error::of_driver("download", error))
     }
 
@@ -93,8 +94,12 @@ impl Driver for CudaDriver {
         bytes: usize,
     ) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
-        let asked = unsafe { self.device.streams.copy(queue, to, from, bytes) };
-        asked.map_err(|error| error::of_driver("start_copy", error))
+        unsafe { self.device.streams.copy(queue, to, from, bytes) }
+    }
+
+    unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.streams.disk(copy) }
     }
 
     unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
@@ -102,26 +107,23 @@ impl Driver for CudaDriver {
         let stream = self.device.stream;
         // SAFETY: the caller's promise; the place is in pinned memory and as large as a reading can be.
         let asked = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from as u64, bytes, stream) };
-        let recorded = asked
+        asked
             .result()
-            .and_then(|()| self.device.streams.record(Queue::Compute));
-        let event = recorded.map_err(|error| error::of_driver("start_read", error))?;
+            .map_err(|error| error::of_driver("start_read", error))?;
+        let event = self.device.streams.record(Queue::Compute)?;
         // SAFETY: the place is used again by the `READINGS_MAX`th reading from here.
         Ok(unsafe { Reading::after(event, to, bytes) })
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {
-        let recorded = self.device.streams.record(queue);
-        recorded.map_err(|error| error::of_driver("record", error))
+        self.device.streams.record(queue)
     }
 
     fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
-        let asked = self.device.streams.wait(queue, event);
-        asked.map_err(|error| error::of_driver("wait", error))
+        self.device.streams.wait(queue, event)
     }
 
     fn finish(&self, event: Event) -> Result<(), KernelError> {
-        let waited = self.device.streams.finish(event);
-        waited.map_err(|error| error::of_driver("finish", error))
+        self.device.streams.finish(event)
     }
 }

@@ -6,6 +6,8 @@
 use cudarc::driver::result::stream::StreamKind;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A retained primary context, current in the thread that retained it.
 pub(super) struct Context(sys::CUdevice);
@@ -25,6 +27,91 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: retained once, in `retain`; whoever owns it drops what uses it before.
         let _ = unsafe { result::primary_ctx::release(self.0) };
+    }
+}
+
+/// The context of a thread, for another one.
+#[derive(Clone, Copy)]
+pub(super) struct Current(sys::CUcontext);
+
+// SAFETY: a context may be current in several threads; its device outlives those of its workers.
+unsafe impl Send for Current {}
+
+impl Current {
+    pub(super) fn new() -> Result<Current, DriverError> {
+        let current = result::ctx::get_current()?;
+        let none = DriverError(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        current.map(Current).ok_or(none)
+    }
+
+    /// Makes it the context of this thread.
+    pub(super) fn set(self) -> Result<(), DriverError> {
+        // SAFETY: retained for as long as workers run.
+        unsafe { result::ctx::set_current(self.0) }
+    }
+}
+
+/// Numbers in page-locked memory, 0 at first, which the host raises and streams look at.
+pub(super) struct Counters {
+    first: NonNull<AtomicU32>,
+    count: usize,
+}
+
+// SAFETY: they are atomic, and live until they are dropped.
+unsafe impl Send for Counters {}
+// SAFETY: as above.
+unsafe impl Sync for Counters {}
+
+impl Counters {
+    /// What so many numbers take.
+    pub(super) const fn bytes(count: usize) -> usize {
+        count * size_of::<AtomicU32>()
+    }
+
+    /// So many numbers, for the current context.
+    pub(super) fn new(count: usize) -> Result<Counters, DriverError> {
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: nothing reads the memory before it is zeroed below.
+        let block = unsafe { result::malloc_host(Counters::bytes(count), flags) }?;
+        let first = NonNull::new(block.cast::<AtomicU32>());
+        let first = first.ok_or(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+        for index in 0..count {
+            // SAFETY: within the block, which begins at a page.
+            unsafe { first.add(index).write(AtomicU32::new(0)) };
+        }
+        Ok(Counters { first, count })
+    }
+
+    fn get(&self, index: usize) -> &AtomicU32 {
+        assert!(index < self.count, "there are {} numbers", self.count);
+        // SAFETY: within the block, written in `new`, and borrowed no longer than `self`.
+        unsafe { self.first.add(index).as_ref() }
+    }
+
+    /// Raises a number, after everything that this thread has written.
+    pub(super) fn set(&self, index: usize, value: u32) {
+        self.get(index).store(value, Ordering::Release);
+    }
+
+    /// Makes a stream wait until a number has come to a value, or beyond it by less than half of all numbers.
+    pub(super) fn wait(
+        &self,
+        stream: sys::CUstream,
+        index: usize,
+        value: u32,
+    ) -> Result<(), DriverError> {
+        // With unified addresses, which every device has that is opened, the device knows it by the same one.
+        let address = self.get(index).as_ptr() as u64;
+        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: the number outlives the streams of its device.
+        unsafe { sys::cuStreamWaitValue32_v2(stream, address, value, flags) }.result()
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; streams and workers are gone.
+        let _ = unsafe { result::free_host(self.first.as_ptr().cast()) };
     }
 }
 
@@ -68,6 +155,11 @@ impl Drop for Stream {
 /// A point of a stream; one that was never recorded has come.
 pub(super) struct Event(sys::CUevent);
 
+// SAFETY: the driver may be asked about an event from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
 impl Event {
     /// An event of the current context that orders, and takes no time.
     pub(super) fn new() -> Result<Event, DriverError> {
@@ -92,8 +184,13 @@ impl Event {
 
     /// Whether the event has come, which it never has where earlier work failed.
     pub(super) fn has_come(&self) -> bool {
+        self.query().is_ok()
+    }
+
+    /// Nothing if the event has come, `CUDA_ERROR_NOT_READY` if it will, and another error if it never does.
+    pub(super) fn query(&self) -> Result<(), DriverError> {
         // SAFETY: created above.
-        unsafe { result::event::query(self.0) }.is_ok()
+        unsafe { result::event::query(self.0) }
     }
 
     /// Waits until it has come.

@@ -2,7 +2,7 @@
 //!
 //! [`CudaDevice`] is the GPU itself: its context, its streams, its memory. [`CudaDriver`] runs kernels and products
 //! on it. There is a stream for each queue: computation, with small uploads and all blocks of memory in its order, and
-//! copies each way. Nothing waits but a download, the end of an event, and an upload that finds all staging buffers on
+//! copies each way; files are read and written by threads. Nothing waits but a download, the end of an event, and an upload that finds all staging buffers on
 //! their way.
 
 mod block;
@@ -144,7 +144,7 @@ impl CudaDevice {
 
     /// Page-locked host memory that a driver of this device takes outside the ledger.
     pub fn untracked_host_bytes() -> u64 {
-        staging::STAGING_BYTES
+        staging::STAGING_BYTES + handles::Counters::bytes(Queue::ALL.len()) as u64
     }
 
     /// Waits for all computation that was asked for.

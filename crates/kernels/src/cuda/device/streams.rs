@@ -1,45 +1,78 @@
-//! The device's streams, one a queue, and the events that order them.
+//! The device's queues, and the events that order them: a stream for each, and for those of a disk a thread.
+//!
+//! A thread waits for a stream by looking at its event. A stream waits for a thread by looking at a number in pinned
+//! memory, which the thread raises; the host is not asked, so it may be far ahead. (A host function in the stream would
+//! do for one queue, but such functions may run one after the other, whatever streams they are in, and one that waits
+//! would keep back the one that it waits for.) Nothing here may make the driver wait for all streams while a file is
+//! read or written but [`Streams::synchronize`], which waits for the threads too.
 
-use super::handles;
-use crate::{Event, Queue};
+use super::{error, handles};
+use crate::workers::Workers;
+use crate::{DiskCopy, Event, KernelError, Queue};
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUresult};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
-/// A stream for each queue.
+/// A stream for each queue that is no worker's.
 pub(super) struct Streams {
-    // Dropped first: a stream waits for its work.
+    // Dropped first: a stream waits for its work, for which it may need the workers.
     streams: Vec<handles::Stream>,
-    histories: [RefCell<History>; Queue::ALL.len()],
+    histories: [RefCell<History>; STREAMS],
     /// CUDA's events that are over, to be recorded again.
     idle: RefCell<Vec<handles::Event>>,
+    /// The queues of the disk.
+    workers: Workers,
+    /// How much of each of them is done, for streams to look at.
+    done: Arc<handles::Counters>,
+    context: handles::Current,
 }
+
+/// The queues that are streams: the first ones.
+const STREAMS: usize = 4;
+
+/// How long a worker leaves an event alone that has not come: a hundredth of what a read or write takes.
+const POLL: Duration = Duration::from_micros(50);
 
 /// What was recorded in a stream.
 #[derive(Default)]
 struct History {
     /// Number of events so far.
     recorded: u64,
-    /// Those that were not over when last looked at, in their order.
-    pending: VecDeque<(u64, handles::Event)>,
+    /// Those that were not over when last looked at, in their order. Workers that wait for one have a share in it.
+    pending: VecDeque<(u64, Arc<handles::Event>)>,
+}
+
+/// Whether a queue is a thread.
+fn is_worker(queue: Queue) -> bool {
+    matches!(queue, Queue::DiskRead | Queue::DiskWrite)
 }
 
 impl Streams {
     /// Streams of the current context. That of the computation comes first wherever the device has to choose: an
     /// update beside it may wait, and what waits for the computation may not.
     pub(super) fn new() -> Result<Streams, DriverError> {
-        let streams = Queue::ALL.iter().map(|queue| match queue {
+        let streams = Queue::ALL[..STREAMS].iter().map(|queue| match queue {
             Queue::Compute => handles::Stream::first(),
-            Queue::Upload | Queue::Download | Queue::Update => handles::Stream::new(),
+            _ => handles::Stream::new(),
         });
+        let done = Arc::new(handles::Counters::new(Queue::ALL.len())?);
+        let told = done.clone();
         Ok(Streams {
             streams: streams.collect::<Result<_, _>>()?,
             histories: Default::default(),
             idle: RefCell::default(),
+            workers: Workers::new(Box::new(move |queue, position| {
+                told.set(queue as usize, position as u32);
+            })),
+            done,
+            context: handles::Current::new()?,
         })
     }
 
+    /// The stream of a queue that is no worker's.
     pub(super) fn of(&self, queue: Queue) -> sys::CUstream {
         self.streams[queue as usize].handle()
     }
@@ -52,7 +85,8 @@ impl Streams {
         to: *mut u8,
         from: *const u8,
         bytes: usize,
-    ) -> Result<(), DriverError> {
+    ) -> Result<(), KernelError> {
+        self.check()?;
         let stream = self.of(queue);
         if bytes == 0 {
             return Ok(());
@@ -62,19 +96,49 @@ impl Streams {
             match queue {
                 Queue::Upload => sys::cuMemcpyHtoDAsync_v2(to as u64, from.cast(), bytes, stream),
                 Queue::Download => sys::cuMemcpyDtoHAsync_v2(to.cast(), from as u64, bytes, stream),
-                Queue::Compute | Queue::Update => unreachable!("copies have queues of their own"),
+                _ => unreachable!("copies have queues of their own"),
             }
         };
-        asked.result()
+        asked
+            .result()
+            .map_err(|error| error::of_driver("start_copy", error))
+    }
+
+    /// # Safety
+    /// As for [`crate::cuda::Driver::start_disk`].
+    pub(super) unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        self.check()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.workers.disk(copy) }
+    }
+
+    /// Refuses to go on after a file has failed, when nothing is under way any more.
+    pub(super) fn check(&self) -> Result<(), KernelError> {
+        self.workers.check().inspect_err(|_| {
+            for stream in &self.streams {
+                // That a file failed came first.
+                let _ = stream.synchronize();
+            }
+        })
     }
 
     /// The present end of a queue.
-    pub(super) fn record(&self, queue: Queue) -> Result<Event, DriverError> {
+    pub(super) fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        self.check()?;
+        if is_worker(queue) {
+            return self.workers.record(queue);
+        }
+        self.record_stream(queue)
+            .map_err(|error| error::of_driver("record", error))
+    }
+
+    fn record_stream(&self, queue: Queue) -> Result<Event, DriverError> {
         let mut history = self.histories[queue as usize].borrow_mut();
         let mut idle = self.idle.borrow_mut();
-        let over = |first: &(u64, handles::Event)| first.1.has_come();
+        let over = |first: &(u64, Arc<handles::Event>)| first.1.has_come();
         while history.pending.front().is_some_and(over) {
-            idle.extend(history.pending.pop_front().map(|(_, event)| event));
+            let first = history.pending.pop_front();
+            idle.extend(first.and_then(|(_, event)| Arc::into_inner(event)));
         }
         let event = match idle.pop() {
             Some(event) => event,
@@ -83,42 +147,88 @@ impl Streams {
         event.record(self.of(queue))?;
         history.recorded += 1;
         let position = history.recorded;
-        history.pending.push_back((position, event));
+        history.pending.push_back((position, Arc::new(event)));
         Ok(Event { queue, position })
     }
 
-    /// What stands for an event in CUDA; none if it is over.
-    fn pending(&self, event: Event) -> Option<sys::CUevent> {
+    /// What stands for an event of a stream in CUDA; none if it is over.
+    fn pending(&self, event: Event) -> Option<Arc<handles::Event>> {
         let history = self.histories[event.queue as usize].borrow();
         let first = history.pending.front()?.0;
         let index = event.position.checked_sub(first)?;
         let (_, event) = history.pending.get(index as usize)?;
-        Some(event.handle())
+        Some(event.clone())
     }
 
     /// Makes a queue wait for an event of another.
-    pub(super) fn wait(&self, queue: Queue, event: Event) -> Result<(), DriverError> {
+    pub(super) fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
+        self.check()?;
+        match (is_worker(queue), is_worker(event.queue)) {
+            (true, true) => self.workers.wait(queue, event),
+            (true, false) => match self.pending(event) {
+                Some(pending) => self.worker_waits(queue, pending),
+                None => Ok(()),
+            },
+            (false, true) if self.workers.is_over(event) => Ok(()),
+            (false, true) => self
+                .done
+                .wait(self.of(queue), event.queue as usize, event.position as u32)
+                .map_err(|error| error::of_driver("wait", error)),
+            (false, false) => self
+                .stream_waits(queue, event)
+                .map_err(|error| error::of_driver("wait", error)),
+        }
+    }
+
+    fn stream_waits(&self, queue: Queue, event: Event) -> Result<(), DriverError> {
         match self.pending(event) {
             Some(pending) if event.queue != queue => {
                 let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
                 // SAFETY: event and stream were created by this device and live.
-                unsafe { result::stream::wait_event(self.of(queue), pending, flags) }
+                unsafe { result::stream::wait_event(self.of(queue), pending.handle(), flags) }
             }
             _ => Ok(()),
         }
     }
 
+    /// The event is kept from being recorded again until the worker is past it.
+    fn worker_waits(&self, queue: Queue, event: Arc<handles::Event>) -> Result<(), KernelError> {
+        let context = self.context;
+        let wait = move || {
+            context.set()?;
+            loop {
+                match event.query() {
+                    Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => std::thread::sleep(POLL),
+                    come => return come,
+                }
+            }
+        };
+        let wait = move || wait().map_err(|error| error::of_driver("wait", error));
+        self.workers.wait_for_point(queue, Box::new(wait))
+    }
+
     /// Waits until an event is over.
-    pub(super) fn finish(&self, event: Event) -> Result<(), DriverError> {
-        match self.pending(event) {
-            // SAFETY: the event was created by this device and lives.
-            Some(pending) => unsafe { result::event::synchronize(pending) },
-            None => Ok(()),
+    pub(super) fn finish(&self, event: Event) -> Result<(), KernelError> {
+        if is_worker(event.queue) {
+            let finished = self.workers.finish(event);
+            return self.check().and(finished);
         }
+        if let Some(pending) = self.pending(event) {
+            let waited = pending.synchronize();
+            self.check()?;
+            waited.map_err(|error| error::of_driver("finish", error))?;
+        }
+        self.check()
     }
 
     /// Waits for everything that was asked for in a queue.
     pub(super) fn synchronize(&self, queue: Queue) -> Result<(), DriverError> {
-        self.streams[queue as usize].synchronize()
+        match self.streams.get(queue as usize) {
+            Some(stream) => stream.synchronize(),
+            None => {
+                self.workers.synchronize(queue);
+                Ok(())
+            }
+        }
     }
 }

@@ -74,10 +74,10 @@ impl AttentionShape {
         products * self.probs().iter().product::<usize>() * self.head_dim
     }
 
-    /// Operations of as many multiplications, where only those below the diagonal are needed.
+    /// Operations of as many multiplications, where only those below the diagonal are needed: of each row of `seq`,
+    /// (seq + 1) / 2 on average. As a sum, since the product would pass 2^64 where sequences are long.
     pub(super) fn causal_flops(&self, multiplications: usize) -> u64 {
-        let seq = self.seq as u64;
-        2 * multiplications as u64 * (seq + 1) / (2 * seq)
+        (multiplications + multiplications / self.seq) as u64
     }
 
     /// Shapes of `q`, which comes first, and what is like it, and of what is like k.

@@ -1,7 +1,7 @@
 //! Operations on any tensors.
 
 use super::{Signature, argument};
-use kernels::{Fill, Init, Matmul, NORM_PARTS, NormAndClip, Sum};
+use kernels::{Fill, Init, Matmul, NormAndClip, NormGrains, Sum};
 use memory::DType;
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
@@ -60,21 +60,27 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             },
         },
         Signature {
+            operation: "norm_grains",
+            outs: vec![argument("grains", DType::F64, &[1])],
+            ins: vec![float("x", &[9]).free_dim(0).free_type()],
+            call: |kernels, outs, ins| {
+                kernels.run(NormGrains {
+                    grains: outs[0].reborrow(),
+                    x: ins[0],
+                })
+            },
+        },
+        Signature {
             operation: "norm_and_clip",
-            outs: vec![
-                float("out", &[2]),
-                argument("parts", DType::F64, &[NORM_PARTS]),
-            ],
+            outs: vec![float("out", &[2])],
             ins: vec![
-                float("x", &[9]).free_dim(0).free_type(),
+                argument("grains", DType::F64, &[9]).free_dim(0),
                 float("loss", &[1]),
             ],
             call: |kernels, outs, ins| {
-                let [out, parts] = outs else { unreachable!() };
                 kernels.run(NormAndClip {
-                    out: out.reborrow(),
-                    parts: parts.reborrow(),
-                    x: ins[0],
+                    out: outs[0].reborrow(),
+                    grains: ins[0],
                     loss: ins[1],
                     max_norm: Some(1.0),
                 })

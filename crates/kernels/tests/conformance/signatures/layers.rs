@@ -52,6 +52,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     out: outs[0].reborrow(),
                     bias: Some(ins[0]),
                     dropout: Some(DROPOUT),
+                    first: 0,
                     residual: Some(ins[1]),
                 })
             },
@@ -65,6 +66,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     dx: outs[0].reborrow(),
                     dy: ins[0],
                     dropout: DROPOUT,
+                    first: 0,
                 })
             },
         },

@@ -15,6 +15,8 @@ fn offload_changes_no_bit_and_crosses_as_planned() {
         "--offload-optimizer pinned --set offload.window=end --set offload.buffer_count=2",
         "--offload-activations mlp,block_input",
         "--offload-optimizer pinned --offload-activations block_input --recompute full",
+        "--offload-optimizer states",
+        "--offload-optimizer states --offload-parameters pinned --offload-gradients pinned",
     ]
     .into_iter()
     .enumerate()
@@ -25,9 +27,18 @@ fn offload_changes_no_bit_and_crosses_as_planned() {
         let planned = plan(&place, &out);
         assert!(planned["host_pinned_bytes"].as_u64() > Some(0), "{offload}");
         for step in offloaded.steps() {
-            for field in ["host_pinned_bytes", "h2d_bytes", "d2h_bytes"] {
+            for field in [
+                "host_pinned_bytes",
+                "h2d_bytes",
+                "d2h_bytes",
+                "disk_read_bytes",
+                "disk_written_bytes",
+            ] {
+                assert!(step[field].is_u64(), "{offload}: {field}");
                 assert_eq!(step[field], planned[field], "{offload}: {field}");
             }
+            let on_disk = offload.contains("states");
+            assert_eq!(step["disk_read_bytes"].as_u64() > Some(0), on_disk);
         }
     }
 }

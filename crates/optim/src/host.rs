@@ -1,33 +1,8 @@
-//! Where states are stored, and how values get there.
+//! Values from the host into states, wherever these are.
 
 use half::bf16;
 use kernels::{KernelError, Kernels};
-use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory, Space};
-
-/// The memory that states are leased from.
-#[derive(Clone, Copy)]
-pub(crate) struct Storage<'a> {
-    pub(crate) memory: &'a Memory,
-    pub(crate) space: Space,
-}
-
-impl Storage<'_> {
-    /// Leases a buffer; none if it would hold nothing.
-    pub(crate) fn lease(
-        &self,
-        name: &'static str,
-        elements: usize,
-        dtype: DType,
-    ) -> Result<Option<Buffer>, OutOfMemory> {
-        let (category, dims) = (Category::OptimizerState, [elements]);
-        match self.space {
-            _ if elements == 0 => return Ok(None),
-            Space::Device => self.memory.lease_persistent(category, name, dims, dtype),
-            Space::Host => self.memory.lease_pinned(category, name, dims, dtype),
-        }
-        .map(Some)
-    }
-}
+use memory::{DType, Out, Space};
 
 /// Writes bytes into a state.
 pub(crate) fn store(

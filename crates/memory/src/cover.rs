@@ -1,17 +1,17 @@
-//! Which elements of a layout a buffer of states holds.
+//! Which elements of a layout a buffer holds, where it does not hold all.
 
 use std::ops::Range;
 
 /// Ranges of a layout that lie one after the other in a buffer. All begin and end at multiples of the padding.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Cover {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cover {
     /// The elements that are held, in order, apart from one another, none empty.
     ranges: Vec<Range<usize>>,
 }
 
 impl Cover {
     /// Ranges in any order, which may touch but not overlap.
-    pub(crate) fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Cover {
+    pub fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Cover {
         let mut sorted: Vec<Range<usize>> = ranges.into_iter().collect();
         sorted.retain(|range| !range.is_empty());
         sorted.sort_by_key(|range| range.start);
@@ -26,22 +26,23 @@ impl Cover {
     }
 
     /// The ranges, in order.
-    pub(crate) fn ranges(&self) -> &[Range<usize>] {
+    pub fn ranges(&self) -> &[Range<usize>] {
         &self.ranges
     }
 
-    pub(crate) fn elements(&self) -> usize {
+    /// The number of elements that are held.
+    pub fn elements(&self) -> usize {
         self.ranges.iter().map(Range::len).sum()
     }
 
     /// What lies within a range.
-    pub(crate) fn within(&self, range: &Range<usize>) -> Cover {
+    pub fn within(&self, range: &Range<usize>) -> Cover {
         let clipped = |own: &Range<usize>| own.start.max(range.start)..own.end.min(range.end);
         Cover::new(self.ranges.iter().map(clipped))
     }
 
     /// What lies outside of all ranges of another.
-    pub(crate) fn without(&self, other: &Cover) -> Cover {
+    pub fn without(&self, other: &Cover) -> Cover {
         let mut rest = self.clone();
         for hole in &other.ranges {
             let before = rest.within(&(0..hole.start)).ranges;
@@ -52,7 +53,7 @@ impl Cover {
     }
 
     /// Where a range of the layout lies in the buffer; none unless all of it is held. An empty range lies nowhere.
-    pub(crate) fn rows(&self, range: &Range<usize>) -> Option<Range<usize>> {
+    pub fn rows(&self, range: &Range<usize>) -> Option<Range<usize>> {
         let mut start = 0;
         for own in &self.ranges {
             if own.start <= range.start && range.start < own.end && range.end <= own.end {

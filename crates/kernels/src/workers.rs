@@ -1,0 +1,229 @@
+//! Queues that are threads of the host: a worker for each, started by the first thing that it is asked for.
+
+use crate::queue::bytes_of;
+use crate::{DiskCopy, Event, KernelError, Queue};
+use memory::{In, Out};
+use std::cell::RefCell;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+/// Waits for a point of a queue that is no worker; fails where earlier work has failed, so that the point never comes.
+#[cfg(feature = "cuda")]
+pub(crate) type WaitForPoint = Box<dyn FnOnce() -> Result<(), KernelError> + Send>;
+
+/// Told of every thing that a queue is done with: their number so far.
+pub(crate) type Notify = Box<dyn Fn(Queue, u64) + Send + Sync>;
+
+/// The queues that have workers.
+///
+/// When a file fails, whatever is left in the queues is passed over but for copies and waits, so that nobody who waits
+/// for a worker waits for ever. Every method that can fail returns that error from then on, and only when all workers are
+/// done with what they were asked for: whoever has the error may give back the memory of copies.
+pub(crate) struct Workers {
+    progress: Arc<Progress>,
+    workers: [RefCell<Option<Worker>>; Queue::ALL.len()],
+}
+
+struct Progress {
+    /// How much of each queue is done.
+    done: Mutex<[u64; Queue::ALL.len()]>,
+    changed: Condvar,
+    failed: OnceLock<KernelError>,
+    notify: Notify,
+}
+
+/// A thread that works its tasks off in their order.
+struct Worker {
+    tasks: Option<SyncSender<Task>>,
+    asked: u64,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Tasks that may wait in a queue before whoever asks for another one waits too: memory for them is allocated once.
+const TASKS_MAX: usize = 256;
+
+enum Task {
+    Copy(Out<'static>, In<'static>),
+    Disk(DiskCopy<'static>),
+    Wait(Event),
+    #[cfg(feature = "cuda")]
+    WaitForPoint(WaitForPoint),
+}
+
+impl Progress {
+    fn is_over(&self, event: Event) -> bool {
+        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        done[event.queue as usize] >= event.position
+    }
+
+    fn wait_for(&self, event: Event) {
+        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_early =
+            |done: &mut [u64; Queue::ALL.len()]| done[event.queue as usize] < event.position;
+        let waited = self.changed.wait_while(done, is_early);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn advance(&self, queue: Queue) {
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        done[queue as usize] += 1;
+        (self.notify)(queue, done[queue as usize]);
+        self.changed.notify_all();
+    }
+
+    fn note(&self, result: Result<(), KernelError>) {
+        if let Err(error) = result {
+            // The first failure is the reason, and others may follow from it.
+            let _ = self.failed.set(error);
+        }
+    }
+}
+
+impl Worker {
+    fn start(queue: Queue, progress: &Arc<Progress>) -> Worker {
+        let (tasks, received) = sync_channel(TASKS_MAX);
+        let progress = progress.clone();
+        let thread = std::thread::spawn(move || work(queue, &received, &progress));
+        Worker {
+            tasks: Some(tasks),
+            asked: 0,
+            thread: Some(thread),
+        }
+    }
+
+    fn ask(&mut self, task: Task) {
+        let tasks = self
+            .tasks
+            .as_ref()
+            .expect("the sender is dropped with the worker");
+        tasks.send(task).expect("the thread ends after its sender");
+        self.asked += 1;
+    }
+}
+
+fn work(queue: Queue, tasks: &Receiver<Task>, progress: &Progress) {
+    for task in tasks {
+        match task {
+            // SAFETY: whoever asked for the copy keeps both sides alive and alone until it is done; the sizes were
+            // compared before.
+            Task::Copy(out, x) => unsafe {
+                std::ptr::copy_nonoverlapping(x.pointer(), out.pointer(), bytes_of(&x));
+            },
+            Task::Disk(_) if progress.failed.get().is_some() => {}
+            // SAFETY: as above.
+            Task::Disk(copy) => progress.note(unsafe { copy.carry_out() }),
+            Task::Wait(event) => progress.wait_for(event),
+            #[cfg(feature = "cuda")]
+            Task::WaitForPoint(wait) => progress.note(wait()),
+        }
+        progress.advance(queue);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.tasks = None;
+        let ended = self.thread.take().map(JoinHandle::join);
+        debug_assert!(
+            ended.is_none_or(|ended| ended.is_ok()),
+            "a copy never panics"
+        );
+    }
+}
+
+impl Workers {
+    pub(crate) fn new(notify: Notify) -> Workers {
+        Workers {
+            progress: Arc::new(Progress {
+                done: Mutex::default(),
+                changed: Condvar::new(),
+                failed: OnceLock::new(),
+                notify,
+            }),
+            workers: Default::default(),
+        }
+    }
+
+    fn ask(&self, queue: Queue, task: Task) -> Result<(), KernelError> {
+        self.check()?;
+        let mut worker = self.workers[queue as usize].borrow_mut();
+        worker
+            .get_or_insert_with(|| Worker::start(queue, &self.progress))
+            .ask(task);
+        Ok(())
+    }
+
+    /// Waits for all workers and refuses, if a file has failed.
+    pub(crate) fn check(&self) -> Result<(), KernelError> {
+        let Some(error) = self.progress.failed.get() else {
+            return Ok(());
+        };
+        for queue in Queue::ALL {
+            self.synchronize(queue);
+        }
+        Err(error.clone())
+    }
+
+    /// Waits for everything that the worker of a queue was asked for, whether it failed or not.
+    pub(crate) fn synchronize(&self, queue: Queue) {
+        self.progress.wait_for(self.end_of(queue));
+    }
+
+    /// # Safety
+    /// As for [`crate::Queues::start_upload`]; both sides are contiguous and have as many bytes.
+    pub(crate) unsafe fn copy(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
+        // SAFETY: the caller keeps both alive until the copy is done.
+        let (out, x) = unsafe { (out.outliving(), x.outliving()) };
+        self.ask(queue, Task::Copy(out, x))
+    }
+
+    /// # Safety
+    /// As for [`crate::Backend::disk`].
+    pub(crate) unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        // SAFETY: the caller keeps the memory alive until the copy is done.
+        let copy = unsafe { copy.outliving() };
+        self.ask(copy.queue(), Task::Disk(copy))
+    }
+
+    fn end_of(&self, queue: Queue) -> Event {
+        let worker = self.workers[queue as usize].borrow();
+        let position = worker.as_ref().map_or(0, |worker| worker.asked);
+        Event { queue, position }
+    }
+
+    /// The present end of a queue; that of a queue without a worker is over.
+    pub(crate) fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        self.check()?;
+        Ok(self.end_of(queue))
+    }
+
+    /// Whether an event of a worker is over.
+    pub(crate) fn is_over(&self, event: Event) -> bool {
+        self.progress.is_over(event)
+    }
+
+    /// Makes the worker of a queue wait for an event of another.
+    pub(crate) fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
+        match self.is_over(event) {
+            true => self.check(),
+            false => self.ask(queue, Task::Wait(event)),
+        }
+    }
+
+    /// Makes the worker of a queue wait for a point of a queue that is none.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn wait_for_point(
+        &self,
+        queue: Queue,
+        wait: WaitForPoint,
+    ) -> Result<(), KernelError> {
+        self.ask(queue, Task::WaitForPoint(wait))
+    }
+
+    /// Waits in this thread until an event of a worker is over.
+    pub(crate) fn finish(&self, event: Event) -> Result<(), KernelError> {
+        self.progress.wait_for(event);
+        self.check()
+    }
+}

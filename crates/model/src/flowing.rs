@@ -1,0 +1,80 @@
+//! Gradients of activations on their way back, from the stages that read these to the one that wrote them.
+
+use crate::pass::Pass;
+use crate::{Activation, LayerActivation, ModelError};
+use kernels::Init;
+use memory::Buffer;
+
+impl Pass<'_> {
+    /// Takes the gradient of what the stage wrote.
+    ///
+    /// # Panics
+    /// If no later stage filed one.
+    pub fn gradient(&mut self, of: Activation) -> Buffer {
+        let at = self.of_block(of);
+        let gradient = self.take_gradient(at);
+        let (gradient, _) = gradient.unwrap_or_else(|| panic!("nobody filed the gradient of {at}"));
+        gradient
+    }
+
+    /// The gradient of what the stage read, and what to add its contribution to: to what later stages filed, or to
+    /// nothing, on a fresh lease.
+    ///
+    /// # Errors
+    /// [`ModelError::OutOfMemory`] if the lease is refused.
+    pub fn gradient_to_add(
+        &mut self,
+        of: Activation,
+    ) -> Result<(Buffer, Init<'static>), ModelError> {
+        let at = self.of_block(of);
+        if let Some(gradient) = self.take_gradient(at) {
+            return Ok(gradient);
+        }
+        let is_within = self.is_within(at);
+        let extent = self.model.architecture().extent(at);
+        let (dims, _) = extent.resolve(self.shape_of(at), self.dtype());
+        let gradient = self.temporary(of.gradient_name(), dims)?;
+        let gradient = match &mut self.tiles {
+            Some(tiles) if !is_within => tiles.lend_gradient(at, gradient, Init::Overwrite),
+            _ => gradient,
+        };
+        Ok((gradient, Init::Overwrite))
+    }
+
+    /// Files the gradient of what the stage read.
+    ///
+    /// # Panics
+    /// If there is one: [`Pass::gradient_to_add`] gives it, to be added to.
+    pub fn file_gradient(&mut self, of: Activation, gradient: Buffer) {
+        let at = self.of_block(of);
+        match &mut self.tiles {
+            Some(tiles) => tiles.file_gradient(at, gradient),
+            None => self.file_gradient_at(at, gradient),
+        }
+    }
+
+    pub(crate) fn file_gradient_at(&mut self, at: LayerActivation, gradient: Buffer) {
+        let is_first = self.flowing.iter().all(|(other, _)| *other != at);
+        assert!(is_first, "the gradient of {at} is there already");
+        self.flowing.push((at, gradient));
+    }
+
+    /// The gradient of an activation, or a tile's rows of it, with what is already there.
+    fn take_gradient(&mut self, at: LayerActivation) -> Option<(Buffer, Init<'static>)> {
+        if let Some(gradient) = self.tiles.as_mut().and_then(|tiles| tiles.gradient(at)) {
+            return Some(gradient);
+        }
+        let found = self.flowing.iter().position(|(other, _)| *other == at)?;
+        let whole = self.flowing.swap_remove(found).1;
+        let gradient = match &mut self.tiles {
+            Some(tiles) => tiles.lend_gradient(at, whole, Init::Accumulate),
+            None => whole,
+        };
+        Some((gradient, Init::Accumulate))
+    }
+
+    /// Whether every gradient of an activation has been taken.
+    pub(crate) fn gradients_are_taken(&self) -> bool {
+        self.flowing.is_empty()
+    }
+}

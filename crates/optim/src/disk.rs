@@ -1,0 +1,213 @@
+//! States in a file. During an update its chunks pass through buffers of pinned host memory, which are used in turn: read
+//! ahead of the uploads, written behind the downloads. Three waits order this, beside those of [`crate::streamed`]:
+//!
+//! | who waits | for what | otherwise |
+//! |---|---|---|
+//! | the read | the buffer's last write ([`WRITTEN`]) | it reads over what has not been written, or what is about to be |
+//! | the upload | the read ([`READ`]) | it sends what was in the buffer before |
+//! | the write | the download ([`BACK`]) | it writes states as they were |
+//!
+//! No more are. The download into a buffer waits for the update, so for the upload out of it. And a chunk is not read before
+//! it has been written: its buffer, or one that was used later, has been written by then, and writes keep their order.
+//!
+//! Between updates the host reads and changes states through one more buffer.
+
+use crate::chunks::Chunks;
+use kernels::{BlockFile, DiskCopy, Event, HostSide, KernelError, Kernels, NoFile, Queue};
+use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+const WRITTEN: &str = "states are in the file before others come into their buffer";
+const READ: &str = "states have been read before they go to the device";
+const BACK: &str = "states are back on the host before they are written";
+
+/// Chunks that are read before there are slots for them on the device, and as many that are written behind.
+const AHEAD: usize = 2;
+
+/// What files are read and written in multiples of.
+pub(crate) const BLOCK_BYTES: usize = 4096;
+
+/// A file of chunks.
+pub(crate) struct Disk {
+    file: Arc<dyn BlockFile>,
+    bytes: u64,
+    /// Pinned, `chunk_bytes` for each buffer.
+    staging: Buffer,
+    chunk_bytes: usize,
+    in_turn: Vec<InTurn>,
+    between: RefCell<Between>,
+}
+
+/// What a buffer is busy with.
+struct InTurn {
+    read: Event,
+    written: Event,
+}
+
+/// A part of the file that the host reads and changes.
+struct Between {
+    buffer: Buffer,
+    place: Range<usize>,
+    is_changed: bool,
+}
+
+impl Disk {
+    pub(crate) fn lease(
+        memory: &Memory,
+        chunks: &Chunks,
+        slots: usize,
+    ) -> Result<Disk, OutOfMemory> {
+        let away = chunks.all.iter().filter_map(|chunk| chunk.away.as_ref());
+        let chunk_bytes = away.map(|away| away.place.len()).max().unwrap_or(0);
+        let buffers = (slots + 2 * AHEAD).min(chunks.away);
+        let lease = |chunks: usize| {
+            let (category, dims) = (Category::OptimizerState, [chunks * chunk_bytes]);
+            memory.lease_pinned(category, "disk_staging", dims, DType::U8)
+        };
+        let in_turn = |_| InTurn {
+            read: Event::PAST,
+            written: Event::PAST,
+        };
+        Ok(Disk {
+            file: Arc::new(NoFile),
+            bytes: chunks.away_bytes as u64,
+            staging: lease(buffers)?,
+            chunk_bytes,
+            in_turn: (0..buffers).map(in_turn).collect(),
+            between: RefCell::new(Between {
+                buffer: lease(1)?,
+                place: 0..0,
+                is_changed: false,
+            }),
+        })
+    }
+
+    /// Takes a file of zeros.
+    pub(crate) fn use_file(&mut self, file: Arc<dyn BlockFile>) {
+        self.file = file;
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes of pinned host memory.
+    pub(crate) fn staging_bytes(&self) -> u64 {
+        self.staging.bytes() + self.between.borrow().buffer.bytes()
+    }
+
+    /// How many chunks may be asked for beside those that have slots.
+    pub(crate) fn ahead(&self) -> usize {
+        AHEAD
+    }
+
+    pub(crate) fn fetch(
+        &mut self,
+        kernels: &dyn Kernels,
+        turn: usize,
+        place: &Range<usize>,
+    ) -> Result<(), KernelError> {
+        let index = turn % self.in_turn.len();
+        kernels.wait(Queue::DiskRead, self.in_turn[index].written, WRITTEN)?;
+        let (file, offset) = (self.file.clone(), place.start as u64);
+        // SAFETY: the buffer lives as long as kernels have work (`AdamW::lease`), its last write is over before, and it is
+        // read by an upload that waits for `read`.
+        unsafe { kernels.start_disk_read(self.on_host(turn, place), &file, offset) }?;
+        self.in_turn[index].read = kernels.record(Queue::DiskRead)?;
+        Ok(())
+    }
+
+    pub(crate) fn fetched(&self, kernels: &dyn Kernels, turn: usize) -> Result<(), KernelError> {
+        let read = self.in_turn[turn % self.in_turn.len()].read;
+        kernels.wait(Queue::Upload, read, READ)
+    }
+
+    pub(crate) fn on_host(&mut self, turn: usize, place: &Range<usize>) -> Out<'_> {
+        let start = turn % self.in_turn.len() * self.chunk_bytes;
+        self.staging.view_mut().rows(start..start + place.len())
+    }
+
+    pub(crate) fn put_back(
+        &mut self,
+        kernels: &dyn Kernels,
+        turn: usize,
+        place: &Range<usize>,
+    ) -> Result<(), KernelError> {
+        let downloaded = kernels.record(Queue::Download)?;
+        kernels.wait(Queue::DiskWrite, downloaded, BACK)?;
+        let (file, offset) = (self.file.clone(), place.start as u64);
+        let bytes = self.on_host(turn, place);
+        // SAFETY: as in `fetch`; the buffer is written again by a read that waits for `written`.
+        unsafe { kernels.start_disk_write(&file, offset, bytes.as_in()) }?;
+        let index = turn % self.in_turn.len();
+        self.in_turn[index].written = kernels.record(Queue::DiskWrite)?;
+        Ok(())
+    }
+
+    /// Writes what the host has changed, and forgets what it has read: updates change the file.
+    pub(crate) fn settle(&mut self) -> Result<(), KernelError> {
+        let between = self.between.get_mut();
+        between.write(&self.file)?;
+        between.place = 0..0;
+        Ok(())
+    }
+
+    /// Copies some bytes of the file. No writes are under way.
+    pub(crate) fn read(&self, piece: &Range<usize>, bytes: &mut [u8]) -> Result<(), KernelError> {
+        let mut between = self.between.borrow_mut();
+        let first = piece.start / BLOCK_BYTES * BLOCK_BYTES;
+        between.load(&self.file, first..piece.end.next_multiple_of(BLOCK_BYTES))?;
+        let start = piece.start - between.place.start;
+        let own = between.buffer.view().rows(start..start + piece.len());
+        bytes.copy_from_slice(own.slice());
+        Ok(())
+    }
+
+    /// Some bytes of the file, whole blocks, to be changed. No writes are under way.
+    pub(crate) fn change(&mut self, place: &Range<usize>) -> Result<Out<'_>, KernelError> {
+        let between = self.between.get_mut();
+        between.load(&self.file, place.clone())?;
+        between.is_changed = true;
+        let start = place.start - between.place.start;
+        Ok(between.buffer.view_mut().rows(start..start + place.len()))
+    }
+}
+
+impl Between {
+    /// Brings a part of the file, unless it is there.
+    fn load(&mut self, file: &Arc<dyn BlockFile>, place: Range<usize>) -> Result<(), KernelError> {
+        if self.place.start <= place.start && place.end <= self.place.end {
+            return Ok(());
+        }
+        self.write(file)?;
+        // Of a read that fails, nothing is there.
+        self.place = 0..0;
+        let copy = DiskCopy {
+            file: file.clone(),
+            offset: place.start as u64,
+            host: HostSide::Read(self.buffer.view_mut().rows(0..place.len())),
+        };
+        // SAFETY: nobody else knows the buffer, which is host memory.
+        unsafe { copy.carry_out() }?;
+        self.place = place;
+        Ok(())
+    }
+
+    fn write(&mut self, file: &Arc<dyn BlockFile>) -> Result<(), KernelError> {
+        if !self.is_changed {
+            return Ok(());
+        }
+        let copy = DiskCopy {
+            file: file.clone(),
+            offset: self.place.start as u64,
+            host: HostSide::Write(self.buffer.view().rows(0..self.place.len())),
+        };
+        // SAFETY: as in `load`.
+        unsafe { copy.carry_out() }?;
+        self.is_changed = false;
+        Ok(())
+    }
+}

@@ -1,0 +1,305 @@
+//! What states a run keeps of its parameters, and how those of a range lie one behind the other.
+
+use crate::{MasterFormat, MomentFormat};
+use kernels::quantise::BLOCK;
+use kernels::{MasterOperand, MomentOperand};
+use memory::{DType, GRANULARITY_BYTES, Layout, Out};
+use std::ops::Range;
+
+/// One state: what it is called, its type, and how many parameters share an element of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Tensor {
+    pub(crate) kind: &'static str,
+    pub(crate) dtype: DType,
+    sharing: usize,
+}
+
+impl Tensor {
+    pub(crate) const fn new(kind: &'static str, dtype: DType) -> Tensor {
+        let sharing = 1;
+        Tensor {
+            kind,
+            dtype,
+            sharing,
+        }
+    }
+
+    /// One element for each block of quantised values.
+    pub(crate) const fn of_blocks(kind: &'static str, dtype: DType) -> Tensor {
+        let sharing = BLOCK;
+        Tensor {
+            kind,
+            dtype,
+            sharing,
+        }
+    }
+
+    /// The elements for so many parameters.
+    pub(crate) fn elements(&self, parameters: usize) -> usize {
+        parameters.div_ceil(self.sharing)
+    }
+
+    /// The elements of some parameters, of which the first begins a block.
+    pub(crate) fn rows(&self, parameters: &Range<usize>) -> Range<usize> {
+        parameters.start / self.sharing..self.elements(parameters.end)
+    }
+
+    /// The bytes for so many parameters.
+    pub(crate) fn bytes(&self, parameters: usize) -> usize {
+        self.elements(parameters) * self.dtype.size_in_bytes()
+    }
+
+    /// The same with what keeps the next tensor aligned: kernels want 16 bytes, and device memory is leased in these.
+    fn placed_bytes(&self, parameters: usize) -> usize {
+        let granule = GRANULARITY_BYTES as usize;
+        self.bytes(parameters).next_multiple_of(granule)
+    }
+}
+
+/// The exact weights behind bf16 ones.
+pub(crate) const MASTER: Tensor = Tensor::new("master", DType::F32);
+/// What bf16 weights leave out of exact ones.
+pub(crate) const REMAINDER: Tensor = Tensor::new("remainder", DType::I16);
+
+/// What a moment's states are called.
+pub(crate) struct MomentNames {
+    pub(crate) plain: &'static str,
+    pub(crate) codes: &'static str,
+    pub(crate) absmax: &'static str,
+}
+
+/// The average of gradients.
+pub(crate) const FIRST: MomentNames = MomentNames {
+    plain: "first_moment",
+    codes: "first_moment.codes",
+    absmax: "first_moment.absmax",
+};
+
+/// The average of squared gradients.
+pub(crate) const SECOND: MomentNames = MomentNames {
+    plain: "second_moment",
+    codes: "second_moment.codes",
+    absmax: "second_moment.absmax",
+};
+
+/// The states of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Form {
+    /// What stands beside the parameters; nothing if they are all there is.
+    master: Option<Tensor>,
+    /// The type of moments that are not quantised.
+    plain: DType,
+    /// The elements of the layout whose moments are.
+    quantised: Range<usize>,
+}
+
+/// Views of all states of one range.
+pub(crate) struct StateViews<'a> {
+    pub(crate) master: MasterOperand<'a>,
+    pub(crate) first_moment: MomentOperand<'a>,
+    pub(crate) second_moment: MomentOperand<'a>,
+}
+
+impl Form {
+    pub(crate) fn new(
+        layout: &Layout,
+        (moments, master): (MomentFormat, MasterFormat),
+        weights: DType,
+    ) -> Form {
+        Form {
+            master: match master {
+                _ if weights == DType::F32 => None,
+                MasterFormat::None => None,
+                MasterFormat::F32 => Some(MASTER),
+                MasterFormat::Remainder => Some(REMAINDER),
+            },
+            plain: match moments {
+                MomentFormat::Bf16 => DType::BF16,
+                MomentFormat::F32 | MomentFormat::Quantised => DType::F32,
+            },
+            quantised: match moments {
+                MomentFormat::Quantised => layout.quantisable(),
+                MomentFormat::F32 | MomentFormat::Bf16 => 0..0,
+            },
+        }
+    }
+
+    /// The elements whose moments are quantised: what is updated in one call lies within them, or outside.
+    pub(crate) fn quantised(&self) -> Range<usize> {
+        self.quantised.clone()
+    }
+
+    fn is_quantised(&self, range: &Range<usize>) -> bool {
+        self.quantised.start <= range.start && range.end <= self.quantised.end
+    }
+
+    /// What stands beside the parameters.
+    pub(crate) fn master(&self) -> Option<Tensor> {
+        self.master
+    }
+
+    /// The states of one moment, in their order.
+    pub(crate) fn moment(
+        &self,
+        names: &MomentNames,
+        is_quantised: bool,
+    ) -> impl Iterator<Item = Tensor> + use<> {
+        let tensors = match is_quantised {
+            true => [
+                Some(Tensor::new(names.codes, DType::U8)),
+                Some(Tensor::of_blocks(names.absmax, DType::F32)),
+            ],
+            false => [Some(Tensor::new(names.plain, self.plain)), None],
+        };
+        tensors.into_iter().flatten()
+    }
+
+    /// The states of a range that is quantised as a whole or not at all, in their order.
+    pub(crate) fn tensors(&self, range: &Range<usize>) -> Vec<Tensor> {
+        let is_quantised = self.is_quantised(range);
+        let moments = [FIRST, SECOND];
+        let moments = moments
+            .iter()
+            .flat_map(|names| self.moment(names, is_quantised));
+        self.master.into_iter().chain(moments).collect()
+    }
+
+    /// Views of these states of a range, in their order.
+    pub(crate) fn views<'a>(
+        &self,
+        range: &Range<usize>,
+        tensors: impl IntoIterator<Item = Out<'a>>,
+    ) -> StateViews<'a> {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().expect("there is a view of every state");
+        let master = match self.master {
+            None => MasterOperand::Parameters,
+            Some(MASTER) => MasterOperand::F32(next()),
+            Some(_) => MasterOperand::Remainder(next()),
+        };
+        let mut moment = || match self.is_quantised(range) {
+            true => MomentOperand::Quantised {
+                codes: next(),
+                absmax: next(),
+            },
+            false => MomentOperand::Plain(next()),
+        };
+        StateViews {
+            master,
+            first_moment: moment(),
+            second_moment: moment(),
+        }
+    }
+
+    /// The bytes of all states of a range.
+    pub(crate) fn bytes(&self, range: &Range<usize>) -> usize {
+        let tensors = self.tensors(range).into_iter();
+        tensors.map(|tensor| tensor.bytes(range.len())).sum()
+    }
+
+    /// The bytes of a chunk: of all states of a range, one behind the other.
+    pub(crate) fn chunk_bytes(&self, chunk: &Range<usize>) -> usize {
+        let tensors = self.tensors(chunk).into_iter();
+        tensors.map(|tensor| tensor.placed_bytes(chunk.len())).sum()
+    }
+
+    /// The states of some of a chunk's parameters, each with its bytes in the chunk. The first of them begins a block.
+    pub(crate) fn places(
+        &self,
+        chunk: &Range<usize>,
+        range: &Range<usize>,
+    ) -> Vec<(Tensor, Range<usize>)> {
+        let parameters = range.start - chunk.start..range.end - chunk.start;
+        let mut start = 0;
+        let place = |tensor: Tensor| {
+            let first = start;
+            start += tensor.placed_bytes(chunk.len());
+            let (rows, size) = (tensor.rows(&parameters), tensor.dtype.size_in_bytes());
+            (tensor, first + rows.start * size..first + rows.end * size)
+        };
+        self.tensors(chunk).into_iter().map(place).collect()
+    }
+
+    /// Views of the states of some of a chunk's parameters in the chunk's bytes (u8).
+    pub(crate) fn carve<'a>(
+        &self,
+        chunk: &Range<usize>,
+        range: &Range<usize>,
+        bytes: Out<'a>,
+    ) -> StateViews<'a> {
+        let (mut rest, mut cut) = (Some(bytes), 0);
+        let tensors = self.places(chunk, range).into_iter();
+        let views = tensors.map(|(tensor, place)| {
+            let bytes = rest.take().expect("what is not cut is put back");
+            let (before, after) = bytes.split_at(place.end - cut);
+            let view = before.rows(place.start - cut..place.end - cut);
+            (rest, cut) = (Some(after), place.end);
+            view.cast(tensor.dtype)
+        });
+        self.views(range, views)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memory::{Layer, LayoutBuilder};
+
+    fn form(formats: (MomentFormat, MasterFormat)) -> Form {
+        let mut builder = LayoutBuilder::default();
+        builder.add(Layer::Whole, "large", &[100, 100]);
+        builder.add(Layer::Whole, "small", &[10, 10]);
+        let layout = builder.build_precise(|name, _| name == "small");
+        Form::new(&layout, formats, DType::BF16)
+    }
+
+    #[test]
+    fn states_of_a_chunk_lie_one_behind_the_other() {
+        let form = form((MomentFormat::Quantised, MasterFormat::Remainder));
+        let chunk = 256..256 + 700;
+        assert_eq!(form.quantised(), 256..10_496);
+        let places = form.places(&chunk, &(512..956));
+        let named = places
+            .iter()
+            .map(|(tensor, place)| (tensor.kind, place.clone()));
+        let expected = [
+            ("remainder", 512..1400),
+            ("first_moment.codes", 1536 + 256..1536 + 700),
+            ("first_moment.absmax", 2304 + 4..2304 + 12),
+            ("second_moment.codes", 2560 + 256..2560 + 700),
+            ("second_moment.absmax", 3328 + 4..3328 + 12),
+        ];
+        assert!(named.eq(expected), "{places:?}");
+        assert_eq!(form.chunk_bytes(&chunk), 3584);
+        let mut bytes: Vec<u8> = vec![0; 3584];
+        bytes[1536 + 256] = 7;
+        let views = form.carve(&chunk, &(512..956), Out::of_slice(&mut bytes, [3584]));
+        let MomentOperand::Quantised { codes, absmax } = views.first_moment else {
+            panic!("the range is quantised")
+        };
+        assert_eq!((codes.elements(), absmax.elements()), (444, 2));
+        assert_eq!(codes.slice_mut::<u8>()[0], 7);
+    }
+
+    #[test]
+    fn a_form_has_nothing_that_is_not_asked_for() {
+        let kinds = |formats, range: Range<usize>| -> Vec<&str> {
+            let tensors = form(formats).tensors(&range).into_iter();
+            tensors.map(|tensor| tensor.kind).collect()
+        };
+        let plain = ["first_moment", "second_moment"];
+        assert_eq!(
+            kinds((MomentFormat::Bf16, MasterFormat::None), 0..512),
+            plain
+        );
+        assert_eq!(
+            kinds((MomentFormat::Quantised, MasterFormat::None), 0..256),
+            plain
+        );
+        let expected = ["master", "first_moment", "second_moment"];
+        assert_eq!(
+            kinds((MomentFormat::F32, MasterFormat::F32), 0..512),
+            expected
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! States on the device: a buffer each, of some of the parameters.
+
+use crate::form::{FIRST, Form, SECOND, StateViews, Tensor};
+use memory::{Buffer, Category, Cover, In, Memory, OutOfMemory};
+use std::ops::Range;
+
+/// The states of the elements that a cover names.
+pub(crate) struct Resident {
+    form: Form,
+    cover: Cover,
+    /// In the order of the form's tensors.
+    held: Vec<Held>,
+}
+
+/// A state, and which elements of the layout it is of.
+struct Held {
+    tensor: Tensor,
+    cover: Cover,
+    buffer: Buffer,
+}
+
+impl Resident {
+    /// Leases states, zeroed.
+    pub(crate) fn lease(
+        memory: &Memory,
+        form: &Form,
+        cover: &Cover,
+    ) -> Result<Resident, OutOfMemory> {
+        let quantised = cover.within(&form.quantised());
+        let plain = cover.without(&quantised);
+        let master = form.master().into_iter().map(|tensor| (tensor, cover));
+        let moments = [FIRST, SECOND];
+        let moments = moments.iter().flat_map(|names| {
+            let of = |is_quantised, cover| {
+                let tensors = form.moment(names, is_quantised);
+                tensors.map(move |tensor| (tensor, cover))
+            };
+            of(false, &plain).chain(of(true, &quantised))
+        });
+        let needed = master
+            .chain(moments)
+            .filter(|(_, cover)| cover.elements() > 0);
+        let lease = |(tensor, cover): (Tensor, &Cover)| {
+            let dims = [tensor.elements(cover.elements())];
+            let category = Category::OptimizerState;
+            Ok(Held {
+                tensor,
+                cover: cover.clone(),
+                buffer: memory.lease_persistent(category, tensor.kind, dims, tensor.dtype)?,
+            })
+        };
+        Ok(Resident {
+            held: needed.map(lease).collect::<Result<_, OutOfMemory>>()?,
+            form: form.clone(),
+            cover: cover.clone(),
+        })
+    }
+
+    /// The elements whose states are here.
+    pub(crate) fn cover(&self) -> &Cover {
+        &self.cover
+    }
+
+    /// Name and bytes of each state's buffer.
+    pub(crate) fn arenas(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let held = self.held.iter();
+        held.map(|held| (held.tensor.kind, held.buffer.bytes()))
+    }
+
+    /// All states of a range that is here as a whole, and quantised as a whole or not at all.
+    pub(crate) fn views(&mut self, range: &Range<usize>) -> StateViews<'_> {
+        let held = self.held.iter_mut();
+        let views = held.filter_map(|held| {
+            let rows = held.tensor.rows(&held.cover.rows(range)?);
+            Some(held.buffer.view_mut().rows(rows))
+        });
+        self.form.views(range, views)
+    }
+
+    /// The same for reading, each with its name.
+    pub(crate) fn tensors(
+        &self,
+        range: &Range<usize>,
+    ) -> impl Iterator<Item = (&'static str, In<'_>)> {
+        self.held.iter().filter_map(|held| {
+            let rows = held.tensor.rows(&held.cover.rows(range)?);
+            Some((held.tensor.kind, held.buffer.view().rows(rows)))
+        })
+    }
+}

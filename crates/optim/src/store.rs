@@ -1,0 +1,166 @@
+//! States that are not on the device, a chunk at a time: in pinned host memory, or in a file.
+
+use crate::chunks::{Away, Chunks, Offload, StatesPlace};
+use crate::disk::Disk;
+use kernels::{BlockFile, KernelError, Kernels, Queue};
+use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where the chunks of a run are.
+pub(crate) enum Store {
+    /// One behind the other in pinned host memory.
+    Pinned(Buffer),
+    /// In a file, from where they pass through pinned host memory.
+    Disk(Disk),
+}
+
+impl Store {
+    /// Leases host memory: for all states, zeroed, or for those on their way from and to a file.
+    pub(crate) fn lease(
+        memory: &Memory,
+        chunks: &Chunks,
+        offload: &Offload,
+    ) -> Result<Store, OutOfMemory> {
+        match offload.states {
+            StatesPlace::Pinned => {
+                let (category, dims) = (Category::OptimizerState, [chunks.away_bytes]);
+                let all = memory.lease_pinned(category, "offloaded_states", dims, DType::U8)?;
+                Ok(Store::Pinned(all))
+            }
+            StatesPlace::Disk => Ok(Store::Disk(Disk::lease(memory, chunks, offload.slots)?)),
+        }
+    }
+
+    /// Name and bytes of what is leased.
+    pub(crate) fn arena(&self) -> (&'static str, u64) {
+        match self {
+            Store::Pinned(all) => ("offloaded_states", all.bytes()),
+            Store::Disk(disk) => ("disk_staging", disk.staging_bytes()),
+        }
+    }
+
+    /// Bytes of the file, if there is to be one.
+    pub(crate) fn disk_bytes(&self) -> Option<u64> {
+        match self {
+            Store::Pinned(_) => None,
+            Store::Disk(disk) => Some(disk.bytes()),
+        }
+    }
+
+    /// Takes a file of so many zeros.
+    pub(crate) fn use_file(&mut self, file: Arc<dyn BlockFile>) {
+        match self {
+            Store::Pinned(_) => unreachable!("states in memory need no file"),
+            Store::Disk(disk) => disk.use_file(file),
+        }
+    }
+
+    /// How many chunks may be on their way to the host beside those that have slots on the device.
+    pub(crate) fn ahead(&self) -> usize {
+        match self {
+            Store::Pinned(_) => 0,
+            Store::Disk(disk) => disk.ahead(),
+        }
+    }
+
+    /// Asks for a chunk to come into host memory. Turns count all chunks with states that are not on the device, in every
+    /// update; they come in turn.
+    pub(crate) fn fetch(
+        &mut self,
+        kernels: &dyn Kernels,
+        turn: usize,
+        away: &Away,
+    ) -> Result<(), KernelError> {
+        match self {
+            Store::Pinned(_) => Ok(()),
+            Store::Disk(disk) => disk.fetch(kernels, turn, &away.place),
+        }
+    }
+
+    /// Lets the upload queue wait until a chunk has come into host memory.
+    pub(crate) fn fetched(&self, kernels: &dyn Kernels, turn: usize) -> Result<(), KernelError> {
+        match self {
+            Store::Pinned(_) => Ok(()),
+            Store::Disk(disk) => disk.fetched(kernels, turn),
+        }
+    }
+
+    /// A chunk's bytes in host memory, during its turn.
+    pub(crate) fn on_host(&mut self, turn: usize, away: &Away) -> Out<'_> {
+        match self {
+            Store::Pinned(all) => all.view_mut().rows(away.place.clone()),
+            Store::Disk(disk) => disk.on_host(turn, &away.place),
+        }
+    }
+
+    /// Ends a chunk's turn: it goes where it belongs when the downloads that have been asked for are over.
+    pub(crate) fn put_back(
+        &mut self,
+        kernels: &dyn Kernels,
+        turn: usize,
+        away: &Away,
+    ) -> Result<(), KernelError> {
+        match self {
+            Store::Pinned(_) => Ok(()),
+            Store::Disk(disk) => disk.put_back(kernels, turn, &away.place),
+        }
+    }
+
+    /// Ends what the host did between updates: before the first turn of one.
+    pub(crate) fn settle(&mut self) -> Result<(), KernelError> {
+        match self {
+            Store::Pinned(_) => Ok(()),
+            Store::Disk(disk) => disk.settle(),
+        }
+    }
+
+    /// Copies pieces of the store, one behind the other, between updates.
+    pub(crate) fn read(
+        &self,
+        kernels: &dyn Kernels,
+        pieces: &[Range<usize>],
+        mut bytes: &mut [u8],
+    ) -> Result<(), KernelError> {
+        let needed: usize = pieces.iter().map(Range::len).sum();
+        if needed != bytes.len() {
+            let sizes = format!(
+                "the state has {needed} bytes, the host side {}",
+                bytes.len()
+            );
+            return Err(KernelError::misfit("read", sizes));
+        }
+        self.finish(kernels)?;
+        for piece in pieces {
+            let (own, rest) = bytes.split_at_mut(piece.len());
+            bytes = rest;
+            match self {
+                Store::Pinned(all) => own.copy_from_slice(all.view().rows(piece.clone()).slice()),
+                Store::Disk(disk) => disk.read(piece, own)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A chunk's bytes, for the host to write between updates.
+    pub(crate) fn change(
+        &mut self,
+        kernels: &dyn Kernels,
+        away: &Away,
+    ) -> Result<Out<'_>, KernelError> {
+        self.finish(kernels)?;
+        match self {
+            Store::Pinned(all) => Ok(all.view_mut().rows(away.place.clone())),
+            Store::Disk(disk) => disk.change(&away.place),
+        }
+    }
+
+    /// Waits until all that was put back is where it belongs.
+    fn finish(&self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let queue = match self {
+            Store::Pinned(_) => Queue::Download,
+            Store::Disk(_) => Queue::DiskWrite,
+        };
+        kernels.finish(kernels.record(queue)?)
+    }
+}

@@ -1,0 +1,387 @@
+//! Updates in chunks: what is not on the device comes to it for its update, and goes back.
+//!
+//! A chunk is a range of one part's matrices. What of its states and gradients is not on the device is uploaded into a slot,
+//! updated there and, but for gradients, downloaded, each in a queue of its own, so that copies each way and updates run
+//! beside one another and beside the computation. Its weights are on the device by then: whoever asks for a part's update
+//! sees to that. Six waits order this, and each is needed; states in a file need those of [`crate::disk`] too:
+//!
+//! | who waits | for what | otherwise |
+//! |---|---|---|
+//! | the updates | the computation so far, once an update or a released part ([`FINAL`]) | they read gradients, and write weights, too early |
+//! | the upload of gradients | their download, once an update ([`GRADIENTS_LEFT`]) | it sends those of an earlier step |
+//! | the upload | the slot's last download ([`LEFT`]) | it writes over states that are being sent |
+//! | the update | the chunk's upload ([`CAME`]) | it reads what was in the slot before |
+//! | the download | the chunk's update ([`UPDATED`]) | it sends states and weights as they were |
+//! | the computation, once a part | the part's last update ([`WRITTEN`]) | it reads weights as they were, and writes over gradients |
+//!
+//! No more are. Slots are used in turn, and queues keep their order, so a chunk's last download is over before it is
+//! uploaded again: its slot, or one that was used later, has been emptied by then. And the next gradients are written
+//! after the forward pass, in which the computation has waited for every update.
+
+use crate::chunks::{Chunk, Chunks, Offload};
+use crate::form::Form;
+use crate::numbers::{Numbers, Operands};
+use crate::resident::Resident;
+use crate::store::Store;
+use kernels::{BlockFile, Event, KernelError, Kernels, Queue};
+use memory::{Buffer, Category, DType, In, Layer, Layout, Memory, Out, OutOfMemory};
+use std::sync::Arc;
+use units::{GradientSource, Gradients, GradientsHome, Weights};
+
+const FINAL: &str = "gradients are final before states are updated";
+const GRADIENTS_LEFT: &str = "gradients are on the host before chunks bring them";
+const LEFT: &str = "states have left a slot before others come";
+const CAME: &str = "states have come before they are updated";
+const UPDATED: &str = "states are updated before they go back";
+const WRITTEN: &str = "weights are written before they are read";
+
+/// What is updated in chunks, and where its updates are.
+pub(crate) struct Streamed {
+    form: Form,
+    chunks: Chunks,
+    /// States that are not on the device.
+    store: Option<Store>,
+    /// None where chunks bring nothing.
+    slots: Vec<Slot>,
+    /// Whether gradients come from the host.
+    brings_gradients: bool,
+    /// Since the beginning, chunks that were asked to come into host memory, and onto the device; those whose update was
+    /// asked for; and those of them that the computation was told to wait for.
+    fetched: usize,
+    brought: usize,
+    updated: usize,
+    awaited: usize,
+    /// When each chunk's last update that was asked for is over.
+    updates: Vec<Event>,
+    /// Chunks that may come: those of the update that is under way or next.
+    due: usize,
+}
+
+/// Device memory for a chunk.
+struct Slot {
+    bytes: Buffer,
+    filled: Event,
+    emptied: Event,
+}
+
+/// What an update reads and writes beside the chunks.
+pub(crate) struct Sources<'a> {
+    pub(crate) numbers: &'a Numbers,
+    /// `[2]` f32: the norm and the factor on gradients.
+    pub(crate) clip: In<'a>,
+    pub(crate) resident: &'a mut Resident,
+    pub(crate) weights: &'a mut Weights,
+    pub(crate) gradients: &'a Gradients,
+}
+
+impl Slot {
+    /// Room for a chunk's states, and for its gradients.
+    fn halves(&mut self, chunk: &Chunk) -> (Out<'_>, Out<'_>) {
+        let (states, gradients) = self.bytes.view_mut().split_at(chunk.state_bytes());
+        (states, gradients.rows(0..chunk.gradient_bytes))
+    }
+}
+
+impl Streamed {
+    /// Leases room for states that are not on the device, and slots on it.
+    pub(crate) fn lease(
+        memory: &Memory,
+        layout: &Layout,
+        offload: &Offload,
+        form: &Form,
+    ) -> Result<Streamed, OutOfMemory> {
+        let chunks = Chunks::new(layout, offload, form);
+        let slot_bytes = chunks.all.iter().map(Chunk::slot_bytes).max().unwrap_or(0);
+        let slots = match slot_bytes {
+            0 => 0,
+            _ => offload.slots.clamp(1, chunks.all.len()),
+        };
+        let slot = |_| {
+            let (category, dims) = (Category::OptimizerState, [slot_bytes]);
+            Ok(Slot {
+                bytes: memory.lease_persistent(category, "offload_slot", dims, DType::U8)?,
+                filled: Event::PAST,
+                emptied: Event::PAST,
+            })
+        };
+        let store = (chunks.away > 0).then(|| Store::lease(memory, &chunks, offload));
+        Ok(Streamed {
+            store: store.transpose()?,
+            updates: vec![Event::PAST; chunks.all.len()],
+            slots: (0..slots).map(slot).collect::<Result<_, OutOfMemory>>()?,
+            form: form.clone(),
+            chunks,
+            brings_gradients: offload.gradients == GradientsHome::Host,
+            fetched: 0,
+            brought: 0,
+            updated: 0,
+            awaited: 0,
+            due: 0,
+        })
+    }
+
+    /// Which chunks there are.
+    pub(crate) fn chunks(&self) -> &Chunks {
+        &self.chunks
+    }
+
+    /// The states that are not on the device, for reading between updates.
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
+
+    /// The same for writing, with the chunks, between updates. What was fetched ahead for a step that was broken off is
+    /// fetched again.
+    pub(crate) fn at_rest(
+        &mut self,
+        kernels: &dyn Kernels,
+    ) -> Result<(&Chunks, Option<&mut Store>), KernelError> {
+        for queue in [Queue::DiskRead, Queue::Upload] {
+            kernels.finish(kernels.record(queue)?)?;
+        }
+        (self.fetched, self.brought) = (self.updated, self.updated);
+        Ok((&self.chunks, self.store.as_mut()))
+    }
+
+    /// Takes a file for states that are to be on a disk, before anything else.
+    pub(crate) fn use_file(&mut self, file: Arc<dyn BlockFile>) {
+        if let Some(store) = &mut self.store {
+            store.use_file(file);
+        }
+    }
+
+    /// Bytes of the slots on the device.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.bytes.bytes()).sum()
+    }
+
+    /// Asks for the first chunks of the next update.
+    pub(crate) fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        if let Some(store) = &mut self.store {
+            store.settle()?;
+        }
+        let all = self.chunks.all.len();
+        self.due = (self.updated / all.max(1) + 1) * all;
+        self.advance(kernels, None)
+    }
+
+    /// Begins an update with gradients and numbers that the computation has been asked for.
+    pub(crate) fn begin(
+        &mut self,
+        kernels: &dyn Kernels,
+        gradients: &Gradients,
+    ) -> Result<(), KernelError> {
+        let asked = kernels.record(Queue::Compute)?;
+        kernels.wait(Queue::Update, asked, FINAL)?;
+        if self.brings_gradients {
+            let left = kernels.record(Queue::Download)?;
+            kernels.wait(Queue::Upload, left, GRADIENTS_LEFT)?;
+        }
+        self.prefetch(kernels)?;
+        self.advance(kernels, Some(gradients))
+    }
+
+    /// Begins the update of a part whose gradients the computation has been asked for.
+    pub(crate) fn begin_part(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let asked = kernels.record(Queue::Compute)?;
+        kernels.wait(Queue::Update, asked, FINAL)
+    }
+
+    /// Asks for the updates of the chunks up to the end of a part, of those that have not been updated; of all for
+    /// [`Layer::Whole`].
+    pub(crate) fn update_part(
+        &mut self,
+        kernels: &dyn Kernels,
+        mut sources: Sources,
+        part: Layer,
+    ) -> Result<(), KernelError> {
+        let end = self.end_of(part);
+        while self.updated < end {
+            self.update_chunk(kernels, &mut sources)?;
+            self.advance(kernels, Some(sources.gradients))?;
+        }
+        Ok(())
+    }
+
+    /// Lets the computation wait for the updates of the chunks up to the end of a part, which have been asked for.
+    pub(crate) fn wait_for(
+        &mut self,
+        kernels: &dyn Kernels,
+        part: Layer,
+    ) -> Result<(), KernelError> {
+        let end = self.end_of(part);
+        assert!(end <= self.updated, "the part's update has been asked for");
+        if self.awaited < end {
+            let last = (end - 1) % self.chunks.all.len();
+            kernels.wait(Queue::Compute, self.updates[last], WRITTEN)?;
+            self.awaited = end;
+        }
+        Ok(())
+    }
+
+    /// The number of a part in the order of updates.
+    pub(crate) fn number_of(&self, part: Layer) -> usize {
+        let number = self
+            .chunks
+            .part_ends
+            .iter()
+            .position(|(own, _)| *own == part);
+        number.expect("all parts are updated")
+    }
+
+    /// Whether the computation sees every chunk updated.
+    pub(crate) fn is_updated(&self) -> bool {
+        self.awaited == self.due
+    }
+
+    /// The number of chunks up to the end of a part; of those that have been updated for a part without any.
+    fn end_of(&self, part: Layer) -> usize {
+        let mut ends = self.chunks.part_ends.iter();
+        let end = match part {
+            Layer::Whole => Some(self.chunks.all.len()),
+            _ => ends.find(|(own, _)| *own == part).map(|(_, end)| *end),
+        };
+        end.map_or(self.awaited, |end| self.due - self.chunks.all.len() + end)
+    }
+
+    /// Asks for chunks to come as far as there is room. Gradients can come only when they are final.
+    fn advance(
+        &mut self,
+        kernels: &dyn Kernels,
+        gradients: Option<&Gradients>,
+    ) -> Result<(), KernelError> {
+        let ahead = self.store.as_ref().map_or(0, Store::ahead);
+        while self.fetched < self.due.min(self.updated + self.slots.len() + ahead) {
+            self.fetch(kernels)?;
+        }
+        if self.brings_gradients && gradients.is_none() {
+            return Ok(());
+        }
+        while self.brought < self.due.min(self.updated + self.slots.len()) {
+            self.bring(kernels, gradients)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for the next chunk's states in host memory.
+    fn fetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let turn = self.chunks.turn(self.fetched);
+        let away = &self.chunks.at(self.fetched).away;
+        if let (Some(away), Some(store)) = (away, &mut self.store) {
+            store.fetch(kernels, turn, away)?;
+        }
+        self.fetched += 1;
+        Ok(())
+    }
+
+    /// Asks for what the next chunk needs to come onto the device.
+    fn bring(
+        &mut self,
+        kernels: &dyn Kernels,
+        gradients: Option<&Gradients>,
+    ) -> Result<(), KernelError> {
+        let turn = self.chunks.turn(self.brought);
+        let chunk = self.chunks.at(self.brought);
+        let slots = self.slots.len().max(1);
+        if let Some(slot) = self.slots.get_mut(self.brought % slots) {
+            kernels.wait(Queue::Upload, slot.emptied, LEFT)?;
+            if let (Some(away), Some(store)) = (&chunk.away, &mut self.store) {
+                store.fetched(kernels, turn)?;
+                let (to, from) = (slot.halves(chunk).0, store.on_host(turn, away));
+                // SAFETY: both live as long as the optimizer, and kernels are dropped, with all their work, before it
+                // (`AdamW::lease`); the slot is read after `filled`, and the host's copy written by a later download.
+                unsafe { kernels.start_upload(to, from.as_in()) }?;
+            }
+            let gradients = gradients.filter(|_| self.brings_gradients);
+            let source = gradients.map(|gradients| gradients.source(&chunk.segment.range));
+            if let Some(GradientSource::Host(from)) = source {
+                let to = slot.halves(chunk).1.cast(from.dtype());
+                // SAFETY: as above; the host's copy is written after the next forward pass, which waits for `WRITTEN`.
+                unsafe { kernels.start_upload(to, from) }?;
+            }
+            slot.filled = kernels.record(Queue::Upload)?;
+        }
+        self.brought += 1;
+        Ok(())
+    }
+
+    /// Asks for the next chunk's update, and for what it wrote to go back.
+    fn update_chunk(
+        &mut self,
+        kernels: &dyn Kernels,
+        sources: &mut Sources,
+    ) -> Result<(), KernelError> {
+        let number = self.updated;
+        let chunk = self.chunks.at(number);
+        if self.chunks.begins_part(number) {
+            sources.weights.ready(kernels, Queue::Update, chunk.part)?;
+        }
+        let slots = self.slots.len().max(1);
+        let slot = self.slots.get_mut(number % slots);
+        if let Some(slot) = &slot {
+            kernels.wait(Queue::Update, slot.filled, CAME)?;
+        }
+        let numbers = sources.numbers;
+        let operands = sources.operands(&self.form, chunk, slot);
+        // SAFETY: all of it lives as long as the optimizer or, like weights and gradients, is kept by whoever keeps that. The
+        // computation goes on with the weights after `WRITTEN`, and with the gradients after the last of them.
+        unsafe { kernels.start_adamw(numbers.update(&chunk.segment, operands)) }?;
+        let updated = kernels.record(Queue::Update)?;
+        self.updates[number % self.chunks.all.len()] = updated;
+        if !self.slots.is_empty() || sources.weights.is_streamed() {
+            kernels.wait(Queue::Download, updated, UPDATED)?;
+            self.send_back(kernels, sources.weights)?;
+        }
+        self.updated += 1;
+        Ok(())
+    }
+
+    /// Asks for what the update of a chunk wrote to go back.
+    fn send_back(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+    ) -> Result<(), KernelError> {
+        let turn = self.chunks.turn(self.updated);
+        let chunk = self.chunks.at(self.updated);
+        weights.updated(kernels, &chunk.segment.range)?;
+        let slots = self.slots.len().max(1);
+        let Some(slot) = self.slots.get_mut(self.updated % slots) else {
+            return Ok(());
+        };
+        if let (Some(away), Some(store)) = (&chunk.away, &mut self.store) {
+            let from = slot.halves(chunk).0;
+            // SAFETY: as in `bring`; the slot is written again after `emptied`.
+            unsafe { kernels.start_download(store.on_host(turn, away), from.as_in()) }?;
+            store.put_back(kernels, turn, away)?;
+        }
+        slot.emptied = kernels.record(Queue::Download)?;
+        Ok(())
+    }
+}
+
+impl Sources<'_> {
+    /// What a chunk's update reads and writes: in its slot, or where it always is.
+    fn operands<'a>(
+        &'a mut self,
+        form: &Form,
+        chunk: &Chunk,
+        slot: Option<&'a mut Slot>,
+    ) -> Operands<'a> {
+        let range = &chunk.segment.range;
+        let (states, brought) = slot.map(|slot| slot.halves(chunk)).unzip();
+        Operands {
+            weights: self.weights.flat_mut(range.clone()),
+            gradients: match (self.gradients.source(range), brought) {
+                (GradientSource::Device(x), _) => x,
+                (GradientSource::Host(x), Some(brought)) => brought.into_in().cast(x.dtype()),
+                (GradientSource::Host(_), None) => unreachable!("gradients of the host have slots"),
+            },
+            states: match (&chunk.away, states) {
+                (Some(_), Some(states)) => form.carve(range, range, states),
+                _ => self.resident.views(range),
+            },
+            clip: self.clip,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The room of a disk.
+
+use crate::folder::leftovers;
+use std::ffi::CString;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Bytes that scratch files in a folder may have. It may still have to be made: then its nearest parent counts. What a
+/// killed run left there counts as free, since the next one removes it.
+///
+/// # Errors
+/// [`io::Error`] if the system does not tell.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let left = leftovers(path).unwrap_or_default();
+    let bytes = |path: &PathBuf| Some(path.metadata().ok()?.blocks() * 512);
+    Ok(room(path)? + left.iter().filter_map(bytes).sum::<u64>())
+}
+
+/// Bytes that may be written on the disk of a path.
+pub(crate) fn room(path: &Path) -> io::Result<u64> {
+    let path = std::path::absolute(path)?;
+    let there = path.ancestors().find(|path| path.exists());
+    let there = there.unwrap_or(Path::new("/"));
+    let text = CString::new(there.as_os_str().as_bytes())?;
+    let mut room = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the text ends in a zero, and the call fills the struct if it succeeds.
+    let room = unsafe {
+        if libc::statvfs(text.as_ptr(), room.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        room.assume_init()
+    };
+    // File systems without a limit say so with numbers whose product no u64 holds.
+    Ok(room.f_bavail.saturating_mul(room.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::free_bytes;
+    use std::path::Path;
+
+    #[test]
+    fn a_folder_that_is_still_to_be_made_has_the_room_of_its_parent() {
+        let folder = tempfile::tempdir().unwrap();
+        let free = free_bytes(folder.path()).unwrap();
+        let later = free_bytes(&folder.path().join("a/b")).unwrap();
+        assert!(free > 0 && later > free / 2 && later < free * 2);
+        assert!(free_bytes(Path::new("not/made")).unwrap() > 0);
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join("moments.trainer-scratch");
+        std::fs::write(left, vec![1; 32 << 20]).unwrap();
+        let (free, room) = (free_bytes(folder.path()), super::room(folder.path()));
+        let found = free.unwrap() - room.unwrap();
+        // Others write to the disk at the same time.
+        assert!(found > 16 << 20, "{found}");
+    }
+}

@@ -1,0 +1,61 @@
+//! In which order passes use the units of weights: what is fetched ahead follows from it.
+
+use crate::error::SessionError;
+use crate::products::shape_of_a_step;
+use crate::session::Session;
+use kernels::Target;
+use kernels::meta::FlopCounter;
+use memory::Memory;
+use model::Model;
+use settings::{BetweenSteps, Elsewhere, Settings, StatesPlace};
+use std::rc::Rc;
+
+/// The units that a pass uses, each until the next, by their index in the layout. Empty where weights stay on the device.
+pub(crate) struct Orders {
+    /// A micro-batch of a step, forward and backward, replays included.
+    pub(crate) step: Rc<[usize]>,
+    /// A forward pass alone.
+    pub(crate) forward: Rc<[usize]>,
+    /// All units, one after the other.
+    pub(crate) update: Rc<[usize]>,
+}
+
+impl Orders {
+    /// What replays use, and when, depends on the policy alone: a micro-batch on shapes, with all weights on the device,
+    /// tells.
+    pub(crate) fn new(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
+        if settings.offload.parameter_slots.is_none() {
+            let none: Rc<[usize]> = Rc::new([]);
+            return Ok(Orders {
+                step: none.clone(),
+                forward: none.clone(),
+                update: none,
+            });
+        }
+        Ok(Orders {
+            step: of_a_step(settings)?.into(),
+            forward: model.units_forward().into(),
+            update: (0..model.layout().units().len()).collect(),
+        })
+    }
+}
+
+fn of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
+    let settings = Settings {
+        accum: 1,
+        between: BetweenSteps::default(),
+        checkpoint_copy: false,
+        offload: Elsewhere {
+            states: StatesPlace::Device,
+            parameter_slots: None,
+            ..settings.offload.clone()
+        },
+        ..settings.clone()
+    };
+    let batch = shape_of_a_step(&settings, settings.seq);
+    let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+    let mut session = Session::on_shapes(settings, &memory, Target::Cpu, flops)?;
+    session.weights.keep_record();
+    session.step(&batch)?;
+    Ok(session.weights.take_record())
+}

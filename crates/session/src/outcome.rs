@@ -1,0 +1,82 @@
+//! What a step computed and used, and what the host knows of it while the device may still be at it.
+
+use crate::crossed::Crossed;
+use crate::read_back::PendingResults;
+use kernels::{KernelError, Kernels, Traffic};
+use memory::StepMemory;
+use model::ReplayCounts;
+use std::time::Instant;
+
+/// A step that the device may still be at: all that the host knows of it.
+pub(crate) struct InFlight {
+    pub(crate) step: usize,
+    pub(crate) lr: f64,
+    pub(crate) targets: usize,
+    pub(crate) tokens: usize,
+    pub(crate) memory: StepMemory,
+    pub(crate) crossed: Crossed,
+    pub(crate) micro_batch: Crossed,
+    pub(crate) replayed: ReplayCounts,
+    pub(crate) results: PendingResults,
+    /// When it was made, where the host computes.
+    pub(crate) made_at: Option<Instant>,
+}
+
+/// What a step computed and used.
+#[derive(Clone, Debug)]
+pub struct StepOutcome {
+    /// The step, from 1.
+    pub step: usize,
+    /// Mean over all targets of the step.
+    pub loss: f32,
+    /// Global norm of the gradients before clipping.
+    pub grad_norm: f32,
+    /// Learning rate.
+    pub lr: f64,
+    /// Targets counted.
+    pub targets: usize,
+    /// Tokens read, masked ones included.
+    pub tokens: usize,
+    /// Memory.
+    pub memory: StepMemory,
+    /// Bytes between host, device and disk. The update is the step's own, wherever that falls; where it had to be made before
+    /// the next forward pass, units of weights came for it that are not counted.
+    pub traffic: Traffic,
+    /// The same by what they are for.
+    pub crossed: Crossed,
+    /// What crossed for the last micro-batch: every one but the first moves as much.
+    pub micro_batch: Crossed,
+    /// Replays of each stage.
+    pub replayed: ReplayCounts,
+    /// When it was made, or known to be made.
+    pub done_at: Instant,
+}
+
+impl StepOutcome {
+    /// Whether loss and gradients are finite. If not, the step was skipped: weights and optimizer states are as they
+    /// were. Where gradients are released, that is so of the parts whose own are not finite, and of all if the loss is not.
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_finite()
+    }
+}
+
+impl InFlight {
+    /// Waits for it.
+    pub(crate) fn finish(self, kernels: &dyn Kernels) -> Result<StepOutcome, KernelError> {
+        let results = self.results.finish(kernels)?;
+        Ok(StepOutcome {
+            step: self.step,
+            loss: (f64::from(results.loss_sum) / self.targets as f64) as f32,
+            grad_norm: results.grad_norm,
+            lr: self.lr,
+            targets: self.targets,
+            tokens: self.tokens,
+            memory: self.memory,
+            traffic: self.crossed.total(),
+            crossed: self.crossed,
+            micro_batch: self.micro_batch,
+            replayed: self.replayed,
+            done_at: self.made_at.unwrap_or_else(Instant::now),
+        })
+    }
+}

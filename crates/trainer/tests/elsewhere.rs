@@ -1,0 +1,295 @@
+//! Weights, gradients and states elsewhere than on the device, each alone and all together: the bits of a run that has
+//! everything there, and memory and traffic that were planned to the byte. What goes together is drawn so that every two
+//! choices meet in some run.
+
+mod common;
+
+use common::elsewhere::{Bits, all_pinned, forms, models, resident, run, with_form};
+use common::{Random, assert_as_planned, plan, session};
+use memory::DType;
+use model::{Attention, OffloadLabels};
+use optim::Hyperparameters;
+use settings::{Elsewhere, GradientsPlace, Settings, StatesPlace, Window};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::panic::catch_unwind;
+use tempfile::TempDir;
+
+const STEPS: usize = 3;
+
+/// Recompute modes, each with activations that it leaves to be offloaded, if there are such in every layer.
+const MODES: [(&str, &str); 5] = [
+    ("none", "mlp,attn_out,block_input"),
+    ("full", "block_input"),
+    ("full:uniform:2", ""),
+    ("core_attn", "qkv,mlp"),
+    ("core_attn,layernorm,mlp", "block_input,qkv"),
+];
+
+/// What is chosen for a run, and how many choices there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Factor {
+    ParameterSlots,
+    Gradients,
+    States,
+    Window,
+    Fraction,
+    Mode,
+    Activations,
+    Attention,
+    Tile,
+    Accum,
+    Form,
+    GradientType,
+    Model,
+}
+
+const FACTORS: [(Factor, usize); 13] = [
+    (Factor::ParameterSlots, 4),
+    (Factor::Gradients, 3),
+    (Factor::States, 3),
+    (Factor::Window, 2),
+    (Factor::Fraction, 2),
+    (Factor::Mode, MODES.len()),
+    (Factor::Activations, 2),
+    (Factor::Attention, 2),
+    (Factor::Tile, 2),
+    (Factor::Accum, 3),
+    (Factor::Form, 12),
+    (Factor::GradientType, 2),
+    (Factor::Model, 7),
+];
+
+/// A choice for each factor, by number.
+#[derive(Clone)]
+struct Choices([usize; FACTORS.len()]);
+
+/// Two factors, each with a choice.
+type Pair = [(Factor, usize); 2];
+
+impl fmt::Display for Choices {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let chosen = FACTORS
+            .iter()
+            .map(|(factor, _)| (*factor, self.of(*factor)));
+        f.debug_map().entries(chosen).finish()
+    }
+}
+
+impl Choices {
+    fn of(&self, factor: Factor) -> usize {
+        self.0[factor as usize]
+    }
+
+    fn is_released(&self) -> bool {
+        self.of(Factor::Gradients) == 2
+    }
+
+    /// Whether anything is elsewhere, and nothing contradicts.
+    fn go_together(&self) -> bool {
+        let elsewhere = [Factor::ParameterSlots, Factor::Gradients, Factor::States];
+        let can_offload = !MODES[self.of(Factor::Mode)].1.is_empty();
+        let release = self.of(Factor::Accum) == 0 && self.of(Factor::Window) == 0;
+        elsewhere.iter().any(|factor| self.of(*factor) > 0)
+            && (release || !self.is_released())
+            && (can_offload || self.of(Factor::Activations) == 0)
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = Pair> {
+        let chosen = FACTORS.map(|(factor, _)| (factor, self.of(factor)));
+        let pairs =
+            move |second: usize| (0..second).map(move |first| [chosen[first], chosen[second]]);
+        (0..chosen.len()).flat_map(pairs)
+    }
+
+    /// Chosen at random, but for two of them.
+    fn draw(random: &mut Random, fixed: &Pair) -> Choices {
+        let mut choices = FACTORS.map(|(_, count)| random.below(count as u64) as usize);
+        for (factor, choice) in fixed {
+            choices[*factor as usize] = *choice;
+        }
+        Choices(choices)
+    }
+
+    fn elsewhere(&self, folder: &TempDir) -> Elsewhere {
+        Elsewhere {
+            parameter_slots: [None, Some(1), Some(2), Some(3)][self.of(Factor::ParameterSlots)],
+            gradients: [
+                GradientsPlace::Device,
+                GradientsPlace::Pinned,
+                GradientsPlace::Released,
+            ][self.of(Factor::Gradients)],
+            states: match self.of(Factor::States) {
+                0 => StatesPlace::Device,
+                1 => StatesPlace::Pinned,
+                _ => StatesPlace::Disk(folder.path().to_owned()),
+            },
+            window: [Window::Forward, Window::End][self.of(Factor::Window)],
+            fraction: [1.0, 0.5][self.of(Factor::Fraction)],
+            ..all_pinned()
+        }
+    }
+
+    /// With nothing elsewhere but activations.
+    fn settings(&self) -> Settings {
+        let (mode, labels) = MODES[self.of(Factor::Mode)];
+        let (_, model) = models(3).swap_remove(self.of(Factor::Model));
+        let gradients = [DType::F32, DType::BF16][self.of(Factor::GradientType)];
+        let settings = with_form(model, forms()[self.of(Factor::Form)], mode, gradients);
+        let offloaded = match self.of(Factor::Activations) {
+            0 => OffloadLabels::default(),
+            _ => OffloadLabels::parse(labels).unwrap(),
+        };
+        Settings {
+            policy: settings.policy.clone().offload(&offloaded).unwrap(),
+            attention: [Attention::Eager, Attention::Flash][self.of(Factor::Attention)],
+            tile_tokens: [None, Some(50)][self.of(Factor::Tile)],
+            accum: 1 + self.of(Factor::Accum),
+            optimizer: Hyperparameters {
+                // The norm of all gradients is not known yet when the first are used up.
+                clip_norm: match self.is_released() {
+                    true => f64::INFINITY,
+                    false => settings.optimizer.clip_norm,
+                },
+                ..settings.optimizer
+            },
+            ..settings
+        }
+    }
+}
+
+/// Few runs in which every two choices meet that go together, and the pairs that never do.
+fn covering() -> (Vec<Choices>, BTreeSet<Pair>) {
+    let mut random = Random(16);
+    let all = FACTORS.into_iter().flat_map(|(second, seconds)| {
+        let firsts = FACTORS.into_iter().take(second as usize);
+        firsts.flat_map(move |(first, count)| {
+            let choices = move |one| (0..seconds).map(move |other| [(first, one), (second, other)]);
+            (0..count).flat_map(choices)
+        })
+    });
+    let mut missing: BTreeSet<Pair> = all.collect();
+    let (mut runs, mut never) = (Vec::new(), BTreeSet::new());
+    while let Some(pair) = missing.first().copied() {
+        let drawn = (0..300).map(|_| Choices::draw(&mut random, &pair));
+        let fitting = drawn.filter(Choices::go_together).take(40);
+        let met = |choices: &Choices| {
+            choices
+                .pairs()
+                .filter(|pair| missing.contains(pair))
+                .count()
+        };
+        match fitting.max_by_key(met) {
+            Some(best) => {
+                best.pairs().for_each(|pair| {
+                    missing.remove(&pair);
+                });
+                runs.push(best);
+            }
+            None => {
+                missing.remove(&pair);
+                never.insert(pair);
+            }
+        }
+    }
+    (runs, never)
+}
+
+/// Runs with everything on the device and with what is chosen elsewhere, and compares.
+fn compare(choices: &Choices) {
+    let folder = tempfile::tempdir().unwrap();
+    let resident = choices.settings();
+    let settings = Settings {
+        offload: choices.elsewhere(&folder),
+        ..resident.clone()
+    };
+    let model = models(3)[choices.of(Factor::Model)].0;
+    let name = format!("{choices}: {model}, {:?}", settings.offload);
+    let expected = run(&mut session(&resident), &resident, 0..STEPS, |_| {});
+    let planned = plan(&settings);
+    assert_they_differ(&name, [&resident, &settings]);
+    let actual = run(&mut session(&settings), &settings, 0..STEPS, |outcome| {
+        assert_as_planned(&name, &planned, outcome);
+    });
+    assert_eq!(actual.steps, expected.steps, "{name}");
+    assert!(actual.state == expected.state, "{name}");
+}
+
+/// What is said to be elsewhere is not on the device.
+fn assert_they_differ(name: &str, settings: [&Settings; 2]) {
+    let [here, elsewhere] = settings.map(plan);
+    let crossing = |plan: &planner::Plan| plan.h2d_bytes + plan.d2h_bytes;
+    let offload = &settings[1].offload;
+    let has = |plan: &planner::Plan, arena: &str| plan.arenas.iter().any(|one| one.name == arena);
+    assert!(has(&here, "gradients"), "{name}: {:?}", here.arenas);
+    let is_here = offload.gradients == GradientsPlace::Device;
+    let bytes = |plan: &planner::Plan, arena: &str| -> u64 {
+        let own = plan.arenas.iter().filter(|one| one.name == arena);
+        own.map(|one| one.bytes).sum()
+    };
+    let gradients = [&here, &elsewhere].map(|plan| bytes(plan, "gradients"));
+    let weights = [&here, &elsewhere].map(|plan| bytes(plan, "parameters"));
+    assert_eq!(gradients[0] == gradients[1], is_here, "{name}");
+    assert_eq!(
+        weights[0] == weights[1],
+        offload.parameter_slots.is_none(),
+        "{name}"
+    );
+    if offload.streams_updates() {
+        assert!(crossing(&elsewhere) > crossing(&here), "{name}");
+    }
+    if offload.streams_updates() && !matches!(offload.states, StatesPlace::Disk(_)) {
+        assert!(
+            elsewhere.host_pinned_bytes > here.host_pinned_bytes,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn whatever_is_elsewhere_changes_nothing_but_memory() {
+    let (runs, never) = covering();
+    let release = (Factor::Gradients, 2);
+    let expected = [
+        [release, (Factor::Window, 1)],
+        [release, (Factor::Accum, 1)],
+        [release, (Factor::Accum, 2)],
+        [(Factor::Mode, 2), (Factor::Activations, 1)],
+    ];
+    assert_eq!(never, BTreeSet::from(expected));
+    assert!(
+        runs.len() >= 12 * 7,
+        "every form of every model: {}",
+        runs.len()
+    );
+    // All of them, so that what the wrong ones have in common shows.
+    let compared = runs.iter().map(|choices| {
+        let compared = catch_unwind(|| compare(choices));
+        compared.is_ok() || {
+            println!("wrong: {choices}");
+            false
+        }
+    });
+    let wrong = compared.filter(|is_right| !is_right).count();
+    assert_eq!(wrong, 0, "of {} runs", runs.len());
+}
+
+/// With weights, gradients and states of a larger model elsewhere, the device has a fraction of them.
+#[test]
+fn the_device_holds_what_is_used() {
+    let (_, model) = models(12).swap_remove(0);
+    let here = with_form(model, forms()[0], "full", DType::F32);
+    let elsewhere = Settings {
+        offload: all_pinned(),
+        ..here.clone()
+    };
+    let plans = [&here, &elsewhere].map(plan);
+    let persistent = plans.each_ref().map(|plan| plan.persistent_bytes);
+    assert!(10 * persistent[1] < persistent[0], "{persistent:?}");
+    assert!(2 * plans[1].peak_bytes < plans[0].peak_bytes);
+    let Bits { steps, state } = run(&mut session(&here), &here, 0..2, |_| {});
+    let actual = run(&mut session(&elsewhere), &elsewhere, 0..2, |_| {});
+    assert_eq!(actual.steps, steps);
+    assert!(actual.state == state);
+    assert!(resident(&elsewhere).offload == here.offload);
+}

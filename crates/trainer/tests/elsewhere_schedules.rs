@@ -1,0 +1,250 @@
+//! Weights, gradients and states elsewhere, on queues that run when a seeded scheduler says: any order that the events allow
+//! gives the same bits, none of the waits can be left out, and a lease that is refused disturbs nothing.
+
+mod common;
+
+use common::elsewhere::{Bits, all_pinned, bits, forms, resident, run, state, with_form};
+use common::{assert_as_planned, on_schedule, plan, session, step_batch, variants};
+use memory::DType;
+use model::{ModelConfig, OffloadLabels};
+use optim::Hyperparameters;
+use session::{Session, SessionError};
+use settings::{Elsewhere, GradientsPlace, Settings, StatesPlace, Window};
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tempfile::TempDir;
+
+const STEPS: usize = 4;
+
+/// Schedules of each run: with all waits none is wrong, without those for one reason some is.
+const SEEDS: u64 = 25;
+
+/// What is elsewhere, what is recomputed, activations that are offloaded, and micro-batches.
+struct Way {
+    name: &'static str,
+    elsewhere: Elsewhere,
+    mode: &'static str,
+    labels: &'static str,
+    accum: usize,
+}
+
+fn ways(folder: &TempDir) -> Vec<Way> {
+    let small = Elsewhere {
+        chunk_bytes: 8_000,
+        ..all_pinned()
+    };
+    let way = |name, elsewhere, mode, labels, accum| Way {
+        name,
+        elsewhere,
+        mode,
+        labels,
+        accum,
+    };
+    let nothing = Elsewhere {
+        states: StatesPlace::Device,
+        parameter_slots: None,
+        gradients: GradientsPlace::Device,
+        ..small.clone()
+    };
+    vec![
+        way("everything", small.clone(), "full", "block_input", 2),
+        way(
+            "everything, at the end of a step",
+            Elsewhere {
+                window: Window::End,
+                parameter_slots: Some(1),
+                ..small.clone()
+            },
+            "none",
+            "",
+            2,
+        ),
+        way(
+            "weights",
+            Elsewhere {
+                parameter_slots: Some(3),
+                ..nothing.clone()
+            },
+            "full:uniform:2",
+            "",
+            1,
+        ),
+        way(
+            "gradients",
+            Elsewhere {
+                gradients: GradientsPlace::Pinned,
+                ..nothing.clone()
+            },
+            "none",
+            "mlp",
+            3,
+        ),
+        way(
+            "states and released gradients",
+            Elsewhere {
+                gradients: GradientsPlace::Released,
+                ..small.clone()
+            },
+            "full",
+            "",
+            1,
+        ),
+        way(
+            "states on a disk",
+            Elsewhere {
+                states: StatesPlace::Disk(folder.path().to_owned()),
+                ..small
+            },
+            "full",
+            "",
+            2,
+        ),
+    ]
+}
+
+/// Two blocks and few tokens: a schedule in milliseconds.
+fn settings(way: &Way) -> Settings {
+    let [_, _, (_, model), _] = variants(2);
+    let model = ModelConfig {
+        ffn: 60,
+        vocab: 40,
+        ..model
+    };
+    let settings = with_form(model, forms()[0], way.mode, DType::F32);
+    let labels = match way.labels {
+        "" => OffloadLabels::default(),
+        labels => OffloadLabels::parse(labels).unwrap(),
+    };
+    let is_released = way.elsewhere.gradients == GradientsPlace::Released;
+    Settings {
+        policy: settings.policy.clone().offload(&labels).unwrap(),
+        offload: way.elsewhere.clone(),
+        optimizer: Hyperparameters {
+            clip_norm: match is_released {
+                true => f64::INFINITY,
+                false => settings.optimizer.clip_norm,
+            },
+            ..settings.optimizer
+        },
+        seq: 9,
+        accum: way.accum,
+        micro_batch: 1,
+        ..settings
+    }
+}
+
+fn expected(settings: &Settings) -> Bits {
+    let resident = resident(settings);
+    let [here, elsewhere] = [&resident, settings].map(plan);
+    assert!(here.arenas != elsewhere.arenas, "the two sides differ");
+    run(&mut session(&resident), &resident, 0..STEPS, |_| {})
+}
+
+#[test]
+fn any_schedule_gives_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    for way in ways(&folder) {
+        let settings = settings(&way);
+        let (planned, expected) = (plan(&settings), expected(&settings));
+        for seed in 0..SEEDS {
+            let (mut session, _) = on_schedule(&settings, seed, None);
+            let actual = run(&mut session, &settings, 0..STEPS, |outcome| {
+                assert_as_planned(way.name, &planned, outcome);
+            });
+            assert_eq!(actual.steps, expected.steps, "{}, seed {seed}", way.name);
+            assert!(actual.state == expected.state, "{}, seed {seed}", way.name);
+        }
+    }
+}
+
+/// Whatever waited in some run, for whatever reason: without the waits for it, some schedule of some run is wrong.
+#[test]
+fn every_wait_is_needed() {
+    let folder = tempfile::tempdir().unwrap();
+    let ways = ways(&folder);
+    let mut waiting: BTreeMap<&'static str, Vec<(Settings, Bits)>> = BTreeMap::new();
+    for way in &ways {
+        let settings = settings(way);
+        let (mut session, reasons) = on_schedule(&settings, 0, None);
+        run(&mut session, &settings, 0..STEPS, |_| {});
+        for reason in reasons.counts().into_keys() {
+            let runs = waiting.entry(reason).or_default();
+            runs.push((settings.clone(), expected(&settings)));
+        }
+    }
+    assert_eq!(waiting.len(), 19, "{:?}", waiting.keys());
+    for (reason, runs) in waiting {
+        let is_wrong = |seed: u64| {
+            runs.iter().any(|(settings, expected)| {
+                let (mut session, _) = on_schedule(settings, seed, Some(reason));
+                let run = || run(&mut session, settings, 0..STEPS, |_| {});
+                let actual = catch_unwind(AssertUnwindSafe(run));
+                actual.map_or(true, |actual| actual != *expected)
+            })
+        };
+        assert!((0..SEEDS).any(is_wrong), "nothing needs: {reason}");
+    }
+}
+
+/// Steps that are known to be done, and the one that is not.
+fn finish(session: &mut Session, told: &mut Vec<(usize, u32, u32)>) {
+    told.extend(session.take_finished().as_ref().map(bits));
+    told.extend(session.finish_step().unwrap().as_ref().map(bits));
+}
+
+/// Refuses each lease of the second step in turn, while units are on their way and the update of the first step may be
+/// pending: weights and states are those after the first step, and the second one, made again, has the bits of one that
+/// nothing disturbed.
+#[test]
+fn a_refused_lease_leaves_weights_and_states_intact() {
+    let folder = tempfile::tempdir().unwrap();
+    let unreleased = |way: &Way| way.elsewhere.gradients != GradientsPlace::Released;
+    let mut refused = BTreeSet::new();
+    for way in ways(&folder).into_iter().filter(unreleased) {
+        let settings = settings(&way);
+        let first = run(&mut session(&settings), &settings, 0..1, |_| {});
+        let both = run(&mut session(&settings), &settings, 0..2, |_| {});
+        assert!(first.state != both.state);
+        for lease in 0.. {
+            let (mut session, _) = on_schedule(&settings, lease as u64, None);
+            let memory = session.memory().clone();
+            session.start_step(&step_batch(&settings, 0)).unwrap();
+            let live = memory.live_bytes();
+            memory.refuse_after(lease);
+            let mut told = Vec::new();
+            match session.start_step(&step_batch(&settings, 1)) {
+                Ok(()) => break,
+                Err(SessionError::OutOfMemory(error)) => {
+                    assert_eq!(memory.live_bytes(), live, "{}, lease {lease}", way.name);
+                    refused.insert((error.name, error.place.phase.name()));
+                }
+                Err(failure) => panic!("{}, lease {lease}: {failure}", way.name),
+            }
+            finish(&mut session, &mut told);
+            if session.progress().0 == 2 {
+                // Refused when it was being updated already: that is not left half done.
+                assert_eq!(way.elsewhere.window, Window::End);
+                assert!(state(&session) == both.state, "{}, lease {lease}", way.name);
+                continue;
+            }
+            assert_eq!(told, first.steps, "{}, lease {lease}", way.name);
+            assert!(
+                state(&session) == first.state,
+                "{}, lease {lease}",
+                way.name
+            );
+            session.start_step(&step_batch(&settings, 1)).unwrap();
+            finish(&mut session, &mut told);
+            assert_eq!(told, both.steps, "{}, lease {lease}", way.name);
+            assert!(state(&session) == both.state, "{}, lease {lease}", way.name);
+        }
+    }
+    for leased in [
+        ("unit_weights", "forward"),
+        ("unit_weights", "backward"),
+        ("unit_weights", "optimizer"),
+        ("unit_gradients", "backward"),
+    ] {
+        assert!(refused.contains(&leased), "{leased:?}: {refused:?}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Units of gradients between host and device.
+
+use crate::UnitError;
+use crate::stream::{OnDevice, downloaded, uploaded};
+use kernels::{Event, Fill, KernelError, Kernels, Queue, Traffic};
+use memory::{Arena, Category, Layout, Memory};
+
+const CAME: &str = "a unit of gradients has come before it is added to";
+const SUMMED: &str = "a unit of gradients is summed before it leaves";
+
+/// The units of gradients that are on the device, and the rest of them on the host.
+pub(crate) struct StreamedGradients {
+    /// None if gradients are released.
+    pub(crate) host: Option<Arena>,
+    pub(crate) here: Vec<Open>,
+    pub(crate) traffic: Traffic,
+}
+
+/// A unit on the device.
+pub(crate) struct Open {
+    pub(crate) on_device: OnDevice,
+    /// Whether the computation has been told to wait for what has come, and nothing has been sent since.
+    is_open: bool,
+}
+
+impl StreamedGradients {
+    fn find(&mut self, unit: usize) -> Option<&mut Open> {
+        self.here
+            .iter_mut()
+            .find(|open| open.on_device.unit == unit)
+    }
+
+    pub(crate) fn of(&self, unit: usize) -> &OnDevice {
+        let mut here = self.here.iter();
+        let open = here.find(|open| open.on_device.unit == unit);
+        &open
+            .expect("gradients are summed while their unit is on the device")
+            .on_device
+    }
+
+    pub(crate) fn open_mut(&mut self, unit: usize) -> &mut OnDevice {
+        let open = self.find(unit).filter(|open| open.is_open);
+        &mut open
+            .expect("the backward pass contributes to units that it opened")
+            .on_device
+    }
+
+    /// Leases room for a unit that has none, and asks for what the host has of it, or clears the padding.
+    pub(crate) fn lease(
+        &mut self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        unit: usize,
+        like: &Arena,
+        is_begun: bool,
+    ) -> Result<(), UnitError> {
+        if self.find(unit).is_some() {
+            return Ok(());
+        }
+        let (layout, dtype) = (like.layout(), like.dtype());
+        let kind = (Category::Gradient, "unit_gradients");
+        let on_device = OnDevice::lease(memory, layout, unit, kind, dtype)?;
+        // Filed even if the device failed: what was asked for is waited for before the lease ends.
+        self.here.push(Open {
+            on_device,
+            is_open: false,
+        });
+        let on_device = &mut self.here.last_mut().expect("one was pushed").on_device;
+        match &self.host {
+            Some(host) if is_begun => {
+                self.traffic = self.traffic.plus(uploaded(on_device.bytes()));
+                on_device.fetch(kernels, host)?;
+            }
+            _ => clear_padding(kernels, layout, on_device)?,
+        }
+        Ok(())
+    }
+
+    /// Has room for a unit that the computation contributes to from here on.
+    pub(crate) fn open(
+        &mut self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        unit: usize,
+        like: &Arena,
+    ) -> Result<(), UnitError> {
+        self.lease(memory, kernels, unit, like, false)?;
+        let open = self.find(unit).expect("it was leased");
+        if !open.is_open {
+            open.on_device.wait_until_left(kernels)?;
+            if open.on_device.came != Event::PAST {
+                kernels.wait(Queue::Compute, open.on_device.came, CAME)?;
+            }
+            open.is_open = true;
+        }
+        Ok(())
+    }
+
+    /// Sends a unit to the host, if there is a place for it.
+    pub(crate) fn send(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
+        let StreamedGradients {
+            host,
+            here,
+            traffic,
+        } = self;
+        let Some(host) = host else {
+            return Ok(());
+        };
+        let summed = kernels.record(Queue::Compute)?;
+        kernels.wait(Queue::Download, summed, SUMMED)?;
+        let open = here.iter_mut().find(|open| open.on_device.unit == unit);
+        let open = open.expect("what is closed was opened");
+        open.is_open = false;
+        *traffic = traffic.plus(downloaded(open.on_device.bytes()));
+        for range in host.layout().clone().units()[unit].cover.ranges() {
+            open.on_device.send(kernels, host, range)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the leases of units that have been sent, but of this one.
+    pub(crate) fn give_back(
+        &mut self,
+        kernels: &dyn Kernels,
+        but: Option<usize>,
+    ) -> Result<(), KernelError> {
+        let has_left = |open: &Open| {
+            let on_device = &open.on_device;
+            !open.is_open && on_device.has_been_sent() && Some(on_device.unit) != but
+        };
+        while let Some(index) = self.here.iter().position(has_left) {
+            self.here.swap_remove(index).on_device.leave(kernels)?;
+        }
+        Ok(())
+    }
+}
+
+/// Zeroes what stands behind a unit's tensors: the norm and the update read it.
+fn clear_padding(
+    kernels: &dyn Kernels,
+    layout: &Layout,
+    on_device: &mut OnDevice,
+) -> Result<(), KernelError> {
+    let unit = &layout.units()[on_device.unit];
+    for entry in unit.entries.iter().map(|index| &layout.entries()[*index]) {
+        let padding = entry.range().end..entry.padded_range().end;
+        if !padding.is_empty() {
+            let rows = unit.cover.rows(&padding);
+            let rows = rows.expect("a unit covers its own padding");
+            let out = on_device.rows_mut(rows);
+            kernels.run(Fill { out, value: 0.0 })?;
+        }
+    }
+    Ok(())
+}
