@@ -68,7 +68,14 @@ fn recompute_saves_what_the_plan_says() {
 fn states_on_a_disk_are_in_no_memory() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("scratch");
-    let small = ["--recompute", "full", "--micro-batch", "1"];
+    let small = [
+        "--recompute",
+        "full",
+        "--set",
+        "batch.micro=1",
+        "--set",
+        "model.layers=16",
+    ];
     let on_disk = ["--offload-optimizer", disk.to_str().unwrap()];
     let less_staging = ["--set", "offload.slab_mib=1"];
     let memory = run(folder.path(), "memory", &small);

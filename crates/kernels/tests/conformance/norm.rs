@@ -60,7 +60,7 @@ enum Entries {
     Tiny,
     /// The norm is above every f32, its entries are not.
     Overflow,
-    /// The squares are above every f32, the norm is not.
+    /// The norm's square is above every f32, the norm is not.
     OverflowingSquares,
     Infinite,
     Nan,
@@ -103,9 +103,9 @@ impl Norm {
     }
 }
 
-/// The norm as f32 has it, and the clipping factor.
+/// The norm, infinite where no f32 holds its square, and the clipping factor.
 fn clipped(norm: f64, loss: f32, max_norm: Option<f32>) -> [f64; 2] {
-    let norm = if norm > f64::from(f32::MAX) {
+    let norm = if norm > f64::from(f32::MAX).sqrt() {
         f64::INFINITY
     } else {
         norm
