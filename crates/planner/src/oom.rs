@@ -190,7 +190,8 @@ impl OomReport {
             )
         });
         format!(
-            "none of the {} other settings that were tried fits{least}; this model needs more memory, or a shorter --seq",
+            "none of the {} other settings that were tried fits{least}; this model needs more memory, a shorter --seq, or, where \
+             that was not tried, a smaller --micro-batch with --offload-parameters, --offload-gradients and --offload-optimizer",
             self.tried.len()
         )
     }

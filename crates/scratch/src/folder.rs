@@ -6,7 +6,7 @@ use crate::file::{Access, ScratchFile};
 use crate::space::room;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -119,6 +119,8 @@ fn take(folder: &Path, failed: &dyn Fn(io::Error) -> ScratchError) -> Result<Fil
     loop {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
+        // What a link of this name leads to is not ours to write.
+        options.custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}

@@ -160,6 +160,14 @@ impl Default for Elsewhere {
 fn states_place(config: &Config) -> Result<StatesPlace, ConfigError> {
     let (place, path) = (&config.offload.optimizer, &config.offload.path);
     let contradiction = |sentence: String| Err(ConfigError::Contradiction(sentence));
+    if path
+        .as_ref()
+        .is_some_and(|path| path.as_os_str().is_empty())
+    {
+        return contradiction(
+            "`offload.path` is empty; name a folder on a disk, or leave it out".into(),
+        );
+    }
     match (place, path) {
         (OptimizerPlace::None, None) => Ok(StatesPlace::Device),
         (OptimizerPlace::Pinned, None) => Ok(StatesPlace::Pinned),

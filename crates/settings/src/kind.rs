@@ -109,7 +109,7 @@ impl Kind {
             Kind::Choice(names) => value.as_str().is_some_and(|name| names.contains(&name)),
             Kind::NameOrFolder(names) => value
                 .as_str()
-                .is_some_and(|text| !text.is_empty() && misspelt(text, names).is_none()),
+                .is_some_and(|text| !text.trim().is_empty() && misspelt(text, names).is_none()),
             Kind::Device => value
                 .as_str()
                 .is_some_and(|name| name.parse::<Device>().is_ok()),
@@ -161,9 +161,17 @@ impl Kind {
 
 /// The name that a text was meant to be which is none of them; what has a `/` is a path.
 fn misspelt<'a>(text: &str, names: &[&'a str]) -> Option<&'a str> {
-    let is_meant = |name: &&&str| strsim::damerau_levenshtein(text, name) <= 2;
+    let lower = text.to_lowercase();
+    let is_meant = |name: &&&str| strsim::damerau_levenshtein(&lower, name) <= 2;
     let is_name = names.contains(&text) || text.contains(['/', '.']);
-    let meant = || names.iter().find(is_meant).copied();
+    // What others call some of them (DeepSpeed), and what means yes or no elsewhere.
+    let is_of_others =
+        ["cpu", "host", "nvme", "true", "false", "off", "auto"].contains(&&lower[..]);
+    let of_others = || {
+        let mut pinned = names.iter().filter(|name| **name == "pinned");
+        is_of_others.then(|| pinned.next().copied())?
+    };
+    let meant = || names.iter().find(is_meant).copied().or_else(of_others);
     (!is_name).then(meant)?
 }
 

@@ -193,7 +193,7 @@ pub fn load(
     for (key, value) in written {
         dotted::insert(&mut table, &key, value.clone());
     }
-    let mut set: BTreeMap<String, (&Value, &Override)> = BTreeMap::new();
+    let mut set = Overrides::new();
     for argument in overrides {
         let mut found = Vec::new();
         dotted::visit(&argument.key, &argument.value, &argument.place, &mut found)?;
@@ -210,14 +210,10 @@ pub fn load(
                 });
             }
             dotted::insert(&mut table, &key, value.clone());
-            let names_a_place = key == "offload.optimizer" && value.as_str() != Some("disk");
-            if names_a_place && !set.contains_key("offload.path") {
-                // A place that is asked for now is meant instead of a folder that the file names.
-                dotted::remove(&mut table, "offload.path");
-            }
             set.insert(key, (value, argument));
         }
     }
+    forget_other_places(&mut table, &set)?;
     derive_heads(&mut table, &source.place)?;
     let config = Config::deserialize(Value::Table(table)).map_err(|error| ConfigError::Syntax {
         place: source.place.clone(),
@@ -228,6 +224,54 @@ pub fn load(
         .map(|(key, (_, argument))| (key, format!("`{}`", argument.place)))
         .collect();
     Ok(Loaded { config, places })
+}
+
+/// The overrides by key, each with its value.
+type Overrides<'a> = BTreeMap<String, (&'a Value, &'a Override)>;
+
+/// A place that is asked for now is meant instead of one that the file names: what the file says of how things come from
+/// there goes with it.
+fn forget_other_places(table: &mut Table, set: &Overrides) -> Result<(), ConfigError> {
+    let named = |key: &str| set.get(key).and_then(|(value, _)| value.as_str());
+    if let Some(place) = named("offload.optimizer") {
+        match set.get("offload.path") {
+            None if place != "disk" => dotted::remove(table, "offload.path"),
+            Some((_, path)) if place == "none" => {
+                return Err(ConfigError::Conflict {
+                    key: "offload.optimizer".into(),
+                    first: format!("`{}`", set["offload.optimizer"].1.place),
+                    second: format!("`{}`", path.place),
+                });
+            }
+            _ => {}
+        }
+    }
+    let places = [
+        "offload.optimizer",
+        "offload.parameters",
+        "offload.gradients",
+    ];
+    let is_none =
+        |table: &Table, key: &&str| dotted::get(table, key).and_then(Value::as_str) == Some("none");
+    let has_path = dotted::get(table, "offload.path").is_some();
+    let mut unused = Vec::new();
+    if named("offload.parameters") == Some("none") {
+        unused.push("offload.parameter_slots");
+    }
+    if named("offload.optimizer") == Some("none") {
+        unused.push("offload.fraction");
+    }
+    let is_changed = places.iter().any(|key| named(key) == Some("none"));
+    if is_changed && !has_path && places.iter().all(|key| is_none(table, key)) {
+        unused.extend(["offload.window", "offload.buffer_count", "offload.slab_mib"]);
+    }
+    let defaults = defaults();
+    for key in unused.into_iter().filter(|key| !set.contains_key(*key)) {
+        if let Some(value) = dotted::get(&defaults, key) {
+            dotted::insert(table, key, value.clone());
+        }
+    }
+    Ok(())
 }
 
 impl Config {

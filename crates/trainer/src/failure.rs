@@ -232,8 +232,9 @@ impl Failure {
             Failure::HostMemory(refused) => return refused.hints(),
             Failure::DiskSpace(refused) => Some(refused.hint().into()),
             Failure::Auto(AutoError::Infeasible { .. }) => Some(
-                "--offload-activations auto, --offload-parameters pinned, a smaller --micro-batch or smaller optimizer states \
-                 may help; `trainer plan --device-memory SIZE` looks for them"
+                "what of these is not set yet may help: --offload-activations auto, --offload-parameters pinned, \
+                 --offload-gradients pinned, --grad-dtype bf16, memory.tile_tokens, a smaller --micro-batch, smaller optimizer \
+                 states; `trainer plan --device-memory SIZE` looks for them"
                     .into(),
             ),
             Failure::NoDevice { .. } => Some(

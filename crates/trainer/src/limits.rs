@@ -4,6 +4,7 @@ use crate::device::OpenDevice;
 use crate::failure::Failure;
 use kernels::Target;
 use planner::{HostNeed, HostRoom, NoDiskRoom, Plan};
+use scratch::ScratchFolder;
 use settings::{Config, Elsewhere, Resolved, Size, StatesPlace};
 
 /// The limit on live device bytes.
@@ -36,6 +37,8 @@ pub(crate) fn refuse_without_room(
     HostRoom::ask().check(host_need(plan, target, limit))?;
     if let StatesPlace::Disk(folder) = Elsewhere::of(config)?.states {
         NoDiskRoom::check(&folder, plan.disk_bytes)?;
+        // Taken and given back: a folder that cannot be used is told before anything is loaded or written.
+        drop(ScratchFolder::open(folder)?);
     }
     Ok(())
 }

@@ -270,6 +270,33 @@ fn places_that_go_together_are_read() {
     // What is misspelt is no folder.
     let misspelt = ["--offload-optimizer", "pined"];
     assert_refused(&misspelt, &["none, pinned, disk", "such as ./pined"]);
+    for word in ["PINNED", "cpu", "nvme", "true", " "] {
+        assert_refused(&["--offload-optimizer", word], &["none, pinned, disk"]);
+    }
+    assert_refused(&["--set", "offload.path="], &["`offload.path` is empty"]);
+    assert_refused(
+        &["--offload-optimizer", "none", "--set", "offload.path=/a"],
+        &["`--offload-optimizer none`", "offload.path=/a"],
+    );
+    // A place that is asked for replaces that of a file, with all that the file says of how things come from there.
+    let (_folder, path) = file(
+        "[offload]\npath = \"/a\"\nparameters = \"pinned\"\nparameter_slots = 3\nwindow = \"end\"\nfraction = 0.5\n",
+    );
+    let of_file = elsewhere(&["--config", &path]);
+    assert_eq!(
+        (of_file.states, of_file.parameter_slots),
+        (disk("/a"), Some(3))
+    );
+    let nowhere = [
+        "--offload-optimizer",
+        "none",
+        "--offload-parameters",
+        "none",
+    ];
+    let replaced = elsewhere(&[&["--config", &path][..], &nowhere].concat());
+    assert_eq!(replaced, Elsewhere::default());
+    let pinned = elsewhere(&["--config", &path, "--offload-optimizer", "pinned"]);
+    assert_eq!((pinned.states, pinned.fraction), (StatesPlace::Pinned, 0.5));
 
     let all = elsewhere(&[
         "--offload-parameters",
