@@ -113,8 +113,9 @@ fn reading_a_model_needs_no_more_than_training() {
         &["--recompute", "full", "--init-from", model],
     );
     assert_eq!(fresh.0, read.0);
+    // A fifth is what the whole model would add; what the allocator keeps differs by a few percent from run to run.
     assert!(
-        read.1 < 1.02 * fresh.1,
+        read.1 < 1.05 * fresh.1,
         "resident set {} after reading, {} without",
         read.1,
         fresh.1
