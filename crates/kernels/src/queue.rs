@@ -93,7 +93,10 @@ impl Traffic {
     }
 
     /// So many bytes in a queue of copies.
-    pub(crate) fn of(queue: Queue, bytes: u64) -> Traffic {
+    ///
+    /// # Panics
+    /// In a queue that copies nothing.
+    pub fn of(queue: Queue, bytes: u64) -> Traffic {
         let mut traffic = Traffic::default();
         match queue {
             Queue::Upload => traffic.h2d_bytes = bytes,

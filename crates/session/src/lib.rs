@@ -24,6 +24,7 @@ mod sampling;
 )]
 mod session;
 mod snapshot;
+mod update;
 mod updating;
 mod upload;
 mod weights;

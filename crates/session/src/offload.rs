@@ -1,10 +1,12 @@
-//! What an update needs that is not on the device, and in which order it comes.
+//! What of a run lives elsewhere than on the device: what its settings say, as those need it who keep it.
 
-use memory::Layer;
+use crate::error::SessionError;
+use memory::{Layer, Memory};
 use model::Model;
-use optim::{Offload, StatesPlace};
-use settings::Settings;
-use units::GradientsHome;
+use optim::{AdamW, Offload, StatesPlace};
+use scratch::ScratchFolder;
+use settings::{GradientsPlace, Settings};
+use units::{GradientsHome, WeightsHome};
 
 /// What the optimizer brings to the device to update a model; none if all of it is there.
 pub(crate) fn offloaded(
@@ -46,4 +48,37 @@ pub(crate) fn offloaded(
         chunk_bytes: elsewhere.chunk_bytes,
         slots: elsewhere.slots,
     })
+}
+
+/// Makes the file of states that are to be on a disk, before anything is computed; none on shapes.
+pub(crate) fn states_on_disk(
+    settings: &Settings,
+    memory: &Memory,
+    optimizer: &mut AdamW,
+) -> Result<Option<ScratchFolder>, SessionError> {
+    let (settings::StatesPlace::Disk(path), Some(bytes), false) = (
+        &settings.offload.states,
+        optimizer.disk_bytes(),
+        memory.is_shapes(),
+    ) else {
+        return Ok(None);
+    };
+    let folder = ScratchFolder::open(path)?;
+    optimizer.use_file(folder.create("optimizer-states", bytes)?);
+    Ok(Some(folder))
+}
+
+pub(crate) fn weights_home(settings: &Settings) -> WeightsHome {
+    match settings.offload.parameter_slots {
+        None => WeightsHome::Device,
+        Some(slots) => WeightsHome::Host { slots },
+    }
+}
+
+pub(crate) fn gradients_home(settings: &Settings) -> GradientsHome {
+    match settings.offload.gradients {
+        GradientsPlace::Device => GradientsHome::Device,
+        GradientsPlace::Pinned => GradientsHome::Host,
+        GradientsPlace::Released => GradientsHome::Released,
+    }
 }

@@ -3,7 +3,7 @@
 use crate::crossed::{Count, Crossed, UpdateTraffic};
 use crate::error::SessionError;
 use crate::forward::Forward;
-use crate::offload::offloaded;
+use crate::offload::{gradients_home, offloaded, states_on_disk, weights_home};
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
@@ -11,22 +11,21 @@ use crate::snapshot::CopyPlace;
 use crate::updating::Updating;
 use crate::upload::upload;
 use data::StepBatch;
-use kernels::BlockFile;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::{Kernels, Queue, Target};
+use kernels::{BlockFile, Kernels, Target};
 use memory::{Buffer, Category, DType, Layer, Memory, Phase};
 use model::{
     BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepTotals, Training,
     Work,
 };
-use optim::{AdamW, StepNumbers};
+use optim::AdamW;
 use scratch::ScratchFolder;
-use settings::{GradientsPlace, Settings, StatesPlace};
+use settings::Settings;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use units::{Gradients, GradientsHome, Weights, WeightsHome};
+use units::{Gradients, Weights};
 
 /// Everything that lives across steps.
 pub struct Session {
@@ -45,20 +44,20 @@ pub struct Session {
     /// The table of activations, empty between micro-batches.
     saved: Saved,
     /// `[1]` f32: sum of the step's losses.
-    loss: Buffer,
-    step: usize,
+    pub(crate) loss: Buffer,
+    pub(crate) step: usize,
     /// Steps that were not skipped, of those that are finished.
-    updates: usize,
+    pub(crate) updates: usize,
     /// Whether a step that is being made is to be broken off.
     stop: Box<dyn Fn() -> bool>,
     /// Told how many of a step's micro-batches have been asked for.
     each_micro_batch: Box<dyn Fn(usize, usize)>,
     /// The step that was asked for last, if it is not known to be done.
-    in_flight: Option<InFlight>,
+    pub(crate) in_flight: Option<InFlight>,
     /// The outcome of the last step that is known to be done, until somebody takes it.
     finished: Option<StepOutcome>,
     /// Whether a step that releases gradients failed in its backward pass: some weights are a step ahead of others.
-    is_half_updated: bool,
+    pub(crate) is_half_updated: bool,
     /// Where optimizer states are on a disk; removed with all that is in it.
     _scratch: Option<ScratchFolder>,
 }
@@ -280,62 +279,9 @@ impl Session {
         Ok(self.finished.take())
     }
 
-    /// Updates what is pending, and waits until everything that is offloaded is back where it belongs.
-    fn finish_update(&mut self) -> Result<(), SessionError> {
-        self.refuse_half_updated()?;
-        let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let before = self.count();
-        self.update_parts()?;
-        let mut crossed = self.count().since(before).of_update();
-        // Units that came for this alone: in the next forward pass they would have been there.
-        crossed.weights.h2d_bytes = 0;
-        if let Some(in_flight) = &mut self.in_flight {
-            in_flight.crossed = in_flight.crossed.plus(crossed);
-        }
-        let back = self.kernels.record(Queue::Download)?;
-        Ok(self.kernels.finish(back)?)
-    }
-
-    fn refuse_half_updated(&self) -> Result<(), SessionError> {
-        match self.is_half_updated {
-            true => Err(SessionError::HalfUpdated),
-            false => Ok(()),
-        }
-    }
-
-    /// Updates what is pending, part by part, with each part's weights on the device.
-    fn update_parts(&mut self) -> Result<(), SessionError> {
-        let updated = self.update_with_weights();
-        if updated.is_err() {
-            self.weights.abandon(&*self.kernels)?;
-        }
-        updated
-    }
-
-    fn update_with_weights(&mut self) -> Result<(), SessionError> {
-        let (memory, kernels) = (&self.memory, &*self.kernels);
-        let (weights, gradients) = (&mut self.weights, &self.gradients);
-        if self.optimizer.is_pending() && weights.is_streamed() {
-            weights.begin_pass(&self.orders.update);
-            for (index, unit) in self.model.layout().units().iter().enumerate() {
-                weights.use_unit(memory, kernels, index)?;
-                self.optimizer
-                    .update_part(kernels, weights, gradients, unit.part)?;
-                weights.look_ahead(memory, kernels)?;
-            }
-            weights.end_pass(kernels)?;
-        }
-        Ok(self.optimizer.finish(kernels, weights, gradients)?)
-    }
-
-    /// What has crossed so far.
-    fn count(&self) -> Count {
-        Count::of(&*self.kernels, &self.weights, &self.gradients)
-    }
-
     /// Waits for the step in flight, if there is one. The number of updates counts it from then on: what a further
     /// update depends on.
-    fn finish_in_flight(&mut self) -> Result<(), SessionError> {
+    pub(crate) fn finish_in_flight(&mut self) -> Result<(), SessionError> {
         let Some(in_flight) = self.in_flight.take() else {
             return Ok(());
         };
@@ -421,50 +367,6 @@ impl Session {
         Ok((replayed, crossed))
     }
 
-    fn update(&mut self, crossed: &mut Crossed) -> Result<(), SessionError> {
-        let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let before = self.count();
-        let numbers = self.next_numbers();
-        self.step = numbers.step;
-        let (kernels, loss) = (&*self.kernels, self.loss.view());
-        let (weights, gradients) = (&mut self.weights, &mut self.gradients);
-        if gradients.is_released() {
-            self.optimizer
-                .end_released(kernels, weights, gradients, loss)?;
-            gradients.release(Layer::Whole);
-        } else {
-            self.optimizer
-                .begin(kernels, weights, gradients, loss, numbers)?;
-        }
-        if !self.settings.offload.updates_in_forward() {
-            self.update_parts()?;
-        }
-        *crossed = crossed.plus(self.count().since(before).of_update());
-        Ok(())
-    }
-
-    /// Sends the numbers of the update that the backward pass is to make. The step before is done: they depend on how many
-    /// updates there were.
-    fn begin_released(&mut self, crossed: &mut Crossed) -> Result<(), SessionError> {
-        self.finish_in_flight()?;
-        let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
-        let before = self.count();
-        let numbers = self.next_numbers();
-        self.optimizer.begin_released(&*self.kernels, numbers)?;
-        *crossed = crossed.plus(self.count().since(before).of_update());
-        Ok(())
-    }
-
-    fn next_numbers(&self) -> StepNumbers {
-        let step = self.step + 1;
-        StepNumbers {
-            step,
-            update: self.updates + 1,
-            learning_rate: self.settings.schedule.rate(step),
-            seed: self.settings.seed,
-        }
-    }
-
     /// Steps made, and updates: steps that were not skipped.
     pub fn progress(&self) -> (usize, usize) {
         (self.step, self.updates)
@@ -510,38 +412,5 @@ impl Session {
     /// Whether the padding of weights and gradients is zero, as it must always be: then that of the states is too.
     pub fn padding_is_zero(&self) -> bool {
         self.weights.padding_is_zero() && self.gradients.padding_is_zero()
-    }
-}
-
-/// Makes the file of states that are to be on a disk, before anything is computed; none on shapes.
-fn states_on_disk(
-    settings: &Settings,
-    memory: &Memory,
-    optimizer: &mut AdamW,
-) -> Result<Option<ScratchFolder>, SessionError> {
-    let (StatesPlace::Disk(path), Some(bytes), false) = (
-        &settings.offload.states,
-        optimizer.disk_bytes(),
-        memory.is_shapes(),
-    ) else {
-        return Ok(None);
-    };
-    let folder = ScratchFolder::open(path)?;
-    optimizer.use_file(folder.create("optimizer-states", bytes)?);
-    Ok(Some(folder))
-}
-
-fn weights_home(settings: &Settings) -> WeightsHome {
-    match settings.offload.parameter_slots {
-        None => WeightsHome::Device,
-        Some(slots) => WeightsHome::Host { slots },
-    }
-}
-
-fn gradients_home(settings: &Settings) -> GradientsHome {
-    match settings.offload.gradients {
-        GradientsPlace::Device => GradientsHome::Device,
-        GradientsPlace::Pinned => GradientsHome::Host,
-        GradientsPlace::Released => GradientsHome::Released,
     }
 }

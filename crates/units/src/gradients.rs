@@ -1,9 +1,9 @@
 //! Gradients of all parameters, accumulated over the micro-batches of a step.
 
 use crate::UnitError;
-use crate::stream::{finish_all, locate};
+use crate::stream::{finish_all, host_bytes, locate};
 use crate::streamed_gradients::StreamedGradients;
-use kernels::{Init, KernelError, Kernels, NormGrains, Queue, Traffic};
+use kernels::{Init, KernelError, Kernels, NormGrains, Traffic};
 use memory::{
     Arena, Buffer, Category, DType, GRAIN_ELEMENTS, In, Layer, Layout, Memory, Out, OutOfMemory,
     Space,
@@ -104,11 +104,6 @@ impl Gradients {
     pub fn traffic(&self) -> Traffic {
         let streamed = self.streamed.as_ref();
         streamed.map_or(Traffic::default(), |streamed| streamed.traffic)
-    }
-
-    /// Whether units come and go.
-    pub fn is_streamed(&self) -> bool {
-        self.streamed.is_some()
     }
 
     /// Whether gradients of matrices are gone after a step.
@@ -352,8 +347,7 @@ impl Gradients {
         match self.source(&range) {
             GradientSource::Device(x) => kernels.download(bytes, x),
             GradientSource::Host(x) => {
-                kernels.finish(kernels.record(Queue::Download)?)?;
-                bytes.copy_from_slice(x.cast(DType::U8).slice());
+                bytes.copy_from_slice(host_bytes(kernels, x)?);
                 Ok(())
             }
         }

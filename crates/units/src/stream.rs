@@ -1,8 +1,7 @@
 //! A unit's matrices on the device, and its copies from and to the host.
 
-use kernels::{Event, KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, Buffer, Category, DType, Layout, Memory, OutOfMemory, Unit};
-use memory::{In, Out};
+use kernels::{Event, KernelError, Kernels, Queue};
+use memory::{Arena, Buffer, Category, DType, In, Layout, Memory, Out, OutOfMemory, Unit};
 use std::ops::Range;
 
 pub(crate) const FREE: &str = "memory is not in use when a unit comes into it";
@@ -16,22 +15,6 @@ pub(crate) struct OnDevice {
     pub(crate) came: Event,
     /// When what was sent of it has left.
     left: Option<Event>,
-}
-
-/// What crosses when so many bytes come from the host.
-pub(crate) fn uploaded(bytes: u64) -> Traffic {
-    Traffic {
-        h2d_bytes: bytes,
-        ..Traffic::default()
-    }
-}
-
-/// What crosses when so many bytes go to the host.
-pub(crate) fn downloaded(bytes: u64) -> Traffic {
-    Traffic {
-        d2h_bytes: bytes,
-        ..Traffic::default()
-    }
 }
 
 /// The unit of a layout.
@@ -134,12 +117,8 @@ pub(crate) fn finish_all(kernels: &dyn Kernels) -> Result<(), KernelError> {
     finished.into_iter().collect()
 }
 
-/// Host bytes between steps: when all that was sent has arrived.
-pub(crate) fn host_bytes<'a>(
-    kernels: &dyn Kernels,
-    host: &'a Arena,
-    range: Range<usize>,
-) -> Result<&'a [u8], KernelError> {
+/// The bytes of something on the host, between steps: when all that was sent has arrived.
+pub(crate) fn host_bytes<'a>(kernels: &dyn Kernels, x: In<'a>) -> Result<&'a [u8], KernelError> {
     kernels.finish(kernels.record(Queue::Download)?)?;
-    Ok(host.flat(range).cast(DType::U8).slice())
+    Ok(x.cast(DType::U8).slice())
 }

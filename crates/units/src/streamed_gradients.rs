@@ -1,7 +1,7 @@
 //! Units of gradients between host and device.
 
 use crate::UnitError;
-use crate::stream::{OnDevice, downloaded, uploaded};
+use crate::stream::OnDevice;
 use kernels::{Event, Fill, KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Category, Layout, Memory};
 
@@ -68,7 +68,9 @@ impl StreamedGradients {
         let on_device = &mut self.here.last_mut().expect("one was pushed").on_device;
         match &self.host {
             Some(host) if is_begun => {
-                self.traffic = self.traffic.plus(uploaded(on_device.bytes()));
+                self.traffic = self
+                    .traffic
+                    .plus(Traffic::of(Queue::Upload, on_device.bytes()));
                 on_device.fetch(kernels, host)?;
             }
             _ => clear_padding(kernels, layout, on_device)?,
@@ -111,7 +113,7 @@ impl StreamedGradients {
         let open = here.iter_mut().find(|open| open.on_device.unit == unit);
         let open = open.expect("what is closed was opened");
         open.is_open = false;
-        *traffic = traffic.plus(downloaded(open.on_device.bytes()));
+        *traffic = traffic.plus(Traffic::of(Queue::Download, open.on_device.bytes()));
         for range in host.layout().clone().units()[unit].cover.ranges() {
             open.on_device.send(kernels, host, range)?;
         }

@@ -1,7 +1,7 @@
 //! The weights: all on the device, or a few units of them at a time.
 
 use crate::UnitError;
-use crate::stream::{OnDevice, downloaded, finish_all, host_bytes, locate, uploaded};
+use crate::stream::{OnDevice, finish_all, host_bytes, locate};
 use kernels::{KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Category, DType, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
 use std::ops::Range;
@@ -161,7 +161,7 @@ impl Weights {
     ) -> Result<(), KernelError> {
         match (&self.streamed, locate(self.layout(), &range)) {
             (Some(streamed), Some(_)) => {
-                bytes.copy_from_slice(host_bytes(kernels, &streamed.host, range)?);
+                bytes.copy_from_slice(host_bytes(kernels, streamed.host.flat(range))?);
                 Ok(())
             }
             _ => kernels.download(bytes, self.resident.flat(range)),
@@ -276,7 +276,9 @@ impl Weights {
                 let here = here.expect("what is updated is on the device");
                 here.send(kernels, &mut streamed.host, range)?;
                 let bytes = range.len() * streamed.host.dtype().size_in_bytes();
-                streamed.traffic = streamed.traffic.plus(downloaded(bytes as u64));
+                streamed.traffic = streamed
+                    .traffic
+                    .plus(Traffic::of(Queue::Download, bytes as u64));
                 Ok(())
             }
             _ => Ok(()),
@@ -401,7 +403,7 @@ impl StreamedWeights {
         // Filed even if the device failed: what was asked for is waited for before the lease ends.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
-        self.traffic = self.traffic.plus(uploaded(here.bytes()));
+        self.traffic = self.traffic.plus(Traffic::of(Queue::Upload, here.bytes()));
         Ok(here.fetch(kernels, &self.host)?)
     }
 }
