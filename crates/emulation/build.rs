@@ -72,6 +72,8 @@ fn main() {
     link(&plain, &stand_in.join("cublaslt"), "libcublasLt.so", &[]);
     let nvml = stand_in.join("nvml");
     link(&plain, &nvml, "libnvidia-ml.so.1", &["-ldl"]);
+    let nccl = stand_in.join("nccl");
+    link(&plain, &nccl, "libnccl.so.2", &["-ldl", "-lpthread"]);
 }
 
 /// Links the sources of a folder, and archives of OUT_DIR, into a shared library in `OUT_DIR/stand_in`.

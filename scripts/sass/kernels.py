@@ -38,6 +38,7 @@ HOT = {
     "cross_entropy": {"cross_entropy_bf16": ROWS},
     "embedding": {"embedding_bf16": ROWS, "embedding_backward_f32_bf16": FLAT},
     "norm": {"norm_grains_f32": FLAT},
+    "sum_in_order": {"sum_in_order_f32": FLAT, "sum_in_order_bf16": FLAT},
     "adamw": {"adamw_master_f32_f32": FLAT, "adamw_split_8bit_bf16": FLAT},
 }
 LAUNCHES = {name: launch for kernels in HOT.values() for name, launch in kernels.items()}

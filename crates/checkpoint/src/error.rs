@@ -1,5 +1,6 @@
 //! Why a checkpoint cannot be written or read.
 
+use collectives::GroupError;
 use files::FilesError;
 use std::path::PathBuf;
 
@@ -12,6 +13,19 @@ pub enum CheckpointError {
     /// The system gave no thread to write in.
     #[error("no thread to write it in: {0}")]
     Thread(std::io::Error),
+    /// Another rank, with which it is saved or opened, failed.
+    #[error("rank {rank}: {reason}")]
+    OtherRank {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        reason: String,
+        /// Whether it had no room.
+        is_full: bool,
+    },
+    /// Other ranks cannot be reached.
+    #[error(transparent)]
+    Group(#[from] GroupError),
     /// A folder is no whole checkpoint.
     #[error("`{}` is not a whole checkpoint: {damage}", path.display())]
     Damaged {
@@ -51,7 +65,11 @@ impl CheckpointError {
     /// Whether there was no room for what was to be written. What was half written is removed, and earlier checkpoints are
     /// untouched, so that training can go on.
     pub fn is_full(&self) -> bool {
-        matches!(self, CheckpointError::Files(error) if error.is_full())
+        match self {
+            CheckpointError::Files(error) => error.is_full(),
+            CheckpointError::OtherRank { is_full, .. } => *is_full,
+            _ => false,
+        }
     }
 }
 

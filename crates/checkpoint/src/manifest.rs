@@ -1,7 +1,7 @@
 //! `manifest.json`: what belongs to a checkpoint.
 
 use crate::error::Damage;
-use crate::state::FORMAT_VERSION;
+use crate::state::{LATEST_VERSION, TrainerState};
 use files::{WrittenFile, is_plain_name};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -12,7 +12,7 @@ pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 /// All files of a checkpoint but the manifest itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT_VERSION`].
+    /// That of its state.
     pub format_version: u64,
     /// The step after which it was saved.
     pub step: u64,
@@ -63,10 +63,10 @@ fn tail(body: &[u8]) -> String {
 }
 
 impl Manifest {
-    pub(crate) fn new(step: u64, files: &[WrittenFile]) -> Self {
+    pub(crate) fn new(state: &TrainerState, files: &[WrittenFile]) -> Self {
         Self {
-            format_version: FORMAT_VERSION,
-            step,
+            format_version: state.format_version,
+            step: state.step,
             files: files.iter().map(ManifestFile::from).collect(),
         }
     }
@@ -87,7 +87,7 @@ impl Manifest {
             format_version: u64,
         }
         if let Ok(Version { format_version }) = serde_json::from_slice(text)
-            && format_version > FORMAT_VERSION
+            && format_version > LATEST_VERSION
         {
             return Err(Unbelievable::Newer(format_version));
         }

@@ -1,10 +1,12 @@
 //! A checkpoint from the disk, if it is whole.
 
+use crate::agree::agree;
 use crate::error::{CheckpointError, Damage};
 use crate::manifest::{MANIFEST_FILE, Manifest, ManifestFile, Unbelievable, digits};
 use crate::names::Name;
-use crate::state::{FORMAT_VERSION, STATE_FILE, TrainerState};
-use files::{Disk, FileSystem, FilesError, TensorFiles};
+use crate::state::{LATEST_VERSION, STATE_FILE, TrainerState};
+use collectives::{Alone, Group};
+use files::{Disk, FileSystem, FilesError, Tensors};
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -29,6 +31,19 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::Damaged`] that names the file, [`CheckpointError::Newer`], or [`CheckpointError::Files`].
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        Self::open_together(path, &Alone)
+    }
+
+    /// The same on all ranks of a group, each of which computes the checksums of some files: whole for all, or for none.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`], and as [`agree`].
+    pub fn open_together(path: &Path, group: &dyn Group) -> Result<Self, CheckpointError> {
+        agree(group, Self::open_share(path, (group.rank(), group.size())))
+    }
+
+    /// Verifies the sizes of all files, and the checksums of this share of them.
+    fn open_share(path: &Path, share: (usize, usize)) -> Result<Self, CheckpointError> {
         let damaged = |damage| CheckpointError::Damaged {
             path: path.into(),
             damage,
@@ -36,7 +51,7 @@ impl Checkpoint {
         let newer = |found| CheckpointError::Newer {
             path: path.into(),
             found,
-            known: FORMAT_VERSION,
+            known: LATEST_VERSION,
         };
         let text = match fs::read(path.join(MANIFEST_FILE)) {
             Err(error) if error.kind() == ErrorKind::NotFound && path.is_dir() => {
@@ -48,11 +63,11 @@ impl Checkpoint {
             Unbelievable::Newer(found) => newer(found),
             Unbelievable::Damaged(damage) => damaged(damage),
         })?;
-        verify(path, &manifest)?;
+        verify(path, &manifest, share)?;
         let state = read_file(path, STATE_FILE)?;
         let state: TrainerState = serde_json::from_slice(&state)
             .map_err(|error| damaged(Damage::State(error.to_string())))?;
-        if state.format_version > FORMAT_VERSION {
+        if state.format_version > LATEST_VERSION {
             return Err(newer(state.format_version));
         }
         check_step(path, &manifest, &state).map_err(damaged)?;
@@ -67,16 +82,16 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError::Files`] if they are no safetensors.
-    pub fn model(&self) -> Result<TensorFiles, CheckpointError> {
-        Ok(TensorFiles::open_folder(&self.path, "model")?)
+    pub fn model(&self) -> Result<Tensors, CheckpointError> {
+        Ok(Tensors::open_folder(&self.path, "model")?)
     }
 
     /// The optimizer's states.
     ///
     /// # Errors
     /// [`CheckpointError::Files`] if they are no safetensors.
-    pub fn optimizer(&self) -> Result<TensorFiles, CheckpointError> {
-        Ok(TensorFiles::open_folder(&self.path, "optimizer")?)
+    pub fn optimizer(&self) -> Result<Tensors, CheckpointError> {
+        Ok(Tensors::open_folder(&self.path, "optimizer")?)
     }
 
     /// One of its small files, if it has it.
@@ -117,8 +132,12 @@ fn check_step(path: &Path, manifest: &Manifest, state: &TrainerState) -> Result<
     }
 }
 
-/// Holds every file against the manifest. Hidden files may lie about: some file systems and file managers make them.
-fn verify(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+/// Holds every file against the manifest, `rank` of `size` ranks each so many-th file's bytes. Hidden files may lie about: some file systems and file managers make them.
+fn verify(
+    path: &Path,
+    manifest: &Manifest,
+    (rank, size): (usize, usize),
+) -> Result<(), CheckpointError> {
     let damaged = |damage| CheckpointError::Damaged {
         path: path.into(),
         damage,
@@ -147,15 +166,16 @@ fn verify(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
             _ => return Err(damaged(Damage::Missing(name))),
         }
     }
-    let found = manifest.files.par_iter().map(|file| {
+    let share = manifest.files.iter().skip(rank).step_by(size);
+    let share: Vec<&ManifestFile> = share.collect();
+    let found = share.par_iter().map(|file| {
         let path = path.join(&file.name);
         crc32_of(&path, file.bytes)
             .map(digits)
             .map_err(FilesError::at("read", &path))
     });
     let found = found.collect::<Result<Vec<_>, _>>()?;
-    let wrong = manifest
-        .files
+    let wrong = share
         .iter()
         .zip(&found)
         .find(|(file, found)| file.crc32 != **found);

@@ -4,7 +4,7 @@ use crate::error::CheckpointError;
 use crate::manifest::{MANIFEST_FILE, Manifest};
 use crate::names::{self, Name};
 use crate::state::{STATE_FILE, TrainerState};
-use files::{FileSystem, FilesError, TensorSource, write_file, write_tensors};
+use files::{FileSystem, FilesError, TensorSource, WrittenFile, write_file, write_tensors};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,7 @@ pub fn save(
     tidy(disk, &folder)?;
     let step = contents.state.step;
     let temporary = folder.join(Name::Temporary(step).text());
-    let written = write(disk, &temporary, contents).and_then(|()| publish(disk, &folder, step));
+    let written = write(disk, &temporary, contents).and_then(|()| name_staged(disk, &folder, step));
     if written.is_err() {
         // The failure to save is the one to tell; the next save tries to remove this again.
         let _ = files::remove_tree(disk, &temporary);
@@ -48,7 +48,11 @@ pub fn save(
 }
 
 /// Makes `RUN/checkpoints`, if need be, and its name and the run's durable.
-fn make_folder(disk: &dyn FileSystem, run: &Path, folder: &Path) -> Result<(), FilesError> {
+pub(crate) fn make_folder(
+    disk: &dyn FileSystem,
+    run: &Path,
+    folder: &Path,
+) -> Result<(), FilesError> {
     match disk.create_folder(folder) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
         made => made.map_err(FilesError::at("make", folder))?,
@@ -63,7 +67,7 @@ fn make_folder(disk: &dyn FileSystem, run: &Path, folder: &Path) -> Result<(), F
 
 /// Removes what saves and removals left half done. A checkpoint that was about to be replaced gets its name back, unless it
 /// was replaced.
-fn tidy(disk: &dyn FileSystem, folder: &Path) -> Result<(), FilesError> {
+pub(crate) fn tidy(disk: &dyn FileSystem, folder: &Path) -> Result<(), FilesError> {
     let found = names::list(disk, folder)?;
     for &name in &found {
         match name {
@@ -87,24 +91,39 @@ fn write(disk: &dyn FileSystem, folder: &Path, contents: &Contents) -> Result<()
         |stem, source| write_tensors(disk, folder, stem, source, contents.max_shard_bytes);
     let mut written = tensors("model", contents.model)?;
     written.extend(tensors("optimizer", contents.optimizer)?);
-    for (name, bytes) in contents.files {
+    finish(disk, folder, written, contents.files, contents.state)
+}
+
+/// Writes the small files of a checkpoint whose tensors are written and durable, and makes all of it durable.
+pub(crate) fn finish(
+    disk: &dyn FileSystem,
+    folder: &Path,
+    mut written: Vec<WrittenFile>,
+    files: &[(String, Vec<u8>)],
+    state: &TrainerState,
+) -> Result<(), FilesError> {
+    for (name, bytes) in files {
         written.push(write_file(disk, folder, name, bytes)?);
     }
-    let state = serde_json::to_string_pretty(contents.state).expect("a state is JSON");
+    let text = serde_json::to_string_pretty(state).expect("a state is JSON");
     written.push(write_file(
         disk,
         folder,
         STATE_FILE,
-        format!("{state}\n").as_bytes(),
+        format!("{text}\n").as_bytes(),
     )?);
-    let manifest = Manifest::new(contents.state.step, &written).text();
+    let manifest = Manifest::new(state, &written).text();
     write_file(disk, folder, MANIFEST_FILE, manifest.as_bytes())?;
     disk.sync_folder(folder)
         .map_err(FilesError::at("sync", folder))
 }
 
 /// Gives a written checkpoint its name, and removes the one that had it.
-fn publish(disk: &dyn FileSystem, folder: &Path, step: u64) -> Result<PathBuf, FilesError> {
+pub(crate) fn name_staged(
+    disk: &dyn FileSystem,
+    folder: &Path,
+    step: u64,
+) -> Result<PathBuf, FilesError> {
     let [temporary, saved, old] = [Name::Temporary(step), Name::Saved(step), Name::Old(step)]
         .map(|name| folder.join(name.text()));
     let rename = |from: &Path, to: &Path| {

@@ -3,8 +3,14 @@
 use data::Position;
 use serde::{Deserialize, Serialize};
 
-/// The version that is written, and the latest that is read.
+/// The version that is written where one process writes all.
 pub const FORMAT_VERSION: u64 = 1;
+
+/// The version that is written where several ranks write.
+pub const FORMAT_VERSION_OF_RANKS: u64 = 2;
+
+/// The latest version that is read.
+pub(crate) const LATEST_VERSION: u64 = FORMAT_VERSION_OF_RANKS;
 
 /// The file of a checkpoint that holds the state.
 pub const STATE_FILE: &str = "trainer_state.json";
@@ -14,7 +20,7 @@ pub const STATE_FILE: &str = "trainer_state.json";
 /// Everything else that is random or scheduled follows from the seed in the settings and from these counters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
-    /// [`FORMAT_VERSION`].
+    /// [`FORMAT_VERSION`], or [`FORMAT_VERSION_OF_RANKS`].
     pub format_version: u64,
     /// The version of the program that wrote it, for people.
     pub trainer_version: String,
@@ -42,6 +48,9 @@ pub struct TrainerState {
     pub best: Option<Best>,
     /// The forms of weights and states in the tensor files.
     pub optimizer: OptimizerForm,
+    /// How many ranks trained, and wrote, if several did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u64>,
 }
 
 /// The best evaluation of a run.

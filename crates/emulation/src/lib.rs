@@ -10,7 +10,7 @@
 //! use memory::{Category, DType, Memory};
 //!
 //! let memory = Memory::host();
-//! let kernels = Cuda::new(Emulation, &memory, DType::F32).unwrap();
+//! let kernels = Cuda::new(Emulation::default(), &memory, DType::F32).unwrap();
 //! let mut x = memory.lease(Category::Temporary, "x", [5], DType::F32).unwrap();
 //! kernels.run(Fill { out: x.view_mut(), value: 2.5 }).unwrap();
 //! assert_eq!(x.view().slice::<f32>(), [2.5; 5]);
@@ -21,12 +21,18 @@ mod stand_in;
 
 pub use stand_in::{load_stand_in, stand_in_folder};
 
+use collectives::Group;
 use kernels::cuda::{Argument, Driver, Gemm, Launch, Workspace};
-use kernels::{DiskCopy, Event, KernelError, Queue, Reading};
+use kernels::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::Arc;
 
 /// A CUDA device emulated on the processor; its memory is the process's own, and everything is done when it is asked for.
-pub struct Emulation;
+#[derive(Clone, Default)]
+pub struct Emulation {
+    /// The ranks that it exchanges with, if there are any.
+    pub group: Option<Arc<dyn Group>>,
+}
 
 unsafe extern "C" {
     fn emulation_launch(
@@ -125,6 +131,15 @@ impl Driver for Emulation {
     unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
         unsafe { copy.carry_out() }
+    }
+
+    fn rank(&self) -> usize {
+        self.group.as_ref().map_or(0, |group| group.rank())
+    }
+
+    unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise: the device's memory is the process's own.
+        unsafe { exchange.carry_out(self.group.as_deref()) }
     }
 
     unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {

@@ -47,7 +47,7 @@ fn launch_grid(
         arguments: &arguments,
     };
     // SAFETY: the kernels write no more than `ROOM` elements of the output.
-    let launched = unsafe { Emulation.launch(&launch) };
+    let launched = unsafe { Emulation::default().launch(&launch) };
     match launched {
         Ok(()) => Ok(out.0.to_vec()),
         Err(error) => {
@@ -178,7 +178,7 @@ fn wide_accesses_off_their_alignment() {
             arguments: &arguments,
         };
         // SAFETY: the kernel reads one element and writes one.
-        let launched = unsafe { Emulation.launch(&launch) };
+        let launched = unsafe { Emulation::default().launch(&launch) };
         assert_eq!(launched.is_ok(), fits, "{launched:?}");
     }
 }

@@ -3,7 +3,8 @@
 //! All that a save does to a disk goes through [`FileSystem`], so that a test can stop at every operation of it
 //! ([`testing::PowerCut`]) or run out of room at any byte ([`testing::FullDisk`]). [`write_tensors`] streams tensors from a
 //! [`TensorSource`] into one safetensors file or into shards with an index, in Hugging Face's form; [`TensorFiles`] maps
-//! such files, whoever wrote them, and hands out bytes.
+//! such files, whoever wrote them, and hands out bytes. Where several programs write a part of every tensor each, these are
+//! [`write_pieces`] and [`PieceFiles`], and [`Tensors`] reads either.
 //!
 //! ```
 //! use files::{Disk, Dtype, TensorFiles, TensorSource, TensorSpec, write_tensors};
@@ -32,8 +33,11 @@
 mod error;
 mod file_system;
 mod header;
+mod parts;
+mod pieces;
 mod tensor_file;
 mod tensor_files;
+mod tensors;
 pub mod testing;
 mod unique;
 mod write;
@@ -42,8 +46,13 @@ mod write_tensors;
 pub use error::FilesError;
 pub use file_system::{Disk, FileSystem, FolderEntry, OutFile, is_full, remove_tree};
 pub use header::{Header, MAX_HEADER_BYTES, TensorEntry, read_header};
+pub use parts::Parts;
+pub use pieces::{
+    PIECE_INDEX, PieceFiles, PieceIndex, PieceSource, PieceSpec, WrittenPieces, write_pieces,
+};
 pub use safetensors::Dtype;
 pub use tensor_file::Tensor;
 pub use tensor_files::{TensorFiles, is_plain_name};
+pub use tensors::{TensorParts, Tensors};
 pub use write::{WrittenFile, write_file};
 pub use write_tensors::{TensorSource, TensorSpec, write_tensors};

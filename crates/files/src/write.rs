@@ -1,11 +1,12 @@
 //! Files that are counted and hashed while they are written.
 
 use crate::{FileSystem, FilesError, OutFile};
+use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::path::Path;
 
 /// A file that was written and made durable.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrittenFile {
     /// Its name, without the folder's.
     pub name: String,

@@ -1,6 +1,6 @@
 //! What a device is to [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels).
 
-use crate::{DiskCopy, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target, Traffic};
 use memory::{In, Out};
 use std::cell::Cell;
 
@@ -8,10 +8,11 @@ use std::cell::Cell;
 ///
 /// Whatever is a backend has both of these, and nothing else can have them: every call is checked and counted there,
 /// once, whichever the device. A backend checks nothing again. It refuses what the device cannot do, and reports what
-/// fails; both are [`crate::Fault::Device`], but for a file that fails, [`crate::Fault::Disk`].
+/// fails; both are [`crate::Fault::Device`], but for a file that fails, [`crate::Fault::Disk`], and for other ranks that
+/// cannot be reached, [`crate::Fault::Collective`].
 ///
-/// All but [`Backend::copy_beside`], [`Backend::disk`], and what is executed in [`Queue::Update`], runs in [`Queue::Compute`], in the order
-/// in which it was asked for. What an operation writes is borrowed exclusively, so it overlaps nothing else that the
+/// All but [`Backend::copy_beside`], [`Backend::disk`], [`Backend::exchange`], and what is executed in [`Queue::Update`],
+/// runs in [`Queue::Compute`], in the order in which it was asked for. What an operation writes is borrowed exclusively, so it overlaps nothing else that the
 /// operation views; what it reads may overlap.
 ///
 /// A device that runs ahead uses these views after the call is over. It may: leases are given out in the order of
@@ -26,10 +27,14 @@ pub trait Backend {
     /// Whether matrix products may have bf16 in them: on the processor they are widened in a workspace.
     fn widens(&self) -> bool;
 
+    /// This device's rank in its group; 0 without one.
+    fn rank(&self) -> usize;
+
     /// The count of what has crossed. A backend keeps it and does not change it.
     fn traffic(&self) -> &Cell<Traffic>;
 
-    /// Carries out an operation in a queue: [`Queue::Compute`], or [`Queue::Update`] for [`Operation::AdamW`].
+    /// Carries out an operation in a queue: [`Queue::Compute`], or [`Queue::Update`] for [`Operation::AdamW`] and
+    /// [`Operation::SumInOrder`].
     ///
     /// # Safety
     /// The operation was checked for this backend, and in another queue than the computation's its caller promises what
@@ -83,6 +88,16 @@ pub trait Backend {
     /// # Errors
     /// [`KernelError`] if the device fails, or a file has failed.
     unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError>;
+
+    /// Asks for an exchange with other ranks, in [`Queue::Collective`].
+    ///
+    /// # Safety
+    /// As for [`crate::Queues::start_exchange`]; the pieces are contiguous, and those of this rank to itself are as large
+    /// where they go as where they come.
+    ///
+    /// # Errors
+    /// [`KernelError`] if there is no group or no such rank, the device fails, or an exchange has failed.
+    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError>;
 
     /// As [`crate::Queues::record`].
     ///

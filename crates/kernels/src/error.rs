@@ -24,6 +24,8 @@ pub enum Fault {
     /// A file that the step reads and writes failed. Nothing is under way in any queue any more, and what is asked for
     /// later is refused.
     Disk,
+    /// Other ranks cannot be reached, or do not answer. What is asked for later is refused.
+    Collective,
     /// The operation is larger than the device can do it: a head too wide, too little memory for a block.
     TooLarge,
 }

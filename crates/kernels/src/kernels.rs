@@ -2,8 +2,8 @@
 
 use crate::queue::bytes_of;
 use crate::{
-    AdamW, Backend, BlockFile, DiskCopy, Event, HostSide, KernelError, Operation, Queue,
-    READING_BYTES_MAX, Reading, Target, Traffic,
+    AdamW, Backend, BlockFile, DiskCopy, Event, Exchange, HostSide, KernelError, Operation, Queue,
+    READING_BYTES_MAX, Reading, SumInOrder, Target, Traffic,
 };
 use memory::{In, Out};
 use std::sync::Arc;
@@ -31,8 +31,8 @@ impl<B: Backend> Backed for B {
 /// after that queue was told to wait for such an event, and newly leased memory may be copied into only after the
 /// copy's queue was told to wait for an event of [`Queue::Compute`] that is later than the lease.
 ///
-/// When a file fails, every later call here returns that error ([`crate::Fault::Disk`]), and by then nothing is under way in
-/// any queue.
+/// When a file or an exchange fails, every later call here returns that error ([`crate::Fault::Disk`],
+/// [`crate::Fault::Collective`]), and by then nothing is under way in any queue.
 ///
 /// What a [`Backend`] has, and nothing else: here calls are checked and counted.
 pub trait Queues: Backed {
@@ -115,6 +115,26 @@ pub trait Queues: Backed {
         let contiguous = x.is_contiguous();
         // SAFETY: the caller's promise.
         unsafe { start_disk(self.backend(), contiguous, HostSide::Write(x), file, offset) }
+    }
+
+    /// Asks for an exchange with other ranks, in [`Queue::Collective`]. All ranks ask for the same exchanges in the same
+    /// order, each for its part.
+    ///
+    /// # Safety
+    /// Until an event recorded after this in the queue is over, all pieces stay alive, nothing else writes them, and
+    /// nothing reads those that are received, which do not overlap.
+    ///
+    /// # Errors
+    /// [`KernelError`] if a piece is strided, what a rank sends itself is not what it receives, the device was made without
+    /// a group, or the device or an exchange fails.
+    unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        let rank = self.backend().rank();
+        exchange.check(rank)?;
+        let bytes = exchange.sent_bytes(rank) as usize;
+        // SAFETY: the caller's promise, and the pieces were checked.
+        unsafe { self.backend().exchange(exchange) }?;
+        count(self.backend(), Queue::Collective, bytes);
+        Ok(())
     }
 
     /// Asks for the contents of a small contiguous tensor, in [`Queue::Compute`].
@@ -209,6 +229,15 @@ pub trait Kernels: Queues {
     unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
         unsafe { run_in(self.backend(), Queue::Update, update.into()) }
+    }
+
+    /// Asks for a sum in [`Queue::Update`]; else as [`Run::run`].
+    ///
+    /// # Safety
+    /// As for [`Kernels::start_adamw`].
+    unsafe fn start_sum_in_order(&self, sum: SumInOrder) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { run_in(self.backend(), Queue::Update, sum.into()) }
     }
 }
 

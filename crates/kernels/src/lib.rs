@@ -25,8 +25,9 @@
 //! workspace, leased when the kernels are made, or is leased by the caller in the size that
 //! `scratch_elements` of that operation tells. Operations are deterministic: the order of every
 //! sum is fixed, for any number of threads. Nothing returns a number to the host but [`Kernels::download`] and
-//! [`Queues::finish_read`]. Copies between device and pinned host memory, and between that and
-//! files ([`BlockFile`]), run beside the operations, in queues of their own ([`Queues`]).
+//! [`Queues::finish_read`]. Copies between device and pinned host memory, between that and
+//! files ([`BlockFile`]), and to and from other ranks ([`Exchange`]), run beside the operations, in queues of their own
+//! ([`Queues`]).
 //!
 //! This crate knows no model and no policy.
 
@@ -35,6 +36,7 @@ mod block_file;
 pub mod cpu;
 pub mod cuda;
 mod error;
+mod exchange;
 mod kernels;
 pub mod meta;
 mod numerics;
@@ -47,6 +49,7 @@ mod wrappers;
 pub use backend::Backend;
 pub use block_file::{BlockFile, DiskCopy, HostSide, NoFile};
 pub use error::{Fault, KernelError};
+pub use exchange::Exchange;
 pub use kernels::{Kernels, Queues, Run};
 pub use meta::timeline;
 pub use numerics::{quantise, random, split};

@@ -5,10 +5,10 @@ use memory::In;
 /// Where work runs in the order in which it was asked for. Between queues nothing is ordered but by events.
 ///
 /// On CUDA, streams, and a worker thread for each direction of the disk. On the CPU a worker thread for each direction
-/// of copies too, while operations run in the thread that asks for them, those of [`Queue::Update`] too.
+/// of copies too, and for exchanges, while operations run in the thread that asks for them, those of [`Queue::Update`] too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// Every operation of [`crate::Kernels`] but [`crate::Kernels::start_adamw`].
+    /// Every operation of [`crate::Kernels`] but those that are started in [`Queue::Update`].
     Compute,
     /// Updates beside the computation.
     Update,
@@ -16,6 +16,8 @@ pub enum Queue {
     Upload,
     /// Copies from the device to pinned host memory.
     Download,
+    /// Exchanges with other ranks.
+    Collective,
     /// Copies from files to pinned host memory.
     DiskRead,
     /// Copies from pinned host memory to files.
@@ -24,11 +26,12 @@ pub enum Queue {
 
 impl Queue {
     /// All queues.
-    pub const ALL: [Queue; 6] = [
+    pub const ALL: [Queue; 7] = [
         Queue::Compute,
         Queue::Update,
         Queue::Upload,
         Queue::Download,
+        Queue::Collective,
         Queue::DiskRead,
         Queue::DiskWrite,
     ];
@@ -40,6 +43,7 @@ impl Queue {
             Queue::Update => "update",
             Queue::Upload => "upload",
             Queue::Download => "download",
+            Queue::Collective => "collective",
             Queue::DiskRead => "disk read",
             Queue::DiskWrite => "disk write",
         }
@@ -63,13 +67,15 @@ impl Event {
     };
 }
 
-/// Bytes that crossed between disk, host and device since the device was opened.
+/// Bytes that crossed between disk, host, device and other ranks since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes from the host to the device.
     pub h2d_bytes: u64,
     /// Bytes from the device to the host.
     pub d2h_bytes: u64,
+    /// Bytes from this rank to others.
+    pub sent_bytes: u64,
     /// Bytes from files to the host.
     pub disk_read_bytes: u64,
     /// Bytes from the host to files.
@@ -101,6 +107,7 @@ impl Traffic {
         match queue {
             Queue::Upload => traffic.h2d_bytes = bytes,
             Queue::Download => traffic.d2h_bytes = bytes,
+            Queue::Collective => traffic.sent_bytes = bytes,
             Queue::DiskRead => traffic.disk_read_bytes = bytes,
             Queue::DiskWrite => traffic.disk_written_bytes = bytes,
             Queue::Compute | Queue::Update => unreachable!("nothing is copied there"),
@@ -112,6 +119,7 @@ impl Traffic {
         Traffic {
             h2d_bytes: count(self.h2d_bytes, other.h2d_bytes),
             d2h_bytes: count(self.d2h_bytes, other.d2h_bytes),
+            sent_bytes: count(self.sent_bytes, other.sent_bytes),
             disk_read_bytes: count(self.disk_read_bytes, other.disk_read_bytes),
             disk_written_bytes: count(self.disk_written_bytes, other.disk_written_bytes),
         }

@@ -1,7 +1,9 @@
 //! Queues that are threads of the host: a worker for each, started by the first thing that it is asked for.
 
+use crate::exchange::{group_failed, without_group};
 use crate::queue::bytes_of;
-use crate::{DiskCopy, Event, KernelError, Queue};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
+use collectives::{Group, Incoming, Outgoing};
 use memory::{In, Out};
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -17,7 +19,7 @@ pub(crate) type Notify = Box<dyn Fn(Queue, u64) + Send + Sync>;
 
 /// The queues that have workers.
 ///
-/// When a file fails, whatever is left in the queues is passed over but for copies and waits, so that nobody who waits
+/// When a file or an exchange fails, whatever is left in the queues is passed over but for copies and waits, so that nobody who waits
 /// for a worker waits for ever. Every method that can fail returns that error from then on, and only when all workers are
 /// done with what they were asked for: whoever has the error may give back the memory of copies.
 pub(crate) struct Workers {
@@ -31,6 +33,8 @@ struct Progress {
     changed: Condvar,
     failed: OnceLock<KernelError>,
     notify: Notify,
+    /// What exchanges go through.
+    group: Option<Arc<dyn Group>>,
 }
 
 /// A thread that works its tasks off in their order.
@@ -46,6 +50,7 @@ const TASKS_MAX: usize = 256;
 enum Task {
     Copy(Out<'static>, In<'static>),
     Disk(DiskCopy<'static>),
+    Exchange(Vec<Outgoing>, Vec<Incoming>),
     Wait(Event),
     #[cfg(feature = "cuda")]
     WaitForPoint(WaitForPoint),
@@ -70,6 +75,18 @@ impl Progress {
         done[queue as usize] += 1;
         (self.notify)(queue, done[queue as usize]);
         self.changed.notify_all();
+    }
+
+    /// # Safety
+    /// As for [`Group::exchange`].
+    unsafe fn exchange(
+        &self,
+        sends: &[Outgoing],
+        receives: &[Incoming],
+    ) -> Result<(), KernelError> {
+        let group = self.group.as_ref().ok_or_else(without_group)?;
+        // SAFETY: the caller's promise.
+        unsafe { group.exchange(sends, receives) }.map_err(group_failed)
     }
 
     fn note(&self, result: Result<(), KernelError>) {
@@ -113,6 +130,11 @@ fn work(queue: Queue, tasks: &Receiver<Task>, progress: &Progress) {
             Task::Disk(_) if progress.failed.get().is_some() => {}
             // SAFETY: as above.
             Task::Disk(copy) => progress.note(unsafe { copy.carry_out() }),
+            Task::Exchange(..) if progress.failed.get().is_some() => {}
+            Task::Exchange(sends, receives) => {
+                // SAFETY: as above.
+                progress.note(unsafe { progress.exchange(&sends, &receives) });
+            }
             Task::Wait(event) => progress.wait_for(event),
             #[cfg(feature = "cuda")]
             Task::WaitForPoint(wait) => progress.note(wait()),
@@ -133,16 +155,22 @@ impl Drop for Worker {
 }
 
 impl Workers {
-    pub(crate) fn new(notify: Notify) -> Workers {
+    pub(crate) fn new(notify: Notify, group: Option<Arc<dyn Group>>) -> Workers {
         Workers {
             progress: Arc::new(Progress {
                 done: Mutex::default(),
                 changed: Condvar::new(),
                 failed: OnceLock::new(),
                 notify,
+                group,
             }),
             workers: Default::default(),
         }
+    }
+
+    /// The rank of the group that exchanges go through; 0 without one.
+    pub(crate) fn rank(&self) -> usize {
+        self.progress.group.as_ref().map_or(0, |group| group.rank())
     }
 
     fn ask(&self, queue: Queue, task: Task) -> Result<(), KernelError> {
@@ -154,7 +182,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Waits for all workers and refuses, if a file has failed.
+    /// Waits for all workers and refuses, if a file or an exchange has failed.
     pub(crate) fn check(&self) -> Result<(), KernelError> {
         let Some(error) = self.progress.failed.get() else {
             return Ok(());
@@ -184,6 +212,14 @@ impl Workers {
         // SAFETY: the caller keeps the memory alive until the copy is done.
         let copy = unsafe { copy.outliving() };
         self.ask(copy.queue(), Task::Disk(copy))
+    }
+
+    /// # Safety
+    /// As for [`crate::Backend::exchange`].
+    pub(crate) unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        let group = self.progress.group.as_ref().ok_or_else(without_group)?;
+        let (sends, receives) = exchange.pieces(&**group)?;
+        self.ask(Queue::Collective, Task::Exchange(sends, receives))
     }
 
     fn end_of(&self, queue: Queue) -> Event {

@@ -2,8 +2,8 @@
 
 use kernels::cuda::{Cuda, Driver, Gemm, Launch, Workspace};
 use kernels::{
-    AdamW, DiskCopy, Event, Fill, KernelError, Kernels, MasterOperand, MomentOperand, Queue,
-    Reading, Run,
+    AdamW, DiskCopy, Event, Exchange, Fill, Init, KernelError, Kernels, MasterOperand,
+    MomentOperand, Queue, Reading, Run, SumInOrder,
 };
 use memory::{Buffer, Category, DType, Memory};
 use std::cell::RefCell;
@@ -49,6 +49,14 @@ impl Driver for Notes {
         Ok(())
     }
 
+    fn rank(&self) -> usize {
+        0
+    }
+
+    unsafe fn start_exchange(&self, _exchange: Exchange) -> Result<(), KernelError> {
+        Ok(())
+    }
+
     unsafe fn start_read(&self, _from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
         Ok(Reading::done(vec![0; bytes]))
     }
@@ -67,7 +75,7 @@ impl Driver for Notes {
 }
 
 #[test]
-fn updates_that_are_started_run_beside_everything_else() {
+fn what_is_started_runs_beside_everything_else() {
     let (memory, notes) = (Memory::host(), Notes::default());
     let kernels = Cuda::new(notes.clone(), &memory, DType::F32).unwrap();
     let lease = |elements: usize, dtype| -> Buffer {
@@ -98,6 +106,18 @@ fn updates_that_are_started_run_beside_everything_else() {
     update(&|update| kernels.run(update));
     // SAFETY: nothing runs.
     update(&|update| unsafe { kernels.start_adamw(update) });
+    let (mut out, rows) = (lease(64, DType::F32), lease(256, DType::F32));
+    let mut sum = |start: &dyn Fn(SumInOrder) -> Result<(), KernelError>| {
+        let sum = SumInOrder {
+            out: out.view_mut(),
+            x: rows.view().reshape([4, 64]),
+            init: Init::Overwrite,
+        };
+        start(sum).unwrap();
+    };
+    sum(&|sum| kernels.run(sum));
+    // SAFETY: as above.
+    sum(&|sum| unsafe { kernels.start_sum_in_order(sum) });
     let mut filled = lease(8, DType::F32);
     kernels
         .run(Fill {
@@ -105,6 +125,7 @@ fn updates_that_are_started_run_beside_everything_else() {
             value: 1.0,
         })
         .unwrap();
-    let expected = [Queue::Compute, Queue::Update, Queue::Compute];
+    let [here, beside] = [Queue::Compute, Queue::Update];
+    let expected = [here, beside, here, beside, here];
     assert_eq!(*notes.0.borrow(), expected);
 }

@@ -230,6 +230,7 @@ fn disk_queues_keep_the_order_that_events_ask_for() {
     let expected = Traffic {
         h2d_bytes: bytes,
         d2h_bytes: bytes,
+        sent_bytes: 0,
         disk_read_bytes: bytes,
         disk_written_bytes: bytes,
     };

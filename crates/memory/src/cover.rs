@@ -25,6 +25,11 @@ impl Cover {
         Cover { ranges }
     }
 
+    /// The elements of several, which have none in common.
+    pub fn joined(covers: impl IntoIterator<Item = Cover>) -> Cover {
+        Cover::new(covers.into_iter().flat_map(|cover| cover.ranges))
+    }
+
     /// The ranges, in order.
     pub fn ranges(&self) -> &[Range<usize>] {
         &self.ranges
@@ -39,6 +44,24 @@ impl Cover {
     pub fn within(&self, range: &Range<usize>) -> Cover {
         let clipped = |own: &Range<usize>| own.start.max(range.start)..own.end.min(range.end);
         Cover::new(self.ranges.iter().map(clipped))
+    }
+
+    /// What another holds too.
+    pub fn within_all(&self, other: &Cover) -> Cover {
+        let ranges = other.ranges.iter();
+        Cover::joined(ranges.map(|range| self.within(range)))
+    }
+
+    /// The elements that lie at some places of the buffer.
+    pub fn lying_at(&self, rows: &Range<usize>) -> Cover {
+        let mut start = 0;
+        let clipped = self.ranges.iter().map(|own| {
+            let first = start;
+            start += own.len();
+            let rows = rows.start.clamp(first, start)..rows.end.clamp(first, start);
+            own.start + rows.start - first..own.start + rows.end - first
+        });
+        Cover::new(clipped)
     }
 
     /// What lies outside of all ranges of another.
@@ -86,6 +109,10 @@ mod tests {
     fn parts_of_a_cover_are_covers() {
         let cover = Cover::new([0..512, 768..1024]);
         assert_eq!(cover.within(&(256..900)).ranges(), [256..512, 768..900]);
+        assert_eq!(cover.lying_at(&(256..600)).ranges(), [256..512, 768..856]);
+        assert_eq!(cover.lying_at(&(512..768)), cover.within(&(768..1024)));
+        let common = cover.within_all(&Cover::new([0..8, 500..800]));
+        assert_eq!(common.ranges(), [0..8, 500..512, 768..800]);
         let holes = Cover::new([256..768, 1000..2000]);
         assert_eq!(cover.without(&holes).ranges(), [0..256, 768..1000]);
         assert_eq!(cover.without(&Cover::new([])), cover);

@@ -31,6 +31,7 @@ mod cover;
 mod dims;
 mod history;
 mod host;
+mod layout;
 mod ledger;
 mod memory;
 mod out_of_memory;
@@ -42,10 +43,7 @@ mod view;
 #[cfg(test)]
 mod device_tests;
 
-pub use arena::{
-    Arena, Entry, GRAIN_ELEMENTS, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES,
-    PARAMETER_PADDING, Unit,
-};
+pub use arena::Arena;
 pub use blocks::{Blocks, DeviceBytes, DeviceMarks, Refused, Stamp};
 pub use buffer::{Buffer, Windows};
 pub use bytes::format_bytes;
@@ -55,6 +53,9 @@ pub use clock::PhaseTime;
 pub use cover::Cover;
 pub use dims::Dims;
 pub use history::{History, Home, MemoryChange, MemoryEvent};
+pub use layout::{
+    Entry, GRAIN_ELEMENTS, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING, Unit,
+};
 pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};
 pub use out_of_memory::{Cause, OutOfMemory, Refusal};

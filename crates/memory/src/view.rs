@@ -347,6 +347,19 @@ impl<'a> Out<'a> {
         (first.rows(0..row), self.rows(row..rows))
     }
 
+    /// Several ranges of rows, in order and apart from one another.
+    pub fn disjoint_rows(self, ranges: &[Range<usize>]) -> Vec<Out<'a>> {
+        let (mut rest, mut first) = (Some(self), 0);
+        let view = |range: &Range<usize>| {
+            let all = rest.take().expect("the rest is put back");
+            let (before, after) = all.split_at(range.end - first);
+            let view = before.rows(range.start - first..range.end - first);
+            (rest, first) = (Some(after), range.end);
+            view
+        };
+        ranges.iter().map(view).collect()
+    }
+
     /// Some rows of the first dimension.
     pub fn rows(self, rows: Range<usize>) -> Out<'a> {
         self.check_rows(&rows);

@@ -151,9 +151,11 @@ impl Pass<'_> {
         }
         let work = &mut self.work;
         let training = work.purpose.training();
-        let is_final = is_own && training.is_last_micro_batch;
-        training.gradients.close(work.kernels, unit, is_final)?;
-        if is_final && is_released {
+        let is_last = training.is_last_micro_batch;
+        training
+            .gradients
+            .close(work.kernels, unit, (is_own, is_last))?;
+        if is_own && is_last && is_released {
             let beside = &mut training.beside;
             let loss = totals.loss.view();
             beside.after_backward(part, work.weights, training.gradients, loss)?;
@@ -232,7 +234,9 @@ impl Pass<'_> {
         self.backward_stage(Position::EMBEDDING)?;
         self.close_gradients(Layer::Embedding, unit, totals)?;
         let work = &mut self.work;
-        let gradients = &mut *work.purpose.training().gradients;
+        let training = work.purpose.training();
+        let gradients = &mut *training.gradients;
+        gradients.end_micro_batch(work.kernels, training.is_last_micro_batch)?;
         Ok(gradients.give_back(work.kernels, None)?)
     }
 

@@ -84,11 +84,20 @@ impl Parameters {
 
     /// Where each lies in the arenas. `is_precise(name, elements)` says which have states that must not be quantised.
     pub fn layout(&self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
+        self.layout_for(None, is_precise)
+    }
+
+    /// As [`Parameters::layout`], of arenas that are divided among so many ranks.
+    pub fn layout_for(
+        &self,
+        ranks: Option<usize>,
+        is_precise: impl Fn(&str, usize) -> bool,
+    ) -> Layout {
         let mut builder = LayoutBuilder::default();
         for parameter in &self.declared {
             builder.add(parameter.part, parameter.name.clone(), &parameter.shape);
         }
-        builder.build_precise(is_precise)
+        builder.for_ranks(ranks).build_precise(is_precise)
     }
 
     /// The layout's index of each, by the order of declaration.

@@ -34,8 +34,8 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// Leases all states, zeroed: moments, and whatever bf16 weights have beside them. Work on what is elsewhere may be
-    /// under way when the optimizer is dropped: the kernels must be dropped before it.
+    /// Leases the states of what is `updated` here, zeroed: moments, and whatever bf16 weights have beside them. Work on what is
+    /// elsewhere may be under way when the optimizer is dropped: the kernels must be dropped before it.
     ///
     /// # Errors
     /// [`OutOfMemory`] if they do not fit.
@@ -46,12 +46,16 @@ impl AdamW {
         formats: (MomentFormat, MasterFormat),
         hyperparameters: Hyperparameters,
         offload: Option<&Offload>,
+        updated: &Cover,
     ) -> Result<AdamW, OutOfMemory> {
         let form = Form::new(layout, formats, weights);
-        let streamed = offload.map(|offload| Streamed::lease(memory, layout, offload, &form));
+        let lease = |offload| Streamed::lease(memory, layout, offload, &form, updated);
+        let streamed = offload.map(lease);
         let streamed = streamed.transpose()?;
-        let all = Cover::new([layout.matrices(), layout.vectors()]);
-        let outside = |cover: Option<Cover>| cover.map_or(all.clone(), |cover| all.without(&cover));
+        let outside = |cover: Option<Cover>| match cover {
+            Some(cover) => updated.without(&cover),
+            None => updated.clone(),
+        };
         let chunks = streamed.as_ref().map(Streamed::chunks);
         let resident = outside(chunks.map(|chunks| chunks.away_cover()));
         let updated_at_once = outside(chunks.map(|chunks| chunks.cover()));

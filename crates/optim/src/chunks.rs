@@ -37,7 +37,7 @@ impl Offload {
     fn gradient_bytes(&self, range: &Range<usize>) -> usize {
         match self.gradients {
             GradientsHome::Host => range.len() * self.gradient_dtype.size_in_bytes(),
-            GradientsHome::Device | GradientsHome::Released => 0,
+            GradientsHome::Device | GradientsHome::Released | GradientsHome::Reduced(_) => 0,
         }
     }
 }
@@ -107,7 +107,8 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    pub(crate) fn new(layout: &Layout, offload: &Offload, form: &Form) -> Chunks {
+    /// Those of the elements that are updated here.
+    pub(crate) fn new(layout: &Layout, offload: &Offload, form: &Form, updated: &Cover) -> Chunks {
         let mut chunks = Chunks {
             all: Vec::new(),
             part_ends: Vec::new(),
@@ -119,8 +120,8 @@ impl Chunks {
             if *is_away || offload.all_parts() {
                 let mut units = layout.units().iter();
                 let unit = units.find(|unit| unit.part == *part);
-                let segments = unit.map(|unit| segments(layout, &form.quantised(), &unit.cover));
-                for segment in segments.into_iter().flatten() {
+                let cover = unit.map_or(Cover::new([]), |unit| unit.cover.within_all(updated));
+                for segment in segments(layout, &form.quantised(), &cover) {
                     for segment in cut(segment, offload, form, *is_away) {
                         chunks.push(*part, segment, *is_away, offload, form);
                     }
@@ -216,7 +217,11 @@ fn cut(
     form: &Form,
     is_away: bool,
 ) -> impl Iterator<Item = Segment> + use<> {
-    let Segment { range, decays } = segment;
+    let Segment {
+        range,
+        number,
+        decays,
+    } = segment;
     let block = range.start..range.start + PARAMETER_PADDING;
     let states = match is_away {
         true => form.bytes(&block),
@@ -232,6 +237,7 @@ fn cut(
     let size = size.next_multiple_of(PARAMETER_PADDING);
     range.clone().step_by(size).map(move |start| Segment {
         range: start..(start + size).min(range.end),
+        number: number + start - range.start,
         decays,
     })
 }
@@ -255,7 +261,7 @@ mod tests {
     fn chunks(offload: &Offload, moments: MomentFormat) -> Chunks {
         let layout = layout();
         let form = Form::new(&layout, (moments, MasterFormat::None), DType::BF16);
-        Chunks::new(&layout, offload, &form)
+        Chunks::new(&layout, offload, &form, &layout.all())
     }
 
     fn offload(states: StatesPlace, first: bool) -> Offload {

@@ -41,7 +41,7 @@ pub(crate) enum SavedMaster<'a> {
     /// Nothing: the parameters are exact.
     Parameters,
     Exact(SavedState<'a>),
-    Remainder(&'a [u8]),
+    Remainder(SavedState<'a>),
 }
 
 impl<'a> SavedMaster<'a> {
@@ -59,15 +59,18 @@ impl<'a> SavedMaster<'a> {
         })
     }
 
+    /// Whether parameters that were saved beside it and are kept in this type now are not what they are to be: the exact
+    /// weights are.
+    pub(crate) fn refines(&self, weights: DType) -> bool {
+        !matches!(self, SavedMaster::Parameters) && weights == DType::F32
+    }
+
     /// The exact weights of some of the parameter's elements, whose parameters, widened, are these.
     pub(crate) fn values(&self, elements: &Range<usize>, parameters: Vec<f32>) -> Vec<f32> {
         match self {
             SavedMaster::Parameters => parameters,
             SavedMaster::Exact(master) => master.widened(elements),
-            SavedMaster::Remainder(bytes) => {
-                let bytes = &bytes[elements.start * 2..elements.end * 2];
-                joined(&parameters, bytes)
-            }
+            SavedMaster::Remainder(remainder) => joined(&parameters, &remainder.part(elements)),
         }
     }
 }

@@ -37,7 +37,7 @@ enum Saved<'a> {
     Plain(SavedState<'a>),
     /// A code each, and an f32 for each block.
     Quantised {
-        codes: &'a [u8],
+        codes: SavedState<'a>,
         absmax: SavedState<'a>,
     },
 }
@@ -53,7 +53,7 @@ impl<'a> SavedMoment<'a> {
         let values = match (find(names.plain), find(names.codes), find(names.absmax)) {
             (Some(plain), ..) => Saved::Plain(plain.real(entry, n)?),
             (None, Some(codes), Some(absmax)) => {
-                absmax.exactly(entry, n.div_ceil(BLOCK), DType::F32)?;
+                let absmax = absmax.exactly(entry, n.div_ceil(BLOCK), DType::F32)?;
                 let codes = codes.exactly(entry, n, DType::U8)?;
                 Saved::Quantised { codes, absmax }
             }
@@ -75,7 +75,7 @@ impl<'a> SavedMoment<'a> {
         match (out, &self.values) {
             (MomentOperand::Plain(out), Saved::Plain(saved)) if out.dtype() == saved.dtype => {
                 let out = out.rows(0..elements.len());
-                store(kernels, space, out, saved.part(elements))
+                store(kernels, space, out, &saved.part(elements))
             }
             (MomentOperand::Plain(out), _) => {
                 let out = out.rows(0..elements.len());
@@ -85,8 +85,8 @@ impl<'a> SavedMoment<'a> {
                 let (mut coded, scales) = match saved {
                     Saved::Plain(_) => quantise(self.map, &self.values(elements)),
                     Saved::Quantised { codes, absmax } => {
-                        let scales = absmax.part(&blocks(elements)).to_vec();
-                        (codes[elements.clone()].to_vec(), scales)
+                        let scales = absmax.part(&blocks(elements)).into_owned();
+                        (codes.part(elements).into_owned(), scales)
                     }
                 };
                 // The code of zero, which is not the number 0 in the first moment.
@@ -102,7 +102,7 @@ impl<'a> SavedMoment<'a> {
             Saved::Plain(saved) => saved.widened(elements),
             Saved::Quantised { codes, absmax } => {
                 let scales = absmax.widened(&blocks(elements));
-                dequantise(self.map, &codes[elements.clone()], &scales)
+                dequantise(self.map, &codes.part(elements), &scales)
             }
         }
     }

@@ -1,19 +1,24 @@
 //! States by parameter and name, as checkpoints hold them.
 
 use crate::store::Store;
+use files::Parts;
 use half::bf16;
 use kernels::{KernelError, Kernels};
 use memory::{DType, Entry, In};
+use std::borrow::Cow;
 use std::ops::Range;
 
-/// One state of one parameter, for saving.
+/// One state of a parameter, or of some of its elements, for saving.
 pub struct NamedState<'a> {
     /// The parameter's name, a dot, and the state's: `first_moment`, `second_moment` (f32 or bf16), their `.codes` (u8)
     /// and `.absmax` (f32, one for each 256 values), `master` (f32), `remainder` (i16).
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    pub(crate) elements: usize,
+    /// Which elements of the parameter's state these are.
+    pub elements: Range<usize>,
+    /// How many elements the state has for the whole parameter.
+    pub whole: usize,
     pub(crate) place: StatePlace<'a>,
 }
 
@@ -26,12 +31,12 @@ pub(crate) enum StatePlace<'a> {
 }
 
 impl NamedState<'_> {
-    /// The number of elements.
-    pub fn elements(&self) -> usize {
-        self.elements
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> usize {
+        self.elements.len() * self.dtype.size_in_bytes()
     }
 
-    /// Copies the state.
+    /// Copies the elements.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails, or `bytes` have another size.
@@ -43,13 +48,13 @@ impl NamedState<'_> {
     }
 }
 
-/// A saved state.
-#[derive(Clone, Copy)]
+/// A saved state, of a whole parameter.
+#[derive(Clone)]
 pub struct SavedState<'a> {
     /// Element type.
     pub dtype: DType,
     /// Little-endian elements.
-    pub bytes: &'a [u8],
+    pub bytes: Parts<'a>,
 }
 
 /// A saved optimizer cannot be restored.
@@ -86,15 +91,15 @@ impl RestoreError {
 }
 
 impl<'a> SavedState<'a> {
-    /// The bytes of `elements` of this type.
+    /// The same, if it is `elements` of this type.
     pub(crate) fn exactly(
-        &self,
+        self,
         entry: &Entry,
         elements: usize,
         dtype: DType,
-    ) -> Result<&'a [u8], RestoreError> {
+    ) -> Result<SavedState<'a>, RestoreError> {
         if self.dtype == dtype && self.bytes.len() == elements * dtype.size_in_bytes() {
-            return Ok(self.bytes);
+            return Ok(self);
         }
         Err(RestoreError::Misfit {
             name: entry.name.clone(),
@@ -115,29 +120,24 @@ impl<'a> SavedState<'a> {
             DType::BF16 => DType::BF16,
             _ => DType::F32,
         };
-        self.exactly(entry, elements, dtype)?;
-        Ok(self)
+        self.exactly(entry, elements, dtype)
     }
 
     /// The bytes of some elements.
-    pub(crate) fn part(&self, elements: &Range<usize>) -> &'a [u8] {
+    pub(crate) fn part(&self, elements: &Range<usize>) -> Cow<'a, [u8]> {
         let size = self.dtype.size_in_bytes();
-        &self.bytes[elements.start * size..elements.end * size]
+        self.bytes.get(elements.start * size..elements.end * size)
     }
 
     /// Some elements of f32 or bf16, as f32.
     pub(crate) fn widened(&self, elements: &Range<usize>) -> Vec<f32> {
         let bytes = self.part(elements);
         if self.dtype == DType::BF16 {
-            let pairs = bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-            return pairs
-                .map(|pair| bf16::from_le_bytes(pair).to_f32())
-                .collect();
+            let halves = bytes.as_chunks().0.iter().copied().map(bf16::from_le_bytes);
+            return halves.map(bf16::to_f32).collect();
         }
-        let words = bytes.chunks_exact(4);
-        words
-            .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-            .collect()
+        let words = bytes.as_chunks().0.iter().copied();
+        words.map(f32::from_le_bytes).collect()
     }
 }
 

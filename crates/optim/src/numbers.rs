@@ -98,7 +98,7 @@ impl Numbers {
     /// The update of a segment.
     pub(crate) fn update<'a>(
         &'a self,
-        Segment { range, decays }: &Segment,
+        Segment { number, decays, .. }: &Segment,
         operands: Operands<'a>,
     ) -> kernels::AdamW<'a> {
         let Hyperparameters {
@@ -118,7 +118,7 @@ impl Numbers {
             rates: self.rates.view(),
             clip: operands.clip,
             key: self.key.view(),
-            first_index: range.start as u64,
+            first_index: *number as u64,
             beta1: beta1 as f32,
             beta2: beta2 as f32,
             eps: eps as f32,

@@ -7,10 +7,12 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
+    /// The number of its first element, which random numbers go by.
+    pub(crate) number: usize,
     pub(crate) decays: bool,
 }
 
-/// Matrices and vectors of a cover, cut where quantised moments begin and end.
+/// Matrices and vectors of a cover, cut where quantised moments begin and end, and where elements that are not numbered do.
 pub(crate) fn segments(layout: &Layout, quantised: &Range<usize>, cover: &Cover) -> Vec<Segment> {
     let mut segments = Vec::new();
     for (all, decays) in [(layout.matrices(), true), (layout.vectors(), false)] {
@@ -18,14 +20,31 @@ pub(crate) fn segments(layout: &Layout, quantised: &Range<usize>, cover: &Cover)
             [quantised.start, quantised.end].map(|cut| cut.clamp(all.start, all.end));
         for kind in [all.start..start, start..end, end..all.end] {
             let ranges = cover.within(&kind);
-            let segment = |range: &Range<usize>| Segment {
-                range: range.clone(),
+            let ranges = ranges
+                .ranges()
+                .iter()
+                .flat_map(|range| numbered(layout, range));
+            segments.extend(ranges.map(|range| Segment {
+                number: layout.untailed(range.start),
+                range,
                 decays,
-            };
-            segments.extend(ranges.ranges().iter().map(segment));
+            }));
         }
     }
     segments
+}
+
+/// The pieces of a range within which elements are numbered one after the other.
+fn numbered(layout: &Layout, range: &Range<usize>) -> Vec<Range<usize>> {
+    let tails = layout.tails().iter().map(|tail| tail.end);
+    let cuts = tails.filter(|cut| range.start < *cut && *cut < range.end);
+    let mut start = range.start;
+    let pieces = cuts.chain([range.end]).map(|end| {
+        let piece = start..end;
+        start = end;
+        piece
+    });
+    pieces.collect()
 }
 
 #[cfg(test)]
@@ -43,10 +62,14 @@ mod tests {
             builder.add(Layer::Block(layer), format!("{layer}.bias"), &[8]);
         }
         let layout = builder.build_precise(|_, elements| elements < 4096);
-        let all = Cover::new([layout.matrices(), layout.vectors()]);
+        let all = layout.all();
         let plain = segments(&layout, &(0..0), &all);
         let expected = [(layout.matrices(), true), (layout.vectors(), false)];
-        let expected = expected.map(|(range, decays)| Segment { range, decays });
+        let expected = expected.map(|(range, decays)| Segment {
+            number: range.start,
+            range,
+            decays,
+        });
         assert_eq!(plain, expected);
         let quantised = segments(&layout, &layout.quantisable(), &all);
         assert_eq!(quantised.len(), 4);
@@ -57,5 +80,38 @@ mod tests {
             .flat_map(|segment| segment.range.clone())
             .collect();
         assert!(joined.into_iter().eq(0..layout.elements()));
+    }
+
+    #[test]
+    fn numbers_are_those_without_tails() {
+        let build = |ranks| {
+            let mut builder = LayoutBuilder::default();
+            for layer in 0..3 {
+                builder.add(Layer::Block(layer), format!("{layer}.matrix"), &[70, 70]);
+                builder.add(Layer::Block(layer), format!("{layer}.norm"), &[300]);
+            }
+            builder.for_ranks(ranks).build()
+        };
+        let numbers = |ranks: usize| {
+            let layout = build(Some(ranks));
+            let own = (0..ranks).flat_map(|rank| segments(&layout, &(0..0), &layout.own(rank)));
+            let mut numbers: Vec<usize> = own
+                .flat_map(|segment| {
+                    let tails = layout.tails().iter();
+                    let mut tails = tails.filter(|tail| tail.end == segment.range.end);
+                    let tail = tails
+                        .next()
+                        .map_or(0, |tail| tail.len().min(segment.range.len()));
+                    segment.number..segment.number + segment.range.len() - tail
+                })
+                .collect();
+            numbers.sort_unstable();
+            numbers
+        };
+        let all: Vec<usize> = (0..build(None).elements()).collect();
+        assert!(build(Some(3)).tails().len() > 2);
+        for ranks in [1, 2, 3] {
+            assert_eq!(numbers(ranks), all, "{ranks} ranks");
+        }
     }
 }

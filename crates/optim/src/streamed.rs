@@ -24,7 +24,7 @@ use crate::numbers::{Numbers, Operands};
 use crate::resident::Resident;
 use crate::store::Store;
 use kernels::{BlockFile, Event, KernelError, Kernels, Queue};
-use memory::{Buffer, Category, DType, In, Layer, Layout, Memory, Out, OutOfMemory};
+use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, Out, OutOfMemory};
 use std::sync::Arc;
 use units::{GradientSource, Gradients, GradientsHome, Weights};
 
@@ -89,8 +89,9 @@ impl Streamed {
         layout: &Layout,
         offload: &Offload,
         form: &Form,
+        updated: &Cover,
     ) -> Result<Streamed, OutOfMemory> {
-        let chunks = Chunks::new(layout, offload, form);
+        let chunks = Chunks::new(layout, offload, form, updated);
         let slot_bytes = chunks.all.iter().map(Chunk::slot_bytes).max().unwrap_or(0);
         let slots = match slot_bytes {
             0 => 0,
@@ -328,7 +329,7 @@ impl Streamed {
         unsafe { kernels.start_adamw(numbers.update(&chunk.segment, operands)) }?;
         let updated = kernels.record(Queue::Update)?;
         self.updates[number % self.chunks.all.len()] = updated;
-        if !self.slots.is_empty() || sources.weights.is_streamed() {
+        if !self.slots.is_empty() || sources.weights.is_on_host() {
             kernels.wait(Queue::Download, updated, UPDATED)?;
             self.send_back(kernels, sources.weights)?;
         }

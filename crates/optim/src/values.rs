@@ -1,17 +1,19 @@
 //! Weights and states of single parameters into the optimizer, and states out of it.
 
 use crate::AdamW;
-use crate::form::StateViews;
+use crate::form::{StateViews, Tensor};
 use crate::master::{SavedMaster, parameter_bytes, set_master};
 use crate::moment::{FIRST_MOMENT, SECOND_MOMENT, SavedMoment};
 use crate::named::{NamedState, RestoreError, SavedState, StatePlace, state_name};
+use files::Parts;
 use kernels::{KernelError, Kernels};
-use memory::{Entry, Space};
+use memory::{Cover, Entry, Space};
 use std::ops::Range;
 use units::Weights;
 
 impl AdamW {
-    /// Sets weights from the layout's element `offset` on, within one tensor: the parameters, and what stands beside them.
+    /// Sets weights from the layout's element `offset` on, within one tensor: the parameters, and what stands beside them; of
+    /// both what is kept here.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
@@ -34,31 +36,36 @@ impl AdamW {
         })
     }
 
-    /// The states of a parameter, by its index in the layout. No update may be pending: see [`AdamW::finish`].
-    pub fn named_states(&self, index: usize) -> Vec<NamedState<'_>> {
+    /// The states of some of a parameter's elements, which are a range of the layout: whole blocks, up to the parameter's end.
+    /// No update may be pending: see [`AdamW::finish`].
+    ///
+    /// # Panics
+    /// If not all of them are kept here.
+    pub fn named_states(&self, index: usize, range: &Range<usize>) -> Vec<NamedState<'_>> {
         assert!(!self.is_pending(), "an update is pending");
         let entry = &self.layout.entries()[index];
-        let range = entry.range();
-        let state = |kind, dtype, elements, place| NamedState {
-            name: state_name(entry, kind),
-            dtype,
-            elements,
+        let own = range.start - entry.offset..range.end - entry.offset;
+        let state = |tensor: Tensor, place| NamedState {
+            name: state_name(entry, tensor.kind),
+            dtype: tensor.dtype,
+            elements: tensor.rows(&own),
+            whole: tensor.elements(entry.elements()),
             place,
         };
-        if self.resident.cover().rows(&range).is_some() {
-            let tensors = self.resident.tensors(&range);
-            let states = tensors.map(|(kind, view)| {
-                let place = StatePlace::Device(view);
-                state(kind, view.dtype(), view.elements(), place)
-            });
-            return states.collect();
+        let tensors = self.form.tensors(range).into_iter();
+        if self.resident.cover().rows(range).is_some() {
+            let views = self.resident.tensors(range);
+            let views = views.map(|(_, view)| StatePlace::Device(view));
+            return tensors
+                .zip(views)
+                .map(|(tensor, view)| state(tensor, view))
+                .collect();
         }
         let streamed = self.streamed.as_ref();
         let streamed = streamed.expect("states that are not on the device are in chunks");
         let store = streamed.store().expect("these states are in the store");
-        let tensors = self.form.tensors(&range).into_iter().enumerate();
-        let states = tensors.map(|(number, tensor)| {
-            let pieces = streamed.chunks().pieces(&range);
+        let states = tensors.enumerate().map(|(number, tensor)| {
+            let pieces = streamed.chunks().pieces(range);
             let places = pieces.filter_map(|(chunk, piece)| {
                 let place = self.form.places(&chunk.segment.range, &piece)[number]
                     .1
@@ -66,19 +73,13 @@ impl AdamW {
                 let start = chunk.away.as_ref()?.place.start;
                 Some(start + place.start..start + place.end)
             });
-            let place = StatePlace::Chunks(store, places.collect());
-            state(
-                tensor.kind,
-                tensor.dtype,
-                tensor.elements(range.len()),
-                place,
-            )
+            state(tensor, StatePlace::Chunks(store, places.collect()))
         });
         states.collect()
     }
 
-    /// Sets the states of a parameter from those that `find` has by name, saved in any format. What has the format of
-    /// this run is restored bit by bit; the rest is converted. `weights` hold the saved ones.
+    /// Sets the states of a parameter, as far as they are kept here, from those that `find` has by name, saved in any format.
+    /// What has the format of this run is restored bit by bit; the rest is converted. `weights` hold the saved ones.
     ///
     /// # Errors
     /// [`RestoreError`] if a moment is missing or something has another size.
@@ -94,35 +95,48 @@ impl AdamW {
         let master = SavedMaster::find(entry, find)?;
         let first_moment = SavedMoment::find(&FIRST_MOMENT, entry, find)?;
         let second_moment = SavedMoment::find(&SECOND_MOMENT, entry, find)?;
+        let mut restored = Vec::new();
         self.each_piece(kernels, &entry.padded_range(), |piece, space, states| {
             let own = without_padding(entry, piece);
             let elements = own.start - entry.offset..own.end - entry.offset;
-            let parameters = parameters(kernels, weights, &own)?;
-            let values = master.values(&elements, parameters);
-            weights.store(kernels, own, &parameter_bytes(weights.dtype(), &values))?;
+            let values = set_exact(kernels, weights, entry, &own, &master)?;
             set_master(kernels, space, states.master, &values)?;
             first_moment.store(kernels, space, states.first_moment, &elements)?;
-            second_moment.store(kernels, space, states.second_moment, &elements)
+            second_moment.store(kernels, space, states.second_moment, &elements)?;
+            restored.push(own);
+            Ok(())
         })?;
+        if master.refines(weights.dtype()) {
+            // Weights whose states other ranks keep.
+            let held = weights.held().within(&entry.range());
+            for own in held.without(&Cover::new(restored)).ranges() {
+                set_exact(kernels, weights, entry, own, &master)?;
+            }
+        }
         Ok(())
     }
 
-    /// Hands the states of a range, of one tensor, to the host, in as many pieces as it lies in. All but the first begin a
-    /// block.
+    /// Hands the states of a range, of one tensor, to the host, as far as they are kept here and in as many pieces as they lie
+    /// in. All but the first begin a block.
     fn each_piece(
         &mut self,
         kernels: &dyn Kernels,
         range: &Range<usize>,
         mut set: impl FnMut(Range<usize>, Space, StateViews) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
-        if self.resident.cover().rows(range).is_some() {
-            return set(range.clone(), Space::Device, self.resident.views(range));
+        let resident = self.resident.cover().within(range);
+        for piece in resident.ranges() {
+            set(piece.clone(), Space::Device, self.resident.views(piece))?;
+        }
+        if resident.elements() == range.len() {
+            return Ok(());
         }
         assert!(!self.is_pending(), "an update is under way");
-        let streamed = self.streamed.as_mut();
-        let streamed = streamed.expect("states that are not on the device are in chunks");
+        let Some(streamed) = &mut self.streamed else {
+            return Ok(());
+        };
         let (chunks, store) = streamed.at_rest(kernels)?;
-        let store = store.expect("these states are in the store");
+        let Some(store) = store else { return Ok(()) };
         for (chunk, piece) in chunks.pieces(range) {
             let Some(away) = &chunk.away else { continue };
             let bytes = store.change(kernels, away)?;
@@ -131,6 +145,21 @@ impl AdamW {
         }
         Ok(())
     }
+}
+
+/// Sets the parameters of some of a tensor's elements from the exact weights that were saved; returns these.
+fn set_exact(
+    kernels: &dyn Kernels,
+    weights: &mut Weights,
+    entry: &Entry,
+    own: &Range<usize>,
+    master: &SavedMaster,
+) -> Result<Vec<f32>, KernelError> {
+    let elements = own.start - entry.offset..own.end - entry.offset;
+    let values = master.values(&elements, parameters(kernels, weights, own)?);
+    let bytes = parameter_bytes(weights.dtype(), &values);
+    weights.store(kernels, own.clone(), &bytes)?;
+    Ok(values)
 }
 
 /// What of a range is the tensor's own.
@@ -149,7 +178,7 @@ fn parameters(
     weights.read(kernels, range.clone(), &mut bytes)?;
     let read = SavedState {
         dtype,
-        bytes: &bytes,
+        bytes: Parts::new([&bytes[..]]),
     };
     Ok(read.widened(&(0..range.len())))
 }

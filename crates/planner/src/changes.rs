@@ -5,7 +5,7 @@ use kernels::Target;
 use memory::DType;
 use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
-use settings::{Config, GradientsPlace, Settings, StatesPlace};
+use settings::{Config, GradientsPlace, Settings, StatesPlace, Zero};
 use std::path::PathBuf;
 
 /// What full recompute keeps, and host memory can hold.
@@ -235,6 +235,12 @@ pub(crate) fn smaller(config: &Config, settings: &Settings, target: Target) -> V
     }
     changes.extend(full.as_ref().map(|full| states.and(full)));
 
+    let stages = Zero::ALL.into_iter();
+    for stage in stages.filter_map(|zero| divided(settings, zero)) {
+        let and_full = full.as_ref().map(|full| stage.and(full));
+        changes.extend([Some(stage), and_full].into_iter().flatten());
+    }
+
     let on_host = states_on_host(settings, target);
     let inputs = block_inputs_on_host(settings, target).filter(is_new);
     let both = |one: &Option<Change>| Some(one.as_ref()?.and(on_host.as_ref()?));
@@ -375,21 +381,35 @@ pub(crate) fn states_on_host(settings: &Settings, target: Target) -> Option<Chan
     helps.then(|| Change::exact([STATES_ON_HOST.into()]))
 }
 
-/// As [`states_on_host`], of weights.
+/// As [`states_on_host`], of weights. Of ranks, each has its own part of them there, once they are divided.
 pub(crate) fn weights_on_host(settings: &Settings, target: Target) -> Option<Change> {
     let helps = target == Target::Cuda && settings.offload.parameter_slots.is_none();
-    helps.then(|| Change::exact(["offload.parameters=pinned".into()]))
+    let on_host = Change::exact(["offload.parameters=pinned".into()]);
+    helps.then(|| match divided(settings, Zero::Weights) {
+        Some(divided) => divided.and(&on_host),
+        None => on_host,
+    })
 }
 
-/// As [`states_on_host`], of gradients.
+/// A later stage of what ranks divide; none where a rank has no others to divide with.
+pub(crate) fn divided(settings: &Settings, zero: Zero) -> Option<Change> {
+    let ranks = settings.ranks.as_ref()?;
+    let helps = ranks.size > 1 && ranks.zero < zero;
+    helps.then(|| Change::exact([format!("collectives.zero={}", zero.stage())]))
+}
+
+/// As [`states_on_host`], of gradients; none where ranks send them.
 pub(crate) fn gradients_on_host(settings: &Settings, target: Target) -> Option<Change> {
-    let helps = target == Target::Cuda && settings.offload.gradients == GradientsPlace::Device;
+    let on_device = settings.offload.gradients == GradientsPlace::Device;
+    let helps = target == Target::Cuda && on_device && settings.ranks.is_none();
     helps.then(|| Change::exact(["offload.gradients=pinned".into()]))
 }
 
-/// No gradients but those of the block at work, without clipping, which needs the norm of them all.
+/// No gradients but those of the block at work, without clipping, which needs the norm of them all; none where ranks add
+/// theirs up.
 pub(crate) fn released_gradients(settings: &Settings) -> Option<Change> {
-    let helps = settings.accum == 1 && settings.offload.gradients == GradientsPlace::Device;
+    let on_device = settings.offload.gradients == GradientsPlace::Device;
+    let helps = settings.accum == 1 && on_device && settings.ranks.is_none();
     helps.then(|| {
         Change::inexact([
             "optim.release=backward".into(),

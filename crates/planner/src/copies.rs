@@ -2,6 +2,7 @@
 
 use crate::crossing::Crossing;
 use crate::on_paper::{Paper, UTILISATION};
+use crate::ranks::tokens_a_step;
 use kernels::timeline::Measured;
 use kernels::{Target, Traffic};
 use memory::format_bytes;
@@ -62,7 +63,6 @@ impl PlannedOffload {
         }
         let paper = Paper::new(settings, target, Measured::new());
         let (rates, step) = (paper.rates, paper.step(settings)?);
-        let tokens = (settings.accum * settings.micro_batch * settings.seq) as f64;
         let optimizer_bytes = crossed.update.h2d_bytes.max(crossed.update.d2h_bytes);
         let is_on_disk = matches!(settings.offload.states, StatesPlace::Disk(_));
         let mut offload = PlannedOffload {
@@ -76,7 +76,7 @@ impl PlannedOffload {
             assumed_tflops: rates.flops / 1e12,
             compute_ms: 1e3 * step.computing,
             exposed_ms: 1e3 * (step.seconds - step.computing).max(0.0),
-            tokens_per_s: tokens / step.seconds,
+            tokens_per_s: tokens_a_step(settings) as f64 / step.seconds,
             hidden_from_tokens: None,
         };
         if hides_states_behind_tokens(&settings.offload) {

@@ -39,18 +39,45 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
     let (flops, largest_at_peak) = (flops.by_phase(), memory.largest_at_peak());
     let between = session.between_steps_on_shapes()?;
     let slab_bytes = memory.step_memory().slab_bytes;
+    let another = match settings.ranks {
+        Some(_) if not_made > 0 => another_of_a_rank(settings, target, outcome.crossed)?,
+        _ => outcome.micro_batch,
+    };
     Ok(Figures {
         peak: step.peak,
         phase_peaks: step.phase_peaks,
         slab_bytes,
         reserved_bytes: persistent_bytes + slab_bytes,
         host_pinned_bytes: step.host_pinned_bytes,
-        crossed: outcome.crossed.plus(times(outcome.micro_batch, not_made)),
+        crossed: outcome.crossed.plus(times(another, not_made)),
         persistent_bytes,
         recompute_flops_fraction: flops.recompute as f64 / (flops.forward + flops.backward) as f64,
         largest_at_peak,
         between,
         session,
+    })
+}
+
+/// What one more micro-batch of a rank crosses, where those of a step on shapes cross so much. The last one is no measure: it
+/// ends the reductions of a step, and where they are made once a step it alone has any.
+fn another_of_a_rank(
+    settings: &Settings,
+    target: Target,
+    crossed: Crossed,
+) -> Result<Crossed, SessionError> {
+    let settings = Settings {
+        accum: MICRO_BATCHES_MAX - 1,
+        ..settings.clone()
+    };
+    let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+    let mut session = Session::on_shapes(settings.clone(), &memory, target, flops)?;
+    let fewer = session.step(&shape_of_a_step(&settings, settings.seq))?;
+    let fewer = fewer.crossed;
+    Ok(Crossed {
+        weights: crossed.weights.since(fewer.weights),
+        gradients: crossed.gradients.since(fewer.gradients),
+        update: crossed.update.since(fewer.update),
+        passes: crossed.passes.since(fewer.passes),
     })
 }
 
@@ -61,5 +88,52 @@ fn times(one: Crossed, count: usize) -> Crossed {
         gradients: one.gradients.times(count),
         update: one.update.times(count),
         passes: one.passes.times(count),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use data::StepBatch;
+    use session::shape_of_a_micro_batch;
+    use settings::{Config, Member, Zero};
+
+    /// Of many micro-batches two are made on shapes, and what the others cross is counted on: it is what they cross.
+    #[test]
+    fn what_ranks_send_is_that_of_every_micro_batch() {
+        let (micro_batches, size) = (5, 3);
+        for zero in Zero::ALL {
+            for (reduce, reshard) in [
+                ("micro-batch", true),
+                ("micro-batch", false),
+                ("step", true),
+            ] {
+                let mut config = Config::default();
+                config.join(Member { rank: 1, size }).unwrap();
+                let set = [
+                    format!("collectives.zero={}", zero.stage()),
+                    format!("collectives.reduce={reduce}"),
+                    format!("collectives.reshard_after_forward={reshard}"),
+                    "collectives.bucket_size=100KB".into(),
+                    format!("batch.accum={micro_batches}"),
+                    "data.seq=32".into(),
+                ];
+                // Once a step is refused where gradients are divided.
+                let Ok(config) = config.with(&set) else {
+                    continue;
+                };
+                let settings = Settings::new(&config).unwrap();
+                let planned = figures(&settings, Target::Cuda).unwrap().crossed;
+                let micro = shape_of_a_micro_batch(&settings, settings.micro_batch, settings.seq);
+                let whole = StepBatch {
+                    micro: vec![micro; size * micro_batches],
+                };
+                let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+                let session = Session::on_shapes(settings, &memory, Target::Cuda, flops);
+                let made = session.unwrap().step(&whole).unwrap().crossed;
+                assert_eq!(planned, made, "{set:?}");
+                assert!(made.total().sent_bytes > 0, "{set:?}");
+            }
+        }
     }
 }

@@ -71,5 +71,12 @@ fn recipe(settings: &Settings) -> String {
         MomentFormat::Quantised => "8-bit",
     };
     let gradients = states.gradients.as_str();
-    format!("here: {weights}, {gradients} gradients, {moments} moments")
+    let divided = settings.ranks.as_ref().map_or_else(String::new, |ranks| {
+        format!(
+            ", of one of {} ranks under --zero {}",
+            ranks.size,
+            ranks.zero.stage()
+        )
+    });
+    format!("here: {weights}, {gradients} gradients, {moments} moments{divided}")
 }

@@ -1,11 +1,16 @@
 //! Which GPUs a plan fits.
 
 use kernels::Target;
+use settings::Settings;
 use std::collections::BTreeMap;
 
 /// What context, modules and libraries of a CUDA process take beside the plan: an estimate from the range of 400
 /// to 800 MiB that PyTorch processes show on an H100, until it is measured on the device itself.
 pub const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
+
+/// What NCCL takes of each GPU beside that for its channels between ranks: an estimate, until `trainer doctor` measures it
+/// under a launcher.
+pub const NCCL_OVERHEAD_BYTES: u64 = 300 << 20;
 
 /// Names and memory in MiB, as the driver tells programs (`cuMemGetInfo`); the smallest first. That is less than
 /// `nvidia-smi` shows in all, by what the driver and error correction keep. The least that users' reports of PyTorch's
@@ -84,19 +89,25 @@ pub(crate) fn holding(needed_bytes: u64) -> Vec<&'static str> {
 }
 
 /// Bytes beside the plan on a target.
-pub(crate) fn overhead_bytes(target: Target) -> u64 {
-    match target {
-        Target::Cpu => 0,
-        Target::Cuda => CUDA_OVERHEAD_BYTES,
+pub(crate) fn overhead_bytes(target: Target, settings: &Settings) -> u64 {
+    let are_several = settings.ranks.as_ref().is_some_and(|ranks| ranks.size > 1);
+    match (target, are_several) {
+        (Target::Cpu, _) => 0,
+        (Target::Cuda, false) => CUDA_OVERHEAD_BYTES,
+        (Target::Cuda, true) => CUDA_OVERHEAD_BYTES + NCCL_OVERHEAD_BYTES,
     }
 }
 
 /// Whether what is reserved and the overhead fit, by GPU. Nothing for a plan for the CPU.
-pub(crate) fn fits(target: Target, reserved_bytes: u64) -> BTreeMap<&'static str, bool> {
+pub(crate) fn fits(
+    target: Target,
+    settings: &Settings,
+    reserved_bytes: u64,
+) -> BTreeMap<&'static str, bool> {
     match target {
         Target::Cpu => BTreeMap::new(),
         Target::Cuda => {
-            let needed = reserved_bytes + CUDA_OVERHEAD_BYTES;
+            let needed = reserved_bytes + overhead_bytes(target, settings);
             GPUS.into_iter()
                 .map(|(name, mib)| (name, needed <= mib << 20))
                 .collect()

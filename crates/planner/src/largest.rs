@@ -79,6 +79,7 @@ struct Search<'a> {
     target: Target,
     what: Sought,
     room: Room,
+    overhead_bytes: u64,
 }
 
 /// Peak and reserved bytes.
@@ -104,7 +105,7 @@ impl Search<'_> {
     /// What counts against the room.
     fn needed(&self, (peak, reserved): Bytes) -> u64 {
         match self.room {
-            Room::Device(_) => reserved + gpus::overhead_bytes(self.target),
+            Room::Device(_) => reserved + self.overhead_bytes,
             Room::Limit(_) => peak,
         }
     }
@@ -131,6 +132,7 @@ impl Largest {
             target,
             what,
             room,
+            overhead_bytes: gpus::overhead_bytes(target, &Settings::new(config)?),
         };
         // Position 0 stands for nothing, which always fits.
         let (mut fitting, mut found) = (0, None);

@@ -24,6 +24,15 @@ const BOTH_WAYS: f64 = 0.75;
 /// One NVMe drive in a PCIe Gen4 slot, as data sheets have it; those for Gen5 read twice as fast.
 const DISK_GBPS: f64 = 6.5;
 
+/// NVLink 4 of an H100, each way, by data sheet.
+const NVLINK_GBPS: f64 = 450.0;
+
+/// GPUs of a machine that NVLink connects. Of more ranks, most of what one sends leaves its machine.
+const NVLINK_RANKS: usize = 8;
+
+/// A network card a GPU, of 400 Gbit/s, by data sheet.
+const NETWORK_GBPS: f64 = 50.0;
+
 /// What kernels reach of an H100's 3.35 TB/s.
 const MEMORY_GBPS: f64 = 3000.0;
 
@@ -41,6 +50,7 @@ const CPU: Rates = Rates {
     download: 10e9,
     both_ways: 15e9,
     disk: 1e9 * DISK_GBPS,
+    link: 2e9,
 };
 
 impl Paper {
@@ -59,6 +69,7 @@ impl Paper {
                     .both_ways_gbps
                     .map_or(CPU.both_ways, |_| assumed.both_ways),
                 disk: assumed.disk,
+                link: hardware.link_gbps.map_or(CPU.link, |_| assumed.link),
             },
         };
         Paper {
@@ -116,7 +127,9 @@ impl Paper {
         let clock = timeline.clone();
         memory.keep_history(move || clock.computed().with_copies);
         let dtype = settings.narrowest_dtype();
-        let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?.on(&timeline);
+        let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?
+            .of_rank(settings.member().0)
+            .on(&timeline);
         let batch = shape_of_a_step(&settings, settings.seq);
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
         session.start_step(&batch)?;
@@ -149,6 +162,10 @@ fn h100(settings: &Settings) -> Rates {
     let d2h_gbps = hardware.d2h_gbps.unwrap_or(GBPS);
     let both_ways_gbps = hardware.both_ways_gbps;
     let both_ways_gbps = both_ways_gbps.unwrap_or(BOTH_WAYS * (h2d_gbps + d2h_gbps));
+    let link_gbps = match &settings.ranks {
+        Some(ranks) if ranks.size > NVLINK_RANKS => NETWORK_GBPS,
+        _ => NVLINK_GBPS,
+    };
     Rates {
         flops: hardware.peak_tflops.unwrap_or(PEAK_TFLOPS) * UTILISATION * 1e12,
         memory: hardware.memory_gbps.unwrap_or(MEMORY_GBPS) * 1e9,
@@ -156,6 +173,7 @@ fn h100(settings: &Settings) -> Rates {
         download: d2h_gbps * 1e9,
         both_ways: both_ways_gbps * 1e9,
         disk: hardware.disk_gbps.unwrap_or(DISK_GBPS) * 1e9,
+        link: hardware.link_gbps.unwrap_or(link_gbps) * 1e9,
     }
 }
 

@@ -9,6 +9,7 @@ use crate::copies::PlannedOffload;
 use crate::figures::figures;
 use crate::formulas::{Formula, formulas};
 use crate::largest::Largest;
+use crate::ranks::PlannedRanks;
 use crate::{gpus, notes};
 use kernels::Target;
 use memory::{ByCategory, ByPhase, GRANULARITY_BYTES, Layer, LiveLease, Peak, Phase};
@@ -65,6 +66,9 @@ pub struct Plan {
     pub disk_read_bytes: u64,
     /// Bytes that a step writes to the disk.
     pub disk_written_bytes: u64,
+    /// Which rank's plan it is, and what they send each other, where there are ranks.
+    #[serde(flatten)]
+    pub ranks: Option<PlannedRanks>,
     /// Leases are rounded up to this.
     pub granularity_bytes: u64,
     /// Everything that lives across steps.
@@ -113,8 +117,11 @@ impl Plan {
     /// As [`Plan::new`].
     pub fn with_alternatives(config: &Config, target: Target) -> Result<Plan, SessionError> {
         let settings = Settings::new(config)?;
-        let plan = Plan::new(&settings, target)?;
+        let mut plan = Plan::new(&settings, target)?;
+        let ranks = plan.ranks.take();
+        let ranks = ranks.map(|ranks| ranks.with_stages(config, target));
         Ok(Plan {
+            ranks: ranks.transpose()?,
             strategies: strategies(config, target)?,
             effects: effects(config, &settings, target, plan.peak_bytes)?,
             ..plan
@@ -156,6 +163,7 @@ impl Plan {
             place,
         } = figures.peak;
         let most_bytes = figures.most_bytes();
+        let ranks = PlannedRanks::new(settings, &figures);
         Ok(Plan {
             device: target.name(),
             dtype: settings.dtype.as_str(),
@@ -171,13 +179,14 @@ impl Plan {
             slab_bytes: figures.slab_bytes,
             reserved_bytes: figures.reserved_bytes,
             fragmentation: figures.reserved_bytes as f64 / most_bytes as f64 - 1.0,
-            device_overhead_bytes: gpus::overhead_bytes(target),
+            device_overhead_bytes: gpus::overhead_bytes(target, settings),
             host_pinned_bytes: figures.host_pinned_bytes,
             disk_bytes: figures.session.disk_bytes().unwrap_or(0),
             h2d_bytes: traffic.h2d_bytes,
             d2h_bytes: traffic.d2h_bytes,
             disk_read_bytes: traffic.disk_read_bytes,
             disk_written_bytes: traffic.disk_written_bytes,
+            ranks,
             granularity_bytes: GRANULARITY_BYTES,
             persistent_bytes: figures.persistent_bytes,
             bytes_per_parameter: arena_bytes as f64 / parameters as f64,
@@ -187,7 +196,7 @@ impl Plan {
             parameters,
             flops_per_token,
             recompute_flops_fraction: figures.recompute_flops_fraction,
-            fits: gpus::fits(target, figures.reserved_bytes),
+            fits: gpus::fits(target, settings, figures.reserved_bytes),
             strategies: Vec::new(),
             effects: Vec::new(),
             formulas: formulas(settings, parameters, arena_bytes, &activations),

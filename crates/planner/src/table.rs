@@ -5,6 +5,7 @@ use crate::alternatives::Strategy;
 use crate::arenas::{HOST_ARENAS, arena_table};
 use crate::gpus;
 use crate::plan::Plan;
+use crate::ranks::PlannedRanks;
 use memory::format_bytes;
 use model::Label;
 use report::{Align, Table, memory_table};
@@ -31,7 +32,11 @@ impl Display for Plan {
         }
         writeln!(f, "{}", self.largest_table())?;
         writeln!(f, "{}", self.activation_table())?;
-        for note in &self.notes {
+        if let Some(ranks) = self.ranks.as_ref().filter(|ranks| !ranks.stages.is_empty()) {
+            writeln!(f, "{}", ranks.table())?;
+        }
+        let of_ranks = self.ranks.iter().flat_map(PlannedRanks::notes);
+        for note in self.notes.iter().cloned().chain(of_ranks) {
             writeln!(f, "  note: {}\n", note.replace("; ", "\n    "))?;
         }
         writeln!(f, "{}", self.strategy_table())?;
@@ -101,6 +106,9 @@ impl Plan {
                 format_bytes(self.disk_read_bytes),
                 format_bytes(self.disk_written_bytes),
             )?;
+        }
+        if let Some(ranks) = &self.ranks {
+            writeln!(f, "{}", ranks.headline())?;
         }
         if self.fits.is_empty() {
             return Ok(());

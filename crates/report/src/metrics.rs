@@ -129,6 +129,9 @@ pub struct StepRecord {
     pub disk_read_bytes: u64,
     /// Bytes written to them.
     pub disk_written_bytes: u64,
+    /// Bytes sent to other ranks, where there are ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent_bytes: Option<u64>,
     /// What the device itself says; on CUDA alone. `device_total_used_bytes` counts other processes too, and so may
     /// differ between identical runs.
     #[serde(flatten)]

@@ -238,6 +238,7 @@ mod tests {
             d2h_bytes: 0,
             disk_read_bytes: 0,
             disk_written_bytes: 0,
+            sent_bytes: None,
             device: None,
         }
     }

@@ -24,6 +24,7 @@ fn traced(set: &[&str], slab_is_reserved: bool) -> (Trace, StepMemory, Memory) {
         download: 1e9,
         both_ways: 1.5e9,
         disk: 1e9,
+        link: 1e9,
     };
     let (memory, timeline) = (Memory::shapes(), Timeline::new(rates));
     let clock = timeline.clone();
@@ -265,8 +266,8 @@ fn perfetto_gets_counters_and_nested_slices() {
         let queues = Queue::ALL
             .iter()
             .filter(|queue| slices.contains_key(&(3 + **queue as u64)));
-        // Without states on a disk, its queues have nothing to do.
-        let expected = if set == FULL { 1 } else { Queue::ALL.len() - 2 };
+        // Without other ranks and states on a disk, their queues have nothing to do.
+        let expected = if set == FULL { 1 } else { Queue::ALL.len() - 3 };
         assert_eq!(queues.count(), expected);
     }
 }

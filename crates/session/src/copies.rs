@@ -37,13 +37,13 @@ impl Session {
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
     pub fn states(&self, index: usize) -> Result<Vec<NamedStateCopy>, SessionError> {
-        let parameter = &self.model.layout().entries()[index].name;
-        let states = self.optimizer.named_states(index).into_iter();
-        let copies = states.map(|state| {
+        let parameter = &self.model.layout().entries()[index];
+        let states = self.optimizer.named_states(index, &parameter.range());
+        let copies = states.into_iter().map(|state| {
             let dtype = state.dtype;
-            let mut bytes = vec![0; state.elements() * dtype.size_in_bytes()];
+            let mut bytes = vec![0; state.bytes()];
             state.read(&*self.kernels, &mut bytes)?;
-            let name = state.name[parameter.len() + 1..].to_string();
+            let name = state.name[parameter.name.len() + 1..].to_string();
             Ok(NamedStateCopy { name, dtype, bytes })
         });
         copies.collect()

@@ -96,7 +96,8 @@ impl Inference {
     pub fn import(&mut self, folder: &Path) -> Result<(), SessionError> {
         let layout = self.model.layout().clone();
         let parameters = self.model.architecture().parameters().clone();
-        import(folder, &parameters, &layout, |offset, values| {
+        let held = self.weights.held();
+        import(folder, &parameters, &layout, &held, |offset, values| {
             self.set_values(offset, values)
         })
     }

@@ -11,6 +11,7 @@ mod evaluation;
 mod forward;
 mod generation;
 mod inference;
+mod losses;
 mod offload;
 mod optimizer_state;
 mod orders;

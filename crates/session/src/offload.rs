@@ -1,12 +1,12 @@
 //! What of a run lives elsewhere than on the device: what its settings say, as those need it who keep it.
 
 use crate::error::SessionError;
-use memory::{Layer, Memory};
+use memory::{Cover, Layer, Layout, Memory, Space};
 use model::Model;
 use optim::{AdamW, Offload, StatesPlace};
 use scratch::ScratchFolder;
-use settings::{GradientsPlace, Settings};
-use units::{GradientsHome, WeightsHome};
+use settings::{GradientsPlace, Reduce, Settings, Zero};
+use units::{GradientsHome, Reduction, WeightsHome};
 
 /// What the optimizer brings to the device to update a model; none if all of it is there.
 pub(crate) fn offloaded(
@@ -15,6 +15,11 @@ pub(crate) fn offloaded(
     model: &Model,
 ) -> Option<Offload> {
     let elsewhere = &settings.offload;
+    // What a rank updates of reduced gradients is on its device.
+    let gradients = match gradients {
+        GradientsHome::Reduced(_) => GradientsHome::Device,
+        other => other,
+    };
     if !elsewhere.streams_updates() && gradients == GradientsHome::Device {
         return None;
     }
@@ -63,22 +68,67 @@ pub(crate) fn states_on_disk(
     ) else {
         return Ok(None);
     };
-    let folder = ScratchFolder::open(path)?;
+    // A folder belongs to one process at a time.
+    let folder = match settings.member() {
+        (_, 1) => ScratchFolder::open(path)?,
+        (rank, _) => ScratchFolder::open(path.join(format!("rank-{rank}")))?,
+    };
     optimizer.use_file(folder.create("optimizer-states", bytes)?);
     Ok(Some(folder))
 }
 
+/// Units of weights on the device at a time, where nothing says how many: the one in use, and the next.
+const SLOTS: usize = 2;
+
 pub(crate) fn weights_home(settings: &Settings) -> WeightsHome {
-    match settings.offload.parameter_slots {
-        None => WeightsHome::Device,
-        Some(slots) => WeightsHome::Host { slots },
+    let slots = settings.offload.parameter_slots;
+    match (&settings.ranks, slots) {
+        (Some(ranks), _) if ranks.zero == Zero::Weights => WeightsHome::Divided {
+            rank: ranks.rank,
+            space: match slots {
+                Some(_) => Space::Host,
+                None => Space::Device,
+            },
+            slots: match ranks.overlap_param_gather {
+                true => slots.unwrap_or(SLOTS),
+                false => 1,
+            },
+            is_kept: !ranks.reshard_after_forward,
+        },
+        (Some(ranks), None) if ranks.zero != Zero::Replicated => WeightsHome::Gathered {
+            rank: ranks.rank,
+            is_overlapped: ranks.overlap_param_gather,
+        },
+        (_, None) => WeightsHome::Device,
+        (_, Some(slots)) => WeightsHome::Host { slots },
     }
 }
 
 pub(crate) fn gradients_home(settings: &Settings) -> GradientsHome {
+    if let Some(ranks) = &settings.ranks {
+        let by_unit = ranks.zero >= Zero::Gradients;
+        let every_micro_batch = ranks.reduce == Reduce::MicroBatch;
+        return GradientsHome::Reduced(Reduction {
+            rank: ranks.rank,
+            by_unit,
+            is_shared: ranks.zero == Zero::Replicated,
+            every_micro_batch,
+            sums_apart: by_unit || (every_micro_batch && settings.accum > 1),
+            bucket_bytes: ranks.bucket_bytes,
+            is_overlapped: ranks.overlap_grad_reduce,
+        });
+    }
     match settings.offload.gradients {
         GradientsPlace::Device => GradientsHome::Device,
         GradientsPlace::Pinned => GradientsHome::Host,
         GradientsPlace::Released => GradientsHome::Released,
+    }
+}
+
+/// The elements that are updated here: all, or a rank's pieces.
+pub(crate) fn updated(settings: &Settings, layout: &Layout) -> Cover {
+    match &settings.ranks {
+        Some(ranks) if ranks.zero != Zero::Replicated => layout.own(ranks.rank),
+        _ => layout.all(),
     }
 }

@@ -3,21 +3,28 @@
 
 use crate::error::{OptimizerStateError, SessionError};
 use crate::session::Session;
-use files::{Tensor, TensorFiles};
+use files::Tensors;
 use memory::DType;
 use optim::SavedState;
 use std::path::Path;
 
 impl Session {
-    /// Reads the states that a checkpoint has in its files `optimizer*.safetensors`, in whatever formats, into this run's. The
-    /// weights that were saved with them must be there already.
+    /// Reads the states that a checkpoint has in its files `optimizer*.safetensors`, or in those of its ranks, in whatever
+    /// formats, into this run's: what of them this rank keeps. The weights that were saved with them must be there already.
     ///
     /// # Errors
     /// [`SessionError::OptimizerState`] if a file is torn, or of another model.
     pub fn import_optimizer(&mut self, folder: &Path) -> Result<(), SessionError> {
-        let tensors = TensorFiles::open_folder(folder, "optimizer");
+        let tensors = Tensors::open_folder(folder, "optimizer");
         let tensors = tensors.map_err(OptimizerStateError::Files)?;
-        let find = |name: &str| tensors.get(name).and_then(saved);
+        // A tensor, if its type is known. Whether states have it is for the optimizer to say.
+        let find = |name: &str| {
+            let tensor = tensors.get(name)?;
+            Some(SavedState {
+                dtype: DType::try_from(tensor.dtype).ok()?,
+                bytes: tensor.bytes,
+            })
+        };
         for index in 0..self.model().layout().entries().len() {
             let (kernels, parameters) = (&*self.kernels, &mut self.weights);
             let restored = self.optimizer.restore(kernels, parameters, index, &find);
@@ -28,12 +35,4 @@ impl Session {
         }
         Ok(())
     }
-}
-
-/// A tensor, if its type is known. Whether states have it is for the optimizer to say.
-fn saved(tensor: Tensor<'_>) -> Option<SavedState<'_>> {
-    Some(SavedState {
-        dtype: DType::try_from(tensor.dtype).ok()?,
-        bytes: tensor.bytes,
-    })
 }

@@ -7,7 +7,7 @@ use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::Memory;
 use model::Model;
-use settings::{BetweenSteps, Elsewhere, Settings, StatesPlace};
+use settings::{BetweenSteps, Elsewhere, Settings, StatesPlace, Zero};
 use std::rc::Rc;
 
 /// The units that a pass uses, each until the next, by their index in the layout. Empty where weights stay on the device.
@@ -24,7 +24,9 @@ impl Orders {
     /// What replays use, and when, depends on the policy alone: a micro-batch on shapes, with all weights on the device,
     /// tells.
     pub(crate) fn new(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
-        if settings.offload.parameter_slots.is_none() {
+        let ranks = settings.ranks.as_ref();
+        let is_divided = ranks.is_some_and(|ranks| ranks.zero == Zero::Weights);
+        if settings.offload.parameter_slots.is_none() && !is_divided {
             let none: Rc<[usize]> = Rc::new([]);
             return Ok(Orders {
                 step: none.clone(),
@@ -45,6 +47,7 @@ fn of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
         accum: 1,
         between: BetweenSteps::default(),
         checkpoint_copy: false,
+        ranks: None,
         offload: Elsewhere {
             states: StatesPlace::Device,
             parameter_slots: None,

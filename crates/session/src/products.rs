@@ -10,7 +10,7 @@ use settings::{Settings, StatesPlace};
 /// # Errors
 /// [`SessionError::Config`] for settings that make no session.
 pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError> {
-    let (memory, listing) = (Listing::memory(), Listing::default());
+    let (memory, listing) = (Listing::memory(), Listing::of_rank(settings.member().0));
     let mut settings = settings.clone();
     // No product depends on where states are, and no file is to be made for this.
     if let StatesPlace::Disk(_) = settings.offload.states {
@@ -28,11 +28,17 @@ pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError
 pub const MICRO_BATCHES_MAX: usize = 2;
 
 /// A step of sequences of `seq` tokens, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions
-/// that compute nothing.
+/// that compute nothing. Those of other ranks have no rows.
 pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
-    let micro = shape_of_a_micro_batch(settings, settings.micro_batch, seq);
+    let (rank, size) = settings.member();
+    let rows = |number: usize| match number % size == rank {
+        true => settings.micro_batch,
+        false => 0,
+    };
+    let numbers = 0..settings.accum.min(MICRO_BATCHES_MAX) * size;
+    let micro = numbers.map(|number| shape_of_a_micro_batch(settings, rows(number), seq));
     StepBatch {
-        micro: vec![micro; settings.accum.min(MICRO_BATCHES_MAX)],
+        micro: micro.collect(),
     }
 }
 

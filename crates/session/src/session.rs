@@ -3,18 +3,20 @@
 use crate::crossed::{Count, Crossed, UpdateTraffic};
 use crate::error::SessionError;
 use crate::forward::Forward;
-use crate::offload::{gradients_home, offloaded, states_on_disk, weights_home};
+use crate::losses::Losses;
+use crate::offload::{gradients_home, offloaded, states_on_disk, updated, weights_home};
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
-use crate::snapshot::CopyPlace;
+use crate::snapshot::{CopyPlace, Held};
 use crate::updating::Updating;
 use crate::upload::upload;
-use data::StepBatch;
+use collectives::Alone;
+use data::{MicroBatch, StepBatch};
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{BlockFile, Kernels, Target};
-use memory::{Buffer, Category, DType, Layer, Memory, Phase};
+use memory::{Layer, Memory, Phase};
 use model::{
     BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepTotals, Training,
     Work,
@@ -43,8 +45,8 @@ pub struct Session {
     pub(crate) copy_place: Option<CopyPlace>,
     /// The table of activations, empty between micro-batches.
     saved: Saved,
-    /// `[1]` f32: sum of the step's losses.
-    pub(crate) loss: Buffer,
+    /// The sum of the step's losses.
+    pub(crate) losses: Losses,
     pub(crate) step: usize,
     /// Steps that were not skipped, of those that are finished.
     pub(crate) updates: usize,
@@ -63,14 +65,18 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session on the processor; its weights are zero until they are set.
+    /// A session on the processor, alone or as the one rank of a group; its weights are zero until they are set.
     ///
     /// # Errors
     /// [`SessionError::OutOfMemory`] if what lives across steps does not fit.
     pub fn on_cpu(settings: Settings, memory: &Memory) -> Result<Session, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
-        let kernels = Box::new(Cpu::new(memory, settings.narrowest_dtype())?);
-        Session::new(settings, memory, kernels)
+        let dtype = settings.narrowest_dtype();
+        let kernels = match &settings.ranks {
+            Some(_) => Cpu::in_group(memory, dtype, Arc::new(Alone))?,
+            None => Cpu::new(memory, dtype)?,
+        };
+        Session::new(settings, memory, Box::new(kernels))
     }
 
     /// A session on shapes, which leases what the target would, computes nothing, and counts operations.
@@ -84,13 +90,9 @@ impl Session {
         flops: FlopCounter,
     ) -> Result<Session, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
-        let kernels = Box::new(Meta::new(
-            memory,
-            target,
-            settings.narrowest_dtype(),
-            flops,
-        )?);
-        Session::new(settings, memory, kernels)
+        let dtype = settings.narrowest_dtype();
+        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.member().0);
+        Session::new(settings, memory, Box::new(kernels))
     }
 
     /// A session on kernels that work in `memory`; its weights are zero until they are set.
@@ -133,13 +135,19 @@ impl Session {
             formats,
             settings.optimizer,
             offload.as_ref(),
+            &updated(&settings, &layout),
         )?;
         let scratch = states_on_disk(&settings, memory, &mut optimizer)?;
         let copy_place = settings.checkpoint_copy.then(|| {
             let declared = model.architecture().parameters();
-            CopyPlace::lease(memory, declared, &weights, &optimizer)
+            let held = Held {
+                kernels: &*kernels,
+                weights: &weights,
+                optimizer: &optimizer,
+            };
+            CopyPlace::lease(memory, &settings, declared, held)
         });
-        let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32)?;
+        let losses = Losses::lease(memory, settings.ranks.as_ref(), settings.accum)?;
         let shape = BatchShape {
             rows: settings.micro_batch,
             seq: settings.seq,
@@ -158,7 +166,7 @@ impl Session {
             optimizer,
             copy_place: copy_place.transpose()?,
             saved,
-            loss,
+            losses,
             step: 0,
             updates: 0,
             stop: Box::new(|| false),
@@ -183,7 +191,7 @@ impl Session {
     }
 
     /// Asks for one training step, while the device may still be at the one before. Where the host computes, the step
-    /// is made when this returns.
+    /// is made when this returns. Where there are ranks, all are given the whole step, of which each makes its micro-batches.
     ///
     /// # Errors
     /// As [`Session::step`].
@@ -220,14 +228,16 @@ impl Session {
         );
         let results = PendingResults::start(
             &*self.kernels,
-            self.loss.view(),
+            self.losses.sum(),
             self.optimizer.norm_and_clip(),
         )?;
         self.in_flight = Some(InFlight {
             step: self.step,
             lr: self.settings.schedule.rate(self.step),
             targets,
-            tokens: batch.micro.iter().map(|micro| micro.rows * micro.seq).sum(),
+            tokens: own(&self.settings, batch)
+                .map(|(_, micro)| micro.rows * micro.seq)
+                .sum(),
             memory: self.memory.step_memory(),
             crossed: self.count().since(before).split(&beside),
             micro_batch,
@@ -317,17 +327,21 @@ impl Session {
     ) -> Result<(ReplayCounts, Crossed), SessionError> {
         let mut crossed = Crossed::default();
         let mut replayed = self.model.no_replays();
-        let mut totals = StepTotals {
-            loss: &mut self.loss,
-            replayed: &mut replayed,
-            is_first: true,
-            gradient_scale: 1.0 / targets as f32,
-        };
-        for (index, micro) in step.micro.iter().enumerate() {
+        let micro_batches: Vec<_> = own(&self.settings, step).collect();
+        let count = micro_batches.len();
+        for (index, (number, micro)) in micro_batches.into_iter().enumerate() {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
             let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
             let beside_before = *beside;
             self.weights.begin_pass(&self.orders.step);
+            self.gradients.begin_micro_batch();
+            let (loss, is_alone) = self.losses.current();
+            let mut totals = StepTotals {
+                loss,
+                replayed: &mut replayed,
+                is_first: index == 0 || is_alone,
+                gradient_scale: 1.0 / targets as f32,
+            };
             let batch = upload(&self.memory, &*self.kernels, micro)?;
             let mut updating = Updating {
                 kernels: &*self.kernels,
@@ -335,7 +349,7 @@ impl Session {
                 optimizer: &mut self.optimizer,
                 in_forward: self.settings.offload.updates_in_forward(),
                 is_first_micro_batch: index == 0,
-                is_last_micro_batch: index + 1 == step.micro.len(),
+                is_last_micro_batch: index + 1 == count,
                 is_released: self.gradients.is_released(),
                 released: None,
                 stop: &*self.stop,
@@ -349,21 +363,23 @@ impl Session {
                 batch: &batch,
                 purpose: Purpose::Training(Training {
                     gradients: &mut self.gradients,
-                    is_last_micro_batch: index + 1 == step.micro.len(),
+                    is_last_micro_batch: index + 1 == count,
                     beside: &mut updating,
                     randomness: Some(Randomness {
                         seed: self.settings.seed,
                         step: self.step as u64 + 1,
-                        micro_batch: index as u64,
+                        micro_batch: number as u64,
                     }),
                 }),
             };
             self.model.forward_backward(work, &mut totals)?;
-            (self.each_micro_batch)(index + 1, step.micro.len());
+            self.losses.made(&*self.kernels, index)?;
+            (self.each_micro_batch)(index + 1, count);
             let count = Count::of(&*self.kernels, &self.weights, &self.gradients);
             let meanwhile = beside.since(beside_before);
             crossed = count.since(before).split(&meanwhile).without_update();
         }
+        self.losses.add_up(&*self.kernels)?;
         Ok((replayed, crossed))
     }
 
@@ -413,4 +429,13 @@ impl Session {
     pub fn padding_is_zero(&self) -> bool {
         self.weights.padding_is_zero() && self.gradients.padding_is_zero()
     }
+}
+
+/// The micro-batches of a step that a rank makes, each with its number in the step.
+fn own<'a>(
+    settings: &Settings,
+    step: &'a StepBatch,
+) -> impl Iterator<Item = (usize, &'a MicroBatch)> {
+    let (rank, size) = settings.member();
+    step.micro.iter().enumerate().skip(rank).step_by(size)
 }

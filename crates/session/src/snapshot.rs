@@ -1,14 +1,16 @@
 //! The state of a session as a checkpoint holds it: weights as Hugging Face's files have them, and optimizer states by name
 //! ([`optim::NamedState`]), bit by bit. It is read from the device a tensor at a time while training waits, or copied to host
-//! memory first, from where it is written while training goes on.
+//! memory first, from where it is written while training goes on. Of several ranks each has a part of it, whatever else it
+//! holds, so that all write at once.
 
 use crate::error::SessionError;
 use crate::session::Session;
-use files::{TensorSource, TensorSpec};
+use files::{PieceSource, PieceSpec, TensorSource, TensorSpec};
 use kernels::{KernelError, Kernels};
 use memory::{Buffer, Category, DType, Layout, Memory, OutOfMemory};
 use model::{OutgoingWeights, Parameters};
 use optim::AdamW;
+use settings::{Ranks, Settings};
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -16,32 +18,36 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use units::Weights;
 
-/// What there is to save, and where each tensor is in a copy.
+/// What there is to save, and where each of it is in a copy: weights in the order of the layout, then states.
 struct Inventory {
     parameters: Parameters,
     dtype: DType,
-    /// Bytes of each parameter, by its index in the layout.
-    weights: Vec<Range<usize>>,
-    states: Vec<TensorSpec>,
-    state_places: Vec<StatePlace>,
+    items: Vec<Item>,
+    /// The same, as files have it.
+    specs: Vec<PieceSpec>,
+    /// How many of them are weights.
+    weights: usize,
     bytes: usize,
 }
 
-/// An optimizer state.
-struct StatePlace {
-    /// Index of its parameter in the layout.
+/// Some of a parameter's weights, or of one of its states.
+struct Item {
+    /// Index of the parameter in the layout.
     entry: usize,
-    /// Which of the parameter's states it is.
-    state: usize,
+    /// The elements of the layout that it is of.
+    range: Range<usize>,
+    /// Which of the parameter's states it is; none: the weights.
+    state: Option<usize>,
+    /// Where it is in a copy.
     bytes: Range<usize>,
 }
 
-/// What a state is read from.
+/// What items are read from.
 #[derive(Clone, Copy)]
-struct Held<'a> {
-    kernels: &'a dyn Kernels,
-    weights: &'a Weights,
-    optimizer: &'a AdamW,
+pub(crate) struct Held<'a> {
+    pub(crate) kernels: &'a dyn Kernels,
+    pub(crate) weights: &'a Weights,
+    pub(crate) optimizer: &'a AdamW,
 }
 
 /// The state of a session between steps, on the device. No update may be pending: see [`Session::finish_step`].
@@ -71,117 +77,223 @@ pub(crate) struct CopyPlace {
 }
 
 impl Inventory {
-    fn new(parameters: &Parameters, layout: &Layout, dtype: DType, optimizer: &AdamW) -> Inventory {
-        let mut end = 0;
-        let mut place = |elements: usize, dtype: DType| {
-            let start = end;
-            end += elements * dtype.size_in_bytes();
-            start..end
+    /// Of several ranks, what is this one's to save; else all.
+    fn new(settings: &Settings, held: Held, parameters: &Parameters) -> Inventory {
+        let layout = held.weights.layout();
+        let own = match several(settings) {
+            Some(ranks) => layout.own(ranks.rank),
+            None => layout.all(),
         };
-        let entries = layout.entries().iter();
-        let weights = entries
-            .map(|entry| place(entry.elements(), dtype))
-            .collect();
-        let (mut states, mut state_places) = (Vec::new(), Vec::new());
-        for entry in 0..layout.entries().len() {
-            for (state, named) in optimizer.named_states(entry).into_iter().enumerate() {
-                let (elements, dtype) = (named.elements(), named.dtype);
-                let bytes = place(elements, dtype);
-                state_places.push(StatePlace {
-                    entry,
-                    state,
-                    bytes,
-                });
-                states.push(TensorSpec {
-                    name: named.name,
-                    dtype: dtype.into(),
-                    shape: vec![elements],
-                });
-            }
-        }
-        Inventory {
+        let mut inventory = Inventory {
             parameters: parameters.clone(),
-            dtype,
-            weights,
-            states,
-            state_places,
-            bytes: end,
+            dtype: held.weights.dtype(),
+            items: Vec::new(),
+            specs: Vec::new(),
+            weights: 0,
+            bytes: 0,
+        };
+        let entries = layout.entries().iter().enumerate();
+        let own = entries.flat_map(|(index, entry)| {
+            let own = own.within(&entry.range()).ranges().to_vec();
+            own.into_iter().map(move |range| (index, range))
+        });
+        let own: Vec<(usize, Range<usize>)> = own.collect();
+        for (index, range) in &own {
+            inventory.add_weights(layout, *index, range);
+        }
+        inventory.weights = inventory.items.len();
+        for (index, range) in &own {
+            inventory.add_states(held.optimizer, *index, range);
+        }
+        inventory
+    }
+
+    fn add_weights(&mut self, layout: &Layout, index: usize, range: &Range<usize>) {
+        let entry = &layout.entries()[index];
+        let spec = PieceSpec {
+            stem: "model".into(),
+            name: entry.name.clone(),
+            dtype: self.dtype.into(),
+            shape: entry.shape.clone(),
+            elements: range.start - entry.offset..range.end - entry.offset,
+        };
+        let bytes = range.len() * self.dtype.size_in_bytes();
+        self.add(spec, (index, None), range, bytes);
+    }
+
+    fn add_states(&mut self, optimizer: &AdamW, index: usize, range: &Range<usize>) {
+        let states = optimizer.named_states(index, range).into_iter();
+        for (number, state) in states.enumerate() {
+            let bytes = state.bytes();
+            let spec = PieceSpec {
+                stem: "optimizer".into(),
+                name: state.name,
+                dtype: state.dtype.into(),
+                shape: vec![state.whole],
+                elements: state.elements,
+            };
+            self.add(spec, (index, Some(number)), range, bytes);
         }
     }
+
+    fn add(
+        &mut self,
+        spec: PieceSpec,
+        (entry, state): (usize, Option<usize>),
+        range: &Range<usize>,
+        bytes: usize,
+    ) {
+        self.specs.push(spec);
+        self.items.push(Item {
+            entry,
+            range: range.clone(),
+            state,
+            bytes: self.bytes..self.bytes + bytes,
+        });
+        self.bytes += bytes;
+    }
+}
+
+/// The ranks that save a checkpoint together, if they are several.
+fn several(settings: &Settings) -> Option<&Ranks> {
+    settings.ranks.as_ref().filter(|ranks| ranks.size > 1)
 }
 
 impl Held<'_> {
-    fn read_weight(&self, entry: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
-        let range = self.weights.layout().entries()[entry].range();
-        self.weights.read(self.kernels, range, bytes)
-    }
-
-    fn read_state(&self, place: &StatePlace, bytes: &mut [u8]) -> Result<(), KernelError> {
-        let states = self.optimizer.named_states(place.entry);
-        states[place.state].read(self.kernels, bytes)
+    fn read(&self, item: &Item, bytes: &mut [u8]) -> Result<(), KernelError> {
+        match item.state {
+            None => self.weights.read(self.kernels, item.range.clone(), bytes),
+            Some(state) => {
+                let states = self.optimizer.named_states(item.entry, &item.range);
+                states[state].read(self.kernels, bytes)
+            }
+        }
     }
 }
 
-/// Optimizer states, for [`files::write_tensors`].
-struct StateSource<'a, F> {
+/// An inventory on its way into files.
+#[derive(Clone, Copy)]
+struct Outgoing<'a> {
     inventory: &'a Inventory,
-    /// The bytes of a state.
-    bytes: F,
+    source: Source<'a>,
 }
 
-impl<'a, F: Fn(&StatePlace) -> io::Result<Cow<'a, [u8]>>> TensorSource for StateSource<'a, F> {
-    fn tensors(&self) -> &[TensorSpec] {
-        &self.inventory.states
+/// Where its bytes are.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Session(Held<'a>),
+    Copy(&'a StateOnHost),
+}
+
+/// The states of whole parameters.
+struct States<'a> {
+    outgoing: Outgoing<'a>,
+    specs: Vec<TensorSpec>,
+}
+
+impl<'a> Outgoing<'a> {
+    /// The bytes of an item.
+    fn bytes(&self, item: &Item) -> io::Result<Cow<'a, [u8]>> {
+        match self.source {
+            Source::Copy(copy) => Ok(Cow::Borrowed(copy.part(&item.bytes))),
+            Source::Session(held) => {
+                let mut bytes = vec![0; item.bytes.len()];
+                held.read(item, &mut bytes).map_err(io::Error::other)?;
+                Ok(Cow::Owned(bytes))
+            }
+        }
+    }
+
+    /// The weights of whole parameters.
+    fn weights(self) -> impl TensorSource + 'a {
+        let Inventory {
+            parameters,
+            dtype,
+            items,
+            ..
+        } = self.inventory;
+        OutgoingWeights::new(parameters, *dtype, move |entry| self.bytes(&items[entry]))
+    }
+
+    fn states(self) -> States<'a> {
+        let specs = self.inventory.specs[self.inventory.weights..].iter();
+        let specs = specs.map(|spec| TensorSpec {
+            name: spec.name.clone(),
+            dtype: spec.dtype,
+            shape: spec.shape.clone(),
+        });
+        States {
+            specs: specs.collect(),
+            outgoing: self,
+        }
+    }
+}
+
+impl PieceSource for Outgoing<'_> {
+    fn pieces(&self) -> &[PieceSpec] {
+        &self.inventory.specs
     }
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        out.write_all(&(self.bytes)(&self.inventory.state_places[index])?)
+        out.write_all(&self.bytes(&self.inventory.items[index])?)
+    }
+}
+
+impl TensorSource for States<'_> {
+    fn tensors(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
+        let index = self.outgoing.inventory.weights + index;
+        self.outgoing.write_to(index, out)
     }
 }
 
 impl State<'_> {
-    /// The weights.
+    /// The weights, of a process that has all.
     pub fn weights(&self) -> impl TensorSource + '_ {
-        let Inventory {
-            parameters, dtype, ..
-        } = &self.inventory;
-        OutgoingWeights::new(parameters, *dtype, |entry| {
-            let mut bytes = vec![0; self.inventory.weights[entry].len()];
-            let read = self.held.read_weight(entry, &mut bytes);
-            read.map(|()| Cow::Owned(bytes)).map_err(io::Error::other)
-        })
+        self.outgoing().weights()
     }
 
-    /// The optimizer's states.
+    /// The optimizer's states, of a process that has all.
     pub fn optimizer(&self) -> impl TensorSource + '_ {
-        let bytes = |place: &StatePlace| {
-            let mut bytes = vec![0; place.bytes.len()];
-            let read = self.held.read_state(place, &mut bytes);
-            read.map(|()| Cow::Owned(bytes)).map_err(io::Error::other)
-        };
-        StateSource {
+        self.outgoing().states()
+    }
+
+    /// What of weights and states is this rank's to save.
+    pub fn pieces(&self) -> impl PieceSource + '_ {
+        self.outgoing()
+    }
+
+    fn outgoing(&self) -> Outgoing<'_> {
+        Outgoing {
             inventory: &self.inventory,
-            bytes,
+            source: Source::Session(self.held),
         }
     }
 }
 
 impl StateOnHost {
-    /// The weights.
+    /// As [`State::weights`].
     pub fn weights(&self) -> impl TensorSource + '_ {
-        let Inventory {
-            parameters, dtype, ..
-        } = &*self.inventory;
-        OutgoingWeights::new(parameters, *dtype, |entry| {
-            Ok(Cow::Borrowed(self.part(&self.inventory.weights[entry])))
-        })
+        self.outgoing().weights()
     }
 
-    /// The optimizer's states.
+    /// As [`State::optimizer`].
     pub fn optimizer(&self) -> impl TensorSource + '_ {
-        StateSource {
+        self.outgoing().states()
+    }
+
+    /// As [`State::pieces`].
+    pub fn pieces(&self) -> impl PieceSource + '_ {
+        self.outgoing()
+    }
+
+    fn outgoing(&self) -> Outgoing<'_> {
+        Outgoing {
             inventory: &self.inventory,
-            bytes: |place: &StatePlace| Ok(Cow::Borrowed(self.part(&place.bytes))),
+            source: Source::Copy(self),
         }
     }
 
@@ -194,11 +306,11 @@ impl StateOnHost {
 impl CopyPlace {
     pub(crate) fn lease(
         memory: &Memory,
+        settings: &Settings,
         parameters: &Parameters,
-        weights: &Weights,
-        optimizer: &AdamW,
+        held: Held,
     ) -> Result<CopyPlace, OutOfMemory> {
-        let inventory = Inventory::new(parameters, weights.layout(), weights.dtype(), optimizer);
+        let inventory = Inventory::new(settings, held, parameters);
         let (category, name) = (Category::Temporary, "checkpoint_copy");
         Ok(CopyPlace {
             buffer: memory.lease_pinned(category, name, [inventory.bytes], DType::U8)?,
@@ -222,11 +334,8 @@ impl CopyPlace {
     fn fill(&mut self, held: Held) -> Result<StateOnHost, KernelError> {
         self.wait();
         let bytes = self.buffer.view_mut().slice_mut::<u8>();
-        for (entry, range) in self.inventory.weights.iter().enumerate() {
-            held.read_weight(entry, &mut bytes[range.clone()])?;
-        }
-        for place in &self.inventory.state_places {
-            held.read_state(place, &mut bytes[place.bytes.clone()])?;
+        for item in &self.inventory.items {
+            held.read(item, &mut bytes[item.bytes.clone()])?;
         }
         let (reading, reader) = channel();
         self.last_reader = Some(reader);
@@ -247,16 +356,10 @@ impl Drop for CopyPlace {
 impl Session {
     /// The state as it is. No update may be pending: see [`Session::finish_step`].
     pub fn state(&self) -> State<'_> {
-        let (model, weights) = (&self.model, &self.weights);
-        let parameters = model.architecture().parameters();
+        let parameters = self.model.architecture().parameters();
         State {
             held: self.held(),
-            inventory: Inventory::new(
-                parameters,
-                weights.layout(),
-                weights.dtype(),
-                &self.optimizer,
-            ),
+            inventory: Inventory::new(&self.settings, self.held(), parameters),
         }
     }
 

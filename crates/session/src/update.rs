@@ -20,8 +20,12 @@ impl Session {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.crossed = in_flight.crossed.plus(crossed);
         }
-        let back = self.kernels.record(Queue::Download)?;
-        Ok(self.kernels.finish(back)?)
+        self.weights.settle(&*self.kernels)?;
+        // What other ranks need of this one has gone, too, whatever comes next.
+        for queue in [Queue::Download, Queue::Collective] {
+            self.kernels.finish(self.kernels.record(queue)?)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn refuse_half_updated(&self) -> Result<(), SessionError> {
@@ -43,8 +47,8 @@ impl Session {
     fn update_with_weights(&mut self) -> Result<(), SessionError> {
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let (weights, gradients) = (&mut self.weights, &self.gradients);
-        if self.optimizer.is_pending() && weights.is_streamed() {
-            weights.begin_pass(&self.orders.update);
+        if self.optimizer.is_pending() && weights.is_on_host() {
+            weights.begin_update(&self.orders.update);
             for (index, unit) in self.model.layout().units().iter().enumerate() {
                 weights.use_unit(memory, kernels, index)?;
                 self.optimizer
@@ -67,7 +71,7 @@ impl Session {
         let before = self.count();
         let numbers = self.next_numbers();
         self.step = numbers.step;
-        let (kernels, loss) = (&*self.kernels, self.loss.view());
+        let (kernels, loss) = (&*self.kernels, self.losses.sum());
         let (weights, gradients) = (&mut self.weights, &mut self.gradients);
         if gradients.is_released() {
             self.optimizer
@@ -80,6 +84,7 @@ impl Session {
         if !self.settings.offload.updates_in_forward() {
             self.update_parts()?;
         }
+        self.weights.gather_updated(&*self.kernels)?;
         *crossed = crossed.plus(self.count().since(before).of_update());
         Ok(())
     }

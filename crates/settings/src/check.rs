@@ -8,6 +8,7 @@ use super::choices::{AttentionBackend, HostPlace, Release, Window};
 use super::dotted;
 use super::elsewhere::{Elsewhere, StatesPlace};
 use super::error::ConfigError;
+use super::ranks;
 use super::schema::{AUTO, Config};
 use data::{Format, Packing};
 use memory::Layer;
@@ -112,6 +113,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     } = config;
     elsewhere(config)?;
     release(config)?;
+    ranks::check(config)?;
     if let Some(decay_steps) = lr.decay_steps {
         if lr.schedule == ScheduleKind::Constant {
             return contradiction(

@@ -2,6 +2,7 @@
 
 use super::choices::{HostPlace, Release, Window};
 use super::error::ConfigError;
+use super::ranks::Member;
 use super::schema::Config;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -90,6 +91,18 @@ pub enum GradientsPlace {
     Released,
 }
 
+impl StatesPlace {
+    /// Of several ranks each has a folder of its own: they may share the disk.
+    fn of_rank(self, member: Option<Member>) -> StatesPlace {
+        match (self, member) {
+            (StatesPlace::Disk(folder), Some(Member { rank, size: 2.. })) => {
+                StatesPlace::Disk(folder.join(format!("rank-{rank}")))
+            }
+            (place, _) => place,
+        }
+    }
+}
+
 impl Elsewhere {
     /// Whether anything that an update needs is not on the device.
     pub fn streams_updates(&self) -> bool {
@@ -134,7 +147,7 @@ impl Elsewhere {
         let offload = &config.offload;
         let is_pinned = offload.parameters == HostPlace::Pinned;
         Ok(Elsewhere {
-            states: states_place(config)?,
+            states: states_place(config)?.of_rank(config.member),
             parameter_slots: is_pinned.then_some(offload.parameter_slots),
             gradients: match (config.optim.release, offload.gradients) {
                 (Release::Backward, _) => GradientsPlace::Released,

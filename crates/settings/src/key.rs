@@ -49,6 +49,8 @@ pub struct Flag {
 pub enum Argument {
     /// A value, under this name in help.
     Value(&'static str),
+    /// `true` or `false` behind a `=`; nothing is `true`.
+    Toggle,
     /// Nothing.
     None {
         /// What the flag sets its key to.
@@ -115,6 +117,11 @@ impl Key {
         self.with(name, Argument::None { sets, about }, heading)
     }
 
+    /// Adds a flag that turns a key on, or with `=false` off.
+    pub(crate) const fn toggle(self, name: &'static str, heading: &'static str) -> Key {
+        self.with(name, Argument::Toggle, Some(heading))
+    }
+
     const fn with(
         self,
         name: &'static str,
@@ -133,6 +140,9 @@ impl Key {
     pub fn help(&self) -> String {
         match (self.flag.map(|flag| flag.argument), self.default) {
             (Some(Argument::None { about, .. }), _) => about.to_owned(),
+            (Some(Argument::Toggle), KeyDefault::Value(default)) => {
+                format!("{} [default: {default}]", self.about())
+            }
             (_, KeyDefault::Absent { instead, .. }) if !instead.is_empty() => {
                 format!("{} [default: {instead}]", self.about())
             }

@@ -4,6 +4,7 @@ use super::choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
 use super::elsewhere::OptimizerPlace;
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
+use super::ranks::{Engine, Reduce};
 use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};
 use optim::{MasterFormat, MomentFormat, ScheduleKind};
@@ -11,6 +12,7 @@ use optim::{MasterFormat, MomentFormat, ScheduleKind};
 /// The headings of help.
 const TRAINING: &str = "Training";
 const MEMORY: &str = "Memory";
+const RANKS: &str = "Several ranks";
 const OUTPUT: &str = "Output";
 
 /// Every key. A new one is a row here and a field in the schema.
@@ -195,10 +197,38 @@ pub const KEYS: &[Key] = &[
         "Measured bandwidth of both at a time, added up, GB/s"),
     optional("hardware.disk_gbps", Kind::Real(Range::Positive), ("6.5", ""),
         "Measured bandwidth of the disk of offloaded states, reads or writes, GB/s: what `trainer doctor --path DIR` says"),
+    optional("hardware.link_gbps", Kind::Real(Range::Positive), ("450.0", ""),
+        "Measured bandwidth of a rank's link to the others, each way, GB/s: what `trainer doctor` says under a launcher"),
     optional("hardware.memory_gbps", Kind::Real(Range::Positive), ("3000.0", ""),
         "Bandwidth of the device's memory, reads and writes together, GB/s"),
     optional("hardware.peak_tflops", Kind::Real(Range::Positive), ("989.0", ""),
         "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
+
+    key("collectives.engine", Kind::Choice(Engine::NAMES), "\"auto\"", "What moves bytes between ranks")
+        .details("auto is NCCL between GPUs and MPI between processors; alone makes a process a group of its own, whatever \
+                  launched it. Never changes results."),
+    optional("collectives.zero", Kind::WholeUpTo(0, 3), ("1", "1 under a launcher; without one there is no group"),
+        "What ranks divide (ZeRO): 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too")
+        .details("Never changes results. Without a launcher, a group of one, whose bits many ranks have too.")
+        .flag("--zero", "0|1|2|3", RANKS),
+    key("collectives.bucket_size", Kind::Size, "\"128MiB\"", "Most bytes that a reduction receives at a time, over all ranks")
+        .details("Never changes results.")
+        .flag("--bucket-size", "SIZE", RANKS),
+    key("collectives.reduce", Kind::Choice(Reduce::NAMES), "\"micro-batch\"", "When gradients are added up over ranks")
+        .details("micro-batch continues one sum, whose bits do not depend on the number of ranks; step adds up a rank's own first, \
+                  for stages 0 and 1: it sends less, with other bits.")
+        .flag("--reduce", "micro-batch|step", RANKS),
+    key("collectives.overlap_grad_reduce", Kind::Bool, "true", "Gradients are exchanged while the backward pass goes on")
+        .details("Never changes results.")
+        .toggle("--overlap-grad-reduce", RANKS),
+    key("collectives.overlap_param_gather", Kind::Bool, "true", "Weights are gathered ahead of their use, beside the computation")
+        .details("Never changes results.")
+        .toggle("--overlap-param-gather", RANKS),
+    key("collectives.reshard_after_forward", Kind::Bool, "true",
+        "Under --zero 3, gathered weights go after the forward pass and are gathered again for the backward pass")
+        .details("false keeps them: less is sent, and all weights are there at the peak. Never changes results.")
+        .toggle("--reshard-after-forward", RANKS),
+    key("collectives.timeout_s", Kind::WholeUpTo(1, 1 << 31), "600", "Seconds after which a run ends whose other ranks do not answer"),
 
     key("log.every", Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step"),
     key("log.tensorboard", Kind::Bool, "false", "Event files for TensorBoard are written into the run directory")

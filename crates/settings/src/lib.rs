@@ -18,6 +18,7 @@ pub mod keys;
 pub mod kind;
 pub mod load;
 pub mod preset;
+mod ranks;
 mod reference;
 mod resolve;
 mod resumed;
@@ -33,11 +34,13 @@ pub use device::{Device, DeviceError};
 pub use elsewhere::{Elsewhere, GradientsPlace, OptimizerPlace, StatesPlace};
 pub use error::ConfigError;
 pub use key::{Argument, Flag, Key, KeyDefault};
+pub use ranks::{Engine, Member, Ranks, Reduce, Zero};
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
 pub use schema::{
-    AttentionConfig, BatchConfig, CheckpointConfig, Config, DataConfig, EvalConfig, HardwareConfig,
-    LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig, TrainConfig,
+    AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, Config, DataConfig,
+    EvalConfig, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig,
+    RecomputeConfig, TrainConfig,
 };
 pub use settings::{BetweenSteps, FLASH_FROM_SEQ, Settings, StateFormats};
 pub use size::{Size, SizeError};

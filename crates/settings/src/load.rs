@@ -286,7 +286,8 @@ impl Config {
             table: Table::try_from(self)?,
         };
         let set = set.iter().map(|argument| Override::from_set(argument));
-        let config = load(&source, &set.collect::<Result<Vec<_>, _>>()?, false)?.config;
+        let mut config = load(&source, &set.collect::<Result<Vec<_>, _>>()?, false)?.config;
+        config.member = self.member;
         check::contradictions(&config)?;
         config.model.validate()?;
         Ok(config)

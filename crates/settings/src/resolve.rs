@@ -7,6 +7,7 @@ use model::MegatronFlags;
 use super::choices::{FloatType, Release};
 use super::device::Device;
 use super::load::{self, Override, Source};
+use super::ranks::Member;
 use super::{Config, ConfigError, check, preset};
 
 /// What to do.
@@ -35,6 +36,8 @@ pub struct Given {
     pub set: Vec<String>,
     /// Megatron's recompute flags.
     pub megatron: MegatronFlags,
+    /// Which of several ranks: the launcher's word, or that of `plan --ranks`.
+    pub member: Option<Member>,
 }
 
 /// What a run reads and writes, beside its configuration.
@@ -147,7 +150,10 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
 
     let model_elsewhere = options.init_from.is_some();
     let loaded = load::load(&source, &overrides, model_elsewhere)?;
-    let config = loaded.config;
+    let mut config = loaded.config;
+    if let Some(member) = given.member {
+        config.join(member)?;
+    }
     check::values(&config, &loaded.places, task == Task::Train)?;
     check::contradictions(&config)?;
     if !model_elsewhere {
@@ -160,6 +166,14 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
             "--dump-gradients {step} asks for a step after the last; the run has {} steps",
             config.train.steps
         )));
+    }
+
+    if options.dump_gradients.is_some() && config.ranks().is_some() {
+        return Err(ConfigError::Contradiction(
+            "--dump-gradients writes the gradients of a step, and of several ranks each has the sum of its part alone; train \
+             without a launcher and without --zero to see them"
+                .into(),
+        ));
     }
 
     if options.dump_gradients.is_some() && config.optim.release == Release::Backward {

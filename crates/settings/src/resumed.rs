@@ -3,16 +3,19 @@
 use super::dotted;
 use super::error::ConfigError;
 use super::keys::KEYS;
+use super::ranks::Reduce;
 use super::schema::Config;
 use optim::ScheduleKind;
 use toml::{Table, Value};
 
 /// Sections and keys that change where bytes lie, what is recorded and how fast a run is, and no bit of what it computes.
-const HARMLESS: [&str; 13] = [
+const HARMLESS: [&str; 14] = [
     "recompute.",
     "offload.",
     "eval.",
     "checkpoint.",
+    // How many micro-batches ranks share, and whether there are ranks, is compared apart.
+    "collectives.",
     "hardware.",
     "log.",
     "memory.limit",
@@ -25,7 +28,7 @@ const HARMLESS: [&str; 13] = [
     "data.path",
 ];
 
-/// A key whose change alters what is computed.
+/// A key whose change alters what is computed, or what stands for several.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// The key.
@@ -43,7 +46,8 @@ impl std::fmt::Display for Change {
 }
 
 impl Config {
-    /// The keys in which a run computes something else than one with the configuration `before`.
+    /// The keys in which a run computes something else than one with the configuration `before`. Of ranks, which both have
+    /// joined, what counts is how many micro-batches a step has over all of them, and how their gradients are added up.
     ///
     /// # Errors
     /// A value that TOML cannot express.
@@ -54,6 +58,7 @@ impl Config {
         };
         let matters = |key: &str| match key {
             "train.steps" => self.lr.depends_on_steps() || before.lr.depends_on_steps(),
+            "batch.accum" => false,
             _ => !HARMLESS.iter().any(|harmless| key.starts_with(harmless)),
         };
         let keys = KEYS.iter().map(|key| key.name).filter(|key| matters(key));
@@ -62,9 +67,38 @@ impl Config {
             before: show(&was, key),
             now: show(&is, key),
         });
+        let changes = self.of_ranks(before).into_iter().chain(changes);
         Ok(changes
             .filter(|change| change.before != change.now)
             .collect())
+    }
+
+    fn of_ranks(&self, before: &Config) -> [Change; 2] {
+        let has_ranks = self.member.is_some() || before.member.is_some();
+        [
+            Change {
+                key: match has_ranks {
+                    true => "ranks x batch.accum",
+                    false => "batch.accum",
+                },
+                before: before.micro_batches().to_string(),
+                now: self.micro_batches().to_string(),
+            },
+            Change {
+                key: "collectives.reduce",
+                before: before.sums(),
+                now: self.sums(),
+            },
+        ]
+    }
+
+    /// How gradients of micro-batches come to be added up.
+    fn sums(&self) -> String {
+        match self.ranks() {
+            None => "a process alone, which adds them up in place".into(),
+            Some(ranks) if ranks.reduce == Reduce::Step => format!("step, of {} ranks", ranks.size),
+            Some(_) => "micro-batch, over ranks".into(),
+        }
     }
 }
 
@@ -82,6 +116,7 @@ impl super::LrConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Member;
 
     fn changes(set: &[&str]) -> Vec<&'static str> {
         let before = Config::default();
@@ -106,6 +141,42 @@ mod tests {
             "log.every=3",
         ];
         assert_eq!(changes(&harmless), [""; 0]);
+    }
+
+    /// Another number of ranks, of which each has its share of the same micro-batches, computes the same.
+    #[test]
+    fn ranks_count_by_the_micro_batches_of_all() {
+        let config = |size: Option<usize>, set: &[&str]| {
+            let mut config = Config::default();
+            if let Some(size) = size {
+                config.join(Member { rank: 0, size }).unwrap();
+            }
+            let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+            config.with(&set).unwrap()
+        };
+        let changes = |before: &Config, now: &Config| -> Vec<&str> {
+            let changes = now.changes_since(before).unwrap();
+            changes.iter().map(|change| change.key).collect()
+        };
+        let four = config(Some(4), &["batch.accum=1", "collectives.zero=1"]);
+        let two = config(Some(2), &["batch.accum=2", "collectives.zero=3"]);
+        let one = config(None, &["batch.accum=4", "collectives.zero=0"]);
+        assert_eq!(changes(&four, &two), [""; 0]);
+        assert_eq!(changes(&two, &one), [""; 0]);
+        let fewer = config(Some(2), &["batch.accum=1"]);
+        assert_eq!(changes(&four, &fewer), ["ranks x batch.accum"]);
+        // A process alone adds gradients up in place, and a rank that reduces once a step its own first.
+        let alone = config(None, &["batch.accum=4"]);
+        assert_eq!(changes(&four, &alone), ["collectives.reduce"]);
+        let once = |size, accum: &str| {
+            let accum = format!("batch.accum={accum}");
+            config(Some(size), &[&accum, "collectives.reduce=step"])
+        };
+        assert_eq!(changes(&four, &once(4, "1")), ["collectives.reduce"]);
+        assert_eq!(
+            changes(&once(2, "2"), &once(4, "1")),
+            ["collectives.reduce"]
+        );
     }
 
     #[test]

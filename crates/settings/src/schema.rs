@@ -10,6 +10,7 @@ use super::choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
 use super::device::Device;
 use super::elsewhere::OptimizerPlace;
 use super::error::ConfigError;
+use super::ranks::{Engine, Member, Reduce, Zero};
 use super::size::Size;
 use data::{Format, Packing};
 use optim::{MasterFormat, MomentFormat, ScheduleKind};
@@ -46,8 +47,13 @@ pub struct Config {
     /// What is known about the machine.
     #[serde(default)]
     pub hardware: HardwareConfig,
+    /// How ranks that train together do so.
+    pub collectives: CollectivesConfig,
     /// What is shown and recorded.
     pub log: LogConfig,
+    /// Which rank this is the configuration of; `None`: there is one process alone. No file says it.
+    #[serde(skip)]
+    pub member: Option<Member>,
 }
 
 /// `[data]`
@@ -240,10 +246,34 @@ pub struct HardwareConfig {
     pub both_ways_gbps: Option<f64>,
     /// Bandwidth of the disk of offloaded states, each way, GB/s.
     pub disk_gbps: Option<f64>,
+    /// Bandwidth of a rank's link to the others, each way, GB/s.
+    pub link_gbps: Option<f64>,
     /// Bandwidth of the device's memory, GB/s.
     pub memory_gbps: Option<f64>,
     /// Peak rate of matrix products, TFLOP/s.
     pub peak_tflops: Option<f64>,
+}
+
+/// `[collectives]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CollectivesConfig {
+    /// What moves bytes between ranks.
+    pub engine: Engine,
+    /// What ranks divide; `None`: optimizer states, where there are ranks.
+    pub zero: Option<Zero>,
+    /// Most bytes that a reduction receives at a time, over all ranks.
+    pub bucket_size: Size,
+    /// When gradients are added up over ranks.
+    pub reduce: Reduce,
+    /// Gradients are exchanged while the backward pass goes on.
+    pub overlap_grad_reduce: bool,
+    /// Weights are gathered ahead of their use.
+    pub overlap_param_gather: bool,
+    /// Gathered weights go after the forward pass, and are gathered again.
+    pub reshard_after_forward: bool,
+    /// Seconds after which other ranks that do not answer are given up.
+    pub timeout_s: u64,
 }
 
 /// `[log]`
@@ -316,7 +346,8 @@ impl Config {
             ),
             ("checkpoint.blocking", checkpoint.blocking && !saves, saving),
         ];
-        let unused = set.into_iter().filter(|(_, is_unused, _)| *is_unused);
+        let set = set.into_iter().chain(self.of_ranks_alone());
+        let unused = set.filter(|(_, is_unused, _)| *is_unused);
         unused.map(|(key, _, needs)| (key, needs)).collect()
     }
 

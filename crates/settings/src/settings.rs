@@ -1,8 +1,9 @@
 //! What a step is made of: the configuration, read by those who compute.
 
-use super::choices::AttentionBackend;
+use super::choices::{AttentionBackend, Window};
 use super::elsewhere::Elsewhere;
 use super::error::ConfigError;
+use super::ranks::Ranks;
 use super::schema::{Config, HardwareConfig};
 use data::Packing;
 use memory::{DType, Layout};
@@ -43,6 +44,8 @@ pub struct Settings {
     pub states: StateFormats,
     /// What lives elsewhere than on the device.
     pub offload: Elsewhere,
+    /// The ranks that train together; none: this process trains alone.
+    pub ranks: Option<Ranks>,
     /// The learning rate.
     pub schedule: Schedule,
     /// The seed of stochastic rounding.
@@ -137,7 +140,8 @@ impl Settings {
                 gradients: optim.grad_dtype.into(),
                 f32_patterns: optim.f32_states.clone(),
             },
-            offload: Elsewhere::of(config)?,
+            offload: elsewhere(config)?,
+            ranks: config.ranks(),
             schedule: Schedule {
                 kind: config.lr.schedule,
                 peak: config.lr.peak,
@@ -156,6 +160,12 @@ impl Settings {
         Architecture::of(&self.model, self.attention).in_tiles(self.tile_tokens)
     }
 
+    /// This rank, and how many there are: one alone where there is no group.
+    pub fn member(&self) -> (usize, usize) {
+        let ranks = self.ranks.as_ref();
+        ranks.map_or((0, 1), |ranks| (ranks.rank, ranks.size))
+    }
+
     /// The narrowest type that a matrix product reads or writes: bf16 if gradients or everything is.
     pub fn narrowest_dtype(&self) -> DType {
         match (self.dtype, self.states.gradients) {
@@ -170,8 +180,9 @@ impl Settings {
     /// A pattern of names that fits no parameter.
     pub fn layout(&self, architecture: &Architecture) -> Result<Layout, ConfigError> {
         let parameters = architecture.parameters();
+        let ranks = self.ranks.as_ref().map(|ranks| ranks.size);
         if self.states.moments != MomentFormat::Quantised {
-            return Ok(parameters.layout(|_, _| false));
+            return Ok(parameters.layout_for(ranks, |_, _| false));
         }
         let patterns: Vec<WildMatch> = self
             .states
@@ -179,7 +190,7 @@ impl Settings {
             .iter()
             .map(|pattern| WildMatch::new(pattern))
             .collect();
-        let layout = parameters.layout(|name, elements| {
+        let layout = parameters.layout_for(ranks, |name, elements| {
             elements < SMALLEST_QUANTISED || patterns.iter().any(|pattern| pattern.matches(name))
         });
         let names = || layout.entries().iter().map(|entry| entry.name.as_str());
@@ -195,6 +206,18 @@ impl Settings {
         }
         Ok(layout)
     }
+}
+
+/// What lives elsewhere. Where there are ranks, updates are made at the end of a step: the other ranks wait for them.
+fn elsewhere(config: &Config) -> Result<Elsewhere, ConfigError> {
+    let elsewhere = Elsewhere::of(config)?;
+    Ok(match config.ranks() {
+        Some(_) => Elsewhere {
+            window: Window::End,
+            ..elsewhere
+        },
+        None => elsewhere,
+    })
 }
 
 fn between_steps(config: &Config) -> BetweenSteps {

@@ -85,6 +85,10 @@ fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
 fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> String {
     let given = args.given();
     let mut words = vec!["trainer".to_string(), "train".to_string()];
+    if let Some(member) = resolved.config.member.filter(|member| member.size > 1) {
+        let ranks = member.size.to_string();
+        words.splice(0..0, ["mpirun".into(), "-n".into(), ranks]);
+    }
     let mut pair = |flag: &str, value: String| words.extend([flag.to_string(), value]);
     if let Some(config) = &given.config {
         pair("--config", config.clone());
@@ -199,6 +203,23 @@ mod tests {
         assert_eq!(
             command(&flags, &[]),
             "trainer train --no-shuffle --device cpu --optimizer adamw8bit"
+        );
+    }
+
+    #[test]
+    fn ranks_are_launched() {
+        let flags = [
+            "--ranks",
+            "8",
+            "--rank",
+            "3",
+            "--device",
+            "cpu",
+            "--reshard-after-forward=false",
+        ];
+        assert_eq!(
+            command(&flags, &["collectives.zero=3"]),
+            "mpirun -n 8 trainer train --device cpu --reshard-after-forward=false --set collectives.zero=3"
         );
     }
 

@@ -5,7 +5,7 @@ use crate::train::resumed_configuration;
 use clap::Args;
 use model::MegatronFlags;
 use settings::load::Override;
-use settings::{Given, Resume, RunOptions};
+use settings::{Given, Member, Resume, RunOptions};
 use std::path::PathBuf;
 
 /// Flags that `train`, `plan` and `profile` share.
@@ -50,6 +50,31 @@ pub struct WeightsArgs {
     /// Start from a model in Hugging Face layout
     #[arg(long, value_name = "DIR")]
     pub init_from: Option<PathBuf>,
+}
+
+/// Whose plan is made, of ranks that train together. `train` learns it from its launcher.
+#[derive(Clone, Copy, Debug, Default, Args)]
+#[command(next_help_heading = "Several ranks")]
+pub struct MemberArgs {
+    /// Plan for N ranks, a device each
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_RANKS))]
+    pub ranks: Option<u64>,
+    /// The rank whose plan is made [default: 0]
+    #[arg(long, value_name = "R", requires = "ranks")]
+    pub rank: Option<u64>,
+}
+
+/// More ranks than any machine has; layouts are padded to them.
+const MOST_RANKS: u64 = 1 << 16;
+
+impl MemberArgs {
+    /// The rank that is asked for.
+    pub fn member(self) -> Option<Member> {
+        Some(Member {
+            size: self.ranks? as usize,
+            rank: self.rank.unwrap_or(0) as usize,
+        })
+    }
 }
 
 /// What memory is spent on, in other words than those of keys.
@@ -129,6 +154,7 @@ impl RunArgs {
                 .or_else(|| self.resumed_configuration()),
             flags,
             set: self.source.set.clone(),
+            member: None,
             megatron: MegatronFlags {
                 granularity: memory.recompute_granularity.clone(),
                 modules: memory.recompute_modules.clone(),

@@ -1,7 +1,7 @@
 //! The command line, and how it becomes a configuration.
 
 use crate::advise::AdviceArgs;
-use crate::args::{RunArgs, SourceArgs};
+use crate::args::{MemberArgs, RunArgs, SourceArgs};
 use crate::bench::BenchArgs;
 use crate::eval::EvalArgs;
 use crate::export::ExportArgs;
@@ -11,7 +11,7 @@ use crate::prepare::PrepareArgs;
 use crate::report::ReportArgs;
 use clap::{Args, Parser, Subcommand};
 use settings::load::Override;
-use settings::{ConfigError, Given, Resolved, RunOptions, Task, preset, resolve};
+use settings::{ConfigError, Given, Member, Resolved, RunOptions, Task, preset, resolve};
 use std::path::PathBuf;
 
 /// Trains transformers and knows their memory to the byte before the run starts.
@@ -91,6 +91,9 @@ pub struct PlanArgs {
     /// What generation needs.
     #[command(flatten)]
     pub generation: GenerationArgs,
+    /// Whose plan is made, of several ranks.
+    #[command(flatten)]
+    pub member: MemberArgs,
     /// The flags of `train`.
     #[command(flatten)]
     pub run: RunArgs,
@@ -150,14 +153,34 @@ impl Cli {
     /// # Errors
     /// A command, flag or setting that is unknown, contradictory, out of range or not built.
     pub fn resolve(&self) -> Result<Resolved, ConfigError> {
-        let run = |task, run: &RunArgs, json| resolve(task, run.given(), run.options(json));
+        self.resolve_as(None)
+    }
+
+    /// As [`Cli::resolve`]; a run is that of the rank that a launcher started, if one did.
+    ///
+    /// # Errors
+    /// As for [`Cli::resolve`].
+    pub fn resolve_as(&self, launched: Option<Member>) -> Result<Resolved, ConfigError> {
+        let run = |task, run: &RunArgs, member, json| {
+            let given = Given {
+                member,
+                ..run.given()
+            };
+            resolve(task, given, run.options(json))
+        };
         match &self.command {
-            None => run(Task::Train, &self.train, false),
-            Some(Command::Train(train)) => run(Task::Train, train, false),
-            Some(Command::Plan(plan)) => run(Task::Plan, &plan.run, plan.json),
-            Some(Command::Profile(profile)) => run(Task::Profile, &profile.run, profile.json),
+            None => run(Task::Train, &self.train, launched, false),
+            Some(Command::Train(train)) => run(Task::Train, train, launched, false),
+            Some(Command::Plan(plan)) => {
+                run(Task::Plan, &plan.run, plan.member.member(), plan.json)
+            }
+            Some(Command::Profile(profile)) => {
+                run(Task::Profile, &profile.run, None, profile.json)
+            }
             Some(Command::Init(init)) => init.resolve(),
-            Some(Command::Bench(bench)) => run(Task::Train, &bench.run, bench.form.json),
+            Some(Command::Bench(bench)) => {
+                run(Task::Train, &bench.run, bench.member.member(), bench.form.json)
+            }
             Some(Command::Prepare(_)) => Err(ConfigError::Contradiction(
                 "`trainer prepare` makes data, and has no configuration of its own".into(),
             )),

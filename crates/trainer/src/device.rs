@@ -1,6 +1,7 @@
 //! The device of a run: opened once, before anything is written.
 
 use crate::failure::Failure;
+use collectives::{Alone, Group};
 use kernels::cpu::Cpu;
 use kernels::timed::{Timed, Timings};
 use kernels::timeline::Timeline;
@@ -8,6 +9,7 @@ use kernels::{Backend, Kernels, Target};
 use memory::{DType, DeviceBytes, Layer, Memory, OutOfMemory, Phase, format_bytes};
 use planner::{CUDA_OVERHEAD_BYTES, first_refused_by_device, memory_size};
 use settings::{Device, Settings};
+use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
 use {
@@ -21,11 +23,14 @@ use {
 /// A device that is there.
 pub(crate) enum OpenDevice {
     /// The processor.
-    Cpu,
+    Cpu(Ranks),
     /// A GPU.
     #[cfg(feature = "cuda")]
-    Cuda(Rc<CudaDevice>),
+    Cuda(Rc<CudaDevice>, Ranks),
 }
+
+/// What moves bytes to other ranks and back; none: this process is alone.
+type Ranks = Option<Arc<dyn Group>>;
 
 impl OpenDevice {
     /// Opens a device.
@@ -33,8 +38,16 @@ impl OpenDevice {
     /// # Errors
     /// [`Failure::NoDevice`] if it is not there or cannot be used.
     pub(crate) fn open(device: Device) -> Result<OpenDevice, Failure> {
+        OpenDevice::in_group(device, None)
+    }
+
+    /// As [`OpenDevice::open`], for a rank of a group.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::open`].
+    pub(crate) fn in_group(device: Device, ranks: Ranks) -> Result<OpenDevice, Failure> {
         match device {
-            Device::Cpu => Ok(OpenDevice::Cpu),
+            Device::Cpu => Ok(OpenDevice::Cpu(ranks)),
             #[cfg(feature = "cuda")]
             Device::Cuda { index } => {
                 let refused = |error: KernelError| Failure::NoDevice {
@@ -44,7 +57,7 @@ impl OpenDevice {
                 let opened = CudaDevice::open(index).map_err(refused)?;
                 let facts = opened.facts();
                 tracing::info!("{device} is {}", facts.name);
-                Ok(OpenDevice::Cuda(opened))
+                Ok(OpenDevice::Cuda(opened, ranks))
             }
             #[cfg(not(feature = "cuda"))]
             Device::Cuda { .. } => Err(Failure::NoDevice {
@@ -54,21 +67,38 @@ impl OpenDevice {
         }
     }
 
+    /// The same device, for a rank of a group.
+    pub(crate) fn joining(self, ranks: Ranks) -> OpenDevice {
+        match self {
+            OpenDevice::Cpu(_) => OpenDevice::Cpu(ranks),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device, _) => OpenDevice::Cuda(device, ranks),
+        }
+    }
+
+    /// Device memory in use beside this process's blocks; none for the processor.
+    ///
+    /// # Errors
+    /// [`Failure::Device`] where the driver fails.
+    pub(crate) fn bytes_beside_blocks(&self) -> Result<Option<u64>, Failure> {
+        Ok(self.gpu_bytes()?.map(|bytes| bytes.beside()))
+    }
+
     /// Whose leases and scratch sizes apply.
     pub(crate) fn target(&self) -> Target {
         match self {
-            OpenDevice::Cpu => Target::Cpu,
+            OpenDevice::Cpu(_) => Target::Cpu,
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(_) => Target::Cuda,
+            OpenDevice::Cuda(..) => Target::Cuda,
         }
     }
 
     /// Its memory, with nothing leased.
     pub(crate) fn memory(&self) -> Memory {
         match self {
-            OpenDevice::Cpu => Memory::host(),
+            OpenDevice::Cpu(_) => Memory::host(),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => Memory::device(device.clone()),
+            OpenDevice::Cuda(device, _) => Memory::device(device.clone()),
         }
     }
 
@@ -84,9 +114,11 @@ impl OpenDevice {
     ) -> Result<Box<dyn Kernels>, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
-            OpenDevice::Cpu => Ok(Box::new(Cpu::new(memory, settings.narrowest_dtype())?)),
+            OpenDevice::Cpu(ranks) => Ok(Box::new(cpu(ranks, settings, memory)?)),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => Ok(Box::new(rehearsed(device, settings, memory)?)),
+            OpenDevice::Cuda(device, ranks) => {
+                Ok(Box::new(rehearsed(device, ranks, settings, memory)?))
+            }
         }
     }
 
@@ -103,13 +135,13 @@ impl OpenDevice {
     ) -> Result<Box<dyn Kernels>, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
-            OpenDevice::Cpu => {
-                let cpu = Cpu::new(memory, settings.narrowest_dtype())?;
+            OpenDevice::Cpu(ranks) => {
+                let cpu = cpu(ranks, settings, memory)?;
                 Ok(timed(cpu, memory, timings, timeline))
             }
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => {
-                let cuda = rehearsed(device, settings, memory)?;
+            OpenDevice::Cuda(device, ranks) => {
+                let cuda = rehearsed(device, ranks, settings, memory)?;
                 Ok(timed(cuda, memory, timings, timeline))
             }
         }
@@ -118,18 +150,18 @@ impl OpenDevice {
     /// What NVIDIA calls it; none for the processor.
     fn gpu_name(&self) -> Option<&str> {
         match self {
-            OpenDevice::Cpu => None,
+            OpenDevice::Cpu(_) => None,
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => Some(&device.facts().name),
+            OpenDevice::Cuda(device, _) => Some(&device.facts().name),
         }
     }
 
     /// Memory of a GPU, whoever uses it; none for the processor.
     fn gpu_bytes(&self) -> Result<Option<DeviceBytes>, Failure> {
         match self {
-            OpenDevice::Cpu => Ok(None),
+            OpenDevice::Cpu(_) => Ok(None),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => Ok(Some(device.memory_bytes()?)),
+            OpenDevice::Cuda(device, _) => Ok(Some(device.memory_bytes()?)),
         }
     }
 
@@ -173,9 +205,9 @@ impl OpenDevice {
     /// Host memory that is used outside the ledger, at most.
     pub(crate) fn untracked_host_bytes_max(&self) -> u64 {
         match self {
-            OpenDevice::Cpu => kernels::cpu::untracked_bytes_max(rayon::current_num_threads()),
+            OpenDevice::Cpu(_) => kernels::cpu::untracked_bytes_max(rayon::current_num_threads()),
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(_) => CudaDevice::untracked_host_bytes(),
+            OpenDevice::Cuda(..) => CudaDevice::untracked_host_bytes(),
         }
     }
 
@@ -188,11 +220,11 @@ impl OpenDevice {
     /// Shows phases and layers to profilers.
     pub(crate) fn show_ranges(&self) {
         match self {
-            OpenDevice::Cpu => {
+            OpenDevice::Cpu(_) => {
                 tracing::warn!("log.nvtx has no effect: this run is on the processor")
             }
             #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device) => device.show_ranges(),
+            OpenDevice::Cuda(device, _) => device.show_ranges(),
         }
     }
 
@@ -206,6 +238,46 @@ impl OpenDevice {
             tracing::warn!("{warning}");
         }
         Ok(())
+    }
+}
+
+/// The device of a rank: where the first GPU would be taken, that of its number among the ranks of its machine.
+pub(crate) fn device_of_rank(device: Device, local_rank: usize) -> Device {
+    match device {
+        Device::Cuda { index: 0 } => Device::Cuda {
+            // A launcher may show a process its own GPU alone.
+            index: local_rank % gpus().max(1),
+        },
+        named => named,
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> usize {
+    kernels::cuda::device_count().unwrap_or(0)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> usize {
+    0
+}
+
+/// Settings with ranks and no group are those of a group of one.
+fn with_ranks(ranks: &Ranks, settings: &Settings) -> Ranks {
+    let alone = || {
+        settings
+            .ranks
+            .as_ref()
+            .map(|_| Arc::new(Alone) as Arc<dyn Group>)
+    };
+    ranks.clone().or_else(alone)
+}
+
+fn cpu(ranks: &Ranks, settings: &Settings, memory: &Memory) -> Result<Cpu, OutOfMemory> {
+    let narrowest = settings.narrowest_dtype();
+    match with_ranks(ranks, settings) {
+        None => Cpu::new(memory, narrowest),
+        Some(group) => Cpu::in_group(memory, narrowest, group),
     }
 }
 
@@ -245,6 +317,7 @@ fn slow(settings: &Settings) -> Option<&'static str> {
 #[cfg(feature = "cuda")]
 pub(crate) fn rehearsed(
     device: &Rc<CudaDevice>,
+    ranks: &Ranks,
     settings: &Settings,
     memory: &Memory,
 ) -> Result<Cuda<CudaDriver>, Failure> {
@@ -252,7 +325,11 @@ pub(crate) fn rehearsed(
         tracing::warn!("{warning}");
     }
     let products = products_of_a_step(settings)?;
-    let cuda = Cuda::new(CudaDriver::new(device)?, memory, settings.narrowest_dtype())?;
+    let driver = match with_ranks(ranks, settings) {
+        None => CudaDriver::new(device)?,
+        Some(group) => CudaDriver::in_group(device, group)?,
+    };
+    let cuda = Cuda::new(driver, memory, settings.narrowest_dtype())?;
     let rehearsal = cuda.rehearse(&products);
     let rehearsal = rehearsal.map_err(|error| explained(error, device, memory))?;
     tracing::debug!("rehearsed {} products", rehearsal.products);

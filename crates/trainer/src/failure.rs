@@ -1,6 +1,8 @@
 //! Why a command ended early, and with which exit code.
 
+use crate::job::LastWords;
 use checkpoint::{CheckpointError, Damage, LockError};
+use collectives::GroupError;
 use data::DataError;
 use kernels::{Fault, KernelError};
 use memory::OutOfMemory;
@@ -93,6 +95,23 @@ pub enum Failure {
     /// A file that the step reads and writes failed.
     #[error("the disk failed: {0}")]
     Disk(String),
+    /// Other ranks cannot be reached, or do not answer.
+    #[error("{0}")]
+    Ranks(GroupError),
+    /// They cannot, for one of them failed.
+    #[error("{words}; this rank saw it so: {error}")]
+    LostRank {
+        /// What that one left.
+        words: Box<LastWords>,
+        /// What this one saw.
+        error: GroupError,
+    },
+    /// Another rank could not do what all must, and said why.
+    #[error("{0}")]
+    OtherRank(Box<LastWords>),
+    /// The ranks of a job would not train the same.
+    #[error("the ranks of this job were not started alike: {0}")]
+    RanksDiffer(String),
     /// An operation was called wrongly.
     #[error("this is a defect of the trainer, not of what it was given: {0}")]
     Defect(String),
@@ -132,8 +151,10 @@ pub enum Failure {
         journal: Option<PathBuf>,
     },
     /// A signal ended the run.
-    #[error("interrupted after step {step}, whose state is in {}", .checkpoint.display())]
+    #[error("interrupted after step {step}, whose state is in {}{}", .checkpoint.display(), told(.rank))]
     Interrupted {
+        /// The rank that was told to end; none without ranks.
+        rank: Option<usize>,
         /// Steps made.
         step: usize,
         /// The signal's number.
@@ -179,6 +200,8 @@ impl Failure {
             Failure::Scratch(ScratchError::Full { .. }) => 3,
             Failure::Scratch(_) => 4,
             Failure::Config(_) | Failure::Usage(_) | Failure::Changed(_) | Failure::Lock(_) => 2,
+            Failure::RanksDiffer(_) | Failure::Ranks(GroupError::Launch(_)) => 2,
+            Failure::OtherRank(words) => words.exit_code,
             Failure::Auto(AutoError::Costs(_)) => 4,
             Failure::OutOfMemory { .. }
             | Failure::HostMemory(_)
@@ -201,6 +224,8 @@ impl Failure {
             Failure::NoDevice { .. }
             | Failure::Device(_)
             | Failure::Disk(_)
+            | Failure::Ranks(_)
+            | Failure::LostRank { .. }
             | Failure::StrategiesFailed { .. } => 5,
             Failure::Diverged { .. } => 6,
             // As after a panic.
@@ -209,6 +234,17 @@ impl Failure {
                 128 + *signal as u8
             }
         }
+    }
+
+    /// Whether all ranks end of it and know, so that it is enough if one says it.
+    pub(crate) fn is_of_all(&self) -> bool {
+        matches!(
+            self,
+            Failure::OtherRank(_)
+                | Failure::RanksDiffer(_)
+                | Failure::Interrupted { .. }
+                | Failure::Diverged { .. }
+        )
     }
 
     /// The reason in the last record of the metrics.
@@ -232,7 +268,7 @@ impl Failure {
             Failure::HostMemory(refused) => return refused.hints(),
             Failure::DiskSpace(refused) => Some(refused.hint().into()),
             Failure::Auto(AutoError::Infeasible { .. }) => Some(
-                "what of these is not set yet may help: --offload-activations auto, --offload-parameters pinned, \
+                "what of these is not set yet may help: --offload-activations auto, of several ranks --zero 3, --offload-parameters pinned, \
                  --offload-gradients pinned, --grad-dtype bf16, memory.tile_tokens, a smaller --micro-batch, smaller optimizer \
                  states; `trainer plan --device-memory SIZE` looks for them"
                     .into(),
@@ -245,6 +281,11 @@ impl Failure {
             Failure::Disk(_) => Some(
                 "these files are scratch, and checkpoints are whole: look at the free space and the health of the disk, or \
                  name another folder, and go on from the last checkpoint with --resume latest"
+                    .into(),
+            ),
+            Failure::RanksDiffer(_) => Some(
+                "start all ranks with the same command, files and binary; what may differ is the device, its memory.limit, threads, \
+                 and where files are"
                     .into(),
             ),
             Failure::Interrupted { .. } => {
@@ -289,6 +330,13 @@ fn list(changes: &[String]) -> String {
     changes.join("; ")
 }
 
+/// Who was told to end, where there are ranks.
+fn told(rank: &Option<usize>) -> String {
+    rank.map_or(String::new(), |rank| {
+        format!("; rank {rank} was told to end")
+    })
+}
+
 /// Whether bad data is really a bad setting.
 fn is_usage(error: &DataError) -> bool {
     matches!(
@@ -323,6 +371,12 @@ impl From<SessionError> for Failure {
     }
 }
 
+impl From<GroupError> for Failure {
+    fn from(error: GroupError) -> Failure {
+        Failure::Ranks(error)
+    }
+}
+
 impl From<OriginError> for Failure {
     fn from(OriginError { path, source }: OriginError) -> Failure {
         Failure::Unreadable { path, source }
@@ -343,6 +397,7 @@ impl From<KernelError> for Failure {
         let way_out = match error.fault {
             Fault::Caller => return Failure::Defect(error.to_string()),
             Fault::Disk => return Failure::Disk(error.to_string()),
+            Fault::Collective => return GroupError::Failed(error.message).into(),
             Fault::DeviceFull => ": leave more room with --memory-limit",
             Fault::TooLarge if error.operation.starts_with("flash_") => {
                 ": take --attention eager, or --dtype bf16 if it is f32"

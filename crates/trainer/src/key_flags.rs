@@ -26,6 +26,11 @@ fn argument(key: &Key, flag: Flag) -> Arg {
         .help_heading(flag.heading);
     match flag.argument {
         Argument::None { .. } => argument.action(ArgAction::SetTrue),
+        Argument::Toggle => argument
+            .value_name("true|false")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
         Argument::Value(name) => argument
             .value_name(name)
             .allow_negative_numbers(matches!(key.kind, Kind::Whole(_) | Kind::Real(_)))
@@ -49,6 +54,13 @@ impl FromArgMatches for KeyFlags {
             Argument::Value(_) => {
                 let text = matches.get_one::<String>(flag.name)?;
                 Some(Override::from_flag(flag.name, key.name, text))
+            }
+            Argument::Toggle => {
+                let text = matches.get_one::<String>(flag.name)?;
+                Some(Override {
+                    place: format!("{}={text}", flag.name),
+                    ..Override::from_flag(flag.name, key.name, text)
+                })
             }
             Argument::None { sets, .. } => {
                 let is_given = matches.get_flag(flag.name);

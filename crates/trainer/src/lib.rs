@@ -1,6 +1,6 @@
 //! The trainer: the command line, the training loop, run directories, and what a machine offers.
 //!
-//! A command line becomes [`settings::Resolved`], which [`run`] carries out with [`planner`] and [`session`]. The binary is
+//! A command line becomes [`settings::Resolved`], which [`carry_out`] does with [`planner`] and [`session`]. The binary is
 //! a thin shell around it. [`Trainer`] is for code of one's own, which trains on tensors of candle.
 
 mod advise;
@@ -17,9 +17,11 @@ mod generate;
 mod gpu_watch;
 mod initialise;
 mod interrupt;
+mod job;
 mod key_flags;
 mod library;
 mod limits;
+pub mod log;
 mod pareto;
 mod prepare;
 mod profile;
@@ -34,31 +36,59 @@ mod train;
 mod trained;
 
 pub use failure::Failure;
+pub use job::Ended;
 pub use kernels::Target;
 pub use library::{Trainer, configuration, configuration_from_text};
 pub use planner::Plan;
-pub use run::run;
 pub use session::StepOutcome;
 pub use settings::{Config, Settings};
 
 use cli::{Cli, Command};
+use collectives::Launch;
+use settings::Member;
 
 /// Carries a command line out.
 ///
 /// # Errors
-/// [`Failure`], with its exit code.
-pub fn carry_out(cli: &Cli) -> Result<(), Failure> {
+/// [`Ended`], with its failure.
+pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
     interrupt::outlive_file_size_limit()?;
     match &cli.command {
+        None | Some(Command::Train(_)) => train(cli),
+        Some(Command::Doctor(args)) => run::doctor(cli.resolve()?, args, launch()?.as_ref()),
+        Some(command) => Ok(carry_out_alone(cli, command)?),
+    }
+}
+
+/// Trains, as what the launcher says that this process is.
+fn train(cli: &Cli) -> Result<(), Ended> {
+    let launch = launch()?;
+    let member = launch.as_ref().map(|launch| Member {
+        rank: launch.rank,
+        size: launch.size,
+    });
+    let resolved = cli.resolve_as(member)?;
+    run::train(resolved, launch.as_ref())
+}
+
+fn launch() -> Result<Option<Launch>, Failure> {
+    Ok(Launch::from_environment()?)
+}
+
+fn carry_out_alone(cli: &Cli, command: &Command) -> Result<(), Failure> {
+    match command {
         // Its configurations are many.
-        Some(Command::Bench(bench)) => bench::bench(bench),
-        Some(Command::Plan(args)) => run::plan(cli.resolve()?, args),
-        Some(Command::Doctor(args)) => run::doctor(cli.resolve()?, args),
-        Some(Command::Prepare(args)) => prepare::prepare(args),
-        Some(Command::Report(args)) => report::report(args),
-        Some(Command::Eval(args)) => eval::eval(args),
-        Some(Command::Export(args)) => export::export(args),
-        Some(Command::Generate(args)) => generate::generate(args),
-        _ => run(cli.resolve()?),
+        Command::Bench(bench) => bench::bench(bench),
+        Command::Plan(args) => run::plan(cli.resolve()?, args),
+        Command::Prepare(args) => prepare::prepare(args),
+        Command::Report(args) => report::report(args),
+        Command::Eval(args) => eval::eval(args),
+        Command::Export(args) => export::export(args),
+        Command::Generate(args) => generate::generate(args),
+        Command::Profile(_) => run::profile(cli.resolve()?),
+        Command::Init(_) => run::initialise(cli.resolve()?),
+        Command::Train(_) | Command::Doctor(_) => {
+            unreachable!("what a launcher may have started several of is carried out above")
+        }
     }
 }

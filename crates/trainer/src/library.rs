@@ -195,7 +195,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Failure::File`] or [`Failure::Weights`].
-    pub fn save(&self, folder: impl AsRef<Path>) -> Result<(), Failure> {
+    pub fn save(&mut self, folder: impl AsRef<Path>) -> Result<(), Failure> {
         Ok(self.session.export(folder.as_ref(), &self.origin)?)
     }
 

@@ -2,32 +2,42 @@
 
 use crate::advise::answer;
 use crate::cli::{DoctorArgs, PlanArgs};
+use crate::device::device_of_rank;
 use crate::failure::Failure;
 use crate::generate::print_generation_plan;
+use crate::job::Ended;
 use crate::pareto;
 use crate::samples::decided;
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
 use crate::train::resumed_configuration;
+use collectives::Launch;
 use memory::format_bytes;
 use model::ModelConfig;
 use planner::Plan;
 use settings::{Resolved, Size, Task, check};
 use std::path::Path;
 
-/// Carries a resolved command out.
-///
-/// # Errors
-/// [`Failure`], with its exit code.
-pub fn run(mut resolved: Resolved) -> Result<(), Failure> {
-    prepare(&mut resolved)?;
-    match resolved.task {
-        Task::Train => crate::train::train(resolved),
-        Task::Plan => print_plan(&resolved, &PlanArgs::default()),
-        Task::Profile => crate::profile::profile(&resolved),
-        Task::Init => crate::initialise::initialise(&resolved),
-        Task::Doctor => crate::doctor::doctor(&resolved, None),
+/// Trains; as one of several ranks, if a launcher started this process so.
+pub(crate) fn train(mut resolved: Resolved, launch: Option<&Launch>) -> Result<(), Ended> {
+    if let (Some(launch), Some(_)) = (launch, resolved.config.member) {
+        let device = resolved.device();
+        resolved.config.train.device = Some(device_of_rank(device, launch.local_rank));
     }
+    prepare(&mut resolved)?;
+    crate::train::train(resolved, launch)
+}
+
+/// Carries `profile` out.
+pub(crate) fn profile(mut resolved: Resolved) -> Result<(), Failure> {
+    prepare(&mut resolved)?;
+    crate::profile::profile(&resolved)
+}
+
+/// Carries `init` out.
+pub(crate) fn initialise(mut resolved: Resolved) -> Result<(), Failure> {
+    prepare(&mut resolved)?;
+    crate::initialise::initialise(&resolved)
 }
 
 /// Carries `plan` out, with the flags that it has beside those of `train`.
@@ -40,9 +50,13 @@ pub(crate) fn plan(mut resolved: Resolved, args: &PlanArgs) -> Result<(), Failur
 }
 
 /// Carries `doctor` out, with the flags that it has beside a configuration.
-pub(crate) fn doctor(mut resolved: Resolved, args: &DoctorArgs) -> Result<(), Failure> {
+pub(crate) fn doctor(
+    mut resolved: Resolved,
+    args: &DoctorArgs,
+    launch: Option<&Launch>,
+) -> Result<(), Ended> {
     prepare(&mut resolved)?;
-    crate::doctor::doctor(&resolved, args.path.as_deref())
+    crate::doctor::doctor(&resolved, args.path.as_deref(), launch)
 }
 
 fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {

@@ -1,6 +1,8 @@
 //! The directory that a run writes into.
 
 use crate::failure::Failure;
+use crate::job::{Job, forget_last_words};
+use crate::log;
 use checkpoint::RunLock;
 use planner::Plan;
 use serde::Serialize;
@@ -10,13 +12,48 @@ use std::path::{Path, PathBuf};
 /// `--out`, or a new folder under `runs/`.
 pub(crate) struct RunDir {
     path: PathBuf,
-    /// Keeps other runs out.
-    _lock: RunLock,
+    /// What is this rank's alone, where there are ranks.
+    own: Option<PathBuf>,
+    /// Keeps other runs out; the first rank has it.
+    _lock: Option<RunLock>,
 }
 
 impl RunDir {
+    /// The directory of a run that begins, or of one that goes on. The first rank makes it; the others are told which it is.
+    ///
+    /// # Errors
+    /// What any rank could not do.
+    pub(crate) fn open(
+        job: &Job,
+        resolved: &Resolved,
+        plan: &Plan,
+        goes_on: Option<&Path>,
+    ) -> Result<RunDir, Failure> {
+        let make = || match goes_on {
+            Some(run) => RunDir::reopen(run),
+            None => RunDir::create(resolved, plan),
+        };
+        let made = job.agree(job.leads().then(make).transpose())?;
+        let path = made
+            .as_ref()
+            .map_or("".into(), |made| made.path.display().to_string());
+        let path = PathBuf::from(job.word_of_first(&path)?);
+        let mut directory = made.unwrap_or(RunDir {
+            path,
+            own: None,
+            _lock: None,
+        });
+        if let Some(member) = job.member() {
+            job.leave_words_in(&directory.path);
+            let own = directory.path.join("ranks").join(member.rank.to_string());
+            job.agree(begin_own(&own, plan))?;
+            directory.own = Some(own);
+        }
+        Ok(directory)
+    }
+
     /// Makes the directory and writes the resolved configuration and the plan into it.
-    pub(crate) fn create(resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
+    fn create(resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
         let path = match &resolved.options.out {
             Some(out) => {
                 refuse_non_empty(out)?;
@@ -31,22 +68,30 @@ impl RunDir {
     }
 
     /// The directory of a run that goes on.
-    pub(crate) fn reopen(run: &Path) -> Result<RunDir, Failure> {
+    fn reopen(run: &Path) -> Result<RunDir, Failure> {
+        let lock = RunLock::take(run)?;
+        forget_last_words(run);
         Ok(RunDir {
             path: run.into(),
-            _lock: RunLock::take(run)?,
+            own: None,
+            _lock: Some(lock),
         })
     }
 
     /// Writes the resolved configuration and the plan.
     pub(crate) fn describe(&self, resolved: &Resolved, plan: &Plan) -> Result<(), Failure> {
-        self.write("config.toml", &resolved.config.to_toml()?)?;
+        write(&self.path, "config.toml", &resolved.config.to_toml()?)?;
         self.write_json("plan.json", plan)?;
         Ok(())
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The part of the directory that is this rank's alone, where there are ranks.
+    pub(crate) fn own(&self) -> Option<&Path> {
+        self.own.as_deref()
     }
 
     /// Where the gradients of a step go.
@@ -62,20 +107,33 @@ impl RunDir {
         name: &str,
         record: &impl Serialize,
     ) -> Result<PathBuf, Failure> {
-        let json = serde_json::to_string_pretty(record)
-            .map_err(|error| Failure::Usage(error.to_string()))?;
-        self.write(name, &format!("{json}\n"))?;
-        Ok(self.path.join(name))
+        write(&self.path, name, &as_json(record)?)
     }
+}
 
-    fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
-        let path = self.path.join(name);
-        // A file that is there is not torn by one for which there is no room.
-        let unfinished = self.path.join(format!(".{name}.tmp"));
-        let written = std::fs::write(&unfinished, text);
-        let written = written.and_then(|()| std::fs::rename(&unfinished, &path));
-        written.map_err(Failure::file(path))
-    }
+fn as_json(record: &impl Serialize) -> Result<String, Failure> {
+    let json = serde_json::to_string_pretty(record);
+    let json = json.map_err(|error| Failure::Usage(error.to_string()))?;
+    Ok(json + "\n")
+}
+
+/// Writes a file into a folder; returns where.
+fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
+    let path = folder.join(name);
+    // A file that is there is not torn by one for which there is no room.
+    let unfinished = folder.join(format!(".{name}.tmp"));
+    let written = std::fs::write(&unfinished, text);
+    let written = written.and_then(|()| std::fs::rename(&unfinished, &path));
+    written.map_err(Failure::file(&path))?;
+    Ok(path)
+}
+
+/// Makes the part of a rank, with the plan that is its own, and begins its log there.
+fn begin_own(own: &Path, plan: &Plan) -> Result<(), Failure> {
+    std::fs::create_dir_all(own).map_err(Failure::file(own))?;
+    write(own, "plan.json", &as_json(plan)?)?;
+    let log = own.join("log.txt");
+    log::keep_in(&log).map_err(Failure::file(log))
 }
 
 /// Makes the folder that `flag` names, before anything is computed for it.

@@ -20,7 +20,8 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
         format,
         seq: (!asks_the_file).then_some(config.data.seq),
         micro_batch: config.batch.micro,
-        accum: config.batch.accum,
+        // Every rank reads the whole step, and takes what is its own.
+        accum: config.micro_batches(),
         shuffle: config.data.shuffle,
         seed: config.train.seed,
         vocab: config.model.vocab,

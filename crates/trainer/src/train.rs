@@ -1,7 +1,9 @@
 //! The `train` command: plan, load, loop, summary.
 
+mod alike;
 mod between;
 mod ending;
+mod joint;
 mod recording;
 mod resuming;
 mod saving;
@@ -12,6 +14,7 @@ use crate::chosen::chosen;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
+use crate::job::{Ended, Job, together};
 use crate::limits::{limit, refuse_without_room};
 use crate::run_dir::{RunDir, make_folder, refuse_model};
 use crate::samples::{data_options, fit_evaluation};
@@ -19,7 +22,8 @@ use crate::stdout::print;
 use crate::tracer::Tracer;
 use between::Between;
 use checkpoint::TrainerState;
-use data::{Batches, Dataset, Position, Prefetched, prefetch};
+use collectives::Launch;
+use data::{Batches, Dataset, MicroBatch, Position, Prefetched, StepBatch, prefetch};
 use memory::{Layer, Phase, format_bytes};
 use model::Attention;
 use planner::{Plan, first_refused};
@@ -30,39 +34,21 @@ use saving::{Saver, origin};
 use session::{Session, SessionError, StepOutcome};
 use settings::{AttentionBackend, Config, FLASH_FROM_SEQ, OptimizerPlace, Resolved, Settings};
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Trains a model, or goes on with it.
-pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
-    let mut resumed = Resumed::find(&resolved)?;
-    let dataset = Dataset::open(&data_options(&resolved))?;
-    let mut config = resolved.decided(dataset.seq());
-    fit_evaluation(&resolved, &mut config);
-    resolved.config = chosen(&resolved, config)?;
-    let settings = Settings::new(&resolved.config)?;
-    choose_attention(&mut resolved.config, settings.attention);
-    if let Some(resumed) = &mut resumed {
-        resolved.name = resumed.state().name.clone();
-        resumed.compare(&resolved, &dataset.fingerprint())?;
-    }
-    let device = OpenDevice::open(resolved.device())?;
-    let plan = Plan::with_alternatives(&resolved.config, device.target())?;
-    let limit = limit(&resolved, &device)?;
-    refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
-    refuse_beforehand(&resolved)?;
-    if resolved.config.log.nvtx {
-        device.show_ranges();
-    }
-    name_paths_for_later(&mut resolved.config);
-    let mut run = Run::open(
-        resolved,
-        device,
-        plan,
-        &settings,
-        limit,
-        resumed.as_ref(),
-        &dataset,
-    )?;
+/// Trains a model, or goes on with it; as one of several ranks, if a launcher started this process so.
+pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), Ended> {
+    // By its own wish a process is alone, whatever started it.
+    let launch = launch.filter(|_| resolved.config.member.is_some());
+    let job = Job::start(&resolved.config, resolved.device(), launch)?;
+    together(Rc::new(job), |job| train_in(job, resolved))
+}
+
+fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
+    let prepared = job.agree(Prepared::new(job, resolved))?;
+    job.compare(&prepared.facts(job)?)?;
+    let (mut run, settings, dataset, resumed) = Run::open(job, prepared)?;
     tracing::info!("training on {}", dataset.describe());
     let batches = match &resumed {
         None => dataset.batches(),
@@ -77,7 +63,73 @@ pub(crate) fn train(mut resolved: Resolved) -> Result<(), Failure> {
     // Why the run failed says more than that its last line could not be written.
     outcome?;
     ended?;
-    print(run.summary())
+    match job.leads() {
+        true => print(run.summary()),
+        false => Ok(()),
+    }
+}
+
+/// A run that nothing is written of yet, with all that it reads.
+struct Prepared {
+    resolved: Resolved,
+    resumed: Option<Resumed>,
+    dataset: Dataset,
+    settings: Settings,
+    device: OpenDevice,
+    plan: Plan,
+    limit: Option<u64>,
+}
+
+impl Prepared {
+    fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
+        let mut resumed = Resumed::find(job, &resolved)?;
+        let dataset = Dataset::open(&data_options(&resolved))?;
+        let mut config = resolved.decided(dataset.seq());
+        fit_evaluation(&resolved, &mut config);
+        resolved.config = chosen(&resolved, config)?;
+        let settings = Settings::new(&resolved.config)?;
+        choose_attention(&mut resolved.config, settings.attention);
+        if let Some(resumed) = &mut resumed {
+            resolved.name = resumed.state().name.clone();
+            resumed.compare(&resolved, &dataset.fingerprint())?;
+        }
+        let device = OpenDevice::in_group(resolved.device(), job.group())?;
+        let plan = Plan::with_alternatives(&resolved.config, device.target())?;
+        let limit = limit(&resolved, &device)?;
+        refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
+        refuse_beforehand(&resolved)?;
+        if resolved.config.log.nvtx {
+            device.show_ranges();
+        }
+        name_paths_for_later(&mut resolved.config);
+        Ok(Prepared {
+            resolved,
+            resumed,
+            dataset,
+            settings,
+            device,
+            plan,
+            limit,
+        })
+    }
+
+    /// What evaluates and what saves, with all that they read.
+    fn open_companions(&self, job: &Job) -> Result<(Between, Saver), Failure> {
+        let (config, options) = (&self.resolved.config, &self.resolved.options);
+        let resumed = self.resumed.as_ref();
+        let from = resumed
+            .map(Resumed::folder)
+            .or(options.init_from.as_deref());
+        let data = config.data.path.as_deref();
+        let between = Between::open(&self.resolved, &self.settings, from, data)?;
+        let evaluated = between.fingerprint();
+        let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
+        let saver = Saver::new(origin(from, data)?, best, job.group());
+        if let Some(folder) = &options.save_final {
+            refuse_model(folder, saver.origin().names())?;
+        }
+        Ok((between, saver))
+    }
 }
 
 /// A run may be resumed from another folder: what is written down of its data says where that is.
@@ -139,6 +191,7 @@ fn pinning(bytes: u64) -> Option<String> {
 
 /// A run under way.
 struct Run {
+    job: Rc<Job>,
     resolved: Resolved,
     device: OpenDevice,
     plan: Plan,
@@ -154,11 +207,34 @@ struct Run {
     data_fingerprint: String,
     /// An evaluation after the last step was broken off, and is still due.
     is_pending: bool,
-    /// How long steps that are not recorded yet waited for their data.
-    data_waits: VecDeque<Duration>,
+    /// Steps that are not recorded yet.
+    asked: VecDeque<Asked>,
     /// Where pictures are wanted.
     tracer: Option<Tracer>,
     made: Made,
+}
+
+/// What is known of a step before it is made.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    /// How long it waited for its data.
+    data_wait: Duration,
+    /// Tokens of all ranks, masked ones included.
+    tokens: usize,
+    /// Targets that are this rank's.
+    own_targets: usize,
+}
+
+impl Asked {
+    fn of(job: &Job, batch: &StepBatch, data_wait: Duration) -> Asked {
+        let first = job.member().map_or(0, |member| member.rank);
+        let own = batch.micro.iter().skip(first).step_by(job.size());
+        Asked {
+            data_wait,
+            tokens: batch.micro.iter().map(|micro| micro.rows * micro.seq).sum(),
+            own_targets: own.map(MicroBatch::target_count).sum(),
+        }
+    }
 }
 
 /// What has been made so far.
@@ -204,13 +280,13 @@ impl Made {
         done_at.saturating_duration_since(before)
     }
 
-    fn add(&mut self, outcome: &StepOutcome, elapsed: Duration) {
+    fn add(&mut self, outcome: &StepOutcome, tokens: usize, elapsed: Duration) {
         let skipped = usize::from(!outcome.is_finite());
         self.steps = outcome.step;
         self.skipped += skipped;
         self.skipped_in_a_row = (self.skipped_in_a_row + skipped) * skipped;
-        self.tokens += outcome.tokens as u64;
-        self.tokens_here += outcome.tokens as u64;
+        self.tokens += tokens as u64;
+        self.tokens_here += tokens as u64;
         self.targets += outcome.targets as u64;
         self.time += elapsed;
         self.last = Some(outcome.clone());
@@ -218,46 +294,36 @@ impl Made {
 }
 
 impl Run {
-    /// Opens the run directory and everything that is written there.
+    /// Opens the run directory and everything that is written there; the rest of what was prepared is for its steps.
     fn open(
-        resolved: Resolved,
-        device: OpenDevice,
-        plan: Plan,
-        settings: &Settings,
-        limit: Option<u64>,
-        resumed: Option<&Resumed>,
-        dataset: &Dataset,
-    ) -> Result<Run, Failure> {
-        let (config, options) = (&resolved.config, &resolved.options);
-        let state = resumed.map(Resumed::state);
+        job: &Rc<Job>,
+        prepared: Prepared,
+    ) -> Result<(Run, Settings, Dataset, Option<Resumed>), Failure> {
+        let (between, saver) = job.agree(prepared.open_companions(job))?;
+        let Prepared {
+            resolved,
+            resumed,
+            dataset,
+            settings,
+            device,
+            plan,
+            limit,
+        } = prepared;
+        let state = resumed.as_ref().map(Resumed::state);
         let made = Made::after(state);
-        let from = resumed
-            .map(Resumed::folder)
-            .or(options.init_from.as_deref());
-        let data = config.data.path.as_deref();
-        let between = Between::open(&resolved, settings, from, data)?;
-        let evaluated = between.fingerprint();
-        let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
-        let saver = Saver::new(origin(from, data)?, best);
-        if let Some(folder) = &options.save_final {
-            refuse_model(folder, saver.origin().names())?;
-        }
-        let directory = match resumed.and_then(Resumed::run) {
-            Some(run) => RunDir::reopen(run)?,
-            None => RunDir::create(&resolved, &plan)?,
-        };
-        if let Some(folder) = &options.save_final {
-            make_folder(folder, "--save-final")?;
-        }
-        let path = directory.path();
-        let goes_on = resumed.is_some_and(|resumed| resumed.run().is_some());
+        let run = resumed.as_ref().and_then(Resumed::run);
+        let directory = RunDir::open(job, &resolved, &plan, run)?;
+        let goes_on = run.is_some();
+        let records = Records::open(job, &directory, &resolved, (made.steps, goes_on));
+        let interrupt = Interrupt::new().map_err(|error| Failure::Device(error.to_string()));
         let mut run = Run {
-            records: Records::open(path, config, options.quiet, (made.steps, goes_on))?,
-            interrupt: Interrupt::new().map_err(|error| Failure::Device(error.to_string()))?,
+            records: job.agree(records)?,
+            interrupt: job.agree(interrupt)?,
             position: Position::default(),
             data_fingerprint: dataset.fingerprint(),
             is_pending: state.is_some_and(|state| state.pending),
-            data_waits: VecDeque::new(),
+            asked: VecDeque::new(),
+            job: job.clone(),
             resolved,
             device,
             plan,
@@ -268,18 +334,28 @@ impl Run {
             tracer: None,
             made,
         };
-        if !goes_on {
-            let record = run.run_record();
-            run.records.write(&record)?;
+        let begun = job.agree(run.begin(goes_on));
+        begun.map(|()| (run, settings, dataset, resumed))
+    }
+
+    /// Writes what precedes the first step.
+    fn begin(&mut self, goes_on: bool) -> Result<(), Failure> {
+        if let (true, Some(folder)) = (self.job.leads(), &self.resolved.options.save_final) {
+            make_folder(folder, "--save-final")?;
         }
-        Ok(run)
+        match goes_on {
+            true => Ok(()),
+            false => self.records.write(&self.run_record()),
+        }
     }
 
     /// Goes on in the checkpoint's place. Until here a run that cannot is as it was.
     fn go_on(&mut self, resumed: &Resumed) -> Result<(), Failure> {
         if resumed.run().is_some() {
-            self.directory.describe(&self.resolved, &self.plan)?;
             self.records.cut(self.made.steps)?;
+        }
+        if resumed.run().is_some() && self.job.leads() {
+            self.directory.describe(&self.resolved, &self.plan)?;
             resumed.set_aside_later()?;
         }
         self.records.write(&ResumeRecord {
@@ -298,17 +374,23 @@ impl Run {
         resumed: Option<&Resumed>,
     ) -> Result<(), Failure> {
         self.position = batches.position();
-        let mut session = self.load(settings, resumed)?;
-        if let Some(resumed) = resumed {
-            self.go_on(resumed)?;
+        let loaded = self.load(settings, resumed);
+        let mut session = self.job.agree(loaded)?;
+        let begun = resumed.map_or(Ok(()), |resumed| self.go_on(resumed));
+        let (folder, made) = (self.directory.path(), self.made.steps);
+        let begun = begun.and_then(|()| self.records.begin_events(folder, made));
+        self.job.agree(begun)?;
+        // Ranks end together, at the end of a step.
+        if !self.job.has_ranks() {
+            session.stop_when(self.interrupt.watch());
         }
-        self.records
-            .begin_events(self.directory.path(), self.made.steps)?;
-        session.stop_when(self.interrupt.watch());
         let progress = self.records.progress.clone();
         session.on_micro_batch(move |done, of| progress.micro_batch(done, of));
         let mut batches = prefetch(batches, self.resolved.config.data.prefetch);
         let made = self.make_steps(&mut session, &mut batches);
+        if let Err(failure) = &made {
+            self.job.leave_words(failure);
+        }
         if let Some(tracer) = &mut self.tracer {
             tracer.stop();
         }
@@ -318,9 +400,10 @@ impl Run {
         let recorded = last.and_then(|last| self.record(last));
         made.and(recorded)?;
         if let Some(folder) = &self.resolved.options.save_final {
-            session.export(folder, self.saver.origin())?;
+            let exported = session.export(folder, self.saver.origin());
+            self.job.agree(exported.map_err(Failure::from))?;
         }
-        self.saver.finish()?;
+        self.finish_saves()?;
         match &self.made.last {
             Some(last) if !last.is_finite() => Err(self.diverged(last)),
             _ => Ok(()),
@@ -339,11 +422,12 @@ impl Run {
         self.made.until = Instant::now();
         let mut step = self.made.steps + 1;
         while step <= self.resolved.config.train.steps || self.is_pending {
-            if let Some(signal) = self.interrupt.signal() {
-                return Err(self.interrupted(session, signal));
+            if let Some(told) = self.job.signal(self.interrupt.signal())? {
+                return Err(self.interrupted(session, told));
             }
             let batch = batches.next_step()?;
-            self.data_waits.push_back(batches.data_wait());
+            let asked = Asked::of(&self.job, &batch, batches.data_wait());
+            self.asked.push_back(asked);
             if let Some(tracer) = &self.tracer {
                 tracer.begin_step();
             }
@@ -352,19 +436,25 @@ impl Run {
                 Err(SessionError::Stopped) => continue,
                 started => started?,
             }
+            self.job.note_step(step);
             self.position = batches.position();
             self.record(session.take_finished())?;
             if self.resolved.options.dump_gradients == Some(step as u64) {
                 session.export_gradients(&self.directory.gradients(step)?)?;
             }
             self.between_steps(session, step)?;
+            self.go_on_saving()?;
             step += 1;
         }
         Ok(())
     }
 
-    /// Saves what a signal interrupted.
-    fn interrupted(&mut self, session: &mut Session, signal: i32) -> Failure {
+    /// Saves what a signal interrupted, to this rank or another.
+    fn interrupted(
+        &mut self,
+        session: &mut Session,
+        (signal, rank): (i32, Option<usize>),
+    ) -> Failure {
         let mut save = || {
             let last = session.finish_step()?;
             self.record(last)?;
@@ -372,6 +462,7 @@ impl Run {
         };
         match save() {
             Ok(checkpoint) => Failure::Interrupted {
+                rank,
                 step: self.made.steps,
                 signal,
                 checkpoint,

@@ -3,8 +3,9 @@
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::run::{adopt_model, start_threads};
-use checkpoint::{Checkpoint, Found, find};
+use checkpoint::{Checkpoint, Found, find_together};
 use clap::Args;
+use collectives::{Alone, Group};
 use data::Packing;
 use memory::{Layer, Phase};
 use planner::InferencePlan;
@@ -40,12 +41,19 @@ pub struct TrainedArgs {
 
 /// The checkpoint in a folder, or the newest whole one of a run.
 pub(crate) fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Failure> {
+    newest_together(folder, &Alone)
+}
+
+/// The same for all ranks of a group, of which the first one tells.
+pub(crate) fn newest_together(folder: &Path, group: &dyn Group) -> Result<Checkpoint, Failure> {
     let Found {
         checkpoint,
         passed_over,
-    } = find(folder)?;
-    for newer in passed_over {
-        tracing::warn!("{newer}; an earlier one is taken");
+    } = find_together(folder, group)?;
+    if group.rank() == 0 {
+        for newer in passed_over {
+            tracing::warn!("{newer}; an earlier one is taken");
+        }
     }
     Ok(checkpoint)
 }

@@ -25,7 +25,11 @@ fn ladder(config: &Config, target: Target) -> Vec<Rung> {
     let advice = Advice::new(config, target, 1).unwrap();
     assert!(!advice.fits && advice.command.is_none());
     let needed = advice.rungs.last().unwrap().reserved_bytes;
-    assert_eq!(advice.needs_bytes, needed + overhead_bytes(target));
+    let beside = match config.member {
+        Some(_) => planner::NCCL_OVERHEAD_BYTES,
+        None => 0,
+    };
+    assert_eq!(advice.needs_bytes, needed + overhead_bytes(target) + beside);
     advice.rungs
 }
 
@@ -77,6 +81,33 @@ fn each_rung_saves_the_difference_of_two_plans() {
             );
         }
     }
+}
+
+/// Ranks divide more before anything else that costs time, with the same bits; what does not go with ranks is not tried.
+#[test]
+fn ranks_may_divide_what_each_has() {
+    let mut config = wasteful(DType::BF16)
+        .with(&["collectives.zero=0".into()])
+        .unwrap();
+    config.join(settings::Member { rank: 0, size: 8 }).unwrap();
+    let rungs = ladder(&config, Target::Cuda);
+    let sets = |set: &str| {
+        rungs
+            .iter()
+            .find(|rung| rung.set.iter().any(|one| one == set))
+    };
+    let last = sets("collectives.zero=3").unwrap_or_else(|| panic!("{rungs:#?}"));
+    assert!(!last.changes_math && last.saves_bytes > 0, "{last:?}");
+    for refused in ["offload.gradients=pinned", "optim.release=backward"] {
+        assert_eq!(sets(refused), None);
+    }
+    let alone = ladder(&wasteful(DType::BF16), Target::Cuda);
+    let of_ranks = alone.iter().flat_map(|rung| &rung.set);
+    assert!(
+        of_ranks
+            .into_iter()
+            .all(|set| !set.starts_with("collectives."))
+    );
 }
 
 /// Free ones that keep the bits, free ones that do not, those that cost something; and shorter sequences.

@@ -4,8 +4,9 @@
 
 mod common;
 
+use common::covering::covering;
 use common::elsewhere::{Bits, all_pinned, forms, models, resident, run, with_form};
-use common::{Random, assert_as_planned, plan, session};
+use common::{assert_as_planned, plan, session};
 use memory::DType;
 use model::{Attention, OffloadLabels};
 use optim::Hyperparameters;
@@ -27,7 +28,7 @@ const MODES: [(&str, &str); 5] = [
 ];
 
 /// What is chosen for a run, and how many choices there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 enum Factor {
     ParameterSlots,
     Gradients,
@@ -62,10 +63,7 @@ const FACTORS: [(Factor, usize); 13] = [
 
 /// A choice for each factor, by number.
 #[derive(Clone)]
-struct Choices([usize; FACTORS.len()]);
-
-/// Two factors, each with a choice.
-type Pair = [(Factor, usize); 2];
+struct Choices(Vec<usize>);
 
 impl fmt::Display for Choices {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -93,22 +91,6 @@ impl Choices {
         elsewhere.iter().any(|factor| self.of(*factor) > 0)
             && (release || !self.is_released())
             && (can_offload || self.of(Factor::Activations) == 0)
-    }
-
-    fn pairs(&self) -> impl Iterator<Item = Pair> {
-        let chosen = FACTORS.map(|(factor, _)| (factor, self.of(factor)));
-        let pairs =
-            move |second: usize| (0..second).map(move |first| [chosen[first], chosen[second]]);
-        (0..chosen.len()).flat_map(pairs)
-    }
-
-    /// Chosen at random, but for two of them.
-    fn draw(random: &mut Random, fixed: &Pair) -> Choices {
-        let mut choices = FACTORS.map(|(_, count)| random.below(count as u64) as usize);
-        for (factor, choice) in fixed {
-            choices[*factor as usize] = *choice;
-        }
-        Choices(choices)
     }
 
     fn elsewhere(&self, folder: &TempDir) -> Elsewhere {
@@ -156,43 +138,6 @@ impl Choices {
             ..settings
         }
     }
-}
-
-/// Few runs in which every two choices meet that go together, and the pairs that never do.
-fn covering() -> (Vec<Choices>, BTreeSet<Pair>) {
-    let mut random = Random(16);
-    let all = FACTORS.into_iter().flat_map(|(second, seconds)| {
-        let firsts = FACTORS.into_iter().take(second as usize);
-        firsts.flat_map(move |(first, count)| {
-            let choices = move |one| (0..seconds).map(move |other| [(first, one), (second, other)]);
-            (0..count).flat_map(choices)
-        })
-    });
-    let mut missing: BTreeSet<Pair> = all.collect();
-    let (mut runs, mut never) = (Vec::new(), BTreeSet::new());
-    while let Some(pair) = missing.first().copied() {
-        let drawn = (0..300).map(|_| Choices::draw(&mut random, &pair));
-        let fitting = drawn.filter(Choices::go_together).take(40);
-        let met = |choices: &Choices| {
-            choices
-                .pairs()
-                .filter(|pair| missing.contains(pair))
-                .count()
-        };
-        match fitting.max_by_key(met) {
-            Some(best) => {
-                best.pairs().for_each(|pair| {
-                    missing.remove(&pair);
-                });
-                runs.push(best);
-            }
-            None => {
-                missing.remove(&pair);
-                never.insert(pair);
-            }
-        }
-    }
-    (runs, never)
 }
 
 /// Runs with everything on the device and with what is chosen elsewhere, and compares.
@@ -248,7 +193,11 @@ fn assert_they_differ(name: &str, settings: [&Settings; 2]) {
 
 #[test]
 fn whatever_is_elsewhere_changes_nothing_but_memory() {
-    let (runs, never) = covering();
+    let counts = FACTORS.map(|(_, count)| count);
+    let (runs, never) = covering(&counts, 16, |choices| {
+        Choices(choices.clone()).go_together()
+    });
+    let runs: Vec<Choices> = runs.into_iter().map(Choices).collect();
     let release = (Factor::Gradients, 2);
     let expected = [
         [release, (Factor::Window, 1)],
@@ -256,6 +205,7 @@ fn whatever_is_elsewhere_changes_nothing_but_memory() {
         [release, (Factor::Accum, 2)],
         [(Factor::Mode, 2), (Factor::Activations, 1)],
     ];
+    let expected = expected.map(|pair| pair.map(|(factor, choice)| (factor as usize, choice)));
     assert_eq!(never, BTreeSet::from(expected));
     assert!(
         runs.len() >= 12 * 7,

@@ -1,12 +1,14 @@
 //! Gradients of all parameters, accumulated over the micro-batches of a step.
 
 use crate::UnitError;
+use crate::gather::{gather, gathered};
+use crate::reduction::{Reducing, Reduction};
 use crate::stream::{finish_all, host_bytes, locate};
 use crate::streamed_gradients::StreamedGradients;
 use kernels::{Init, KernelError, Kernels, NormGrains, Traffic};
 use memory::{
-    Arena, Buffer, Category, DType, GRAIN_ELEMENTS, In, Layer, Layout, Memory, Out, OutOfMemory,
-    Space,
+    Arena, Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layer, Layout, Memory, Out,
+    OutOfMemory, Space,
 };
 use std::ops::Range;
 use std::rc::Rc;
@@ -20,6 +22,8 @@ pub enum GradientsHome {
     Host,
     /// Nowhere: a unit is updated as soon as its gradients are there, and they are gone.
     Released,
+    /// On the device, added up over ranks.
+    Reduced(Reduction),
 }
 
 /// Where the gradients of a range are.
@@ -42,6 +46,7 @@ pub struct Gradients {
     /// All of them, or the vectors.
     resident: Arena,
     streamed: Option<StreamedGradients>,
+    reducing: Option<Reducing>,
     touched: Vec<bool>,
     /// f64 sums of squares, in the order of [`Layout::grained`].
     grains: Buffer,
@@ -62,16 +67,35 @@ impl Gradients {
         let lease = |space, name, held| {
             Arena::lease_part(memory, space, category, name, layout, dtype, held)
         };
-        let host = || lease(Space::Host, "offloaded_gradients", layout.matrices());
+        let host = || {
+            lease(
+                Space::Host,
+                "offloaded_gradients",
+                layout.all().within(&layout.matrices()),
+            )
+        };
         let streamed = |host| StreamedGradients {
             host,
             here: Vec::new(),
             traffic: Traffic::default(),
         };
         let (held, streamed) = match home {
-            GradientsHome::Device => (0..layout.elements(), None),
-            GradientsHome::Host => (layout.vectors(), Some(streamed(Some(host()?)))),
-            GradientsHome::Released => (layout.vectors(), Some(streamed(None))),
+            GradientsHome::Device => (layout.all(), None),
+            GradientsHome::Host => (
+                layout.all().within(&layout.vectors()),
+                Some(streamed(Some(host()?))),
+            ),
+            GradientsHome::Released => {
+                (layout.all().within(&layout.vectors()), Some(streamed(None)))
+            }
+            GradientsHome::Reduced(how) if how.by_unit => {
+                (layout.all().within(&layout.vectors()), Some(streamed(None)))
+            }
+            GradientsHome::Reduced(_) => (layout.all(), None),
+        };
+        let reducing = match home {
+            GradientsHome::Reduced(how) => Some(Reducing::lease(memory, layout, dtype, how)?),
+            _ => None,
         };
         let grains = layout.grained().last().map_or(0, |(range, first)| {
             first + range.len().div_ceil(GRAIN_ELEMENTS)
@@ -79,6 +103,7 @@ impl Gradients {
         Ok(Gradients {
             resident: lease(Space::Device, "gradients", held)?,
             streamed,
+            reducing,
             touched: vec![false; layout.entries().len()],
             grains: memory.lease_persistent(category, "norm_grains", [grains], DType::F64)?,
         })
@@ -91,7 +116,7 @@ impl Gradients {
 
     /// Bytes on the device, across steps.
     pub fn bytes(&self) -> u64 {
-        self.resident.bytes()
+        self.resident.bytes() + self.reducing.as_ref().map_or(0, Reducing::bytes)
     }
 
     /// Name and bytes of the arena in pinned host memory.
@@ -102,20 +127,33 @@ impl Gradients {
 
     /// What has crossed of them during passes; updates bring them with the states.
     pub fn traffic(&self) -> Traffic {
-        let streamed = self.streamed.as_ref();
-        streamed.map_or(Traffic::default(), |streamed| streamed.traffic)
+        let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
+        let reducing = self.reducing.as_ref().map(|reducing| reducing.traffic);
+        let none = Traffic::default();
+        streamed.unwrap_or(none).plus(reducing.unwrap_or(none))
     }
 
     /// Whether gradients of matrices are gone after a step.
     pub fn is_released(&self) -> bool {
-        self.streamed
-            .as_ref()
-            .is_some_and(|streamed| streamed.host.is_none())
+        let is_nowhere = |streamed: &StreamedGradients| streamed.host.is_none();
+        self.reducing.is_none() && self.streamed.as_ref().is_some_and(is_nowhere)
     }
 
     /// A step begins: the next contribution to each parameter replaces its gradient.
     pub fn begin_step(&mut self) {
         self.touched.fill(false);
+        if let Some(reducing) = &mut self.reducing {
+            reducing.begin_step();
+        }
+    }
+
+    /// A micro-batch begins. Where every one is added up over ranks, its contributions replace those of the one before, which
+    /// were sent.
+    pub fn begin_micro_batch(&mut self) {
+        let reducing = self.reducing.as_ref();
+        if reducing.is_some_and(|reducing| reducing.how.every_micro_batch) {
+            self.touched.fill(false);
+        }
     }
 
     /// Where to write the next contribution to a parameter, and what to add it to. Its unit is open.
@@ -126,9 +164,7 @@ impl Gradients {
             return (self.resident.view_mut(parameter), init);
         };
         let tensor = &layout.entries()[parameter];
-        let rows = layout.units()[unit].cover.rows(&tensor.range());
-        let rows = rows.expect("a unit covers its own tensors");
-        let view = streamed.open_mut(unit).rows_mut(rows);
+        let view = streamed.open_mut(unit).flat_mut(&tensor.range());
         (view.reshape(tensor.dims()), init)
     }
 
@@ -193,30 +229,83 @@ impl Gradients {
         unit: usize,
     ) -> Result<(), UnitError> {
         self.fetch(memory, kernels, unit)?;
+        if let Some(reducing) = &mut self.reducing {
+            // Vectors of any part may be contributed to with the first unit.
+            reducing.wait_until_sent(kernels, unit)?;
+            reducing.wait_until_sent(kernels, reducing.vectors())?;
+        }
         match &mut self.streamed {
             Some(streamed) => streamed.open(memory, kernels, unit, &self.resident),
             None => Ok(()),
         }
     }
 
-    /// The backward pass has contributed to a unit. If that was the step's last contribution, the squares are summed.
-    /// Its memory is given back by [`Gradients::give_back`] or [`Gradients::release`].
+    /// The backward pass has contributed to a unit: all that it will in this micro-batch if that `is_own`, else another part
+    /// has. If that was the step's last contribution, the squares are summed; where gradients are added up over ranks, that
+    /// begins. Its memory is given back by [`Gradients::give_back`] or [`Gradients::release`].
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// [`KernelError`] if the device or another rank fails.
     pub fn close(
         &mut self,
         kernels: &dyn Kernels,
         unit: usize,
-        is_final: bool,
+        (is_own, is_last_micro_batch): (bool, bool),
     ) -> Result<(), KernelError> {
-        if is_final && self.streamed.is_some() {
+        if self.reducing.is_some() {
+            return match is_own {
+                true => self.add_up(kernels, unit, is_last_micro_batch),
+                false => Ok(()),
+            };
+        }
+        if is_own && is_last_micro_batch && self.streamed.is_some() {
             self.sum_unit(kernels, unit)?;
         }
         match &mut self.streamed {
             Some(streamed) => streamed.send(kernels, unit),
             None => Ok(()),
         }
+    }
+
+    /// Begins to add up a bundle over ranks, if that is due.
+    fn add_up(
+        &mut self,
+        kernels: &dyn Kernels,
+        bundle: usize,
+        is_last_micro_batch: bool,
+    ) -> Result<(), KernelError> {
+        let reducing = self.reducing.as_mut().expect("asked where there are ranks");
+        if !(reducing.how.every_micro_batch || is_last_micro_batch) {
+            return Ok(());
+        }
+        let is_unit = bundle != reducing.vectors();
+        let streamed = self.streamed.as_mut().filter(|_| is_unit);
+        let unit = streamed.as_ref().map(|streamed| streamed.of(bundle));
+        let sent = reducing.add(kernels, bundle, (&mut self.resident, unit))?;
+        if let Some(streamed) = streamed {
+            streamed.closed(bundle, sent);
+        }
+        Ok(())
+    }
+
+    /// The backward pass of a micro-batch is over: all vectors have been contributed to. After the last one the sums over
+    /// ranks are complete.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or another rank fails.
+    pub fn end_micro_batch(
+        &mut self,
+        kernels: &dyn Kernels,
+        is_last: bool,
+    ) -> Result<(), KernelError> {
+        let Some(reducing) = &self.reducing else {
+            return Ok(());
+        };
+        self.add_up(kernels, reducing.vectors(), is_last)?;
+        if let (Some(reducing), true) = (&mut self.reducing, is_last) {
+            reducing.finish(kernels, &mut self.resident)?;
+        }
+        Ok(())
     }
 
     /// Gives back the memory of closed units but this one: when the next unit's backward pass is over, so that the copies
@@ -253,37 +342,73 @@ impl Gradients {
         match &mut self.streamed {
             Some(streamed) if !streamed.here.is_empty() => {
                 let finished = finish_all(kernels);
-                streamed.here.clear();
+                match self.reducing {
+                    None => streamed.here.clear(),
+                    // Other ranks may never take what they are sent, so nobody waits for it, and its memory is not used again.
+                    Some(_) => streamed.here.drain(..).for_each(std::mem::forget),
+                }
                 finished
             }
             _ => Ok(()),
         }
     }
 
-    /// Sums the squares of what is on the device for good; those of other units were summed when they closed.
+    /// Sums the squares of what is on the device for good; those of other units were summed when they closed. Where ranks add
+    /// up gradients, all get all sums first if they need them; else each sums the squares of its own, and all get the grains.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// [`KernelError`] if the device or another rank fails.
     pub fn sum_grains(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
-        let held = self.resident.held();
-        for (range, first) in self.layout().grained() {
-            if held.start <= range.start && range.end <= held.end {
-                let x = self.resident.flat(range);
-                kernels.run(sum_of(&mut self.grains, first, x))?;
-            }
+        let layout = self.resident.layout().clone();
+        if let Some(reducing) = self.reducing.as_mut().filter(|one| one.how.is_shared) {
+            gathered(kernels, || reducing.share(kernels, &mut self.resident))?;
         }
-        Ok(())
+        let held = match &self.reducing {
+            Some(reducing) => reducing.own(&layout),
+            None => self.resident.held().clone(),
+        };
+        for (range, grains) in grains_of(&layout, &held) {
+            let x = match &self.reducing {
+                Some(reducing) => reducing.sum(&self.resident, range),
+                None => self.resident.flat(range),
+            };
+            let grains = self.grains.view_mut().rows(grains);
+            kernels.run(NormGrains { grains, x })?;
+        }
+        match &self.reducing {
+            Some(reducing) if !reducing.how.is_shared => {
+                let rank = reducing.how.rank;
+                gathered(kernels, || self.gather_grains(kernels, &layout, rank))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn gather_grains(
+        &mut self,
+        kernels: &dyn Kernels,
+        layout: &Layout,
+        rank: usize,
+    ) -> Result<(), KernelError> {
+        let ranks = layout.ranks().unwrap_or(1);
+        let of = |rank| grains_of(layout, &layout.own(rank));
+        let of = (0..ranks).flat_map(|rank| of(rank).into_iter().map(move |(_, own)| (own, rank)));
+        let mut pieces: Vec<(Range<usize>, usize)> = of.collect();
+        pieces.sort_by_key(|(grains, _)| grains.start);
+        let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
+        let places = self.grains.view_mut().disjoint_rows(&ranges);
+        let places = owners.into_iter().zip(places).collect();
+        // SAFETY: whoever reads the grains, and writes them again, waits for this; they live as long as kernels have work.
+        unsafe { gather(kernels, (rank, ranks), places, None) }.map(|_| ())
     }
 
     fn sum_unit(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
         let layout = self.resident.layout().clone();
-        let cover = &layout.units()[unit].cover;
         let streamed = self.streamed.as_ref().expect("the unit is open");
-        for (range, first) in layout.grained() {
-            if let Some(rows) = cover.rows(&range) {
-                let x = streamed.of(unit).rows(rows);
-                kernels.run(sum_of(&mut self.grains, first, x))?;
-            }
+        for (range, grains) in grains_of(&layout, &layout.units()[unit].cover) {
+            let x = streamed.of(unit).flat(&range);
+            let grains = self.grains.view_mut().rows(grains);
+            kernels.run(NormGrains { grains, x })?;
         }
         Ok(())
     }
@@ -296,40 +421,26 @@ impl Gradients {
     /// Those of the unit of one part, which lie together; none if it has no unit.
     pub fn unit_grains(&self, part: Layer) -> In<'_> {
         let layout = self.layout();
-        let is_of_part = |range: &Range<usize>| {
-            let mut units = layout.units().iter().filter(|unit| unit.part == part);
-            units.any(|unit| unit.cover.rows(range).is_some())
-        };
-        let mut grains = 0..0;
-        for (range, first) in layout.grained() {
-            if is_of_part(&range) {
-                let start = if grains.is_empty() {
-                    first
-                } else {
-                    grains.start
-                };
-                grains = start..first + range.len().div_ceil(GRAIN_ELEMENTS);
-            }
-        }
-        self.grains.view().rows(grains)
+        let mut units = layout.units().iter();
+        let unit = units.find(|unit| unit.part == part);
+        let all = unit.map_or(Vec::new(), |unit| grains_of(layout, &unit.cover));
+        let first = all.first().map_or(0, |(_, grains)| grains.start);
+        let end = all.last().map_or(0, |(_, grains)| grains.end);
+        self.grains.view().rows(first..end)
     }
 
     /// Where the gradients of a range, within one unit or the vectors, are now.
     pub fn source(&self, range: &Range<usize>) -> GradientSource<'_> {
+        if let Some(reducing) = &self.reducing {
+            return GradientSource::Device(reducing.sum(&self.resident, range.clone()));
+        }
         let unit = locate(self.layout(), range);
-        let Some((streamed, (unit, rows))) = self.streamed.as_ref().zip(unit) else {
+        let Some((streamed, unit)) = self.streamed.as_ref().zip(unit) else {
             return GradientSource::Device(self.resident.flat(range.clone()));
         };
-        let mut here = streamed.here.iter();
-        match (
-            &streamed.host,
-            here.find(|open| open.on_device.unit == unit),
-        ) {
-            (Some(host), _) => GradientSource::Host(host.flat(range.clone())),
-            (None, open) => {
-                let open = open.expect("released gradients are asked for while their unit is open");
-                GradientSource::Device(open.on_device.rows(rows))
-            }
+        match &streamed.host {
+            Some(host) => GradientSource::Host(host.flat(range.clone())),
+            None => GradientSource::Device(streamed.of(unit).flat(range)),
         }
     }
 
@@ -386,11 +497,16 @@ impl Gradients {
     }
 }
 
-/// The sums of squares of some gradients, whose first grain is this.
-fn sum_of<'a>(grains: &'a mut Buffer, first: usize, x: In<'a>) -> NormGrains<'a> {
-    let count = x.elements().div_ceil(GRAIN_ELEMENTS);
-    NormGrains {
-        grains: grains.view_mut().rows(first..first + count),
-        x,
-    }
+/// What of a layout's grained ranges a cover has, each with its grains.
+fn grains_of(layout: &Layout, cover: &Cover) -> Vec<(Range<usize>, Range<usize>)> {
+    let grained = layout.grained().into_iter();
+    let own = grained.flat_map(|(range, first)| {
+        let pieces = cover.within(&range).ranges().to_vec();
+        pieces.into_iter().map(move |piece| {
+            let first = first + (piece.start - range.start) / GRAIN_ELEMENTS;
+            let count = piece.len().div_ceil(GRAIN_ELEMENTS);
+            (piece, first..first + count)
+        })
+    });
+    own.collect()
 }

@@ -19,12 +19,17 @@
 //! No more are. A unit comes back only after the computation has waited for it to leave, because its lease had ended by then,
 //! and uploads wait for the computation.
 
+mod gather;
+mod gathered_weights;
 mod gradients;
+mod reduction;
 mod stream;
 mod streamed_gradients;
+mod streamed_weights;
 mod weights;
 
 pub use gradients::{GradientSource, Gradients, GradientsHome};
+pub use reduction::Reduction;
 pub use weights::{Weights, WeightsHome};
 
 use kernels::KernelError;

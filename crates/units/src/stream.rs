@@ -1,76 +1,92 @@
-//! A unit's matrices on the device, and its copies from and to the host.
+//! A unit's matrices on the device, or some of their elements, and their copies from and to the host.
 
 use kernels::{Event, KernelError, Kernels, Queue};
-use memory::{Arena, Buffer, Category, DType, In, Layout, Memory, Out, OutOfMemory, Unit};
+use memory::{Arena, Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
 pub(crate) const FREE: &str = "memory is not in use when a unit comes into it";
 pub(crate) const LEFT: &str = "a unit has left before its memory is used again";
 
-/// A unit's matrices on the device, one behind the other as they lie in the layout.
+/// Elements of a unit on the device, one behind the other as they lie in the layout: all, or a rank's piece.
 pub(crate) struct OnDevice {
     pub(crate) unit: usize,
+    cover: Cover,
     buffer: Buffer,
-    /// When what the host had of it has come.
+    /// When what the host, or other ranks, had of it has come.
     pub(crate) came: Event,
     /// When what was sent of it has left.
     left: Option<Event>,
 }
 
-/// The unit of a layout.
-pub(crate) fn unit(layout: &Layout, index: usize) -> &Unit {
-    &layout.units()[index]
-}
-
-/// The unit that holds a range, and where the range lies in it.
-pub(crate) fn locate(layout: &Layout, range: &Range<usize>) -> Option<(usize, Range<usize>)> {
-    let mut units = layout.units().iter().enumerate();
-    units.find_map(|(index, unit)| Some((index, unit.cover.rows(range)?)))
+/// The unit that holds a range.
+pub(crate) fn locate(layout: &Layout, range: &Range<usize>) -> Option<usize> {
+    let mut units = layout.units().iter();
+    units.position(|unit| unit.cover.rows(range).is_some())
 }
 
 impl OnDevice {
-    /// Leases room for a unit. Its contents are unspecified.
+    /// Leases room for some elements of a unit. Its contents are unspecified.
     pub(crate) fn lease(
         memory: &Memory,
-        layout: &Layout,
-        index: usize,
+        (unit, cover): (usize, Cover),
         (category, name): (Category, &'static str),
         dtype: DType,
     ) -> Result<OnDevice, OutOfMemory> {
-        let elements = unit(layout, index).cover.elements();
         Ok(OnDevice {
-            unit: index,
-            buffer: memory.lease(category, name, [elements], dtype)?,
+            unit,
+            buffer: memory.lease(category, name, [cover.elements()], dtype)?,
+            cover,
             came: Event::PAST,
             left: None,
         })
     }
 
-    pub(crate) fn rows(&self, rows: Range<usize>) -> In<'_> {
-        self.buffer.view().rows(rows)
+    /// Reads a range of the layout.
+    pub(crate) fn flat(&self, range: &Range<usize>) -> In<'_> {
+        self.buffer.view().rows(self.rows(range))
     }
 
-    pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Out<'_> {
+    /// Writes a range of the layout.
+    pub(crate) fn flat_mut(&mut self, range: &Range<usize>) -> Out<'_> {
+        let rows = self.rows(range);
         self.buffer.view_mut().rows(rows)
     }
 
-    /// Asks for all of the unit from the host, into a lease that was just taken.
-    pub(crate) fn fetch(&mut self, kernels: &dyn Kernels, host: &Arena) -> Result<(), KernelError> {
-        let leased = kernels.record(Queue::Compute)?;
-        kernels.wait(Queue::Upload, leased, FREE)?;
-        let cover = unit(host.layout(), self.unit).cover.clone();
+    /// Writes several ranges of the layout, in the order in which they lie.
+    pub(crate) fn disjoint_mut(&mut self, ranges: &[Range<usize>]) -> Vec<Out<'_>> {
+        let rows: Vec<Range<usize>> = ranges.iter().map(|range| self.rows(range)).collect();
+        self.buffer.view_mut().disjoint_rows(&rows)
+    }
+
+    fn rows(&self, range: &Range<usize>) -> Range<usize> {
+        let rows = self.cover.rows(range);
+        rows.expect("a unit has what is asked of it")
+    }
+
+    /// Asks for what the host has of it, in a lease that was just taken.
+    pub(crate) fn fetch(
+        &mut self,
+        kernels: &dyn Kernels,
+        host: &Arena,
+        cover: &Cover,
+    ) -> Result<(), KernelError> {
+        self.free(kernels, Queue::Upload)?;
         for range in cover.ranges() {
-            let rows = cover.rows(range).expect("a cover holds its own ranges");
             // SAFETY: nobody reads or writes the unit before it waited for `came`, or the host's copy before a download
             // that waits for work which did; both live as long as kernels have work, or until the computation has
             // waited for this.
-            unsafe { kernels.start_upload(self.rows_mut(rows), host.flat(range.clone())) }?;
+            unsafe { kernels.start_upload(self.flat_mut(range), host.flat(range.clone())) }?;
         }
         self.came = kernels.record(Queue::Upload)?;
         Ok(())
     }
 
-    /// Bytes of the unit.
+    /// Lets a queue wait until the memory, which was just leased, is not in use any more.
+    pub(crate) fn free(&self, kernels: &dyn Kernels, queue: Queue) -> Result<(), KernelError> {
+        kernels.wait(queue, kernels.record(Queue::Compute)?, FREE)
+    }
+
+    /// Bytes of what is here.
     pub(crate) fn bytes(&self) -> u64 {
         (self.buffer.dims().elements() * self.buffer.dtype().size_in_bytes()) as u64
     }
@@ -82,13 +98,16 @@ impl OnDevice {
         host: &mut Arena,
         range: &Range<usize>,
     ) -> Result<(), KernelError> {
-        let rows = unit(host.layout(), self.unit).cover.rows(range);
-        let rows = rows.expect("what is sent is of the unit");
         // SAFETY: the lease ends after the computation was told to wait for `left` (`leave`), the host's copy is read by
         // uploads that wait for the computation after that, and by the host after the download queue is done.
-        unsafe { kernels.start_download(host.flat_mut(range.clone()), self.rows(rows)) }?;
-        self.left = Some(kernels.record(Queue::Download)?);
+        unsafe { kernels.start_download(host.flat_mut(range.clone()), self.flat(range)) }?;
+        self.leaves(kernels.record(Queue::Download)?);
         Ok(())
+    }
+
+    /// Something that reads it will be over then.
+    pub(crate) fn leaves(&mut self, then: Event) {
+        self.left = Some(then);
     }
 
     /// Whether some of it was sent, and nobody has been told to wait for that.
@@ -110,7 +129,7 @@ impl OnDevice {
     }
 }
 
-/// Waits for everything that may read or write units.
+/// Waits for everything on this side of the links that may read or write units.
 pub(crate) fn finish_all(kernels: &dyn Kernels) -> Result<(), KernelError> {
     let queues = [Queue::Update, Queue::Upload, Queue::Download];
     let finished = queues.map(|queue| kernels.finish(kernels.record(queue)?));

@@ -3,14 +3,14 @@
 use crate::UnitError;
 use crate::stream::OnDevice;
 use kernels::{Event, Fill, KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, Category, Layout, Memory};
+use memory::{Arena, Category, Cover, Layout, Memory};
 
 const CAME: &str = "a unit of gradients has come before it is added to";
 const SUMMED: &str = "a unit of gradients is summed before it leaves";
 
 /// The units of gradients that are on the device, and the rest of them on the host.
 pub(crate) struct StreamedGradients {
-    /// None if gradients are released.
+    /// None if gradients are released, or added up over ranks.
     pub(crate) host: Option<Arena>,
     pub(crate) here: Vec<Open>,
     pub(crate) traffic: Traffic,
@@ -59,7 +59,8 @@ impl StreamedGradients {
         }
         let (layout, dtype) = (like.layout(), like.dtype());
         let kind = (Category::Gradient, "unit_gradients");
-        let on_device = OnDevice::lease(memory, layout, unit, kind, dtype)?;
+        let cover = layout.units()[unit].cover.clone();
+        let on_device = OnDevice::lease(memory, (unit, cover.clone()), kind, dtype)?;
         // Filed even if the device failed: what was asked for is waited for before the lease ends.
         self.here.push(Open {
             on_device,
@@ -71,7 +72,7 @@ impl StreamedGradients {
                 self.traffic = self
                     .traffic
                     .plus(Traffic::of(Queue::Upload, on_device.bytes()));
-                on_device.fetch(kernels, host)?;
+                on_device.fetch(kernels, host, &cover)?;
             }
             _ => clear_padding(kernels, layout, on_device)?,
         }
@@ -120,6 +121,13 @@ impl StreamedGradients {
         Ok(())
     }
 
+    /// What was staged of a unit will have been sent to other ranks then.
+    pub(crate) fn closed(&mut self, unit: usize, sent: Event) {
+        let open = self.find(unit).expect("what is closed was opened");
+        open.is_open = false;
+        open.on_device.leaves(sent);
+    }
+
     /// Ends the leases of units that have been sent, but of this one.
     pub(crate) fn give_back(
         &mut self,
@@ -143,15 +151,9 @@ fn clear_padding(
     layout: &Layout,
     on_device: &mut OnDevice,
 ) -> Result<(), KernelError> {
-    let unit = &layout.units()[on_device.unit];
-    for entry in unit.entries.iter().map(|index| &layout.entries()[*index]) {
-        let padding = entry.range().end..entry.padded_range().end;
-        if !padding.is_empty() {
-            let rows = unit.cover.rows(&padding);
-            let rows = rows.expect("a unit covers its own padding");
-            let out = on_device.rows_mut(rows);
-            kernels.run(Fill { out, value: 0.0 })?;
-        }
-    }
-    Ok(())
+    let padding = Cover::new(layout.padding()).within_all(&layout.units()[on_device.unit].cover);
+    padding.ranges().iter().try_for_each(|range| {
+        let out = on_device.flat_mut(range);
+        kernels.run(Fill { out, value: 0.0 })
+    })
 }

@@ -1,14 +1,13 @@
 //! The weights: all on the device, or a few units of them at a time.
 
 use crate::UnitError;
-use crate::stream::{OnDevice, finish_all, host_bytes, locate};
+use crate::gathered_weights::GatheredWeights;
+use crate::stream::{host_bytes, locate};
+use crate::streamed_weights::{CAME_TO_BE_UPDATED, Source, StreamedWeights};
 use kernels::{KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, Category, DType, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
+use memory::{Arena, Category, Cover, DType, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
 use std::ops::Range;
 use std::rc::Rc;
-
-const CAME: &str = "a unit of weights has come before it is read";
-const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
 /// Where matrices live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +20,25 @@ pub enum WeightsHome {
         /// Units on the device at a time.
         slots: usize,
     },
+    /// On the device of every rank, of which each updates its pieces, that all others get.
+    Gathered {
+        /// This rank.
+        rank: usize,
+        /// Whether the computation goes on while they come.
+        is_overlapped: bool,
+    },
+    /// Every rank has its pieces, from which units are gathered to be used; the vectors are as in
+    /// [`WeightsHome::Gathered`].
+    Divided {
+        /// This rank.
+        rank: usize,
+        /// Whether this rank's pieces live on the device, or in pinned host memory.
+        space: Space,
+        /// Units that are gathered at a time: the one in use, and those that come meanwhile.
+        slots: usize,
+        /// Whether units stay until their last use in a pass.
+        is_kept: bool,
+    },
 }
 
 /// The weights of a model.
@@ -28,21 +46,13 @@ pub enum WeightsHome {
 /// Whoever computes with them says which unit comes next ([`Weights::use_unit`]), in an order that it gave before
 /// ([`Weights::begin_pass`]); from the order follows what is fetched ahead ([`Weights::look_ahead`]).
 pub struct Weights {
-    /// All of them, or the vectors.
+    /// What is on the device for good.
     resident: Arena,
     streamed: Option<StreamedWeights>,
+    /// What all ranks have on the device for good, and each updates its pieces of.
+    gathered: Option<GatheredWeights>,
     /// The units that were used, where that is recorded.
     record: Option<Vec<usize>>,
-}
-
-struct StreamedWeights {
-    host: Arena,
-    here: Vec<OnDevice>,
-    slots: usize,
-    order: Rc<[usize]>,
-    /// How many of the order have been used.
-    used: usize,
-    traffic: Traffic,
 }
 
 impl Weights {
@@ -56,34 +66,52 @@ impl Weights {
         dtype: DType,
         home: WeightsHome,
     ) -> Result<Weights, OutOfMemory> {
+        let category = Category::Parameter;
         let lease = |space, name, held| {
-            Arena::lease_part(
-                memory,
-                space,
-                Category::Parameter,
-                name,
-                layout,
-                dtype,
-                held,
-            )
+            Arena::lease_part(memory, space, category, name, layout, dtype, held)
         };
-        let (held, streamed) = match home {
-            WeightsHome::Device => (0..layout.elements(), None),
+        let host = |held| lease(Space::Host, "offloaded_parameters", held);
+        let device = |held| lease(Space::Device, "parameters", held);
+        let (all, vectors) = (layout.all(), layout.all().within(&layout.vectors()));
+        let member = |rank| (rank, layout.ranks().unwrap_or(1));
+        let (resident, streamed, gathered) = match home {
+            WeightsHome::Device => (device(all)?, None, None),
             WeightsHome::Host { slots } => {
-                let streamed = StreamedWeights {
-                    host: lease(Space::Host, "offloaded_parameters", layout.matrices())?,
-                    here: Vec::new(),
-                    slots: slots.max(1),
-                    order: Rc::new([]),
-                    used: 0,
-                    traffic: Traffic::default(),
+                let source = Source::Host(host(layout.all().within(&layout.matrices()))?);
+                let streamed = StreamedWeights::new(layout, source, slots, false);
+                (device(vectors)?, Some(streamed), None)
+            }
+            WeightsHome::Gathered {
+                rank,
+                is_overlapped,
+            } => {
+                let resident = device(all)?;
+                let gathered = GatheredWeights::of(&resident, member(rank), is_overlapped);
+                (resident, None, Some(gathered))
+            }
+            WeightsHome::Divided {
+                rank,
+                space,
+                slots,
+                is_kept,
+            } => {
+                let own = layout.own(rank).within(&layout.matrices());
+                let (held, host) = match space {
+                    Space::Device => (Cover::joined([own, vectors]), None),
+                    Space::Host => (vectors, Some(host(own)?)),
                 };
-                (layout.vectors(), Some(streamed))
+                let resident = device(held)?;
+                let member = member(rank);
+                let gathered = GatheredWeights::of(&resident, member, true);
+                let source = Source::Ranks { member, host };
+                let streamed = StreamedWeights::new(layout, source, slots, is_kept);
+                (resident, Some(streamed), Some(gathered))
             }
         };
         Ok(Weights {
-            resident: lease(Space::Device, "parameters", held)?,
+            resident,
             streamed,
+            gathered,
             record: None,
         })
     }
@@ -103,6 +131,21 @@ impl Weights {
         self.streamed.is_some()
     }
 
+    /// Whether matrices live in pinned host memory, and come to be updated.
+    pub fn is_on_host(&self) -> bool {
+        self.host().is_some()
+    }
+
+    fn host(&self) -> Option<&Arena> {
+        self.streamed.as_ref()?.host()
+    }
+
+    /// The elements that live here, on the device or in pinned host memory: all, or a rank's pieces and the vectors.
+    pub fn held(&self) -> Cover {
+        let host = self.host().map(|host| host.held().clone());
+        Cover::joined([self.resident.held().clone()].into_iter().chain(host))
+    }
+
     /// Bytes on the device, across steps.
     pub fn bytes(&self) -> u64 {
         self.resident.bytes()
@@ -110,46 +153,55 @@ impl Weights {
 
     /// Name and bytes of the arena in pinned host memory.
     pub fn host_arena(&self) -> Option<(&'static str, u64)> {
-        let streamed = self.streamed.as_ref()?;
-        Some(("offloaded_parameters", streamed.host.bytes()))
+        Some(("offloaded_parameters", self.host()?.bytes()))
     }
 
     /// What has crossed of them during passes and after updates.
     pub fn traffic(&self) -> Traffic {
-        let streamed = self.streamed.as_ref();
-        streamed.map_or(Traffic::default(), |streamed| streamed.traffic)
+        let streamed = self.streamed.as_ref().map(|streamed| streamed.traffic);
+        let gathered = self.gathered.as_ref().map(|gathered| gathered.traffic);
+        let none = Traffic::default();
+        streamed.unwrap_or(none).plus(gathered.unwrap_or(none))
     }
 
     /// Reads a tensor. Its unit is on the device: somebody uses it.
     pub fn view(&self, entry: usize) -> In<'_> {
         let tensor = &self.layout().entries()[entry];
         match (&self.streamed, self.layout().unit_of(entry)) {
-            (Some(streamed), Some(unit)) => {
-                let rows = self.layout().units()[unit].cover.rows(&tensor.range());
-                let rows = rows.expect("a unit covers its own tensors");
-                streamed.of(unit).rows(rows).reshape(tensor.dims())
-            }
+            (Some(streamed), Some(unit)) => streamed
+                .of(unit)
+                .flat(&tensor.range())
+                .reshape(tensor.dims()),
             _ => self.resident.view(entry),
+        }
+    }
+
+    /// The unit that a range comes with, if it is not on the device for good.
+    fn comes_with(&self, range: &Range<usize>) -> Option<usize> {
+        match self.resident.held().rows(range) {
+            Some(_) => None,
+            None => locate(self.layout(), range),
         }
     }
 
     /// Reads a range of one unit, or of the vectors, on the device.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
-        match (&self.streamed, locate(self.layout(), &range)) {
-            (Some(streamed), Some((unit, rows))) => streamed.of(unit).rows(rows),
+        match (&self.streamed, self.comes_with(&range)) {
+            (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
             _ => self.resident.flat(range),
         }
     }
 
     /// Writes a range of one unit, or of the vectors, on the device.
     pub fn flat_mut(&mut self, range: Range<usize>) -> Out<'_> {
-        match (&mut self.streamed, locate(self.resident.layout(), &range)) {
-            (Some(streamed), Some((unit, rows))) => streamed.of_mut(unit).rows_mut(rows),
+        let unit = self.comes_with(&range);
+        match (&mut self.streamed, unit) {
+            (Some(streamed), Some(unit)) => streamed.of_mut(unit).flat_mut(&range),
             _ => self.resident.flat_mut(range),
         }
     }
 
-    /// Copies a range of one tensor, between steps.
+    /// Copies a range of one tensor that is held, between steps.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or `bytes` have another size.
@@ -159,16 +211,16 @@ impl Weights {
         range: Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
-        match (&self.streamed, locate(self.layout(), &range)) {
-            (Some(streamed), Some(_)) => {
-                bytes.copy_from_slice(host_bytes(kernels, streamed.host.flat(range))?);
+        match (self.host(), self.comes_with(&range)) {
+            (Some(host), Some(_)) => {
+                bytes.copy_from_slice(host_bytes(kernels, host.flat(range))?);
                 Ok(())
             }
             _ => kernels.download(bytes, self.resident.flat(range)),
         }
     }
 
-    /// Sets a range of one tensor, between steps.
+    /// Sets what is held of a range of one tensor, between steps.
     ///
     /// # Errors
     /// As [`Weights::read`].
@@ -178,15 +230,24 @@ impl Weights {
         range: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), KernelError> {
-        match (&mut self.streamed, locate(self.resident.layout(), &range)) {
-            (Some(streamed), Some(_)) => {
-                assert!(streamed.here.is_empty(), "weights are set between steps");
-                let out = streamed.host.flat_mut(range).cast(DType::U8);
-                out.slice_mut::<u8>().copy_from_slice(bytes);
-                Ok(())
-            }
-            _ => kernels.upload(self.resident.flat_mut(range), bytes),
+        let size = self.dtype().size_in_bytes();
+        let of = |part: &Range<usize>| {
+            &bytes[(part.start - range.start) * size..(part.end - range.start) * size]
+        };
+        for part in self.resident.held().within(&range).ranges() {
+            kernels.upload(self.resident.flat_mut(part.clone()), of(part))?;
         }
+        let Some(streamed) = &mut self.streamed else {
+            return Ok(());
+        };
+        assert!(streamed.is_empty(), "weights are set between steps");
+        if let Some(host) = streamed.host_mut() {
+            for part in host.held().within(&range).ranges() {
+                let out = host.flat_mut(part.clone()).cast(DType::U8);
+                out.slice_mut::<u8>().copy_from_slice(of(part));
+            }
+        }
+        Ok(())
     }
 
     /// Records from now on which units are used: the order of a pass that another session goes by.
@@ -202,7 +263,14 @@ impl Weights {
     /// Begins a pass that uses units in this order.
     pub fn begin_pass(&mut self, order: &Rc<[usize]>) {
         if let Some(streamed) = &mut self.streamed {
-            (streamed.order, streamed.used) = (order.clone(), 0);
+            streamed.begin_pass(order, false);
+        }
+    }
+
+    /// Begins a pass that updates units in this order: of each comes what this rank updates.
+    pub fn begin_update(&mut self, order: &Rc<[usize]>) {
+        if let Some(streamed) = &mut self.streamed {
+            streamed.begin_pass(order, true);
         }
     }
 
@@ -225,8 +293,11 @@ impl Weights {
         {
             record.push(unit);
         }
+        if let Some(gathered) = &mut self.gathered {
+            gathered.used(kernels, unit)?;
+        }
         match &mut self.streamed {
-            Some(streamed) => streamed.use_unit(memory, kernels, unit),
+            Some(streamed) => streamed.use_unit(memory, kernels, &self.resident, unit),
             None => Ok(false),
         }
     }
@@ -237,12 +308,12 @@ impl Weights {
     /// As [`Weights::use_unit`].
     pub fn look_ahead(&mut self, memory: &Memory, kernels: &dyn Kernels) -> Result<(), UnitError> {
         match &mut self.streamed {
-            Some(streamed) => streamed.look_ahead(memory, kernels),
+            Some(streamed) => streamed.look_ahead(memory, kernels, &self.resident),
             None => Ok(()),
         }
     }
 
-    /// Lets `queue` wait until a part's unit has come.
+    /// Lets `queue` wait until what is to be updated of a part's unit has come.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -252,8 +323,9 @@ impl Weights {
         queue: Queue,
         part: Layer,
     ) -> Result<(), KernelError> {
+        let streamed = self.streamed.as_ref().filter(|_| self.is_on_host());
         let mut units = self.layout().units().iter();
-        match (&self.streamed, units.position(|unit| unit.part == part)) {
+        match (streamed, units.position(|unit| unit.part == part)) {
             (Some(streamed), Some(unit)) => {
                 kernels.wait(queue, streamed.of(unit).came, CAME_TO_BE_UPDATED)
             }
@@ -270,18 +342,32 @@ impl Weights {
         kernels: &dyn Kernels,
         range: &Range<usize>,
     ) -> Result<(), KernelError> {
-        match (&mut self.streamed, locate(self.resident.layout(), range)) {
-            (Some(streamed), Some((unit, _))) => {
-                let here = streamed.here.iter_mut().find(|here| here.unit == unit);
-                let here = here.expect("what is updated is on the device");
-                here.send(kernels, &mut streamed.host, range)?;
-                let bytes = range.len() * streamed.host.dtype().size_in_bytes();
-                streamed.traffic = streamed
-                    .traffic
-                    .plus(Traffic::of(Queue::Download, bytes as u64));
-                Ok(())
-            }
+        let unit = self.comes_with(range);
+        match (&mut self.streamed, unit) {
+            (Some(streamed), Some(unit)) => streamed.updated(kernels, unit, range),
             _ => Ok(()),
+        }
+    }
+
+    /// The computation has been told to wait for all updates of this rank: what every rank has gets those of the others.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or another rank fails.
+    pub fn gather_updated(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        match &mut self.gathered {
+            Some(gathered) => gathered.start(kernels, &mut self.resident),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the computation wait for what other ranks updated.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or another rank fails.
+    pub fn settle(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        match &mut self.gathered {
+            Some(gathered) => gathered.settle(kernels),
+            None => Ok(()),
         }
     }
 
@@ -296,114 +382,23 @@ impl Weights {
         }
     }
 
-    /// Lets go of everything when a pass ended early and copies may be under way: the host waits for all queues.
+    /// Lets go of everything when a pass ended early and copies may be under way: the host waits for all queues, but not for
+    /// other ranks.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is on the device then either.
     pub fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
-            Some(streamed) if !streamed.here.is_empty() => {
-                let finished = finish_all(kernels);
-                streamed.here.clear();
-                finished
-            }
+            Some(streamed) if !streamed.is_empty() => streamed.abandon(kernels),
             _ => Ok(()),
         }
     }
 
     /// Whether the padding of what is on the device for good, and of what is on the host, is zero. Reads host memory.
     pub fn padding_is_zero(&self) -> bool {
-        let host = self.streamed.iter().map(|streamed| &streamed.host);
         [&self.resident]
             .into_iter()
-            .chain(host)
+            .chain(self.host())
             .all(Arena::padding_is_zero)
-    }
-}
-
-impl StreamedWeights {
-    fn of(&self, unit: usize) -> &OnDevice {
-        let here = self.here.iter().find(|here| here.unit == unit);
-        here.expect("a unit is read while somebody uses it")
-    }
-
-    fn of_mut(&mut self, unit: usize) -> &mut OnDevice {
-        let here = self.here.iter_mut().find(|here| here.unit == unit);
-        here.expect("a unit is written while somebody uses it")
-    }
-
-    /// The units that should be on the device now, the one in use first.
-    fn wanted(&self) -> Vec<usize> {
-        let rest = self.order.iter().skip(self.used.saturating_sub(1));
-        let mut wanted = Vec::new();
-        for unit in rest {
-            if wanted.len() < self.slots && !wanted.contains(unit) {
-                wanted.push(*unit);
-            }
-        }
-        wanted
-    }
-
-    fn use_unit(
-        &mut self,
-        memory: &Memory,
-        kernels: &dyn Kernels,
-        unit: usize,
-    ) -> Result<bool, UnitError> {
-        if self.used > 0 && self.order[self.used - 1] == unit {
-            return Ok(false);
-        }
-        let next = self.order.get(self.used);
-        assert_eq!(next, Some(&unit), "units are used in the order of the pass");
-        self.used += 1;
-        if self.here.iter().all(|here| here.unit != unit) {
-            self.keep_only_wanted(kernels)?;
-            self.fetch(memory, kernels, unit)?;
-        }
-        kernels.wait(Queue::Compute, self.of(unit).came, CAME)?;
-        Ok(true)
-    }
-
-    fn look_ahead(&mut self, memory: &Memory, kernels: &dyn Kernels) -> Result<(), UnitError> {
-        self.keep_only_wanted(kernels)?;
-        for unit in self.wanted() {
-            if self.here.iter().all(|here| here.unit != unit) {
-                self.fetch(memory, kernels, unit)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn end_pass(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
-        (self.order, self.used) = (Rc::new([]), 0);
-        self.keep_only_wanted(kernels)
-    }
-
-    fn keep_only_wanted(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
-        let wanted = self.wanted();
-        while let Some(index) = self
-            .here
-            .iter()
-            .position(|here| !wanted.contains(&here.unit))
-        {
-            self.here.swap_remove(index).leave(kernels)?;
-        }
-        Ok(())
-    }
-
-    fn fetch(
-        &mut self,
-        memory: &Memory,
-        kernels: &dyn Kernels,
-        unit: usize,
-    ) -> Result<(), UnitError> {
-        let kind = (Category::Parameter, "unit_weights");
-        let dtype = self.host.dtype();
-        let here = OnDevice::lease(memory, self.host.layout(), unit, kind, dtype)?;
-        // Filed even if the device failed: what was asked for is waited for before the lease ends.
-        self.here.push(here);
-        let here = self.here.last_mut().expect("one was pushed");
-        self.traffic = self.traffic.plus(Traffic::of(Queue::Upload, here.bytes()));
-        Ok(here.fetch(kernels, &self.host)?)
     }
 }

@@ -136,21 +136,21 @@ fn a_later_format_is_not_guessed_at() {
     assert!(
         error
             .to_string()
-            .contains("has format version 7, and this program reads up to 1"),
+            .contains("has format version 7, and this program reads up to 2"),
         "{error}"
     );
 
     let mut later = Moment::new(6, 1);
-    later.state.format_version = 2;
+    later.state.format_version = 3;
     let path = later.save(&Disk, run.path()).unwrap();
     let error = Checkpoint::open(&path).unwrap_err();
     assert!(
-        matches!(error, CheckpointError::Newer { found: 2, .. }),
+        matches!(error, CheckpointError::Newer { found: 3, .. }),
         "{error}"
     );
     let error = checkpoint::find(run.path()).unwrap_err(); // does not go back silently
     assert!(
-        matches!(error, CheckpointError::Newer { found: 2, .. }),
+        matches!(error, CheckpointError::Newer { found: 3, .. }),
         "{error}"
     );
 }

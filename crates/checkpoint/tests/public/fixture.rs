@@ -1,7 +1,7 @@
 //! A small run to save.
 
 use checkpoint::{Checkpoint, CheckpointError, Contents, OptimizerForm, TrainerState, save};
-use files::{Dtype, FileSystem, TensorFiles, TensorSource, TensorSpec};
+use files::{Dtype, FileSystem, PieceSource, PieceSpec, TensorSource, TensorSpec};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -31,11 +31,15 @@ impl Tensors {
             .collect()
     }
 
-    fn assert_same(&self, found: &TensorFiles) {
-        assert_eq!(found.iter().count(), self.specs.len());
+    fn assert_same(&self, found: &files::Tensors) {
+        assert_eq!(found.names().len(), self.specs.len());
         for (index, spec) in self.specs.iter().enumerate() {
             assert_eq!(
-                found.get(&spec.name).unwrap().bytes,
+                found
+                    .get(&spec.name)
+                    .unwrap()
+                    .bytes
+                    .get(0..spec.bytes() as usize),
                 self.bytes(index),
                 "{}",
                 spec.name
@@ -54,17 +58,76 @@ impl TensorSource for Tensors {
     }
 }
 
+/// What a rank has of tensors.
+#[derive(Default)]
+pub struct Pieces {
+    specs: Vec<PieceSpec>,
+    bytes: Vec<Vec<u8>>,
+}
+
+impl PieceSource for Pieces {
+    fn pieces(&self) -> &[PieceSpec] {
+        &self.specs
+    }
+
+    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(&self.bytes[index])
+    }
+}
+
 /// All that a checkpoint of a step holds; another seed is another content of the same step.
 pub struct Moment {
     pub state: TrainerState,
     model: Tensors,
     optimizer: Tensors,
-    files: Vec<(String, Vec<u8>)>,
+    pub files: Vec<(String, Vec<u8>)>,
 }
 
 impl Moment {
     pub fn new(step: u64, seed: u8) -> Self {
         Self::sized(step, seed, 3)
+    }
+
+    /// To be saved by so many ranks.
+    pub fn of_ranks(step: u64, seed: u8, ranks: usize) -> Self {
+        let mut moment = Self::sized(step, seed, 5);
+        moment.state.ranks = Some(ranks as u64);
+        moment.state.format_version = checkpoint::FORMAT_VERSION_OF_RANKS;
+        moment
+    }
+
+    /// What a rank has of it: every tensor is cut elsewhere, and not all ranks have some of all.
+    pub fn pieces(&self, rank: usize, size: usize) -> Pieces {
+        let mut pieces = Pieces::default();
+        for (stem, tensors) in [("model", &self.model), ("optimizer", &self.optimizer)] {
+            for (index, spec) in tensors.specs.iter().enumerate() {
+                let all: usize = spec.shape.iter().product();
+                let cut = |rank: usize| match rank {
+                    0 => 0,
+                    _ if rank == size => all,
+                    _ => (rank * all / size + index).min(all),
+                };
+                let elements = cut(rank)..cut(rank + 1);
+                if elements.is_empty() || index == 2 && rank == 1 {
+                    continue;
+                }
+                // What the second rank has not of the last tensor, the first one has.
+                let elements = match (index, rank) {
+                    (2, 0) => 0..cut(2.min(size)),
+                    _ => elements,
+                };
+                let bytes = &tensors.bytes(index)[elements.start * 4..elements.end * 4];
+                pieces.bytes.push(bytes.to_vec());
+                pieces.specs.push(PieceSpec {
+                    stem: stem.into(),
+                    name: spec.name.clone(),
+                    dtype: spec.dtype,
+                    shape: spec.shape.clone(),
+                    elements,
+                });
+            }
+        }
+        pieces
     }
 
     /// With so many elements a tensor.
@@ -95,6 +158,7 @@ impl Moment {
                 state_dtype: "f32".into(),
                 master: "none".into(),
             },
+            ranks: None,
         };
         Self {
             state,

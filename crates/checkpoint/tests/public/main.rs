@@ -8,3 +8,4 @@ mod fixture;
 mod hostile;
 mod no_room;
 mod power_cut;
+mod ranks;

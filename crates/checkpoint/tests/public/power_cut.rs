@@ -15,12 +15,12 @@ fn all_kept() -> impl Iterator<Item = Kept> {
     extremes.into_iter().chain((0..4).map(Kept::Some))
 }
 
-fn run() -> &'static Path {
+pub fn run() -> &'static Path {
     Path::new("run")
 }
 
 /// A durable disk with a run that has saved these.
-fn disk_with(moments: &[&Moment]) -> PowerCut {
+pub fn disk_with(moments: &[&Moment]) -> PowerCut {
     let disk = PowerCut::after(ALWAYS);
     disk.create_folder(run()).unwrap();
     for moment in moments {
@@ -31,7 +31,7 @@ fn disk_with(moments: &[&Moment]) -> PowerCut {
 
 /// Cuts the power at every operation of `work`, and shows what can be found afterwards to `check`, with the run's folder on
 /// a real disk and whether the work was done. Then the run goes on from there: a later save succeeds and is found.
-fn at_every_operation(
+pub fn at_every_operation(
     before: &PowerCut,
     work: impl Fn(&PowerCut) -> Result<(), CheckpointError>,
     check: impl Fn(Result<Found, CheckpointError>, &Path, bool),

@@ -22,21 +22,25 @@ mod quantise;
 mod rms_norm;
 mod rotary;
 mod simd;
+mod sum_in_order;
 mod swiglu;
 
 use crate::queue::bytes_of;
 use crate::workers::Workers;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic,
+    Backend, DiskCopy, Event, Exchange, Init, KernelError, Operation, Queue, Reading, Target,
+    Traffic,
 };
+use collectives::Group;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
 /// Kernels on the processor, in the current rayon pool.
 pub struct Cpu {
     workspace: Option<RefCell<Buffer>>,
-    /// The queues of copies, a thread each. Operations run in the thread that asks for them.
+    /// The queues of copies and exchanges, a thread each. Operations run in the thread that asks for them.
     workers: Workers,
     traffic: Cell<Traffic>,
 }
@@ -47,9 +51,29 @@ impl Cpu {
     /// # Errors
     /// [`OutOfMemory`] if a limit refuses the workspace.
     pub fn new(memory: &Memory, dtype: DType) -> Result<Cpu, OutOfMemory> {
+        Cpu::with(memory, dtype, None)
+    }
+
+    /// As [`Cpu::new`], for a rank that exchanges what it has with others.
+    ///
+    /// # Errors
+    /// As for [`Cpu::new`].
+    pub fn in_group(
+        memory: &Memory,
+        dtype: DType,
+        group: Arc<dyn Group>,
+    ) -> Result<Cpu, OutOfMemory> {
+        Cpu::with(memory, dtype, Some(group))
+    }
+
+    fn with(
+        memory: &Memory,
+        dtype: DType,
+        group: Option<Arc<dyn Group>>,
+    ) -> Result<Cpu, OutOfMemory> {
         Ok(Cpu {
             workspace: lease_workspace(memory, Target::Cpu, dtype)?.map(RefCell::new),
-            workers: Workers::new(Box::new(|_, _| {})),
+            workers: Workers::new(Box::new(|_, _| {}), group),
             traffic: Cell::default(),
         })
     }
@@ -72,6 +96,10 @@ impl Backend for Cpu {
 
     fn widens(&self) -> bool {
         self.workspace.is_some()
+    }
+
+    fn rank(&self) -> usize {
+        self.workers.rank()
     }
 
     fn traffic(&self) -> &Cell<Traffic> {
@@ -114,6 +142,7 @@ impl Backend for Cpu {
             Operation::Sum(operation) => norm::sum(operation),
             Operation::NormGrains(operation) => norm::norm_grains(operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(operation),
+            Operation::SumInOrder(operation) => sum_in_order::sum_in_order(operation),
             Operation::AdamW(update) => adamw::adamw(update),
         }
         Ok(())
@@ -149,6 +178,11 @@ impl Backend for Cpu {
     unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
         unsafe { self.workers.disk(copy) }
+    }
+
+    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.workers.exchange(exchange) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

@@ -1,11 +1,11 @@
 //! What a CUDA device does for the launch code; the emulation does the same on the processor.
 
-use crate::{DiskCopy, Event, KernelError, Queue, Reading};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
 use memory::{DType, In, Out};
 use std::ffi::c_void;
 
 /// A device with a stream for each queue, but for those of a disk, which are threads. All but [`Driver::start_copy`],
-/// [`Driver::start_disk`], and launches that name another queue, runs in
+/// [`Driver::start_disk`], [`Driver::start_exchange`], and launches that name another queue, runs in
 /// the stream of computation, in the order in which it was asked for.
 ///
 /// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait, and [`Driver::copy_to_device`] where many uploads are under
@@ -81,6 +81,19 @@ pub trait Driver {
     /// [`KernelError`] if the device refuses, or a file failed: then every later call that can wait fails too, when
     /// nothing is under way any more.
     unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError>;
+
+    /// This device's rank in its group; 0 without one.
+    fn rank(&self) -> usize;
+
+    /// Asks for an exchange of device memory with other ranks, in their queue.
+    ///
+    /// # Safety
+    /// As for [`crate::Backend::exchange`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if there is no group or no such rank, the device refuses, or an exchange failed: then every later
+    /// call that can wait fails too.
+    unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError>;
 
     /// Asks for a few bytes, at most [`crate::READING_BYTES_MAX`], in the queue of computation. They stay as they are
     /// for [`crate::READINGS_MAX`] readings.

@@ -4,7 +4,7 @@
 //! memory behind them, so that sizes, strides and alignments are those of the run.
 
 use super::{Driver, Gemm, Launch, Workspace};
-use crate::{DiskCopy, Event, KernelError, Queue, Reading};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
 use memory::{Blocks, DeviceMarks, Memory, Refused, Space, Stamp};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -13,7 +13,10 @@ use std::time::Duration;
 
 /// A driver that does nothing, and keeps every product that it is asked for. Clones share one list.
 #[derive(Clone, Default)]
-pub struct Listing(Rc<RefCell<Vec<Gemm>>>);
+pub struct Listing {
+    products: Rc<RefCell<Vec<Gemm>>>,
+    rank: usize,
+}
 
 impl Listing {
     /// A memory to list products in: leases have addresses, and nothing behind them.
@@ -23,9 +26,17 @@ impl Listing {
         }))
     }
 
+    /// What is listed for a rank of a group.
+    pub fn of_rank(rank: usize) -> Listing {
+        Listing {
+            rank,
+            ..Listing::default()
+        }
+    }
+
     /// The products so far, in their order. Their pointers tell the alignment of a run's, and no more.
     pub fn products(&self) -> Vec<Gemm> {
-        self.0.borrow().clone()
+        self.products.borrow().clone()
     }
 }
 
@@ -35,7 +46,7 @@ impl Driver for Listing {
     }
 
     unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
-        self.0.borrow_mut().push(*gemm);
+        self.products.borrow_mut().push(*gemm);
         Ok(())
     }
 
@@ -63,6 +74,14 @@ impl Driver for Listing {
     }
 
     unsafe fn start_disk(&self, _copy: DiskCopy) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    unsafe fn start_exchange(&self, _exchange: Exchange) -> Result<(), KernelError> {
         Ok(())
     }
 

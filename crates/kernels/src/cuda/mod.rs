@@ -25,6 +25,7 @@ mod norm;
 mod positions;
 mod rms_norm;
 mod rotary;
+mod sum_in_order;
 mod swiglu;
 
 #[cfg(feature = "cuda")]
@@ -38,7 +39,8 @@ pub use listing::Listing;
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Init, KernelError, Operation, Queue, Reading, Target, Traffic,
+    Backend, DiskCopy, Event, Exchange, Init, KernelError, Operation, Queue, Reading, Target,
+    Traffic,
 };
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -168,6 +170,10 @@ impl<D: Driver> Backend for Cuda<D> {
         true
     }
 
+    fn rank(&self) -> usize {
+        self.driver.rank()
+    }
+
     fn traffic(&self) -> &Cell<Traffic> {
         &self.traffic
     }
@@ -214,6 +220,7 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::Sum(operation) => norm::sum(self, operation),
             Operation::NormGrains(operation) => norm::norm_grains(self, operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),
+            Operation::SumInOrder(sum) => sum_in_order::sum_in_order(self, queue, sum),
             Operation::AdamW(update) => adamw::adamw(self, queue, update),
         }
     }
@@ -244,6 +251,11 @@ impl<D: Driver> Backend for Cuda<D> {
     unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
         unsafe { self.driver.start_disk(copy) }
+    }
+
+    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.driver.start_exchange(exchange) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

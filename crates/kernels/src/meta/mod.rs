@@ -4,7 +4,9 @@ pub mod timeline;
 
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
-use crate::{Backend, DiskCopy, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{
+    Backend, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target, Traffic,
+};
 use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,6 +20,7 @@ pub struct Meta {
     flops: FlopCounter,
     workspace: Option<Buffer>,
     traffic: Cell<Traffic>,
+    rank: usize,
     timeline: Option<Timeline>,
 }
 
@@ -52,8 +55,14 @@ impl Meta {
             flops,
             workspace: lease_workspace(memory, target, dtype)?,
             traffic: Cell::default(),
+            rank: 0,
             timeline: None,
         })
+    }
+
+    /// As a rank of a group, of which there is nothing else.
+    pub fn of_rank(self, rank: usize) -> Meta {
+        Meta { rank, ..self }
     }
 
     /// Keeps time as well.
@@ -85,6 +94,10 @@ impl Backend for Meta {
 
     fn widens(&self) -> bool {
         self.target != Target::Cpu || self.workspace.is_some()
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
     }
 
     fn traffic(&self) -> &Cell<Traffic> {
@@ -121,6 +134,17 @@ impl Backend for Meta {
     unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
         if let Some(timeline) = &self.timeline {
             timeline.copy(copy.queue(), copy.bytes(), self.memory.place());
+        }
+        Ok(())
+    }
+
+    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        if let Some(timeline) = &self.timeline {
+            let [sent, received] = [
+                exchange.sent_bytes(self.rank),
+                exchange.received_bytes(self.rank),
+            ];
+            timeline.exchange(sent.max(received), self.memory.place());
         }
         Ok(())
     }

@@ -23,9 +23,12 @@ pub struct Rates {
     pub both_ways: f64,
     /// Bytes in a second from and to the disk, both ways together: half of it each while both are busy.
     pub disk: f64,
+    /// Bytes in a second that a rank sends to others while as many come.
+    pub link: f64,
 }
 
-/// The times at which queues are done with what they were asked for, twice: as it is, and as if copies took no time. The
+/// The times at which queues are done with what they were asked for, twice: as it is, and as if copies and exchanges took
+/// no time. The
 /// host asks for everything in no time. Clones share one timeline.
 #[derive(Clone)]
 pub struct Timeline(Rc<RefCell<Times>>);
@@ -38,7 +41,7 @@ pub type Measured = HashMap<(String, Vec<usize>), f64>;
 pub struct Span {
     /// The queue.
     pub queue: Queue,
-    /// The operation's name, or `copy`.
+    /// The operation's name, `copy` or `exchange`.
     pub name: &'static str,
     /// What was going on when it was asked for.
     pub place: Place,
@@ -53,6 +56,9 @@ const EVENTS_MAX: usize = 1 << 20;
 
 /// What a copy is called among spans.
 pub(crate) const COPY: &str = "copy";
+
+/// What an exchange with other ranks is called among spans.
+pub(crate) const EXCHANGE: &str = "exchange";
 
 struct Times {
     rates: Rates,
@@ -105,7 +111,7 @@ impl Times {
 /// Seconds since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Seconds {
-    /// With the time that copies take.
+    /// With the time that copies and exchanges take.
     pub with_copies: f64,
     /// Without it, as if copies took none.
     pub without_copies: f64,
@@ -182,7 +188,9 @@ impl Timeline {
             Queue::Download => (rates.download, rates.both_ways, Queue::Upload),
             Queue::DiskRead => (rates.disk, rates.disk, Queue::DiskWrite),
             Queue::DiskWrite => (rates.disk, rates.disk, Queue::DiskRead),
-            Queue::Compute | Queue::Update => unreachable!("copies have queues of their own"),
+            Queue::Compute | Queue::Update | Queue::Collective => {
+                unreachable!("copies have queues of their own")
+            }
         };
         let other_done = times.queues[other as usize].with_copies;
         let together = both_ways / 2.0;
@@ -191,6 +199,16 @@ impl Timeline {
         let shared = (bytes as f64).min((other_done - start_s).max(0.0) * together);
         *done += shared / together + (bytes as f64 - shared) / alone;
         times.note(queue, COPY, place, start_s);
+    }
+
+    /// An exchange is asked for in which most bytes go or come: both ways are busy at once.
+    pub(crate) fn exchange(&self, bytes: u64, place: Place) {
+        let mut times = self.0.borrow_mut();
+        let seconds = bytes as f64 / times.rates.link;
+        let done = &mut times.queues[Queue::Collective as usize].with_copies;
+        let start_s = *done;
+        *done += seconds;
+        times.note(Queue::Collective, EXCHANGE, place, start_s);
     }
 
     pub(crate) fn record(&self, queue: Queue) -> Event {
@@ -230,6 +248,7 @@ mod tests {
         download: 2.0,
         both_ways: 4.0,
         disk: 2.0,
+        link: 5.0,
     };
 
     const PLACE: Place = Place {

@@ -29,6 +29,7 @@ mod norm;
 mod positions;
 mod rms_norm;
 mod rotary;
+mod sum_in_order;
 mod swiglu;
 
 pub use adamw::{AdamW, MasterOperand, MomentOperand};
@@ -48,6 +49,7 @@ pub use norm::{NormAndClip, NormGrains, Sum};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rotary::Rotary;
+pub use sum_in_order::SumInOrder;
 pub use swiglu::{Swiglu, SwigluBackward};
 
 use crate::{KernelError, Target};
@@ -109,6 +111,7 @@ operations! {
     Sum,
     NormGrains,
     NormAndClip,
+    SumInOrder,
     AdamW,
 }
 

@@ -7,7 +7,9 @@
 
 use crate::queue::bytes_of;
 use crate::random::random_u32;
-use crate::{Backend, DiskCopy, Event, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{
+    Backend, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target, Traffic,
+};
 use memory::{DType, In, Out};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,7 +23,7 @@ pub struct Scheduled<B> {
     schedule: RefCell<Schedule>,
     reasons: Reasons,
     traffic: Cell<Traffic>,
-    /// Why a file was not read or written, after which nothing runs any more.
+    /// Why a file was not read or written, or an exchange failed, after which nothing runs any more.
     failed: RefCell<Option<KernelError>>,
     /// Readings that have been computed or not, by their number.
     readings: RefCell<Vec<Box<[u8]>>>,
@@ -48,6 +50,7 @@ enum Task {
     Write(Out<'static>, Vec<u8>),
     Copy(Out<'static>, In<'static>),
     Disk(DiskCopy<'static>),
+    Exchange(Exchange<'static>),
     Wait(Event),
 }
 
@@ -153,7 +156,7 @@ impl<B: Backend> Scheduled<B> {
         (0..tasks).try_for_each(|_| self.run_one().map(|_| ()))
     }
 
-    /// Refuses to go on after a file has failed.
+    /// Refuses to go on after a file or an exchange has failed.
     fn check(&self) -> Result<(), KernelError> {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
@@ -173,13 +176,30 @@ impl<B: Backend> Scheduled<B> {
                 Task::Execute(operation) => self.backend.execute(Queue::Compute, *operation)?,
                 Task::Write(out, bytes) => self.backend.write(out, &bytes)?,
                 Task::Copy(out, x) => std::ptr::copy(x.pointer(), out.pointer(), bytes_of(&x)),
-                Task::Disk(copy) => copy.carry_out().inspect_err(|error| {
-                    self.failed.replace(Some(error.clone()));
-                })?,
+                Task::Disk(copy) => self.noted(copy.carry_out())?,
+                Task::Exchange(exchange) => self.noted(self.exchange_now(exchange))?,
                 Task::Wait(_) => {}
             }
         }
         Ok(true)
+    }
+
+    /// Remembers a failure after which nothing runs any more.
+    fn noted(&self, result: Result<(), KernelError>) -> Result<(), KernelError> {
+        result.inspect_err(|error| {
+            self.failed.replace(Some(error.clone()));
+        })
+    }
+
+    /// Waits for the other ranks, as a queue does that has come to the exchange.
+    ///
+    /// # Safety
+    /// As for [`Backend::exchange`].
+    unsafe fn exchange_now(&self, exchange: Exchange) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.backend.exchange(exchange) }?;
+        let done = self.backend.record(Queue::Collective)?;
+        self.backend.finish(done)
     }
 
     fn run_until(&self, event: Event) -> Result<(), KernelError> {
@@ -209,6 +229,10 @@ impl<B: Backend> Backend for Scheduled<B> {
 
     fn widens(&self) -> bool {
         self.backend.widens()
+    }
+
+    fn rank(&self) -> usize {
+        self.backend.rank()
     }
 
     fn traffic(&self) -> &Cell<Traffic> {
@@ -257,6 +281,12 @@ impl<B: Backend> Backend for Scheduled<B> {
         // SAFETY: the caller's promise.
         let copy = unsafe { copy.outliving() };
         self.ask(copy.queue(), Task::Disk(copy))
+    }
+
+    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let exchange = unsafe { exchange.outliving() };
+        self.ask(Queue::Collective, Task::Exchange(exchange))
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

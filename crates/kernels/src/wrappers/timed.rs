@@ -1,8 +1,9 @@
 //! A device that waits for every operation, and notes how long it took.
 
-use crate::timeline::{COPY, Measured, Rates, Timeline};
+use crate::timeline::{COPY, EXCHANGE, Measured, Rates, Timeline};
 use crate::{
-    Backend, Cost, DiskCopy, Event, KernelError, Operation, Queue, Reading, Target, Traffic,
+    Backend, Cost, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target,
+    Traffic,
 };
 use memory::{In, Memory, Out};
 use std::cell::{Cell, RefCell};
@@ -108,6 +109,7 @@ pub fn timeline() -> Timeline {
         download: never_used,
         both_ways: never_used,
         disk: never_used,
+        link: never_used,
     };
     Timeline::with_measured(rates, Measured::new())
 }
@@ -123,6 +125,10 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn widens(&self) -> bool {
         self.backend.widens()
+    }
+
+    fn rank(&self) -> usize {
+        self.backend.rank()
     }
 
     fn traffic(&self) -> &Cell<Traffic> {
@@ -169,6 +175,12 @@ impl<B: Backend> Backend for Timed<B> {
         // SAFETY: the caller's promise.
         self.time(copy.queue(), COPY, |backend| unsafe { backend.disk(copy) })
             .map(|_| ())
+    }
+
+    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let work = |backend: &B| unsafe { backend.exchange(exchange) };
+        self.time(Queue::Collective, EXCHANGE, work).map(|_| ())
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

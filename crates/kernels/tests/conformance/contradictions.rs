@@ -12,6 +12,7 @@ use kernels::{
     AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
     BiasBackward, BiasDropoutAdd, Dropout, DropoutBackward, EmbeddingBackward, FlashAttention,
     FlashOptions, Init, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Sum,
+    SumInOrder,
 };
 use memory::{DType, Dims};
 
@@ -28,12 +29,19 @@ fn otherwise(signatures: Vec<Signature>, operation: &str, call: Call) -> Signatu
 
 #[test]
 fn only_matmul_adds_to_another_tensor() {
-    let calls: [(&str, Call); 9] = [
+    let calls: [(&str, Call); 10] = [
         ("sum", |kernels, outs, ins| {
             kernels.run(Sum {
                 out: outs[0].reborrow(),
                 x: ins[0],
                 init: Init::Add(ins[0].rows(0..1)),
+            })
+        }),
+        ("sum_in_order", |kernels, outs, ins| {
+            kernels.run(SumInOrder {
+                out: outs[0].reborrow(),
+                x: ins[0],
+                init: Init::Add(ins[0].rows(0..1).reshape([6])),
             })
         }),
         ("bias_backward", |kernels, outs, ins| {

@@ -29,7 +29,7 @@ const IMPLEMENTATIONS: [Implementation; 3] = [
     }),
     ("emulation", |dtype| {
         Some(on_host("emulated cuda", dtype, |memory| {
-            Box::new(Cuda::new(Emulation, memory, dtype).unwrap())
+            Box::new(Cuda::new(Emulation::default(), memory, dtype).unwrap())
         }))
     }),
     ("gpu", gpu),

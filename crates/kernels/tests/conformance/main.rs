@@ -37,6 +37,7 @@ mod refusals;
 mod rms_norm;
 mod rotary;
 mod signatures;
+mod sum_in_order;
 mod swiglu;
 
 use case::Cases;
@@ -74,5 +75,6 @@ suite![
     positions,
     rms_norm,
     rotary,
+    sum_in_order,
     swiglu,
 ];

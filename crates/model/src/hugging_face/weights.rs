@@ -1,10 +1,12 @@
-//! Weights from a folder in Hugging Face layout: safetensors, one file or sharded.
+//! Weights from a folder in Hugging Face layout: safetensors, one file or sharded; or from a checkpoint of several ranks, which
+//! has them in pieces, in the order of their use.
 
+use super::write::transposed;
 use crate::parameters::{Parameter, Parameters, Stored};
 use bytemuck::cast_slice;
-use files::{Dtype, FilesError, Tensor, TensorFiles, TensorSource, TensorSpec};
+use files::{Dtype, FilesError, Parts, TensorParts, TensorSource, TensorSpec, Tensors};
 use half::{bf16, f16};
-use memory::{DType, Layout};
+use memory::{Cover, DType, Layout};
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -37,21 +39,22 @@ pub(crate) const CHUNK: usize = 256 * 1024;
 /// The weights of a folder, mapped: all that a model has, in its shapes, and nothing else.
 #[derive(Debug)]
 pub struct ModelWeights<'a> {
-    tensors: TensorFiles,
+    tensors: Tensors,
     parameters: &'a Parameters,
     /// What the files call the parameters, in the order of their layout.
     names: Vec<String>,
 }
 
 impl<'a> ModelWeights<'a> {
-    /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`, and looks for every parameter.
+    /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`, or the files of several ranks, and looks for
+    /// every parameter.
     ///
     /// # Errors
     /// [`WeightsError`] that names the file or the tensor: one that is missing, has another shape or a type that cannot be
     /// widened, or that the model does not have. Buffers that follow from `config.json` may be there, and so may a head
     /// that equals the embedding to which it is tied.
     pub fn open(folder: &Path, parameters: &'a Parameters) -> Result<Self, WeightsError> {
-        let tensors = TensorFiles::open_folder(folder, "model").map_err(WeightsError::Read)?;
+        let tensors = Tensors::open_folder(folder, "model").map_err(WeightsError::Read)?;
         let wrong = |(name, problem): (&str, String)| WeightsError::Tensor {
             path: folder.into(),
             name: name.into(),
@@ -82,28 +85,31 @@ impl<'a> ModelWeights<'a> {
     }
 
     /// Hands every parameter to `set` in chunks: the first element's place in the arena that the layout describes, and f32
-    /// values.
+    /// values. What is not `wanted` is not read, as far as chunks go.
     ///
     /// # Errors
     /// What `set` returns.
     pub fn read<E>(
         &self,
         layout: &Layout,
+        wanted: &Cover,
         mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut values = Vec::with_capacity(CHUNK);
         let parameters = self.parameters.in_layout().zip(layout.entries());
         for (index, (parameter, entry)) in parameters.enumerate() {
             let tensor = self.tensor(index);
+            let is_transposed = is_transposed(&self.tensors, parameter);
             for first in (0..entry.elements()).step_by(CHUNK) {
                 let elements = first..entry.elements().min(first + CHUNK);
+                let place = entry.offset + elements.start..entry.offset + elements.end;
+                if wanted.within(&place).elements() == 0 {
+                    continue;
+                }
                 values.clear();
-                widen(
-                    tensor.dtype,
-                    &used_bytes(tensor, parameter, elements),
-                    &mut values,
-                );
-                set(entry.offset + first, &values)?;
+                let bytes = used_bytes(&tensor, parameter, is_transposed, elements);
+                widen(tensor.dtype, &bytes, &mut values);
+                set(place.start, &values)?;
             }
         }
         Ok(())
@@ -118,7 +124,7 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    fn tensor(&self, index: usize) -> Tensor<'_> {
+    fn tensor(&self, index: usize) -> TensorParts<'_> {
         let tensor = self.tensors.get(&self.names[index]);
         tensor.expect("it was found when the files were opened")
     }
@@ -127,23 +133,20 @@ impl<'a> ModelWeights<'a> {
     fn unwanted(&self) -> Option<(&str, String)> {
         let known: std::collections::HashSet<&str> =
             self.names.iter().map(String::as_str).collect();
-        let extra = self
-            .tensors
-            .iter()
-            .filter(|(name, _)| !known.contains(name));
-        let mut extra = extra.filter(|(name, _)| !is_buffer(name));
-        extra.find_map(|(name, tensor)| match name == HEAD {
-            true if self.is_embedding(tensor) => None,
+        let extra = self.tensors.names().into_iter();
+        let mut extra = extra.filter(|name| !known.contains(name) && !is_buffer(name));
+        extra.find_map(|name| match name == HEAD {
+            true if self.is_embedding(name) => None,
             true => Some((name, "differs from the embedding, but config.json ties them; set \"tie_word_embeddings\" to false there if both were trained".into())),
             false => Some((name, "is not one of the model's: what config.json describes has no such weights".into())),
         })
     }
 
     /// Whether a head is the embedding once more.
-    fn is_embedding(&self, head: Tensor<'_>) -> bool {
+    fn is_embedding(&self, head: &str) -> bool {
         let is_it = |name: &String| EMBEDDINGS.iter().any(|end| name.ends_with(end));
-        let embedding = self.names.iter().position(is_it);
-        embedding.is_some_and(|index| self.tensor(index) == head)
+        let embedding = self.names.iter().find(|name| is_it(name));
+        embedding.is_some_and(|embedding| self.tensors.get(embedding) == self.tensors.get(head))
     }
 }
 
@@ -160,13 +163,16 @@ fn is_buffer(name: &str) -> bool {
 }
 
 /// What the files call a parameter, if it has the right shape and a type that can be widened.
-fn find(tensors: &TensorFiles, parameter: &Parameter) -> Result<String, String> {
+fn find(tensors: &Tensors, parameter: &Parameter) -> Result<String, String> {
     // GPT-2's own files leave out the name of the part that is not the head.
     let short = parameter.name.strip_prefix("transformer.");
     let mut names = [Some(parameter.name.as_str()), short].into_iter().flatten();
     let found = names.find_map(|name| Some((name, tensors.get(name)?)));
     let (name, tensor) = found.ok_or("is missing")?;
-    let needed = parameter.stored_shape();
+    let needed = match tensors {
+        Tensors::Whole(_) => parameter.stored_shape(),
+        Tensors::InPieces(_) => parameter.shape.clone(),
+    };
     if tensor.shape != needed {
         return Err(format!(
             "has shape {:?}; the model needs {needed:?}",
@@ -181,7 +187,7 @@ fn find(tensors: &TensorFiles, parameter: &Parameter) -> Result<String, String> 
     }
 }
 
-/// Reads every parameter from a folder and hands it to `set` ([`ModelWeights`]).
+/// Reads the `wanted` elements of all parameters from a folder and hands them to `set` ([`ModelWeights`]).
 ///
 /// # Errors
 /// [`WeightsError`], or what `set` returns.
@@ -189,27 +195,33 @@ pub fn import<E: From<WeightsError>>(
     folder: &Path,
     parameters: &Parameters,
     layout: &Layout,
+    wanted: &Cover,
     set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
-    ModelWeights::open(folder, parameters)?.read(layout, set)
+    ModelWeights::open(folder, parameters)?.read(layout, wanted, set)
+}
+
+/// Whether files have the transpose of a parameter.
+fn is_transposed(tensors: &Tensors, parameter: &Parameter) -> bool {
+    matches!(tensors, Tensors::Whole(_)) && parameter.stored == Stored::Transposed
 }
 
 /// The bytes of some elements of a parameter, in the order of their use.
 fn used_bytes<'a>(
-    tensor: Tensor<'a>,
+    tensor: &TensorParts<'a>,
     parameter: &Parameter,
+    is_transposed: bool,
     elements: Range<usize>,
 ) -> Cow<'a, [u8]> {
-    let (data, size) = (tensor.bytes, tensor.dtype.bitsize() / 8);
-    match parameter.stored {
-        Stored::AsUsed => Cow::Borrowed(&data[elements.start * size..elements.end * size]),
-        Stored::Transposed => {
-            let [outputs, inputs] = [parameter.shape[0], parameter.shape[1]];
-            let places = elements.map(|element| element % inputs * outputs + element / inputs);
-            let bytes = places.flat_map(|place| &data[place * size..(place + 1) * size]);
-            Cow::Owned(bytes.copied().collect())
-        }
+    let (data, size) = (&tensor.bytes, tensor.dtype.bitsize() / 8);
+    if !is_transposed {
+        return data.get(elements.start * size..elements.end * size);
     }
+    let [outputs, inputs] = [parameter.shape[0], parameter.shape[1]];
+    let data = data.get(0..data.len());
+    let places = elements.map(|element| element % inputs * outputs + element / inputs);
+    let bytes = places.flat_map(|place| &data[place * size..(place + 1) * size]);
+    Cow::Owned(bytes.copied().collect())
 }
 
 /// Appends little-endian elements as f32.
@@ -237,13 +249,27 @@ impl TensorSource for Converted<'_> {
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
         let tensor = self.weights.tensor(index);
-        if tensor.dtype == self.specs[index].dtype {
-            return out.write_all(tensor.bytes);
+        let (dtype, spec) = (tensor.dtype, &self.specs[index]);
+        let parameter = self.weights.parameters.in_layout().nth(index);
+        let parameter = parameter.expect("there is a specification of every parameter");
+        let (turned, mut bytes);
+        bytes = tensor.bytes;
+        if parameter.stored == Stored::Transposed
+            && !is_transposed(&self.weights.tensors, parameter)
+        {
+            turned = transposed(&bytes.get(0..bytes.len()), &spec.shape);
+            bytes = Parts::new([&turned[..]]);
         }
+        let chunk = CHUNK * dtype.bitsize() / 8;
         let mut values = Vec::with_capacity(CHUNK);
-        for bytes in tensor.bytes.chunks(CHUNK * tensor.dtype.bitsize() / 8) {
+        for start in (0..bytes.len()).step_by(chunk) {
+            let bytes = bytes.get(start..bytes.len().min(start + chunk));
+            if dtype == spec.dtype {
+                out.write_all(&bytes)?;
+                continue;
+            }
             values.clear();
-            widen(tensor.dtype, bytes, &mut values);
+            widen(dtype, &bytes, &mut values);
             out.write_all(&encode(&values, self.dtype))?;
         }
         Ok(())

@@ -53,7 +53,7 @@ impl<'a, F: Fn(usize) -> io::Result<Cow<'a, [u8]>>> TensorSource for OutgoingWei
 }
 
 /// A matrix of this shape, from the bytes of its transpose.
-fn transposed(bytes: &[u8], shape: &[usize]) -> Vec<u8> {
+pub(super) fn transposed(bytes: &[u8], shape: &[usize]) -> Vec<u8> {
     let [rows, columns] = [shape[0], shape[1]];
     let size = bytes.len() / (rows * columns);
     let element = |row, column| {

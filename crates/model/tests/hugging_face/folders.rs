@@ -48,7 +48,8 @@ impl Shape {
             arena[offset..offset + values.len()].copy_from_slice(values);
             Ok(())
         };
-        weights.read(&self.layout, set).unwrap();
+        let all = self.layout.all();
+        weights.read(&self.layout, &all, set).unwrap();
         arena
     }
 

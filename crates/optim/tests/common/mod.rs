@@ -2,6 +2,7 @@
 
 //! An optimizer with weights and gradients that live wherever a test says, and steps made of noise.
 
+use files::Parts;
 use kernels::cpu::Cpu;
 use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{BiasBackward, BlockFile, Kernels};
@@ -25,7 +26,12 @@ pub type Saved = BTreeMap<String, (DType, Vec<u8>)>;
 
 /// Precise and quantisable matrices and vectors, none of them a whole number of blocks, in three parts.
 pub fn layout() -> Rc<Layout> {
-    let mut builder = LayoutBuilder::default();
+    layout_for(None)
+}
+
+/// The same, divided among ranks.
+pub fn layout_for(ranks: Option<usize>) -> Rc<Layout> {
+    let mut builder = LayoutBuilder::default().for_ranks(ranks);
     let shapes: [(Layer, &str, &[usize]); 6] = [
         (Layer::Embedding, "embed", &[70, 90]),
         (Layer::Block(0), "small", &[5, 7]),
@@ -66,7 +72,7 @@ impl Homes {
         clip_norm: 1.0,
     };
 
-    fn offload(&self, layout: &Layout) -> Option<Offload> {
+    pub fn offload(&self, layout: &Layout) -> Option<Offload> {
         let streams_weights = self.weights != WeightsHome::Device;
         if !streams_weights && self.gradients == GradientsHome::Device && self.states.is_none() {
             return None;
@@ -177,7 +183,16 @@ impl Training {
         let offload = homes.offload(&layout);
         let formats = (moments, master);
         let offload = offload.as_ref();
-        let optimizer = AdamW::lease(&memory, &layout, dtype, formats, hyperparameters, offload);
+        let all = layout.all();
+        let optimizer = AdamW::lease(
+            &memory,
+            &layout,
+            dtype,
+            formats,
+            hyperparameters,
+            offload,
+            &all,
+        );
         let persistent = |name, elements: usize| {
             let category = Category::Temporary;
             let lease = memory.lease_persistent(category, name, [elements], DType::F32);
@@ -314,7 +329,7 @@ impl Training {
             let (kernels, loss) = (&*self.kernels, self.loss.view());
             let (weights, gradients) = (&mut self.weights, &mut self.gradients);
             let (optimizer, part) = (&mut self.optimizer, unit.part);
-            gradients.close(kernels, index, true).unwrap();
+            gradients.close(kernels, index, (true, true)).unwrap();
             if is_released {
                 let updated = optimizer.update_released(kernels, weights, gradients, part, loss);
                 updated.unwrap();
@@ -348,9 +363,12 @@ impl Training {
 
     pub fn save(&self) -> Saved {
         let entries = 0..self.layout.entries().len();
-        let states = entries.flat_map(|index| self.optimizer.named_states(index));
+        let states = entries.flat_map(|index| {
+            let whole = self.layout.entries()[index].range();
+            self.optimizer.named_states(index, &whole)
+        });
         let bytes = states.map(|state| {
-            let mut bytes = vec![0; state.elements() * state.dtype.size_in_bytes()];
+            let mut bytes = vec![0; state.bytes()];
             state.read(&*self.kernels, &mut bytes).unwrap();
             (state.name, (state.dtype, bytes))
         });
@@ -384,7 +402,7 @@ impl Training {
             let (dtype, bytes) = saved.get(name)?;
             Some(SavedState {
                 dtype: *dtype,
-                bytes,
+                bytes: Parts::new([&bytes[..]]),
             })
         };
         for (index, entry) in self.layout.clone().entries().iter().enumerate() {

@@ -2,14 +2,14 @@
 
 use super::Setup;
 use crate::changes::{
-    Change, block_inputs_on_host, computed_in_bf16, eight_bit_moments, flash_attention,
+    Change, block_inputs_on_host, computed_in_bf16, divided, eight_bit_moments, flash_attention,
     gradients_on_host, narrow_gradients, recompute_anew, recompute_specs, recompute_too,
     released_gradients, shorter_sequences, smaller_micro_batch, split_master, states_on_host,
     tiles, weights_on_host,
 };
 use kernels::Target;
 use model::Label;
-use settings::Settings;
+use settings::{Settings, Zero};
 
 /// A kind of change; where several cost the same, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,7 @@ pub(super) enum Means {
     EightBitMoments,
     SplitMaster,
     NarrowGradients,
+    Divided(Zero),
     InputsOnHost,
     StatesOnHost,
     WeightsOnHost,
@@ -44,6 +45,9 @@ impl Means {
             Means::EightBitMoments,
             Means::SplitMaster,
             Means::NarrowGradients,
+            Means::Divided(Zero::States),
+            Means::Divided(Zero::Gradients),
+            Means::Divided(Zero::Weights),
             Means::InputsOnHost,
             Means::StatesOnHost,
             Means::WeightsOnHost,
@@ -70,6 +74,7 @@ impl Means {
             Means::EightBitMoments => eight_bit_moments(settings),
             Means::SplitMaster => split_master(settings),
             Means::NarrowGradients => narrow_gradients(settings),
+            Means::Divided(zero) => divided(settings, *zero),
             Means::InputsOnHost => block_inputs_on_host(settings, target),
             Means::StatesOnHost => states_on_host(settings, target),
             Means::WeightsOnHost => weights_on_host(settings, target),
@@ -117,6 +122,14 @@ impl Means {
             Means::EightBitMoments => "8-bit moments".into(),
             Means::SplitMaster => "an exact master in 16 bits more".into(),
             Means::NarrowGradients => "gradients in bf16".into(),
+            Means::Divided(zero) => {
+                let what = match zero {
+                    Zero::Replicated | Zero::States => "optimizer states",
+                    Zero::Gradients => "gradients too",
+                    Zero::Weights => "weights too",
+                };
+                format!("{what} divided among ranks (--zero {})", zero.stage())
+            }
             Means::InputsOnHost => "recompute full, block inputs on the host".into(),
             Means::StatesOnHost => "optimizer states on the host".into(),
             Means::WeightsOnHost => "weights on the host".into(),

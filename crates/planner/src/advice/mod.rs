@@ -141,7 +141,7 @@ impl Run {
 
     /// What a device has to hold: reserved bytes, and the overhead.
     fn needs_bytes(&self) -> u64 {
-        self.reserved_bytes + gpus::overhead_bytes(self.target)
+        self.reserved_bytes + gpus::overhead_bytes(self.target, &self.setup.settings)
     }
 
     /// The run with a change; none where that is refused, or saves nothing.

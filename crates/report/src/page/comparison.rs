@@ -139,6 +139,11 @@ fn side_by_side(heads: [&str; 2], a: &Run, b: &Run) -> Table {
     );
     field("to the host in a step, bytes", |run| &run.plan, "d2h_bytes");
     field(
+        "to other ranks in a step, bytes",
+        |run| &run.plan,
+        "sent_bytes",
+    );
+    field(
         "resident set at most, bytes",
         |run| &run.end,
         "max_rss_bytes",

@@ -8,10 +8,10 @@ use super::{config, file};
 use crate::keys::KEYS;
 use crate::load::Source;
 use crate::{
-    AttentionBackend, AttentionConfig, BatchConfig, CheckpointConfig, Config, DataConfig, Device,
-    EvalConfig, FloatType, HardwareConfig, HostPlace, LogConfig, LrConfig, MemoryConfig,
-    OffloadConfig, OptimConfig, OptimizerPlace, RecomputeConfig, Release, Size, TrainConfig,
-    Window, dotted, preset, reference,
+    AttentionBackend, AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, Config,
+    DataConfig, Device, Engine, EvalConfig, FloatType, HardwareConfig, HostPlace, LogConfig,
+    LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace, RecomputeConfig, Reduce,
+    Release, Size, TrainConfig, Window, Zero, dotted, preset, reference,
 };
 use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};
@@ -130,9 +130,21 @@ fn full() -> Config {
             d2h_gbps: Some(24.5),
             both_ways_gbps: Some(40.5),
             disk_gbps: Some(6.5),
+            link_gbps: Some(450.5),
             memory_gbps: Some(3000.5),
             peak_tflops: Some(989.0),
         },
+        collectives: CollectivesConfig {
+            engine: Engine::Mpi,
+            zero: Some(Zero::Gradients),
+            bucket_size: Size::Bytes(1 << 20),
+            reduce: Reduce::Step,
+            overlap_grad_reduce: false,
+            overlap_param_gather: false,
+            reshard_after_forward: false,
+            timeout_s: 60,
+        },
+        member: None,
         log: LogConfig {
             every: 10,
             tensorboard: true,

@@ -1,11 +1,11 @@
 //! The flags of `bench`, beside those of `train`.
 
 use super::matrix::{Matrix, Strategy};
-use crate::args::RunArgs;
+use crate::args::{MemberArgs, RunArgs};
 use crate::failure::Failure;
 use clap::Args;
 use settings::load::Override;
-use settings::{ConfigError, Given, Resolved, RunOptions, Task, resolve};
+use settings::{ConfigError, Given, Member, Resolved, RunOptions, Task, resolve};
 use std::path::PathBuf;
 
 /// Flags of `bench`.
@@ -38,6 +38,9 @@ pub struct BenchArgs {
     /// Percent by which a strategy may be slower than FILE says before --check warns
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     pub tolerance: f64,
+    /// Whose plans are made, of several ranks
+    #[command(flatten)]
+    pub member: MemberArgs,
     /// The flags of `train`: what all strategies share
     #[command(flatten)]
     pub run: RunArgs,
@@ -86,6 +89,7 @@ impl BenchArgs {
         }
         let matrix = Matrix::open(&self.matrix)?;
         let mut given = self.run.given();
+        given.member = self.member.member();
         given.config = given.config.or_else(|| matrix.config.clone());
         let settings = matrix.set.iter().map(|set| Override::from_set(set));
         let settings = settings.collect::<Result<Vec<_>, ConfigError>>()?;
@@ -122,6 +126,9 @@ impl Shared {
     pub(crate) fn resolve(&self, strategy: &Strategy) -> Result<Resolved, ConfigError> {
         let mut given = self.given.clone();
         given.config = strategy.config.clone().or(given.config);
+        let rank = given.member.map_or(0, |member| member.rank);
+        let of_strategy = strategy.ranks.map(|size| Member { rank, size });
+        given.member = of_strategy.or(given.member);
         given.set.extend(strategy.set.iter().cloned());
         resolve(self.task, given, self.options.clone())
     }

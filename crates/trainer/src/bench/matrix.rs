@@ -44,6 +44,10 @@ struct Axes {
     micro_batch: Vec<usize>,
     /// Tokens in a tile.
     tile_tokens: Vec<usize>,
+    /// How many ranks train together. Several are planned, not measured.
+    ranks: Vec<usize>,
+    /// What they divide: the stages of ZeRO.
+    zero: Vec<usize>,
 }
 
 /// A named list of settings.
@@ -55,6 +59,9 @@ pub(crate) struct Strategy {
     /// Its own preset or file; none: the one that all share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) config: Option<String>,
+    /// How many ranks train together; none: what all share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ranks: Option<usize>,
     /// Its settings, as `--set` takes them.
     pub(crate) set: Vec<String>,
 }
@@ -112,8 +119,8 @@ impl Matrix {
         let matrix: Matrix = toml::from_str(text).map_err(wrong)?;
         if matrix.strategies()?.is_empty() {
             return Err(Failure::Usage(format!(
-                "{name} has no strategies: [matrix] takes recompute, optimizer, offload, attention, release, micro_batch and \
-                 tile_tokens; [[strategy]] takes name and set"
+                "{name} has no strategies: [matrix] takes recompute, optimizer, offload, attention, release, micro_batch, \
+                 tile_tokens, ranks and zero; [[strategy]] takes name, ranks and set"
             )));
         }
         Ok(matrix)
@@ -164,9 +171,10 @@ impl Axes {
             })?,
             sizes("micro", "batch.micro", &self.micro_batch),
             sizes("tiles", "memory.tile_tokens", &self.tile_tokens),
+            sizes("zero", "collectives.zero", &self.zero),
         ];
         let axes: Vec<_> = axes.into_iter().filter(|axis| !axis.is_empty()).collect();
-        if axes.is_empty() && self.model.is_empty() {
+        if axes.is_empty() && self.model.is_empty() && self.ranks.is_empty() {
             return Ok(Vec::new());
         }
         let mut all = vec![(Vec::new(), Vec::new())];
@@ -184,20 +192,29 @@ impl Axes {
                 });
             all = extended.collect();
         }
-        let strategy = |model: Option<&String>, (names, set): &(Vec<String>, Vec<String>)| {
-            let names = model.into_iter().chain(names);
-            Strategy {
-                name: names.cloned().collect::<Vec<_>>().join(" / "),
-                config: model.cloned(),
-                set: set.clone(),
+        let names_ranks = self.ranks.len() > 1 || (axes.is_empty() && self.model.is_empty());
+        let mut strategies = Vec::new();
+        for model in or_shared(&self.model) {
+            for ranks in or_shared(&self.ranks) {
+                let of_ranks = ranks.filter(|_| names_ranks);
+                let of_ranks = of_ranks.map(|ranks| format!("ranks {ranks}"));
+                let first: Vec<String> = model.cloned().into_iter().chain(of_ranks).collect();
+                strategies.extend(all.iter().map(|(names, set)| Strategy {
+                    name: [&first[..], names].concat().join(" / "),
+                    config: model.cloned(),
+                    ranks: ranks.copied(),
+                    set: set.clone(),
+                }));
             }
-        };
-        if self.model.is_empty() {
-            return Ok(all.iter().map(|one| strategy(None, one)).collect());
         }
-        let of_model = |model| all.iter().map(move |one| strategy(Some(model), one));
-        Ok(self.model.iter().flat_map(of_model).collect())
+        Ok(strategies)
     }
+}
+
+/// The values of an axis; without any, what all strategies share.
+fn or_shared<T>(values: &[T]) -> impl Iterator<Item = Option<&T>> {
+    let shared = values.is_empty().then_some(None);
+    values.iter().map(Some).chain(shared)
 }
 
 fn optimizer(words: &str) -> Result<Vec<String>, Failure> {
@@ -269,6 +286,30 @@ mod tests {
         assert_eq!(strategies[3].name, "tiny / full");
         assert_eq!(strategies[3].config.as_deref(), Some("tiny"));
         assert_eq!(strategies.len(), 4);
+    }
+
+    #[test]
+    fn ranks_multiply_with_what_they_divide() {
+        let text = "[matrix]\nranks = [1, 8]\nzero = [0, 3]";
+        let strategies = Matrix::parse("x", text).unwrap().strategies().unwrap();
+        let named: Vec<_> = strategies
+            .iter()
+            .map(|one| (one.name.as_str(), one.ranks, one.set[0].as_str()))
+            .collect();
+        let (none, all) = ("collectives.zero=0", "collectives.zero=3");
+        let expected = [
+            ("ranks 1 / zero 0", Some(1), none),
+            ("ranks 1 / zero 3", Some(1), all),
+            ("ranks 8 / zero 0", Some(8), none),
+            ("ranks 8 / zero 3", Some(8), all),
+        ];
+        assert_eq!(named, expected);
+        let text = "[matrix]\nranks = [4]\nrecompute = ['none', 'full']";
+        let strategies = Matrix::parse("x", text).unwrap().strategies().unwrap();
+        assert_eq!(
+            (strategies[1].name.as_str(), strategies[1].ranks),
+            ("full", Some(4))
+        );
     }
 
     #[test]

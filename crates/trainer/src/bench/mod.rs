@@ -184,6 +184,15 @@ fn obstacle(resolved: &Resolved, plan: &Plan, plans_only: bool) -> Option<(Outco
     if plans_only {
         return None;
     }
+    if let Some(member) = resolved.config.member.filter(|member| member.size > 1) {
+        return Some((
+            Outcome::Skipped,
+            format!(
+                "bench plans {} ranks and measures none: a launcher starts them, such as `mpirun -n {} trainer train`",
+                member.size, member.size
+            ),
+        ));
+    }
     let (target, limit) = (resolved.device().target(), limit_of_plan(resolved));
     let refused = refuse_without_room(&resolved.config, plan, target, limit).err()?;
     Some((Outcome::Oom, refused.to_string()))

@@ -5,7 +5,7 @@ use memory::format_bytes;
 use report::{Align, Table};
 
 /// Columns, and whether they are numbers.
-const COLUMNS: [(&str, Align); 12] = [
+const COLUMNS: [(&str, Align); 13] = [
     ("strategy", Align::Left),
     ("result", Align::Left),
     ("tokens/s", Align::Right),
@@ -16,6 +16,7 @@ const COLUMNS: [(&str, Align); 12] = [
     ("planned peak", Align::Right),
     ("measured peak", Align::Right),
     ("saved", Align::Right),
+    ("sent a step", Align::Right),
     ("ms/GiB", Align::Right),
     ("dominated by", Align::Left),
 ];
@@ -61,6 +62,7 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
         bytes(row.planned_peak_bytes),
         bytes(row.peak_bytes),
         saved.map_or(String::new(), signed_bytes),
+        bytes(row.planned_sent_bytes),
         number(row.ms_per_gib_saved, |ms| format!("{ms:.0}")),
         row.dominated_by.clone().unwrap_or_default(),
     ]
@@ -75,7 +77,7 @@ fn signed_bytes(bytes: i64) -> String {
 pub(crate) fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
         "strategy,result,tokens_per_s,spread,step_ms,tflops,mfu,against_baseline,planned_peak_bytes,peak_bytes,\
-         saved_bytes,ms_per_gib_saved,recompute_flops_fraction,dominated_by,reason\n",
+         saved_bytes,ms_per_gib_saved,planned_sent_bytes,recompute_flops_fraction,dominated_by,reason\n",
     );
     for row in rows {
         let number = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
@@ -94,6 +96,7 @@ pub(crate) fn csv(rows: &[Row]) -> String {
             row.saved_bytes
                 .map_or(String::new(), |bytes| bytes.to_string()),
             number(row.ms_per_gib_saved),
+            whole(row.planned_sent_bytes),
             number(row.recompute_flops_fraction),
             quoted(row.dominated_by.as_deref().unwrap_or_default()),
             quoted(row.reason.as_deref().unwrap_or_default()),

@@ -15,6 +15,9 @@ pub(crate) struct Row {
     /// Its model, where the matrix has several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) model: Option<String>,
+    /// How many ranks train together, where its plan is one of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ranks: Option<usize>,
     /// Its settings, as `--set` takes them.
     pub(crate) set: Vec<String>,
     /// How it went.
@@ -31,6 +34,9 @@ pub(crate) struct Row {
     pub(crate) planned_host_bytes: Option<u64>,
     /// Scratch files on the disk, planned.
     pub(crate) planned_disk_bytes: Option<u64>,
+    /// Bytes that a rank sends to others in a step, planned; none of a process alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) planned_sent_bytes: Option<u64>,
     /// FLOPs of replays over those of forward and backward, planned.
     pub(crate) recompute_flops_fraction: Option<f64>,
     /// The planned peak less than the baseline's.
@@ -155,6 +161,7 @@ fn row(planned: &Planned, runs: &[Entry], plan_only: bool) -> Row {
     Row {
         strategy: strategy.name.clone(),
         model: strategy.config.clone(),
+        ranks: plan.and_then(|plan| Some(plan.ranks.as_ref()?.ranks)),
         set: strategy.set.clone(),
         result,
         reason,
@@ -163,6 +170,7 @@ fn row(planned: &Planned, runs: &[Entry], plan_only: bool) -> Row {
         planned_reserved_bytes: plan.map(|plan| plan.reserved_bytes),
         planned_host_bytes: plan.map(|plan| plan.host_pinned_bytes),
         planned_disk_bytes: plan.map(|plan| plan.disk_bytes),
+        planned_sent_bytes: plan.and_then(|plan| Some(plan.ranks.as_ref()?.sent_bytes)),
         recompute_flops_fraction: plan.map(|plan| plan.recompute_flops_fraction),
         saved_bytes: None,
         tokens_per_s,
@@ -233,6 +241,7 @@ mod tests {
             strategy: Strategy {
                 name: (*name).into(),
                 config: None,
+                ranks: None,
                 set: Vec::new(),
             },
             plan: Err("not planned here".into()),

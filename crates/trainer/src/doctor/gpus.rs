@@ -146,7 +146,7 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
     config.train.device = Some(Device::Cuda { index });
     let library = device.library();
     let memory = Memory::device(device.clone());
-    let kernels = rehearsed(&device, &Settings::new(&config)?, &memory)?;
+    let kernels = rehearsed(&device, &None, &Settings::new(&config)?, &memory)?;
     let bf16 = Rates::measure(
         &kernels,
         &memory,

@@ -5,12 +5,15 @@ mod disk;
 mod gpus;
 mod host;
 mod overhead;
+mod ranks;
 mod rates;
 
 pub(crate) use rates::{Rates, Work};
 
 use crate::failure::Failure;
+use crate::job::{Ended, together};
 use crate::stdout::{print, print_json};
+use collectives::Launch;
 use memory::format_bytes;
 use report::{Align, Table};
 use serde::Serialize;
@@ -26,6 +29,8 @@ struct Diagnosis {
     host: host::Host,
     /// The disk of `--path`; null without it.
     disk: Option<disk::Disk>,
+    /// The ranks that a launcher started; null without one.
+    ranks: Option<ranks::Ranks>,
     /// Whether this binary can use GPUs.
     cuda_built: bool,
     /// What it has of every kernel, as the code itself says: `sm_90` for machine code, `compute_80 ptx 8.8` for what the
@@ -37,13 +42,38 @@ struct Diagnosis {
     missing: Vec<String>,
 }
 
-/// Looks at the machine and measures it, within seconds; so too the disk of a folder, if one is given.
-pub(crate) fn doctor(resolved: &Resolved, path: Option<&Path>) -> Result<(), Failure> {
+/// Looks at the machine and measures it, within seconds; so too the disk of a folder, if one is given, and the links between
+/// ranks, if a launcher started some.
+pub(crate) fn doctor(
+    resolved: &Resolved,
+    path: Option<&Path>,
+    launch: Option<&Launch>,
+) -> Result<(), Ended> {
+    let Some(launch) = launch else {
+        return Ok(diagnose(resolved, path, None)?);
+    };
+    let (job, ranks) = ranks::Ranks::measure(&resolved.config, launch)?;
+    together(job, |job| {
+        // One looks at the machine, and the others wait: they would be in its way.
+        let told = match job.leads() {
+            true => diagnose(resolved, path, Some(ranks)),
+            false => Ok(()),
+        };
+        job.agree(told)
+    })
+}
+
+fn diagnose(
+    resolved: &Resolved,
+    path: Option<&Path>,
+    ranks: Option<ranks::Ranks>,
+) -> Result<(), Failure> {
     let (gpus, missing) = gpus::gpus();
     let diagnosis = Diagnosis {
         version: env!("CARGO_PKG_VERSION"),
         host: host::Host::new()?,
         disk: path.map(disk::Disk::measure).transpose()?,
+        ranks,
         cuda_built: cfg!(feature = "cuda"),
         #[cfg(feature = "cuda")]
         carries: kernels::cuda::carried(),
@@ -66,6 +96,9 @@ impl std::fmt::Display for Diagnosis {
         }
         for gpu in &self.gpus {
             write!(f, "\n{}", gpu.table())?;
+        }
+        if let Some(ranks) = &self.ranks {
+            write!(f, "\n{}", ranks.table())?;
         }
         if !self.carries.is_empty() {
             writeln!(f, "\nkernels in this binary: {}", self.carries.join(", "))?;

@@ -151,9 +151,11 @@ impl Run {
         let config = &self.resolved.config;
         let begun = Instant::now();
         let batches = data.once(config.eval.samples);
-        let batches = batches.take_while(|_| self.interrupt.signal().is_none());
+        // Ranks do the same, and end at the end of a step.
+        let breaks_off = || !self.job.has_ranks() && self.interrupt.signal().is_some();
+        let batches = batches.take_while(|_| !breaks_off());
         let found = session.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
-        self.is_pending = self.interrupt.signal().is_some();
+        self.is_pending = breaks_off();
         if self.is_pending {
             return Ok(false);
         }

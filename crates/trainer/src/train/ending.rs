@@ -39,17 +39,21 @@ impl Run {
 
     /// Draws what was recorded, and the run's page. A run that is done is not spoilt by a page that is not.
     pub(super) fn draw(&mut self, failure: Option<&Failure>) {
-        let folder = self.directory.path();
+        let (folder, own) = (self.directory.path(), self.directory.own());
+        let pictures = own.filter(|_| !self.job.leads()).unwrap_or(folder);
         let refused = match failure {
             Some(Failure::OutOfMemory { error, .. }) => Some(RefusedLease::from(&**error)),
             _ => None,
         };
         if let Some(mut tracer) = self.tracer.take() {
             let device = self.resolved.device().to_string();
-            match tracer.write(&device, refused, &folder.join("memory")) {
+            match tracer.write(&device, refused, &pictures.join("memory")) {
                 Ok(folder) => tracing::info!("{} has pictures of the last step", folder.display()),
                 Err(failure) => tracing::warn!("pictures of memory are missing: {failure}"),
             }
+        }
+        if !self.job.leads() {
+            return;
         }
         if let Err(error) = page::write(folder) {
             tracing::warn!("the run's page is missing: {error}");
@@ -69,6 +73,9 @@ impl Run {
             skipped_steps: self.made.skipped,
             max_rss_bytes: max_rss_bytes(),
         };
+        if let Some(traffic) = self.job.traffic() {
+            self.records.write_own(&traffic)?;
+        }
         self.records.write(&record)
     }
 

@@ -1,7 +1,9 @@
 //! What a run writes down, and tells: metrics, event files, progress.
 
-use super::Run;
+use super::{Asked, Run};
 use crate::failure::Failure;
+use crate::job::Job;
+use crate::run_dir::RunDir;
 use memory::GRANULARITY_BYTES;
 use report::{
     EvalRecord, MemoryGrowth, MetricsFile, ProcessRecord, Progress, RunRecord, SampleRecord,
@@ -9,17 +11,17 @@ use report::{
 };
 use serde::Serialize;
 use session::StepOutcome;
-use settings::Config;
-use std::io;
+use settings::Resolved;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Where a run writes, and what watches it.
 pub(super) struct Records {
-    /// Of the metrics.
-    path: PathBuf,
-    metrics: MetricsFile,
+    /// Of the run, where this process writes them.
+    metrics: Option<Metrics>,
+    /// Of this rank, where there are ranks.
+    own: Option<Metrics>,
     writes_events: bool,
     board: Option<TensorBoard>,
     pub(super) progress: Rc<Progress>,
@@ -28,36 +30,64 @@ pub(super) struct Records {
     is_told: bool,
 }
 
-impl Records {
-    /// Begins the metrics of a run, or opens those of one that goes on after `made` steps.
-    pub(super) fn open(
-        folder: &Path,
-        config: &Config,
-        quiet: bool,
-        (made, goes_on): (usize, bool),
-    ) -> Result<Records, Failure> {
+/// A file of metrics, and where it is.
+struct Metrics {
+    path: PathBuf,
+    file: MetricsFile,
+}
+
+impl Metrics {
+    fn open(folder: &Path, goes_on: bool) -> Result<Metrics, Failure> {
         let path = folder.join("metrics.jsonl");
-        let metrics = match goes_on {
+        let file = match goes_on {
             true => MetricsFile::append(&path),
             false => MetricsFile::create(&path),
         };
+        let file = file.map_err(Failure::file(&path))?;
+        Ok(Metrics { path, file })
+    }
+
+    fn write(&mut self, record: &impl Serialize) -> Result<(), Failure> {
+        self.file.write(record).map_err(Failure::file(&self.path))
+    }
+}
+
+impl Records {
+    /// Begins the metrics of a run, or opens those of one that goes on after `made` steps. What a run has once is written and
+    /// told by the first rank.
+    pub(super) fn open(
+        job: &Job,
+        directory: &RunDir,
+        resolved: &Resolved,
+        (made, goes_on): (usize, bool),
+    ) -> Result<Records, Failure> {
+        let (config, leads) = (&resolved.config, job.leads());
+        let metrics = leads.then(|| Metrics::open(directory.path(), goes_on));
+        let own = directory.own().map(|own| Metrics::open(own, goes_on));
+        let quiet = resolved.options.quiet || !leads;
         let progress = Progress::new(config.train.steps, config.log.every, quiet);
         Ok(Records {
-            metrics: metrics.map_err(Failure::file(&path))?,
-            writes_events: config.log.tensorboard,
+            metrics: metrics.transpose()?,
+            own: own.transpose()?,
+            writes_events: config.log.tensorboard && leads,
             board: None,
             progress: Rc::new(progress.after(made).accumulating(config.batch.accum)),
             growth: MemoryGrowth::default(),
             is_told: false,
-            path,
         })
     }
 
     /// Forgets what was written of steps after so many: they are made once more.
     pub(super) fn cut(&mut self, made: usize) -> Result<(), Failure> {
-        let metrics = MetricsFile::resume(&self.path, made);
-        self.metrics = metrics.map_err(Failure::file(&self.path))?;
-        Ok(())
+        self.files().try_for_each(|metrics| {
+            let file = MetricsFile::resume(&metrics.path, made);
+            metrics.file = file.map_err(Failure::file(&metrics.path))?;
+            Ok(())
+        })
+    }
+
+    fn files(&mut self) -> impl Iterator<Item = &mut Metrics> {
+        self.metrics.iter_mut().chain(&mut self.own)
     }
 
     /// Begins event files, if they are asked for.
@@ -71,21 +101,36 @@ impl Records {
 
     /// Writes a line without which the file would not be one.
     pub(super) fn write(&mut self, record: &impl Serialize) -> Result<(), Failure> {
-        let written = self.metrics.write(record);
-        written.map_err(Failure::file(&self.path))
+        self.files().try_for_each(|metrics| metrics.write(record))
+    }
+
+    /// Writes a line that is this rank's alone.
+    pub(super) fn write_own(&mut self, record: &impl Serialize) -> Result<(), Failure> {
+        self.own
+            .iter_mut()
+            .try_for_each(|metrics| metrics.write(record))
     }
 
     /// Writes a line that training does not end for: where there is no room, it is written when there is.
     pub(super) fn note(&mut self, record: &impl Serialize) {
-        let written = self.metrics.write(record);
+        let written = self.write(record);
         self.tell(written);
     }
 
-    fn step(&mut self, record: &StepRecord) {
+    /// Writes a step down, as the run has it and as this rank does: with its own targets.
+    fn step(&mut self, record: &StepRecord, own_targets: usize) {
         self.progress.step(record);
-        self.note(record);
+        let own = StepRecord {
+            tokens: own_targets,
+            ..record.clone()
+        };
+        let of_run = self.metrics.as_mut().map(|metrics| metrics.write(record));
+        let of_rank = self.own.as_mut().map(|metrics| metrics.write(&own));
+        for written in [of_run, of_rank].into_iter().flatten() {
+            self.tell(written);
+        }
         if let Some(board) = &mut self.board {
-            let written = board.step(record);
+            let written = board.step(record).map_err(Failure::file("the event file"));
             self.tell(written);
         }
     }
@@ -95,7 +140,7 @@ impl Records {
         self.note(record);
         if let Some(board) = &mut self.board {
             let written = board.evaluation(record.step, record.loss, record.perplexity);
-            self.tell(written);
+            self.tell(written.map_err(Failure::file("the event file")));
         }
     }
 
@@ -105,12 +150,11 @@ impl Records {
     }
 
     /// Says once that something could not be written.
-    fn tell(&mut self, written: io::Result<()>) {
+    fn tell(&mut self, written: Result<(), Failure>) {
         match written {
-            Err(error) if !self.is_told => {
+            Err(failure) if !self.is_told => {
                 tracing::warn!(
-                    "cannot write {}: {error}; training goes on, and it is tried again with every step",
-                    self.path.display()
+                    "{failure}; training goes on, and it is tried again with every step"
                 );
                 self.is_told = true;
             }
@@ -126,10 +170,10 @@ impl Run {
             return Ok(());
         };
         let elapsed = self.made.lap(outcome.done_at);
-        let waited = self.data_waits.pop_front().unwrap_or_default();
-        let record = self.step_record(&outcome, elapsed, waited);
-        self.records.step(&record);
-        self.made.add(&outcome, elapsed);
+        let asked = self.asked.pop_front().unwrap_or_default();
+        let record = self.step_record(&outcome, elapsed, asked);
+        self.records.step(&record, asked.own_targets);
+        self.made.add(&outcome, asked.tokens, elapsed);
         let marks = outcome.memory.device;
         let in_use = marks.map(|marks| marks.device_total_used_bytes);
         for sentence in self.records.growth.note(resident_bytes(), in_use) {
@@ -145,15 +189,11 @@ impl Run {
         Ok(())
     }
 
-    fn step_record(
-        &self,
-        outcome: &StepOutcome,
-        elapsed: Duration,
-        data_wait: Duration,
-    ) -> StepRecord {
+    fn step_record(&self, outcome: &StepOutcome, elapsed: Duration, asked: Asked) -> StepRecord {
         let config = &self.resolved.config;
         let known_peak = || self.device.peak_tflops(self.plan.dtype);
         let peak_tflops = config.hardware.peak_tflops.or_else(known_peak);
+        let of_all = |peak: f64| peak * self.job.size() as f64;
         let times = &outcome.memory.phase_time.read();
         StepRecord {
             step: outcome.step,
@@ -164,11 +204,11 @@ impl Run {
             tokens: outcome.targets,
             timing: Timing::new(
                 elapsed,
-                data_wait,
+                asked.data_wait,
                 times,
-                outcome.tokens,
+                asked.tokens,
                 self.plan.flops_per_token,
-                peak_tflops,
+                peak_tflops.map(of_all),
             ),
             peak_bytes: outcome.memory.peak.bytes,
             planned_peak_bytes: self.plan.peak_bytes,
@@ -183,6 +223,7 @@ impl Run {
             d2h_bytes: outcome.traffic.d2h_bytes,
             disk_read_bytes: outcome.traffic.disk_read_bytes,
             disk_written_bytes: outcome.traffic.disk_written_bytes,
+            sent_bytes: self.plan.ranks.as_ref().map(|_| outcome.traffic.sent_bytes),
             device: outcome.memory.device,
         }
     }

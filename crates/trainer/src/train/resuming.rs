@@ -1,13 +1,14 @@
 //! A run that goes on from a checkpoint.
 
 use crate::failure::Failure;
-use crate::trained::newest_checkpoint;
+use crate::job::Job;
+use crate::trained::{newest_checkpoint, newest_together};
 use checkpoint::{Best, Checkpoint, set_aside_after};
 use data::{Batches, Dataset};
 use files::Disk;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{Config, Resolved, Resume};
+use settings::{Config, Member, Resolved, Resume};
 use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
@@ -23,8 +24,8 @@ pub(super) struct Resumed {
 }
 
 impl Resumed {
-    /// Finds the checkpoint that the command line asks for, if it asks.
-    pub(super) fn find(resolved: &Resolved) -> Result<Option<Resumed>, Failure> {
+    /// Finds the checkpoint that the command line asks for, if it asks, with all ranks of the job.
+    pub(super) fn find(job: &Job, resolved: &Resolved) -> Result<Option<Resumed>, Failure> {
         let out = resolved.options.out.as_deref();
         let folder = match &resolved.options.resume {
             None => return Ok(None),
@@ -34,7 +35,10 @@ impl Resumed {
                 Failure::Usage(message.into())
             })?,
         };
-        let checkpoint = newest_checkpoint(folder)?;
+        let checkpoint = match job.group() {
+            Some(group) => newest_together(folder, &*group)?,
+            None => newest_checkpoint(folder)?,
+        };
         Ok(Some(Resumed {
             run: going_on(&checkpoint.path, out)?,
             checkpoint,
@@ -74,7 +78,12 @@ impl Resumed {
         let place = self.checkpoint.path.join("config.toml");
         let text = String::from_utf8_lossy(&text);
         let source = Source::parse(String::new(), place.display().to_string(), &text)?;
-        Ok(load(&source, &[], false)?.config)
+        let mut config = load(&source, &[], false)?.config;
+        if let Some(ranks) = self.checkpoint.state.ranks {
+            let size = ranks as usize;
+            config.join(Member { rank: 0, size })?;
+        }
+        Ok(config)
     }
 
     /// The checkpoint's folder: a model in Hugging Face layout, too.

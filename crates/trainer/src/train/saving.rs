@@ -1,21 +1,27 @@
-//! Checkpoints of a run: written in the background from a copy on the host, or while training waits.
+//! Checkpoints of a run: written in the background from a copy on the host, or while training waits; by one process, or by all
+//! ranks.
 
 use super::Run;
+use super::joint::{Outcome, Together};
 use crate::failure::Failure;
 use checkpoint::{
-    BackgroundWriter, Best, CheckpointError, Contents, FORMAT_VERSION, OptimizerForm, TrainerState,
-    keep, save,
+    BackgroundWriter, Best, CheckpointError, Contents, FORMAT_VERSION, FORMAT_VERSION_OF_RANKS,
+    OptimizerForm, Staging, TrainerState, keep, publish, save,
 };
-use files::{Disk, TensorSource};
+use collectives::Group;
+use files::{Disk, TensorSource, WrittenPieces};
 use model::{MAX_SHARD_BYTES, Origin};
 use report::{CheckpointRecord, milliseconds};
 use session::Session;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What saves a run.
 pub(super) struct Saver {
-    writer: BackgroundWriter<Result<PathBuf, CheckpointError>>,
+    writer: BackgroundWriter<Outcome>,
+    /// Where several ranks save together; then the writer has nothing to do.
+    together: Option<Together>,
     /// What came with the model, and goes out with it.
     origin: Origin,
     /// The last step that was saved, or is being saved.
@@ -29,7 +35,7 @@ pub(super) struct Saver {
 }
 
 /// One checkpoint, but for its tensors.
-struct Checkpointing {
+pub(super) struct Checkpointing {
     run: PathBuf,
     state: TrainerState,
     files: Vec<(String, Vec<u8>)>,
@@ -38,9 +44,11 @@ struct Checkpointing {
 }
 
 impl Saver {
-    pub(super) fn new(origin: Origin, best: Option<Best>) -> Saver {
+    pub(super) fn new(origin: Origin, best: Option<Best>, group: Option<Arc<dyn Group>>) -> Saver {
+        let several = group.filter(|group| group.size() > 1);
         Saver {
             writer: BackgroundWriter::new(),
+            together: several.map(Together::new),
             origin,
             last: None,
             failure: None,
@@ -60,22 +68,47 @@ impl Saver {
     }
 
     /// Notes how a save ended. One that failed is told of, and training goes on without it.
-    fn note(&mut self, outcome: Option<Result<PathBuf, CheckpointError>>) {
+    ///
+    /// # Errors
+    /// If ranks are lost.
+    fn note(&mut self, outcome: Option<Outcome>) -> Result<(), Failure> {
         match outcome {
             None => {}
             Some(Ok(folder)) => (self.newest, self.failure) = (Some(folder), None),
+            Some(Err(CheckpointError::Group(error))) => return Err(error.into()),
             Some(Err(error)) => {
                 let why = if error.is_full() {
                     ", for want of room"
                 } else {
                     ""
                 };
-                tracing::warn!(
-                    "no checkpoint was written{why}: {error}; earlier ones are whole, and training goes on"
-                );
+                if self.together.as_ref().is_none_or(Together::leads) {
+                    tracing::warn!(
+                        "no checkpoint was written{why}: {error}; earlier ones are whole, and training goes on"
+                    );
+                }
                 self.failure = Some(error);
             }
         }
+        Ok(())
+    }
+
+    /// Notes how the save that is under way ended, if it has.
+    fn poll(&mut self) -> Result<(), Failure> {
+        let outcome = match &mut self.together {
+            Some(together) => together.poll(),
+            None => self.writer.take_outcome(),
+        };
+        self.note(outcome)
+    }
+
+    /// Waits for the save that is under way, and notes how it ended.
+    fn wait(&mut self) -> Result<(), Failure> {
+        let outcome = match &mut self.together {
+            Some(together) => together.wait(),
+            None => self.writer.wait(),
+        };
+        self.note(outcome)
     }
 
     /// Waits for the save that is under way.
@@ -83,8 +116,7 @@ impl Saver {
     /// # Errors
     /// If the last one failed: none comes after it that could make up for it.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
-        let outcome = self.writer.wait();
-        self.note(outcome);
+        self.wait()?;
         match self.failure.take() {
             Some(error) => Err(error.into()),
             None => Ok(()),
@@ -93,11 +125,7 @@ impl Saver {
 }
 
 impl Checkpointing {
-    fn write(
-        &self,
-        model: &dyn TensorSource,
-        optimizer: &dyn TensorSource,
-    ) -> Result<PathBuf, CheckpointError> {
+    fn write(&self, model: &dyn TensorSource, optimizer: &dyn TensorSource) -> Outcome {
         let contents = Contents {
             state: &self.state,
             model,
@@ -106,14 +134,32 @@ impl Checkpointing {
             max_shard_bytes: MAX_SHARD_BYTES,
         };
         let folder = save(&Disk, &self.run, &contents)?;
-        if let Some(last) = self.keep_last {
-            let best = self.state.best.as_ref().filter(|_| self.keep_best);
-            let best = best.map(|best| best.step);
-            if let Err(error) = keep(&Disk, &self.run, self.state.step, last, best) {
-                tracing::warn!("an old checkpoint could not be removed: {error}");
-            }
-        }
+        self.remove_old();
         Ok(folder)
+    }
+
+    /// Where ranks save it.
+    pub(super) fn staging(&self) -> Staging {
+        Staging {
+            run: self.run.clone(),
+            step: self.state.step,
+        }
+    }
+
+    /// Makes a checkpoint of what ranks have written.
+    pub(super) fn publish(&self, parts: &[WrittenPieces]) -> Outcome {
+        let folder = publish(&Disk, &self.staging(), &self.state, &self.files, parts)?;
+        self.remove_old();
+        Ok(folder)
+    }
+
+    fn remove_old(&self) {
+        let Some(last) = self.keep_last else { return };
+        let best = self.state.best.as_ref().filter(|_| self.keep_best);
+        let best = best.map(|best| best.step);
+        if let Err(error) = keep(&Disk, &self.run, self.state.step, last, best) {
+            tracing::warn!("an old checkpoint could not be removed: {error}");
+        }
     }
 }
 
@@ -131,39 +177,90 @@ impl Run {
     }
 
     fn begin_save(&mut self, session: &mut Session) -> Result<(), Failure> {
-        let outcome = self.saver.writer.take_outcome();
-        self.saver.note(outcome);
+        self.saver.poll()?;
         if self.saver.last == Some(self.made.steps) {
             return Ok(());
         }
         let checkpointing = self.checkpointing(session)?;
         self.saver.last = Some(self.made.steps);
+        match &self.saver.together {
+            Some(_) => self.begin_together(session, checkpointing),
+            None => self.begin_alone(session, checkpointing),
+        }
+    }
+
+    fn begin_alone(
+        &mut self,
+        session: &mut Session,
+        checkpointing: Checkpointing,
+    ) -> Result<(), Failure> {
         let Some(copy) = session.copy_state()? else {
             let state = session.state();
             let outcome = checkpointing.write(&state.weights(), &state.optimizer());
-            self.saver.note(Some(outcome));
-            return Ok(());
+            return self.saver.note(Some(outcome));
         };
         let job = move || checkpointing.write(&copy.weights(), &copy.optimizer());
         match self.saver.writer.start(job) {
             Ok(before) => self.saver.note(before),
             Err(error) => self.saver.note(Some(Err(CheckpointError::Thread(error)))),
         }
-        Ok(())
+    }
+
+    fn begin_together(
+        &mut self,
+        session: &mut Session,
+        checkpointing: Checkpointing,
+    ) -> Result<(), Failure> {
+        // Its folder would be taken for a leftover.
+        self.saver.wait()?;
+        let copy = session.copy_state()?;
+        let together = self.saver.together.as_mut();
+        let together = together.expect("several ranks save together");
+        let outcome = match copy {
+            Some(copy) => match together.begin(checkpointing, copy) {
+                Ok(()) => None,
+                Err(error) => Some(Err(error)),
+            },
+            None => Some(together.save(checkpointing, &session.state().pieces())),
+        };
+        self.saver.note(outcome)
+    }
+
+    /// Goes on with a save that ranks make beside their steps: after each of these.
+    pub(super) fn go_on_saving(&mut self) -> Result<(), Failure> {
+        match &self.saver.together {
+            Some(_) => self.saver.poll(),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the save that is under way, on all ranks.
+    ///
+    /// # Errors
+    /// If the last one failed: none comes after it that could make up for it.
+    pub(super) fn finish_saves(&mut self) -> Result<(), Failure> {
+        let finished = self.saver.finish();
+        self.job.agree(finished)
     }
 
     /// Saves the state after the last step and waits for it, unless it is saved already; returns where.
     pub(super) fn save_now(&mut self, session: &Session) -> Result<PathBuf, Failure> {
         // Two saves at a time would take each other's unfinished folder for a leftover.
-        let outcome = self.saver.writer.wait();
-        self.saver.note(outcome);
+        self.saver.wait()?;
         let is_saved = self.saver.last == Some(self.made.steps) && self.saver.failure.is_none();
         if let (true, Some(folder)) = (is_saved, self.saver.newest()) {
             return Ok(folder.into());
         }
         let checkpointing = self.checkpointing(session)?;
         let state = session.state();
-        Ok(checkpointing.write(&state.weights(), &state.optimizer())?)
+        let outcome = match &mut self.saver.together {
+            Some(together) => together.save(checkpointing, &state.pieces()),
+            None => checkpointing.write(&state.weights(), &state.optimizer()),
+        };
+        match outcome {
+            Err(CheckpointError::Group(error)) => Err(error.into()),
+            outcome => Ok(outcome?),
+        }
     }
 
     fn checkpointing(&self, session: &Session) -> Result<Checkpointing, Failure> {
@@ -184,8 +281,12 @@ impl Run {
     fn trainer_state(&self, session: &Session) -> TrainerState {
         let (made, optim) = (&self.made, &self.resolved.config.optim);
         let (step, updates) = session.progress();
+        let ranks = (self.job.size() > 1).then(|| self.job.size() as u64);
         TrainerState {
-            format_version: FORMAT_VERSION,
+            format_version: match ranks {
+                None => FORMAT_VERSION,
+                Some(_) => FORMAT_VERSION_OF_RANKS,
+            },
             trainer_version: env!("CARGO_PKG_VERSION").into(),
             name: self.resolved.name.clone(),
             step: step as u64,
@@ -203,6 +304,7 @@ impl Run {
                 state_dtype: optim.state_dtype.to_string(),
                 master: optim.master.to_string(),
             },
+            ranks,
         }
     }
 }

@@ -50,6 +50,37 @@ fn what_is_measured_is_what_was_planned() {
     assert!(picture.contains("core_attn") && picture.trim_end().ends_with("</svg>"));
 }
 
+/// A group of one is measured; several ranks are planned, and a launcher starts them.
+#[test]
+fn ranks_and_stages_are_axes() {
+    let place = place();
+    place.file(
+        "ranks.toml",
+        "config = 'small.toml'\nwarmup = 0\nsteps = 1\nrounds = 1\n[matrix]\nranks = [1, 2]\nzero = [0, 3]\n",
+    );
+    let outcome = place.trainer("bench --matrix ranks.toml --device cpu --json");
+    let rows = rows(&outcome.succeeds());
+    let named = |name: &str| rows.iter().find(|row| row["strategy"] == name).unwrap();
+    for zero in ["zero 0", "zero 3"] {
+        let one = named(&format!("ranks 1 / {zero}"));
+        assert_eq!(
+            (&one["result"], &one["planned_sent_bytes"]),
+            (&"ok".into(), &0.into())
+        );
+        assert_eq!(one["peak_bytes"], one["planned_peak_bytes"], "{one}");
+        let two = named(&format!("ranks 2 / {zero}"));
+        assert_eq!(
+            (&two["result"], &two["ranks"]),
+            (&"skipped".into(), &2.into())
+        );
+        assert!(two["planned_sent_bytes"].as_u64() > Some(0), "{two}");
+        let reason = two["reason"].as_str().unwrap();
+        assert!(reason.contains("mpirun -n 2 trainer train"), "{reason}");
+    }
+    let bytes = |name: &str| named(name)["planned_peak_bytes"].as_u64().unwrap();
+    assert!(bytes("ranks 2 / zero 3") < bytes("ranks 2 / zero 0"));
+}
+
 /// What is above a limit is not run, and planned all the same.
 #[test]
 fn what_does_not_fit_is_planned() {

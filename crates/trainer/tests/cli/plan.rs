@@ -44,6 +44,75 @@ fn the_table_is_for_people() {
     assert!(table.lines().count() < 104, "{table}");
 }
 
+/// What a stage keeps across steps, and sends, is in the table of stages as in its own plan.
+#[test]
+fn ranks_have_a_plan_each_and_stages_a_table() {
+    let place = Workplace::new();
+    let of = |flags: &str| plan_json(&place, &format!("--config small.toml --ranks 4 {flags}"));
+    let plan = of("--rank 2 --zero 2");
+    for (name, value) in [("ranks", 4), ("rank", 2), ("zero", 2)] {
+        assert_eq!(plan[name], value, "{name}");
+    }
+    let stages = plan["stages"].as_array().unwrap();
+    let numbers: Vec<u64> = stages
+        .iter()
+        .map(|one| one["zero"].as_u64().unwrap())
+        .collect();
+    assert_eq!(numbers, [0, 1, 2, 3]);
+    for (zero, stage) in stages.iter().enumerate() {
+        let alone = of(&format!("--rank 2 --zero {zero}"));
+        for name in [
+            "persistent_bytes",
+            "peak_bytes",
+            "reserved_bytes",
+            "sent_bytes",
+        ] {
+            assert_eq!(stage[name], alone[name], "{name} under --zero {zero}");
+        }
+        let bytes = |name: &str| stage[name].as_u64().unwrap();
+        let whole = bytes("persistent_bytes") + bytes("transient_bytes");
+        assert_eq!(whole, bytes("peak_bytes"));
+        let time = &stage["time"];
+        assert!(time["exposed_ms"].as_f64().unwrap() >= 0.0, "{stage}");
+        assert_eq!(time["link_gbps"], 450.0);
+    }
+    let persistent = |zero: usize| stages[zero]["persistent_bytes"].as_u64().unwrap();
+    assert!(
+        (1..4).all(|zero| persistent(zero) < persistent(zero - 1)),
+        "{stages:?}"
+    );
+    assert!(
+        stages
+            .iter()
+            .all(|stage| stage["sent_bytes"].as_u64() > Some(0))
+    );
+    let overhead = |plan: &Value| plan["device_overhead_bytes"].as_u64().unwrap();
+    let alone = plan_json(&place, "--config small.toml");
+    assert!(overhead(&plan) > overhead(&alone), "NCCL takes some");
+    for name in ["ranks", "rank", "zero", "sent_bytes", "stages"] {
+        assert!(alone.get(name).is_none(), "{name} of a process alone");
+    }
+
+    let settings = "--config small.toml --ranks 4 --rank 2 --zero 3";
+    let table = place.trainer(&format!("plan {settings}")).succeeds().stdout;
+    for words in [
+        "rank 2 of 4 under --zero 3",
+        "3 *",
+        "sent a step",
+        "hardware.link_gbps",
+    ] {
+        assert!(table.contains(words), "no {words:?} in\n{table}");
+    }
+    // Nobody has measured a link between processors.
+    let cpu = plan_json(&place, "--config small.toml --ranks 4 --device cpu");
+    assert!(cpu["stages"][0]["time"].is_null());
+    let measured = "--config small.toml --ranks 4 --device cpu --set hardware.link_gbps=1.5";
+    assert_eq!(
+        plan_json(&place, measured)["stages"][0]["time"]["link_gbps"],
+        1.5
+    );
+}
+
 #[test]
 fn the_file_has_the_fields_of_the_contract() {
     let place = Workplace::new();

@@ -88,7 +88,7 @@ impl Workplace {
     }
 }
 
-fn outcome(command: std::process::Command, arguments: &str) -> Outcome {
+pub fn outcome(command: std::process::Command, arguments: &str) -> Outcome {
     let mut command = assert_cmd::Command::from_std(command);
     let output = command.timeout(LONGEST).output().unwrap();
     Outcome {

@@ -38,7 +38,7 @@ pub fn distance(golden: &Golden, dtype: DType, attention: Attention, mode: &str)
         }
     }
     distance.weight = largest_difference(
-        &without_keys_bias(weights(&session)),
+        &without_keys_bias(weights(&mut session)),
         &without_keys_bias(golden.tensors("model_final.safetensors")),
         |_| 1.0,
     );

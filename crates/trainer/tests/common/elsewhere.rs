@@ -82,6 +82,7 @@ pub fn all_pinned() -> Elsewhere {
 pub fn resident(settings: &Settings) -> Settings {
     Settings {
         offload: Elsewhere::default(),
+        ranks: None,
         ..settings.clone()
     }
 }

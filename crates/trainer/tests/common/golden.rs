@@ -84,6 +84,7 @@ impl Golden {
             },
             states: StateFormats::default(),
             offload: Default::default(),
+            ranks: None,
             schedule: constant_rate(number(&optimizer["lr"])),
             seed: 0,
             hardware: Default::default(),
@@ -169,7 +170,7 @@ pub fn gradients(session: &Session) -> Tensors {
 }
 
 /// A session's weights as it exports them.
-pub fn weights(session: &Session) -> Tensors {
+pub fn weights(session: &mut Session) -> Tensors {
     let folder = tempfile::tempdir().unwrap();
     session.export(folder.path(), &Origin::default()).unwrap();
     tensors(&folder.path().join("model.safetensors"))

@@ -2,9 +2,11 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 pub mod allocations;
+pub mod covering;
 pub mod distance;
 pub mod elsewhere;
 pub mod golden;
+pub mod ranks;
 
 use data::{MASKED, MicroBatch, StepBatch};
 use kernels::cpu::Cpu;
@@ -239,6 +241,7 @@ pub fn crossing(plan: &Plan) -> Traffic {
     Traffic {
         h2d_bytes: plan.h2d_bytes,
         d2h_bytes: plan.d2h_bytes,
+        sent_bytes: plan.ranks.as_ref().map_or(0, |ranks| ranks.sent_bytes),
         disk_read_bytes: plan.disk_read_bytes,
         disk_written_bytes: plan.disk_written_bytes,
     }

@@ -1,6 +1,7 @@
 //! The command line: what it sets, and what wins.
 
 mod hostile;
+mod ranks;
 mod refused;
 
 use clap::Parser;

@@ -15,6 +15,8 @@ struct CUstream_st {
 struct CUevent_st {
     bool timed, recorded;
     Clock::time_point at;
+    // How often somebody has looked at it since.
+    uint64_t queries;
 };
 
 namespace stand_in {
@@ -93,7 +95,7 @@ extern "C" CUresult cuEventCreate(CUevent *event, unsigned int flags) {
     if (flags > (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    *event = new CUevent_st{(flags & CU_EVENT_DISABLE_TIMING) == 0, false, {}};
+    *event = new CUevent_st{(flags & CU_EVENT_DISABLE_TIMING) == 0, false, {}, 0};
     alive<CUevent_st>().insert(*event);
     return CUDA_SUCCESS;
 }
@@ -110,13 +112,15 @@ extern "C" CUresult cuEventRecord(CUevent event, CUstream stream) {
     STAND_IN_CHECK(ready("cuEventRecord", event));
     event->recorded = true;
     event->at = Clock::now();
+    event->queries = 0;
     return CUDA_SUCCESS;
 }
 
-// An event that was never recorded has come.
+// An event that was never recorded has come; others have when somebody has looked so often.
 extern "C" CUresult cuEventQuery(CUevent event) {
     STAND_IN_ENTER(ready("cuEventQuery", event));
-    return CUDA_SUCCESS;
+    const bool late = event->recorded && event->queries++ < number_setting("STAND_IN_LATE_EVENTS", 0);
+    return late ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuEventSynchronize(CUevent event) {

@@ -4,10 +4,12 @@ use super::products::Products;
 use super::staging::Staging;
 use super::{CudaDevice, error};
 use crate::cuda::{Driver, Gemm, Launch, Workspace};
-use crate::{DiskCopy, Event, KernelError, Queue, Reading};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
+use collectives::Group;
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Most parameters that a kernel has.
 pub(super) const ARGUMENTS_MAX: usize = 17;
@@ -30,6 +32,18 @@ impl CudaDriver {
             staging: Staging::new(device)?,
             device: device.clone(),
         })
+    }
+
+    /// As [`CudaDriver::new`], for a rank that exchanges what it has with others.
+    ///
+    /// # Errors
+    /// As for [`CudaDriver::new`].
+    pub fn in_group(
+        device: &Rc<CudaDevice>,
+        group: Arc<dyn Group>,
+    ) -> Result<CudaDriver, KernelError> {
+        device.streams.join(group);
+        CudaDriver::new(device)
     }
 }
 
@@ -72,6 +86,8 @@ impl Driver for CudaDriver {
         if bytes.is_empty() {
             return Ok(());
         }
+        // A copy to memory that is not page-locked waits for its stream, in a way that nothing ends if other ranks are gone.
+        self.finish(self.record(Queue::Compute)?)?;
         let (to, stream) = (bytes.as_mut_ptr().cast(), self.device.stream);
         // SAFETY: the caller's promise; `bytes` is borrowed until the copy is done.
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from as u64, bytes.len(), stream) };
@@ -100,6 +116,15 @@ impl Driver for CudaDriver {
     unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.disk(copy) }
+    }
+
+    fn rank(&self) -> usize {
+        self.device.streams.rank()
+    }
+
+    unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.streams.exchange(exchange) }
     }
 
     unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {

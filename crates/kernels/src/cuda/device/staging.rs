@@ -70,19 +70,19 @@ impl Staging {
     pub(super) unsafe fn copy(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
         for (index, chunk) in bytes.chunks(SLOT_BYTES).enumerate() {
             let to = to.wrapping_add(index * SLOT_BYTES);
-            // SAFETY: the caller's promise, for a part of the bytes.
-            let copied = unsafe { self.copy_chunk(to, chunk) };
+            let slot = self.next.replace((self.next.get() + 1) % SLOTS);
+            self.device.streams.come(&self.copied[slot], "upload")?;
+            // SAFETY: the caller's promise, for a part of the bytes; the slot is free.
+            let copied = unsafe { self.copy_chunk(slot, to, chunk) };
             copied.map_err(|error| error::of_driver("upload", error))?;
         }
         Ok(())
     }
 
     /// # Safety
-    /// As for [`Staging::copy`]; at most a slot's bytes.
-    unsafe fn copy_chunk(&self, to: *mut u8, chunk: &[u8]) -> Result<(), DriverError> {
-        let slot = self.next.replace((self.next.get() + 1) % SLOTS);
+    /// As for [`Staging::copy`]; at most a slot's bytes, and the slot's event has come.
+    unsafe fn copy_chunk(&self, slot: usize, to: *mut u8, chunk: &[u8]) -> Result<(), DriverError> {
         let stream = self.device.stream;
-        self.copied[slot].synchronize()?;
         // SAFETY: the slot lies within the ring, and nothing copies out of it since its event has come; the copy
         // reads no more than was written; the device lives as long as `self`.
         unsafe {

@@ -7,14 +7,17 @@
 //! read or written but [`Streams::synchronize`], which waits for the threads too.
 
 use super::{error, handles};
+use crate::exchange::{group_failed, without_group};
+use crate::queue::bytes_of;
 use crate::workers::Workers;
-use crate::{DiskCopy, Event, KernelError, Queue};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
+use collectives::{Group, GroupError};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A stream for each queue that is no worker's.
 pub(super) struct Streams {
@@ -27,13 +30,16 @@ pub(super) struct Streams {
     workers: Workers,
     /// How much of each of them is done, for streams to look at.
     done: Arc<handles::Counters>,
+    /// What exchanges go through, and why one failed, after which nothing is asked for any more.
+    group: RefCell<Option<Arc<dyn Group>>>,
+    failed: OnceCell<KernelError>,
     context: handles::Current,
 }
 
 /// The queues that are streams: the first ones.
-const STREAMS: usize = 4;
+const STREAMS: usize = 5;
 
-/// How long a worker leaves an event alone that has not come: a hundredth of what a read or write takes.
+/// How long a thread leaves an event alone that has not come: a hundredth of what a read or write takes.
 const POLL: Duration = Duration::from_micros(50);
 
 /// What was recorded in a stream.
@@ -52,10 +58,11 @@ fn is_worker(queue: Queue) -> bool {
 
 impl Streams {
     /// Streams of the current context. That of the computation comes first wherever the device has to choose: an
-    /// update beside it may wait, and what waits for the computation may not.
+    /// update beside it may wait, and what waits for the computation may not. So do exchanges: a few blocks, for which all
+    /// other ranks wait.
     pub(super) fn new() -> Result<Streams, DriverError> {
         let streams = Queue::ALL[..STREAMS].iter().map(|queue| match queue {
-            Queue::Compute => handles::Stream::first(),
+            Queue::Compute | Queue::Collective => handles::Stream::first(),
             _ => handles::Stream::new(),
         });
         let done = Arc::new(handles::Counters::new(Queue::ALL.len())?);
@@ -64,10 +71,15 @@ impl Streams {
             streams: streams.collect::<Result<_, _>>()?,
             histories: Default::default(),
             idle: RefCell::default(),
-            workers: Workers::new(Box::new(move |queue, position| {
-                told.set(queue as usize, position as u32);
-            })),
+            workers: Workers::new(
+                Box::new(move |queue, position| {
+                    told.set(queue as usize, position as u32);
+                }),
+                None,
+            ),
             done,
+            group: RefCell::default(),
+            failed: OnceCell::new(),
             context: handles::Current::new()?,
         })
     }
@@ -112,14 +124,112 @@ impl Streams {
         unsafe { self.workers.disk(copy) }
     }
 
-    /// Refuses to go on after a file has failed, when nothing is under way any more.
+    /// From here on, exchanges go through a group.
+    pub(super) fn join(&self, group: Arc<dyn Group>) {
+        self.group.replace(Some(group));
+    }
+
+    /// This device's rank in its group; 0 without one.
+    pub(super) fn rank(&self) -> usize {
+        let group = self.group.borrow();
+        group.as_ref().map_or(0, |group| group.rank())
+    }
+
+    /// # Safety
+    /// As for [`crate::Backend::exchange`].
+    pub(super) unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        self.check()?;
+        let group = self.group.borrow();
+        let group = group.as_deref().ok_or_else(without_group)?;
+        let (sends, receives) = exchange.pieces(group)?;
+        let Some(on_device) = group.on_device() else {
+            KernelError::unless(group.size() == 1, "exchange", || {
+                format!("{} moves no device memory", group.engine())
+            })?;
+            // SAFETY: the caller's promise.
+            let copied = unsafe { self.copy_own(&exchange) };
+            return copied.map_err(|error| error::of_driver("exchange", error));
+        };
+        let stream = self.of(Queue::Collective).cast();
+        // SAFETY: the caller's promise; the stream lives as long as its device.
+        let asked = unsafe { on_device.enqueue(stream, &sends, &receives) };
+        asked.map_err(|error| self.note(error))
+    }
+
+    /// Copies what the only rank sends itself: no library is needed for that.
+    ///
+    /// # Safety
+    /// As for [`crate::Backend::exchange`].
+    unsafe fn copy_own(&self, exchange: &Exchange) -> Result<(), DriverError> {
+        let stream = self.of(Queue::Collective);
+        for ((_, x), (_, out)) in exchange.sends.iter().zip(&exchange.receives) {
+            let (to, from, bytes) = (out.pointer() as u64, x.pointer() as u64, bytes_of(x));
+            if bytes > 0 {
+                // SAFETY: the caller's promise: both have as many bytes.
+                unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) }.result()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers why an exchange failed: the first failure is the reason, and others may follow from it.
+    fn note(&self, error: GroupError) -> KernelError {
+        self.failed.get_or_init(|| group_failed(error)).clone()
+    }
+
+    /// Refuses to go on after a file has failed, when nothing is under way any more, or after an exchange has.
     pub(super) fn check(&self) -> Result<(), KernelError> {
         self.workers.check().inspect_err(|_| {
             for stream in &self.streams {
                 // That a file failed came first.
                 let _ = stream.synchronize();
             }
-        })
+        })?;
+        self.check_exchanges()
+    }
+
+    fn check_exchanges(&self) -> Result<(), KernelError> {
+        let group = self.group.borrow();
+        let on_device = group.as_deref().and_then(|group| group.on_device());
+        let asked = on_device.map_or(Ok(()), |on_device| on_device.check());
+        asked.map_err(|error| self.note(error))?;
+        self.failed.get().cloned().map_or(Ok(()), Err)
+    }
+
+    /// Waits until an event has come, which it never does where other ranks are gone: then until the group says so, or for
+    /// as long as it lets a host wait.
+    pub(super) fn come(
+        &self,
+        event: &handles::Event,
+        operation: &'static str,
+    ) -> Result<(), KernelError> {
+        let (begun, timeout) = (Instant::now(), self.timeout());
+        while timeout.is_some() && event.query() == Err(DriverError(CUresult::CUDA_ERROR_NOT_READY))
+        {
+            self.check_exchanges()?;
+            if timeout.is_some_and(|timeout| begun.elapsed() > timeout) {
+                return Err(self.note(self.late(begun.elapsed())));
+            }
+            std::thread::sleep(POLL);
+        }
+        let come = event.synchronize();
+        come.map_err(|error| error::of_driver(operation, error))
+    }
+
+    /// How long the host may wait; none where no other rank is waited for.
+    fn timeout(&self) -> Option<Duration> {
+        let group = self.group.borrow();
+        let on_device = group.as_deref()?.on_device()?;
+        Some(on_device.timeout())
+    }
+
+    fn late(&self, waited: Duration) -> GroupError {
+        GroupError::Late(format!(
+            "rank {} has waited {} s for its device, which waits for other ranks; a rank that is slow rather than gone needs \
+             a longer collectives.timeout_s",
+            self.rank(),
+            waited.as_secs()
+        ))
     }
 
     /// The present end of a queue.
@@ -213,12 +323,9 @@ impl Streams {
             let finished = self.workers.finish(event);
             return self.check().and(finished);
         }
-        if let Some(pending) = self.pending(event) {
-            let waited = pending.synchronize();
-            self.check()?;
-            waited.map_err(|error| error::of_driver("finish", error))?;
-        }
-        self.check()
+        let pending = self.pending(event);
+        let come = pending.map_or(Ok(()), |pending| self.come(&pending, "finish"));
+        self.check().and(come)
     }
 
     /// Waits for everything that was asked for in a queue.

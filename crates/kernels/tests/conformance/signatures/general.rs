@@ -1,7 +1,7 @@
 //! Operations on any tensors.
 
 use super::{Signature, argument};
-use kernels::{Fill, Init, Matmul, NormAndClip, NormGrains, Sum};
+use kernels::{Fill, Init, Matmul, NormAndClip, NormGrains, Sum, SumInOrder};
 use memory::DType;
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
@@ -53,6 +53,18 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             ins: vec![float("x", &[9]).free_dim(0)],
             call: |kernels, outs, ins| {
                 kernels.run(Sum {
+                    out: outs[0].reborrow(),
+                    x: ins[0],
+                    init: Init::Accumulate,
+                })
+            },
+        },
+        Signature {
+            operation: "sum_in_order",
+            outs: vec![real("out", &[6])],
+            ins: vec![real("x", &[4, 6]).free_dim(0)],
+            call: |kernels, outs, ins| {
+                kernels.run(SumInOrder {
                     out: outs[0].reborrow(),
                     x: ins[0],
                     init: Init::Accumulate,

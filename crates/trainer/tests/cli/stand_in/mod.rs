@@ -6,6 +6,7 @@ mod memory;
 mod nvml;
 mod offload;
 mod optimizer_states;
+mod ranks;
 mod recompute;
 mod rehearsal;
 mod training;

@@ -1,0 +1,67 @@
+//! Bytes between the ranks of a job, over the engines that clusters have: MPI between processes, NCCL between GPUs, loaded at
+//! run time; and threads of one process, for tests.
+//!
+//! Engines only move bytes. Nothing is added up on the way: native reductions differ in bits between libraries, sizes and
+//! runs, so whoever reduces exchanges pieces and adds them itself, in the order of ranks.
+//!
+//! A process asks its environment which rank it is ([`Launch::from_environment`]), and then for an engine ([`start`]):
+//!
+//! ```no_run
+//! use collectives::{Device, Engine, Launch, start};
+//! use std::time::Duration;
+//!
+//! let Some(launch) = Launch::from_environment()? else {
+//!     return Ok(()); // No launcher: this process is alone.
+//! };
+//! let group = start(&launch, Engine::Auto, Device::Cpu, Duration::from_secs(600))?;
+//! let hosts = group.share(b"what all shall know")?;
+//! println!("rank {} of {} by {}", group.rank(), hosts.len(), group.engine());
+//! group.leave();
+//! # Ok::<(), collectives::GroupError>(())
+//! ```
+//!
+//! An exchange is two lists of pieces; here two threads stand for the ranks, and each sends the other four bytes:
+//!
+//! ```
+//! use collectives::{Incoming, Outgoing, Threads};
+//!
+//! let ranks = Threads::group(2);
+//! std::thread::scope(|scope| {
+//!     for group in &ranks {
+//!         scope.spawn(|| {
+//!             let other = 1 - group.rank();
+//!             let (here, mut there) = ([group.rank() as u8; 4], [9; 4]);
+//!             let sends = [Outgoing { to: other, pointer: here.as_ptr(), bytes: here.len() }];
+//!             let receives = [Incoming { from: other, pointer: there.as_mut_ptr(), bytes: there.len() }];
+//!             // SAFETY: both arrays live on, and nothing else touches them.
+//!             unsafe { group.exchange(&sends, &receives) }.unwrap();
+//!             assert_eq!(there, [other as u8; 4]);
+//!             assert_eq!(group.sent_bytes(), 4);
+//!         });
+//!     }
+//! });
+//! ```
+//!
+//! After an error a group is done for: whoever has it writes down the reason and calls [`Group::abort`], which ends the others.
+//! Read `group.rs` (what an engine does), `launch.rs`, `mpi/` (`interface.rs` has the three binary interfaces, `worker.rs` the one
+//! thread that calls the library), then `nccl/`.
+//!
+//! *Invariant: knows no tensor, no device memory and no step; every wait has a deadline, and every error names what failed.*
+
+mod alone;
+mod error;
+mod group;
+mod launch;
+mod loading;
+mod mpi;
+mod nccl;
+mod pieces;
+mod start;
+mod threads;
+
+pub use alone::Alone;
+pub use error::GroupError;
+pub use group::{DeviceGroup, Group, Incoming, Outgoing};
+pub use launch::{Launch, Launcher};
+pub use start::{Device, Engine, start};
+pub use threads::Threads;

@@ -1,0 +1,210 @@
+//! MPI, loaded at run time: bytes between processes, in host memory.
+//!
+//! One thread calls the library, from its start to its end, which every library allows (`MPI_THREAD_FUNNELED`). It looks after
+//! all transfers that are underway, so that shares of one thread go on beside exchanges of another.
+
+mod calls;
+mod interface;
+mod library;
+mod worker;
+
+use crate::launch::Launch;
+use crate::{Group, GroupError, Incoming, Outgoing, pieces};
+use calls::Calls;
+use interface::AnyCalls;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use worker::{Job, Lane, Transfer, Worker};
+
+/// How long the end of a group may take, in order or not: libraries are known to hang there.
+const END: Duration = Duration::from_secs(5);
+
+/// How much longer than the thread's own deadline its answer is waited for; then it hangs within the library.
+const SLACK: Duration = Duration::from_secs(5);
+
+/// The ranks of an MPI job.
+pub(crate) struct Mpi {
+    launch: Launch,
+    engine: String,
+    timeout: Duration,
+    jobs: Sender<Job>,
+    /// One share at a time.
+    sharing: Mutex<()>,
+    sent_bytes: Arc<AtomicU64>,
+}
+
+impl Mpi {
+    /// Loads the launcher's library, and starts it.
+    pub(crate) fn start(launch: &Launch, timeout: Duration) -> Result<Mpi, GroupError> {
+        let (jobs, asked) = channel();
+        let (tell, started) = channel();
+        let sent_bytes = Arc::new(AtomicU64::new(0));
+        let (theirs, counted) = (launch.clone(), Arc::clone(&sent_bytes));
+        let thread = std::thread::Builder::new()
+            .name("mpi".into())
+            .spawn(move || {
+                let calls = library::load(theirs.launcher).and_then(|library| {
+                    // SAFETY: `load` gives what calls itself an MPI.
+                    let calls = unsafe { AnyCalls::of(library) };
+                    calls.map_err(|reason| {
+                        GroupError::Missing(format!("the MPI library lacks a function: {reason}"))
+                    })
+                });
+                match calls {
+                    Ok(AnyCalls::Addresses(calls)) => {
+                        work(calls, &theirs, timeout, counted, &tell, &asked)
+                    }
+                    Ok(AnyCalls::Numbers(calls)) => {
+                        work(calls, &theirs, timeout, counted, &tell, &asked)
+                    }
+                    // Who started this thread waits for it, or is gone.
+                    Err(error) => drop(tell.send(Err(error))),
+                }
+            });
+        thread.map_err(|error| GroupError::Failed(format!("no thread for MPI: {error}")))?;
+        let engine = started.recv_timeout(timeout).unwrap_or_else(|error| {
+            Err(match error {
+                RecvTimeoutError::Timeout => GroupError::Late(format!(
+                    "MPI did not start within {} s on rank {}: the other ranks did not arrive",
+                    timeout.as_secs_f64(),
+                    launch.rank
+                )),
+                RecvTimeoutError::Disconnected => GroupError::Failed("MPI did not start".into()),
+            })
+        })?;
+        Ok(Mpi {
+            launch: launch.clone(),
+            engine,
+            timeout,
+            jobs,
+            sharing: Mutex::new(()),
+            sent_bytes,
+        })
+    }
+
+    fn transfer(
+        &self,
+        lane: Lane,
+        sends: &[Outgoing],
+        receives: &[Incoming],
+    ) -> Result<(), GroupError> {
+        let rank = self.launch.rank;
+        let (answer, answered) = channel();
+        let transfer = Transfer {
+            lane,
+            sends: sends
+                .iter()
+                .filter(|piece| piece.to != rank)
+                .copied()
+                .collect(),
+            receives: receives
+                .iter()
+                .filter(|piece| piece.from != rank)
+                .copied()
+                .collect(),
+            answer,
+        };
+        let left = || GroupError::Failed("the group of ranks was left before".into());
+        self.jobs
+            .send(Job::Transfer(transfer))
+            .map_err(|_| left())?;
+        match answered.recv_timeout(self.timeout + SLACK) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => Err(left()),
+            Err(RecvTimeoutError::Timeout) => Err(GroupError::Late(format!(
+                "{} hangs on rank {rank}",
+                self.engine
+            ))),
+        }
+    }
+}
+
+/// The life of the thread.
+fn work<H: Copy>(
+    calls: Calls<H>,
+    launch: &Launch,
+    timeout: Duration,
+    sent_bytes: Arc<AtomicU64>,
+    tell: &Sender<Result<String, GroupError>>,
+    asked: &Receiver<Job>,
+) {
+    let engine = calls.version();
+    let worker = calls.init().and_then(|()| {
+        let seen = calls.rank_and_size()?;
+        if seen != (launch.rank, launch.size) {
+            return Err(GroupError::Launch(format!(
+                "{engine} sees rank {} of {}, but {} started rank {} of {}: the library belongs to another launcher; start with \
+                 its own mpirun, or name the launcher's library in TRAINER_MPI",
+                seen.0, seen.1, launch.launcher, launch.rank, launch.size
+            )));
+        }
+        Worker::new(calls, launch.rank, timeout, sent_bytes)
+    });
+    // Who started this thread waits for it, or is gone.
+    match worker {
+        Ok(worker) => {
+            let _ = tell.send(Ok(engine));
+            worker.run(asked);
+        }
+        Err(error) => drop(tell.send(Err(error))),
+    }
+}
+
+impl Group for Mpi {
+    fn rank(&self) -> usize {
+        self.launch.rank
+    }
+
+    fn size(&self) -> usize {
+        self.launch.size
+    }
+
+    fn engine(&self) -> String {
+        self.engine.clone()
+    }
+
+    unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError> {
+        pieces::check(self.launch.size, sends, receives)?;
+        // SAFETY: the caller's promise.
+        unsafe { pieces::copy_own(self.launch.rank, sends, receives)? };
+        self.transfer(Lane::Exchanges, sends, receives)
+    }
+
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+        let _turn = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        pieces::share(
+            self.launch.rank,
+            self.launch.size,
+            bytes,
+            |sends, receives| self.transfer(Lane::Shares, sends, receives),
+        )
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
+    }
+
+    fn leave(&self) {
+        let (left, leaving) = channel();
+        if self.jobs.send(Job::Leave(left)).is_ok() {
+            // It ends by the sender's end, or too late to be waited for.
+            let _ = leaving.recv_timeout(END);
+        }
+    }
+
+    fn abort(&self, code: i32) {
+        // A thread that hangs, or is gone, does not hear it: then this process ends by itself, and the launcher the others.
+        let _ = self.jobs.send(Job::Abort(code));
+        std::thread::sleep(END);
+        // SAFETY: ends the process without asking anybody, which is what is wanted of it here.
+        unsafe { libc::_exit(code) }
+    }
+}
+
+impl Drop for Mpi {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

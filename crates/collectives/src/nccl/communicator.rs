@@ -1,0 +1,192 @@
+//! An NCCL communicator whose calls return before they are done, so that each can be given up.
+
+use super::gathering::Gathering;
+use super::library::{Config, Handle, INT8, Nccl, UniqueId};
+use crate::{GroupError, Incoming, Outgoing, pieces};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Between two looks at a communicator.
+const SLEEP: Duration = Duration::from_micros(50);
+
+/// The ranks of a job on their GPUs.
+pub(super) struct Communicator {
+    nccl: &'static Nccl,
+    handle: Handle,
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    /// One exchange is asked for at a time.
+    asking: Mutex<()>,
+}
+
+// SAFETY: NCCL lets any thread use a communicator, one at a time but to look at its state and to abort it.
+unsafe impl Send for Communicator {}
+// SAFETY: as above; `asking` holds the others back.
+unsafe impl Sync for Communicator {}
+
+/// Where NCCL writes a communicator. It may do so long after a call that was given up, so the place stays.
+fn slot() -> &'static AtomicPtr<c_void> {
+    Box::leak(Box::default())
+}
+
+impl Communicator {
+    /// Meets the other ranks on the device of the calling thread's context.
+    pub(super) fn new(
+        nccl: &'static Nccl,
+        id: UniqueId,
+        [rank, size]: [usize; 2],
+        timeout: Duration,
+    ) -> Result<Communicator, GroupError> {
+        let (slot, mut config) = (slot(), Config::non_blocking());
+        // SAFETY: the handle is written before it returns, and perhaps again later; the configuration is read.
+        let code = unsafe {
+            let init = nccl.functions.comm_init_rank_config;
+            init(slot.as_ptr(), size as c_int, id, rank as c_int, &mut config)
+        };
+        let handle = slot.load(Ordering::Acquire);
+        nccl.checked(handle, "ncclCommInitRankConfig", code)?;
+        let asking = Mutex::new(());
+        let made = Communicator {
+            nccl,
+            handle,
+            rank,
+            size,
+            timeout,
+            asking,
+        };
+        made.settle("ncclCommInitRankConfig")?;
+        Ok(made)
+    }
+
+    /// Another one of the same ranks, whose messages meet none of this one.
+    pub(super) fn duplicate(&self) -> Result<Communicator, GroupError> {
+        let (slot, mut config) = (slot(), Config::non_blocking());
+        // SAFETY: this communicator is alive; the handle is written until it has settled; the configuration is read.
+        let code = unsafe {
+            let split = self.nccl.functions.comm_split;
+            split(
+                self.handle,
+                0,
+                self.rank as c_int,
+                slot.as_ptr(),
+                &mut config,
+            )
+        };
+        self.nccl.checked(self.handle, "ncclCommSplit", code)?;
+        self.settle("ncclCommSplit")?;
+        let (handle, asking) = (slot.load(Ordering::Acquire), Mutex::new(()));
+        let made = Communicator {
+            handle,
+            asking,
+            ..*self
+        };
+        made.settle("ncclCommSplit")?;
+        Ok(made)
+    }
+
+    /// Waits until what was asked for is under way.
+    fn settle(&self, what: &str) -> Result<(), GroupError> {
+        let begun = Instant::now();
+        while !self.nccl.is_settled(self.handle, what)? {
+            if begun.elapsed() > self.timeout {
+                let others = (0..self.size).filter(|rank| *rank != self.rank);
+                return Err(pieces::late(self.rank, what, self.timeout, others));
+            }
+            std::thread::sleep(SLEEP);
+        }
+        Ok(())
+    }
+
+    /// Asks for an exchange in a stream, and returns once it is under way: the bytes that the library was given for other ranks.
+    ///
+    /// # Safety
+    /// As for [`crate::DeviceGroup::enqueue`].
+    pub(super) unsafe fn enqueue(
+        &self,
+        stream: *mut c_void,
+        sends: &[Outgoing],
+        receives: &[Incoming],
+    ) -> Result<u64, GroupError> {
+        let _turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let functions = &self.nccl.functions;
+        if let Some(Gathering { from, to, bytes }) = Gathering::of(self.size, sends, receives) {
+            // SAFETY: the caller's promise.
+            let code = unsafe {
+                (functions.all_gather)(from.cast(), to.cast(), bytes, INT8, self.handle, stream)
+            };
+            self.nccl.checked(self.handle, "ncclAllGather", code)?;
+            self.settle("ncclAllGather")?;
+            return Ok((bytes * (self.size - 1)) as u64);
+        }
+        // SAFETY: what begins here ends below, whatever comes between.
+        let begun = unsafe { (functions.group_start)() };
+        self.nccl.checked(self.handle, "ncclGroupStart", begun)?;
+        // SAFETY: the caller's promise.
+        let asked = unsafe { self.ask(stream, sends, receives) };
+        // SAFETY: it was begun above.
+        let ended = unsafe { (functions.group_end)() };
+        let sent = asked?;
+        self.nccl.checked(self.handle, "ncclGroupEnd", ended)?;
+        self.settle("an exchange")?;
+        Ok(sent)
+    }
+
+    /// Asks for pieces one by one. Both ends know of the empty ones, and neither moves them.
+    ///
+    /// # Safety
+    /// As for [`Communicator::enqueue`].
+    unsafe fn ask(
+        &self,
+        stream: *mut c_void,
+        sends: &[Outgoing],
+        receives: &[Incoming],
+    ) -> Result<u64, GroupError> {
+        let functions = &self.nccl.functions;
+        let mut sent = 0;
+        for piece in sends.iter().filter(|piece| piece.bytes > 0) {
+            let (from, to) = (piece.pointer.cast(), piece.to as c_int);
+            // SAFETY: the caller's promise.
+            let code =
+                unsafe { (functions.send)(from, piece.bytes, INT8, to, self.handle, stream) };
+            self.nccl.checked(self.handle, "ncclSend", code)?;
+            if piece.to != self.rank {
+                sent += piece.bytes as u64;
+            }
+        }
+        for piece in receives.iter().filter(|piece| piece.bytes > 0) {
+            let (to, from) = (piece.pointer.cast(), piece.from as c_int);
+            // SAFETY: as above.
+            let code =
+                unsafe { (functions.recv)(to, piece.bytes, INT8, from, self.handle, stream) };
+            self.nccl.checked(self.handle, "ncclRecv", code)?;
+        }
+        Ok(sent)
+    }
+
+    /// Whether something has failed since it was asked for.
+    pub(super) fn check(&self) -> Result<(), GroupError> {
+        self.nccl.is_settled(self.handle, "an exchange").map(|_| ())
+    }
+
+    /// Ends it in order, with the other ranks; may hang.
+    pub(super) fn end(&self) -> Result<(), GroupError> {
+        // SAFETY: the communicator is alive, and used no more after this.
+        unsafe {
+            let code = (self.nccl.functions.comm_finalize)(self.handle);
+            self.nccl.checked(self.handle, "ncclCommFinalize", code)?;
+            self.settle("ncclCommFinalize")?;
+            let code = (self.nccl.functions.comm_destroy)(self.handle);
+            self.nccl
+                .checked(std::ptr::null_mut(), "ncclCommDestroy", code)
+        }
+    }
+
+    /// Ends it wherever it is; may hang.
+    pub(super) fn abort(&self) {
+        // SAFETY: NCCL allows this at any time. What it returns changes nothing any more.
+        unsafe { (self.nccl.functions.comm_abort)(self.handle) };
+    }
+}

@@ -1,0 +1,157 @@
+//! The GPU's context, in which a communicator is made; and memory and a stream for the few bytes that ranks share where no MPI
+//! carries them. Of CUDA's driver interface this is all that is used here.
+
+use crate::GroupError;
+use crate::loading::{functions, load};
+use libloading::os::unix::RTLD_LOCAL;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+/// As whoever opens the device looks for it.
+const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+
+/// `CUresult`: done, and not yet.
+const SUCCESS: c_int = 0;
+const NOT_READY: c_int = 600;
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: c_uint = 1;
+
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: devices use it by the same addresses.
+const PORTABLE_AND_MAPPED: c_uint = 3;
+
+functions! {
+    init: "cuInit" (c_uint) -> c_int;
+    device_get: "cuDeviceGet" (*mut c_int, c_int) -> c_int;
+    primary_ctx_retain: "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int) -> c_int;
+    primary_ctx_release: "cuDevicePrimaryCtxRelease_v2" (c_int) -> c_int;
+    ctx_set_current: "cuCtxSetCurrent" (*mut c_void) -> c_int;
+    stream_create: "cuStreamCreate" (*mut *mut c_void, c_uint) -> c_int;
+    stream_destroy: "cuStreamDestroy_v2" (*mut c_void) -> c_int;
+    stream_query: "cuStreamQuery" (*mut c_void) -> c_int;
+    mem_host_alloc: "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint) -> c_int;
+    mem_free_host: "cuMemFreeHost" (*mut c_void) -> c_int;
+    get_error_name: "cuGetErrorName" (c_int, *mut *const c_char) -> c_int;
+}
+
+/// The primary context of a GPU, which is that of whoever else uses the GPU in this process.
+pub(super) struct Context {
+    functions: Functions,
+    device: c_int,
+    handle: *mut c_void,
+}
+
+// SAFETY: the driver lets any thread use a context; this one is only read.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The context of the GPU of that number, current in this thread from now on.
+    pub(super) fn of(ordinal: usize) -> Result<Context, GroupError> {
+        // SAFETY: a library of that name is CUDA's driver: what it does when it is loaded is to prepare itself.
+        let open = |name| unsafe { load(name, RTLD_LOCAL) };
+        let library = open(NAMES[0])
+            .or_else(|_| open(NAMES[1]))
+            .map_err(|reason| {
+                GroupError::Missing(format!(
+                    "NCCL needs NVIDIA's driver, which does not load: {reason}"
+                ))
+            })?;
+        // SAFETY: it is CUDA's driver; these are the types in `cuda.h`.
+        let functions = unsafe { Functions::of(library) }.map_err(|reason| {
+            GroupError::Missing(format!("NVIDIA's driver lacks a function: {reason}"))
+        })?;
+        let (mut device, mut handle) = (0, std::ptr::null_mut());
+        // SAFETY: device and context are written before the calls return.
+        unsafe {
+            functions.checked("cuInit", (functions.init)(0))?;
+            let code = (functions.device_get)(&mut device, ordinal as c_int);
+            functions.checked("cuDeviceGet", code)?;
+            let code = (functions.primary_ctx_retain)(&mut handle, device);
+            functions.checked("cuDevicePrimaryCtxRetain", code)?;
+        }
+        let context = Context {
+            functions,
+            device,
+            handle,
+        };
+        context.enter()?;
+        Ok(context)
+    }
+
+    /// Makes it the calling thread's.
+    pub(super) fn enter(&self) -> Result<(), GroupError> {
+        // SAFETY: the context is retained until this is dropped.
+        let code = unsafe { (self.functions.ctx_set_current)(self.handle) };
+        self.functions.checked("cuCtxSetCurrent", code)
+    }
+
+    /// A stream that waits for no other.
+    pub(super) fn stream(&self) -> Result<*mut c_void, GroupError> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the stream is written before it returns.
+        let code = unsafe { (self.functions.stream_create)(&mut stream, NON_BLOCKING) };
+        self.functions.checked("cuStreamCreate", code)?;
+        Ok(stream)
+    }
+
+    /// Whether a stream of [`Context::stream`] has done all that it was asked for.
+    pub(super) fn is_done(&self, stream: *mut c_void) -> Result<bool, GroupError> {
+        // SAFETY: the stream is alive.
+        match unsafe { (self.functions.stream_query)(stream) } {
+            NOT_READY => Ok(false),
+            code => self.functions.checked("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
+    /// Page-locked memory, which host and device use by the same addresses.
+    pub(super) fn memory(&self, bytes: usize) -> Result<*mut u8, GroupError> {
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: the address is written before it returns.
+        let code =
+            unsafe { (self.functions.mem_host_alloc)(&mut memory, bytes, PORTABLE_AND_MAPPED) };
+        self.functions.checked("cuMemHostAlloc", code)?;
+        Ok(memory.cast())
+    }
+
+    /// Gives back what [`Context::memory`] and [`Context::stream`] gave. Errors change nothing any more.
+    ///
+    /// # Safety
+    /// Nothing uses them.
+    pub(super) unsafe fn give_back(&self, memory: *mut u8, stream: *mut c_void) {
+        // SAFETY: the caller's promise; they are from here.
+        unsafe {
+            if !memory.is_null() {
+                (self.functions.mem_free_host)(memory.cast());
+            }
+            if !stream.is_null() {
+                (self.functions.stream_destroy)(stream);
+            }
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once, by this.
+        unsafe { (self.functions.primary_ctx_release)(self.device) };
+    }
+}
+
+impl Functions {
+    fn checked(&self, what: &str, code: c_int) -> Result<(), GroupError> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let mut name = std::ptr::null();
+        // SAFETY: the text stays, and is null for codes without a name.
+        let name = unsafe {
+            (self.get_error_name)(code, &mut name);
+            match name.is_null() {
+                true => code.to_string(),
+                false => CStr::from_ptr(name).to_string_lossy().into_owned(),
+            }
+        };
+        Err(GroupError::Failed(format!("{what} failed: {name}")))
+    }
+}

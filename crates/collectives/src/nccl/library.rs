@@ -1,0 +1,168 @@
+//! NCCL's functions.
+
+use crate::GroupError;
+use crate::loading::{functions, load, reason};
+use libloading::os::unix::RTLD_LOCAL;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::offset_of;
+
+/// Names a library outright.
+const VARIABLE: &str = "TRAINER_NCCL";
+const NAME: &str = "libnccl.so.2";
+
+/// The oldest version that has all that is called: 2.18.1, as `NCCL_VERSION` of `nccl.h` makes a number of it.
+const OLDEST: c_int = 2_18_01;
+
+/// `ncclDataType_t` of bytes.
+pub(super) const INT8: c_int = 0;
+
+/// `ncclResult_t`: done, and not yet.
+const SUCCESS: c_int = 0;
+const IN_PROGRESS: c_int = 7;
+
+/// `ncclComm_t`.
+pub(super) type Handle = *mut c_void;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct UniqueId(pub(super) [u8; 128]);
+
+/// `ncclConfig_t` as the `nccl.h` of 2.18 has it; later ones have more behind it (that of 2.32.3 too), and go by `size` and
+/// `version`.
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+// The same as the stand-in holds against `nccl.h` (`scripts/check-nccl`).
+const _: () = assert!(offset_of!(Config, version) == 12 && offset_of!(Config, blocking) == 16);
+const _: () = assert!(offset_of!(Config, net_name) == 32 && offset_of!(Config, split_share) == 40);
+
+impl Config {
+    /// Calls return before they are done, so that they can be given up.
+    pub(super) fn non_blocking() -> Config {
+        // `NCCL_CONFIG_UNDEF_INT`.
+        let undefined = c_int::MIN;
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: OLDEST as c_uint,
+            blocking: 0,
+            cga_cluster_size: undefined,
+            min_ctas: undefined,
+            max_ctas: undefined,
+            net_name: std::ptr::null(),
+            split_share: undefined,
+        }
+    }
+}
+
+functions! {
+    get_unique_id: "ncclGetUniqueId" (*mut UniqueId) -> c_int;
+    comm_init_rank_config: "ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int;
+    comm_split: "ncclCommSplit" (Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int;
+    comm_get_async_error: "ncclCommGetAsyncError" (Handle, *mut c_int) -> c_int;
+    comm_finalize: "ncclCommFinalize" (Handle) -> c_int;
+    comm_destroy: "ncclCommDestroy" (Handle) -> c_int;
+    comm_abort: "ncclCommAbort" (Handle) -> c_int;
+    group_start: "ncclGroupStart" () -> c_int;
+    group_end: "ncclGroupEnd" () -> c_int;
+    send: "ncclSend" (*const c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+    recv: "ncclRecv" (*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+    all_gather: "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Handle, *mut c_void) -> c_int;
+    get_error_string: "ncclGetErrorString" (c_int) -> *const c_char;
+    get_last_error: "ncclGetLastError" (Handle) -> *const c_char;
+}
+
+/// NCCL, loaded until the process ends.
+pub(super) struct Nccl {
+    pub(super) functions: Functions,
+    /// `NCCL 2.32.3`.
+    pub(super) version: String,
+}
+
+impl Nccl {
+    /// Loads it by its name, or by the path that [`VARIABLE`] has.
+    pub(super) fn load() -> Result<&'static Nccl, GroupError> {
+        let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+        let path = path.unwrap_or_else(|| NAME.into());
+        // SAFETY: a library of that name is NCCL: what it does when it is loaded is to prepare itself.
+        let library = unsafe { load(&path, RTLD_LOCAL) };
+        let library = library.map_err(|error| {
+            GroupError::Missing(format!(
+                "NCCL does not load: {error}; install it (`apt install libnccl2`, or `pip install nvidia-nccl-cu12`, with the \
+                 folder of its {NAME} in LD_LIBRARY_PATH), or name its file in {VARIABLE}"
+            ))
+        })?;
+        let lacks = |error| GroupError::Missing(format!("{} is no NCCL: {error}", path.display()));
+        let mut number = 0;
+        // SAFETY: the type is that in `nccl.h`; it asks for no GPU.
+        let code = unsafe {
+            let version =
+                library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>("ncclGetVersion");
+            version.map_err(reason).map_err(lacks)?(&mut number)
+        };
+        // Since 2.9 the number has two digits for each of the later parts.
+        let version = format!(
+            "NCCL {}.{}.{}",
+            number / 10_000,
+            number / 100 % 100,
+            number % 100
+        );
+        if code != SUCCESS || number < OLDEST {
+            return Err(GroupError::Missing(format!(
+                "{} says that it is {version}; 2.18.1 or later is needed: install it, or name one in {VARIABLE}",
+                path.display()
+            )));
+        }
+        // SAFETY: it is NCCL, of a version that has them.
+        let functions = unsafe { Functions::of(library) }.map_err(lacks)?;
+        Ok(Box::leak(Box::new(Nccl { functions, version })))
+    }
+
+    /// What a function says, for a communicator or none. One that goes on by itself has not failed.
+    pub(super) fn checked(&self, comm: Handle, what: &str, code: c_int) -> Result<(), GroupError> {
+        if matches!(code, SUCCESS | IN_PROGRESS) {
+            return Ok(());
+        }
+        // SAFETY: both give texts that stay, and the communicator may be null.
+        let [said, last] = unsafe {
+            let texts = [
+                (self.functions.get_error_string)(code),
+                (self.functions.get_last_error)(comm),
+            ];
+            texts.map(|text| match text.is_null() {
+                true => String::new(),
+                false => CStr::from_ptr(text).to_string_lossy().trim().to_owned(),
+            })
+        };
+        let last = if last.is_empty() {
+            last
+        } else {
+            format!(" ({last})")
+        };
+        let version = &self.version;
+        Err(GroupError::Failed(format!(
+            "{version}: {what} failed: {said}{last}"
+        )))
+    }
+
+    /// Whether a communicator has done what it was asked for.
+    pub(super) fn is_settled(&self, comm: Handle, what: &str) -> Result<bool, GroupError> {
+        let mut state = SUCCESS;
+        // SAFETY: the communicator is alive, and the state is written before it returns.
+        let code = unsafe { (self.functions.comm_get_async_error)(comm, &mut state) };
+        self.checked(comm, what, code)?;
+        self.checked(comm, what, state)?;
+        Ok(state == SUCCESS)
+    }
+}

@@ -1,0 +1,262 @@
+//! NCCL, loaded at run time: bytes between GPUs, in device memory.
+//!
+//! Where MPI started the ranks, it hands round NCCL's id, and carries what ranks share; under torchrun the ranks meet at
+//! `NCCL_COMM_ID`, and share by a second communicator.
+
+mod communicator;
+mod context;
+mod gathering;
+mod library;
+mod shares;
+
+use crate::launch::Launch;
+use crate::mpi::Mpi;
+use crate::{DeviceGroup, Group, GroupError, Incoming, Outgoing, pieces};
+use communicator::Communicator;
+use context::Context;
+use library::{Nccl as Library, UniqueId};
+use shares::Shares;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// How long the end of a communicator may take, in order or not: it is known to hang.
+const END: Duration = Duration::from_secs(5);
+
+/// Where ranks meet that no MPI started.
+const MEETING: &str = "NCCL_COMM_ID";
+
+/// The ranks of a job, each on its GPU.
+pub(crate) struct Nccl {
+    launch: Launch,
+    engine: String,
+    timeout: Duration,
+    parts: Arc<Parts>,
+    /// Why nothing can be asked for any more.
+    over: OnceLock<GroupError>,
+    sent_bytes: AtomicU64,
+}
+
+/// What the end takes with it, in a thread of its own.
+struct Parts {
+    exchanges: Communicator,
+    carrier: Carrier,
+    context: Context,
+}
+
+/// What carries what ranks share.
+enum Carrier {
+    Mpi(Mpi),
+    Nccl(Shares),
+}
+
+impl Nccl {
+    /// Loads NCCL and meets the other ranks, by MPI if there is one.
+    pub(crate) fn start(
+        launch: &Launch,
+        ordinal: usize,
+        timeout: Duration,
+    ) -> Result<Nccl, GroupError> {
+        let library = Library::load()?;
+        let mut engine = library.version.clone();
+        let mpi = match launch.launcher.has_mpi() {
+            true => Some(Mpi::start(launch, timeout)?),
+            false => None,
+        };
+        let context = Context::of(ordinal)?;
+        let ranks = [launch.rank, launch.size];
+        let id = match &mpi {
+            Some(mpi) => handed_round(library, mpi)?,
+            None => met_at(library, launch)?,
+        };
+        let exchanges = Communicator::new(library, id, ranks, timeout)?;
+        let carrier = match mpi {
+            Some(mpi) => {
+                engine = format!("{engine}, {}", mpi.engine());
+                Carrier::Mpi(mpi)
+            }
+            None => {
+                let communicator = exchanges.duplicate()?;
+                Carrier::Nccl(Shares::new(communicator, &context, ranks, timeout)?)
+            }
+        };
+        Ok(Nccl {
+            launch: launch.clone(),
+            engine,
+            timeout,
+            parts: Arc::new(Parts {
+                exchanges,
+                carrier,
+                context,
+            }),
+            over: OnceLock::new(),
+            sent_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Asks for something; what fails once fails from then on.
+    fn unless_over<T>(
+        &self,
+        ask: impl FnOnce(&Parts) -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        if let Some(error) = self.over.get() {
+            return Err(error.clone());
+        }
+        ask(&self.parts).inspect_err(|error| {
+            // The first reason counts.
+            let _ = self.over.set(error.clone());
+        })
+    }
+
+    /// Has something done by another thread, and waits for it no longer than an end may take.
+    fn within_bounds(&self, end: impl FnOnce(&Parts) + Send + 'static) {
+        let (done, ended) = channel();
+        let parts = Arc::clone(&self.parts);
+        std::thread::spawn(move || {
+            end(&parts);
+            // Who no longer waits needs no answer.
+            let _ = done.send(());
+        });
+        let _ = ended.recv_timeout(END);
+    }
+}
+
+/// The id that rank 0 makes.
+fn handed_round(library: &Library, mpi: &Mpi) -> Result<UniqueId, GroupError> {
+    let made = match mpi.rank() {
+        0 => unique_id(library).map(|id| id.0.to_vec()),
+        _ => Ok(Vec::new()),
+    };
+    // The others wait for it, and hear that there is none.
+    let shared = mpi.share(made.as_deref().unwrap_or_default())?;
+    made?;
+    let id = shared[0].as_slice().try_into().map_err(|_| {
+        GroupError::Failed(
+            "rank 0 could not make an id for NCCL's ranks: its message says why".into(),
+        )
+    })?;
+    Ok(UniqueId(id))
+}
+
+/// The id of ranks that meet at a place which all of them know.
+fn met_at(library: &Library, launch: &Launch) -> Result<UniqueId, GroupError> {
+    let Some(place) = &launch.meeting else {
+        return Err(GroupError::Launch(format!(
+            "rank {} of {} does not know where to meet the others: MASTER_ADDR and MASTER_PORT are not set, as torchrun sets \
+             them, nor is {MEETING}",
+            launch.rank, launch.size
+        )));
+    };
+    // SAFETY: as `start` asks, no other thread reads the environment yet.
+    unsafe { std::env::set_var(MEETING, place) };
+    unique_id(library)
+}
+
+fn unique_id(library: &Library) -> Result<UniqueId, GroupError> {
+    let mut id = UniqueId([0; 128]);
+    // SAFETY: the id is written before it returns.
+    let code = unsafe { (library.functions.get_unique_id)(&mut id) };
+    library.checked(std::ptr::null_mut(), "ncclGetUniqueId", code)?;
+    Ok(id)
+}
+
+impl Group for Nccl {
+    fn rank(&self) -> usize {
+        self.launch.rank
+    }
+
+    fn size(&self) -> usize {
+        self.launch.size
+    }
+
+    fn engine(&self) -> String {
+        self.engine.clone()
+    }
+
+    unsafe fn exchange(&self, _: &[Outgoing], _: &[Incoming]) -> Result<(), GroupError> {
+        Err(GroupError::Failed(
+            "NCCL moves device memory, in a stream, and was asked to move host memory".into(),
+        ))
+    }
+
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+        self.unless_over(|parts| match &parts.carrier {
+            Carrier::Mpi(mpi) => mpi.share(bytes),
+            Carrier::Nccl(shares) => shares.share(&parts.context, bytes),
+        })
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
+    }
+
+    fn leave(&self) {
+        let left = GroupError::Failed("the group of ranks was left before".into());
+        if self.over.set(left).is_err() {
+            return;
+        }
+        self.within_bounds(|parts| {
+            // What does not end in order is left as it is: the process ends with it.
+            let _ = parts.context.enter();
+            let ended = parts.exchanges.end();
+            if let Carrier::Nccl(shares) = &parts.carrier {
+                shares.give_back(&parts.context);
+                let _ = ended.and_then(|()| shares.communicator.end());
+            }
+        });
+        if let Carrier::Mpi(mpi) = &self.parts.carrier {
+            mpi.leave();
+        }
+    }
+
+    fn abort(&self, code: i32) {
+        self.within_bounds(|parts| {
+            let _ = parts.context.enter();
+            parts.exchanges.abort();
+            if let Carrier::Nccl(shares) = &parts.carrier {
+                shares.communicator.abort();
+            }
+        });
+        if let Carrier::Mpi(mpi) = &self.parts.carrier {
+            mpi.abort(code);
+        }
+        // SAFETY: ends the process without asking anybody, which is what is wanted of it here.
+        unsafe { libc::_exit(code) }
+    }
+
+    fn on_device(&self) -> Option<&dyn DeviceGroup> {
+        Some(self)
+    }
+}
+
+impl DeviceGroup for Nccl {
+    unsafe fn enqueue(
+        &self,
+        stream: *mut c_void,
+        sends: &[Outgoing],
+        receives: &[Incoming],
+    ) -> Result<(), GroupError> {
+        pieces::check(self.launch.size, sends, receives)?;
+        // SAFETY: the caller's promise.
+        let sent =
+            self.unless_over(|parts| unsafe { parts.exchanges.enqueue(stream, sends, receives) })?;
+        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), GroupError> {
+        self.unless_over(|parts| parts.exchanges.check())
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

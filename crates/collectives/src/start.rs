@@ -1,0 +1,59 @@
+//! The engine that a job asks for.
+
+use crate::launch::Launch;
+use crate::mpi::Mpi;
+use crate::nccl::Nccl;
+use crate::{Group, GroupError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// NCCL between GPUs, else MPI.
+    Auto,
+    /// MPI, which moves host memory.
+    Mpi,
+    /// NCCL, which moves device memory.
+    Nccl,
+}
+
+/// Where the bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// In host memory.
+    Cpu,
+    /// On the GPU of that number.
+    Cuda {
+        /// The number, as CUDA counts the GPUs that this process sees.
+        ordinal: usize,
+    },
+}
+
+/// Starts an engine; all ranks call it, once in a process. To be called before other threads read the environment.
+///
+/// # Errors
+/// [`GroupError`] if a library is missing or refuses, the engine does not go with the device or the launcher, or the other ranks
+/// do not arrive in time.
+pub fn start(
+    launch: &Launch,
+    engine: Engine,
+    device: Device,
+    timeout: Duration,
+) -> Result<Arc<dyn Group>, GroupError> {
+    match (engine, device) {
+        (Engine::Nccl, Device::Cpu) => Err(GroupError::Launch(
+            "NCCL moves the memory of GPUs, and this run is on the CPU: leave collectives.engine at auto".into(),
+        )),
+        (Engine::Mpi, Device::Cuda { .. }) => Err(GroupError::Launch(
+            "MPI moves host memory here, and this run is on a GPU: leave collectives.engine at auto".into(),
+        )),
+        (_, Device::Cpu) if !launch.launcher.has_mpi() => Err(GroupError::Launch(format!(
+            "torchrun starts ranks that NCCL connects, between GPUs; on the CPU MPI does, which cannot start from it: run \
+             `mpirun -n {} trainer ...`",
+            launch.size
+        ))),
+        (_, Device::Cpu) => Ok(Arc::new(Mpi::start(launch, timeout)?)),
+        (_, Device::Cuda { ordinal }) => Ok(Arc::new(Nccl::start(launch, ordinal, timeout)?)),
+    }
+}

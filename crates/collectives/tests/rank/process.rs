@@ -1,0 +1,115 @@
+//! A rank of a test's job: started by a launcher, it does what its argument says. `tests/mpi.rs` and `tests/nccl.rs` start it.
+
+mod on_device;
+mod rules;
+
+use collectives::{Device, Engine, Group, GroupError, Launch, start};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The code that ranks end with which have said what they saw.
+const SEEN: i32 = 7;
+
+fn main() {
+    let [what, timeout_s] = std::env::args()
+        .skip(1)
+        .collect::<Vec<_>>()
+        .try_into()
+        .expect("a task and a timeout");
+    let timeout = Duration::from_secs_f64(timeout_s.parse().expect("seconds"));
+    let launch = match Launch::from_environment() {
+        Ok(Some(launch)) => launch,
+        other => panic!("no launcher started this: {other:?}"),
+    };
+    let begun = |engine, device| match start(&launch, engine, device, timeout) {
+        Ok(group) => group,
+        Err(error) => fail(&error),
+    };
+    let on_cpu = || begun(Engine::Auto, Device::Cpu);
+    let on_gpu = || begun(Engine::Auto, Device::Cuda { ordinal: 0 });
+    match what.as_str() {
+        "rules" => good(on_cpu()),
+        "rules on a device" => good(on_device::OnDevice::of(on_gpu())),
+        "late" => late(&*on_cpu(), timeout),
+        "late on a device" => late(&*on_device::OnDevice::of(on_gpu()), timeout),
+        "misfit" => misfit(&*on_cpu()),
+        "misfit on a device" => misfit(&*on_device::OnDevice::of(on_gpu())),
+        "abort" => abort(&*on_cpu()),
+        "abort on a device" => abort(&*on_device::OnDevice::of(on_gpu())),
+        other => panic!("no task is called `{other}`"),
+    }
+}
+
+fn fail(error: &GroupError) -> ! {
+    eprintln!("error: {error}");
+    std::process::exit(SEEN)
+}
+
+/// Everything that must hold; then the job ends in order.
+fn good(group: Arc<dyn Group>) {
+    rules::all(&*group);
+    println!(
+        "rank {} of {} by {}",
+        group.rank(),
+        group.size(),
+        group.engine()
+    );
+    group.leave();
+    let after = group.share(b"x");
+    assert!(after.is_err(), "a group that was left shares {after:?}");
+}
+
+/// The last rank does not come to an exchange, and to no share.
+fn late(group: &dyn Group, timeout: Duration) {
+    let last = group.size() - 1;
+    group.share(b"here").unwrap();
+    if group.rank() == last {
+        std::thread::sleep(timeout * 20);
+        panic!("nobody ended this rank");
+    }
+    let begun = std::time::Instant::now();
+    let mut bytes = [0; 4];
+    // SAFETY: the bytes live on, untouched.
+    let error = unsafe { group.exchange(&[], &[rules::comes(last, &mut bytes)]) }.unwrap_err();
+    assert!(
+        begun.elapsed() < timeout * 3,
+        "it took {:?}",
+        begun.elapsed()
+    );
+    assert!(matches!(error, GroupError::Late(_)), "{error:?}");
+    eprintln!("error: {error}");
+    // What failed once fails at once.
+    let begun = std::time::Instant::now();
+    assert!(group.share(b"x").is_err());
+    assert!(begun.elapsed() < timeout, "it took {:?}", begun.elapsed());
+    group.abort(3);
+}
+
+/// Rank 0 sends rank 1 more than it expects.
+fn misfit(group: &dyn Group) {
+    let mut bytes = [0; 8];
+    // SAFETY: the bytes live on, untouched.
+    let result = unsafe {
+        match group.rank() {
+            0 => group.exchange(&[rules::goes(1, &bytes)], &[]),
+            1 => group.exchange(&[], &[rules::comes(0, &mut bytes[..5])]),
+            _ => Ok(()),
+        }
+    };
+    if group.rank() == 1 {
+        fail(&result.unwrap_err());
+    }
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Rank 1 ends all, while the others wait for it.
+fn abort(group: &dyn Group) {
+    group.share(b"here").unwrap();
+    if group.rank() == 1 {
+        group.abort(3);
+    }
+    let mut bytes = [0; 4];
+    // SAFETY: the bytes live on, untouched.
+    let waited = unsafe { group.exchange(&[], &[rules::comes(1, &mut bytes)]) };
+    fail(&waited.unwrap_err());
+}

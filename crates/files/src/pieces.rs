@@ -1,0 +1,255 @@
+//! Tensors in pieces: several writers have a file each, and an index says which elements of a tensor are in which.
+
+use crate::parts::Parts;
+use crate::tensor_file::TensorFile;
+use crate::tensors::TensorParts;
+use crate::write::WrittenFile;
+use crate::{FileSystem, FilesError, TensorSource, TensorSpec, is_plain_name, write_tensors};
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::Path;
+
+/// The index's name.
+pub const PIECE_INDEX: &str = "pieces.index.json";
+
+/// Some elements of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PieceSpec {
+    /// What the tensor is one of: `model` or `optimizer`, as whole ones have it in their files' names.
+    pub stem: String,
+    /// The tensor's name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// The shape of the whole tensor.
+    pub shape: Vec<usize>,
+    /// Which of its elements these are; some.
+    pub elements: Range<usize>,
+}
+
+impl PieceSpec {
+    /// What a file says of the piece.
+    fn in_file(&self) -> TensorSpec {
+        TensorSpec {
+            name: name_in_file(&self.name, &self.elements),
+            dtype: self.dtype,
+            shape: vec![self.elements.len()],
+        }
+    }
+}
+
+/// What a piece is called in its file, which can be understood without an index.
+fn name_in_file(name: &str, elements: &Range<usize>) -> String {
+    format!("{name}[{}:{}]", elements.start, elements.end)
+}
+
+/// Pieces that are handed over one at a time: see [`TensorSource`].
+pub trait PieceSource {
+    /// All pieces of this writer. What has a name, under one stem or the other, has it alone.
+    fn pieces(&self) -> &[PieceSpec];
+
+    /// Writes the little-endian elements of `self.pieces()[index]`.
+    ///
+    /// # Errors
+    /// As [`TensorSource::write_to`].
+    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()>;
+}
+
+/// A file of pieces that was written and made durable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenPieces {
+    /// The file.
+    pub file: WrittenFile,
+    /// What it holds.
+    pub pieces: Vec<PieceSpec>,
+}
+
+/// Writes the pieces of a writer to `STEM.safetensors`, otherwise as [`write_tensors`].
+///
+/// # Errors
+/// As [`write_tensors`].
+pub fn write_pieces(
+    disk: &dyn FileSystem,
+    folder: &Path,
+    stem: &str,
+    source: &dyn PieceSource,
+) -> Result<WrittenPieces, FilesError> {
+    struct AsTensors<'a>(&'a dyn PieceSource, Vec<TensorSpec>);
+    impl TensorSource for AsTensors<'_> {
+        fn tensors(&self) -> &[TensorSpec] {
+            &self.1
+        }
+        fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
+            self.0.write_to(index, out)
+        }
+    }
+    let specs = source.pieces().iter().map(PieceSpec::in_file).collect();
+    let one_file = u64::MAX;
+    let written = write_tensors(disk, folder, stem, &AsTensors(source, specs), one_file)?;
+    let mut written = written.into_iter();
+    Ok(WrittenPieces {
+        file: written.next().expect("tensors without shards are a file"),
+        pieces: source.pieces().to_vec(),
+    })
+}
+
+/// What files of pieces hold together: tensors by their names, under each stem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PieceIndex(BTreeMap<String, BTreeMap<String, InPieces>>);
+
+/// A tensor and where its elements are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct InPieces {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// In their order: a file, the first element, and the one behind the last.
+    pieces: Vec<(String, usize, usize)>,
+}
+
+impl InPieces {
+    /// Where the pieces leave elements out, or have them twice.
+    fn gap(&self) -> Option<String> {
+        let mut end = 0;
+        for (file, first, behind) in &self.pieces {
+            if *first != end || behind < first {
+                return Some(format!(
+                    "the piece {first} to {behind} in `{file}` should begin at {end}"
+                ));
+            }
+            end = *behind;
+        }
+        let elements = self
+            .shape
+            .iter()
+            .try_fold(1, |n: usize, size| n.checked_mul(*size));
+        (elements != Some(end)).then(|| {
+            format!(
+                "its pieces end at element {end}, but its shape is {:?}",
+                self.shape
+            )
+        })
+    }
+}
+
+impl PieceIndex {
+    /// The index of files in `folder`, which together hold every tensor as a whole.
+    ///
+    /// # Errors
+    /// [`FilesError::Index`] that names a tensor of which something is missing, or there twice.
+    pub fn of(folder: &Path, files: &[WrittenPieces]) -> Result<PieceIndex, FilesError> {
+        let mut stems: BTreeMap<String, BTreeMap<String, InPieces>> = BTreeMap::new();
+        for WrittenPieces { file, pieces } in files {
+            for piece in pieces {
+                let tensors = stems.entry(piece.stem.clone()).or_default();
+                let tensor = tensors.entry(piece.name.clone());
+                let tensor = tensor.or_insert_with(|| InPieces {
+                    dtype: piece.dtype,
+                    shape: piece.shape.clone(),
+                    pieces: Vec::new(),
+                });
+                if (tensor.dtype, &tensor.shape) != (piece.dtype, &piece.shape) {
+                    let reason = format!(
+                        "`{}` has another type or shape in `{}`",
+                        piece.name, file.name
+                    );
+                    return Err(misfit(folder, reason));
+                }
+                let Range { start, end } = piece.elements;
+                tensor.pieces.push((file.name.clone(), start, end));
+            }
+        }
+        for (name, tensor) in stems.values_mut().flatten() {
+            tensor.pieces.sort_by_key(|(_, first, _)| *first);
+            if let Some(gap) = tensor.gap() {
+                return Err(misfit(folder, format!("`{name}`: {gap}")));
+            }
+        }
+        Ok(PieceIndex(stems))
+    }
+
+    /// The index's text.
+    pub fn text(&self) -> String {
+        let text = serde_json::to_string(self).expect("names and numbers are JSON");
+        format!("{text}\n")
+    }
+}
+
+fn misfit(folder: &Path, reason: String) -> FilesError {
+    FilesError::Index {
+        path: folder.join(PIECE_INDEX),
+        reason,
+    }
+}
+
+/// Tensors by name, in files that hold pieces of them.
+#[derive(Debug)]
+pub struct PieceFiles {
+    files: HashMap<String, TensorFile>,
+    tensors: BTreeMap<String, InPieces>,
+}
+
+impl PieceFiles {
+    /// Opens the files that a folder's index names for a stem; none if the folder has no index of pieces.
+    ///
+    /// # Errors
+    /// [`FilesError`] if the index does not fit its files, or one of them is no safetensors file.
+    pub fn open_folder(folder: &Path, stem: &str) -> Result<Option<Self>, FilesError> {
+        let path = folder.join(PIECE_INDEX);
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text.map_err(FilesError::at("read", &path))?,
+        };
+        let index: PieceIndex = serde_json::from_slice(&text)
+            .map_err(|error| misfit(folder, format!("it cannot be read: {error}")))?;
+        let tensors = index.0.into_iter().find(|(own, _)| own == stem);
+        let (_, tensors) = tensors.ok_or_else(|| misfit(folder, format!("it has no `{stem}`")))?;
+        let mut files = HashMap::new();
+        for (name, tensor) in &tensors {
+            let refuse = |reason| misfit(folder, format!("`{name}`: {reason}"));
+            tensor.gap().map_or(Ok(()), |gap| Err(refuse(gap)))?;
+            for (file, first, behind) in &tensor.pieces {
+                if !is_plain_name(file) {
+                    return Err(refuse(format!(
+                        "`{file}` is not the name of a file beside it"
+                    )));
+                }
+                if !files.contains_key(file) {
+                    files.insert(file.clone(), TensorFile::open(&folder.join(file))?);
+                }
+                let found = files[file].get(&name_in_file(name, &(*first..*behind)));
+                let fits =
+                    |dtype, shape: &[usize]| (dtype, shape) == (tensor.dtype, &[behind - first]);
+                if !found.is_some_and(|piece| fits(piece.dtype, piece.shape)) {
+                    return Err(refuse(format!(
+                        "`{file}` has no elements {first} to {behind} of it"
+                    )));
+                }
+            }
+        }
+        Ok(Some(PieceFiles { files, tensors }))
+    }
+
+    /// A tensor by name.
+    pub fn get(&self, name: &str) -> Option<TensorParts<'_>> {
+        let tensor = self.tensors.get(name)?;
+        let pieces = tensor.pieces.iter().map(|(file, first, behind)| {
+            let piece = self.files[file].get(&name_in_file(name, &(*first..*behind)));
+            piece
+                .expect("pieces were found when the files were opened")
+                .bytes
+        });
+        Some(TensorParts {
+            dtype: tensor.dtype,
+            shape: &tensor.shape,
+            bytes: Parts::new(pieces),
+        })
+    }
+
+    /// The names of all tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+}

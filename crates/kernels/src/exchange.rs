@@ -1,0 +1,129 @@
+//! What goes to other ranks, and what comes from them.
+
+use crate::queue::bytes_of;
+use crate::{Fault, KernelError};
+use collectives::{Group, GroupError, Incoming, Outgoing};
+use memory::{In, Out};
+
+/// Pieces that go to ranks and come from them. Each is contiguous, of any type. What two ranks send each other arrives in
+/// the order of their lists, each piece in one of as many bytes; what a rank sends itself is copied.
+pub struct Exchange<'a> {
+    /// The rank that each piece goes to.
+    pub sends: Vec<(usize, In<'a>)>,
+    /// The rank that each piece comes from.
+    pub receives: Vec<(usize, Out<'a>)>,
+}
+
+const EXCHANGE: &str = "exchange";
+
+impl Exchange<'_> {
+    /// Bytes that go to other ranks than this one.
+    pub fn sent_bytes(&self, rank: usize) -> u64 {
+        let others = self.sends.iter().filter(|(to, _)| *to != rank);
+        others.map(|(_, x)| bytes_of(x) as u64).sum()
+    }
+
+    /// Bytes that come from other ranks than this one.
+    pub fn received_bytes(&self, rank: usize) -> u64 {
+        let others = self.receives.iter().filter(|(from, _)| *from != rank);
+        others.map(|(_, out)| bytes_of(&out.as_in()) as u64).sum()
+    }
+
+    /// The same exchange, for as long as one likes.
+    ///
+    /// # Safety
+    /// As for [`Out::outliving`].
+    pub unsafe fn outliving(self) -> Exchange<'static> {
+        // SAFETY: the caller's promise.
+        let sends = self
+            .sends
+            .into_iter()
+            .map(|(to, x)| (to, unsafe { x.outliving() }));
+        let receives = self.receives.into_iter();
+        // SAFETY: as above.
+        let receives = receives.map(|(from, out)| (from, unsafe { out.outliving() }));
+        Exchange {
+            sends: sends.collect(),
+            receives: receives.collect(),
+        }
+    }
+
+    /// Refuses pieces that are strided, and what this rank sends itself where it does not receive it so.
+    pub(crate) fn check(&self, rank: usize) -> Result<(), KernelError> {
+        let contiguous = self.sends.iter().all(|(_, x)| x.is_contiguous())
+            && self.receives.iter().all(|(_, out)| out.is_contiguous());
+        KernelError::unless(contiguous, EXCHANGE, || {
+            "a piece is strided, expected contiguous".into()
+        })?;
+        let [own_sends, own_receives] = [self.own_sends(rank), self.own_receives(rank)];
+        KernelError::unless(own_sends == own_receives, EXCHANGE, || {
+            format!(
+                "rank {rank} sends itself pieces of {own_sends:?} bytes and receives {own_receives:?}"
+            )
+        })
+    }
+
+    fn own_sends(&self, rank: usize) -> Vec<usize> {
+        let own = self.sends.iter().filter(|(to, _)| *to == rank);
+        own.map(|(_, x)| bytes_of(x)).collect()
+    }
+
+    fn own_receives(&self, rank: usize) -> Vec<usize> {
+        let own = self.receives.iter().filter(|(from, _)| *from == rank);
+        own.map(|(_, out)| bytes_of(&out.as_in())).collect()
+    }
+
+    /// Exchanges, in this thread.
+    ///
+    /// # Safety
+    /// The memory can be reached, and is as [`crate::Queues::start_exchange`] asks for.
+    ///
+    /// # Errors
+    /// [`KernelError`] if there is no group or no such rank, or the exchange fails.
+    pub unsafe fn carry_out(self, group: Option<&dyn Group>) -> Result<(), KernelError> {
+        let group = group.ok_or_else(without_group)?;
+        let (sends, receives) = self.pieces(group)?;
+        // SAFETY: the caller's promise.
+        unsafe { group.exchange(&sends, &receives) }.map_err(group_failed)
+    }
+
+    /// The pieces as a group takes them.
+    ///
+    /// # Errors
+    /// [`KernelError`] if they are for ranks that the group lacks.
+    pub(crate) fn pieces(
+        &self,
+        group: &dyn Group,
+    ) -> Result<(Vec<Outgoing>, Vec<Incoming>), KernelError> {
+        let ranks = self.sends.iter().map(|(to, _)| to);
+        let ranks = ranks.chain(self.receives.iter().map(|(from, _)| from));
+        let (last, size) = (ranks.max(), group.size());
+        KernelError::unless(last.is_none_or(|last| *last < size), EXCHANGE, || {
+            format!("there is no rank {}, there are {size}", last.unwrap_or(&0))
+        })?;
+        let sends = self.sends.iter().map(|(to, x)| Outgoing {
+            to: *to,
+            pointer: x.pointer(),
+            bytes: bytes_of(x),
+        });
+        let receives = self.receives.iter().map(|(from, out)| Incoming {
+            from: *from,
+            pointer: out.pointer(),
+            bytes: bytes_of(&out.as_in()),
+        });
+        Ok((sends.collect(), receives.collect()))
+    }
+}
+
+/// An exchange on a device that was made without a group.
+pub(crate) fn without_group() -> KernelError {
+    KernelError::misfit(EXCHANGE, "the device was made without a group of ranks")
+}
+
+/// A failure of a group.
+pub(crate) fn group_failed(error: GroupError) -> KernelError {
+    KernelError {
+        fault: Fault::Collective,
+        ..KernelError::device(EXCHANGE, error.to_string())
+    }
+}

@@ -1,0 +1,504 @@
+//! Where each tensor lies in the buffers that share a layout: which of them belong together, and what of it each rank has.
+
+use crate::{Cover, Dims, Layer};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// Every entry of a layout is padded to a multiple of this many elements, so that block-wise quantised states
+/// restart at each tensor.
+pub const PARAMETER_PADDING: usize = 256;
+
+/// Every entry starts at a multiple of this many bytes, whatever the dtype: the padding guarantees it.
+pub const PARAMETER_ALIGNMENT_BYTES: usize = PARAMETER_PADDING;
+
+/// Elements of a grain: the pieces of gradients whose squares are added up on their own, so that the norm has the same bits
+/// wherever gradients live and in whatever pieces they come. Grains begin anew with every unit and with the vectors.
+pub const GRAIN_ELEMENTS: usize = 4096;
+
+/// One tensor of a layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Name; Hugging Face's for parameters.
+    pub name: String,
+    /// First element.
+    pub offset: usize,
+    /// Shape, of one or two dimensions.
+    pub shape: Vec<usize>,
+}
+
+impl Entry {
+    /// Number of elements, without padding.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The shape, as views have it.
+    pub fn dims(&self) -> Dims {
+        Dims::try_from(self.shape.as_slice()).expect("a parameter has one or two dimensions")
+    }
+
+    /// The elements within the arena, without padding.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.elements()
+    }
+
+    /// The elements within the arena, with the padding behind them.
+    pub fn padded_range(&self) -> Range<usize> {
+        self.offset..self.offset + self.elements().next_multiple_of(PARAMETER_PADDING)
+    }
+}
+
+/// The matrices of one part of the model, by what reads them first: what is fetched, released and sent as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// The part.
+    pub part: Layer,
+    /// Its matrices, by their index in the layout.
+    pub entries: Vec<usize>,
+    /// The elements that they take, padding included: one range, or two where some of them must stay precise.
+    pub cover: Cover,
+}
+
+/// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors, so
+/// that weight decay by kind is two ranges. Tensors that must stay precise (see [`LayoutBuilder::build_precise`])
+/// stand at both ends, so that the others, which may be quantised, are one range too.
+///
+/// A layout for several ranks divides its *bundles*, which are the units and, as one more, all vectors: each is padded by a
+/// *tail* to as many grains for every rank, and the rank's piece is its part of each. Tails are numbered by nobody: grains of
+/// the norm and random numbers ([`Layout::untailed`]) are the same for any number of ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    entries: Vec<Entry>,
+    units: Vec<Unit>,
+    /// The unit of each entry.
+    unit_of: Vec<Option<usize>>,
+    matrix_elements: usize,
+    quantisable: Range<usize>,
+    elements: usize,
+    ranks: Option<usize>,
+    /// What pads bundles, in order.
+    tails: Vec<Range<usize>>,
+}
+
+/// Collects tensors in forward order.
+#[derive(Default)]
+pub struct LayoutBuilder {
+    tensors: Vec<(Layer, String, Vec<usize>)>,
+    ranks: Option<usize>,
+}
+
+impl LayoutBuilder {
+    /// Adds a tensor of a part of the model.
+    pub fn add(&mut self, part: Layer, name: impl Into<String>, shape: &[usize]) {
+        self.tensors.push((part, name.into(), shape.to_vec()));
+    }
+
+    /// Places matrices, then vectors, each in the order added.
+    pub fn build(self) -> Layout {
+        self.build_precise(|_, _| false)
+    }
+
+    /// Divides the layout among so many ranks; none: it is not divided.
+    pub fn for_ranks(self, ranks: Option<usize>) -> LayoutBuilder {
+        LayoutBuilder { ranks, ..self }
+    }
+
+    /// Places precise matrices, other matrices, other vectors, precise vectors, each in the order added.
+    /// `is_precise(name, elements)` says which tensors must never be quantised. Entries are numbered as
+    /// [`LayoutBuilder::build`] numbers them, wherever they lie.
+    pub fn build_precise(self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
+        let ranks = self.ranks;
+        let (matrices, vectors): (Vec<_>, Vec<_>) = self
+            .tensors
+            .into_iter()
+            .partition(|(_, _, shape)| shape.len() > 1);
+        let parts: Vec<Layer> = matrices.iter().map(|(part, ..)| *part).collect();
+        let mut entries: Vec<Entry> = matrices
+            .into_iter()
+            .chain(vectors)
+            .map(|(_, name, shape)| Entry {
+                name,
+                offset: 0,
+                shape,
+            })
+            .collect();
+        let precise = entries.iter();
+        let precise = precise
+            .map(|entry| is_precise(&entry.name, entry.elements()))
+            .collect();
+        let placed = Placing::new(&parts, precise, ranks).place(&mut entries);
+        let units = units(&parts, &entries, &placed.tails);
+        let mut unit_of = vec![None; entries.len()];
+        for (index, unit) in units.iter().enumerate() {
+            unit.entries
+                .iter()
+                .for_each(|entry| unit_of[*entry] = Some(index));
+        }
+        Layout {
+            units,
+            unit_of,
+            entries,
+            matrix_elements: placed.ends[1],
+            quantisable: placed.ends[0]..placed.ends[2],
+            elements: placed.ends[3],
+            ranks,
+            tails: placed.tails.into_iter().map(|(_, tail)| tail).collect(),
+        }
+    }
+}
+
+/// Tensors on their way into a layout.
+struct Placing<'a> {
+    /// The part of each matrix.
+    parts: &'a [Layer],
+    precise: Vec<bool>,
+    ranks: Option<usize>,
+    /// The first element that is free.
+    next: usize,
+    /// Elements that each part has of precise matrices, and of others.
+    placed: HashMap<Layer, [usize; 2]>,
+    /// Where precise matrices, other matrices, other vectors and precise vectors end.
+    ends: [usize; 4],
+    /// What pads the matrices of a part, or the vectors of the whole.
+    tails: Vec<(Layer, Range<usize>)>,
+}
+
+impl<'a> Placing<'a> {
+    fn new(parts: &'a [Layer], precise: Vec<bool>, ranks: Option<usize>) -> Placing<'a> {
+        Placing {
+            parts,
+            precise,
+            ranks,
+            next: 0,
+            placed: HashMap::new(),
+            ends: [0; 4],
+            tails: Vec::new(),
+        }
+    }
+
+    fn place(mut self, entries: &mut [Entry]) -> Placing<'a> {
+        for ((part, entry), precise) in self.parts.iter().zip(&*entries).zip(&self.precise) {
+            let placed = self.placed.entry(*part).or_default();
+            placed[usize::from(!precise)] += entry.padded_range().len();
+        }
+        for group in 0..4 {
+            let (of_matrices, of_precise) = (group < 2, group == 0 || group == 3);
+            let members: Vec<usize> = (0..entries.len())
+                .filter(|index| (*index < self.parts.len()) == of_matrices)
+                .filter(|index| self.precise[*index] == of_precise)
+                .collect();
+            let part = |index: usize| self.parts.get(index).copied();
+            let runs: Vec<Vec<usize>> = members
+                .chunk_by(|one, next| part(*one) == part(*next))
+                .map(<[usize]>::to_vec)
+                .collect();
+            for run in runs {
+                for index in &run {
+                    entries[*index].offset = self.next;
+                    self.next = entries[*index].padded_range().end;
+                }
+                if let Some(part) = part(run[0]) {
+                    self.end_matrices(part, of_precise);
+                }
+            }
+            if group == 3 {
+                self.pad(Layer::Whole, self.next - self.ends[1]);
+            }
+            self.ends[group] = self.next;
+        }
+        self
+    }
+
+    /// Pads what ends the matrices of a part; where other ones follow elsewhere, so that grains begin with them.
+    fn end_matrices(&mut self, part: Layer, is_precise: bool) {
+        let [precise, others] = self.placed[&part];
+        let whole_grains = precise.next_multiple_of(GRAIN_ELEMENTS);
+        match (is_precise, others > 0) {
+            (true, true) if self.ranks.is_some() => self.add_tail(part, whole_grains - precise),
+            (true, true) => {}
+            (true, false) => self.pad(part, precise),
+            (false, _) => self.pad(part, whole_grains + others),
+        }
+    }
+
+    /// Pads a bundle of so many elements to as many grains for each rank.
+    fn pad(&mut self, part: Layer, elements: usize) {
+        if let Some(ranks) = self.ranks {
+            let tail = elements.next_multiple_of(ranks * GRAIN_ELEMENTS) - elements;
+            self.add_tail(part, tail);
+        }
+    }
+
+    fn add_tail(&mut self, part: Layer, elements: usize) {
+        if elements > 0 {
+            self.tails.push((part, self.next..self.next + elements));
+            self.next += elements;
+        }
+    }
+}
+
+/// Units in the order in which their parts first appear.
+fn units(parts: &[Layer], entries: &[Entry], tails: &[(Layer, Range<usize>)]) -> Vec<Unit> {
+    let (mut units, mut numbers): (Vec<Unit>, HashMap<Layer, usize>) = Default::default();
+    for (index, part) in parts.iter().enumerate() {
+        let number = *numbers.entry(*part).or_insert(units.len());
+        if number == units.len() {
+            units.push(Unit {
+                part: *part,
+                entries: Vec::new(),
+                cover: Cover::new([]),
+            });
+        }
+        units[number].entries.push(index);
+    }
+    let mut covers = vec![Vec::new(); units.len()];
+    for (part, tail) in tails {
+        if let Some(number) = numbers.get(part) {
+            covers[*number].push(tail.clone());
+        }
+    }
+    for (unit, mut cover) in units.iter_mut().zip(covers) {
+        let matrices = unit.entries.iter();
+        cover.extend(matrices.map(|index| entries[*index].padded_range()));
+        unit.cover = Cover::new(cover);
+    }
+    units
+}
+
+impl Layout {
+    /// The matrices by the parts of the model that read them first, in forward order; vectors belong to no unit.
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// The unit that a matrix belongs to, by its index among [`Layout::units`]; none for vectors.
+    pub fn unit_of(&self, entry: usize) -> Option<usize> {
+        self.unit_of[entry]
+    }
+
+    /// The ranges that grains ([`GRAIN_ELEMENTS`]) are counted from, each with its first grain: those of one unit after the
+    /// other, then the vectors, all without their tails.
+    pub fn grained(&self) -> Vec<(Range<usize>, usize)> {
+        let units = self.units.iter().flat_map(|unit| unit.cover.ranges());
+        let ranges = units.cloned().chain([self.vectors()]);
+        let mut first = 0;
+        let count = |range: Range<usize>| {
+            let tail = self.tails.binary_search_by_key(&range.end, |tail| tail.end);
+            let range = range.start..tail.map_or(range.end, |tail| self.tails[tail].start);
+            let own = first;
+            first += range.len().div_ceil(GRAIN_ELEMENTS);
+            (range, own)
+        };
+        ranges.map(count).collect()
+    }
+
+    /// How many ranks the layout is divided among; none if it is not.
+    pub fn ranks(&self) -> Option<usize> {
+        self.ranks
+    }
+
+    /// All elements, tails included.
+    pub fn all(&self) -> Cover {
+        Cover::new([self.matrices(), self.vectors()])
+    }
+
+    /// What is divided among ranks: the elements of each unit, then those of the vectors, tails included.
+    pub fn bundles(&self) -> Vec<Cover> {
+        let units = self.units.iter().map(|unit| unit.cover.clone());
+        let vectors = self.all().within(&self.vectors());
+        units.chain([vectors]).collect()
+    }
+
+    /// A rank's piece of a bundle: whole grains, as many for each rank.
+    pub fn piece(&self, bundle: &Cover, rank: usize) -> Cover {
+        let elements = bundle.elements() / self.ranks.unwrap_or(1);
+        bundle.lying_at(&(rank * elements..(rank + 1) * elements))
+    }
+
+    /// A rank's pieces of all bundles.
+    pub fn own(&self, rank: usize) -> Cover {
+        let bundles = self.bundles();
+        let pieces = bundles.iter().map(|bundle| self.piece(bundle, rank));
+        Cover::joined(pieces)
+    }
+
+    /// What pads bundles to whole grains for every rank.
+    pub fn tails(&self) -> &[Range<usize>] {
+        &self.tails
+    }
+
+    /// The number of an element without those of tails before it.
+    pub fn untailed(&self, element: usize) -> usize {
+        let before = self.tails.partition_point(|tail| tail.end <= element);
+        element - self.tails[..before].iter().map(Range::len).sum::<usize>()
+    }
+
+    /// All tensors: matrices, then vectors, each in the order added.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The index of a tensor.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.name == name)
+    }
+
+    /// Elements of an arena, padding included.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Elements without padding: the number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.entries.iter().map(Entry::elements).sum()
+    }
+
+    /// The range of all matrices, padding included.
+    pub fn matrices(&self) -> Range<usize> {
+        0..self.matrix_elements
+    }
+
+    /// The range of all vectors, padding included.
+    pub fn vectors(&self) -> Range<usize> {
+        self.matrix_elements..self.elements
+    }
+
+    /// The range of all tensors that may be quantised, padding included: all, unless some must stay precise.
+    pub fn quantisable(&self) -> Range<usize> {
+        self.quantisable.clone()
+    }
+
+    /// The padding behind each tensor, and the tails, as ranges.
+    pub fn padding(&self) -> impl Iterator<Item = Range<usize>> {
+        self.entries
+            .iter()
+            .map(|entry| entry.range().end..entry.padded_range().end)
+            .chain(self.tails.iter().cloned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn matrices_come_first_and_everything_is_padded() {
+        let mut builder = LayoutBuilder::default();
+        builder.add(Layer::Embedding, "embed", &[10, 3]);
+        builder.add(Layer::Block(0), "norm", &[3]);
+        builder.add(Layer::Block(0), "q", &[30, 10]);
+        let layout = builder.build();
+        let offsets: Vec<_> = layout
+            .entries()
+            .iter()
+            .map(|entry| (entry.name.as_str(), entry.offset))
+            .collect();
+        assert_eq!(offsets, [("embed", 0), ("q", 256), ("norm", 768)]);
+        assert_eq!((layout.matrices(), layout.vectors()), (0..768, 768..1024));
+        assert_eq!(layout.parameters(), 333);
+        assert_eq!(
+            layout.padding().collect::<Vec<_>>(),
+            [30..256, 556..768, 771..1024]
+        );
+    }
+
+    #[test]
+    fn what_may_be_quantised_is_one_range() {
+        let mut builder = LayoutBuilder::default();
+        let shapes: [(&str, &[usize]); 5] = [
+            ("norm", &[300]),
+            ("q", &[20, 20]),
+            ("embed", &[10, 30]),
+            ("bias", &[3]),
+            ("k", &[2, 128]),
+        ];
+        for (name, shape) in shapes {
+            builder.add(Layer::Whole, name, shape);
+        }
+        let layout = builder.build_precise(|name, elements| name == "embed" || elements < 10);
+        let offsets: Vec<_> = layout
+            .entries()
+            .iter()
+            .map(|entry| (entry.name.as_str(), entry.offset))
+            .collect();
+        let expected = [
+            ("q", 512),
+            ("embed", 0),
+            ("k", 1024),
+            ("norm", 1280),
+            ("bias", 1792),
+        ];
+        assert_eq!(offsets, expected);
+        assert_eq!((layout.matrices(), layout.vectors()), (0..1280, 1280..2048));
+        assert_eq!(layout.quantisable(), 512..1792);
+    }
+
+    proptest! {
+        #[test]
+        fn tensors_are_aligned_disjoint_and_of_one_unit(
+            shapes in proptest::collection::vec(proptest::collection::vec(1usize..40, 1..3), 1..30),
+            precise_below in 0usize..400,
+        ) {
+            let mut builder = LayoutBuilder::default();
+            for (index, shape) in shapes.iter().enumerate() {
+                builder.add(Layer::Block(index / 4), format!("t{index}"), shape);
+            }
+            let layout = builder.build_precise(|_, elements| elements < precise_below);
+            let mut by_offset: Vec<&Entry> = layout.entries().iter().collect();
+            by_offset.sort_by_key(|entry| entry.offset);
+            let mut end = 0;
+            for entry in by_offset {
+                prop_assert_eq!(entry.offset % PARAMETER_PADDING, 0);
+                prop_assert!(entry.offset >= end);
+                end = entry.range().end;
+                let kind = if entry.shape.len() > 1 { layout.matrices() } else { layout.vectors() };
+                prop_assert!(kind.contains(&entry.offset));
+                let precise = entry.elements() < precise_below;
+                prop_assert_eq!(layout.quantisable().contains(&entry.offset), !precise);
+            }
+            prop_assert!(end <= layout.elements());
+            let padding: usize = layout.padding().map(|range| range.len()).sum();
+            prop_assert_eq!(padding + layout.parameters(), layout.elements());
+            let grained = layout.grained();
+            prop_assert_eq!(grained.iter().map(|(range, _)| range.len()).sum::<usize>(), layout.elements());
+            for (unit, index) in layout.units().iter().zip(0..) {
+                prop_assert!(unit.cover.ranges().len() <= 2);
+                for entry in &unit.entries {
+                    prop_assert!(unit.cover.rows(&layout.entries()[*entry].padded_range()).is_some());
+                    prop_assert_eq!(layout.unit_of(*entry), Some(index));
+                }
+            }
+        }
+
+        #[test]
+        fn pieces_of_all_ranks_are_the_layout_whatever_their_number(
+            shapes in proptest::collection::vec(proptest::collection::vec(1usize..90, 1..3), 1..30),
+            precise_below in 0usize..4000,
+            ranks in 1usize..6,
+        ) {
+            let build = |ranks| {
+                let mut builder = LayoutBuilder::default();
+                for (index, shape) in shapes.iter().enumerate() {
+                    builder.add(Layer::Block(index / 4), format!("t{index}"), shape);
+                }
+                builder.for_ranks(ranks).build_precise(|_, elements| elements < precise_below)
+            };
+            let (whole, layout) = (build(None), build(Some(ranks)));
+            let all: usize = (0..ranks).map(|rank| layout.own(rank).elements()).sum();
+            prop_assert_eq!(all, layout.elements());
+            for bundle in layout.bundles() {
+                let pieces: Vec<usize> = (0..ranks).map(|rank| layout.piece(&bundle, rank).elements()).collect();
+                prop_assert!(pieces.iter().all(|piece| *piece == pieces[0] && piece % GRAIN_ELEMENTS == 0));
+                prop_assert_eq!(pieces.iter().sum::<usize>(), bundle.elements());
+            }
+            for (entry, other) in layout.entries().iter().zip(whole.entries()) {
+                let both_ends = [(entry.range().start, other.range().start), (entry.padded_range().end - 1, other.padded_range().end - 1)];
+                let untailed = both_ends.iter().all(|(own, other)| layout.untailed(*own) == *other);
+                prop_assert!(untailed);
+            }
+            let counted = |layout: &Layout| layout.grained().into_iter().map(|(range, first)| (range.len(), first)).collect::<Vec<_>>();
+            prop_assert_eq!(counted(&build(Some(1))), counted(&layout));
+        }
+    }
+}

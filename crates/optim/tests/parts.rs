@@ -1,0 +1,232 @@
+//! States of ranks, each of which keeps some: whoever saved them, in whatever pieces, they are what one process has.
+
+mod common;
+
+use common::{Formats, Homes, Saved, Training, layout_for, trained};
+use files::Parts;
+use kernels::Kernels;
+use kernels::cpu::Cpu;
+use memory::{Cover, DType, Layout, Memory};
+use optim::{AdamW, Hyperparameters, MasterFormat, MomentFormat, SavedState, StatesPlace};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use units::{Weights, WeightsHome};
+
+/// Pieces of states by name: first element, number of elements of the whole, type, and bytes.
+type Pieces = BTreeMap<String, Vec<(usize, usize, DType, Vec<u8>)>>;
+
+/// A rank with all weights, and the states of what is its own.
+struct Rank {
+    kernels: Cpu,
+    layout: Rc<Layout>,
+    own: Cover,
+    weights: Weights,
+    optimizer: AdamW,
+}
+
+impl Rank {
+    fn new(
+        (dtype, moments, master): Formats,
+        states: Option<StatesPlace>,
+        rank: usize,
+        ranks: usize,
+    ) -> Rank {
+        let memory = Memory::host();
+        let layout = layout_for(Some(ranks));
+        let own = layout.own(rank);
+        let hyperparameters = Hyperparameters {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+        };
+        let homes = Homes {
+            states,
+            ..Homes::DEVICE
+        };
+        let offload = homes.offload(&layout);
+        let optimizer = AdamW::lease(
+            &memory,
+            &layout,
+            dtype,
+            (moments, master),
+            hyperparameters,
+            offload.as_ref(),
+            &own,
+        );
+        let weights = Weights::lease(&memory, &layout, dtype, WeightsHome::Device);
+        Rank {
+            kernels: Cpu::new(&memory, DType::F32).unwrap(),
+            weights: weights.unwrap(),
+            optimizer: optimizer.unwrap(),
+            layout,
+            own,
+        }
+    }
+
+    fn restore(&mut self, from: &Training, saved: &Pieces) {
+        let find = |name: &str| {
+            let pieces = saved.get(name)?;
+            Some(SavedState {
+                dtype: pieces[0].2,
+                // Cut once more, wherever that is.
+                bytes: Parts::new(pieces.iter().flat_map(|piece| piece.3.chunks(1001))),
+            })
+        };
+        let values: Vec<f32> = from.weights().into_iter().map(f32::from_bits).collect();
+        let (kernels, weights) = (&self.kernels, &mut self.weights);
+        for (index, entry) in self.layout.entries().iter().enumerate() {
+            let values = &values[from.layout.entries()[index].range()];
+            let set = self
+                .optimizer
+                .set_weights(kernels, weights, entry.offset, values);
+            set.unwrap();
+            let restored = self.optimizer.restore(kernels, weights, index, &find);
+            restored.unwrap();
+        }
+    }
+
+    /// Adds what is its own.
+    fn save(&self, pieces: &mut Pieces) {
+        for (index, entry) in self.layout.entries().iter().enumerate() {
+            for range in self.own.within(&entry.range()).ranges() {
+                for state in self.optimizer.named_states(index, range) {
+                    let mut bytes = vec![0; state.bytes()];
+                    state.read(&self.kernels, &mut bytes).unwrap();
+                    let piece = (state.elements.start, state.whole, state.dtype, bytes);
+                    pieces.entry(state.name).or_default().push(piece);
+                }
+            }
+        }
+    }
+
+    fn weights(&self) -> Vec<Vec<u8>> {
+        let size = self.weights.dtype().size_in_bytes();
+        let read = |range: std::ops::Range<usize>| {
+            let mut bytes = vec![0; range.len() * size];
+            let kernels: &dyn Kernels = &self.kernels;
+            self.weights.read(kernels, range, &mut bytes).unwrap();
+            bytes
+        };
+        let entries = self.layout.entries().iter();
+        entries.map(|entry| read(entry.range())).collect()
+    }
+}
+
+/// Whole states, as the only piece of each.
+fn in_one_piece(saved: Saved) -> Pieces {
+    let whole = |(dtype, bytes): (DType, Vec<u8>)| {
+        vec![(0, bytes.len() / dtype.size_in_bytes(), dtype, bytes)]
+    };
+    saved
+        .into_iter()
+        .map(|(name, state)| (name, whole(state)))
+        .collect()
+}
+
+/// What is put together of pieces that leave no gap.
+fn whole(pieces: &Pieces) -> Saved {
+    let join = |pieces: &Vec<(usize, usize, DType, Vec<u8>)>| {
+        let (_, elements, dtype, _) = pieces[0];
+        let (mut joined, mut end) = (Vec::new(), 0);
+        for (first, of, own, bytes) in pieces {
+            assert_eq!((*first, *of, *own), (end, elements, dtype));
+            end += bytes.len() / dtype.size_in_bytes();
+            joined.extend_from_slice(bytes);
+        }
+        assert_eq!(end, elements);
+        (dtype, joined)
+    };
+    pieces
+        .iter()
+        .map(|(name, pieces)| (name.clone(), join(pieces)))
+        .collect()
+}
+
+/// The states that ranks keep after they were restored; and that all have these weights.
+fn through(
+    formats: Formats,
+    states: Option<StatesPlace>,
+    ranks: usize,
+    from: &Training,
+    saved: &Pieces,
+) -> (Pieces, Vec<Vec<u8>>) {
+    let (mut pieces, mut weights) = (Pieces::new(), None);
+    for number in 0..ranks {
+        let mut rank = Rank::new(formats, states, number, ranks);
+        rank.restore(from, saved);
+        rank.save(&mut pieces);
+        let own = rank.weights();
+        assert!(
+            *weights.get_or_insert(own.clone()) == own,
+            "rank {number} of {ranks}"
+        );
+    }
+    pieces
+        .values_mut()
+        .for_each(|pieces| pieces.sort_by_key(|piece| piece.0));
+    (pieces, weights.unwrap())
+}
+
+const FORMATS: [Formats; 4] = [
+    (DType::F32, MomentFormat::F32, MasterFormat::None),
+    (
+        DType::BF16,
+        MomentFormat::Quantised,
+        MasterFormat::Remainder,
+    ),
+    (DType::BF16, MomentFormat::Bf16, MasterFormat::F32),
+    (DType::F32, MomentFormat::Quantised, MasterFormat::None),
+];
+
+#[test]
+fn from_any_number_of_ranks_to_any_other() {
+    for formats in FORMATS {
+        for states in [None, Some(StatesPlace::Pinned)] {
+            let first = trained(formats);
+            let saved = first.save();
+            let name = format!("{formats:?} {states:?}");
+            let (by_three, weights) =
+                through(formats, states, 3, &first, &in_one_piece(saved.clone()));
+            assert!(
+                by_three.values().any(|pieces| pieces.len() > 1),
+                "{name}: nothing is cut"
+            );
+            assert!(whole(&by_three) == saved, "{name}: three ranks");
+            let (by_two, same) = through(formats, states, 2, &first, &by_three);
+            assert!(
+                whole(&by_two) == saved && same == weights,
+                "{name}: two ranks"
+            );
+        }
+    }
+}
+
+/// All ranks have the weights that follow from a master, of which each keeps a part.
+#[test]
+fn converted_by_ranks_as_by_one_process() {
+    for from in FORMATS {
+        for to in FORMATS {
+            let first = trained(from);
+            let saved = first.save();
+            let mut alone = Training::new(to);
+            alone.restore(&first, &saved).unwrap();
+            let (by_ranks, weights) = through(to, None, 3, &first, &in_one_piece(saved));
+            assert!(whole(&by_ranks) == alone.save(), "{from:?} to {to:?}");
+            let size = alone.weights.dtype().size_in_bytes();
+            for (index, entry) in alone.layout.entries().iter().enumerate() {
+                let mut expected = vec![0; entry.elements() * size];
+                let read = alone
+                    .weights
+                    .read(&*alone.kernels, entry.range(), &mut expected);
+                read.unwrap();
+                assert!(
+                    weights[index] == expected,
+                    "{from:?} to {to:?}: {}",
+                    entry.name
+                );
+            }
+        }
+    }
+}

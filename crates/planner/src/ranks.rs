@@ -1,0 +1,204 @@
+//! What the ranks of a run divide, and what they send each other for it.
+
+use crate::figures::{Figures, figures};
+use crate::on_paper::Paper;
+use kernels::Target;
+use kernels::timeline::Measured;
+use memory::format_bytes;
+use report::{Align, Table};
+use serde::Serialize;
+use session::SessionError;
+use settings::{Config, Ranks, Settings, Zero};
+
+/// Which of several ranks a plan is made for, and what the stages of ZeRO would make of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedRanks {
+    /// How many there are.
+    pub ranks: usize,
+    /// The one whose plan it is.
+    pub rank: usize,
+    /// What they divide.
+    pub zero: Zero,
+    /// Tokens of a step, of all ranks.
+    pub tokens_a_step: usize,
+    /// Bytes that this rank sends to others in a step.
+    pub sent_bytes: u64,
+    /// The other stages beside this one; those that other settings refuse are left out.
+    pub stages: Vec<PlannedStage>,
+}
+
+/// A stage of ZeRO under the same settings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedStage {
+    /// Its number.
+    pub zero: Zero,
+    /// Everything that lives across steps.
+    pub persistent_bytes: u64,
+    /// What a step adds to that at its peak.
+    pub transient_bytes: u64,
+    /// Both.
+    pub peak_bytes: u64,
+    /// Slab and everything that lives across steps.
+    pub reserved_bytes: u64,
+    /// Pinned host memory.
+    pub host_pinned_bytes: u64,
+    /// Bytes that this rank sends to others in a step.
+    pub sent_bytes: u64,
+    /// How long a step takes; null where no rate of the link is known.
+    pub time: Option<StageTime>,
+}
+
+/// The time of a step on paper, at assumed or measured rates.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StageTime {
+    /// The rate at which a rank sends, and at which it receives, in units of 10^9 bytes a second.
+    pub link_gbps: f64,
+    /// A step if nothing were sent or copied.
+    pub compute_ms: f64,
+    /// What sending and copying add to it.
+    pub exposed_ms: f64,
+    /// Tokens of all ranks in a second of both.
+    pub tokens_per_s: f64,
+}
+
+/// Tokens of a step, of all ranks.
+pub(crate) fn tokens_a_step(settings: &Settings) -> usize {
+    let ranks = settings.ranks.as_ref().map_or(1, |ranks| ranks.size);
+    ranks * settings.accum * settings.micro_batch * settings.seq
+}
+
+impl PlannedRanks {
+    /// What settings say of ranks, if they do, and what a step on shapes sent.
+    pub(crate) fn new(settings: &Settings, figures: &Figures) -> Option<PlannedRanks> {
+        let Ranks {
+            size, rank, zero, ..
+        } = settings.ranks.as_ref()?;
+        Some(PlannedRanks {
+            ranks: *size,
+            rank: *rank,
+            zero: *zero,
+            tokens_a_step: tokens_a_step(settings),
+            sent_bytes: figures.crossed.total().sent_bytes,
+            stages: Vec::new(),
+        })
+    }
+
+    /// With every stage that goes with the other settings.
+    pub(crate) fn with_stages(
+        self,
+        config: &Config,
+        target: Target,
+    ) -> Result<PlannedRanks, SessionError> {
+        let planned = Zero::ALL.into_iter().filter_map(|zero| {
+            let set = format!("collectives.zero={}", zero.stage());
+            let settings = Settings::new(&config.with(&[set]).ok()?).ok()?;
+            Some(PlannedStage::new(&settings, target, zero))
+        });
+        Ok(PlannedRanks {
+            stages: planned.collect::<Result<_, SessionError>>()?,
+            ..self
+        })
+    }
+
+    /// What of a plan is said of its rank, a line each.
+    pub(crate) fn headline(&self) -> String {
+        let stage = self.zero.stage();
+        let sent = format_bytes(self.sent_bytes);
+        format!(
+            "rank {} of {} under --zero {stage}: a step of all has {} tokens, and this rank sends {sent} ({} bytes)",
+            self.rank, self.ranks, self.tokens_a_step, self.sent_bytes
+        )
+    }
+
+    /// The stages as a table.
+    pub(crate) fn table(&self) -> Table {
+        let is_timed = self.stages.iter().any(|stage| stage.time.is_some());
+        let mut columns = vec![
+            ("--zero", Align::Left),
+            ("across steps", Align::Right),
+            ("a step adds", Align::Right),
+            ("peak", Align::Right),
+            ("sent a step", Align::Right),
+        ];
+        if is_timed {
+            columns.extend([
+                ("not hidden", Align::Right),
+                ("tokens/s of all", Align::Right),
+            ]);
+        }
+        let mut table = Table::new(&columns);
+        for stage in &self.stages {
+            let is_this = if stage.zero == self.zero { " *" } else { "" };
+            let mut cells = vec![format!("{}{is_this}", stage.zero.stage())];
+            let bytes = [
+                stage.persistent_bytes,
+                stage.transient_bytes,
+                stage.peak_bytes,
+                stage.sent_bytes,
+            ];
+            cells.extend(bytes.map(format_bytes));
+            if let Some(time) = stage.time {
+                let share = 100.0 * time.exposed_ms / time.compute_ms;
+                cells.push(format!("{:.1} ms ({share:.0} %)", time.exposed_ms));
+                cells.push(format!("{:.0}", time.tokens_per_s));
+            }
+            table.row(cells);
+        }
+        table
+    }
+
+    /// What the figures are, for the person who reads them.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.ranks > 1 {
+            notes.push(format!(
+                "bytes are those of rank {}, of device, host and disk alike; ranks of one machine share its host memory and its \
+                 disks, which have to hold those of each",
+                self.rank
+            ));
+        }
+        let time = self.stages.iter().find_map(|stage| stage.time);
+        notes.extend(time.map(|time| {
+            format!(
+                "times of stages are on paper, at {} GB/s that a rank sends and as much that it receives (hardware.link_gbps \
+                 replaces it)",
+                time.link_gbps
+            )
+        }));
+        notes
+    }
+}
+
+impl PlannedStage {
+    fn new(settings: &Settings, target: Target, zero: Zero) -> Result<PlannedStage, SessionError> {
+        let planned = figures(settings, target)?;
+        let (peak_bytes, persistent_bytes) = (planned.most_bytes(), planned.persistent_bytes);
+        Ok(PlannedStage {
+            zero,
+            persistent_bytes,
+            transient_bytes: peak_bytes - persistent_bytes,
+            peak_bytes,
+            reserved_bytes: planned.reserved_bytes,
+            host_pinned_bytes: planned.host_pinned_bytes,
+            sent_bytes: planned.crossed.total().sent_bytes,
+            time: StageTime::new(settings, target)?,
+        })
+    }
+}
+
+impl StageTime {
+    /// Processors' memory is no link that anybody measured: none where the settings have no rate.
+    fn new(settings: &Settings, target: Target) -> Result<Option<StageTime>, SessionError> {
+        if target == Target::Cpu && settings.hardware.link_gbps.is_none() {
+            return Ok(None);
+        }
+        let paper = Paper::new(settings, target, Measured::new());
+        let step = paper.step(settings)?;
+        Ok(Some(StageTime {
+            link_gbps: paper.rates.link / 1e9,
+            compute_ms: 1e3 * step.computing,
+            exposed_ms: 1e3 * (step.seconds - step.computing).max(0.0),
+            tokens_per_s: tokens_a_step(settings) as f64 / step.seconds,
+        }))
+    }
+}

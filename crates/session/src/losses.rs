@@ -1,0 +1,116 @@
+//! The loss of a step: a sum over its micro-batches, of which ranks have some each.
+
+use kernels::{Exchange, Init, KernelError, Kernels, Queue, SumInOrder};
+use memory::{Buffer, Category, DType, In, Memory, OutOfMemory};
+
+const THERE: &str = "a micro-batch's loss is there before the others get it";
+const ALL_CAME: &str = "the losses of all ranks have come before they are added up";
+
+/// Where losses are added up.
+pub(crate) struct Losses {
+    /// `[1]` f32: of the step.
+    sum: Buffer,
+    of_ranks: Option<OfRanks>,
+}
+
+/// Losses of single micro-batches, which are added up in their order, whichever rank has them: so the sum has the same bits
+/// for any number of ranks.
+struct OfRanks {
+    ranks: usize,
+    /// `[1]` f32: of the micro-batch that is being made.
+    current: Buffer,
+    /// `[accum]` f32: of this rank.
+    own: Buffer,
+    /// `[accum, ranks]` f32.
+    all: Buffer,
+}
+
+impl Losses {
+    pub(crate) fn lease(
+        memory: &Memory,
+        ranks: Option<&settings::Ranks>,
+        accum: usize,
+    ) -> Result<Losses, OutOfMemory> {
+        let category = Category::OptimizerState;
+        let lease =
+            |name, elements| memory.lease_persistent(category, name, [elements], DType::F32);
+        let of_ranks = ranks.map(|ranks| {
+            Ok::<_, OutOfMemory>(OfRanks {
+                ranks: ranks.size,
+                current: lease("micro_batch_loss", 1)?,
+                own: lease("own_losses", accum)?,
+                all: lease("all_losses", accum * ranks.size)?,
+            })
+        });
+        Ok(Losses {
+            sum: lease("loss", 1)?,
+            of_ranks: of_ranks.transpose()?,
+        })
+    }
+
+    /// Where the model adds the loss of a micro-batch, and whether that is one of its own.
+    pub(crate) fn current(&mut self) -> (&mut Buffer, bool) {
+        match &mut self.of_ranks {
+            Some(of_ranks) => (&mut of_ranks.current, true),
+            None => (&mut self.sum, false),
+        }
+    }
+
+    /// A rank's micro-batch has its loss: the others get it.
+    pub(crate) fn made(
+        &mut self,
+        kernels: &dyn Kernels,
+        micro_batch: usize,
+    ) -> Result<(), KernelError> {
+        match &mut self.of_ranks {
+            Some(of_ranks) => of_ranks.made(kernels, micro_batch),
+            None => Ok(()),
+        }
+    }
+
+    /// All micro-batches are made: their losses are added up.
+    pub(crate) fn add_up(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let Some(of_ranks) = &self.of_ranks else {
+            return Ok(());
+        };
+        let came = kernels.record(Queue::Collective)?;
+        kernels.wait(Queue::Compute, came, ALL_CAME)?;
+        let count = of_ranks.all.dims().elements();
+        kernels.run(SumInOrder {
+            out: self.sum.view_mut(),
+            x: of_ranks.all.view().reshape([count, 1]),
+            init: Init::Overwrite,
+        })
+    }
+
+    /// `[1]` f32: of the step.
+    pub(crate) fn sum(&self) -> In<'_> {
+        self.sum.view()
+    }
+}
+
+impl OfRanks {
+    fn made(&mut self, kernels: &dyn Kernels, micro_batch: usize) -> Result<(), KernelError> {
+        let place = micro_batch..micro_batch + 1;
+        kernels.run(SumInOrder {
+            out: self.own.view_mut().rows(place.clone()),
+            x: self.current.view().reshape([1, 1]),
+            init: Init::Overwrite,
+        })?;
+        let there = kernels.record(Queue::Compute)?;
+        kernels.wait(Queue::Collective, there, THERE)?;
+        let own = self.own.view().rows(place);
+        let first = micro_batch * self.ranks;
+        let places: Vec<_> = (first..first + self.ranks)
+            .map(|place| place..place + 1)
+            .collect();
+        let places = self.all.view_mut().disjoint_rows(&places);
+        let exchange = Exchange {
+            sends: (0..self.ranks).map(|rank| (rank, own)).collect(),
+            receives: places.into_iter().enumerate().collect(),
+        };
+        // SAFETY: the losses are read after the computation has waited for this, and written again in the next step; they
+        // live as long as kernels have work.
+        unsafe { kernels.start_exchange(exchange) }
+    }
+}

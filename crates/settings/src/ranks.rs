@@ -1,0 +1,236 @@
+//! The ranks that a step is divided among: as a configuration says it, and as a step reads it.
+
+use super::choices::{HostPlace, Release};
+use super::error::ConfigError;
+use super::schema::Config;
+use super::size::Size;
+use choices::choices;
+use serde::{Deserialize, Serialize};
+
+/// One of the ranks that train together. No configuration says it: a launcher does, or whoever plans for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Which one, from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+}
+
+/// The ranks that train together, and how what they hold is divided. Micro-batch `a * size + r` of a step goes to rank `r`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ranks {
+    /// How many there are. One, too, goes the way of many: its gradients are staged and then added.
+    pub size: usize,
+    /// Which one this is.
+    pub rank: usize,
+    /// What is divided.
+    pub zero: Zero,
+    /// Most bytes that a reduction receives at a time, over all ranks.
+    pub bucket_bytes: usize,
+    /// When gradients are added up over ranks.
+    pub reduce: Reduce,
+    /// Whether gradients are exchanged while the backward pass goes on.
+    pub overlap_grad_reduce: bool,
+    /// Whether weights are gathered ahead of their use, beside the computation.
+    pub overlap_param_gather: bool,
+    /// Whether gathered weights go after the forward pass, and are gathered again for the backward pass (stage 3).
+    pub reshard_after_forward: bool,
+}
+
+/// What ranks divide, each stage with what the one before divides (Rajbhandari et al. 2020). Written as its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum Zero {
+    /// Nothing: every rank has everything.
+    Replicated,
+    /// Optimizer states.
+    States,
+    /// Gradients.
+    Gradients,
+    /// Weights.
+    Weights,
+}
+
+impl Zero {
+    /// Every stage, in the order of their numbers.
+    pub const ALL: [Zero; 4] = [
+        Zero::Replicated,
+        Zero::States,
+        Zero::Gradients,
+        Zero::Weights,
+    ];
+
+    /// Its number.
+    pub fn stage(self) -> u8 {
+        self as u8
+    }
+}
+
+impl From<Zero> for u8 {
+    fn from(zero: Zero) -> u8 {
+        zero.stage()
+    }
+}
+
+impl TryFrom<u8> for Zero {
+    type Error = String;
+
+    fn try_from(stage: u8) -> Result<Zero, String> {
+        let zero = Zero::ALL.get(usize::from(stage)).copied();
+        zero.ok_or_else(|| format!("{stage} is no stage of ZeRO; they are 0 to 3"))
+    }
+}
+
+choices! {
+    /// When gradients are added up over ranks.
+    Reduce {
+        /// After every micro-batch, which continues one sum in the order of micro-batches: the bits do not depend on how many
+        /// ranks there are.
+        MicroBatch = "micro-batch",
+        /// Once a step: each rank adds up its own first. Sends less, with other bits.
+        Step = "step",
+    }
+}
+
+choices! {
+    /// What moves bytes between ranks.
+    Engine {
+        /// NCCL between GPUs, MPI between processors.
+        Auto = "auto",
+        /// An MPI library.
+        Mpi = "mpi",
+        /// NVIDIA's NCCL.
+        Nccl = "nccl",
+        /// Nothing: a process is a group of its own, whatever launched it.
+        Alone = "alone",
+    }
+}
+
+impl Config {
+    /// Makes this the configuration of one of several ranks, unless `collectives.engine` is `alone`.
+    ///
+    /// # Errors
+    /// A rank that is none of them, and settings that do not go with ranks.
+    pub fn join(&mut self, member: Member) -> Result<(), ConfigError> {
+        let Member { rank, size } = member;
+        if rank >= size {
+            return Err(ConfigError::Contradiction(format!(
+                "rank {rank} is none of {size} {}: they are counted from 0",
+                if size == 1 { "rank" } else { "ranks" }
+            )));
+        }
+        let is_alone = self.collectives.engine == Engine::Alone;
+        self.member = (!is_alone).then_some(member);
+        check(self)
+    }
+
+    /// Keys that only some ranks have a use for: whether they are set in vain, and what they are for.
+    pub(crate) fn of_ranks_alone(&self) -> [(&'static str, bool, &'static str); 6] {
+        let (given, default) = (&self.collectives, &Config::default().collectives);
+        let zero = self.ranks().map(|ranks| ranks.zero);
+        let ranks = "several ranks, under mpirun, srun or torchrun, or for --zero";
+        let gathers = "ranks that gather weights, from --zero 1 on";
+        [
+            (
+                "collectives.bucket_size",
+                given.bucket_size != default.bucket_size && zero.is_none(),
+                ranks,
+            ),
+            (
+                "collectives.reduce",
+                given.reduce != default.reduce && zero.is_none(),
+                ranks,
+            ),
+            (
+                "collectives.timeout_s",
+                given.timeout_s != default.timeout_s && zero.is_none(),
+                ranks,
+            ),
+            (
+                "collectives.overlap_grad_reduce",
+                !given.overlap_grad_reduce && zero.is_none(),
+                ranks,
+            ),
+            (
+                "collectives.overlap_param_gather",
+                !given.overlap_param_gather && zero < Some(Zero::States),
+                gathers,
+            ),
+            (
+                "collectives.reshard_after_forward",
+                !given.reshard_after_forward && zero < Some(Zero::Weights),
+                "--zero 3",
+            ),
+        ]
+    }
+
+    /// Micro-batches in a step, of all ranks.
+    pub fn micro_batches(&self) -> usize {
+        self.batch.accum * self.member.map_or(1, |member| member.size)
+    }
+
+    /// The ranks that train together, and how they divide what they hold. None: this process trains alone. A stage that is
+    /// asked for without a launcher makes it a group of one.
+    pub fn ranks(&self) -> Option<Ranks> {
+        let collectives = &self.collectives;
+        let alone = Member { rank: 0, size: 1 };
+        let asked = collectives.zero.map(|_| alone);
+        let Member { rank, size } = self.member.or(asked)?;
+        Some(Ranks {
+            size,
+            rank,
+            zero: collectives.zero.unwrap_or(Zero::States),
+            bucket_bytes: match collectives.bucket_size {
+                Size::Bytes(bytes) => bytes as usize,
+                Size::Percent(_) => {
+                    unreachable!("the configuration was refused: no device's share")
+                }
+            },
+            reduce: collectives.reduce,
+            overlap_grad_reduce: collectives.overlap_grad_reduce,
+            overlap_param_gather: collectives.overlap_param_gather,
+            reshard_after_forward: collectives.reshard_after_forward,
+        })
+    }
+}
+
+/// Refuses what does not go with ranks, where there are any.
+pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+    let contradiction = |sentence: String| Err(ConfigError::Contradiction(sentence));
+    if let Size::Percent(percent) = config.collectives.bucket_size {
+        return contradiction(format!(
+            "`collectives.bucket_size` is {percent}%, and a bucket is a part of no device; write bytes, such as 128MiB"
+        ));
+    }
+    let Some(ranks) = config.ranks() else {
+        return Ok(());
+    };
+    let stage = ranks.zero.stage();
+    if config.offload.gradients == HostPlace::Pinned {
+        return contradiction(
+            "`offload.gradients` is pinned, and ranks send each other gradients from their devices; leave --offload-gradients \
+             out, or divide them with --zero 2"
+                .into(),
+        );
+    }
+    if config.optim.release == Release::Backward {
+        return contradiction(
+            "`optim.release` is backward, which updates a block before the other ranks' gradients are there; leave optim.release \
+             at step, and divide gradients with --zero 2"
+                .into(),
+        );
+    }
+    if config.offload.parameters == HostPlace::Pinned && ranks.zero < Zero::Weights {
+        return contradiction(format!(
+            "`offload.parameters` is pinned, and under --zero {stage} every rank has all weights on its device; add --zero 3, under \
+             which a rank's part of them may live on its host, or leave --offload-parameters out"
+        ));
+    }
+    if ranks.reduce == Reduce::Step && ranks.zero >= Zero::Gradients {
+        return contradiction(format!(
+            "`collectives.reduce` is step, which adds up a rank's gradients of the whole step first, and under --zero {stage} no \
+             rank has room for all of them; leave --reduce at micro-batch, or take --zero 1"
+        ));
+    }
+    Ok(())
+}

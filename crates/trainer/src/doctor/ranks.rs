@@ -1,0 +1,136 @@
+//! The ranks that a launcher started together, and how fast they reach each other.
+
+use super::rows;
+use crate::device::{OpenDevice, device_of_rank};
+use crate::failure::Failure;
+use crate::job::{Job, hostname};
+use collectives::Launch;
+use kernels::{Exchange, KernelError, Kernels, Queue};
+use memory::{Buffer, Category, DType, Memory, format_bytes};
+use report::Table;
+use serde::Serialize;
+use settings::{Config, Device, Settings};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// The ranks of a job.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Ranks {
+    /// What moves bytes between them.
+    engine: String,
+    /// How many there are.
+    size: usize,
+    /// Their machines, each once.
+    hosts: Vec<String>,
+    /// What the slowest rank sends to the others and receives from them at a time, each way, in units of 10^9 bytes a second:
+    /// `hardware.link_gbps`. Null where there is one rank.
+    link_gbps: Option<f64>,
+    /// What the engine took of a GPU's memory, on the rank where it took most; null for the processor.
+    engine_bytes: Option<u64>,
+}
+
+/// What a rank sends to the others, and they to it.
+const BYTES: usize = 64 << 20;
+
+/// The best of so many exchanges counts.
+const REPETITIONS: usize = 5;
+
+impl Ranks {
+    /// Starts the job that a launcher asks for and measures it. Every rank calls it, and is told the same.
+    ///
+    /// # Errors
+    /// [`Failure::Ranks`] if ranks cannot reach each other, [`Failure::OutOfMemory`] if 128 MiB are not to be had.
+    pub(super) fn measure(config: &Config, launch: &Launch) -> Result<(Rc<Job>, Ranks), Failure> {
+        let device = device_of_rank(Device::best(), launch.local_rank);
+        let opened = OpenDevice::open(device)?;
+        let memory = opened.memory();
+        let settings = Settings::new(&Config::default())?;
+        // What kernels load is no part of what the engine takes.
+        drop(opened.kernels(&settings, &memory)?);
+        let before = opened.bytes_beside_blocks()?;
+        let job = Rc::new(Job::start(config, device, Some(launch))?);
+        let opened = opened.joining(job.group());
+        let kernels = job.agree(opened.kernels(&settings, &memory))?;
+        let seconds = job.agree(exchanges(&job, &*kernels, &memory))?;
+        let after = opened.bytes_beside_blocks()?;
+        let taken = before
+            .zip(after)
+            .map(|(before, after)| after.saturating_sub(before));
+        let all = job.everybodys(&(hostname(), seconds, taken))?;
+        let mut hosts: Vec<String> = all.iter().map(|(host, ..)| host.clone()).collect();
+        hosts.sort();
+        hosts.dedup();
+        let slowest = all
+            .iter()
+            .filter_map(|(_, seconds, _)| *seconds)
+            .reduce(f64::max);
+        let ranks = Ranks {
+            engine: job.engine().unwrap_or_default(),
+            size: job.size(),
+            hosts,
+            link_gbps: slowest.map(|seconds| BYTES as f64 / seconds / 1e9),
+            engine_bytes: all.iter().filter_map(|(.., taken)| *taken).max(),
+        };
+        Ok((job, ranks))
+    }
+
+    pub(super) fn table(&self) -> Table {
+        let link =
+            |rate| format!("{rate:.2} GB/s each way, a rank: hardware.link_gbps = {rate:.2}");
+        let table = vec![
+            ("ranks", Some(self.size.to_string())),
+            ("over", Some(self.engine.clone())),
+            ("machines", Some(self.hosts.join(", "))),
+            ("link", self.link_gbps.map(link)),
+            (
+                "memory of the engine, a GPU",
+                self.engine_bytes.map(format_bytes),
+            ),
+        ];
+        rows("ranks", table)
+    }
+}
+
+/// Seconds of the fastest exchange in which this rank sends as much to each of the others; none where it is alone.
+fn exchanges(job: &Job, kernels: &dyn Kernels, memory: &Memory) -> Result<Option<f64>, Failure> {
+    let Some(member) = job.member().filter(|member| member.size > 1) else {
+        return Ok(None);
+    };
+    let others = || (0..member.size).filter(|rank| *rank != member.rank);
+    let bytes = BYTES / (member.size - 1);
+    let lease = |name| memory.lease_persistent(Category::Temporary, name, [bytes], DType::U8);
+    let outgoing = lease("outgoing")?;
+    let incoming = others().map(|rank| Ok((rank, lease("incoming")?)));
+    let mut incoming = incoming.collect::<Result<Vec<_>, Failure>>()?;
+    let mut least = Duration::MAX;
+    // The first one makes connections.
+    for repetition in 0..=REPETITIONS {
+        job.word_of_first("ready")?;
+        let start = Instant::now();
+        exchange(kernels, &outgoing, &mut incoming)?;
+        if repetition > 0 {
+            least = least.min(start.elapsed());
+        }
+    }
+    Ok(Some(least.as_secs_f64()))
+}
+
+/// Sends the same to all, and waits.
+fn exchange(
+    kernels: &dyn Kernels,
+    outgoing: &Buffer,
+    incoming: &mut [(usize, Buffer)],
+) -> Result<(), KernelError> {
+    let sends = incoming.iter().map(|(rank, _)| (*rank, outgoing.view()));
+    let sends = sends.collect();
+    let receives = incoming
+        .iter_mut()
+        .map(|(rank, buffer)| (*rank, buffer.view_mut()));
+    let exchange = Exchange {
+        sends,
+        receives: receives.collect(),
+    };
+    // SAFETY: the buffers are borrowed until the exchange is over, and are different ones.
+    unsafe { kernels.start_exchange(exchange) }?;
+    kernels.finish(kernels.record(Queue::Collective)?)
+}

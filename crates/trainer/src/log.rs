@@ -1,0 +1,152 @@
+//! What a process says of its work: to stderr, and as one of several ranks into a file of its own.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write, stderr};
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// The rank that this process is, and its file. None: it is alone, or nobody has begun.
+static RANK: OnceLock<RankLog> = OnceLock::new();
+
+/// The log of a rank.
+struct RankLog {
+    rank: usize,
+    sink: Mutex<Sink>,
+}
+
+/// Where lines go.
+enum Sink {
+    /// The run has no directory yet.
+    Waiting(Vec<u8>),
+    File(File),
+}
+
+/// Begins to log: to stderr, and where a launcher started this process as one of several, for its file.
+pub fn begin(rank: Option<usize>) {
+    let colour = std::env::var_os("NO_COLOR").is_none() && stderr().is_terminal();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // What every rank says alike is said once.
+    let told = match rank {
+        None | Some(0) => LevelFilter::TRACE,
+        Some(_) => LevelFilter::WARN,
+    };
+    let to_stderr = tracing_subscriber::fmt::layer()
+        .with_writer(Stderr)
+        .with_ansi(colour)
+        .with_target(false)
+        .without_time()
+        .log_internal_errors(false)
+        .with_filter(told);
+    let to_file = rank.map(|rank| {
+        let sink = Mutex::new(Sink::Waiting(Vec::new()));
+        let log = RANK.get_or_init(|| RankLog { rank, sink });
+        tracing_subscriber::fmt::layer()
+            .with_writer(move || log)
+            .with_ansi(false)
+            .with_target(false)
+            .log_internal_errors(false)
+    });
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(to_stderr)
+        .with(to_file)
+        .init();
+}
+
+/// Writes what was and what will be said into a file too, where this is one of several ranks.
+///
+/// # Errors
+/// Those of the file system.
+pub(crate) fn keep_in(path: &Path) -> io::Result<()> {
+    let Some(log) = RANK.get() else {
+        return Ok(());
+    };
+    let mut file = File::options().append(true).create(true).open(path)?;
+    let mut sink = log.sink.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Sink::Waiting(said) = &*sink {
+        file.write_all(said)?;
+    }
+    *sink = Sink::File(file);
+    Ok(())
+}
+
+/// Says why a command ended: into the rank's file, and to stderr unless another rank says the same. A line that nobody reads is
+/// lost: the exit code says it too.
+pub(crate) fn tell(lines: &str, others_do: bool) {
+    if let Some(mut log) = RANK.get() {
+        let _ = log.write_all(lines.as_bytes());
+    }
+    if !others_do {
+        let _ = Stderr.make_writer().write_all(lines.as_bytes());
+    }
+}
+
+impl Write for &RankLog {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut *self.sink.lock().unwrap_or_else(PoisonError::into_inner) {
+            Sink::Waiting(said) => said.write(bytes),
+            Sink::File(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Standard error, where lines of a rank but the first begin with its name.
+struct Stderr;
+
+impl<'a> MakeWriter<'a> for Stderr {
+    type Writer = Named;
+
+    fn make_writer(&'a self) -> Named {
+        let rank = RANK.get().map(|log| log.rank);
+        Named(rank.filter(|rank| *rank > 0))
+    }
+}
+
+/// Writes lines, each with the rank's name before it, in one piece: other ranks write to the same place.
+struct Named(Option<usize>);
+
+impl Write for Named {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.0 {
+            None => stderr().write(bytes),
+            Some(rank) => stderr()
+                .write_all(&named(rank, bytes))
+                .map(|()| bytes.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lines with a rank's name before each.
+fn named(rank: usize, lines: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for line in lines.split_inclusive(|byte| *byte == b'\n') {
+        text.extend(format!("rank {rank}: ").bytes());
+        text.extend(line);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+
+    #[test]
+    fn every_line_of_a_rank_has_its_name() {
+        let text = named(3, b"error: no\nhint: yes\n");
+        assert_eq!(text, b"rank 3: error: no\nrank 3: hint: yes\n");
+        assert_eq!(named(0, b""), b"");
+    }
+}

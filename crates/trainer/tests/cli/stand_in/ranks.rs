@@ -1,0 +1,105 @@
+//! Ranks with a GPU each, started as torchrun starts them, over the library that stands in for NCCL.
+
+use super::{figures, on_gpu};
+use crate::metrics::Metrics;
+use crate::workplace::{Outcome, Workplace};
+use std::time::{Duration, Instant};
+
+const RANKS: usize = 2;
+
+/// Runs the binary on every rank; they meet at a place that no other job has.
+fn on_gpus(place: &Workplace, arguments: [&str; RANKS], meeting: &str) -> Vec<Outcome> {
+    let meeting = format!("{}-{meeting}", std::process::id());
+    let run = |rank_number: usize| {
+        let (rank, size, devices) = (
+            rank_number.to_string(),
+            RANKS.to_string(),
+            RANKS.to_string(),
+        );
+        let variables = [
+            ("RANK", rank.as_str()),
+            ("LOCAL_RANK", rank.as_str()),
+            ("WORLD_SIZE", size.as_str()),
+            ("MASTER_ADDR", meeting.as_str()),
+            ("MASTER_PORT", "29500"),
+            ("STAND_IN_DEVICES", devices.as_str()),
+        ];
+        on_gpu(place, arguments[rank_number], &variables)
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..RANKS)
+            .map(|rank| scope.spawn(move || run(rank)))
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Losses, norms and weights; memory and traffic of every rank as planned.
+#[test]
+fn ranks_have_the_bits_of_a_group_of_one() {
+    let place = Workplace::new();
+    let flags = "--config small.toml --device cuda --dtype bf16 --bucket-size 8KiB";
+    on_gpu(
+        &place,
+        &format!("{flags} --zero 0 --accum 2 --out alone --save-final alone/model"),
+        &[],
+    )
+    .succeeds();
+    let bits = |out: &str| {
+        let weights = std::fs::read(place.path(&format!("{out}/model/model.safetensors"))).unwrap();
+        (figures(&Metrics::read(&place, out)), weights)
+    };
+    for (out, way) in [
+        ("zero-0", "--zero 0"),
+        ("zero-1", "--zero 1 --recompute full"),
+        ("zero-2", "--zero 2 --offload-optimizer pinned"),
+        ("zero-3", "--zero 3 --recompute core_attn"),
+    ] {
+        let arguments = format!("{flags} {way} --accum 1 --out {out} --save-final {out}/model");
+        for outcome in on_gpus(&place, [&arguments; RANKS], out) {
+            outcome.succeeds();
+        }
+        assert!(bits(out) == bits("alone"), "{way}");
+        for rank in 0..RANKS {
+            let metrics = Metrics::read(&place, &format!("{out}/ranks/{rank}"));
+            let ranks = metrics.of_kind("ranks").next().unwrap();
+            assert!(
+                ranks["engine"].as_str().unwrap().starts_with("NCCL "),
+                "{ranks}"
+            );
+            for step in metrics.steps() {
+                assert_eq!(
+                    step["peak_bytes"], step["planned_peak_bytes"],
+                    "{way}, rank {rank}"
+                );
+                assert!(
+                    step["sent_bytes"].as_u64().unwrap() > 0,
+                    "{way}, rank {rank}: {step}"
+                );
+            }
+        }
+    }
+}
+
+/// A rank that runs out of memory ends the other, which names it.
+#[test]
+fn a_rank_that_fails_ends_the_others() {
+    let place = Workplace::new();
+    let all = "--config small.toml --device cuda --zero 3 --accum 1 --out out --set collectives.timeout_s=20";
+    let little = format!("{all} --memory-limit 1MiB --force");
+    let begun = Instant::now();
+    let outcomes = on_gpus(&place, [all, &little], "failed");
+    assert!(
+        begun.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        begun.elapsed()
+    );
+    // What one ended with, all do.
+    for outcome in &outcomes {
+        assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    }
+    let sentence = "failed: CUDA out of memory. Tried to allocate";
+    let named =
+        outcomes[0].stderr.contains("error: rank 1 (") && outcomes[0].stderr.contains(sentence);
+    assert!(named, "{:?}", outcomes[0]);
+}

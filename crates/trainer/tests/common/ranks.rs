@@ -1,0 +1,162 @@
+//! Runs of several ranks, which are threads of the test, and what they came to together.
+
+use super::elsewhere::bits;
+use super::{assert_as_planned, plan, step_batch};
+use collectives::{Group, Threads};
+use data::StepBatch;
+use files::PieceSource;
+use kernels::cpu::Cpu;
+use kernels::scheduled::Reasons;
+use memory::Memory;
+use session::Session;
+use settings::{Ranks, Reduce, Settings, Zero};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What ranks divide, by default.
+pub fn ranks(size: usize, zero: Zero) -> Ranks {
+    Ranks {
+        size,
+        rank: 0,
+        zero,
+        bucket_bytes: 1 << 20,
+        reduce: Reduce::MicroBatch,
+        overlap_grad_reduce: true,
+        overlap_param_gather: true,
+        reshard_after_forward: true,
+    }
+}
+
+/// The settings of one rank.
+pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
+    let ranks = settings.ranks.clone();
+    Settings {
+        ranks: ranks.map(|ranks| Ranks { rank, ..ranks }),
+        ..settings.clone()
+    }
+}
+
+/// The step of all ranks.
+pub fn whole_batch(settings: &Settings, step: usize) -> StepBatch {
+    let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.size);
+    let whole = Settings {
+        accum: settings.accum * size,
+        ..settings.clone()
+    };
+    step_batch(&whole, step)
+}
+
+/// Weights and states, by stem and name: every element once, whichever rank had it.
+pub type State = BTreeMap<(String, String), Vec<u8>>;
+
+/// What a run came to, to the bit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Together {
+    /// Number, loss and norm of each step.
+    pub steps: Vec<(usize, u32, u32)>,
+    /// Weights and states after the last.
+    pub state: State,
+}
+
+/// What one rank came to.
+pub struct OfRank {
+    /// Number, loss and norm of each step, to the bit.
+    steps: Vec<(usize, u32, u32)>,
+    /// Tokens of each step that this rank made.
+    pub tokens: Vec<usize>,
+    /// Bytes that were counted for other ranks.
+    pub counted_bytes: u64,
+    pieces: Vec<((String, String), usize, Vec<u8>)>,
+    /// Bytes that the engine was handed for other ranks.
+    pub sent_bytes: u64,
+    /// Why its queues waited for one another, where that is known, and how often.
+    pub waits: BTreeMap<&'static str, usize>,
+}
+
+/// Makes a rank's session, with fresh weights in a slab of exactly the planned bytes.
+pub fn on_cpu(settings: &Settings, group: &Arc<dyn Group>) -> (Session, Reasons) {
+    let memory = Memory::host();
+    let cpu = Cpu::in_group(&memory, settings.narrowest_dtype(), group.clone()).unwrap();
+    let mut session = Session::on_kernels(settings.clone(), &memory, Box::new(cpu)).unwrap();
+    session.initialise(7).unwrap();
+    memory.reserve_slab(plan(settings).slab_bytes).unwrap();
+    (session, Reasons::default())
+}
+
+/// Runs some steps on every rank; each rank's memory and traffic are what was planned for it.
+pub fn each(
+    name: &str,
+    settings: &Settings,
+    steps: usize,
+    session: impl Fn(&Settings, &Arc<dyn Group>) -> (Session, Reasons) + Sync,
+) -> Vec<OfRank> {
+    let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.size);
+    let run = |group: Arc<dyn Group>| {
+        let settings = of_rank(settings, group.rank());
+        let planned = plan(&settings);
+        let (mut session, reasons) = session(&settings, &group);
+        let mut outcomes = Vec::new();
+        for step in 0..steps {
+            session.start_step(&whole_batch(&settings, step)).unwrap();
+            outcomes.extend(session.take_finished());
+        }
+        outcomes.extend(session.finish_step().unwrap());
+        let name = format!("{name}, rank {}", group.rank());
+        for outcome in &outcomes {
+            assert_as_planned(&name, &planned, outcome);
+        }
+        let sent_bytes = group.sent_bytes();
+        let state = session.state();
+        let source = state.pieces();
+        let pieces = source.pieces().iter().enumerate().map(|(index, piece)| {
+            let mut bytes = Vec::new();
+            source.write_to(index, &mut bytes).unwrap();
+            let name = (piece.stem.clone(), piece.name.clone());
+            (name, piece.elements.start, bytes)
+        });
+        let sent = outcomes.iter().map(|outcome| outcome.traffic.sent_bytes);
+        OfRank {
+            steps: outcomes.iter().map(bits).collect(),
+            tokens: outcomes.iter().map(|outcome| outcome.tokens).collect(),
+            counted_bytes: sent.sum(),
+            pieces: pieces.collect(),
+            sent_bytes,
+            waits: reasons.counts(),
+        }
+    };
+    std::thread::scope(|scope| {
+        let groups = Threads::with_deadline(size, Duration::from_secs(60));
+        let run = &run;
+        let threads = groups.into_iter().map(|group| {
+            scope.spawn(move || {
+                let ran = catch_unwind(AssertUnwindSafe(|| run(group.clone())));
+                // The others must not wait for a rank that is gone.
+                ran.inspect_err(|_| group.abort(101))
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        let ran = threads.into_iter().map(|thread| thread.join());
+        let ran = ran.map(|ran| ran.and_then(|ran| ran));
+        ran.map(|ran| ran.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
+/// What all ranks came to, who agree on every step.
+pub fn together(ranks: &[OfRank]) -> Together {
+    for rank in ranks {
+        assert_eq!(rank.steps, ranks[0].steps, "ranks agree");
+    }
+    let mut pieces: Vec<_> = ranks.iter().flat_map(|rank| &rank.pieces).collect();
+    pieces.sort_by_key(|(name, start, _)| (name.clone(), *start));
+    let mut state = State::new();
+    for (name, _, bytes) in pieces {
+        state.entry(name.clone()).or_default().extend(bytes);
+    }
+    Together {
+        steps: ranks[0].steps.clone(),
+        state,
+    }
+}

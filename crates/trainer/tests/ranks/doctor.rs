@@ -1,0 +1,37 @@
+//! `doctor` under a launcher: who is there, over what, and how fast.
+
+use crate::job::{command, open_mpi, place};
+use crate::workplace::outcome;
+use serde_json::Value;
+
+#[test]
+fn tells_of_the_ranks() {
+    let place = place();
+    let ended = outcome(command(&place, open_mpi(2), "doctor --json"), "doctor").succeeds();
+    let found: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let ranks = &found["ranks"];
+    assert_eq!(
+        (&ranks["size"], ranks["hosts"].as_array().unwrap().len()),
+        (&2.into(), 1),
+        "{ranks}"
+    );
+    assert!(
+        ranks["engine"].as_str().unwrap().contains("Open MPI"),
+        "{ranks}"
+    );
+    assert!(ranks["link_gbps"].as_f64().unwrap() > 0.01, "{ranks}");
+    assert_eq!(ranks["engine_bytes"], Value::Null, "a GPU's alone");
+    let ended = outcome(command(&place, open_mpi(2), "doctor"), "doctor").succeeds();
+    assert_eq!(
+        ended.stdout.matches("hardware.link_gbps = ").count(),
+        1,
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn alone_there_are_none() {
+    let found: Value =
+        serde_json::from_str(&place().trainer("doctor --json").succeeds().stdout).unwrap();
+    assert_eq!(found["ranks"], Value::Null);
+}

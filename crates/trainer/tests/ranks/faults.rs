@@ -1,0 +1,179 @@
+//! What one rank cannot do ends the job in seconds, with its exit code and its name.
+
+use crate::job::{command, command_but_for_one, open_mpi, place};
+use crate::signals::{endless, ends, process_of_rank, send};
+use crate::workplace::{Workplace, outcome};
+use serde_json::Value;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// What a job said that failed, with this code, in less than ten seconds.
+#[track_caller]
+fn fails(job: Command, code: i32) -> String {
+    let begun = Instant::now();
+    let ended = outcome(job, "");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{ended:?}");
+    assert_eq!(ended.code, Some(code), "{ended:?}");
+    assert!(!ended.stderr.contains("panicked"), "{ended:?}");
+    ended.stderr
+}
+
+/// What the first rank says is said once, by it.
+#[track_caller]
+fn names(said: &str, words: &[&str]) {
+    let line = said.lines().find(|line| line.starts_with("error: "));
+    let line = line.unwrap_or_else(|| panic!("no error of rank 0: {said}"));
+    for word in words {
+        assert!(line.contains(word), "no {word:?} in {line}\n{said}");
+    }
+}
+
+fn words(place: &Workplace, name: &str) -> Value {
+    serde_json::from_str(&place.text(name)).unwrap()
+}
+
+const TRAIN: &str = "--config llama.toml --accum 2 --quiet --out run";
+
+#[test]
+fn another_setting() {
+    let place = place();
+    let job = command_but_for_one(&place, open_mpi(2), TRAIN, "--micro-batch 1 --lr 3");
+    let said = fails(job, 2);
+    names(
+        &said,
+        &[
+            "rank 1 has batch.micro 1, rank 0 has 2",
+            "rank 1 has lr.peak 3.0, rank 0 has 0.01",
+        ],
+    );
+    assert!(!place.path("run").exists(), "nothing is written");
+}
+
+#[test]
+fn other_data() {
+    let place = place();
+    place.file(
+        "other.safetensors",
+        crate::job::data(&[0, 1, 2, 3], Some(2)),
+    );
+    let job = command_but_for_one(&place, open_mpi(2), TRAIN, "--data other.safetensors");
+    names(&fails(job, 2), &["rank 1 has the data"]);
+}
+
+#[test]
+fn a_file_that_one_rank_lacks() {
+    let place = place();
+    let job = command_but_for_one(&place, open_mpi(4), TRAIN, "--data nowhere.safetensors");
+    let said = fails(job, 4);
+    names(&said, &["rank 1 (", "nowhere.safetensors"]);
+    assert_eq!(said.matches("rank 1: error: ").count(), 1, "{said}");
+    assert!(
+        !said.contains("rank 2: error"),
+        "what all know one says: {said}"
+    );
+}
+
+#[test]
+fn a_folder_that_is_taken() {
+    let place = place();
+    place.folder("run");
+    place.file("run/something", "");
+    let said = fails(command(&place, open_mpi(2), TRAIN), 2);
+    names(&said, &["run is not empty"]);
+    assert_eq!(said.matches("is not empty").count(), 1, "{said}");
+}
+
+/// Refused beforehand, when all can still end together, and tried anyway: then in the middle of a step that others wait in.
+#[test]
+fn memory_that_one_rank_lacks() {
+    let place = place();
+    let plan = "plan --config llama.toml --accum 2 --zero 1 --ranks 2 --rank 1 --json";
+    let plan: Value = serde_json::from_str(&place.trainer(plan).succeeds().stdout).unwrap();
+    let bytes = |name: &str| plan[name].as_u64().unwrap();
+    let limit = bytes("peak_bytes") - bytes("granularity_bytes");
+    assert!(
+        limit > bytes("persistent_bytes"),
+        "what is refused is asked for in a step"
+    );
+    for (force, out) in [("", "beforehand"), ("--force", "in-a-step")] {
+        let all = format!("--config llama.toml --accum 2 --quiet --zero 1 --out {out}");
+        let of_one = format!("--memory-limit {limit} {force}");
+        let job = command_but_for_one(&place, open_mpi(2), &all, &of_one);
+        let said = fails(job, 3);
+        let own = said.matches("rank 1: error: CPU out of memory");
+        assert_eq!(own.count(), 1, "{said}");
+        assert!(said.contains("rank 1: hint: cheapest fix: "), "{said}");
+        let left = words(&place, &format!("{out}/rank-1.json"));
+        assert_eq!((&left["rank"], &left["exit_code"]), (&1.into(), &3.into()));
+        assert_eq!(
+            (&left["lost_others"], &left["step"]),
+            (&false.into(), &0.into())
+        );
+        let report = words(&place, &format!("{out}/oom.json"));
+        assert!(
+            report["fixes"].is_array() && report["phase"] != "load",
+            "{report}"
+        );
+        if force.is_empty() {
+            names(&said, &["rank 1 (", "out of memory"]);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed() {
+    let place = place();
+    let child = endless(&place, 2, "--zero 3");
+    send("KILL", process_of_rank(&child, 1));
+    let (code, said) = ends(child);
+    // That of the shell for a killed process: Open MPI's own.
+    assert_eq!(code, Some(137), "{said}");
+    assert!(
+        said.contains("rank 1") && said.contains("signal 9"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_rank_that_stops() {
+    let place = place();
+    let child = endless(&place, 2, "--zero 2 --set collectives.timeout_s=2");
+    send("STOP", process_of_rank(&child, 1));
+    let (code, said) = ends(child);
+    assert_eq!(code, Some(5), "{said}");
+    names(&said, &["rank 1 did not answer"]);
+    let left = words(&place, "run/rank-0.json");
+    assert_eq!(
+        (&left["exit_code"], &left["lost_others"]),
+        (&5.into(), &true.into())
+    );
+    assert!(left["step"].as_u64().unwrap() > 0, "{left}");
+}
+
+#[test]
+fn a_library_that_is_not_there() {
+    let place = place();
+    let mut job = command(&place, open_mpi(2), TRAIN);
+    job.env("TRAINER_MPI", "/nowhere/libmpi.so");
+    let said = fails(job, 5);
+    names(&said, &["/nowhere/libmpi.so"]);
+}
+
+/// A launcher's words that make no sense are refused, not guessed at.
+#[test]
+fn half_a_launcher() {
+    let place = place();
+    place
+        .trainer_with(TRAIN, &[("RANK", "1")])
+        .fails(2, &["WORLD_SIZE"]);
+    let torchrun = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "0"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "29500"),
+    ];
+    place
+        .trainer_with(TRAIN, &torchrun)
+        .fails(2, &["mpirun -n 2"]);
+}

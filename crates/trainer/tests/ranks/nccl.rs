@@ -1,0 +1,94 @@
+//! Ranks on GPUs: NCCL's calls and the driver's, on libraries that stand in for them and run the kernels emulated.
+
+use crate::job::{MICRO_BATCHES, Run, command, open_mpi, place};
+use crate::workplace::{Workplace, outcome};
+use std::process::{Command, Stdio};
+
+const TRAIN: &str =
+    "--config llama.toml --device cuda --dtype f32 --steps 2 --bucket-size 32KiB --quiet";
+
+/// Both libraries before any other, and two GPUs.
+fn on_gpus(job: &mut Command) {
+    job.env("LD_LIBRARY_PATH", emulation::stand_in_folder());
+    job.env("STAND_IN_DEVICES", "2");
+}
+
+fn arguments(ranks: usize, more: &str, out: &str) -> String {
+    let accum = MICRO_BATCHES / ranks;
+    format!("{TRAIN} {more} --accum {accum} --out {out} --save-final {out}/model")
+}
+
+/// Losses, norms and weights; memory and traffic as planned on every rank.
+fn bits(run: &Run) -> (Vec<String>, Vec<u8>) {
+    for (own, plan) in run.ranks.iter().zip(&run.plans) {
+        for step in own.steps() {
+            for name in ["peak_bytes", "sent_bytes"] {
+                assert_eq!(step[name], plan[name], "{name}");
+            }
+        }
+    }
+    let steps = run.metrics.steps();
+    assert_eq!(steps.len(), 2);
+    let figures = steps
+        .iter()
+        .map(|step| format!("{} {}", step["loss"], step["grad_norm"]));
+    (figures.collect(), run.weights.clone())
+}
+
+fn alone(place: &Workplace) -> (Vec<String>, Vec<u8>) {
+    let arguments = arguments(1, "--zero 0", "alone");
+    let mut job = place.command(&arguments);
+    on_gpus(&mut job);
+    outcome(job, &arguments).succeeds();
+    bits(&Run::read(place, "alone", 1))
+}
+
+/// By MPI, which hands NCCL's id round.
+#[test]
+fn started_by_mpirun() {
+    let place = place();
+    let alone = alone(&place);
+    for zero in [1, 3] {
+        let out = format!("zero-{zero}");
+        let arguments = arguments(2, &format!("--zero {zero}"), &out);
+        let mut job = command(&place, open_mpi(2), &arguments);
+        on_gpus(&mut job);
+        let said = outcome(job, &arguments).succeeds();
+        assert!(!said.stderr.contains("stand-in: "), "{said:?}");
+        let run = Run::read(&place, &out, 2);
+        assert!(bits(&run) == alone, "stage {zero}");
+        let record = run.ranks[1].of_kind("ranks").next().unwrap();
+        assert!(
+            record["engine"].as_str().unwrap().contains("NCCL"),
+            "{record}"
+        );
+        assert_eq!(
+            run.ranks[1].0[0]["device"], "cuda:1",
+            "each rank has its own"
+        );
+    }
+}
+
+/// By the variables that torchrun sets, without any MPI.
+#[test]
+fn started_as_torchrun_does() {
+    let place = place();
+    let alone = alone(&place);
+    let arguments = arguments(2, "--zero 2", "run");
+    let port = 20_000 + std::process::id() % 20_000;
+    let ranks = [0, 1].map(|rank: usize| {
+        let mut job = place.command(&arguments);
+        on_gpus(&mut job);
+        job.env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .stdout(Stdio::null());
+        job.spawn().unwrap()
+    });
+    for mut rank in ranks {
+        assert!(rank.wait().unwrap().success());
+    }
+    assert!(bits(&Run::read(&place, "run", 2)) == alone);
+}

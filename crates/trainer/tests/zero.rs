@@ -1,0 +1,205 @@
+//! What ranks divide: whatever that is, in whatever buckets, among however many ranks, loss, norm, weights and states have
+//! the bits of one rank that has everything, and every rank's memory and traffic are what was planned for it. What goes
+//! together is drawn so that every two choices meet in some run.
+
+mod common;
+
+use common::covering::{Choices, covering};
+use common::elsewhere::{all_pinned, forms, models, with_form};
+use common::plan;
+use common::ranks::{Together, each, of_rank, on_cpu, ranks, together};
+use memory::DType;
+use model::{Attention, OffloadLabels};
+use settings::{Elsewhere, GradientsPlace, Ranks, Reduce, Settings, StatesPlace, Window, Zero};
+use std::collections::BTreeSet;
+use std::panic::catch_unwind;
+
+const STEPS: usize = 3;
+
+/// Micro-batches of a step, over all ranks.
+const MICRO_BATCHES: usize = 4;
+
+/// Recompute modes, each with activations that it leaves to be offloaded.
+const MODES: [(&str, &str); 4] = [
+    ("none", "mlp,attn_out,block_input"),
+    ("full", "block_input"),
+    ("full:uniform:2", ""),
+    ("core_attn", "qkv,mlp"),
+];
+
+/// What is chosen for a run.
+#[derive(Clone, Copy, Debug)]
+enum Factor {
+    Zero,
+    Ranks,
+    Bucket,
+    OverlapReduce,
+    OverlapGather,
+    Reshard,
+    States,
+    Parameters,
+    Mode,
+    Activations,
+    Attention,
+    Tile,
+    Form,
+    GradientType,
+    Model,
+}
+
+/// How many choices there are of each.
+const COUNTS: [usize; 15] = [4, 3, 3, 2, 2, 2, 3, 2, MODES.len(), 2, 2, 2, 12, 2, 7];
+
+fn of(choices: &Choices, factor: Factor) -> usize {
+    choices[factor as usize]
+}
+
+fn go_together(choices: &Choices) -> bool {
+    let can_offload = !MODES[of(choices, Factor::Mode)].1.is_empty();
+    let is_divided = of(choices, Factor::Zero) == 3;
+    (is_divided || of(choices, Factor::Parameters) == 0)
+        && (can_offload || of(choices, Factor::Activations) == 0)
+}
+
+/// One rank that has everything.
+fn alone(choices: &Choices) -> Settings {
+    let (mode, labels) = MODES[of(choices, Factor::Mode)];
+    let (_, model) = models(2).swap_remove(of(choices, Factor::Model));
+    let gradients = [DType::F32, DType::BF16][of(choices, Factor::GradientType)];
+    let settings = with_form(model, forms()[of(choices, Factor::Form)], mode, gradients);
+    let labels = match of(choices, Factor::Activations) {
+        0 => OffloadLabels::default(),
+        _ => OffloadLabels::parse(labels).unwrap(),
+    };
+    Settings {
+        policy: settings.policy.clone().offload(&labels).unwrap(),
+        attention: [Attention::Eager, Attention::Flash][of(choices, Factor::Attention)],
+        tile_tokens: [None, Some(9)][of(choices, Factor::Tile)],
+        accum: MICRO_BATCHES,
+        micro_batch: 1,
+        seq: 21,
+        ranks: Some(ranks(1, Zero::Replicated)),
+        ..settings
+    }
+}
+
+/// Ranks that divide what is chosen.
+fn divided(choices: &Choices, folder: &std::path::Path) -> Settings {
+    let alone = alone(choices);
+    let size = [1, 2, 4][of(choices, Factor::Ranks)];
+    let is_on = |factor| of(choices, factor) == 0;
+    Settings {
+        accum: MICRO_BATCHES / size,
+        offload: Elsewhere {
+            states: match of(choices, Factor::States) {
+                0 => StatesPlace::Device,
+                1 => StatesPlace::Pinned,
+                _ => StatesPlace::Disk(folder.into()),
+            },
+            parameter_slots: [None, Some(2)][of(choices, Factor::Parameters)],
+            gradients: GradientsPlace::Device,
+            window: Window::End,
+            ..all_pinned()
+        },
+        ranks: Some(Ranks {
+            bucket_bytes: [1 << 20, 40_000, 2_000][of(choices, Factor::Bucket)],
+            overlap_grad_reduce: is_on(Factor::OverlapReduce),
+            overlap_param_gather: is_on(Factor::OverlapGather),
+            reshard_after_forward: is_on(Factor::Reshard),
+            ..ranks(size, Zero::ALL[of(choices, Factor::Zero)])
+        }),
+        ..alone
+    }
+}
+
+fn run(name: &str, settings: &Settings) -> Together {
+    let ranks = each(name, settings, STEPS, on_cpu);
+    let tokens = STEPS * settings.accum * settings.micro_batch * settings.seq;
+    for rank in &ranks {
+        assert_eq!(rank.tokens.iter().sum::<usize>(), tokens, "{name}");
+        assert_eq!(rank.counted_bytes, rank.sent_bytes, "{name}");
+    }
+    together(&ranks)
+}
+
+fn compare(choices: &Choices) {
+    let folder = tempfile::tempdir().unwrap();
+    let [alone, divided] = [alone(choices), divided(choices, folder.path())];
+    let name = format!("{:?}, {:?}", divided.ranks, divided.offload);
+    let expected = run(&name, &alone);
+    let actual = run(&name, &divided);
+    assert_eq!(actual.steps, expected.steps, "{name}");
+    assert!(actual.state == expected.state, "{name}");
+}
+
+#[test]
+fn whatever_is_divided_changes_nothing_but_memory() {
+    let (runs, never) = covering(&COUNTS, 17, go_together);
+    let on_host = (Factor::Parameters as usize, 1);
+    let zero = |stage| [(Factor::Zero as usize, stage), on_host];
+    let no_labels = [
+        (Factor::Mode as usize, 2),
+        (Factor::Activations as usize, 1),
+    ];
+    let expected = [zero(0), zero(1), zero(2), no_labels];
+    assert_eq!(never, BTreeSet::from(expected));
+    assert!(
+        runs.len() >= 12 * 7,
+        "every form of every model: {}",
+        runs.len()
+    );
+    // All of them, so that what the wrong ones have in common shows.
+    let compared = runs.iter().map(|choices| {
+        let compared = catch_unwind(|| compare(choices));
+        compared.is_ok() || {
+            println!("wrong: {choices:?}");
+            false
+        }
+    });
+    let wrong = compared.filter(|is_right| !is_right).count();
+    assert_eq!(wrong, 0, "of {} runs", runs.len());
+}
+
+fn plain(size: usize, zero: Zero) -> Settings {
+    let (_, model) = models(2).swap_remove(0);
+    Settings {
+        accum: MICRO_BATCHES / size,
+        micro_batch: 1,
+        seq: 17,
+        ranks: Some(ranks(size, zero)),
+        ..with_form(model, forms()[0], "none", DType::F32)
+    }
+}
+
+/// Each stage has less than the one before, and more ranks less than fewer.
+#[test]
+fn ranks_have_their_share() {
+    let persistent = |size, zero| plan(&plain(size, zero)).persistent_bytes;
+    for size in [2, 4] {
+        let stages = Zero::ALL.map(|zero| persistent(size, zero));
+        assert!(stages.is_sorted_by(|one, next| one > next), "{stages:?}");
+        let fewer = persistent(size / 2, Zero::Weights);
+        assert!(stages[3] < fewer, "{stages:?}, {fewer}");
+    }
+}
+
+/// Added up once a step, the bits are others, and the same at the stages that allow it.
+#[test]
+fn reducing_once_a_step_sends_less() {
+    let at = |size, zero, reduce| {
+        let settings = plain(size, zero);
+        let ranks = settings.ranks.clone();
+        let settings = Settings {
+            ranks: ranks.map(|ranks| Ranks { reduce, ..ranks }),
+            ..settings
+        };
+        let sent = plan(&of_rank(&settings, 0)).ranks.unwrap().sent_bytes;
+        (run("once a step", &settings), sent)
+    };
+    let [replicated, states] =
+        [Zero::Replicated, Zero::States].map(|zero| at(2, zero, Reduce::Step));
+    assert!(replicated.0 == states.0);
+    let every = at(2, Zero::States, Reduce::MicroBatch);
+    assert!(states.1 < every.1, "{} {}", states.1, every.1);
+    assert!(states.0.state != every.0.state);
+}

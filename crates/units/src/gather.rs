@@ -1,0 +1,59 @@
+//! Pieces of a bundle that come from the ranks that have them.
+
+use kernels::{Exchange, KernelError, Kernels, Queue, Traffic};
+use memory::{Cover, In, Out};
+use std::ops::Range;
+
+const COMPLETE: &str = "what a rank has is complete before the others get it";
+const ALL_CAME: &str = "what all ranks have has come before it is read";
+
+/// Lets the computation wait for gatherings that `ask` asks for, and these for the computation so far.
+pub(crate) fn gathered(
+    kernels: &dyn Kernels,
+    ask: impl FnOnce() -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, COMPLETE)?;
+    ask()?;
+    kernels.wait(Queue::Compute, kernels.record(Queue::Collective)?, ALL_CAME)
+}
+
+/// Where the pieces of a bundle lie in the layout, with the rank of each, in order.
+pub(crate) fn pieces(bundle: &Cover, ranks: usize) -> Vec<(usize, Range<usize>)> {
+    let elements = bundle.elements() / ranks;
+    let of = |rank: usize| {
+        let piece = bundle.lying_at(&(rank * elements..(rank + 1) * elements));
+        let ranges = piece.ranges().to_vec();
+        ranges.into_iter().map(move |range| (rank, range))
+    };
+    (0..ranks).flat_map(of).collect()
+}
+
+/// Asks for everybody's pieces, each with its rank and where it is to lie. This rank's own comes from `own`, or is there
+/// already.
+///
+/// # Safety
+/// Until an event recorded after this in [`Queue::Collective`] is over, everything stays alive, nothing writes it, and nothing
+/// reads what comes.
+pub(crate) unsafe fn gather<'a>(
+    kernels: &dyn Kernels,
+    (rank, ranks): (usize, usize),
+    places: Vec<(usize, Out<'a>)>,
+    own: Option<Vec<In<'a>>>,
+) -> Result<Traffic, KernelError> {
+    let is_there = own.is_none();
+    let (kept, receives): (Vec<_>, Vec<_>) = places
+        .into_iter()
+        .partition(|(of, _)| is_there && *of == rank);
+    let kept = kept.into_iter().map(|(_, place)| place.into_in());
+    let own: Vec<In> = own.unwrap_or_else(|| kept.collect());
+    let to = (0..ranks).filter(|to| !is_there || *to != rank);
+    let sends = to.flat_map(|to| own.iter().map(move |piece| (to, *piece)));
+    let exchange = Exchange {
+        sends: sends.collect(),
+        receives,
+    };
+    let traffic = Traffic::of(Queue::Collective, exchange.sent_bytes(rank));
+    // SAFETY: the caller's promise.
+    unsafe { kernels.start_exchange(exchange) }?;
+    Ok(traffic)
+}

@@ -1,0 +1,88 @@
+//! Weights that every rank has, of which each updates its pieces: these are sent to the others after an update.
+
+use crate::gather::{gather, pieces};
+use kernels::{Event, KernelError, Kernels, Queue, Traffic};
+use memory::{Arena, Cover};
+
+const UPDATED: &str = "a rank's pieces are updated before they are sent to the others";
+const GATHERED: &str = "the pieces of all ranks have come before they are read";
+
+/// Which bundles of an arena are gathered after an update, and when each has come.
+pub(crate) struct GatheredWeights {
+    member: (usize, usize),
+    /// Whether the computation goes on meanwhile, and waits for each bundle when it is used.
+    is_overlapped: bool,
+    /// By the number of the bundle; empty covers are not gathered.
+    bundles: Vec<Cover>,
+    came: Vec<Option<Event>>,
+    pub(crate) traffic: Traffic,
+}
+
+impl GatheredWeights {
+    /// Those bundles of an arena's layout that it holds as a whole.
+    pub(crate) fn of(
+        arena: &Arena,
+        member: (usize, usize),
+        is_overlapped: bool,
+    ) -> GatheredWeights {
+        let is_held = |bundle: &Cover| bundle.within_all(arena.held()) == *bundle;
+        let bundles = arena.layout().bundles().into_iter();
+        let held = |bundle: Cover| match is_held(&bundle) {
+            true => bundle,
+            false => Cover::new([]),
+        };
+        let bundles: Vec<Cover> = bundles.map(held).collect();
+        GatheredWeights {
+            member,
+            is_overlapped,
+            came: vec![None; bundles.len()],
+            bundles,
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// Asks for all bundles, the vectors first, then units in the order of their use.
+    pub(crate) fn start(
+        &mut self,
+        kernels: &dyn Kernels,
+        arena: &mut Arena,
+    ) -> Result<(), KernelError> {
+        kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, UPDATED)?;
+        let vectors = self.bundles.len() - 1;
+        for index in [vectors].into_iter().chain(0..vectors) {
+            let bundle = &self.bundles[index];
+            if bundle.elements() == 0 {
+                continue;
+            }
+            let (ranks, ranges): (Vec<_>, Vec<_>) =
+                pieces(bundle, self.member.1).into_iter().unzip();
+            let places = ranks.into_iter().zip(arena.disjoint_mut(&ranges)).collect();
+            // SAFETY: the computation reads and writes the bundle after it waited for `came`, and the arena lives as long as
+            // kernels have work.
+            let sent = unsafe { gather(kernels, self.member, places, None) }?;
+            self.traffic = self.traffic.plus(sent);
+            self.came[index] = Some(kernels.record(Queue::Collective)?);
+        }
+        match self.is_overlapped {
+            true => Ok(()),
+            false => self.settle(kernels),
+        }
+    }
+
+    /// Lets the computation wait for a unit, and for the vectors.
+    pub(crate) fn used(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
+        let vectors = self.came.len() - 1;
+        for index in [vectors, unit] {
+            if let Some(came) = self.came[index].take() {
+                kernels.wait(Queue::Compute, came, GATHERED)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the computation wait for everything.
+    pub(crate) fn settle(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let mut came = self.came.iter_mut().filter_map(Option::take);
+        came.try_for_each(|came| kernels.wait(Queue::Compute, came, GATHERED))
+    }
+}

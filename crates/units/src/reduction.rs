@@ -1,0 +1,311 @@
+//! Gradients that are added up over ranks. A bundle's gradients of one micro-batch are staged; in buckets, every rank gets
+//! the others' of its piece into a slot, and adds them, with its own, in the order of ranks. So the sum has the same bits
+//! for any engine, size of buckets and number of ranks, and the one of the next micro-batch goes on with it.
+
+use crate::gather::{gather, pieces};
+use crate::stream::OnDevice;
+use kernels::{Event, Exchange, Init, KernelError, Kernels, Queue, SumInOrder, Traffic};
+use memory::{
+    Arena, Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory, PARAMETER_PADDING,
+    Space,
+};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::rc::Rc;
+
+const STAGED: &str = "a bundle's gradients are staged before they are sent";
+const SENT: &str = "staged gradients have been sent before others are staged there";
+const EMPTIED: &str = "what a slot received is added up before more comes into it";
+const RECEIVED: &str = "gradients of other ranks have come before they are added up";
+const SUMMED: &str = "gradients are added up over ranks before they are read";
+
+/// How gradients are added up over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reduction {
+    /// This rank.
+    pub rank: usize,
+    /// Whether a micro-batch's gradients are staged unit by unit, and the ranks have the sums of their pieces alone; else
+    /// the arena of all gradients is the stage.
+    pub by_unit: bool,
+    /// Whether all ranks get all sums.
+    pub is_shared: bool,
+    /// Whether every micro-batch is added up over ranks; else each rank adds up its own first, once a step over ranks.
+    pub every_micro_batch: bool,
+    /// Whether sums are kept apart from what is staged: where there are several micro-batches to add up, or no arena of all.
+    pub sums_apart: bool,
+    /// Most bytes that come into a slot.
+    pub bucket_bytes: usize,
+    /// Whether the backward pass goes on meanwhile.
+    pub is_overlapped: bool,
+}
+
+/// The sums of a step, and what of them is under way.
+pub(crate) struct Reducing {
+    pub(crate) how: Reduction,
+    ranks: usize,
+    bundles: Vec<Cover>,
+    /// This rank's pieces; none where the sums are written over what it staged of them.
+    sums: Option<Arena>,
+    slots: Vec<Slot>,
+    /// Buckets that have been asked for since the beginning.
+    asked: usize,
+    in_flight: VecDeque<Bucket>,
+    /// Whether this step's sum of each bundle has been begun.
+    begun: Vec<bool>,
+    /// When what was staged of each bundle in the arena has been sent.
+    sent: Vec<Option<Event>>,
+    /// When the last sum that was asked for is there.
+    summed: Event,
+    pub(crate) traffic: Traffic,
+}
+
+/// Room for a bucket: what each rank has of the same elements.
+struct Slot {
+    place: Buffer,
+    emptied: Event,
+}
+
+/// What is on its way into a slot.
+struct Bucket {
+    came: Event,
+    /// The elements, each range with the ranks' one behind the other.
+    ranges: Vec<Range<usize>>,
+    is_first: bool,
+}
+
+impl Reducing {
+    pub(crate) fn lease(
+        memory: &Memory,
+        layout: &Rc<Layout>,
+        dtype: DType,
+        how: Reduction,
+    ) -> Result<Reducing, OutOfMemory> {
+        let ranks = layout.ranks().unwrap_or(1);
+        let bundles = layout.bundles();
+        let largest = bundles.iter().map(|bundle| bundle.elements() / ranks).max();
+        let bucket = how.bucket_bytes / (ranks * dtype.size_in_bytes());
+        let bucket = (bucket / PARAMETER_PADDING).max(1) * PARAMETER_PADDING;
+        let elements = bucket.min(largest.unwrap_or(0));
+        let category = Category::Gradient;
+        let slot = |_| {
+            let dims = [ranks * elements];
+            Ok(Slot {
+                place: memory.lease_persistent(category, "receive_slot", dims, dtype)?,
+                emptied: Event::PAST,
+            })
+        };
+        let slots = (0..1 + usize::from(how.is_overlapped)).map(slot);
+        let sums = how.sums_apart.then(|| {
+            let (name, own) = ("reduced_gradients", layout.own(how.rank));
+            Arena::lease_part(memory, Space::Device, category, name, layout, dtype, own)
+        });
+        Ok(Reducing {
+            how,
+            ranks,
+            begun: vec![false; bundles.len()],
+            sent: vec![None; bundles.len()],
+            bundles,
+            sums: sums.transpose()?,
+            slots: slots.collect::<Result<_, OutOfMemory>>()?,
+            asked: 0,
+            in_flight: VecDeque::new(),
+            summed: Event::PAST,
+            traffic: Traffic::default(),
+        })
+    }
+
+    /// Bytes that live across steps.
+    pub(crate) fn bytes(&self) -> u64 {
+        let slots = self.slots.iter().map(|slot| slot.place.bytes());
+        slots.chain(self.sums.iter().map(Arena::bytes)).sum()
+    }
+
+    /// The number of the vectors' bundle.
+    pub(crate) fn vectors(&self) -> usize {
+        self.bundles.len() - 1
+    }
+
+    pub(crate) fn begin_step(&mut self) {
+        self.begun.fill(false);
+    }
+
+    /// The elements whose sums this rank has at the end.
+    pub(crate) fn own(&self, layout: &Layout) -> Cover {
+        match self.how.is_shared {
+            true => layout.all(),
+            false => layout.own(self.how.rank),
+        }
+    }
+
+    /// Where the sum of a range is, when the step's gradients are there.
+    pub(crate) fn sum<'a>(&'a self, arena: &'a Arena, range: Range<usize>) -> In<'a> {
+        match &self.sums {
+            Some(sums) if !self.how.is_shared => sums.flat(range),
+            _ => arena.flat(range),
+        }
+    }
+
+    /// Lets the computation wait until what was staged of a bundle has been sent: others may be staged there.
+    pub(crate) fn wait_until_sent(
+        &mut self,
+        kernels: &dyn Kernels,
+        bundle: usize,
+    ) -> Result<(), KernelError> {
+        match self.sent[bundle].take() {
+            Some(sent) => kernels.wait(Queue::Compute, sent, SENT),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks for the sum of what is staged of a bundle, in a unit's lease or in the arena. The last event of it that reads the
+    /// stage; none where the computation was told to wait for it.
+    pub(crate) fn add(
+        &mut self,
+        kernels: &dyn Kernels,
+        bundle: usize,
+        (arena, unit): (&mut Arena, Option<&OnDevice>),
+    ) -> Result<Event, KernelError> {
+        let staged = kernels.record(Queue::Compute)?;
+        kernels.wait(Queue::Collective, staged, STAGED)?;
+        let piece = self.bundles[bundle].elements() / self.ranks;
+        let slot = self.slots[0].place.dims().elements() / self.ranks;
+        for start in (0..piece).step_by(slot.max(1)) {
+            if self.in_flight.len() == self.slots.len() {
+                self.sum_oldest(kernels, arena)?;
+            }
+            let rows = start..(start + slot).min(piece);
+            let stage = |range: &Range<usize>| match unit {
+                Some(unit) => unit.flat(range),
+                None => arena.flat(range.clone()),
+            };
+            self.exchange(kernels, bundle, &rows, stage)?;
+        }
+        self.begun[bundle] = true;
+        let sent = kernels.record(Queue::Collective)?;
+        if unit.is_none() {
+            self.sent[bundle] = Some(sent);
+        }
+        if !self.how.is_overlapped {
+            self.finish(kernels, arena)?;
+        }
+        Ok(sent)
+    }
+
+    /// Asks for some elements of every rank's piece to go where they are added up.
+    fn exchange<'a>(
+        &mut self,
+        kernels: &dyn Kernels,
+        bundle: usize,
+        rows: &Range<usize>,
+        stage: impl Fn(&Range<usize>) -> In<'a>,
+    ) -> Result<(), KernelError> {
+        let number = self.asked % self.slots.len();
+        let slot = &mut self.slots[number];
+        kernels.wait(Queue::Collective, slot.emptied, EMPTIED)?;
+        let whole = &self.bundles[bundle];
+        let piece = whole.elements() / self.ranks;
+        let of = |rank: usize| {
+            let first = rank * piece;
+            whole.lying_at(&(first + rows.start..first + rows.end))
+        };
+        let to = (0..self.ranks).map(|rank| (rank, of(rank)));
+        let sends = to.flat_map(|(rank, cover)| {
+            let pieces: Vec<In> = cover.ranges().iter().map(&stage).collect();
+            pieces.into_iter().map(move |piece| (rank, piece))
+        });
+        let ranges = of(self.how.rank).ranges().to_vec();
+        let mut room = slot.place.view_mut();
+        let mut receives = Vec::new();
+        for range in &ranges {
+            for rank in 0..self.ranks {
+                let (place, rest) = room.split_at(range.len());
+                receives.push((rank, place));
+                room = rest;
+            }
+        }
+        let exchange = Exchange {
+            sends: sends.collect(),
+            receives,
+        };
+        let sent = Traffic::of(Queue::Collective, exchange.sent_bytes(self.how.rank));
+        self.traffic = self.traffic.plus(sent);
+        // SAFETY: what is staged stays until the computation has waited for an event after this (`wait_until_sent`, or the
+        // end of a unit's lease), the slot until the sum has read it, and both as long as kernels have work.
+        unsafe { kernels.start_exchange(exchange) }?;
+        self.asked += 1;
+        self.in_flight.push_back(Bucket {
+            came: kernels.record(Queue::Collective)?,
+            ranges,
+            is_first: !self.begun[bundle],
+        });
+        Ok(())
+    }
+
+    /// Adds up the bucket that was asked for first.
+    fn sum_oldest(&mut self, kernels: &dyn Kernels, arena: &mut Arena) -> Result<(), KernelError> {
+        let number = (self.asked - self.in_flight.len()) % self.slots.len();
+        let Some(bucket) = self.in_flight.pop_front() else {
+            return Ok(());
+        };
+        kernels.wait(Queue::Update, bucket.came, RECEIVED)?;
+        let slot = &mut self.slots[number];
+        let sums = self.sums.as_mut().unwrap_or(arena);
+        let mut first = 0;
+        for range in bucket.ranges {
+            let elements = self.ranks * range.len();
+            let x = slot.place.view().rows(first..first + elements);
+            let sum = SumInOrder {
+                x: x.reshape([self.ranks, range.len()]),
+                out: sums.flat_mut(range),
+                init: match bucket.is_first {
+                    true => Init::Overwrite,
+                    false => Init::Accumulate,
+                },
+            };
+            // SAFETY: the slot is written again after `emptied`, and sums are read after the computation has waited for
+            // `summed`; both live as long as kernels have work.
+            unsafe { kernels.start_sum_in_order(sum) }?;
+            first += elements;
+        }
+        slot.emptied = kernels.record(Queue::Update)?;
+        self.summed = slot.emptied;
+        Ok(())
+    }
+
+    /// Lets the computation wait for all sums that were asked for.
+    pub(crate) fn finish(
+        &mut self,
+        kernels: &dyn Kernels,
+        arena: &mut Arena,
+    ) -> Result<(), KernelError> {
+        while !self.in_flight.is_empty() {
+            self.sum_oldest(kernels, arena)?;
+        }
+        kernels.wait(Queue::Compute, self.summed, SUMMED)
+    }
+
+    /// The step's sums are complete, and the computation has been told to wait for them: gives them to all ranks.
+    pub(crate) fn share(
+        &mut self,
+        kernels: &dyn Kernels,
+        arena: &mut Arena,
+    ) -> Result<(), KernelError> {
+        let bundles = self.bundles.iter();
+        let mut sent = Traffic::default();
+        for bundle in bundles {
+            let (ranks, ranges): (Vec<_>, Vec<_>) = pieces(bundle, self.ranks).into_iter().unzip();
+            let own = self.sums.as_ref().map(|sums| {
+                let own = ranks.iter().zip(&ranges);
+                let own = own.filter(|(rank, _)| **rank == self.how.rank);
+                own.map(|(_, range)| sums.flat(range.clone())).collect()
+            });
+            let places = ranks.into_iter().zip(arena.disjoint_mut(&ranges)).collect();
+            let member = (self.how.rank, self.ranks);
+            // SAFETY: whoever reads or writes the arena waits for this, and it lives as long as kernels have work; so do the
+            // sums, which are written again after the next backward pass.
+            sent = sent.plus(unsafe { gather(kernels, member, places, own) }?);
+        }
+        self.traffic = self.traffic.plus(sent);
+        Ok(())
+    }
+}

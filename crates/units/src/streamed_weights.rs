@@ -1,0 +1,296 @@
+//! Units of weights that come to the device, from the host or from the ranks that have their pieces, and go.
+
+use crate::UnitError;
+use crate::gather::{gather, pieces};
+use crate::stream::{OnDevice, finish_all};
+use kernels::{KernelError, Kernels, Queue, Traffic};
+use memory::{Arena, Category, Cover, In, Layout, Memory};
+use std::ops::Range;
+use std::rc::Rc;
+
+const CAME: &str = "a unit of weights has come before it is read";
+const PIECE_CAME: &str = "a rank's piece has come before it is sent to the others";
+pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
+
+/// Where units come from.
+pub(crate) enum Source {
+    /// Pinned host memory, which has all of them.
+    Host(Arena),
+    /// Every rank has its piece of each.
+    Ranks {
+        /// This rank, and how many there are.
+        member: (usize, usize),
+        /// This rank's pieces, where they live in pinned host memory; else they are on the device.
+        host: Option<Arena>,
+    },
+}
+
+/// The units that are on the device, and which come next.
+pub(crate) struct StreamedWeights {
+    pub(crate) source: Source,
+    layout: Rc<Layout>,
+    here: Vec<OnDevice>,
+    slots: usize,
+    /// Whether a unit stays until it is not used again in the pass.
+    is_kept: bool,
+    order: Rc<[usize]>,
+    /// How many of the order have been used.
+    used: usize,
+    /// Whether what comes is what this rank updates, no more.
+    only_updated: bool,
+    pub(crate) traffic: Traffic,
+}
+
+impl StreamedWeights {
+    pub(crate) fn new(
+        layout: &Rc<Layout>,
+        source: Source,
+        slots: usize,
+        is_kept: bool,
+    ) -> StreamedWeights {
+        StreamedWeights {
+            source,
+            layout: layout.clone(),
+            here: Vec::new(),
+            slots: slots.max(1),
+            is_kept,
+            order: Rc::new([]),
+            used: 0,
+            only_updated: false,
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// What lives in pinned host memory.
+    pub(crate) fn host(&self) -> Option<&Arena> {
+        match &self.source {
+            Source::Host(host) => Some(host),
+            Source::Ranks { host, .. } => host.as_ref(),
+        }
+    }
+
+    pub(crate) fn host_mut(&mut self) -> Option<&mut Arena> {
+        match &mut self.source {
+            Source::Host(host) => Some(host),
+            Source::Ranks { host, .. } => host.as_mut(),
+        }
+    }
+
+    /// Whether nothing is on the device.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.here.is_empty()
+    }
+
+    pub(crate) fn of(&self, unit: usize) -> &OnDevice {
+        let here = self.here.iter().find(|here| here.unit == unit);
+        here.expect("a unit is read while somebody uses it")
+    }
+
+    pub(crate) fn of_mut(&mut self, unit: usize) -> &mut OnDevice {
+        let here = self.here.iter_mut().find(|here| here.unit == unit);
+        here.expect("a unit is written while somebody uses it")
+    }
+
+    /// Begins a pass that uses units in this order; one of updates, where no rank needs what others update.
+    pub(crate) fn begin_pass(&mut self, order: &Rc<[usize]>, only_updated: bool) {
+        (self.order, self.used) = (order.clone(), 0);
+        self.only_updated = only_updated;
+    }
+
+    /// A range goes back to the host, where it lives there.
+    pub(crate) fn updated(
+        &mut self,
+        kernels: &dyn Kernels,
+        unit: usize,
+        range: &Range<usize>,
+    ) -> Result<(), KernelError> {
+        let StreamedWeights {
+            source,
+            here,
+            traffic,
+            ..
+        } = self;
+        let (Source::Host(host)
+        | Source::Ranks {
+            host: Some(host), ..
+        }) = source
+        else {
+            return Ok(());
+        };
+        let here = here.iter_mut().find(|here| here.unit == unit);
+        let here = here.expect("what is updated is on the device");
+        here.send(kernels, host, range)?;
+        let bytes = range.len() * host.dtype().size_in_bytes();
+        *traffic = traffic.plus(Traffic::of(Queue::Download, bytes as u64));
+        Ok(())
+    }
+
+    /// The units that should be on the device now, the one in use first.
+    fn wanted(&self) -> Vec<usize> {
+        let rest = self.order.iter().skip(self.used.saturating_sub(1));
+        let mut wanted = Vec::new();
+        for unit in rest {
+            if wanted.len() < self.slots && !wanted.contains(unit) {
+                wanted.push(*unit);
+            }
+        }
+        wanted
+    }
+
+    /// As [`crate::Weights::use_unit`]; `resident` has what is on the device for good.
+    pub(crate) fn use_unit(
+        &mut self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        resident: &Arena,
+        unit: usize,
+    ) -> Result<bool, UnitError> {
+        if self.used > 0 && self.order[self.used - 1] == unit {
+            return Ok(false);
+        }
+        let next = self.order.get(self.used);
+        assert_eq!(next, Some(&unit), "units are used in the order of the pass");
+        self.used += 1;
+        if self.here.iter().all(|here| here.unit != unit) {
+            self.keep_only_wanted(kernels)?;
+            self.bring(memory, kernels, resident, unit)?;
+        }
+        kernels.wait(Queue::Compute, self.of(unit).came, CAME)?;
+        Ok(true)
+    }
+
+    /// As [`crate::Weights::look_ahead`].
+    pub(crate) fn look_ahead(
+        &mut self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        resident: &Arena,
+    ) -> Result<(), UnitError> {
+        self.keep_only_wanted(kernels)?;
+        for unit in self.wanted() {
+            if self.here.iter().all(|here| here.unit != unit) {
+                self.bring(memory, kernels, resident, unit)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end_pass(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        (self.order, self.used) = (Rc::new([]), 0);
+        self.keep_only_wanted(kernels)
+    }
+
+    /// As [`crate::Weights::abandon`].
+    pub(crate) fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let finished = finish_all(kernels);
+        match self.source {
+            Source::Host(_) => self.here.clear(),
+            // Other ranks may never send what was asked for, so nobody waits for it, and its memory is not used again.
+            Source::Ranks { .. } => self.here.drain(..).for_each(std::mem::forget),
+        }
+        finished
+    }
+
+    fn keep_only_wanted(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        let wanted = match self.is_kept {
+            true => self.order[self.used.saturating_sub(1).min(self.order.len())..].to_vec(),
+            false => self.wanted(),
+        };
+        let is_over = |here: &OnDevice| !wanted.contains(&here.unit);
+        while let Some(index) = self.here.iter().position(is_over) {
+            self.here.swap_remove(index).leave(kernels)?;
+        }
+        Ok(())
+    }
+
+    /// Leases room for a unit and asks for it.
+    fn bring(
+        &mut self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        resident: &Arena,
+        unit: usize,
+    ) -> Result<(), UnitError> {
+        let whole = self.layout.units()[unit].cover.clone();
+        let cover = match &self.source {
+            Source::Ranks { member, .. } if self.only_updated => {
+                self.layout.piece(&whole, member.0)
+            }
+            _ => whole,
+        };
+        let kind = (Category::Parameter, "unit_weights");
+        let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident.dtype())?;
+        // Filed even if the device failed: what was asked for is waited for before the lease ends.
+        self.here.push(here);
+        let here = self.here.last_mut().expect("one was pushed");
+        let traffic = match &self.source {
+            Source::Host(host) => {
+                here.fetch(kernels, host, &cover)?;
+                Traffic::of(Queue::Upload, here.bytes())
+            }
+            Source::Ranks { member, host } => {
+                let pieces = Pieces {
+                    layout: &self.layout,
+                    member: *member,
+                    host: host.as_ref(),
+                    resident,
+                };
+                pieces.bring(kernels, here, self.only_updated)?
+            }
+        };
+        self.traffic = self.traffic.plus(traffic);
+        Ok(())
+    }
+}
+
+/// The pieces of units that ranks have.
+struct Pieces<'a> {
+    layout: &'a Layout,
+    member: (usize, usize),
+    host: Option<&'a Arena>,
+    resident: &'a Arena,
+}
+
+impl Pieces<'_> {
+    /// Asks for a unit in a lease that was just taken: this rank's piece from where it lives, and the others' unless it comes
+    /// to be updated.
+    fn bring(
+        &self,
+        kernels: &dyn Kernels,
+        here: &mut OnDevice,
+        only_updated: bool,
+    ) -> Result<Traffic, KernelError> {
+        let whole = &self.layout.units()[here.unit].cover;
+        let own = self.layout.piece(whole, self.member.0);
+        let mut traffic = Traffic::default();
+        let mut sent = None;
+        match self.host {
+            Some(host) => {
+                here.fetch(kernels, host, &own)?;
+                let bytes = own.elements() * host.dtype().size_in_bytes();
+                traffic = Traffic::of(Queue::Upload, bytes as u64);
+                if !only_updated {
+                    kernels.wait(Queue::Collective, here.came, PIECE_CAME)?;
+                }
+            }
+            None => sent = Some(self.resident_pieces(&own)),
+        }
+        if only_updated {
+            return Ok(traffic);
+        }
+        here.free(kernels, Queue::Collective)?;
+        let (ranks, ranges): (Vec<_>, Vec<_>) = pieces(whole, self.member.1).into_iter().unzip();
+        let places = ranks.into_iter().zip(here.disjoint_mut(&ranges)).collect();
+        // SAFETY: the computation reads the unit after it waited for `came`, and pieces are written by an update after that.
+        let gathered = unsafe { gather(kernels, self.member, places, sent) }?;
+        here.came = kernels.record(Queue::Collective)?;
+        Ok(traffic.plus(gathered))
+    }
+
+    fn resident_pieces(&self, own: &Cover) -> Vec<In<'_>> {
+        let ranges = own.ranges().iter();
+        ranges
+            .map(|range| self.resident.flat(range.clone()))
+            .collect()
+    }
+}
