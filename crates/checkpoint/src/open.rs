@@ -132,7 +132,8 @@ fn check_step(path: &Path, manifest: &Manifest, state: &TrainerState) -> Result<
     }
 }
 
-/// Holds every file against the manifest, `rank` of `size` ranks each so many-th file's bytes. Hidden files may lie about: some file systems and file managers make them.
+/// Holds every file against the manifest, and the bytes of every `size`-th of them, from number `rank` on: the others are
+/// another rank's. Hidden files may lie about: some file systems and file managers make them.
 fn verify(
     path: &Path,
     manifest: &Manifest,

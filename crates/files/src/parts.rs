@@ -41,10 +41,11 @@ impl<'a> Parts<'a> {
         let (len, count) = (self.len(), range.len());
         assert!(range.end <= len, "{range:?} is within {len} bytes");
         let first = self.pieces.partition_point(|(end, _)| *end <= range.start);
-        let mut within = self.pieces[first..].iter().map_while(|(end, piece)| {
+        let pieces = self.pieces[first..].iter();
+        let pieces = pieces.take_while(|(end, piece)| end - piece.len() < range.end);
+        let mut within = pieces.map(|(end, piece)| {
             let start = end - piece.len();
-            let own = range.start.max(start)..range.end.min(*end);
-            (own.start < own.end).then(|| &piece[own.start - start..own.end - start])
+            &piece[range.start.max(start) - start..range.end.min(*end) - start]
         });
         match within.next() {
             None => Cow::Borrowed(&[]),

@@ -31,8 +31,9 @@ impl<B: Backend> Backed for B {
 /// after that queue was told to wait for such an event, and newly leased memory may be copied into only after the
 /// copy's queue was told to wait for an event of [`Queue::Compute`] that is later than the lease.
 ///
-/// When a file or an exchange fails, every later call here returns that error ([`crate::Fault::Disk`],
-/// [`crate::Fault::Collective`]), and by then nothing is under way in any queue.
+/// When a file fails, every later call here returns that error ([`crate::Fault::Disk`]), and by then nothing is under way in
+/// any queue. When an exchange fails, so does every later call ([`crate::Fault::Collective`]), but what other ranks send may
+/// still come: its memory must stay until the process ends.
 ///
 /// What a [`Backend`] has, and nothing else: here calls are checked and counted.
 pub trait Queues: Backed {

@@ -97,11 +97,8 @@ mod tests {
             let own = (0..ranks).flat_map(|rank| segments(&layout, &(0..0), &layout.own(rank)));
             let mut numbers: Vec<usize> = own
                 .flat_map(|segment| {
-                    let tails = layout.tails().iter();
-                    let mut tails = tails.filter(|tail| tail.end == segment.range.end);
-                    let tail = tails
-                        .next()
-                        .map_or(0, |tail| tail.len().min(segment.range.len()));
+                    let tails = Cover::new(layout.tails().iter().cloned());
+                    let tail = tails.within(&segment.range).elements();
                     segment.number..segment.number + segment.range.len() - tail
                 })
                 .collect();

@@ -68,11 +68,7 @@ pub(crate) fn states_on_disk(
     ) else {
         return Ok(None);
     };
-    // A folder belongs to one process at a time.
-    let folder = match settings.member() {
-        (_, 1) => ScratchFolder::open(path)?,
-        (rank, _) => ScratchFolder::open(path.join(format!("rank-{rank}")))?,
-    };
+    let folder = ScratchFolder::open(path)?;
     optimizer.use_file(folder.create("optimizer-states", bytes)?);
     Ok(Some(folder))
 }

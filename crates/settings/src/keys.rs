@@ -153,7 +153,7 @@ pub const KEYS: &[Key] = &[
         "Share of the blocks whose optimizer state is offloaded, above 0 up to 1: the last ones, at least one")
         .details("The output head is always among them, unless it is the embedding; 1 takes the embedding too."),
     key("offload.window", Kind::Choice(Window::NAMES), "\"forward\"", "When what is offloaded is updated")
-        .details("forward is during the next forward pass, end at the end of the step."),
+        .details("forward is during the next forward pass, end at the end of the step; among several ranks it is always end."),
     key("offload.buffer_count", Kind::Whole(1), "3", "Chunks of an offloaded update that are on the device at a time")
         .details("One comes, one is updated, one goes."),
     key("offload.slab_mib", Kind::WholeUpTo(1, 1 << 20), "64", "Most MiB of a chunk, up to 1048576"),

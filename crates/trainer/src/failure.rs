@@ -182,7 +182,7 @@ pub enum Failure {
     Tokenizer(#[from] TokenizerError),
     /// No checkpoint could be read or written.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(CheckpointError),
 }
 
 impl Failure {
@@ -201,7 +201,7 @@ impl Failure {
             Failure::Scratch(_) => 4,
             Failure::Config(_) | Failure::Usage(_) | Failure::Changed(_) | Failure::Lock(_) => 2,
             Failure::RanksDiffer(_) | Failure::Ranks(GroupError::Launch(_)) => 2,
-            Failure::OtherRank(words) => words.exit_code,
+            Failure::OtherRank(words) | Failure::LostRank { words, .. } => words.exit_code,
             Failure::Auto(AutoError::Costs(_)) => 4,
             Failure::OutOfMemory { .. }
             | Failure::HostMemory(_)
@@ -225,7 +225,6 @@ impl Failure {
             | Failure::Device(_)
             | Failure::Disk(_)
             | Failure::Ranks(_)
-            | Failure::LostRank { .. }
             | Failure::StrategiesFailed { .. } => 5,
             Failure::Diverged { .. } => 6,
             // As after a panic.
@@ -367,6 +366,15 @@ impl From<SessionError> for Failure {
             SessionError::NotFinite { .. } | SessionError::HalfUpdated | SessionError::Released => {
                 Failure::Unsound(error)
             }
+        }
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Failure {
+        match error {
+            CheckpointError::Group(error) => error.into(),
+            error => Failure::Checkpoint(error),
         }
     }
 }

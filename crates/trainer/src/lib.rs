@@ -56,13 +56,17 @@ pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
     match &cli.command {
         None | Some(Command::Train(_)) => train(cli),
         Some(Command::Doctor(args)) => run::doctor(cli.resolve()?, args, launch()?.as_ref()),
-        Some(command) => Ok(carry_out_alone(cli, command)?),
+        Some(command) => {
+            refuse_several(command)?;
+            Ok(carry_out_alone(cli, command)?)
+        }
     }
 }
 
 /// Trains, as what the launcher says that this process is.
 fn train(cli: &Cli) -> Result<(), Ended> {
-    let launch = launch()?;
+    // One alone needs no library, and is no group unless it asks for one.
+    let launch = launch()?.filter(|launch| launch.size > 1);
     let member = launch.as_ref().map(|launch| Member {
         rank: launch.rank,
         size: launch.size,
@@ -73,6 +77,25 @@ fn train(cli: &Cli) -> Result<(), Ended> {
 
 fn launch() -> Result<Option<Launch>, Failure> {
     Ok(Launch::from_environment()?)
+}
+
+/// Refuses what writes or computes, where a launcher started it several times: each would do all of it.
+fn refuse_several(command: &Command) -> Result<(), Failure> {
+    let name = match command {
+        Command::Prepare(_) => "prepare",
+        Command::Eval(_) => "eval",
+        Command::Export(_) => "export",
+        Command::Generate(_) => "generate",
+        Command::Init(_) => "init",
+        _ => return Ok(()),
+    };
+    match launch()? {
+        Some(launch) if launch.size > 1 => Err(Failure::Usage(format!(
+            "`trainer {name}` runs in one process, and {} of them were started; leave out the launcher",
+            launch.size
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn carry_out_alone(cli: &Cli, command: &Command) -> Result<(), Failure> {

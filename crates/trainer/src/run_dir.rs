@@ -1,7 +1,7 @@
 //! The directory that a run writes into.
 
 use crate::failure::Failure;
-use crate::job::{Job, forget_last_words};
+use crate::job::{Job, forget_last_words, hostname};
 use crate::log;
 use checkpoint::RunLock;
 use planner::Plan;
@@ -46,7 +46,8 @@ impl RunDir {
         if let Some(member) = job.member() {
             job.leave_words_in(&directory.path);
             let own = directory.path.join("ranks").join(member.rank.to_string());
-            job.agree(begin_own(&own, plan))?;
+            let seen = refuse_unseen(&directory.path);
+            job.agree(seen.and_then(|()| begin_own(&own, plan)))?;
             directory.own = Some(own);
         }
         Ok(directory)
@@ -121,11 +122,24 @@ fn as_json(record: &impl Serialize) -> Result<String, Failure> {
 fn write(folder: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
     let path = folder.join(name);
     // A file that is there is not torn by one for which there is no room.
-    let unfinished = folder.join(format!(".{name}.tmp"));
+    // Ranks may write the same one at a time.
+    let unfinished = folder.join(format!(".{name}.{}.tmp", std::process::id()));
     let written = std::fs::write(&unfinished, text);
     let written = written.and_then(|()| std::fs::rename(&unfinished, &path));
     written.map_err(Failure::file(&path))?;
     Ok(path)
+}
+
+/// Refuses a run directory that the first rank made on another machine alone.
+fn refuse_unseen(path: &Path) -> Result<(), Failure> {
+    if path.join("config.toml").is_file() {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "the run directory {} that rank 0 made is not there on {}: name one with --out that all ranks see",
+        path.display(),
+        hostname()
+    )))
 }
 
 /// Makes the part of a rank, with the plan that is its own, and begins its log there.

@@ -46,6 +46,7 @@ pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), E
 }
 
 fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
+    job.compare(&alike::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
     let (mut run, settings, dataset, resumed) = Run::open(job, prepared)?;
@@ -61,7 +62,13 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     let ended = run.write_end_record(outcome.as_ref().err());
     run.draw(outcome.as_ref().err());
     // Why the run failed says more than that its last line could not be written.
-    outcome?;
+    if let Err(failure) = outcome {
+        if job.ends_others(&failure) {
+            // The device waits for its queues when it is dropped, and these may wait for other ranks.
+            std::mem::forget(run);
+        }
+        return Err(failure);
+    }
     ended?;
     match job.leads() {
         true => print(run.summary()),
@@ -300,6 +307,9 @@ impl Run {
         prepared: Prepared,
     ) -> Result<(Run, Settings, Dataset, Option<Resumed>), Failure> {
         let (between, saver) = job.agree(prepared.open_companions(job))?;
+        let evaluated = between.fingerprint();
+        let evaluated = evaluated.map(|data| ("the evaluation data".into(), data));
+        job.compare(&evaluated.into_iter().collect())?;
         let Prepared {
             resolved,
             resumed,
@@ -388,17 +398,27 @@ impl Run {
         session.on_micro_batch(move |done, of| progress.micro_batch(done, of));
         let mut batches = prefetch(batches, self.resolved.config.data.prefetch);
         let made = self.make_steps(&mut session, &mut batches);
-        if let Err(failure) = &made {
-            self.job.leave_words(failure);
-        }
         if let Some(tracer) = &mut self.tracer {
             tracer.stop();
+        }
+        if let Err(failure) = made.as_ref()
+            && self.job.ends_others(failure)
+        {
+            self.job.leave_words(failure);
+            // Its queues may wait for what other ranks will never send, and dropping it would wait for them.
+            std::mem::forget(session);
+            return made;
         }
         // The last step may still be at work, whatever ended the run.
         let last = session.finish_step();
         let last = last.map_err(Failure::from);
         let recorded = last.and_then(|last| self.record(last));
-        made.and(recorded)?;
+        let made = made.and(recorded);
+        if self.job.has_ranks() && made.as_ref().is_err_and(Failure::is_of_all) {
+            // All finish a save that is under way; why the run ends says more than how that went.
+            let _ = self.finish_saves();
+        }
+        made?;
         if let Some(folder) = &self.resolved.options.save_final {
             let exported = session.export(folder, self.saver.origin());
             self.job.agree(exported.map_err(Failure::from))?;

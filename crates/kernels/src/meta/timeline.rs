@@ -28,8 +28,7 @@ pub struct Rates {
 }
 
 /// The times at which queues are done with what they were asked for, twice: as it is, and as if copies and exchanges took
-/// no time. The
-/// host asks for everything in no time. Clones share one timeline.
+/// no time. The host asks for everything in no time. Clones share one timeline.
 #[derive(Clone)]
 pub struct Timeline(Rc<RefCell<Times>>);
 

@@ -4,8 +4,11 @@ use super::Prepared;
 use super::resuming::Resumed;
 use crate::failure::Failure;
 use crate::job::Job;
-use settings::{ConfigError, StatesPlace};
+use settings::{ConfigError, RunOptions, StatesPlace};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
 use toml::{Table, Value};
 
 /// Settings that ranks may have of their own: what a machine has, and where it keeps things. Whether it is the same data, its
@@ -24,6 +27,53 @@ const OWN: [&str; 12] = [
     "recompute.costs",
     "hardware.",
 ];
+
+/// What the command lines of all ranks must ask for alike, before any of them asks the others for it.
+pub(super) fn asked_for(options: &RunOptions) -> BTreeMap<String, String> {
+    let asked = [
+        ("--resume", options.resume.is_some()),
+        ("--out", options.out.is_some()),
+        ("--init-from", options.init_from.is_some()),
+        ("--save-final", options.save_final.is_some()),
+    ];
+    let given = |is_given: bool| if is_given { "given" } else { "left out" };
+    let asked = asked.map(|(flag, is_given)| (flag.into(), given(is_given).into()));
+    asked.into()
+}
+
+/// Tells the weights of a folder from others: names and sizes of their files, and how each begins and ends.
+fn weights_of(folder: &Path) -> Result<String, Failure> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(Failure::file(folder))? {
+        let path = entry.map_err(Failure::file(folder))?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "safetensors")
+        {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let mut hash = crc32fast::Hasher::new();
+    for path in &files {
+        let read = ends_of(path).map_err(Failure::file(path))?;
+        hash.update(path.file_name().unwrap_or_default().as_encoded_bytes());
+        hash.update(&read);
+    }
+    Ok(format!("{} files, {:08x}", files.len(), hash.finalize()))
+}
+
+/// The size of a file, and up to a MiB from either end.
+fn ends_of(path: &Path) -> std::io::Result<Vec<u8>> {
+    const END_BYTES: u64 = 1 << 20;
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let mut read = bytes.to_le_bytes().to_vec();
+    (&mut file).take(END_BYTES).read_to_end(&mut read)?;
+    file.seek(SeekFrom::Start(bytes.saturating_sub(END_BYTES)))?;
+    file.take(END_BYTES).read_to_end(&mut read)?;
+    Ok(read)
+}
 
 impl Prepared {
     /// Names and values that must be the same on every rank.
@@ -54,11 +104,7 @@ impl Prepared {
             ),
             (
                 "--init-from",
-                options.init_from.as_ref().map(|_| "given".into()),
-            ),
-            (
-                "--save-final",
-                options.save_final.as_ref().map(|_| "given".into()),
+                options.init_from.as_deref().map(weights_of).transpose()?,
             ),
             (
                 "a checkpoint",

@@ -162,6 +162,8 @@ impl Run {
         refuse_nothing(&found, data)?;
         let (loss, best) = (found.loss(), self.saver.best.as_ref());
         let is_best = loss.is_finite() && best.is_none_or(|best| (loss as f32) < best.loss);
+        // What is best is saved by all ranks or none.
+        let is_best = self.job.word_of_first(&is_best.to_string())? == true.to_string();
         if is_best {
             self.saver.best = Some(Best {
                 step: step as u64,

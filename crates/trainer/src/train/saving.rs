@@ -257,10 +257,7 @@ impl Run {
             Some(together) => together.save(checkpointing, &state.pieces()),
             None => checkpointing.write(&state.weights(), &state.optimizer()),
         };
-        match outcome {
-            Err(CheckpointError::Group(error)) => Err(error.into()),
-            outcome => Ok(outcome?),
-        }
+        Ok(outcome?)
     }
 
     fn checkpointing(&self, session: &Session) -> Result<Checkpointing, Failure> {

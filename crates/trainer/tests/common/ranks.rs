@@ -9,7 +9,7 @@ use kernels::cpu::Cpu;
 use kernels::scheduled::Reasons;
 use memory::Memory;
 use session::Session;
-use settings::{Ranks, Reduce, Settings, Zero};
+use settings::{Ranks, Reduce, Settings, StatesPlace, Zero};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -31,11 +31,15 @@ pub fn ranks(size: usize, zero: Zero) -> Ranks {
 
 /// The settings of one rank.
 pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
-    let ranks = settings.ranks.clone();
-    Settings {
-        ranks: ranks.map(|ranks| Ranks { rank, ..ranks }),
-        ..settings.clone()
+    let mut settings = settings.clone();
+    if let Some(ranks) = &mut settings.ranks {
+        ranks.rank = rank;
     }
+    // A folder belongs to one process at a time.
+    if let StatesPlace::Disk(folder) = &mut settings.offload.states {
+        folder.push(format!("rank-{rank}"));
+    }
+    settings
 }
 
 /// The step of all ranks.

@@ -1,9 +1,9 @@
 //! A GPU through CUDA's driver interface and cuBLASLt, both loaded when the first device is asked for.
 //!
 //! [`CudaDevice`] is the GPU itself: its context, its streams, its memory. [`CudaDriver`] runs kernels and products
-//! on it. There is a stream for each queue: computation, with small uploads and all blocks of memory in its order, and
-//! copies each way; files are read and written by threads. Nothing waits but a download, the end of an event, and an upload that finds all staging buffers on
-//! their way.
+//! on it. There is a stream for each queue: computation, with small uploads and all blocks of memory in its order, copies
+//! each way, and exchanges with other ranks; files are read and written by threads. Nothing waits but a download, the end
+//! of an event, and an upload that finds all staging buffers on their way.
 
 mod block;
 mod blocks;
