@@ -54,7 +54,8 @@ pub use cover::Cover;
 pub use dims::Dims;
 pub use history::{History, Home, MemoryChange, MemoryEvent};
 pub use layout::{
-    Entry, GRAIN_ELEMENTS, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING, Unit,
+    Entry, GRAIN_ELEMENTS, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING,
+    Unit,
 };
 pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};

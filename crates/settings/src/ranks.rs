@@ -206,19 +206,21 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         return Ok(());
     };
     let stage = ranks.zero.stage();
+    let instead = match ranks.zero < Zero::Gradients {
+        true => ", and divide gradients with --zero 2",
+        false => "",
+    };
     if config.offload.gradients == HostPlace::Pinned {
-        return contradiction(
+        return contradiction(format!(
             "`offload.gradients` is pinned, and ranks send each other gradients from their devices; leave --offload-gradients \
-             out, or divide them with --zero 2"
-                .into(),
-        );
+             out{instead}"
+        ));
     }
     if config.optim.release == Release::Backward {
-        return contradiction(
+        return contradiction(format!(
             "`optim.release` is backward, which updates a block before the other ranks' gradients are there; leave optim.release \
-             at step, and divide gradients with --zero 2"
-                .into(),
-        );
+             at step{instead}"
+        ));
     }
     if config.offload.parameters == HostPlace::Pinned && ranks.zero < Zero::Weights {
         return contradiction(format!(

@@ -79,19 +79,23 @@ fn launch() -> Result<Option<Launch>, Failure> {
     Ok(Launch::from_environment()?)
 }
 
-/// Refuses what writes or computes, where a launcher started it several times: each would do all of it.
+/// Refuses what a launcher started several times: each would do all of it.
 fn refuse_several(command: &Command) -> Result<(), Failure> {
-    let name = match command {
-        Command::Prepare(_) => "prepare",
-        Command::Eval(_) => "eval",
-        Command::Export(_) => "export",
-        Command::Generate(_) => "generate",
-        Command::Init(_) => "init",
-        _ => return Ok(()),
+    let (name, instead) = match command {
+        Command::Plan(_) => ("plan", "leave out the launcher and give it --ranks N"),
+        Command::Bench(_) => ("bench", "leave out the launcher and give it --ranks N"),
+        Command::Prepare(_) => ("prepare", "leave out the launcher"),
+        Command::Report(_) => ("report", "leave out the launcher"),
+        Command::Eval(_) => ("eval", "leave out the launcher"),
+        Command::Export(_) => ("export", "leave out the launcher"),
+        Command::Generate(_) => ("generate", "leave out the launcher"),
+        Command::Profile(_) => ("profile", "leave out the launcher"),
+        Command::Init(_) => ("init", "leave out the launcher"),
+        Command::Train(_) | Command::Doctor(_) => return Ok(()),
     };
     match launch()? {
         Some(launch) if launch.size > 1 => Err(Failure::Usage(format!(
-            "`trainer {name}` runs in one process, and {} of them were started; leave out the launcher",
+            "`trainer {name}` runs in one process, and {} of them were started: {instead}",
             launch.size
         ))),
         _ => Ok(()),

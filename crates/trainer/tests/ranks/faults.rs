@@ -177,3 +177,24 @@ fn half_a_launcher() {
         .trainer_with(TRAIN, &torchrun)
         .fails(2, &["mpirun -n 2"]);
 }
+
+/// What one process does, several would do over one another.
+#[test]
+fn what_is_no_training_is_refused_under_a_launcher() {
+    let place = place();
+    let torchrun = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "0"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "29500"),
+    ];
+    for (command, instead) in [
+        ("export nowhere --out there", "one process"),
+        ("plan", "--ranks N"),
+    ] {
+        place
+            .trainer_with(command, &torchrun)
+            .fails(2, &[instead, "2 of them"]);
+    }
+}
