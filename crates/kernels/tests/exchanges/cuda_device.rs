@@ -147,7 +147,8 @@ fn waiting_ends_when_a_group_has_failed() {
         timeout: Duration::ZERO,
         ..OnDevice::new(alone)
     };
-    let cases: [(&dyn Fn(Arc<dyn Group>) -> OnDevice, &str); 2] = [
+    type Make<'a> = &'a dyn Fn(Arc<dyn Group>) -> OnDevice;
+    let cases: [(Make, &str); 2] = [
         (&failing, "rank 2 does not answer"),
         (&late, "rank 0 has waited 0 s"),
     ];

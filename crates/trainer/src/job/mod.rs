@@ -258,9 +258,9 @@ impl Job {
         }
     }
 
-    /// Whether there are ranks that do not know of a failure yet, and are ended by it.
+    /// Whether there are other ranks, which do not know of a failure yet and are ended by it.
     pub(crate) fn ends_others(&self, failure: &Failure) -> bool {
-        self.has_ranks() && !self.is_over.get() && !failure.is_of_all()
+        self.size() > 1 && !self.is_over.get() && !failure.is_of_all()
     }
 
     /// What moves bytes between ranks, and how many it was handed for others than this one: counted where the library is called.
