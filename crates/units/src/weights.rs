@@ -102,7 +102,8 @@ impl Weights {
                 };
                 let resident = device(held)?;
                 let member = member(rank);
-                let gathered = GatheredWeights::of(&resident, member, true);
+                // Who gathers nothing ahead of its use does not gather vectors ahead either.
+                let gathered = GatheredWeights::of(&resident, member, slots > 1);
                 let source = Source::Ranks { member, host };
                 let streamed = StreamedWeights::new(layout, source, slots, is_kept);
                 (resident, Some(streamed), Some(gathered))
@@ -124,11 +125,6 @@ impl Weights {
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.resident.dtype()
-    }
-
-    /// Whether units come and go.
-    pub fn is_streamed(&self) -> bool {
-        self.streamed.is_some()
     }
 
     /// Whether matrices live in pinned host memory, and come to be updated.
