@@ -1,15 +1,13 @@
 //! Gradients of all parameters, accumulated over the micro-batches of a step.
 
 use crate::UnitError;
-use crate::gather::{gather, gathered};
+use crate::gather::gathered;
+use crate::grains::Grains;
 use crate::reduction::{Reducing, Reduction};
 use crate::stream::{finish_all, host_bytes, locate};
 use crate::streamed_gradients::StreamedGradients;
-use kernels::{Init, KernelError, Kernels, NormGrains, Traffic};
-use memory::{
-    Arena, Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layer, Layout, Memory, Out,
-    OutOfMemory, Space,
-};
+use kernels::{Init, KernelError, Kernels, Traffic};
+use memory::{Arena, Category, DType, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -48,8 +46,7 @@ pub struct Gradients {
     streamed: Option<StreamedGradients>,
     reducing: Option<Reducing>,
     touched: Vec<bool>,
-    /// f64 sums of squares, in the order of [`Layout::grained`].
-    grains: Buffer,
+    grains: Grains,
 }
 
 impl Gradients {
@@ -97,15 +94,12 @@ impl Gradients {
             GradientsHome::Reduced(how) => Some(Reducing::lease(memory, layout, dtype, how)?),
             _ => None,
         };
-        let grains = layout.grained().last().map_or(0, |(range, first)| {
-            first + range.len().div_ceil(GRAIN_ELEMENTS)
-        });
         Ok(Gradients {
             resident: lease(Space::Device, "gradients", held)?,
             streamed,
             reducing,
             touched: vec![false; layout.entries().len()],
-            grains: memory.lease_persistent(category, "norm_grains", [grains], DType::F64)?,
+            grains: Grains::lease(memory, layout)?,
         })
     }
 
@@ -367,66 +361,38 @@ impl Gradients {
             Some(reducing) => reducing.own(&layout),
             None => self.resident.held().clone(),
         };
-        for (range, grains) in grains_of(&layout, &held) {
-            let x = match &self.reducing {
-                Some(reducing) => reducing.sum(&self.resident, range),
-                None => self.resident.flat(range),
-            };
-            let grains = self.grains.view_mut().rows(grains);
-            kernels.run(NormGrains { grains, x })?;
-        }
-        match &self.reducing {
+        let (resident, reducing) = (&self.resident, &self.reducing);
+        self.grains.sum(kernels, &held, |range| match reducing {
+            Some(reducing) => reducing.sum(resident, range),
+            None => resident.flat(range),
+        })?;
+        match reducing {
             Some(reducing) if !reducing.how.is_shared => {
                 let rank = reducing.how.rank;
-                gathered(kernels, || self.gather_grains(kernels, &layout, rank))
+                gathered(kernels, || self.grains.gather(kernels, rank))
             }
             _ => Ok(()),
         }
     }
 
-    fn gather_grains(
-        &mut self,
-        kernels: &dyn Kernels,
-        layout: &Layout,
-        rank: usize,
-    ) -> Result<(), KernelError> {
-        let ranks = layout.ranks().unwrap_or(1);
-        let of = |rank| grains_of(layout, &layout.own(rank));
-        let of = (0..ranks).flat_map(|rank| of(rank).into_iter().map(move |(_, own)| (own, rank)));
-        let mut pieces: Vec<(Range<usize>, usize)> = of.collect();
-        pieces.sort_by_key(|(grains, _)| grains.start);
-        let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
-        let places = self.grains.view_mut().disjoint_rows(&ranges);
-        let places = owners.into_iter().zip(places).collect();
-        // SAFETY: whoever reads the grains, and writes them again, waits for this; they live as long as kernels have work.
-        unsafe { gather(kernels, (rank, ranks), places, None) }.map(|_| ())
-    }
-
     fn sum_unit(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
-        let layout = self.resident.layout().clone();
+        let cover = &self.resident.layout().units()[unit].cover;
         let streamed = self.streamed.as_ref().expect("the unit is open");
-        for (range, grains) in grains_of(&layout, &layout.units()[unit].cover) {
-            let x = streamed.of(unit).flat(&range);
-            let grains = self.grains.view_mut().rows(grains);
-            kernels.run(NormGrains { grains, x })?;
-        }
-        Ok(())
+        let on_device = streamed.of(unit);
+        self.grains
+            .sum(kernels, cover, |range| on_device.flat(&range))
     }
 
     /// The sums of squares of all gradients, `[g]` f64.
     pub fn grains(&self) -> In<'_> {
-        self.grains.view()
+        self.grains.all()
     }
 
     /// Those of the unit of one part, which lie together; none if it has no unit.
     pub fn unit_grains(&self, part: Layer) -> In<'_> {
-        let layout = self.layout();
-        let mut units = layout.units().iter();
+        let mut units = self.layout().units().iter();
         let unit = units.find(|unit| unit.part == part);
-        let all = unit.map_or(Vec::new(), |unit| grains_of(layout, &unit.cover));
-        let first = all.first().map_or(0, |(_, grains)| grains.start);
-        let end = all.last().map_or(0, |(_, grains)| grains.end);
-        self.grains.view().rows(first..end)
+        self.grains.within(unit.map(|unit| &unit.cover))
     }
 
     /// Where the gradients of a range, within one unit or the vectors, are now.
@@ -495,18 +461,4 @@ impl Gradients {
             .chain(host)
             .all(Arena::padding_is_zero)
     }
-}
-
-/// What of a layout's grained ranges a cover has, each with its grains.
-fn grains_of(layout: &Layout, cover: &Cover) -> Vec<(Range<usize>, Range<usize>)> {
-    let grained = layout.grained().into_iter();
-    let own = grained.flat_map(|(range, first)| {
-        let pieces = cover.within(&range).ranges().to_vec();
-        pieces.into_iter().map(move |piece| {
-            let first = first + (piece.start - range.start) / GRAIN_ELEMENTS;
-            let count = piece.len().div_ceil(GRAIN_ELEMENTS);
-            (piece, first..first + count)
-        })
-    });
-    own.collect()
 }

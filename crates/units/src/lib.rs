@@ -22,6 +22,7 @@
 mod gather;
 mod gathered_weights;
 mod gradients;
+mod grains;
 mod reduction;
 mod stream;
 mod streamed_gradients;

@@ -1,0 +1,84 @@
+//! Sums of squares of gradients, by grains of a fixed number of elements ([`GRAIN_ELEMENTS`]): the norm has the same bits
+//! wherever gradients are, and whichever rank sums them.
+
+use crate::gather::gather;
+use kernels::{KernelError, Kernels, NormGrains};
+use memory::{Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, OutOfMemory};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// The grains of all gradients.
+pub(crate) struct Grains {
+    layout: Rc<Layout>,
+    /// f64 sums of squares, in the order of [`Layout::grained`].
+    sums: Buffer,
+}
+
+impl Grains {
+    pub(crate) fn lease(memory: &Memory, layout: &Rc<Layout>) -> Result<Grains, OutOfMemory> {
+        let count = layout.grained().last().map_or(0, |(range, first)| {
+            first + range.len().div_ceil(GRAIN_ELEMENTS)
+        });
+        let category = Category::Gradient;
+        Ok(Grains {
+            layout: layout.clone(),
+            sums: memory.lease_persistent(category, "norm_grains", [count], DType::F64)?,
+        })
+    }
+
+    /// Sums the squares of what a cover has; `of` says where a range of it is.
+    pub(crate) fn sum<'a>(
+        &mut self,
+        kernels: &dyn Kernels,
+        cover: &Cover,
+        of: impl Fn(Range<usize>) -> In<'a>,
+    ) -> Result<(), KernelError> {
+        for (range, grains) in grains_of(&self.layout, cover) {
+            let grains = self.sums.view_mut().rows(grains);
+            let x = of(range);
+            kernels.run(NormGrains { grains, x })?;
+        }
+        Ok(())
+    }
+
+    /// All ranks get the grains of all, of which each has summed those of its own elements.
+    pub(crate) fn gather(&mut self, kernels: &dyn Kernels, rank: usize) -> Result<(), KernelError> {
+        let ranks = self.layout.ranks().unwrap_or(1);
+        let of = |rank| grains_of(&self.layout, &self.layout.own(rank));
+        let of = (0..ranks).flat_map(|rank| of(rank).into_iter().map(move |(_, own)| (own, rank)));
+        let mut pieces: Vec<(Range<usize>, usize)> = of.collect();
+        pieces.sort_by_key(|(grains, _)| grains.start);
+        let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
+        let places = self.sums.view_mut().disjoint_rows(&ranges);
+        let places = owners.into_iter().zip(places).collect();
+        // SAFETY: whoever reads the grains, and writes them again, waits for this; they live as long as kernels have work.
+        unsafe { gather(kernels, (rank, ranks), places, None) }.map(|_| ())
+    }
+
+    /// All of them, `[g]` f64.
+    pub(crate) fn all(&self) -> In<'_> {
+        self.sums.view()
+    }
+
+    /// Those of a unit, which lie together.
+    pub(crate) fn within(&self, unit: Option<&Cover>) -> In<'_> {
+        let all = unit.map_or(Vec::new(), |cover| grains_of(&self.layout, cover));
+        let first = all.first().map_or(0, |(_, grains)| grains.start);
+        let end = all.last().map_or(0, |(_, grains)| grains.end);
+        self.sums.view().rows(first..end)
+    }
+}
+
+/// What of a layout's grained ranges a cover has, each with its grains.
+fn grains_of(layout: &Layout, cover: &Cover) -> Vec<(Range<usize>, Range<usize>)> {
+    let grained = layout.grained().into_iter();
+    let own = grained.flat_map(|(range, first)| {
+        let pieces = cover.within(&range).ranges().to_vec();
+        pieces.into_iter().map(move |piece| {
+            let first = first + (piece.start - range.start) / GRAIN_ELEMENTS;
+            let count = piece.len().div_ceil(GRAIN_ELEMENTS);
+            (piece, first..first + count)
+        })
+    });
+    own.collect()
+}
