@@ -1,0 +1,142 @@
+"""Machine code of a tree's kernels for sm_90, and what one warp of each goes through."""
+import dataclasses
+import hashlib
+import io
+import os
+import pathlib
+import subprocess
+import tarfile
+import tempfile
+
+from sass import cubins, figures, listing, nvrtc, packages
+from sass.busiest import Kernel as Flow
+
+TARGET = 90
+WARP = 32
+
+
+class NoTree(Exception):
+    """A commit is not there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Of a loop with products of tensor cores: what a warp does in an iteration, each loop within it counted once."""
+    instructions: int
+    hmma: int
+    ldsm: int
+    # Bytes that it moves through shared memory: matrices loaded, chunks copied in, other loads and stores.
+    shared_bytes: int
+    # Copies of 16 bytes a lane, and instructions and bytes of the loops within that make them, where they are not unrolled.
+    copies: int
+    copy_instructions: int = 0
+    copy_bytes: int = 0
+
+    def of_copies(self, copies):
+        """Instructions and bytes of an iteration that makes so many copies, whether by a loop or unrolled."""
+        again = copies / self.copies - 1 if self.copy_instructions else 0
+        return self.instructions + again * self.copy_instructions, self.shared_bytes + again * self.copy_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """A kernel."""
+    registers: int
+    shared_bytes: int
+    # Of a warp on the busiest way, once through every loop; and those in its loops over tensors.
+    instructions: int
+    looped: int
+    # Wide loads of these loops, and the most under way at a time.
+    loads: int
+    in_flight: int
+    # Bytes that a warp moves through shared memory on that way, without conflicts of banks.
+    shared_traffic: int
+    # Of the loop with products, if there is one.
+    tile: Tile | None = None
+
+    def instructions_for(self, loads):
+        """Of a warp whose loops make so many wide loads; none: each loop once."""
+        if not loads or not self.loads:
+            return self.instructions
+        return self.instructions - self.looped + self.looped * loads / self.loads
+
+
+def extracted(commit, root, folder):
+    """Writes kernels and presets of a commit into a folder; returns it, or the working tree's own if no commit is named."""
+    if commit is None:
+        return root
+    packed = subprocess.run(["git", "-C", str(root), "archive", commit, "kernels", "configs"], capture_output=True)
+    if packed.returncode != 0:
+        raise NoTree(f"git knows no {commit} with kernels: {packed.stderr.decode().strip()}; hint: a shallow clone lacks old "
+                     "commits, git fetch --unshallow brings them")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return pathlib.Path(folder)
+
+
+def cached_cubin(source, cache):
+    """The cubin of a source, compiled once for each content of it and of the folder's headers."""
+    texts = [source.read_bytes(), *(header.read_bytes() for header in sorted(source.parent.glob("*.cuh")))]
+    key = hashlib.sha256(repr((packages.COMPILER, TARGET, texts)).encode()).hexdigest()[:32]
+    path = cache / f"{source.stem}-{key}.cubin"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        # Whoever compiles at the same time writes the same.
+        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as partial:
+            partial.write(nvrtc.compile(source, TARGET))
+        os.replace(partial.name, path)
+    return cubins.read(path.read_bytes())
+
+
+def kernels_of(folder, sources, names):
+    """Counts by the kernel's name, of every kernel of these sources whose name is wanted."""
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    found = {}
+    for source in sources:
+        cubin = cached_cubin(folder / f"{source}.cu", home / "trainer" / "cubins")
+        found |= {name: kernel for name, kernel in cubin.kernels.items() if names(name)}
+    listings = listing.disassemble(packages.disassembler(), TARGET, {name: kernel.code for name, kernel in found.items()})
+    return {name: counted(listings[name], kernel.resources) for name, kernel in found.items()}
+
+
+def shared_bytes_of(instructions):
+    """Bytes that a warp's instructions move through shared memory."""
+    total = 0
+    for instruction in instructions:
+        if instruction.predicate == "@!PT":
+            continue
+        if instruction.name == "LDSM":
+            matrices = int(instruction.suffixes[-1]) if instruction.suffixes[-1] in ("2", "4") else 1
+            total += matrices * 8 * 16
+        elif instruction.name in ("LDS", "STS", "LDGSTS"):
+            total += WARP * instruction.access_bytes()
+    return total
+
+
+def count(instructions, name):
+    return sum(instruction.name == name and instruction.predicate != "@!PT" for instruction in instructions)
+
+
+def tile_of(flow):
+    """Of the loop with the most products; none if there is no such loop."""
+    loops = [loop for loop in flow.outermost() if flow.busiest(loop).products]
+    if not loops:
+        return None
+    loop = max(loops, key=lambda each: flow.busiest(each).products)
+    way = flow.busiest(loop).instructions
+    inner = [flow.busiest(each).instructions for each in flow.within(loop)]
+    copying = [instruction for each in inner if count(each, "LDGSTS") for instruction in each]
+    return Tile(len(way), count(way, "HMMA"), count(way, "LDSM"), shared_bytes_of(way), count(way, "LDGSTS"), len(copying),
+                shared_bytes_of(copying))
+
+
+def counted(instructions, resources):
+    """Figures of a kernel."""
+    flow = Flow(instructions)
+    whole = flow.busiest(flow.whole()).instructions
+    loops = [flow.busiest(loop).instructions for loop in flow.outermost()]
+    loops = [way for way in loops if any(map(figures.is_wide_load, way))]
+    passes = figures.passes_of(flow)
+    return Counted(resources.registers, resources.shared_bytes, len(whole), sum(map(len, loops)),
+                   sum(figures.is_wide_load(instruction) for way in loops for instruction in way),
+                   max(each.in_flight for each in passes), shared_bytes_of(whole), tile_of(flow))
