@@ -5,14 +5,10 @@ from sass.figures import warps_of
 
 from . import hopper
 from .clock import overlapped
-from .code import TARGET, WARP
+from .code import TARGET, WARP, Unexpected
 
 # Operations of an mma.sync of 16 x 8 x 16, and rows and columns of its tile.
 MMA_FLOPS, MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 2 * 16 * 8 * 16, 16, 8, 16
-
-
-class Unexpected(Exception):
-    """The machine code is not that of the kernel that is described here."""
 
 
 def tile_rows(tile, products, head_dim):

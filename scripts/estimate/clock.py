@@ -3,8 +3,8 @@
 Of every resource (issue slots, shared memory, tensor cores, memory) it is counted for how long a kernel would keep it busy if
 there were nothing else. The longest is what the kernel takes at the least. Of the others, warps hide what they can: a
 scheduler with w warps works on w - 1 others while one waits, so one part in w - 1 of the rest is taken to stay exposed, and all of
-it where there are two warps or fewer. This rule was chosen for its form; at c5abdaf it gives, with nothing fitted to a row,
-what the close reading says of flash attention (docs: benches/results), and it is held fixed for what came later.
+it where there are two warps or fewer. The rule has no constant to fit. It was chosen because at c5abdaf it gives what the close
+reading says of flash attention, forward and backward, short and long, and it is held fixed for what came later.
 """
 import dataclasses
 

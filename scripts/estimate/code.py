@@ -19,6 +19,17 @@ class NoTree(Exception):
     """A commit is not there."""
 
 
+class Unexpected(Exception):
+    """A tree's machine code is not what is described here."""
+
+
+class Kernels(dict):
+    """Counts by a kernel's name."""
+
+    def __missing__(self, name):
+        raise Unexpected(f"there is no kernel {name}: scripts/estimate/launches.py describes launch code of another time")
+
+
 @dataclasses.dataclass(frozen=True)
 class Tile:
     """Of a loop with products of tensor cores: what a warp does in an iteration, each loop within it counted once."""
@@ -96,7 +107,7 @@ def kernels_of(folder, sources, names):
         cubin = cached_cubin(folder / f"{source}.cu", home / "trainer" / "cubins")
         found |= {name: kernel for name, kernel in cubin.kernels.items() if names(name)}
     listings = listing.disassemble(packages.disassembler(), TARGET, {name: kernel.code for name, kernel in found.items()})
-    return {name: counted(listings[name], kernel.resources) for name, kernel in found.items()}
+    return Kernels((name, counted(listings[name], kernel.resources)) for name, kernel in found.items())
 
 
 def shared_bytes_of(instructions):

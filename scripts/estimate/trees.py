@@ -4,6 +4,7 @@ import pathlib
 import tomllib
 
 from . import code, step
+from .launches import SOURCES
 
 CHUNKS = (512, 1024, 2048, 4096, 8192)
 # The smallest chunk whose step takes no more than this beyond the best's: `memory.head_chunk = "auto"`.
@@ -22,8 +23,8 @@ class Tree:
 def read(commit, root, folder):
     """A commit, or the working tree if none is named."""
     home = code.extracted(commit, root, folder)
-    names = {name for kernels in step.SOURCES.values() for name in kernels}
-    sources = [source for source in step.SOURCES if (home / "kernels" / f"{source}.cu").exists()]
+    names = {name for kernels in SOURCES.values() for name in kernels}
+    sources = [source for source in SOURCES if (home / "kernels" / f"{source}.cu").exists()]
     kernels = code.kernels_of(home / "kernels", sources, lambda name: name in names)
     defaults = tomllib.loads((home / "configs" / "reference.toml").read_text())
     chunk = defaults["memory"]["head_chunk"]
@@ -50,12 +51,12 @@ PARTS = [
     ("micro-batches as graphs", None, ("graphs",)),
 ]
 # Sources whose kernels come with a part; all others are reductions.
-FAMILIES = {"flash_attention": "flash_attention", "swiglu": "products", "rotary": "products"}
+FAMILIES = {"flash_attention": "flash_attention", "swiglu": "products", "rotary": "products", "qkv": "products"}
 
 
 def family_of(name):
     """The part that a kernel came with."""
-    source = next(source for source, kernels in step.SOURCES.items() if name in kernels)
+    source = next(source for source, kernels in SOURCES.items() if name in kernels)
     return FAMILIES.get(source, "reductions")
 
 
@@ -64,8 +65,8 @@ def steps_between(before, after):
     now = before
     for title, family, settings in PARTS:
         if family:
-            kernels = {name: each for name, each in now.kernels.items() if family_of(name) != family}
-            kernels |= {name: each for name, each in after.kernels.items() if family_of(name) == family}
-            now = dataclasses.replace(now, kernels=kernels)
+            kept = [(name, each) for name, each in now.kernels.items() if family_of(name) != family]
+            brought = [(name, each) for name, each in after.kernels.items() if family_of(name) == family]
+            now = dataclasses.replace(now, kernels=code.Kernels(kept + brought))
         now = dataclasses.replace(now, **{name: getattr(after, name) for name in settings})
         yield title, now

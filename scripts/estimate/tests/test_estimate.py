@@ -12,7 +12,7 @@ sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from estimate import attention, clock, code, hopper, step, tables, trees, workloads
+from estimate import attention, clock, code, hopper, launches, step, tables, trees, workloads
 from estimate.code import Counted, Tile
 from sass import listing
 from sass.busiest import Kernel as Flow
@@ -69,6 +69,10 @@ class Counting(unittest.TestCase):
         counted = code.counted(instructions("LDG.E.128 R4, [R0.64]\nFADD R2, R4, R4\nEXIT"), Resources(24, None, 0))
         self.assertEqual((counted.instructions, counted.in_flight, counted.tile), (3, 1, None))
 
+    def test_a_kernel_that_is_not_there_is_a_sentence(self):
+        with self.assertRaisesRegex(code.Unexpected, "no kernel swiglu_bf16"):
+            code.Kernels()["swiglu_bf16"]
+
     def test_an_unknown_commit_is_a_sentence(self):
         with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(code.NoTree, "git knows no 0000000"):
             code.extracted("0000000", ROOT, folder)
@@ -112,7 +116,7 @@ class Attention(unittest.TestCase):
         self.assertEqual(attention.tile_rows(self.TILE, 2, 128), (16, 64))
         shared = dataclasses.replace(self.TILE, hmma=256, ldsm=80)
         self.assertEqual(attention.tile_rows(shared, 2, 128), (32, 64))
-        with self.assertRaisesRegex(attention.Unexpected, "128 mma"):
+        with self.assertRaisesRegex(code.Unexpected, "128 mma"):
             attention.tile_rows(self.TILE, 3, 128)
 
     def test_a_tile_takes_what_is_busiest_and_half_of_the_rest(self):
@@ -161,12 +165,17 @@ class Workloads(unittest.TestCase):
         self.assertEqual(round(llama.states.update_bytes * llama.model.parameters / 1e9), 112)
 
 
+# Kernels that came later, and the one that went then.
+LATER = {"flash_add_parts_bf16", "rms_norm_backward_wide_bf16", "split_qkv_bf16", "join_qkv_bf16"}
+EARLIER = {"rms_norm_dweight_bf16", "add_bias_bf16"}
+
+
 class Steps(unittest.TestCase):
-    def tree(self, **changes):
+    def tree(self, without=LATER, **changes):
         tile = dataclasses.replace(STREAM, registers=168, tile=Attention.TILE)
         products = {"flash_backward_queries_128_bf16": 96, "flash_backward_keys_128_bf16": 128}
-        kernels = {name: STREAM for names in step.SOURCES.values() for name in names}
-        for name in step.SOURCES["flash_attention"][:3]:
+        kernels = {name: STREAM for names in launches.SOURCES.values() for name in names if name not in without}
+        for name in launches.SOURCES["flash_attention"][:3]:
             kernels[name] = dataclasses.replace(tile, tile=dataclasses.replace(Attention.TILE, hmma=products.get(name, 128)))
         return dataclasses.replace(trees.Tree("here", kernels, 512, False), **changes)
 
@@ -178,6 +187,31 @@ class Steps(unittest.TestCase):
         self.assertAlmostEqual(made.launches(), 32 * layer + 16 * chunk + 2 + 2 / 8)
         biased = workloads.all_workloads()["qwen2.5-1.5b"]
         self.assertAlmostEqual(trees.estimate(self.tree(), biased).launches(), 28 * (layer + 9) + 64 * chunk + 2 + 2 / 16)
+
+    def test_launches_are_fewer_where_stages_are_one(self):
+        made = trees.estimate(self.tree(EARLIER), workloads.all_workloads()["llama-3-8b"])
+        # 12 products; norms backward are two launches each; queries, keys and values are taken apart and joined.
+        layer, chunk = 12 + 3 + 2 + 4 + 2 + 2 + 1, 3 + 1 + 1 + 2
+        self.assertAlmostEqual(made.launches(), 32 * layer + 16 * chunk + 2 + 2 / 8)
+        biased = workloads.all_workloads()["qwen2.5-1.5b"]
+        self.assertAlmostEqual(trees.estimate(self.tree(EARLIER), biased).launches(), 28 * (layer + 2) + 64 * chunk + 2 + 2 / 16)
+
+    def test_one_pass_reads_a_norms_operands_once(self):
+        rows, width = 8192, 4096
+        bytes_of = lambda code: sum(each.bytes for each in launches.norm_backward(code, rows, width, 2))
+        apart, together = bytes_of(self.tree().kernels), bytes_of(self.tree(EARLIER).kernels)
+        # Parts of f32: 32 of 256 rows, and 512 of 16; written, read, and a gradient of bf16 that is added to.
+        parts = lambda count: 2 * 4 * count * width + 4 * width
+        self.assertEqual((apart, together), (6 * 2 * rows * width + parts(32), 4 * 2 * rows * width + parts(512)))
+
+    def test_a_blocks_threads_go_through_its_rows(self):
+        kernels = self.tree(EARLIER).kernels
+        narrow, _ = launches.norm_backward(kernels, 32768, 1536, 4)
+        self.assertEqual((narrow.kernel, narrow.blocks, narrow.threads, narrow.loads), ("rms_norm_backward_bf16", 1024, 192, 8 * 32))
+        wide, _ = launches.norm_backward(kernels, 1024, 8192, 4)
+        self.assertEqual((wide.kernel, wide.blocks, wide.threads), ("rms_norm_backward_wide_bf16", 64, 256))
+        self.assertEqual(launches.add_parts(kernels, 1024, 1536, 4).loads, 2 * 8)
+        self.assertEqual(launches.add_parts(self.tree().kernels, 128, 1536, 4).loads, 2 * 128)
 
     def test_rows_add_up_to_the_whole(self):
         made = trees.estimate(self.tree(), workloads.all_workloads()["llama-3-8b"])
