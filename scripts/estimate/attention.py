@@ -22,10 +22,9 @@ def tile_rows(tile, products, head_dim):
     return blocks * MMA_ROWS, passing
 
 
-def tile_clocks(tile, copies, warps):
+def tile_clocks(tile, warps):
     """Clocks of a multiprocessor for an iteration of one warp, among so many."""
-    instructions, shared_bytes = tile.of_copies(copies)
-    busy = [instructions / hopper.SCHEDULERS, shared_bytes / hopper.SHARED_BYTES_A_CLOCK,
+    busy = [tile.instructions / hopper.SCHEDULERS, tile.shared_bytes / hopper.SHARED_BYTES_A_CLOCK,
             tile.hmma * MMA_FLOPS / (hopper.TENSOR_FLOPS_A_CLOCK * hopper.MMA_SHARE)]
     return overlapped(busy, warps)
 
@@ -58,7 +57,7 @@ def seconds(counted, threads, heads, seq, head_dim, products, members=1, queries
     if resident < 1:
         raise Unexpected(f"blocks of {threads} threads with {dynamic_bytes} bytes of shared memory do not fit")
     copies = 2 * passing * (head_dim // 8) / threads
-    clocks = tile_clocks(counted.tile, copies, resident * warps)
+    clocks = tile_clocks(counted.tile.of_copies(copies), resident * warps)
     # Outside of the loop; the loads there are waited for while other blocks work.
     outside = (counted.instructions - counted.tile.instructions) / hopper.SCHEDULERS
     tiles = [-(-min(seq, (block + 1) * rows) // passing) if queries_stay else -(-(seq - block * rows) // passing)

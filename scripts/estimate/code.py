@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 
 from sass import cubins, figures, listing, nvrtc, packages
-from sass.busiest import Kernel as Flow
+from sass.busiest import Kernel as Flow, work
 
 TARGET = 90
 WARP = 32
@@ -42,11 +42,20 @@ class Tile:
     copies: int
     copy_instructions: int = 0
     copy_bytes: int = 0
+    # What the shortest way with as many products lacks of this one: where warps have different parts, all of the parts.
+    of_parts: int = 0
+    bytes_of_parts: int = 0
 
     def of_copies(self, copies):
-        """Instructions and bytes of an iteration that makes so many copies, whether by a loop or unrolled."""
+        """An iteration that makes so many copies, whether by a loop or unrolled."""
         again = copies / self.copies - 1 if self.copy_instructions else 0
-        return self.instructions + again * self.copy_instructions, self.shared_bytes + again * self.copy_bytes
+        return dataclasses.replace(self, instructions=self.instructions + again * self.copy_instructions,
+                                   shared_bytes=self.shared_bytes + again * self.copy_bytes)
+
+    def of_one_part(self):
+        """On average over two warps of which each has a part of its own: the way counts both."""
+        return dataclasses.replace(self, instructions=self.instructions - self.of_parts / 2,
+                                   shared_bytes=self.shared_bytes - self.bytes_of_parts / 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,17 +137,28 @@ def count(instructions, name):
     return sum(instruction.name == name and instruction.predicate != "@!PT" for instruction in instructions)
 
 
-def tile_of(flow):
+def with_exponentials(instruction):
+    """What a way through a loop with products is chosen by, beside products and copies: its exponentials, of which those where
+    queries see no keys have none, and numbers that other warps hand over in shared memory."""
+    if instruction.opcode == "MUFU.EX2":
+        return 0, 1 << 20
+    if instruction.name == "LDS" and instruction.access_bytes() == 16:
+        return 0, 16
+    return work(instruction)
+
+
+def tile_of(instructions):
     """Of the loop with the most products; none if there is no such loop."""
-    loops = [loop for loop in flow.outermost() if flow.busiest(loop).products]
+    short, full = Flow(instructions), Flow(instructions, with_exponentials)
+    loops = [loop for loop in short.outermost() if short.busiest(loop).products]
     if not loops:
         return None
-    loop = max(loops, key=lambda each: flow.busiest(each).products)
-    way = flow.busiest(loop).instructions
-    inner = [flow.busiest(each).instructions for each in flow.within(loop)]
+    loop = max(loops, key=lambda each: short.busiest(each).products)
+    way, shortest = full.busiest(loop).instructions, short.busiest(loop).instructions
+    inner = [full.busiest(each).instructions for each in full.within(loop)]
     copying = [instruction for each in inner if count(each, "LDGSTS") for instruction in each]
     return Tile(len(way), count(way, "HMMA"), count(way, "LDSM"), shared_bytes_of(way), count(way, "LDGSTS"), len(copying),
-                shared_bytes_of(copying))
+                shared_bytes_of(copying), len(way) - len(shortest), shared_bytes_of(way) - shared_bytes_of(shortest))
 
 
 def counted(instructions, resources):
@@ -150,4 +170,4 @@ def counted(instructions, resources):
     passes = figures.passes_of(flow)
     return Counted(resources.registers, resources.shared_bytes, len(whole), sum(map(len, loops)),
                    sum(figures.is_wide_load(instruction) for way in loops for instruction in way),
-                   max(each.in_flight for each in passes), shared_bytes_of(whole), tile_of(flow))
+                   max(each.in_flight for each in passes), shared_bytes_of(whole), tile_of(instructions))

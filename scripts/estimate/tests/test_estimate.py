@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from estimate import attention, clock, code, hopper, launches, step, tables, trees, workloads
 from estimate.code import Counted, Tile
 from sass import listing
-from sass.busiest import Kernel as Flow
 from sass.cubins import Resources
 
 # A kernel of which a warp makes 8 wide loads a loop of 100 instructions, with as many registers as 64 warps may have.
@@ -49,13 +48,44 @@ TILES = instructions("""
 
 class Counting(unittest.TestCase):
     def test_copies_count_as_often_as_they_are_made(self):
-        tile = code.tile_of(Flow(TILES))
+        tile = code.tile_of(TILES)
         self.assertEqual((tile.instructions, tile.hmma, tile.ldsm, tile.copies, tile.copy_instructions), (8, 2, 1, 1, 3))
         self.assertEqual(tile.shared_bytes, 512 + 512)
         # Three more copies of three instructions.
-        self.assertEqual(tile.of_copies(4), (8 + 9, 1024 + 3 * 512))
+        self.assertEqual((tile.of_copies(4).instructions, tile.of_copies(4).shared_bytes), (8 + 9, 1024 + 3 * 512))
         unrolled = dataclasses.replace(tile, copy_instructions=0, copy_bytes=0)
-        self.assertEqual(unrolled.of_copies(4), (8, 1024))
+        self.assertEqual(unrolled.of_copies(4), unrolled)
+
+    def test_exponentials_are_not_passed_by(self):
+        # From 0x10 to 0x50: where P0 holds, no key is seen, and nothing is done.
+        tile = code.tile_of(instructions("""
+            MOV R0, R1
+            HMMA.16816.F32.BF16 R4, R8, R12, R4
+            @P0 BRA 0x50
+            FMUL R4, R4, R5
+            MUFU.EX2 R3, R4
+            @P1 BRA 0x10
+            EXIT
+        """))
+        self.assertEqual((tile.instructions, tile.hmma, tile.of_parts), (5, 1, 2))
+
+    def test_two_warps_of_different_parts_share_them(self):
+        # From 0x10 to 0x80: one part makes an exponential and hands it over, the other takes it.
+        tile = code.tile_of(instructions("""
+            MOV R0, R1
+            HMMA.16816.F32.BF16 R4, R8, R12, R4
+            @P0 BRA 0x50
+            MUFU.EX2 R3, R4
+            STS.128 [R1], R4
+            @!P0 BRA 0x80
+            LDS.128 R4, [R1]
+            FMUL R4, R4, R5
+            @P1 BRA 0x10
+            EXIT
+        """))
+        self.assertEqual((tile.instructions, tile.shared_bytes), (8, 1024))
+        # Four instructions that both have, and four of parts.
+        self.assertEqual((tile.of_one_part().instructions, tile.of_one_part().shared_bytes), (6, 512))
 
     def test_bytes_in_shared_memory_are_those_of_a_warp(self):
         moved = instructions("LDSM.16.M88.2 R0, [R4]\nLDS R0, [R4]\nSTS.128 [R4], R0\n@!PT LDS RZ, [RZ]\nLDG.E.128 R0, [R2.64]")
@@ -121,7 +151,7 @@ class Attention(unittest.TestCase):
 
     def test_a_tile_takes_what_is_busiest_and_half_of_the_rest(self):
         issue, shared, tensor = 160, 288, 128 * 4096 / (4096 * 0.62)
-        self.assertAlmostEqual(attention.tile_clocks(self.TILE, 16, 12), shared + (issue + tensor) / 2)
+        self.assertAlmostEqual(attention.tile_clocks(self.TILE, 12), shared + (issue + tensor) / 2)
 
     def test_blocks_are_taken_in_their_order(self):
         self.assertEqual(attention.longest_slot([4, 3, 2, 1], 2), 5)
