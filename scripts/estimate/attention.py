@@ -1,4 +1,5 @@
 """How long flash attention takes: tiles of warps, by what their main loops keep busy, and blocks of unequal length."""
+import dataclasses
 import heapq
 
 from sass.figures import warps_of
@@ -7,8 +8,49 @@ from . import hopper
 from .clock import overlapped
 from .code import TARGET, WARP, Unexpected
 
-# Operations of an mma.sync of 16 x 8 x 16, and rows and columns of its tile.
+# Operations of an mma.sync, rows and columns of its tile, and its depth.
 MMA_FLOPS, MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 2 * 16 * 8 * 16, 16, 8, 16
+CHUNK_BYTES, PER_CHUNK = 16, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A kernel of flash attention: some tiles stay in shared memory, pairs of others go by."""
+    kernel: str
+    # Of a warp, in an iteration of its main loop.
+    products: int
+    # Tiles that stay, and pairs that there is room for.
+    staying: int
+    pairs: int
+    # Else keys stay, and queries go by from the diagonal on.
+    queries_stay: bool
+    # Two warps have the same rows, each a part of the work.
+    paired: bool = False
+
+
+FORWARD = Pass("flash_forward_128_bf16", 2, 1, 1, True)
+QUERIES = Pass("flash_backward_queries_128_bf16", 3, 2, 2, True)
+KEYS = Pass("flash_backward_keys_128_bf16", 4, 2, 2, False)
+# A warp makes probabilities and sums dv, the one beside it takes them and sums dk.
+PAIRED_KEYS = dataclasses.replace(KEYS, products=2, paired=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How a pass is cut, as its machine code has it, and what an iteration of a warp takes."""
+    # Rows of a block that stay, and rows that go by in an iteration.
+    rows: int
+    passing: int
+    warps: int
+    # Blocks that a multiprocessor has room for, and clocks of it that a warp's iteration keeps each resource busy, by name.
+    blocks: int
+    busy: dict
+    # Clocks of issue slots for what a warp does outside of the loop.
+    outside: float
+
+    def clocks(self, blocks):
+        """Of a multiprocessor for a warp's iteration, among the warps of so many blocks."""
+        return overlapped(list(self.busy.values()), blocks * self.warps)
 
 
 def tile_rows(tile, products, head_dim):
@@ -22,11 +64,23 @@ def tile_rows(tile, products, head_dim):
     return blocks * MMA_ROWS, passing
 
 
-def tile_clocks(tile, warps):
-    """Clocks of a multiprocessor for an iteration of one warp, among so many."""
-    busy = [tile.instructions / hopper.SCHEDULERS, tile.shared_bytes / hopper.SHARED_BYTES_A_CLOCK,
-            tile.hmma * MMA_FLOPS / (hopper.TENSOR_FLOPS_A_CLOCK * hopper.MMA_SHARE)]
-    return overlapped(busy, warps)
+def shape_of(counted, of, head_dim):
+    """A pass, for heads of a width."""
+    if counted.tile is None or counted.threads is None:
+        raise Unexpected(f"{of.kernel} has no loop with products, or no bound of threads")
+    warps = counted.threads // WARP
+    own, passing = tile_rows(counted.tile, of.products, head_dim)
+    rows = own * warps // (2 if of.paired else 1)
+    pitch = (head_dim // PER_CHUNK + 1) * CHUNK_BYTES
+    shared_bytes = counted.shared_bytes + (of.staying * rows + 2 * of.pairs * passing) * pitch
+    blocks = warps_of(TARGET, counted.registers, counted.threads, shared_bytes) // warps
+    if not blocks:
+        raise Unexpected(f"{of.kernel}: no multiprocessor has room for blocks with {shared_bytes} bytes of shared memory")
+    tile = counted.tile.of_copies(2 * passing * (head_dim // PER_CHUNK) / counted.threads)
+    tile = tile.of_one_part() if of.paired else tile
+    busy = {"issue": tile.instructions / hopper.SCHEDULERS, "shared memory": tile.shared_bytes / hopper.SHARED_BYTES_A_CLOCK,
+            "tensor cores": tile.hmma * MMA_FLOPS / (hopper.TENSOR_FLOPS_A_CLOCK * hopper.MMA_SHARE)}
+    return Shape(rows, passing, warps, blocks, busy, (counted.instructions - counted.tile.instructions) / hopper.SCHEDULERS)
 
 
 def longest_slot(lengths, slots):
@@ -37,36 +91,19 @@ def longest_slot(lengths, slots):
     return max(done)
 
 
-def blocks_resident(counted, threads, dynamic_bytes, blocks):
-    """Blocks that a multiprocessor holds at a time."""
-    fit = warps_of(TARGET, counted.registers, threads, counted.shared_bytes + dynamic_bytes) // (threads // WARP)
-    return min(fit, -(-blocks // hopper.MULTIPROCESSORS))
-
-
-def seconds(counted, threads, heads, seq, head_dim, products, members=1, queries_stay=True):
-    """Of a launch with a block for each head and each block of rows that stay. `members`: how often a block goes through the
-    sequence, for as many heads. `queries_stay`: keys go by up to the diagonal; else queries from it on."""
-    warps = threads // WARP
-    own, passing = tile_rows(counted.tile, products, head_dim)
-    rows = own * warps
-    # Tiles in shared memory: rows that stay (queries, and dout beside them; or keys and values), and those that go by.
-    chunks, staying, going = head_dim // 8 + 1, 1 if products == 2 else 2, 2 if products == 2 else 4
-    dynamic_bytes = (staying * rows + going * passing) * chunks * 16
-    blocks = -(-seq // rows)
-    resident = blocks_resident(counted, threads, dynamic_bytes, blocks * heads)
-    if resident < 1:
-        raise Unexpected(f"blocks of {threads} threads with {dynamic_bytes} bytes of shared memory do not fit")
-    copies = 2 * passing * (head_dim // 8) / threads
-    clocks = tile_clocks(counted.tile.of_copies(copies), resident * warps)
-    # Outside of the loop; the loads there are waited for while other blocks work.
-    outside = (counted.instructions - counted.tile.instructions) / hopper.SCHEDULERS
-    tiles = [-(-min(seq, (block + 1) * rows) // passing) if queries_stay else -(-(seq - block * rows) // passing)
-             for block in range(blocks)]
+def seconds(counted, of, head_dim, seq, heads, members=1):
+    """Of a launch with a block for each head and each block of rows that stay. `members`: for how many heads a block goes through
+    the sequence."""
+    shape = shape_of(counted, of, head_dim)
+    count = -(-seq // shape.rows)
+    seen = [min(seq, (block + 1) * shape.rows) if of.queries_stay else seq - block * shape.rows for block in range(count)]
+    resident = min(shape.blocks, -(-count * heads // hopper.MULTIPROCESSORS))
+    clocks = shape.clocks(resident)
     # The longest first, and all heads of a length one after the other, as they are launched.
-    lengths = [members * tile * clocks + outside for tile in sorted(tiles, reverse=True) for _ in range(heads)]
+    lengths = [members * -(-rows // shape.passing) * clocks + shape.outside for rows in sorted(seen, reverse=True) for _ in range(heads)]
     # A slot has the multiprocessor for its share of the time, and all of its warps' tiles to do.
-    slots = resident * hopper.MULTIPROCESSORS
-    return longest_slot(lengths, slots) * warps * resident / hopper.CLOCK_HZ
+    longest = longest_slot(lengths, resident * hopper.MULTIPROCESSORS)
+    return longest * shape.warps * resident / hopper.CLOCK_HZ
 
 
 def cudnn_seconds(workload):

@@ -62,6 +62,8 @@ class Tile:
 class Counted:
     """A kernel."""
     registers: int
+    # Of a block, where the kernel promises it.
+    threads: int | None
     shared_bytes: int
     # Of a warp on the busiest way, once through every loop; and those in its loops over tensors.
     instructions: int
@@ -168,6 +170,6 @@ def counted(instructions, resources):
     loops = [flow.busiest(loop).instructions for loop in flow.outermost()]
     loops = [way for way in loops if any(map(figures.is_wide_load, way))]
     passes = figures.passes_of(flow)
-    return Counted(resources.registers, resources.shared_bytes, len(whole), sum(map(len, loops)),
+    return Counted(resources.registers, resources.threads_max, resources.shared_bytes, len(whole), sum(map(len, loops)),
                    sum(figures.is_wide_load(instruction) for way in loops for instruction in way),
                    max(each.in_flight for each in passes), shared_bytes_of(whole), tile_of(instructions))

@@ -13,6 +13,9 @@ SHARED_BYTES_A_CLOCK = 128
 # Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture": mma.sync comes to 62 % of the peak.
 MMA_SHARE = 0.62
 
+# Of the w warps of a scheduler, how many's worth of work beside the bottleneck nothing hides: see clock.py.
+EXPOSED_WARPS = 1.5
+
 # What cuBLASLt's large bf16 products come to under the power limit, in published runs; the assumption of the close reading.
 PRODUCT_FLOPS = 700e12
 # Of 3.35 TB/s by the data sheet; the same assumption.
@@ -20,9 +23,9 @@ BYTES_A_SECOND = 3.0e12
 # From asking for a line of memory to having it, under load; between published 0.5 and 0.8 us.
 LATENCY_S = 0.6e-6
 
-# Between the end of a kernel and the start of the next in a stream, when the host is ahead; and within a CUDA graph.
-# Assumptions: there is no figure of either in what was read.
-GAP_S, GRAPH_GAP_S = 1.5e-6, 1.0e-6
+# From a kernel's last blocks to the next one's first at work, when the host is ahead; and within a CUDA graph. Assumptions:
+# there is no figure of either in what was read.
+GAP_S, GRAPH_GAP_S = 2.5e-6, 1.5e-6
 # The host's time for a launch (driver, and cuBLASLt's part); a step is never faster than its launches.
 HOST_LAUNCH_S = 5e-6
 

@@ -3,6 +3,7 @@
 Which kernels a tree has says which generation of the launch code it is: one without `rms_norm_dweight` makes the weight's gradient
 in the pass that makes dx, and one with `split_qkv` has queries, keys and values in one product.
 """
+from . import attention
 from .clock import Launch
 
 # Kernels whose machine code is counted, by source. No tree has all of them.
@@ -42,6 +43,11 @@ def makes_norms_in_one_pass(code):
 
 def has_one_product_of_qkv(code):
     return "split_qkv_bf16" in code
+
+
+def key_pass(code):
+    """How dk and dv are made: parts of them came together with pairs of warps."""
+    return attention.PAIRED_KEYS if "flash_add_parts_bf16" in code else attention.KEYS
 
 
 def flat(kernel, elements, tensors):

@@ -77,12 +77,13 @@ class Step:
             return
         heads, group = workload.batch * model.heads, model.heads // model.kv_heads
 
-        def seconds(kernel, heads, *more):
-            return attention.seconds(self.code[kernel], 128, heads, workload.seq, model.head_dim, *more)
+        def add(row, of, heads, *members):
+            seconds = attention.seconds(self.code[of.kernel], of, model.head_dim, workload.seq, heads, *members)
+            self.add(row, seconds, model.layers)
 
-        self.add(FORWARD, seconds("flash_forward_128_bf16", heads, 2), model.layers)
-        self.add(BACKWARD, seconds("flash_backward_queries_128_bf16", heads, 3), model.layers)
-        self.add(BACKWARD, seconds("flash_backward_keys_128_bf16", heads // group, 4, group, False), model.layers)
+        add(FORWARD, attention.FORWARD, heads)
+        add(BACKWARD, attention.QUERIES, heads)
+        add(BACKWARD, launches.key_pass(self.code), heads // group, group)
         rows = workload.tokens * model.heads
         sums = Launch("flash_row_sums_bf16", ceil(rows, 4), 128, 2 * 2 * rows * model.head_dim + 4 * rows)
         self.launch(OTHERS, [sums], model.layers)

@@ -1,5 +1,5 @@
 """Tables of estimates, for people and for pages."""
-from . import step, trees
+from . import attention, launches, step, trees
 
 # What the close reading of c5abdaf said, row by row, and of its whole in percent of the peak.
 CLOSE_READING = {
@@ -67,4 +67,16 @@ def gains(before, after, workload, tuned):
         last = now
     if workload.aim:
         rows.append(["LLMQ, measured by its authors", "", "", str(workload.aim)])
+    return rows
+
+
+def tiles(compared):
+    """What an iteration of a warp of flash attention keeps busy, in clocks of a multiprocessor, tree by tree."""
+    names = ("issue", "shared memory", "tensor cores")
+    rows = [["clocks of a warp's iteration (heads of 128)", "stay x go by", "warps", *names, "all"]]
+    for tree in compared:
+        for of in (attention.FORWARD, attention.QUERIES, launches.key_pass(tree.kernels)):
+            shape = attention.shape_of(tree.kernels[of.kernel], of, 128)
+            rows.append([f"{of.kernel}, {tree.title}", f"{shape.rows} x {shape.passing}", str(shape.blocks * shape.warps),
+                         *(f"{shape.busy[name]:.0f}" for name in names), f"{shape.clocks(shape.blocks):.0f}"])
     return rows

@@ -18,7 +18,7 @@ from sass import listing
 from sass.cubins import Resources
 
 # A kernel of which a warp makes 8 wide loads a loop of 100 instructions, with as many registers as 64 warps may have.
-STREAM = Counted(registers=32, shared_bytes=0, instructions=130, looped=100, loads=8, in_flight=8, shared_traffic=0)
+STREAM = Counted(registers=32, threads=None, shared_bytes=0, instructions=130, looped=100, loads=8, in_flight=8, shared_traffic=0)
 
 
 def instructions(text):
@@ -110,7 +110,7 @@ class Counting(unittest.TestCase):
 
 class Timing(unittest.TestCase):
     def test_what_is_not_the_bottleneck_hides_behind_other_warps(self):
-        self.assertEqual([clock.exposed(warps) for warps in (4, 8, 12, 64)], [1.0, 1.0, 0.5, 1 / 15])
+        self.assertEqual([clock.exposed(warps) for warps in (4, 8, 12, 64)], [1.0, 0.75, 0.5, 1.5 / 16])
         self.assertEqual(clock.overlapped([3.0, 2.0, 1.0], 12), 4.5)
 
     def test_a_product_takes_its_operations_or_its_bytes(self):
@@ -125,11 +125,11 @@ class Timing(unittest.TestCase):
     def test_one_block_is_bound_by_latency_and_a_full_wave_by_bandwidth(self):
         lone = clock.Launch("x", 1, 256, 8 * 8 * 512)
         issue = 8 * 130 / 4 / hopper.CLOCK_HZ
-        # Eight warps, one part in one exposed: all that they load is under way at once.
-        self.assertAlmostEqual(clock.kernel_seconds(STREAM, lone), hopper.LATENCY_S + issue)
+        # Eight warps: three quarters of the rest are exposed. All that they load is under way at once.
+        self.assertAlmostEqual(clock.kernel_seconds(STREAM, lone), hopper.LATENCY_S + 0.75 * issue)
         blocks = 8 * 132
         wide = clock.Launch("x", blocks, 256, 3e12)
-        expected = 1.0 + 64 * 130 / 4 / hopper.CLOCK_HZ / 15
+        expected = 1.0 + 64 * 130 / 4 / hopper.CLOCK_HZ * 1.5 / 16
         self.assertAlmostEqual(clock.kernel_seconds(STREAM, wide), expected)
 
     def test_what_is_left_of_a_wave_takes_as_long_as_its_own(self):
@@ -141,6 +141,7 @@ class Timing(unittest.TestCase):
 
 class Attention(unittest.TestCase):
     TILE = Tile(instructions=640, hmma=128, ldsm=72, shared_bytes=72 * 512, copies=16)
+    COUNTED = Counted(168, 128, 0, 1040, 0, 0, 0, 0, TILE)
 
     def test_rows_follow_from_the_products(self):
         self.assertEqual(attention.tile_rows(self.TILE, 2, 128), (16, 64))
@@ -150,8 +151,20 @@ class Attention(unittest.TestCase):
             attention.tile_rows(self.TILE, 3, 128)
 
     def test_a_tile_takes_what_is_busiest_and_half_of_the_rest(self):
+        shape = attention.shape_of(self.COUNTED, attention.FORWARD, 128)
+        self.assertEqual((shape.rows, shape.passing, shape.warps, shape.blocks), (64, 64, 4, 3))
         issue, shared, tensor = 160, 288, 128 * 4096 / (4096 * 0.62)
-        self.assertAlmostEqual(attention.tile_clocks(self.TILE, 12), shared + (issue + tensor) / 2)
+        self.assertEqual(shape.busy, {"issue": issue, "shared memory": shared, "tensor cores": tensor})
+        self.assertAlmostEqual(shape.clocks(3), shared + (issue + tensor) / 2)
+        self.assertEqual(shape.outside, 100)
+
+    def test_paired_warps_have_half_of_the_rows_and_of_the_parts(self):
+        tile = dataclasses.replace(self.TILE, hmma=128, ldsm=40, of_parts=80, bytes_of_parts=1024)
+        counted = dataclasses.replace(self.COUNTED, tile=tile)
+        shape = attention.shape_of(counted, attention.PAIRED_KEYS, 128)
+        # Two products of 32 rows by 32; four warps have 64 rows.
+        self.assertEqual((shape.rows, shape.passing), (64, 32))
+        self.assertEqual((shape.busy["issue"], shape.busy["shared memory"]), (150, 72 * 4 - 4))
 
     def test_blocks_are_taken_in_their_order(self):
         self.assertEqual(attention.longest_slot([4, 3, 2, 1], 2), 5)
@@ -159,20 +172,23 @@ class Attention(unittest.TestCase):
         self.assertEqual(attention.longest_slot([7], 2), 7)
 
     def test_a_block_alone_takes_its_tiles_and_what_is_around_them(self):
-        counted = Counted(168, 0, 1040, 0, 0, 0, 0, self.TILE)
-        seconds = attention.seconds(counted, 128, 1, 64, 128, 2)
-        clocks = 288 + 160 + 128 / 0.62 + (1040 - 640) / 4
-        self.assertAlmostEqual(seconds, 4 * clocks / hopper.CLOCK_HZ)
+        seconds = attention.seconds(self.COUNTED, attention.FORWARD, 128, 64, 1)
+        clocks = 288 + 160 + 128 / 0.62  # One warp a scheduler: all of it.
+        self.assertAlmostEqual(seconds, 4 * (clocks + 100) / hopper.CLOCK_HZ)
         # Two blocks of rows on two multiprocessors: the longer has two tiles.
-        longer = attention.seconds(counted, 128, 1, 128, 128, 2)
-        self.assertAlmostEqual(longer - seconds, 4 * (288 + 160 + 128 / 0.62) / hopper.CLOCK_HZ)
+        longer = attention.seconds(self.COUNTED, attention.FORWARD, 128, 128, 1)
+        self.assertAlmostEqual(longer - seconds, 4 * clocks / hopper.CLOCK_HZ)
 
     def test_keys_are_seen_by_the_queries_behind_them(self):
-        counted = Counted(168, 0, 1040, 0, 0, 0, 0, self.TILE)
-        forward = attention.seconds(counted, 128, 132, 1024, 128, 2)
-        backward = attention.seconds(counted, 128, 132, 1024, 128, 2, 1, False)
+        by_keys = dataclasses.replace(attention.FORWARD, queries_stay=False)
+        forward, backward = (attention.seconds(self.COUNTED, of, 128, 1024, 132) for of in (attention.FORWARD, by_keys))
         self.assertAlmostEqual(forward, backward)
-        self.assertGreater(attention.seconds(counted, 128, 132, 1024, 128, 2, 2, False), 1.9 * backward)
+        self.assertGreater(attention.seconds(self.COUNTED, by_keys, 128, 1024, 132, 2), 1.9 * backward)
+
+    def test_what_does_not_fit_or_multiplies_nothing_is_refused(self):
+        for change, said in ((dict(tile=None), "no loop with products"), (dict(shared_bytes=300_000), "has room")):
+            with self.assertRaisesRegex(code.Unexpected, said):
+                attention.shape_of(dataclasses.replace(self.COUNTED, **change), attention.FORWARD, 128)
 
 
 class Workloads(unittest.TestCase):
@@ -202,7 +218,7 @@ EARLIER = {"rms_norm_dweight_bf16", "add_bias_bf16"}
 
 class Steps(unittest.TestCase):
     def tree(self, without=LATER, **changes):
-        tile = dataclasses.replace(STREAM, registers=168, tile=Attention.TILE)
+        tile = dataclasses.replace(STREAM, registers=168, threads=128, tile=Attention.TILE)
         products = {"flash_backward_queries_128_bf16": 96, "flash_backward_keys_128_bf16": 128}
         kernels = {name: STREAM for names in launches.SOURCES.values() for name in names if name not in without}
         for name in launches.SOURCES["flash_attention"][:3]:
@@ -246,7 +262,7 @@ class Steps(unittest.TestCase):
     def test_rows_add_up_to_the_whole(self):
         made = trees.estimate(self.tree(), workloads.all_workloads()["llama-3-8b"])
         self.assertAlmostEqual(made.ms(), sum(map(made.row_ms, step.ROWS)))
-        self.assertAlmostEqual(made.row_ms(step.PRODUCTS), 6 * 6_979_321_856 * 8192 / 700e9 + 32 * 21 * 1.5e-3, delta=0.5)
+        self.assertAlmostEqual(made.row_ms(step.PRODUCTS), 6 * 6_979_321_856 * 8192 / 700e9 + 32 * 21 * 2.5e-3, delta=0.5)
 
     def test_a_chunk_is_as_large_as_it_pays(self):
         workload = workloads.all_workloads()["qwen2.5-1.5b"]
