@@ -29,7 +29,7 @@ class Way:
     bytes: int = 0
 
     @staticmethod
-    def through(instructions):
+    def through(instructions, work):
         each = [work(instruction) for instruction in instructions]
         return Way(tuple(instructions), 0, sum(products for products, _ in each), sum(bytes for _, bytes in each))
 
@@ -42,9 +42,10 @@ class Way:
 
 
 class Kernel:
-    """A kernel's blocks and loops."""
+    """A kernel's blocks and loops. `work` says what an instruction does, if it is to be something else than in most kernels."""
 
-    def __init__(self, instructions):
+    def __init__(self, instructions, work=work):
+        self.work = work
         self.blocks = blocks_of(instructions)
         self.loops = loops_of(self.blocks)
         self.order = order_of(self.blocks)
@@ -88,6 +89,6 @@ class Kernel:
     def step(self, index, inner):
         """The way through a block, or through the loop that it is the header of."""
         if index not in inner:
-            return Way.through(self.blocks[index].instructions)
+            return Way.through(self.blocks[index].instructions, self.work)
         through = self.busiest(inner[index])
         return dataclasses.replace(through, loops=through.loops + 1)

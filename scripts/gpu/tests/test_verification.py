@@ -17,7 +17,7 @@ from verification import libraries, report, tensors
 from verification.commands import Clock, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import conformance, doctor, modes, offload, operations, plan, preflight, rehearsal, sanitizer, speed
+from verification.sections import conformance, cudnn, doctor, graphs, modes, offload, operations, plan, preflight, rehearsal, sanitizer, speed, tuning
 
 # Steps of a real run, shortened; the device's marks are made up.
 RUN = '{"kind":"run","version":"0.1.0","device":"cuda","granularity_bytes":256,"flops_per_token":1597440}'
@@ -78,6 +78,15 @@ class Reading(unittest.TestCase):
             self.assertEqual(preferred(13), ["cu13", "cublas", "system"])
             self.assertEqual(preferred(None), ["cu13", "cublas", "system"])
             self.assertEqual(preferred(12), ["cublas", "system", "cu13"])
+
+
+    def test_libraries_of_packages_come_before_the_systems(self):
+        with tempfile.TemporaryDirectory() as root:
+            folder = pathlib.Path(root) / "cudnn" / "lib"
+            folder.mkdir(parents=True)
+            self.assertNotIn(folder, libraries.folders_with("libcudnn.so.9", [root]))
+            (folder / "libcudnn.so.9").touch()
+            self.assertEqual(libraries.folders_with("libcudnn.so.9", [root])[0], folder)
 
 
 class Judging(unittest.TestCase):
@@ -182,6 +191,126 @@ class Judging(unittest.TestCase):
                                         (speed.COMPILED, Failed("no"), Failed), (speed.COMPILED, OutOfTime("late"), OutOfTime)):
             with self.assertRaises(expected, msg=engine):
                 speed.judge(essential, {**outcomes, speed.key(case, engine): other}, "2.11")
+
+
+class Trainer:
+    """A trainer of which a test says what a run with certain words among its arguments leaves behind."""
+    is_cuda = True
+
+    def __init__(self, folder, gpu=None, header=None, steps=None):
+        self.folder, self.of_gpu, self.header, self.steps, self.asked = pathlib.Path(folder), gpu or {}, header, steps, []
+
+    def gpu(self):
+        return self.of_gpu
+
+    def file(self, name):
+        return self.folder / name
+
+    def trainer(self, *arguments):
+        self.asked.append(arguments)
+        self.file("algorithms.json").write_text("{}")
+        return Finished(["trainer"], 0, '{"problems": 7}', "", 12.0)
+
+    def train(self, *arguments):
+        self.asked.append(arguments)
+        count = arguments[arguments.index("--steps") + 1]
+        run = metrics(*({"loss": 5.0 - 0.1 * step, **self.steps(arguments, step)} for step in range(count)))
+        run.header |= self.header(arguments)
+        return SimpleNamespace(metrics=run, plan=PLAN)
+
+
+def run_section(section, place):
+    found = Findings()
+    section.run(place, found)
+    return found
+
+
+class Graphs(unittest.TestCase):
+    def place(self, folder, on=True, **changes):
+        off = lambda arguments: "train.graphs=off" in arguments
+        def steps(arguments, step):
+            return {"step_ms": 20.0 if off(arguments) else 10.0, **({} if off(arguments) else changes)}
+        return Trainer(folder, header=lambda arguments: {"graphs": on and not off(arguments)}, steps=steps)
+
+    def test_the_same_bits_in_less_time_pass(self):
+        found = run_section(graphs, self.place("/"))
+        self.assertEqual([(row[4], row[5]) for row in found.tables[0].rows], [("100.0 %", "yes")] * len(graphs.CASES))
+
+    def test_what_a_graph_changes_fails(self):
+        for change in (dict(on=False), dict(loss=4.0), dict(peak_bytes=1), dict(h2d_bytes=1), dict(replayed={}), dict(driver_allocations=1)):
+            with self.assertRaises(Failed, msg=change):
+                run_section(graphs, self.place("/", **change))
+
+    def test_a_record_may_say_why_there_are_none(self):
+        for said, expected in ((True, True), ({"on": True}, True), (False, False), ({"on": False, "reason": "ranks"}, False), ("ranks", False)):
+            self.assertEqual(graphs.is_on(said), expected)
+
+
+class Tuning(unittest.TestCase):
+    def place(self, folder, tuned_ms=9.0, named="algorithms.json 0123", **change):
+        tuned = lambda arguments: "hardware.algorithms=heuristic" not in arguments
+        def steps(arguments, step):
+            return {"step_ms": tuned_ms, **change} if tuned(arguments) else {"step_ms": 10.0}
+        return Trainer(folder, header=lambda arguments: {"algorithms": named if tuned(arguments) else "heuristic"}, steps=steps)
+
+    def test_a_file_that_is_taken_and_pays_passes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            place = self.place(folder)
+            found = run_section(tuning, place)
+        self.assertAlmostEqual(found.figures["speed_ratio"], 10 / 9)
+        self.assertEqual(found.figures["tune"]["said"], {"problems": 7})
+        # Tuned for the shape that is trained, into the file that is taken.
+        tune, *runs = place.asked
+        self.assertTrue(set(map(str, tuning.SHAPE)) <= set(map(str, tune)) and all(set(tuning.SHAPE) <= set(run) for run in runs))
+        self.assertIn(f"hardware.algorithms={tune[tune.index('--out') + 1]}", runs[1])
+
+    def test_a_file_that_is_not_taken_or_does_harm_fails(self):
+        for change in (dict(tuned_ms=10.5), dict(named="heuristic"), dict(loss=9.0), dict(peak_bytes=1)):
+            with tempfile.TemporaryDirectory() as folder, self.assertRaises(Failed, msg=change):
+                run_section(tuning, self.place(folder, **change))
+
+    def test_bits_that_change_from_run_to_run_fail(self):
+        with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(Failed, "second run"):
+            place = self.place(folder)
+            steps = place.steps
+            place.steps = lambda arguments, step: {**steps(arguments, step), "grad_norm": float(len(place.asked))}
+            run_section(tuning, place)
+
+
+class Cudnn(unittest.TestCase):
+    GPU = {"cudnn": {"version": "9.28.0", "fits": True}}
+
+    def place(self, backend="cudnn", version="9.28.0", replays=True, **changes):
+        words = lambda arguments: ("cudnn" in arguments, "core_attn" in arguments)
+        def header(arguments):
+            return {"attention": {"backend": backend, "cudnn_version": version} if words(arguments)[0] else {"backend": "flash"}}
+        def steps(arguments, step):
+            cudnn_, recomputed = words(arguments)
+            replayed = {"core_attn": 8} if recomputed and replays else {}
+            return {"step_ms": 8.0, "loss": 5.001 - 0.1 * step, "replayed": replayed, **changes} if cudnn_ else {"step_ms": 10.0, "replayed": {}}
+        return Trainer("/", self.GPU, header, steps)
+
+    def test_planned_near_and_repeatable_passes(self):
+        found = run_section(cudnn, self.place())
+        self.assertEqual([(row[1], row[5]) for row in found.tables[0].rows], [("9.28.0", "25.0 %")] * len(cudnn.CASES))
+
+    def test_another_backend_or_another_loss_fails(self):
+        for change in (dict(backend="flash"), dict(version=None), dict(replays=False), dict(loss=5.5), dict(peak_bytes=1), dict(driver_allocations=1)):
+            with self.assertRaises(Failed, msg=change):
+                run_section(cudnn, self.place(**change))
+
+    def test_our_own_bits_are_not_cudnns(self):
+        place = self.place()
+        steps = place.steps
+        place.steps = lambda arguments, step: {**steps(arguments, step), "loss": 5.0 - 0.1 * step}
+        with self.assertRaisesRegex(Failed, "was not used"):
+            run_section(cudnn, place)
+
+    def test_without_the_library_it_is_skipped_and_says_so(self):
+        for gpu, said in (({}, "no cuDNN"), ({"cudnn": "not found"}, "not found"),
+                          ({"cudnn": {"version": "9.10", "fits": False, "reason": "9.25 is needed"}}, "9.25 is needed")):
+            with self.assertRaisesRegex(Skipped, said):
+                run_section(cudnn, Trainer("/", gpu))
 
 
 class Operations(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""Where cuBLASLt is, and whether this machine's C library is new enough."""
+"""Where cuBLASLt and cuDNN are, and whether this machine's C library is new enough."""
 import ctypes
 import importlib.util
 import os
@@ -32,20 +32,30 @@ def by_preference(folders, driver):
     return sorted(folders, key=lambda folder: (is_too_new(library_major(folder)), -library_major(folder)))
 
 
-def cublaslt_folders():
-    """Folders with libcublasLt: those of Python packages (PyTorch brings them), then the system's."""
+def folders_with(library, roots):
+    """Folders with a library: those of Python packages (PyTorch brings both) under these roots, then the system's."""
+    found = [path.parent for root in roots for path in sorted(pathlib.Path(root).glob(f"*/lib/{library}*"))]
+    found += [pathlib.Path(folder) for folder in SYSTEM_FOLDERS if any(pathlib.Path(folder).glob(f"{library}*"))]
+    return list(dict.fromkeys(found))
+
+
+def package_roots():
+    """Where NVIDIA's Python packages lie."""
     found = importlib.util.find_spec("nvidia")
-    roots = list(found.submodule_search_locations or []) if found else []
-    folders = [path.parent for root in roots for path in pathlib.Path(root).glob("*/lib/libcublasLt.so*")]
-    folders += [pathlib.Path(folder) for folder in SYSTEM_FOLDERS if any(pathlib.Path(folder).glob("libcublasLt.so*"))]
-    return by_preference(dict.fromkeys(folders), driver_major())
+    return list(found.submodule_search_locations or []) if found else []
+
+
+def cublaslt_folders():
+    """Folders with libcublasLt, the preferred first."""
+    return by_preference(folders_with("libcublasLt.so", package_roots()), driver_major())
 
 
 def library_path():
-    """LD_LIBRARY_PATH for the trainer, and the folder that was added to it."""
+    """LD_LIBRARY_PATH for the trainer, and the folder of cuBLASLt that was added to it; that of cuDNN follows, where there is one."""
     given = os.environ.get("LD_LIBRARY_PATH", "")
     folder = next(iter(cublaslt_folders()), None)
-    parts = [str(folder)] if folder else []
+    added = [folder, *folders_with("libcudnn.so.9", package_roots())[:1]]
+    parts = [str(each) for each in dict.fromkeys(added) if each]
     return ":".join(parts + [part for part in given.split(":") if part]), folder
 
 

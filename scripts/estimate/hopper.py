@@ -1,0 +1,37 @@
+"""An H100 SXM in figures, each with its source. None was measured here."""
+
+# NVIDIA's data sheet: 132 multiprocessors, 989.4 TFLOP/s of dense bf16 by wgmma; 4,096 operations a clock each at 1.83 GHz.
+MULTIPROCESSORS = 132
+PEAK_FLOPS = 989e12
+TENSOR_FLOPS_A_CLOCK = 4096
+# What a card holds under load, below the data sheet's boost; an assumption.
+CLOCK_HZ = 1.755e9
+# CUDA C++ programming guide, compute capability 9.0: four schedulers, one warp instruction a clock each.
+SCHEDULERS = 4
+# The same: 32 banks of four bytes.
+SHARED_BYTES_A_CLOCK = 128
+# Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture": mma.sync comes to 62 % of the peak.
+MMA_SHARE = 0.62
+
+# Of the w warps of a scheduler, how many's worth of work beside the bottleneck nothing hides: see clock.py.
+EXPOSED_WARPS = 1.5
+
+# What cuBLASLt's large bf16 products come to under the power limit, in published runs; the assumption of the close reading.
+PRODUCT_FLOPS = 700e12
+# Of 3.35 TB/s by the data sheet; the same assumption.
+BYTES_A_SECOND = 3.0e12
+# From asking for a line of memory to having it, under load; between published 0.5 and 0.8 us.
+LATENCY_S = 0.6e-6
+
+# From a kernel's last blocks to the next one's first at work, when the host is ahead; and within a CUDA graph. Assumptions:
+# there is no figure of either in what was read.
+GAP_S, GRAPH_GAP_S = 2.5e-6, 1.5e-6
+# The host's time for a launch (driver, and cuBLASLt's part); a step is never faster than its launches.
+HOST_LAUNCH_S = 5e-6
+
+# What `trainer tune` is taken to bring on products: the middle of 2 to 4 %.
+TUNED = 1.03
+
+# cuDNN's attention, forward and ordered backward, causal operations a second by length of sequence: between FlashAttention-3's
+# published 550 to 660 forward and 400 to 500 backward for long sequences; less for short ones, whose diagonal is a larger part.
+CUDNN_FLOPS = {1024: (450e12, 350e12), 8192: (600e12, 450e12)}

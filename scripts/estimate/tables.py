@@ -1,0 +1,82 @@
+"""Tables of estimates, for people and for pages."""
+from . import attention, launches, step, trees
+
+# What the close reading of c5abdaf said, row by row, and of its whole in percent of the peak.
+CLOSE_READING = {
+    "qwen2.5-1.5b": ((376, 103, 15, 62, 78, 1), 640, 49),
+    "llama-3-8b": ((490, 41, 85, 355, 41, 7), 1020, 42),
+}
+READ_COMMIT = "c5abdaf"
+# How far an estimate of c5abdaf may be from the close reading: of a row of 10 ms and more, and of the whole.
+ROW_TOLERANCE, WHOLE_TOLERANCE = 0.07, 0.03
+
+
+def deviations(name, estimated):
+    """What is further from the close reading than it may be, in sentences."""
+    rows, whole, _ = CLOSE_READING[name]
+    pairs = [(row, read, estimated.row_ms(row), ROW_TOLERANCE) for row, read in zip(step.ROWS, rows) if read >= 10]
+    pairs += [("the whole", whole, estimated.ms(), WHOLE_TOLERANCE)]
+    return [f"{name}, {title}: {now:.1f} ms, and {read} by the close reading: more than {100 * allowed:.0f} % apart"
+            for title, read, now, allowed in pairs if abs(now / read - 1) > allowed]
+
+
+def rendered(rows, markdown):
+    """Rows of texts, the first of them heads, the first column to the left."""
+    if markdown:
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        return "\n".join([lines[0], "|---|" + "---:|" * (len(rows[0]) - 1), *lines[1:]])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) if not column else cell.rjust(width)
+                               for column, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows)
+
+
+def by_row(columns):
+    """A table of steps, by their titles: a row of the close reading's table a line, then the whole."""
+    estimated = list(columns.values())
+    rows = [["estimated ms (nothing ran)", *columns]]
+    rows += [[row, *(f"{each.row_ms(row):.1f}" for each in estimated)] for row in step.ROWS]
+    rows += [["the whole", *(f"{each.ms():.0f}" for each in estimated)],
+             ["% of 989 TFLOP/s, causal operations", *(f"{each.share():.1f}" for each in estimated)],
+             ["% of it as `mfu` counts", *(f"{each.share(each.workload.flops_uncut):.1f}" for each in estimated)],
+             ["head's chunk", *(str(each.settings.head_chunk) for each in estimated)],
+             ["launches", *(f"{each.launches():.0f}" for each in estimated)]]
+    return rows
+
+
+def with_close_reading(name, rows):
+    """The table with a column of what the close reading said."""
+    if name not in CLOSE_READING:
+        return rows
+    read, whole, share = CLOSE_READING[name]
+    column = [f"{READ_COMMIT}, as read", *map(str, read), str(whole), str(share)]
+    column += [""] * (len(rows) - len(column))
+    return [[row[0], cell, *row[1:]] for row, cell in zip(rows, column)]
+
+
+def gains(before, after, workload, tuned):
+    """What each part brings, one after the other, and what cuDNN and tuning would beyond that."""
+    rows = [["estimated, one after the other", "ms", "gain", "%"]]
+    last = trees.estimate(before, workload)
+    rows.append([before.title, f"{last.ms():.0f}", "", f"{last.share():.1f}"])
+    named = [(title, trees.estimate(tree, workload)) for title, tree in trees.steps_between(before, after)]
+    named += [("cuDNN's attention, if it is as fast as assumed", trees.estimate(after, workload, cudnn=True)),
+              (f"`trainer tune`, if it brings {100 * (tuned - 1):.0f} % of products",
+               trees.estimate(after, workload, cudnn=True, tuned=tuned))]
+    for title, now in named:
+        rows.append([title, f"{now.ms():.0f}", f"{last.ms() - now.ms():.1f}", f"{now.share():.1f}"])
+        last = now
+    if workload.aim:
+        rows.append(["LLMQ, measured by its authors", "", "", str(workload.aim)])
+    return rows
+
+
+def tiles(compared):
+    """What an iteration of a warp of flash attention keeps busy, in clocks of a multiprocessor, tree by tree."""
+    names = ("issue", "shared memory", "tensor cores")
+    rows = [["clocks of a warp's iteration (heads of 128)", "stay x go by", "warps", *names, "all"]]
+    for tree in compared:
+        for of in (attention.FORWARD, attention.QUERIES, launches.key_pass(tree.kernels)):
+            shape = attention.shape_of(tree.kernels[of.kernel], of, 128)
+            rows.append([f"{of.kernel}, {tree.title}", f"{shape.rows} x {shape.passing}", str(shape.blocks * shape.warps),
+                         *(f"{shape.busy[name]:.0f}" for name in names), f"{shape.clocks(shape.blocks):.0f}"])
+    return rows
