@@ -84,7 +84,7 @@ __device__ void attention_softmax_backward(float *dp, const T *probs, size_t seq
     });
 }
 
-#define PARAMETERS size_t seq, size_t element, size_t threshold, size_t key, float kept_scale
+#define PARAMETERS size_t seq, size_t element, size_t threshold, const uint32_t *key, float kept_scale
 #define OF_ROWS seq, element, {threshold, key, kept_scale}
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void attention_softmax_##name(T *kept, float *scores, PARAMETERS) {                  \

@@ -1,9 +1,10 @@
 // Cross-entropy with its gradient in place of the logits.
 #include "softmax.cuh"
 
-// A block works on one token, in two passes over its logits.
+// A block works on one token, in two passes over its logits. The gradient's factor lies in device memory; 1 without.
 template <typename T>
-__device__ void cross_entropy(float *losses, T *logits, const int *targets, size_t vocabulary, float scale) {
+__device__ void cross_entropy(float *losses, T *logits, const int *targets, size_t vocabulary,
+                              const float *factor_of_all) {
     const size_t row = blockIdx.x;
     const int target = targets[row];
     T *own = logits + row * vocabulary;
@@ -19,6 +20,7 @@ __device__ void cross_entropy(float *losses, T *logits, const int *targets, size
     const float logit = widen(own[target]);
     // Its barriers part every thread's reading of the target's logit from the writing below.
     const Exponentials found = exponentials(own, vocabulary);
+    const float scale = factor_of_all == nullptr ? 1.0f : *factor_of_all;
     const float factor = scale / found.sum;
     for (size_t first = threadIdx.x * PACK; first < vocabulary; first += blockDim.x * PACK) {
         Pack values = load(own, first, vocabulary);
@@ -36,7 +38,7 @@ __device__ void cross_entropy(float *losses, T *logits, const int *targets, size
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void cross_entropy_##name(float *losses, T *logits, const int *targets,              \
-                                                    size_t vocabulary, float scale) {                          \
+                                                    size_t vocabulary, const float *scale) {                   \
         cross_entropy(losses, logits, targets, vocabulary, scale);                                             \
     }                                                                                                          \
     EXPORT(cross_entropy_##name)

@@ -40,13 +40,14 @@ __device__ void dropout_backward(T *dx, const T *dy, size_t n, size_t element, D
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void bias_dropout_add_##name(T *out, const T *bias, const T *residual, size_t width, \
-                                                       size_t element, size_t threshold, size_t key,           \
+                                                       size_t element, size_t threshold, const uint32_t *key,  \
                                                        float kept_scale) {                                     \
         bias_dropout_add(out, bias, residual, width, element, {threshold, key, kept_scale});                   \
     }                                                                                                          \
     EXPORT(bias_dropout_add_##name);                                                                           \
     extern "C" __global__ void dropout_backward_##name(T *dx, const T *dy, size_t n, size_t element,           \
-                                                       size_t threshold, size_t key, float kept_scale) {       \
+                                                       size_t threshold, const uint32_t *key,                  \
+                                                       float kept_scale) {                                     \
         dropout_backward(dx, dy, n, element, {threshold, key, kept_scale});                                    \
     }                                                                                                          \
     EXPORT(dropout_backward_##name)

@@ -34,11 +34,12 @@ struct Attention {
     const int *documents;
     size_t seq, heads, kv_heads, head_dim;
     float scale;
-    // Dropout, unless the threshold is 0.
-    size_t threshold, key;
+    // Dropout, unless the threshold is 0; the key lies in device memory.
+    size_t threshold;
+    const uint32_t *key;
     float kept_scale;
 
-    __device__ bool is_kept(uint64_t element) const { return random_u32(key, element) >= threshold; }
+    __device__ bool is_kept(uint64_t element) const { return random_u32(read_key(key), element) >= threshold; }
 };
 
 // A query head of a sequence, and the key-value head that serves it.
@@ -457,7 +458,7 @@ __device__ void flash_backward_keys(T *dk, T *dv, const T *dout, const float *ls
 
 #define ATTENTION                                                                                              \
     const int *documents, size_t seq, size_t heads, size_t kv_heads, size_t head_dim, float scale,             \
-        size_t threshold, size_t key, float kept_scale
+        size_t threshold, const uint32_t *key, float kept_scale
 #define OF_ATTENTION {documents, seq, heads, kv_heads, head_dim, scale, threshold, key, kept_scale}
 
 #define OF_ONE_WIDTH(T, D, name)                                                                               \

@@ -11,6 +11,9 @@ __device__ inline uint32_t mix(uint32_t x) {
     return x ^ (x >> 16);
 }
 
+// A key that lies in device memory, low half first.
+__device__ inline uint64_t read_key(const uint32_t *key) { return uint64_t(key[1]) << 32 | key[0]; }
+
 // 32 random bits, a function of a key and an index.
 __device__ inline uint32_t random_u32(uint64_t key, uint64_t index) {
     const uint32_t high = mix(uint32_t(index >> 32) ^ uint32_t(key >> 32));

@@ -4,7 +4,7 @@ use crate::block::{Block, Facts, Run};
 use crate::parameters::Parameters;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Rotary};
-use crate::{Activation, Extent, LayerActivation, ParameterId};
+use crate::{Activation, DropoutSite, Extent, LayerActivation, ParameterId};
 use memory::{Layer, Layout};
 
 /// The structure of a model.
@@ -87,6 +87,18 @@ impl Architecture {
     /// The blocks, in forward order.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
+    }
+
+    /// Where something is dropped, by layer, in forward order.
+    pub(crate) fn dropout_sites(&self) -> Vec<(usize, DropoutSite)> {
+        let embedding = self.embedding.stage.dropout().map(|site| (0, site));
+        let blocks = self.blocks.iter().enumerate();
+        let of_blocks = blocks.flat_map(|(layer, block)| {
+            let sites = block.stages().iter();
+            let sites = sites.filter_map(|declared| declared.stage.dropout());
+            sites.map(move |site| (layer, site))
+        });
+        embedding.into_iter().chain(of_blocks).collect()
     }
 
     /// Width of the residual stream.

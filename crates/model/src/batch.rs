@@ -1,6 +1,6 @@
 //! The tokens of a micro-batch, uploaded.
 
-use crate::{BatchShape, ModelError};
+use crate::{BatchShape, DropoutKeys, Model, ModelError, Randomness};
 use kernels::{Kernels, Positions};
 use memory::{Buffer, Category, DType, Dims, Memory};
 
@@ -17,6 +17,8 @@ pub struct Batch {
     pub documents: Option<Buffer>,
     /// `[rows seq]` i32: the position of each token, where it is another than its place in its sequence.
     pub positions: Option<Buffer>,
+    /// What dropout draws from; none: nothing is dropped.
+    pub dropout: Option<DropoutKeys>,
 }
 
 impl Batch {
@@ -38,6 +40,7 @@ impl Batch {
             targets: send(memory, kernels, "targets", tokens, targets)?,
             documents: None,
             positions: None,
+            dropout: None,
         })
     }
 
@@ -59,6 +62,7 @@ impl Batch {
             targets: memory.lease(Category::Input, "targets", [0], DType::I32)?,
             documents: None,
             positions: Some(send(memory, kernels, "positions", tokens, positions)?),
+            dropout: None,
         })
     }
 
@@ -81,6 +85,24 @@ impl Batch {
         Ok(Batch {
             documents: Some(documents),
             positions: Some(positions),
+            ..self
+        })
+    }
+
+    /// Drops out as a model does in training.
+    ///
+    /// # Errors
+    /// As [`Batch::upload`].
+    pub fn with_dropout(
+        self,
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        model: &Model,
+        randomness: Randomness,
+    ) -> Result<Batch, ModelError> {
+        let architecture = model.architecture();
+        Ok(Batch {
+            dropout: DropoutKeys::upload(memory, kernels, architecture, randomness)?,
             ..self
         })
     }

@@ -5,18 +5,18 @@ use crate::pass::{Pass, Work};
 use crate::stages::Loss;
 use crate::{Activation, LayerActivation, Model, ModelError, Purpose, ReplayCounts};
 use kernels::Init;
-use memory::{Buffer, Layer, Phase};
+use memory::{Buffer, In, Layer, Out, Phase};
 
 /// What the micro-batches of one step add up.
 pub struct StepTotals<'a> {
     /// `[1]` f32: sum of the losses of all targets so far.
-    pub loss: &'a mut Buffer,
+    pub loss: Out<'a>,
     /// Replays so far.
     pub replayed: &'a mut ReplayCounts,
     /// Whether nothing has been added yet.
     pub is_first: bool,
-    /// Gradients are multiplied by this: 1 / targets of the whole step.
-    pub gradient_scale: f32,
+    /// `[1]` f32: gradients are multiplied by this, 1 / targets of the whole step.
+    pub gradient_scale: In<'a>,
 }
 
 impl Model {
@@ -157,7 +157,7 @@ impl Pass<'_> {
             .close(work.kernels, unit, (is_own, is_last))?;
         if is_own && is_last && is_released {
             let beside = &mut training.beside;
-            let loss = totals.loss.view();
+            let loss = totals.loss.as_in();
             beside.after_backward(part, work.weights, training.gradients, loss)?;
         }
         Ok(training.gradients.give_back(work.kernels, Some(unit))?)
@@ -197,7 +197,7 @@ impl Pass<'_> {
             false => Init::Accumulate,
         };
         let loss = Loss {
-            sum: totals.loss.view_mut(),
+            sum: totals.loss.reborrow(),
             init,
             gradient_scale: totals.gradient_scale,
         };

@@ -62,7 +62,7 @@ pub use parameters::{Initial, Parameter, ParameterId, Parameters, PartParameters
 pub use pass::{Pass, Work};
 pub use policy::{Action, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError};
 pub use purpose::{Purpose, Training};
-pub use randomness::Randomness;
+pub use randomness::{DropoutKeys, Randomness};
 pub use replays::ReplayCounts;
 pub use saved::Saved;
 pub use stage::{Declared, DropoutSite, Io, Stage};

@@ -98,13 +98,9 @@ impl<'a> Pass<'a> {
     }
 
     /// Dropout at a site of the block whose stage runs, the same in replays and in the backward pass; none in evaluation.
-    pub fn dropout(&self, DropoutSite { site, rate }: DropoutSite) -> Option<Dropout> {
-        let randomness = self.work.purpose.randomness().filter(|_| rate > 0.0)?;
-        let layer = self.running.at.layer as u64;
-        Some(Dropout {
-            probability: rate,
-            key: randomness.key(layer << 32 | u64::from(site)),
-        })
+    pub fn dropout(&self, site: DropoutSite) -> Option<Dropout<'a>> {
+        let keys = self.work.batch.dropout.as_ref()?;
+        keys.at(self.running.at.layer, site)
     }
 
     /// Where the keys and values of earlier tokens are, and those of these tokens go; none where all tokens of a sequence

@@ -1,6 +1,6 @@
 //! What a micro-batch passes through the model for.
 
-use crate::{Beside, CachedSequences, Randomness};
+use crate::{Beside, CachedSequences};
 use memory::Phase;
 use units::Gradients;
 
@@ -25,8 +25,6 @@ pub struct Training<'a> {
     pub is_last_micro_batch: bool,
     /// What else happens meanwhile.
     pub beside: &'a mut dyn Beside,
-    /// What dropout draws from; none: nothing is dropped.
-    pub randomness: Option<Randomness>,
 }
 
 impl<'a> Purpose<'a> {
@@ -38,13 +36,6 @@ impl<'a> Purpose<'a> {
         match self {
             Purpose::Training(training) => training,
             Purpose::Inference(_) => panic!("only training steps go backward"),
-        }
-    }
-
-    pub(crate) fn randomness(&self) -> Option<Randomness> {
-        match self {
-            Purpose::Training(training) => training.randomness,
-            Purpose::Inference(_) => None,
         }
     }
 

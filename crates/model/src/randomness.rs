@@ -1,6 +1,8 @@
 //! Where dropout's random numbers come from.
 
-use kernels::random;
+use crate::{Architecture, DropoutSite, ModelError};
+use kernels::{Dropout, Kernels, random};
+use memory::{Buffer, Category, DType, Memory};
 
 /// What tells the random numbers of one micro-batch from those of others. A mask is a function of these, of the layer and
 /// of the site in it, so that a replay and a resumed run drop the same elements.
@@ -19,9 +21,73 @@ const DROPOUT: u32 = 0x6472_6f70;
 
 impl Randomness {
     /// The key of the numbers of one site of the model.
-    pub(crate) fn key(self, site: u64) -> u64 {
+    fn key(self, site: u64) -> u64 {
         let of_step = random::key(self.seed, self.step, DROPOUT);
         let of_micro_batch = random::key(of_step, self.micro_batch, DROPOUT);
         random::key(of_micro_batch, site, DROPOUT)
+    }
+}
+
+/// A place of the model where something is dropped: its layer, and its number in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    layer: usize,
+    site: u32,
+}
+
+/// The keys of a micro-batch, on the device: a micro-batch that is asked for again as it was finds its own there.
+pub struct DropoutKeys {
+    places: Vec<Place>,
+    /// `[places, 2]` u32: low and high half of each.
+    keys: Buffer,
+}
+
+impl DropoutKeys {
+    /// Leases and uploads the keys of a micro-batch; none for a model that drops nothing.
+    ///
+    /// # Errors
+    /// [`ModelError`] if memory is refused, or the device fails.
+    pub(crate) fn upload(
+        memory: &Memory,
+        kernels: &dyn Kernels,
+        architecture: &Architecture,
+        randomness: Randomness,
+    ) -> Result<Option<DropoutKeys>, ModelError> {
+        let sites = architecture.dropout_sites().into_iter();
+        let sites = sites.filter(|(_, site)| site.rate > 0.0);
+        let places = sites.map(|(layer, DropoutSite { site, .. })| Place { layer, site });
+        let places: Vec<Place> = places.collect();
+        if places.is_empty() {
+            return Ok(None);
+        }
+        let key =
+            |place: &Place| randomness.key((place.layer as u64) << 32 | u64::from(place.site));
+        let halves = |key: u64| [key as u32, (key >> 32) as u32];
+        let halves: Vec<u32> = places.iter().map(key).flat_map(halves).collect();
+        let shape = [places.len(), 2];
+        let mut keys = memory.lease(Category::Input, "dropout_keys", shape, DType::U32)?;
+        kernels.upload(keys.view_mut(), bytemuck::cast_slice(&halves))?;
+        Ok(Some(DropoutKeys { places, keys }))
+    }
+
+    /// What is dropped at a site of a layer; none where its rate is 0.
+    ///
+    /// # Panics
+    /// If no stage of the layer declared the site.
+    pub(crate) fn at(
+        &self,
+        layer: usize,
+        DropoutSite { site, rate }: DropoutSite,
+    ) -> Option<Dropout<'_>> {
+        if rate == 0.0 {
+            return None;
+        }
+        let asked = Place { layer, site };
+        let row = self.places.iter().position(|place| *place == asked);
+        let row = row.unwrap_or_else(|| panic!("no stage declares that it drops at {asked:?}"));
+        Some(Dropout {
+            probability: rate,
+            key: self.keys.view().rows(row..row + 1).reshape([2]),
+        })
     }
 }

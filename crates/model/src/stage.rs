@@ -25,6 +25,11 @@ pub trait Stage {
         true
     }
 
+    /// Where it drops elements. What it asks for is held to it.
+    fn dropout(&self) -> Option<DropoutSite> {
+        None
+    }
+
     /// Model FLOPs of its forward and backward pass for one token of a sequence of `seq`, as the field counts them: 6
     /// for each weight of a product, and for attention without regard to causality (Chowdhery et al. 2022).
     fn flops_per_token(&self, _seq: usize) -> u64 {

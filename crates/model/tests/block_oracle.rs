@@ -116,16 +116,20 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     summed.begin_step();
     let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32);
     let (mut loss, mut replayed) = (loss.unwrap(), model.no_replays());
-    let scale = 1.0 / 64.0;
+    let scale = 1.0 / 64.0f32;
+    let lease = memory.lease_persistent(Category::OptimizerState, "scale", [1], DType::F32);
+    let mut on_device_scale = lease.unwrap();
+    cpu.upload(on_device_scale.view_mut(), bytemuck::bytes_of(&scale))
+        .unwrap();
     let mut expected_loss: Option<Tensor> = None;
     for micro in 0..2 {
         let (ids, targets) = batch(100 + 10 * micro);
         let on_device = Batch::upload(&memory, &cpu, SHAPE, &ids, &targets).unwrap();
         let mut totals = StepTotals {
-            loss: &mut loss,
+            loss: loss.view_mut(),
             replayed: &mut replayed,
             is_first: micro == 0,
-            gradient_scale: scale,
+            gradient_scale: on_device_scale.view(),
         };
         let policy = Policy::parse("core_attn", config.layers).unwrap();
         let (architecture, dtype) = (model.architecture(), model.dtype());
@@ -140,7 +144,6 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
                 gradients: &mut summed,
                 is_last_micro_batch: micro == 1,
                 beside: &mut model::Nothing,
-                randomness: None,
             }),
         };
         model.forward_backward(work, &mut totals).unwrap();

@@ -1,15 +1,15 @@
 //! The loss of a step: a sum over its micro-batches, of which ranks have some each.
 
 use kernels::{Exchange, Init, KernelError, Kernels, Queue, SumInOrder};
-use memory::{Buffer, Category, DType, In, Memory, OutOfMemory};
+use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 
 const THERE: &str = "a micro-batch's loss is there before the others get it";
 const ALL_CAME: &str = "the losses of all ranks have come before they are added up";
 
-/// Where losses are added up.
+/// Where losses are added up, and what their gradients are multiplied by.
 pub(crate) struct Losses {
-    /// `[1]` f32: of the step.
-    sum: Buffer,
+    /// `[2]` f32: the loss of the step, and 1 / targets of the step, by which gradients are multiplied.
+    sum_and_scale: Buffer,
     of_ranks: Option<OfRanks>,
 }
 
@@ -23,6 +23,16 @@ struct OfRanks {
     own: Buffer,
     /// `[accum, ranks]` f32.
     all: Buffer,
+}
+
+/// What the head of a micro-batch works with.
+pub(crate) struct Current<'a> {
+    /// `[1]` f32: what its loss is added to.
+    pub(crate) loss: Out<'a>,
+    /// Whether that is the micro-batch's own.
+    pub(crate) is_alone: bool,
+    /// `[1]` f32: 1 / targets of the step.
+    pub(crate) gradient_scale: In<'a>,
 }
 
 impl Losses {
@@ -43,16 +53,33 @@ impl Losses {
             })
         });
         Ok(Losses {
-            sum: lease("loss", 1)?,
+            sum_and_scale: lease("loss", 2)?,
             of_ranks: of_ranks.transpose()?,
         })
     }
 
-    /// Where the model adds the loss of a micro-batch, and whether that is one of its own.
-    pub(crate) fn current(&mut self) -> (&mut Buffer, bool) {
-        match &mut self.of_ranks {
-            Some(of_ranks) => (&mut of_ranks.current, true),
-            None => (&mut self.sum, false),
+    /// A step of so many targets begins.
+    pub(crate) fn begin_step(
+        &mut self,
+        kernels: &dyn Kernels,
+        targets: usize,
+    ) -> Result<(), KernelError> {
+        let scale = [1.0 / targets as f32];
+        let (_, place) = self.sum_and_scale.view_mut().split_at(1);
+        kernels.upload(place, bytemuck::cast_slice(&scale))
+    }
+
+    /// What the head of the next micro-batch works with.
+    pub(crate) fn current(&mut self) -> Current<'_> {
+        let (sum, scale) = self.sum_and_scale.view_mut().split_at(1);
+        let (loss, is_alone) = match &mut self.of_ranks {
+            Some(of_ranks) => (of_ranks.current.view_mut(), true),
+            None => (sum, false),
+        };
+        Current {
+            loss,
+            is_alone,
+            gradient_scale: scale.into_in(),
         }
     }
 
@@ -77,7 +104,7 @@ impl Losses {
         kernels.wait(Queue::Compute, came, ALL_CAME)?;
         let count = of_ranks.all.dims().elements();
         kernels.run(SumInOrder {
-            out: self.sum.view_mut(),
+            out: self.sum_and_scale.view_mut().rows(0..1),
             x: of_ranks.all.view().reshape([count, 1]),
             init: Init::Overwrite,
         })
@@ -85,7 +112,7 @@ impl Losses {
 
     /// `[1]` f32: of the step.
     pub(crate) fn sum(&self) -> In<'_> {
-        self.sum.view()
+        self.sum_and_scale.view().rows(0..1)
     }
 }
 

@@ -329,20 +329,31 @@ impl Session {
         let mut replayed = self.model.no_replays();
         let micro_batches: Vec<_> = own(&self.settings, step).collect();
         let count = micro_batches.len();
+        self.losses.begin_step(&*self.kernels, targets)?;
         for (index, (number, micro)) in micro_batches.into_iter().enumerate() {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
             let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
             let beside_before = *beside;
             self.weights.begin_pass(&self.orders.step);
             self.gradients.begin_micro_batch();
-            let (loss, is_alone) = self.losses.current();
+            let current = self.losses.current();
             let mut totals = StepTotals {
-                loss,
+                loss: current.loss,
                 replayed: &mut replayed,
-                is_first: index == 0 || is_alone,
-                gradient_scale: 1.0 / targets as f32,
+                is_first: index == 0 || current.is_alone,
+                gradient_scale: current.gradient_scale,
             };
-            let batch = upload(&self.memory, &*self.kernels, micro)?;
+            let randomness = Randomness {
+                seed: self.settings.seed,
+                step: self.step as u64 + 1,
+                micro_batch: number as u64,
+            };
+            let batch = upload(&self.memory, &*self.kernels, micro)?.with_dropout(
+                &self.memory,
+                &*self.kernels,
+                &self.model,
+                randomness,
+            )?;
             let mut updating = Updating {
                 kernels: &*self.kernels,
                 memory: &self.memory,
@@ -365,11 +376,6 @@ impl Session {
                     gradients: &mut self.gradients,
                     is_last_micro_batch: index + 1 == count,
                     beside: &mut updating,
-                    randomness: Some(Randomness {
-                        seed: self.settings.seed,
-                        step: self.step as u64 + 1,
-                        micro_batch: number as u64,
-                    }),
                 }),
             };
             self.model.forward_backward(work, &mut totals)?;

@@ -9,12 +9,12 @@
 
 use super::Shared;
 use super::dispatch::by_dtype;
-use super::dropout::drop_elements;
+use super::dropout::{Mask, drop_elements};
 use super::gemm::{Matrix, product};
 use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
+use crate::AttentionShape;
 use crate::operation::attention::{CPU_ROW_BLOCK, cpu_forward_scratch};
 use crate::operation::{Attention, AttentionBackward};
-use crate::{AttentionShape, Dropout};
 use gemm::Parallelism;
 use rayon::prelude::*;
 
@@ -181,18 +181,18 @@ fn attention_of<T: Real>(operation: Attention) {
         shape,
         dropout,
     } = operation;
-    let dropout = dropout.and_then(Dropout::effective);
+    let mask = Mask::of(dropout);
     let out = out.map(|out| Shared(out.pointer().cast::<T>()));
     let probs = probs.map(|probs| Shared(probs.pointer().cast::<T>()));
     let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
     for_each_task(shape, scratch.slice_mut(), |task, scratch| {
-        forward_task(task, dropout, out, probs, scratch, inputs)
+        forward_task(task, mask, out, probs, scratch, inputs)
     });
 }
 
 fn forward_task<T: Real>(
     task: Task,
-    dropout: Option<Dropout>,
+    mask: Option<Mask>,
     out: Option<Shared<T>>,
     probs: Option<Shared<T>>,
     scratch: &mut [f32],
@@ -250,7 +250,7 @@ fn forward_task<T: Real>(
                 let sizes = (rows, dim, visible);
                 // SAFETY: these rows and columns of the output belong to this task; `p` is as above.
                 unsafe {
-                    match dropout {
+                    match mask {
                         None => product(
                             sizes,
                             pointer,
@@ -261,10 +261,10 @@ fn forward_task<T: Real>(
                             1.0,
                             Parallelism::None,
                         ),
-                        Some(dropout) => {
+                        Some(mask) => {
                             let p = std::slice::from_raw_parts(p, rows * seq);
                             let first = task.probs_offset(head, row) as u64;
-                            dropped_product(sizes, pointer, out_stride, (p, first), values, dropout)
+                            dropped_product(sizes, pointer, out_stride, (p, first), values, mask)
                         }
                     }
                     narrow(tensor, q_width, (rows, dim), out_copy);
@@ -284,7 +284,7 @@ unsafe fn dropped_product(
     out_stride: usize,
     (p, first): (&[f32], u64),
     values: Matrix,
-    dropout: Dropout,
+    mask: Mask,
 ) {
     let seq = p.len() / rows;
     let mut tile = [0.0; CPU_ROW_BLOCK * TILE_KEYS];
@@ -293,7 +293,7 @@ unsafe fn dropped_product(
         for (row, tile) in tile.chunks_exact_mut(keys).take(rows).enumerate() {
             let at = row * seq + key;
             tile.copy_from_slice(&p[at..at + keys]);
-            drop_elements(tile, first + at as u64, 1, dropout);
+            drop_elements(tile, first + at as u64, 1, mask);
         }
         let tile = Matrix::rows(tile.as_ptr(), keys);
         let values = Matrix {
@@ -355,18 +355,18 @@ fn attention_backward_of<T: Real>(operation: AttentionBackward) {
         shape,
         dropout,
     } = operation;
-    let dropout = dropout.and_then(Dropout::effective);
+    let mask = Mask::of(dropout);
     let outputs = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
     let (dout, probs) = (dout.slice::<T>(), probs.slice::<T>());
     let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
     for_each_task(shape, scratch.slice_mut(), |task, scratch| {
-        backward_task(task, dropout, outputs, scratch, dout, probs, inputs)
+        backward_task(task, mask, outputs, scratch, dout, probs, inputs)
     });
 }
 
 fn backward_task<T: Real>(
     task: Task,
-    dropout: Option<Dropout>,
+    mask: Option<Mask>,
     [dq, dk, dv]: [Shared<T>; 3],
     scratch: &mut [f32],
     dout: &[T],
@@ -409,11 +409,11 @@ fn backward_task<T: Real>(
                 let p = panel(probs[probs_at..].as_ptr(), seq, (rows, seq), p_copy);
                 let stored = std::slice::from_raw_parts(p.pointer, rows * seq);
                 let dp = &mut dp[..rows * seq];
-                let weights = match dropout {
+                let weights = match mask {
                     None => p,
-                    Some(dropout) => {
+                    Some(mask) => {
                         dp.copy_from_slice(stored);
-                        drop_elements(dp, probs_at as u64, 1, dropout);
+                        drop_elements(dp, probs_at as u64, 1, mask);
                         Matrix::rows(dp.as_ptr(), seq)
                     }
                 };
@@ -437,8 +437,8 @@ fn backward_task<T: Real>(
                     1.0,
                     none,
                 );
-                if let Some(dropout) = dropout {
-                    drop_elements(dp, probs_at as u64, 1, dropout);
+                if let Some(mask) = mask {
+                    drop_elements(dp, probs_at as u64, 1, mask);
                 }
                 softmax_backward_rows(dp, stored, seq, visible);
                 let ds = Matrix::rows(dp.as_ptr(), seq);

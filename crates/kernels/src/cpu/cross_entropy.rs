@@ -12,6 +12,7 @@ pub(super) fn cross_entropy(operation: CrossEntropy) {
         targets,
         scale,
     } = operation;
+    let scale = scale.map_or(1.0, |scale| scale.slice::<f32>()[0]);
     let losses = losses.slice_mut();
     by_dtype!(
         logits.dtype(),

@@ -7,6 +7,29 @@ use crate::operation::{BiasDropoutAdd, DropoutBackward};
 use crate::random::random_u32;
 use rayon::prelude::*;
 
+/// What a [`Dropout`] that can drop anything amounts to.
+#[derive(Clone, Copy)]
+pub(super) struct Mask {
+    threshold: u32,
+    scale: f32,
+    key: u64,
+}
+
+impl Mask {
+    pub(super) fn of(dropout: Option<Dropout>) -> Option<Mask> {
+        dropout.and_then(Dropout::effective).map(Mask::new)
+    }
+
+    fn new(dropout: Dropout) -> Mask {
+        let key = dropout.key.slice::<u32>();
+        Mask {
+            threshold: dropout.threshold(),
+            scale: dropout.scale(),
+            key: u64::from(key[1]) << 32 | u64::from(key[0]),
+        }
+    }
+}
+
 /// Columns that are widened at a time.
 const COLUMNS: usize = 1024;
 
@@ -24,13 +47,13 @@ fn bias_dropout_add_of<T: Real>(operation: BiasDropoutAdd) {
     } = operation;
     let width = out.dims()[1];
     let [bias, residual] = [bias, residual].map(|x| x.map(|x| x.slice::<T>()));
-    let dropout = dropout.and_then(Dropout::effective);
+    let mask = Mask::of(dropout);
     let rows = (CHUNK / width).max(1);
     let pieces = out.slice_mut::<T>().par_chunks_mut(rows * width);
     pieces.enumerate().for_each(|(piece, out)| {
         for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(width)) {
             let residual = residual.map(|residual| &residual[row * width..][..width]);
-            bias_dropout_add_row(out, bias, dropout, residual, (first + row * width) as u64);
+            bias_dropout_add_row(out, bias, mask, residual, (first + row * width) as u64);
         }
     });
 }
@@ -46,11 +69,12 @@ fn dropout_backward_of<T: Real>(operation: DropoutBackward) {
         dropout,
         first,
     } = operation;
+    let mask = Mask::new(dropout);
     let pieces = dx.slice_mut::<T>().par_chunks_mut(CHUNK);
     let pieces = pieces.zip(dy.slice::<T>().par_chunks(CHUNK));
     pieces
         .enumerate()
-        .for_each(|(piece, (dx, dy))| drop_copy(dx, dy, (first + piece * CHUNK) as u64, dropout));
+        .for_each(|(piece, (dx, dy))| drop_copy(dx, dy, (first + piece * CHUNK) as u64, mask));
 }
 
 vectorized! {
@@ -58,7 +82,7 @@ vectorized! {
     fn bias_dropout_add_row<T: Real>(
         out: &mut [T],
         bias: Option<&[T]>,
-        dropout: Option<Dropout>,
+        mask: Option<Mask>,
         residual: Option<&[T]>,
         first: u64,
     ) {
@@ -71,8 +95,8 @@ vectorized! {
             if let Some(bias) = bias {
                 add(values, &bias[start..]);
             }
-            if let Some(dropout) = dropout {
-                drop_elements(values, first + start as u64, 1, dropout);
+            if let Some(mask) = mask {
+                drop_elements(values, first + start as u64, 1, mask);
             }
             if let Some(residual) = residual {
                 add(values, &residual[start..]);
@@ -84,19 +108,19 @@ vectorized! {
     }
 
     /// Drops elements and scales the others. `first` is the index of the first, `step` the distance between neighbours.
-    pub(super) fn drop_elements(values: &mut [f32], first: u64, step: u64, dropout: Dropout) {
-        let (threshold, scale, stream) = (dropout.threshold(), dropout.scale(), dropout.key);
+    pub(super) fn drop_elements(values: &mut [f32], first: u64, step: u64, mask: Mask) {
+        let Mask { threshold, scale, key } = mask;
         for (place, value) in (0..).zip(values) {
-            let kept = random_u32(stream, first + place * step) >= threshold;
+            let kept = random_u32(key, first + place * step) >= threshold;
             *value = if kept { *value * scale } else { 0.0 };
         }
     }
 
     /// `out` becomes `x`, dropped as by [`drop_elements`].
-    fn drop_copy<T: Real>(out: &mut [T], x: &[T], first: u64, dropout: Dropout) {
-        let (threshold, scale, stream) = (dropout.threshold(), dropout.scale(), dropout.key);
+    fn drop_copy<T: Real>(out: &mut [T], x: &[T], first: u64, mask: Mask) {
+        let Mask { threshold, scale, key } = mask;
         for (index, (out, x)) in (first..).zip(out.iter_mut().zip(x)) {
-            let kept = random_u32(stream, index) >= threshold;
+            let kept = random_u32(key, index) >= threshold;
             *out = T::narrow(if kept { x.widen() * scale } else { 0.0 });
         }
     }

@@ -1,7 +1,7 @@
 //! Cross-entropy with its gradient in place of the logits.
 
 use super::extent::Extent;
-use super::{Cuda, Driver, Kernel, kernel, no_kernel};
+use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::CrossEntropy;
 use memory::DType;
@@ -23,7 +23,7 @@ pub(super) fn cross_entropy<D: Driver>(
         (&logits).into(),
         (&targets).into(),
         vocabulary.into(),
-        scale.into(),
+        scale.as_ref().map_or(Argument::NULL, Argument::from),
     ];
     cuda.launch(kernel, Extent::rows(tokens, vocabulary), &arguments)
 }

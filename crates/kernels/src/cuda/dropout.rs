@@ -8,13 +8,13 @@ use memory::{DType, In};
 
 /// Threshold, key and scale, as kernels take them: without dropout the threshold is 0, below which no number is.
 pub(super) fn dropout_arguments(dropout: Option<Dropout>) -> [Argument; 3] {
-    let (threshold, key, scale) = dropout.map_or((0, 0, 1.0), |dropout| {
-        (dropout.threshold(), dropout.key, dropout.scale())
-    });
+    let Some(dropout) = dropout else {
+        return [0.into(), Argument::NULL, 1.0.into()];
+    };
     [
-        (threshold as usize).into(),
-        (key as usize).into(),
-        scale.into(),
+        (dropout.threshold() as usize).into(),
+        (&dropout.key).into(),
+        dropout.scale().into(),
     ]
 }
 

@@ -2,7 +2,7 @@
 
 use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, changes, reads, writes};
-use memory::{In, Out};
+use memory::{DType, In, Out};
 
 /// Dropout (Srivastava et al. 2014): some elements become 0, the others are multiplied by [`Dropout::scale`].
 ///
@@ -11,15 +11,16 @@ use memory::{In, Out};
 ///
 /// Attention drops probabilities after they are normalised, so the sum that normalises is not dropped, by their index in
 /// `[b, heads, s, s]`, `((sequence * heads + head) * s + query) * s + key_position`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Dropout {
+#[derive(Clone, Copy)]
+pub struct Dropout<'a> {
     /// Share that is dropped, from 0 to below 1.
     pub probability: f32,
-    /// Names the stream of random numbers: another one for every layer and step.
-    pub key: u64,
+    /// `[2]` u32: low and high half of the key that names the stream of random numbers, another one for every layer, site,
+    /// micro-batch and step. It lies on the device, so that what was asked for once can be asked for again as it is.
+    pub key: In<'a>,
 }
 
-impl Dropout {
+impl Dropout<'_> {
     /// Random numbers below this drop their element: the probability's share of all `u32`.
     pub fn threshold(&self) -> u32 {
         (f64::from(self.probability) * (1u64 << 32) as f64) as u32
@@ -31,7 +32,7 @@ impl Dropout {
     }
 
     /// Itself if it can drop anything: of probability 0 it leaves every bit as it is.
-    pub(crate) fn effective(self) -> Option<Dropout> {
+    pub(crate) fn effective(self) -> Option<Self> {
         (self.probability > 0.0).then_some(self)
     }
 }
@@ -41,6 +42,9 @@ impl Check {
         let probability = dropout.map_or(0.0, |dropout| dropout.probability);
         self.that((0.0..1.0).contains(&probability), || {
             format!("dropout of {probability}, expected from 0 to below 1")
+        })?;
+        dropout.map_or(Ok(()), |dropout| {
+            self.tensor("key", &dropout.key, &[2], DType::U32)
         })
     }
 }
@@ -50,7 +54,7 @@ impl Check {
 pub struct BiasDropoutAdd<'a> {
     pub out: Out<'a>,
     pub bias: Option<In<'a>>,
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<Dropout<'a>>,
     pub first: usize,
     pub residual: Option<In<'a>>,
 }
@@ -59,7 +63,7 @@ pub struct BiasDropoutAdd<'a> {
 pub struct DropoutBackward<'a> {
     pub dx: Out<'a>,
     pub dy: In<'a>,
-    pub dropout: Dropout,
+    pub dropout: Dropout<'a>,
     pub first: usize,
 }
 
@@ -112,7 +116,7 @@ mod tests {
         let threshold = |probability| {
             Dropout {
                 probability,
-                key: 0,
+                key: In::of_slice(&[0u32, 0], [2]),
             }
             .threshold()
         };

@@ -4,11 +4,11 @@ use crate::DTYPES;
 use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
-use crate::dropout::kept;
+use crate::dropout::{Dropped, kept};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
-use kernels::{AttentionBackward, AttentionShape, Dropout, KernelError};
+use kernels::{AttentionBackward, AttentionShape, KernelError};
 use memory::DType;
 
 /// Where queries and keys come from.
@@ -27,7 +27,7 @@ pub struct Attention {
     pub dtype: DType,
     pub shape: AttentionShape,
     pub scores: Scores,
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<Dropped>,
 }
 
 impl Attention {
@@ -158,6 +158,7 @@ impl Attention {
         let target = device.kernels.target();
         let elements = AttentionBackward::scratch_elements(target, self.shape, self.dtype);
         let mut scratch = device.room(DType::F32, [elements]);
+        let placed = Dropped::put(self.dropout, device);
         device.kernels.run(AttentionBackward {
             dq: dq.view_mut(),
             dk: dk.view_mut(),
@@ -169,7 +170,7 @@ impl Attention {
             k: k.view(),
             v: v.view(),
             shape: self.shape,
-            dropout: self.dropout,
+            dropout: placed.view(),
         })?;
         device.take(&scratch);
         Ok([&dq, &dk, &dv].map(|tensor| device.take(tensor)).into())
@@ -182,6 +183,7 @@ impl Case for Attention {
         let mut out = device.room(self.dtype, self.q_dims());
         let mut probs = device.room(self.dtype, self.shape.probs());
         let mut scratch = self.scratch(device, true);
+        let placed = Dropped::put(self.dropout, device);
         device.kernels.run(kernels::Attention {
             out: Some(out.view_mut()),
             probs: Some(probs.view_mut()),
@@ -190,7 +192,7 @@ impl Case for Attention {
             k: k.view(),
             v: v.view(),
             shape: self.shape,
-            dropout: self.dropout,
+            dropout: placed.view(),
         })?;
         device.take(&scratch);
         let backward = self.run_backward(device, [&q, &k, &v], &probs)?;
@@ -268,7 +270,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 dtype,
                 shape: shape(sizes),
                 scores: Scores::Random(1.5),
-                dropout: Some(Dropout {
+                dropout: Some(Dropped {
                     probability,
                     key: 0x1234_5678_9abc_def0,
                 }),
@@ -294,7 +296,7 @@ fn a_dropout_of_nothing_changes_no_bit() {
                     dtype,
                     shape: shape([2, 150, 4, 2, 20]),
                     scores: Scores::Random(1.0),
-                    dropout: probability.map(|probability| Dropout {
+                    dropout: probability.map(|probability| Dropped {
                         probability,
                         key: 7,
                     }),

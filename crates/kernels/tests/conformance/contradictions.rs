@@ -2,6 +2,7 @@
 
 use crate::DTYPES;
 use crate::device::Device;
+use crate::dropout::Dropped;
 use crate::host::Host;
 use crate::refusals::{devices, refused};
 use crate::signatures::{
@@ -10,9 +11,8 @@ use crate::signatures::{
 use kernels::quantise::BLOCK;
 use kernels::{
     AdamW, AddPositions, AddPositionsBackward, Attention, AttentionBackward, AttentionShape,
-    BiasBackward, BiasDropoutAdd, Dropout, DropoutBackward, EmbeddingBackward, FlashAttention,
-    FlashOptions, Init, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Sum,
-    SumInOrder,
+    BiasBackward, BiasDropoutAdd, DropoutBackward, EmbeddingBackward, FlashAttention, FlashOptions,
+    Init, MasterOperand, MomentOperand, Positions, RmsNormBackward, Rotary, Sum, SumInOrder,
 };
 use memory::{DType, Dims};
 
@@ -184,10 +184,14 @@ fn a_dropout_of_all_or_of_no_probability_is_refused() {
         let mut scratch = device.room(DType::F32, [1]);
         let before = device.take(&out);
         for probability in [1.0, -0.1, f32::NAN, f32::INFINITY] {
-            let dropout = Dropout {
-                probability,
-                key: 1,
-            };
+            let placed = Dropped::put(
+                Some(Dropped {
+                    probability,
+                    key: 1,
+                }),
+                &device,
+            );
+            let dropout = placed.view().expect("something is dropped");
             let called = [
                 device.kernels.run(FlashAttention {
                     out: Some(out.view_mut()),

@@ -2,7 +2,7 @@
 
 use crate::case::Case;
 use crate::compare::{Expected, Rule};
-use crate::device::Device;
+use crate::device::{Device, Tensor};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, values, variable};
 use candle_core::{DType as CandleType, Result};
@@ -25,7 +25,7 @@ struct CrossEntropy {
     /// Largest of the logits' entries.
     range: f64,
     masked: Masked,
-    scale: f32,
+    scale: Option<f32>,
 }
 
 impl CrossEntropy {
@@ -78,7 +78,7 @@ impl CrossEntropy {
         let largest = logits.max_keepdim(1)?.detach();
         let sums = logits.broadcast_sub(&largest)?.exp()?.sum_keepdim(1)?;
         let losses = ((sums.log()? + largest)? - logits.gather(&ids, 1)?)?.mul(&counted)?;
-        let scale = (losses.ones_like()? * f64::from(self.scale))?;
+        let scale = (losses.ones_like()? * f64::from(self.scale.unwrap_or(1.0)))?;
         let mut found = gradients(&losses, &scale, &[&logits])?;
         Ok([values(&losses)?, found.remove(0)])
     }
@@ -87,12 +87,15 @@ impl CrossEntropy {
 impl Case for CrossEntropy {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let (mut logits, targets) = (device.put(&self.logits()), device.put(&self.targets()));
+        let scale = self
+            .scale
+            .map(|scale| device.put(&Host::new(DType::F32, [1], [f64::from(scale)])));
         let mut losses = device.room(DType::F32, [self.tokens]);
         device.kernels.run(kernels::CrossEntropy {
             losses: losses.view_mut(),
             logits: logits.view_mut(),
             targets: targets.view(),
-            scale: self.scale,
+            scale: scale.as_ref().map(Tensor::view),
         })?;
         let gradient = device.take(&logits);
         let others = Host::new(self.dtype, gradient.dims, self.others(gradient.values()));
@@ -117,13 +120,14 @@ impl Case for CrossEntropy {
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for (tokens, vocabulary) in [(1, 131), (37, 131), (37, 2), (5, 33_000)] {
-        for (range, masked) in [
-            (4.0, Masked::None),
-            (1000.0, Masked::Some),
-            (4.0, Masked::Some),
-            (4.0, Masked::All),
+        let mean = Some(1.0 / tokens as f32);
+        for (range, masked, scale) in [
+            (4.0, Masked::None, mean),
+            (1000.0, Masked::Some, mean),
+            (4.0, Masked::Some, mean),
+            (4.0, Masked::All, mean),
+            (4.0, Masked::Some, None),
         ] {
-            let scale = 1.0 / tokens as f32;
             cases.push(Box::new(CrossEntropy {
                 dtype,
                 tokens,

@@ -3,7 +3,7 @@
 use crate::DTYPES;
 use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
-use crate::device::{Device, computing};
+use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
 use kernels::operation::{self, AddBias, DropoutBackward};
 use kernels::random::random_u32;
@@ -11,9 +11,39 @@ use kernels::{Dropout, KernelError};
 use memory::DType;
 use std::ops::Range;
 
+/// The dropout of a case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropped {
+    pub probability: f32,
+    pub key: u64,
+}
+
+/// What a device is told of it: the key lies there.
+pub struct Placed(Option<(f32, Tensor)>);
+
+impl Dropped {
+    pub fn put(dropped: Option<Dropped>, device: &Device) -> Placed {
+        Placed(dropped.map(|Dropped { probability, key }| {
+            let halves = [key as u32, (key >> 32) as u32].map(f64::from);
+            let key = device.put(&Host::new(DType::U32, [2], halves));
+            (probability, key)
+        }))
+    }
+}
+
+impl Placed {
+    pub fn view(&self) -> Option<Dropout<'_>> {
+        let placed = self.0.as_ref();
+        placed.map(|(probability, key)| Dropout {
+            probability: *probability,
+            key: key.view(),
+        })
+    }
+}
+
 /// The factor on the element of an index.
-pub fn kept(dropout: Option<Dropout>, index: u64) -> f64 {
-    let Some(Dropout { probability, key }) = dropout else {
+pub fn kept(dropped: Option<Dropped>, index: u64) -> f64 {
+    let Some(Dropped { probability, key }) = dropped else {
         return 1.0;
     };
     let (probability, number) = (f64::from(probability), f64::from(random_u32(key, index)));
@@ -31,7 +61,7 @@ struct BiasDropoutAdd {
     tokens: usize,
     width: usize,
     bias: bool,
-    dropout: Option<Dropout>,
+    dropout: Option<Dropped>,
     residual: bool,
 }
 
@@ -51,15 +81,16 @@ impl BiasDropoutAdd {
 impl Case for BiasDropoutAdd {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
         let [mut out, bias, residual, dy] = self.tensors().map(|host| device.put(&host));
+        let placed = Dropped::put(self.dropout, device);
         device.kernels.run(operation::BiasDropoutAdd {
             out: out.view_mut(),
             bias: self.bias.then(|| bias.view()),
-            dropout: self.dropout,
+            dropout: placed.view(),
             first: 0,
             residual: self.residual.then(|| residual.view()),
         })?;
         let mut outputs = vec![device.take(&out)];
-        if let Some(dropout) = self.dropout {
+        if let Some(dropout) = placed.view() {
             let mut dx = device.room(self.dtype, [self.tokens, self.width]);
             device.kernels.run(DropoutBackward {
                 dx: dx.view_mut(),
@@ -122,7 +153,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                     tokens,
                     width,
                     bias,
-                    dropout: probability.map(|probability| Dropout {
+                    dropout: probability.map(|probability| Dropped {
                         probability,
                         key: KEY,
                     }),
@@ -135,7 +166,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
 }
 
 /// A case of some thousand elements.
-fn example(dtype: DType, dropout: Option<Dropout>, [bias, residual]: [bool; 2]) -> BiasDropoutAdd {
+fn example(dtype: DType, dropout: Option<Dropped>, [bias, residual]: [bool; 2]) -> BiasDropoutAdd {
     BiasDropoutAdd {
         dtype,
         tokens: 37,
@@ -149,7 +180,7 @@ fn example(dtype: DType, dropout: Option<Dropout>, [bias, residual]: [bool; 2]) 
 #[test]
 fn a_dropout_of_nothing_changes_no_bit() {
     let dropout = |probability| {
-        Some(Dropout {
+        Some(Dropped {
             probability,
             key: 7,
         })
@@ -191,7 +222,9 @@ fn a_bias_alone_is_add_bias() {
 const ONES: [usize; 2] = [100, 403];
 
 /// Which of some rows of many ones are kept, forward and backward.
-fn mask(device: &Device, dropout: Dropout, rows: Range<usize>) -> Vec<bool> {
+fn mask(device: &Device, dropped: Dropped, rows: Range<usize>) -> Vec<bool> {
+    let placed = Dropped::put(Some(dropped), device);
+    let dropout = placed.view().expect("something is dropped");
     let (first, dims) = (rows.start * ONES[1], [rows.len(), ONES[1]]);
     let ones = Host::new(DType::F32, dims, vec![1.0; dims[0] * dims[1]]);
     let (mut out, dy) = (device.put(&ones), device.put(&ones));
@@ -223,7 +256,7 @@ fn mask(device: &Device, dropout: Dropout, rows: Range<usize>) -> Vec<bool> {
 fn keys_name_masks_of_the_right_rate() {
     for device in computing(DType::F32) {
         for probability in [0.1f32, 0.5, 0.9] {
-            let dropout = |key| Dropout { probability, key };
+            let dropout = |key| Dropped { probability, key };
             let masks = [KEY, KEY, KEY + 1].map(|key| mask(&device, dropout(key), 0..ONES[0]));
             let [first, again, other] = &masks;
             assert!(first == again && first != other, "{}", device.name);
@@ -249,7 +282,7 @@ fn keys_name_masks_of_the_right_rate() {
 
 #[test]
 fn rows_alone_lose_what_they_lose_in_the_whole() {
-    let dropout = Dropout {
+    let dropout = Dropped {
         probability: 0.5,
         key: KEY,
     };

@@ -5,10 +5,11 @@ use crate::attention::{Attention, Scores, shape};
 use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
+use crate::dropout::Dropped;
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor};
-use kernels::{AttentionShape, Dropout, FlashAttentionBackward, FlashOptions, KernelError, Target};
+use kernels::{AttentionShape, FlashAttentionBackward, FlashOptions, KernelError, Target};
 use memory::{DType, Out};
 
 #[derive(Debug)]
@@ -70,9 +71,10 @@ impl FlashAttention {
         [q, k, v]: [&Tensor; 3],
     ) -> std::result::Result<(), KernelError> {
         let documents = self.put_documents(device);
+        let placed = Dropped::put(self.attention.dropout, device);
         let options = FlashOptions {
             documents: documents.as_ref().map(Tensor::view),
-            dropout: self.attention.dropout,
+            dropout: placed.view(),
         };
         let Attention { shape, dtype, .. } = self.attention;
         let target = device.kernels.target();
@@ -100,6 +102,7 @@ impl FlashAttention {
     ) -> std::result::Result<Vec<Host>, KernelError> {
         let attention = &self.attention;
         let documents = self.put_documents(device);
+        let placed = Dropped::put(self.attention.dropout, device);
         let kv_dims = attention.kv_dims();
         let [mut dq, mut dk, mut dv] =
             [attention.q_dims(), kv_dims, kv_dims].map(|dims| device.room(attention.dtype, dims));
@@ -120,7 +123,7 @@ impl FlashAttention {
             shape,
             options: FlashOptions {
                 documents: documents.as_ref().map(Tensor::view),
-                dropout: self.attention.dropout,
+                dropout: placed.view(),
             },
         })?;
         device.take(&scratch);
@@ -243,7 +246,7 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
         &[150, 7],
     ];
     let dropout = |probability| {
-        Some(Dropout {
+        Some(Dropped {
             probability,
             key: 0x1234_5678_9abc_def0,
         })
@@ -298,7 +301,7 @@ fn scores_of_thousands_do_not_overflow() {
 }
 
 /// The same tensors, without documents.
-fn plain(dtype: DType, dropout: Option<Dropout>) -> FlashAttention {
+fn plain(dtype: DType, dropout: Option<Dropped>) -> FlashAttention {
     FlashAttention::plain(Attention {
         dtype,
         shape: shape([2, 150, 4, 2, 20]),
@@ -310,7 +313,7 @@ fn plain(dtype: DType, dropout: Option<Dropout>) -> FlashAttention {
 #[test]
 fn one_document_and_a_dropout_of_nothing_change_no_bit() {
     let dropout = |probability| {
-        Some(Dropout {
+        Some(Dropped {
             probability,
             key: 7,
         })
@@ -351,7 +354,7 @@ fn dropout_keeps_the_share_that_it_should() {
                 dtype: DType::F32,
                 shape,
                 scores: Scores::Random(1.0),
-                dropout: Some(Dropout { probability, key }),
+                dropout: Some(Dropped { probability, key }),
             });
             let constant = |width, value| {
                 device.put(&Host::new(

@@ -3,9 +3,10 @@
 use crate::DTYPES;
 use crate::attention::{Attention, Scores, shape};
 use crate::device::{Device, computing};
+use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
 use crate::host::Host;
-use kernels::{Dropout, LayerNorm};
+use kernels::LayerNorm;
 use memory::DType;
 
 /// The output and the probabilities, as far as they are wanted.
@@ -14,6 +15,7 @@ fn attention(case: &Attention, device: &Device, [out, probs]: [bool; 2]) -> [Opt
     let mut out = out.then(|| device.room(case.dtype, case.q_dims()));
     let mut probs = probs.then(|| device.room(case.dtype, case.shape.probs()));
     let mut scratch = case.scratch(device, probs.is_some());
+    let placed = Dropped::put(case.dropout, device);
     let outputs =
         [&mut out, &mut probs].map(|output| output.as_mut().map(|output| output.view_mut()));
     let [out_view, probs_view] = outputs;
@@ -25,7 +27,7 @@ fn attention(case: &Attention, device: &Device, [out, probs]: [bool; 2]) -> [Opt
         k: k.view(),
         v: v.view(),
         shape: case.shape,
-        dropout: case.dropout,
+        dropout: placed.view(),
     });
     called.unwrap();
     device.take(&scratch);
@@ -46,7 +48,7 @@ fn attention_without_an_output() {
                     dtype,
                     shape: shape(sizes),
                     scores: Scores::Random(2.0),
-                    dropout: probability.map(|probability| Dropout {
+                    dropout: probability.map(|probability| Dropped {
                         probability,
                         key: 7,
                     }),

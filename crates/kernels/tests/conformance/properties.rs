@@ -4,11 +4,11 @@ use crate::attention::{Attention, Scores, shape};
 use crate::case::judge;
 use crate::compare::{Expected, Rule};
 use crate::device::{Start, computing, planning};
+use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::Product;
 use crate::{DTYPES, case};
-use kernels::Dropout;
 use memory::DType;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -40,10 +40,10 @@ fn starts() -> impl Strategy<Value = Start> {
     select(&[Start::Overwrite, Start::Accumulate, Start::Add][..])
 }
 
-fn dropouts() -> impl Strategy<Value = Option<Dropout>> {
+fn dropouts() -> impl Strategy<Value = Option<Dropped>> {
     let share = select(&[0.0f32, 0.1, 0.5][..]);
     (share, any::<u64>())
-        .prop_map(|(probability, key)| (probability > 0.0).then_some(Dropout { probability, key }))
+        .prop_map(|(probability, key)| (probability > 0.0).then_some(Dropped { probability, key }))
 }
 
 /// Compute type, then types of `out`, `a`, `b`.

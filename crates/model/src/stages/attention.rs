@@ -245,6 +245,10 @@ impl Stage for CoreAttention {
         }
     }
 
+    fn dropout(&self) -> Option<DropoutSite> {
+        Some(self.dropout)
+    }
+
     fn flops_per_token(&self, seq: usize) -> u64 {
         12 * (self.heads * self.head_dim) as u64 * seq as u64
     }

@@ -97,6 +97,10 @@ impl Stage for Embedding {
         [self.tokens].into_iter().chain(self.positions).collect()
     }
 
+    fn dropout(&self) -> Option<DropoutSite> {
+        Some(self.dropout)
+    }
+
     fn reads_matrices_backward(&self) -> bool {
         false
     }

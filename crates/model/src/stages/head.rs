@@ -22,8 +22,8 @@ pub(crate) struct Loss<'a> {
     pub(crate) sum: Out<'a>,
     /// What it is added to.
     pub(crate) init: Init<'static>,
-    /// What gradients are multiplied by.
-    pub(crate) gradient_scale: f32,
+    /// `[1]` f32: what gradients are multiplied by.
+    pub(crate) gradient_scale: In<'a>,
 }
 
 /// What the chunks of a micro-batch read and write.
@@ -103,7 +103,7 @@ impl Head {
                 losses: losses.view_mut().rows(rows.clone()),
                 logits: logits.view_mut(),
                 targets: pass.batch().targets.view().rows(rows),
-                scale: 1.0,
+                scale: None,
             })?;
         }
         Ok(pass.kernels().run(Sum {
@@ -147,7 +147,7 @@ impl Head {
         pass: &mut Pass,
         rows: Range<usize>,
         whole: &mut Whole,
-        scale: f32,
+        scale: In,
     ) -> Result<(), ModelError> {
         let x = whole.x.view().rows(rows.clone());
         let Normed {
@@ -159,7 +159,7 @@ impl Head {
             losses: whole.losses.view_mut().rows(rows.clone()),
             logits: logits.view_mut(),
             targets: pass.batch().targets.view().rows(rows.clone()),
-            scale,
+            scale: Some(scale),
         })?;
 
         let _place = pass.enter(Phase::Backward, Layer::Head);

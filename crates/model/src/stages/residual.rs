@@ -69,6 +69,10 @@ impl Stage for ResidualProjection {
         self.linear.parameters()
     }
 
+    fn dropout(&self) -> Option<DropoutSite> {
+        Some(self.dropout)
+    }
+
     fn flops_per_token(&self, _seq: usize) -> u64 {
         self.linear.flops_per_token()
     }

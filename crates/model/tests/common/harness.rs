@@ -45,6 +45,17 @@ pub struct Run {
     loss: Buffer,
 }
 
+/// 1 / targets, on the device.
+pub fn scale_of(memory: &Memory, kernels: &dyn Kernels, targets: usize) -> Buffer {
+    let lease = memory.lease(Category::Input, "gradient_scale", [1], DType::F32);
+    let mut scale = lease.unwrap();
+    let value = [1.0 / targets as f32];
+    kernels
+        .upload(scale.view_mut(), bytemuck::cast_slice(&value))
+        .unwrap();
+    scale
+}
+
 impl Run {
     /// A run on the processor, with weights that are noise.
     pub fn on_cpu(architecture: Architecture, policy: &Policy) -> Run {
@@ -125,12 +136,18 @@ impl Run {
         self.memory.begin_step();
         self.gradients.begin_step();
         let mut replayed = self.model.no_replays();
-        let batch = Batch::upload(&self.memory, &*self.kernels, SHAPE, ids, targets).unwrap();
+        let (memory, kernels) = (&self.memory, &*self.kernels);
+        let mut batch = Batch::upload(memory, kernels, SHAPE, ids, targets).unwrap();
+        if let Some(randomness) = randomness {
+            let dropped = batch.with_dropout(memory, kernels, &self.model, randomness);
+            batch = dropped.unwrap();
+        }
+        let scale = scale_of(memory, kernels, targets.len());
         let mut totals = StepTotals {
-            loss: &mut self.loss,
+            loss: self.loss.view_mut(),
             replayed: &mut replayed,
             is_first: true,
-            gradient_scale: 1.0 / targets.len() as f32,
+            gradient_scale: scale.view(),
         };
         let work = Work {
             memory: &self.memory,
@@ -142,7 +159,6 @@ impl Run {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: true,
                 beside: &mut Nothing,
-                randomness,
             }),
         };
         self.model.forward_backward(work, &mut totals).unwrap();

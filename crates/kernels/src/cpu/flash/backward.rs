@@ -269,12 +269,12 @@ fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room)
         }
         let element = inputs.element(block, query + row, key + seen.start);
         let (probs, dprobs) = (&mut probs[seen.clone()], &mut dprobs[seen]);
-        if let Some(dropout) = inputs.dropout {
-            drop_elements(dprobs, element, 1, dropout);
+        if let Some(mask) = inputs.mask {
+            drop_elements(dprobs, element, 1, mask);
         }
         softmax_backward(probs, dprobs, lse[row], dots[row]);
-        if let Some(dropout) = inputs.dropout {
-            drop_elements(probs, element, 1, dropout);
+        if let Some(mask) = inputs.mask {
+            drop_elements(probs, element, 1, mask);
         }
     }
 }

@@ -197,10 +197,10 @@ fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
 fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
     let rows = room.scores.chunks_exact_mut(room.largest.len());
-    if let Some(dropout) = inputs.dropout {
+    if let Some(mask) = inputs.mask {
         for (key, weights) in (key..key + keys).zip(rows) {
             let (first, step) = (inputs.element(block, query, key), inputs.shape.seq as u64);
-            drop_elements(&mut weights[..queries], first, step, dropout);
+            drop_elements(&mut weights[..queries], first, step, mask);
         }
     }
 }

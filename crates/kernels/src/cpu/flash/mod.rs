@@ -15,11 +15,11 @@ pub(super) use forward::flash_attention;
 
 use super::Shared;
 use super::attention::Task;
-use super::dropout::drop_elements;
+use super::dropout::{Mask, drop_elements};
 use super::gemm::Matrix;
 use super::simd::Real;
 use crate::operation::flash::cpu_slots;
-use crate::{AttentionShape, Dropout, FlashOptions};
+use crate::{AttentionShape, FlashOptions};
 use memory::In;
 use rayon::prelude::*;
 
@@ -31,7 +31,7 @@ struct Inputs<'a, T> {
     k: &'a [T],
     v: &'a [T],
     documents: Option<&'a [i32]>,
-    dropout: Option<Dropout>,
+    mask: Option<Mask>,
 }
 
 impl<'a, T: Real> Inputs<'a, T> {
@@ -42,7 +42,7 @@ impl<'a, T: Real> Inputs<'a, T> {
             k: k.slice(),
             v: v.slice(),
             documents: options.documents.map(|documents| documents.slice()),
-            dropout: options.dropout.and_then(Dropout::effective),
+            mask: Mask::of(options.dropout),
         }
     }
 

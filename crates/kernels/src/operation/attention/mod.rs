@@ -20,7 +20,7 @@ pub struct Attention<'a> {
     pub k: In<'a>,
     pub v: In<'a>,
     pub shape: AttentionShape,
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<Dropout<'a>>,
 }
 
 /// Gradients of [`Attention`]: `dq`, `dk`, `dv` from `dout` and `probs`, with the same dropout; all are replaced.
@@ -35,7 +35,7 @@ pub struct AttentionBackward<'a> {
     pub k: In<'a>,
     pub v: In<'a>,
     pub shape: AttentionShape,
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<Dropout<'a>>,
 }
 
 /// The shape of causal self-attention with grouped queries.

@@ -49,7 +49,7 @@ pub struct FlashOptions<'a> {
     /// token itself. A query sees keys from there up to itself, so several documents can be packed in one row.
     pub documents: Option<In<'a>>,
     /// Drops attention probabilities.
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<Dropout<'a>>,
 }
 
 impl FlashOptions<'_> {

@@ -1,15 +1,23 @@
 //! Both passes of attention.
 
-use super::{Signature, argument};
+use super::{Argument, Signature, argument};
 use crate::attention::shape;
 use crate::device::Device;
 use kernels::{Attention, AttentionBackward, AttentionShape, Dropout};
-use memory::DType;
+use memory::{DType, In};
 
-const DROPOUT: Option<Dropout> = Some(Dropout {
-    probability: 0.25,
-    key: 1,
-});
+/// A quarter is dropped, by a key that is the last of what is read.
+pub fn dropout<'a>(ins: &[In<'a>]) -> Option<Dropout<'a>> {
+    let key = *ins.last()?;
+    Some(Dropout {
+        probability: 0.25,
+        key,
+    })
+}
+
+pub fn key() -> Argument {
+    argument("key", DType::U32, &[2])
+}
 
 /// batch 2, seq 5, 4 heads on 2, each of 6.
 pub fn attention_shape() -> AttentionShape {
@@ -31,6 +39,7 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
             real("q", &[10, 24]),
             real("k", &[10, 12]),
             real("v", &[10, 12]),
+            key(),
         ],
         call: |kernels, outs, ins| {
             let [out, probs, scratch] = outs else {
@@ -45,7 +54,7 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
                 k: ins[1],
                 v: ins[2],
                 shape: attention_shape(),
-                dropout: DROPOUT,
+                dropout: dropout(ins),
             })
         },
     };
@@ -63,6 +72,7 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
             real("q", &[10, 24]),
             real("k", &[10, 12]),
             real("v", &[10, 12]),
+            key(),
         ],
         call: |kernels, outs, ins| {
             let [dq, dk, dv, scratch] = outs else {
@@ -86,7 +96,7 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
                 k: ins[3],
                 v: ins[4],
                 shape,
-                dropout: DROPOUT,
+                dropout: dropout(ins),
             })
         },
     };

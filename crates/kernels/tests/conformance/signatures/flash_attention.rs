@@ -1,17 +1,16 @@
 //! Both passes of attention without stored scores.
 
+use super::attention::{dropout, key};
 use super::{Signature, argument, attention_shape};
 use crate::device::Device;
-use kernels::{Dropout, FlashAttention, FlashAttentionBackward, FlashOptions};
+use kernels::{FlashAttention, FlashAttentionBackward, FlashOptions};
 use memory::{DType, In};
 
-fn options(documents: In) -> FlashOptions {
+/// Documents and a key come last.
+fn options<'a>(ins: &[In<'a>]) -> FlashOptions<'a> {
     FlashOptions {
-        documents: Some(documents),
-        dropout: Some(Dropout {
-            probability: 0.25,
-            key: 1,
-        }),
+        documents: Some(ins[ins.len() - 2]),
+        dropout: dropout(ins),
     }
 }
 
@@ -32,13 +31,14 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
             real("k", &[10, 12]),
             real("v", &[10, 12]),
             documents(),
+            key(),
         ],
         call: |kernels, outs, ins| {
             let [out, lse, scratch] = outs else {
                 unreachable!()
             };
             let (out, lse, scratch) = (out.reborrow(), lse.reborrow(), scratch.reborrow());
-            let (shape, options) = (attention_shape(), options(ins[3]));
+            let (shape, options) = (attention_shape(), options(ins));
             let (out, lse) = (Some(out), Some(lse));
             kernels.run(FlashAttention {
                 out,
@@ -70,6 +70,7 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
             real("k", &[10, 12]),
             real("v", &[10, 12]),
             documents(),
+            key(),
         ],
         call: |kernels, outs, ins| {
             let [dq, dk, dv, scratch] = outs else {
@@ -87,7 +88,7 @@ pub fn signatures(dtype: DType, device: &Device) -> [Signature; 2] {
                 k: ins[4],
                 v: ins[5],
                 shape: attention_shape(),
-                options: options(ins[6]),
+                options: options(ins),
             })
         },
     };

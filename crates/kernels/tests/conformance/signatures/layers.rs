@@ -1,18 +1,14 @@
 //! Operations on the rows of a layer.
 
+use super::attention::{dropout, key};
 use super::{Signature, argument};
 use kernels::{
     AddBias, AddPositions, AddPositionsBackward, BiasBackward, BiasDropoutAdd, CrossEntropy,
-    Dropout, DropoutBackward, Embedding, EmbeddingBackward, Gelu, GeluBackward, Init, KernelError,
-    Kernels, LayerNorm, LayerNormBackward, Positions, RmsNorm, RmsNormBackward, Rotary, Swiglu,
+    DropoutBackward, Embedding, EmbeddingBackward, Gelu, GeluBackward, Init, KernelError, Kernels,
+    LayerNorm, LayerNormBackward, Positions, RmsNorm, RmsNormBackward, Rotary, Swiglu,
     SwigluBackward,
 };
 use memory::{DType, In, Out};
-
-const DROPOUT: Dropout = Dropout {
-    probability: 0.25,
-    key: 1,
-};
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
     let real = |name, dims: &[usize]| argument(name, dtype, dims);
@@ -46,12 +42,12 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         Signature {
             operation: "bias_dropout_add",
             outs: vec![real("out", &[4, 6])],
-            ins: vec![real("bias", &[6]), real("residual", &[4, 6])],
+            ins: vec![real("bias", &[6]), real("residual", &[4, 6]), key()],
             call: |kernels, outs, ins| {
                 kernels.run(BiasDropoutAdd {
                     out: outs[0].reborrow(),
                     bias: Some(ins[0]),
-                    dropout: Some(DROPOUT),
+                    dropout: dropout(ins),
                     first: 0,
                     residual: Some(ins[1]),
                 })
@@ -60,12 +56,12 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         Signature {
             operation: "dropout_backward",
             outs: vec![real("dx", &[4, 6])],
-            ins: vec![real("dy", &[4, 6])],
+            ins: vec![real("dy", &[4, 6]), key()],
             call: |kernels, outs, ins| {
                 kernels.run(DropoutBackward {
                     dx: outs[0].reborrow(),
                     dy: ins[0],
-                    dropout: DROPOUT,
+                    dropout: dropout(ins).expect("there is a key"),
                     first: 0,
                 })
             },
@@ -300,7 +296,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 float("losses", &[4]),
                 real("logits", &[4, 6]).free_dim(1).free_type(),
             ],
-            ins: vec![ids("targets")],
+            ins: vec![ids("targets"), float("scale", &[1])],
             call: |kernels, outs, ins| {
                 let [losses, logits] = outs else {
                     unreachable!()
@@ -309,7 +305,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     losses: losses.reborrow(),
                     logits: logits.reborrow(),
                     targets: ins[0],
-                    scale: 1.0,
+                    scale: Some(ins[1]),
                 })
             },
         },
