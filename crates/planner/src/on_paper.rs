@@ -99,6 +99,16 @@ impl Paper {
         })
     }
 
+    /// Seconds that a micro-batch adds to a step, however many there are.
+    ///
+    /// # Errors
+    /// None but a defect: shapes need no memory.
+    pub(crate) fn another_micro_batch(&self, settings: &Settings) -> Result<f64, SessionError> {
+        let more = self.steps(settings, MICRO_BATCHES_MAX)?;
+        let fewer = self.steps(settings, MICRO_BATCHES_MAX - 1)?;
+        Ok(more.seconds - fewer.seconds)
+    }
+
     fn steps(&self, settings: &Settings, accum: usize) -> Result<OnPaper, SessionError> {
         let settings = Settings {
             accum,

@@ -4,6 +4,7 @@ use toml::Value;
 
 use super::device::Device;
 use super::error::ConfigError;
+use super::schema::AUTO;
 use super::size::{Size, SizeError};
 
 /// What the value of a key must be.
@@ -13,6 +14,8 @@ pub enum Kind {
     Whole(i64),
     /// A whole number from the first to the second.
     WholeUpTo(i64, i64),
+    /// `auto`, or a whole number of at least this.
+    WholeOrAuto(i64),
     /// A number in a range.
     Real(Range),
     /// `true` or `false`.
@@ -98,6 +101,9 @@ impl Kind {
             Kind::WholeUpTo(least, most) => value
                 .as_integer()
                 .is_some_and(|number| (least..=most).contains(&number)),
+            Kind::WholeOrAuto(least) => {
+                value.as_str() == Some(AUTO) || Kind::Whole(least).allows(value)
+            }
             Kind::Real(range) => {
                 let whole = value.as_integer().map(|number| number as f64);
                 whole
@@ -137,6 +143,7 @@ impl Kind {
             Kind::Whole(0) => "a whole number, 0 or more".to_owned(),
             Kind::Whole(least) => format!("a whole number of at least {least}"),
             Kind::WholeUpTo(least, most) => format!("a whole number from {least} to {most}"),
+            Kind::WholeOrAuto(least) => format!("{AUTO}, or a whole number of at least {least}"),
             Kind::Real(range) => range.expected().to_owned(),
             Kind::Bool => "true or false".to_owned(),
             Kind::Text => "a text in quotes".to_owned(),

@@ -10,6 +10,7 @@ use super::choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
 use super::device::Device;
 use super::elsewhere::OptimizerPlace;
 use super::error::ConfigError;
+use super::head_chunk::HeadChunk;
 use super::ranks::{Engine, Member, Reduce, Zero};
 use super::size::Size;
 use data::{Format, Packing};
@@ -229,7 +230,7 @@ pub struct MemoryConfig {
     /// A run whose plan does not fit is tried anyway.
     pub force: bool,
     /// Tokens in a chunk of the output head. It decides the order of sums, so the gradients' bits.
-    pub head_chunk: usize,
+    pub head_chunk: HeadChunk,
     /// Tokens in a tile of the stages that need no other token; `None`: whole micro-batches. It decides the order of sums.
     pub tile_tokens: Option<usize>,
 }
@@ -296,7 +297,8 @@ pub struct LogConfig {
     pub nvtx: bool,
 }
 
-/// What asks for an automatic choice, of [`RecomputeConfig::spec`] and of [`OffloadConfig::activations`].
+/// What asks for an automatic choice, of [`RecomputeConfig::spec`], of [`OffloadConfig::activations`] and of
+/// [`MemoryConfig::head_chunk`].
 pub(crate) const AUTO: &str = "auto";
 
 impl Config {

@@ -121,7 +121,7 @@ impl Settings {
             micro_batch: config.batch.micro,
             accum: config.batch.accum,
             policy,
-            head_chunk: config.memory.head_chunk,
+            head_chunk: config.memory.head_chunk.tokens(),
             tile_tokens: config.memory.tile_tokens,
             packing: config.data.packing,
             between: between_steps(config),
@@ -237,7 +237,7 @@ const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
 /// Refuses a chunk of the output head whose logits are too many for one product.
 fn check_logits(config: &Config) -> Result<(), ConfigError> {
     let (vocab, tokens) = (config.model.vocab, config.batch.micro * config.data.seq);
-    let chunk = config.memory.head_chunk.min(tokens);
+    let chunk = config.memory.head_chunk.tokens().min(tokens);
     let most = PRODUCT_ELEMENTS_MAX / vocab;
     if chunk <= most {
         return Ok(());

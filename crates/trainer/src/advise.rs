@@ -1,13 +1,14 @@
 //! What `plan` answers beside the plan: `--device-memory` and `--largest`.
 
 use crate::args::RunArgs;
+use crate::chosen::Holder;
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::limits::limit_of_plan;
 use clap::Args;
 use planner::{Advice, Largest, Plan, Room, Sought, gpu_memory_bytes};
 use settings::load::Override;
-use settings::{Config, Resolved, Size};
+use settings::{Config, HeadChunk, Resolved, Size};
 use std::collections::BTreeSet;
 
 /// Flags of `plan` that look for other settings.
@@ -21,6 +22,19 @@ pub struct AdviceArgs {
     pub largest: Option<String>,
 }
 
+impl AdviceArgs {
+    /// The bytes of `--device-memory`.
+    fn device_bytes(&self) -> Result<Option<u64>, Failure> {
+        let bytes = self.device_memory.as_deref().map(device_memory_bytes);
+        bytes.transpose()
+    }
+
+    /// What has to hold the run.
+    pub(crate) fn holder(&self) -> Result<Holder<'static>, Failure> {
+        Ok(self.device_bytes()?.map_or(Holder::Unknown, Holder::Bytes))
+    }
+}
+
 /// Adds to a plan what the flags ask for: of both, `--largest` is what is looked for, within `--device-memory`.
 pub(crate) fn answer(
     args: &PlanArgs,
@@ -29,8 +43,7 @@ pub(crate) fn answer(
     mut plan: Plan,
 ) -> Result<Plan, Failure> {
     let (target, asked) = (resolved.device().target(), &args.advice);
-    let device_memory = asked.device_memory.as_deref().map(device_memory_bytes);
-    let device_memory = device_memory.transpose()?;
+    let device_memory = asked.device_bytes()?;
     let largest = asked.largest.as_deref().and_then(Sought::named);
     if (largest.is_some() || device_memory.is_some()) && resolved.config.chooses() {
         return Err(Failure::Usage(
@@ -38,6 +51,11 @@ pub(crate) fn answer(
              auto, or a specification"
                 .into(),
         ));
+    }
+    // The largest is looked for with the smallest chunk that a choice would take: what fits then fits with any choice.
+    let mut smallest = config.clone();
+    if resolved.config.memory.head_chunk == HeadChunk::Auto {
+        smallest.memory.head_chunk = HeadChunk::Tokens(HeadChunk::DEFAULT_TOKENS);
     }
     match (largest, device_memory, limit_of_plan(resolved)) {
         (None, None, _) => {}
@@ -49,10 +67,10 @@ pub(crate) fn answer(
             plan.advice = Some(advice);
         }
         (Some(what), Some(bytes), _) => {
-            plan.largest = Some(Largest::new(config, target, what, Room::Device(bytes))?);
+            plan.largest = Some(Largest::new(&smallest, target, what, Room::Device(bytes))?);
         }
         (Some(what), None, Some(bytes)) => {
-            plan.largest = Some(Largest::new(config, target, what, Room::Limit(bytes))?);
+            plan.largest = Some(Largest::new(&smallest, target, what, Room::Limit(bytes))?);
         }
         (Some(_), None, None) => {
             return Err(Failure::Usage(

@@ -1,32 +1,92 @@
-//! What `--recompute auto` stands for, settled before anything else is made of a configuration.
+//! What `auto` stands for, settled before anything else is made of a configuration: the chunk of the output head, then what is
+//! recomputed.
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use planner::choose;
-use settings::{Config, Device, Resolved, Size, Task};
+use kernels::Target;
+use planner::{ChosenHeadChunk, Room, choose};
+use settings::{Config, Device, HeadChunk, Resolved, Size, Task};
 
-/// The configuration with a policy written out where it asks for a choice; what was chosen is logged.
-pub(crate) fn chosen(resolved: &Resolved, config: Config) -> Result<Config, Failure> {
-    if !config.chooses() {
-        return Ok(config);
+/// What is known of the memory that has to hold a run.
+#[derive(Clone, Copy)]
+pub(crate) enum Holder<'a> {
+    /// The run's own device.
+    Device(&'a OpenDevice),
+    /// A device of so many bytes, which is not there.
+    Bytes(u64),
+    /// Nothing.
+    Unknown,
+}
+
+/// The configuration with a number and a policy written out where it asks for a choice; what was chosen is logged.
+pub(crate) fn chosen(
+    resolved: &Resolved,
+    mut config: Config,
+    holder: Holder,
+) -> Result<Config, Failure> {
+    let budget = match config.chooses() {
+        true => Some(budget(resolved, holder)?),
+        false => None,
+    };
+    if config.memory.head_chunk == HeadChunk::Auto {
+        let tokens = head_chunk(resolved, &config, holder, budget)?;
+        config.memory.head_chunk = HeadChunk::Tokens(tokens);
     }
+    let Some(budget) = budget else {
+        return Ok(config);
+    };
     tracing::info!("recompute auto: comparing policies on paper");
-    let choice = choose(&config, resolved.device().target(), budget(resolved)?)?;
+    let choice = choose(&config, resolved.device().target(), budget)?;
     tracing::info!("{}", choice.describe());
     Ok(choice.applied_to(&config))
 }
 
+/// Tokens of a chunk of the output head.
+fn head_chunk(
+    resolved: &Resolved,
+    config: &Config,
+    holder: Holder,
+    budget: Option<u64>,
+) -> Result<usize, Failure> {
+    let target = resolved.device().target();
+    let rooms = match target {
+        Target::Cpu => Vec::new(),
+        Target::Cuda => rooms(resolved, holder)?,
+    };
+    let chosen = ChosenHeadChunk::new(config, target, &rooms, budget)?;
+    if let Some(choice) = chosen.describe() {
+        tracing::info!("{choice}");
+    }
+    Ok(chosen.tokens)
+}
+
+/// What a plan has to fit: the limit, and what holds the run.
+fn rooms(resolved: &Resolved, holder: Holder) -> Result<Vec<Room>, Failure> {
+    let device = match holder {
+        // All of it, whoever else has some of it now: the choice is the same from run to run.
+        Holder::Device(device) => Some(device.total_bytes()?),
+        Holder::Bytes(bytes) => Some(bytes),
+        Holder::Unknown => None,
+    };
+    let limit = match (resolved.config.memory.limit, device) {
+        (Some(Size::Percent(_)), None) | (None, _) => None,
+        (Some(size), device) => Some(size.bytes_of(device.unwrap_or(0))),
+    };
+    let limit = limit.map(Room::Limit);
+    Ok(limit.into_iter().chain(device.map(Room::Device)).collect())
+}
+
 /// What the peak may be: the budget and the limit, the smaller where both are given.
-fn budget(resolved: &Resolved) -> Result<u64, Failure> {
+fn budget(resolved: &Resolved, holder: Holder) -> Result<u64, Failure> {
     let memory = &resolved.config.memory;
     let sizes = [memory.budget, memory.limit].into_iter().flatten();
-    let bytes = sizes.map(|size| bytes_of(size, resolved));
+    let bytes = sizes.map(|size| bytes_of(size, resolved, holder));
     let bytes = bytes.collect::<Result<Vec<_>, Failure>>()?;
     let least = bytes.into_iter().min();
     Ok(least.expect("a configuration that asks for a choice has one of both"))
 }
 
-fn bytes_of(size: Size, resolved: &Resolved) -> Result<u64, Failure> {
+fn bytes_of(size: Size, resolved: &Resolved, holder: Holder) -> Result<u64, Failure> {
     let Size::Percent(_) = size else {
         return Ok(size.bytes_of(0));
     };
@@ -37,5 +97,10 @@ fn bytes_of(size: Size, resolved: &Resolved) -> Result<u64, Failure> {
                 .into(),
         ));
     }
-    Ok(size.bytes_of(OpenDevice::open(resolved.device())?.total_bytes()?))
+    let total = match holder {
+        Holder::Device(device) => device.total_bytes()?,
+        Holder::Bytes(bytes) => bytes,
+        Holder::Unknown => OpenDevice::open(resolved.device())?.total_bytes()?,
+    };
+    Ok(size.bytes_of(total))
 }

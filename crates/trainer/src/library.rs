@@ -20,7 +20,7 @@ mod tensors;
 
 pub use configuration::{configuration, configuration_from_text};
 
-use crate::chosen::chosen;
+use crate::chosen::{Holder, chosen};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::limits::limit;
@@ -84,9 +84,10 @@ impl Trainer {
         // A loop of one's own evaluates and saves as it likes: nothing is leased for a run's doing so.
         config.without_between_steps();
         let mut resolved = resolved(config);
-        resolved.config = chosen(&resolved, resolved.decided(resolved.config.data.seq))?;
-        let settings = Settings::new(&resolved.config)?;
         let device = OpenDevice::open(resolved.device())?;
+        let config = resolved.decided(resolved.config.data.seq);
+        resolved.config = chosen(&resolved, config, Holder::Device(&device))?;
+        let settings = Settings::new(&resolved.config)?;
         let plan = Plan::new(&settings, device.target())?;
         let memory = device.memory();
         memory.set_limit(limit(&resolved, &device)?);

@@ -1,5 +1,6 @@
 //! The `profile` command: every operation of a step, beside the least that the device could take.
 
+use crate::chosen::Holder;
 use crate::device::OpenDevice;
 use crate::doctor::{Rates, Work};
 use crate::failure::Failure;
@@ -69,8 +70,8 @@ impl Operations {
 /// Makes some steps and prints what their operations took.
 pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
-    let settings = Settings::new(&decided(resolved)?)?;
     let device = OpenDevice::open(resolved.device())?;
+    let settings = Settings::new(&decided(resolved, Holder::Device(&device))?)?;
     let plan = Plan::new(&settings, device.target())?;
     let limit = limit(resolved, &device)?;
     refuse_without_room(&resolved.config, &plan, device.target(), limit)?;

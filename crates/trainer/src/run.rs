@@ -134,10 +134,12 @@ fn refuse_resume_from_nothing(resolved: &Resolved) -> Result<(), Failure> {
 
 fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
-    let (target, config) = (resolved.device().target(), decided(resolved)?);
+    let holder = args.advice.holder()?;
+    let (target, config) = (resolved.device().target(), decided(resolved, holder)?);
     let plan = Plan::with_alternatives(&config, target)?;
     let mut plan = answer(args, resolved, &config, plan)?;
-    let undecided = resolved.decided(config.data.seq);
+    let mut undecided = resolved.decided(config.data.seq);
+    undecided.memory.head_chunk = config.memory.head_chunk;
     plan.pareto = args.pareto.answer(&undecided, target)?;
     match resolved.options.json {
         true => print_json(&plan)?,

@@ -1,6 +1,6 @@
 //! What a configuration says of the data.
 
-use crate::chosen::chosen;
+use crate::chosen::{Holder, chosen};
 use crate::failure::Failure;
 use data::{Dataset, Format, Options, Split};
 use settings::{Config, Resolved};
@@ -86,9 +86,9 @@ pub(crate) fn fit_evaluation(resolved: &Resolved, config: &mut Config) {
     config.eval.micro_batch = Some(rows.min(samples));
 }
 
-/// The configuration that a run would have, without open questions: a batch file brings its own sequence length, and what to
-/// recompute is chosen.
-pub(crate) fn decided(resolved: &Resolved) -> Result<Config, Failure> {
+/// The configuration that a run would have, without open questions: a batch file brings its own sequence length, and what is
+/// left to a choice is chosen for what holds the run.
+pub(crate) fn decided(resolved: &Resolved, holder: Holder) -> Result<Config, Failure> {
     let options = data_options(resolved);
     let seq = match options.seq {
         Some(seq) => seq,
@@ -96,5 +96,5 @@ pub(crate) fn decided(resolved: &Resolved) -> Result<Config, Failure> {
     };
     let mut config = resolved.decided(seq);
     fit_evaluation(resolved, &mut config);
-    chosen(resolved, config)
+    chosen(resolved, config, holder)
 }

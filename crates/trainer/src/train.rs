@@ -10,7 +10,7 @@ mod saving;
 
 pub(crate) use resuming::configuration as resumed_configuration;
 
-use crate::chosen::chosen;
+use crate::chosen::{Holder, chosen};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -91,16 +91,19 @@ impl Prepared {
     fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
         let mut resumed = Resumed::find(job, &resolved)?;
         let dataset = Dataset::open(&data_options(&resolved))?;
+        let device = OpenDevice::in_group(resolved.device(), job.group())?;
         let mut config = resolved.decided(dataset.seq());
         fit_evaluation(&resolved, &mut config);
-        resolved.config = chosen(&resolved, config)?;
+        if let Some(resumed) = &resumed {
+            resumed.keep_head_chunk(&mut config)?;
+        }
+        resolved.config = chosen(&resolved, config, Holder::Device(&device))?;
         let settings = Settings::new(&resolved.config)?;
         choose_attention(&mut resolved.config, settings.attention);
         if let Some(resumed) = &mut resumed {
             resolved.name = resumed.state().name.clone();
             resumed.compare(&resolved, &dataset.fingerprint())?;
         }
-        let device = OpenDevice::in_group(resolved.device(), job.group())?;
         let plan = Plan::with_alternatives(&resolved.config, device.target())?;
         let limit = limit(&resolved, &device)?;
         refuse_without_room(&resolved.config, &plan, device.target(), limit)?;

@@ -9,9 +9,9 @@ use crate::keys::KEYS;
 use crate::load::Source;
 use crate::{
     AttentionBackend, AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, Config,
-    DataConfig, Device, Engine, EvalConfig, FloatType, HardwareConfig, HostPlace, LogConfig,
-    LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace, RecomputeConfig, Reduce,
-    Release, Size, TrainConfig, Window, Zero, dotted, preset, reference,
+    DataConfig, Device, Engine, EvalConfig, FloatType, HardwareConfig, HeadChunk, HostPlace,
+    LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace, RecomputeConfig,
+    Reduce, Release, Size, TrainConfig, Window, Zero, dotted, preset, reference,
 };
 use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};
@@ -122,7 +122,7 @@ fn full() -> Config {
             limit: Some(Size::Bytes(24 << 30)),
             budget: Some(Size::Percent(95.0)),
             force: true,
-            head_chunk: 100,
+            head_chunk: HeadChunk::Tokens(100),
             tile_tokens: Some(300),
         },
         hardware: HardwareConfig {

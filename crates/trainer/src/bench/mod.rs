@@ -15,6 +15,7 @@ mod rows;
 
 pub use args::BenchArgs;
 
+use crate::chosen::Holder;
 use crate::failure::Failure;
 use crate::gpu_watch::warnings;
 use crate::interrupt::Interrupt;
@@ -134,8 +135,8 @@ fn plan_all(shared: &Shared, strategies: &[Strategy]) -> Result<PlannedMatrix, F
         let planned = shared
             .resolve(strategy)
             .map_err(Failure::from)
-            .and_then(|resolved| {
-                let plan = plan(&resolved)?;
+            .and_then(|mut resolved| {
+                let plan = plan(&mut resolved)?;
                 Ok((resolved, plan))
             });
         let (resolved, plan, obstacle) = match planned {
@@ -163,9 +164,14 @@ fn plan_all(shared: &Shared, strategies: &[Strategy]) -> Result<PlannedMatrix, F
     }
 }
 
-fn plan(resolved: &Resolved) -> Result<Plan, Failure> {
-    let settings = Settings::new(&decided(resolved)?)?;
-    Ok(Plan::new(&settings, resolved.device().target())?)
+/// Plans a strategy. Its run has the chunk of the output head that was planned, whatever its device would hold.
+fn plan(resolved: &mut Resolved) -> Result<Plan, Failure> {
+    let config = decided(resolved, Holder::Unknown)?;
+    resolved.config.memory.head_chunk = config.memory.head_chunk;
+    Ok(Plan::new(
+        &Settings::new(&config)?,
+        resolved.device().target(),
+    )?)
 }
 
 /// Why a strategy is not worth a run: its plan is above a limit in bytes, or this host has no room for it.

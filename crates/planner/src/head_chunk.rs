@@ -1,0 +1,306 @@
+//! `memory.head_chunk = "auto"`: the smallest chunk of the output head that costs a step next to nothing.
+//!
+//! A chunk's products read and write the gradient of the whole head, so many small chunks move more bytes than a GPU hides
+//! behind its products; the logits of a large one take memory. A chunk decides the order of sums, so the choice must not
+//! depend on what promises the same bits: recompute, offload, ranks. What chunks cost is therefore read from one micro-batch
+//! on paper in which everything is kept on the device, by a process alone, at the rates that are assumed of a GPU; such runs
+//! differ only where memory is too short for the chunk that is wanted.
+
+use crate::auto::{AutoError, choose};
+use crate::figures::figures;
+use crate::gpus;
+use crate::largest::Room;
+use crate::on_paper::Paper;
+use kernels::Target;
+use kernels::timeline::Measured;
+use session::SessionError;
+use settings::{Config, HeadChunk, Member, Release, Settings};
+
+/// Chunks that are compared, in tokens. The first is taken where none fits.
+const CHUNKS: [usize; 5] = [HeadChunk::DEFAULT_TOKENS, 1024, 2048, 4096, 8192];
+
+/// A micro-batch may take so much longer than with the fastest chunk for a smaller one.
+const NEXT_TO_NOTHING: f64 = 0.005;
+
+/// A chunk of the output head that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChosenHeadChunk {
+    /// Its tokens.
+    pub tokens: usize,
+    /// What was compared, the smallest first; nothing where there was no choice.
+    compared: Vec<Chunk>,
+    /// Tokens of the chunk that would have been taken if memory had no bounds.
+    wanted: usize,
+}
+
+/// A chunk, and what a micro-batch takes with it on paper.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Chunk {
+    tokens: usize,
+    seconds: f64,
+}
+
+impl ChosenHeadChunk {
+    /// Chooses for a configuration that leaves the chunk open: the smallest that is next to as fast as the fastest, or the
+    /// largest below it whose plan fits every one of `rooms`. Under automatic recompute some policy has to fit `budget`
+    /// instead. Every rank chooses what the first one does.
+    ///
+    /// # Errors
+    /// As [`crate::Plan::new`]; a file of costs that cannot be used.
+    pub fn new(
+        config: &Config,
+        target: Target,
+        rooms: &[Room],
+        budget: Option<u64>,
+    ) -> Result<ChosenHeadChunk, AutoError> {
+        let compared = match target {
+            Target::Cpu => Vec::new(),
+            Target::Cuda => compared(config)?,
+        };
+        let wanted = smallest_of_the_fast(&compared).unwrap_or(HeadChunk::DEFAULT_TOKENS);
+        let mut tokens = wanted;
+        while tokens > HeadChunk::DEFAULT_TOKENS {
+            let of_first = of_first_rank(&with_chunk(config, tokens));
+            let fits = match budget.filter(|_| config.chooses()) {
+                Some(budget) => some_policy_fits(&of_first, target, budget)?,
+                None => fits(&of_first, target, rooms)?,
+            };
+            if fits {
+                break;
+            }
+            tokens /= 2;
+        }
+        Ok(ChosenHeadChunk {
+            tokens,
+            compared,
+            wanted,
+        })
+    }
+
+    /// The choice in a sentence; none where it is the smallest chunk, and no larger one was wanted.
+    pub fn describe(&self) -> Option<String> {
+        if self.wanted == HeadChunk::DEFAULT_TOKENS {
+            return None;
+        }
+        let of = |tokens| self.compared.iter().find(|chunk| chunk.tokens == tokens);
+        let (smallest, chosen) = (self.compared.first()?, of(self.tokens)?);
+        let short = match self.tokens < self.wanted {
+            true => format!("; memory is too short for {}", self.wanted),
+            false => String::new(),
+        };
+        Some(format!(
+            "head_chunk auto: {} tokens, a micro-batch on paper of {:.3} ms ({:.3} ms with {}){short}",
+            self.tokens,
+            1e3 * chosen.seconds,
+            1e3 * smallest.seconds,
+            smallest.tokens,
+        ))
+    }
+}
+
+/// The chunks that a micro-batch has tokens for, with what it takes on paper; nothing where that is one.
+fn compared(config: &Config) -> Result<Vec<Chunk>, SessionError> {
+    let tokens = config.batch.micro * config.data.seq;
+    let chunks = CHUNKS.into_iter().filter(|chunk| *chunk <= tokens);
+    let alike = everything_kept(config);
+    let settings = chunks.map(|tokens| (tokens, Settings::new(&with_chunk(&alike, tokens))));
+    // The logits of a large chunk may be too many for one product.
+    let possible = settings.filter_map(|(tokens, settings)| Some((tokens, settings.ok()?)));
+    let possible: Vec<(usize, Settings)> = possible.collect();
+    if possible.len() < 2 {
+        return Ok(Vec::new());
+    }
+    let chunk = |(tokens, settings): (usize, Settings)| {
+        let paper = Paper::new(&settings, Target::Cuda, Measured::new());
+        let seconds = paper.another_micro_batch(&settings)?;
+        Ok(Chunk { tokens, seconds })
+    };
+    possible.into_iter().map(chunk).collect()
+}
+
+/// The configuration without what promises to change no bits and may take time: the same for all that compute the same.
+fn everything_kept(config: &Config) -> Config {
+    let default = Config::default();
+    let mut config = config.clone();
+    config.optim.release = Release::Step;
+    Config {
+        recompute: default.recompute,
+        offload: default.offload,
+        collectives: default.collectives,
+        hardware: default.hardware,
+        member: None,
+        ..config
+    }
+}
+
+fn with_chunk(config: &Config, tokens: usize) -> Config {
+    let mut config = config.clone();
+    config.memory.head_chunk = HeadChunk::Tokens(tokens);
+    config
+}
+
+fn of_first_rank(config: &Config) -> Config {
+    Config {
+        member: config.member.map(|member| Member { rank: 0, ..member }),
+        ..config.clone()
+    }
+}
+
+/// Tokens of the smallest chunk that is next to as fast as the fastest. Chunks come in order, the smallest first.
+fn smallest_of_the_fast(chunks: &[Chunk]) -> Option<usize> {
+    let fastest = chunks.iter().map(|chunk| chunk.seconds).reduce(f64::min)?;
+    let most = fastest * (1.0 + NEXT_TO_NOTHING);
+    let mut fast = chunks.iter().filter(|chunk| chunk.seconds <= most);
+    fast.next().map(|chunk| chunk.tokens)
+}
+
+/// Whether a plan fits all rooms.
+fn fits(config: &Config, target: Target, rooms: &[Room]) -> Result<bool, SessionError> {
+    if rooms.is_empty() {
+        return Ok(true);
+    }
+    let settings = Settings::new(config)?;
+    let planned = figures(&settings, target)?;
+    let overhead = gpus::overhead_bytes(target, &settings);
+    Ok(rooms.iter().all(|room| match *room {
+        Room::Device(bytes) => planned.reserved_bytes + overhead <= bytes,
+        Room::Limit(bytes) => planned.most_bytes() <= bytes,
+    }))
+}
+
+/// Whether a policy can be chosen for a budget.
+fn some_policy_fits(config: &Config, target: Target, budget: u64) -> Result<bool, AutoError> {
+    match choose(config, target, budget) {
+        Ok(_) => Ok(true),
+        Err(AutoError::Infeasible { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is taken where chunks, in their order, take so long.
+    fn taken(seconds: &[f64]) -> Option<usize> {
+        let chunks = CHUNKS.into_iter().zip(seconds);
+        let chunks = chunks.map(|(tokens, seconds)| Chunk {
+            tokens,
+            seconds: *seconds,
+        });
+        smallest_of_the_fast(&chunks.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_smallest_that_costs_next_to_nothing_is_taken() {
+        assert_eq!(taken(&[]), None);
+        assert_eq!(taken(&[3.0]), Some(512));
+        assert_eq!(taken(&[1.005, 1.0]), Some(512));
+        assert_eq!(taken(&[1.0051, 1.004, 1.0]), Some(1024));
+        assert_eq!(taken(&[1.1, 1.05, 1.0, 0.999, 0.998]), Some(2048));
+        assert_eq!(taken(&[1.0, 1.2, 1.3]), Some(512));
+    }
+
+    /// A head that is wide beside the depth of its model: small chunks are bound by the bytes of its gradient.
+    fn config(set: &[&str]) -> Config {
+        let wide = [
+            "model.hidden=1024",
+            "model.heads=8",
+            "model.kv_heads=8",
+            "model.head_dim=128",
+            "model.ffn=2048",
+            "model.layers=2",
+            "model.vocab=150000",
+            "train.device=cuda",
+            "batch.micro=8",
+        ];
+        let set = wide.iter().chain(set).map(ToString::to_string);
+        Config::default().with(&set.collect::<Vec<_>>()).unwrap()
+    }
+
+    fn chosen(config: &Config, rooms: &[Room], budget: Option<u64>) -> usize {
+        let chosen = ChosenHeadChunk::new(config, Target::Cuda, rooms, budget);
+        chosen.unwrap().tokens
+    }
+
+    #[test]
+    fn a_chunk_is_larger_where_that_is_faster_and_fits() {
+        let config = config(&[]);
+        let free = chosen(&config, &[], None);
+        assert!(free > HeadChunk::DEFAULT_TOKENS, "{free}");
+        // To the byte, under a limit on what is leased and on a device that has to hold what is reserved.
+        let settings = Settings::new(&with_chunk(&config, free)).unwrap();
+        let planned = figures(&settings, Target::Cuda).unwrap();
+        let most = planned.most_bytes();
+        let device = planned.reserved_bytes + gpus::overhead_bytes(Target::Cuda, &settings);
+        for (room, smaller) in [
+            (Room::Limit(most), Room::Limit(most - 1)),
+            (Room::Device(device), Room::Device(device - 1)),
+        ] {
+            assert_eq!(chosen(&config, &[room], None), free);
+            let less = ChosenHeadChunk::new(&config, Target::Cuda, &[smaller], None).unwrap();
+            assert_eq!(less.tokens, free / 2);
+            let said = less.describe().unwrap();
+            let short = format!("; memory is too short for {free}");
+            assert!(said.ends_with(&short), "{said}");
+            assert_eq!(chosen(&config, &[room, smaller], None), free / 2);
+        }
+        assert_eq!(chosen(&config, &[Room::Limit(1)], None), 512);
+    }
+
+    #[test]
+    fn there_is_nothing_to_choose_on_the_processor_or_of_few_tokens() {
+        let on_cpu = ChosenHeadChunk::new(&config(&[]), Target::Cpu, &[], None).unwrap();
+        let few = config(&["batch.micro=1", "data.seq=1000"]);
+        let few = ChosenHeadChunk::new(&few, Target::Cuda, &[], None).unwrap();
+        for chosen in [on_cpu, few] {
+            assert_eq!((chosen.tokens, chosen.describe()), (512, None));
+        }
+    }
+
+    /// Every way of saving memory that promises the same bits has the same chunk, where memory has no bounds.
+    #[test]
+    fn what_changes_no_bits_does_not_change_the_chunk() {
+        let kept = ChosenHeadChunk::new(&config(&[]), Target::Cuda, &[], None).unwrap();
+        for set in [
+            ["recompute.spec=full", "offload.activations=block_input"],
+            ["offload.optimizer=pinned", "offload.gradients=pinned"],
+            ["offload.parameters=pinned", "hardware.peak_tflops=10"],
+            ["batch.accum=5", "hardware.h2d_gbps=0.1"],
+            ["optim.release=backward", "optim.clip_norm=inf"],
+        ] {
+            let other = ChosenHeadChunk::new(&config(&set), Target::Cuda, &[], None).unwrap();
+            assert_eq!(kept, other, "{set:?}");
+        }
+        let mut of_rank = config(&["collectives.zero=3"]);
+        of_rank.join(Member { rank: 2, size: 3 }).unwrap();
+        let of_rank = ChosenHeadChunk::new(&of_rank, Target::Cuda, &[], None);
+        assert_eq!(kept, of_rank.unwrap());
+    }
+
+    /// The leases of ranks differ, and what the first needs decides for all of them.
+    #[test]
+    fn every_rank_chooses_what_the_first_does() {
+        let mut config = config(&[]);
+        let mut chosen = |rank, bytes| {
+            config.join(Member { rank, size: 3 }).unwrap();
+            chosen(&config, &[Room::Limit(bytes)], None)
+        };
+        for bytes in (2..8).map(|gib| gib << 30) {
+            assert_eq!(chosen(0, bytes), chosen(2, bytes), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn under_automatic_recompute_some_policy_has_to_fit() {
+        let config = config(&["recompute.spec=auto", "memory.budget=1TiB"]);
+        let free = chosen(&config, &[], Some(1 << 40));
+        assert!(free > HeadChunk::DEFAULT_TOKENS, "{free}");
+        let least = match choose(&with_chunk(&config, free), Target::Cuda, 1) {
+            Err(AutoError::Infeasible { smallest, .. }) => smallest,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(chosen(&config, &[], Some(least)), free);
+        assert_eq!(chosen(&config, &[], Some(least - 1)), free / 2);
+    }
+}
