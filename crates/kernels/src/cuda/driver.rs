@@ -1,5 +1,6 @@
 //! What a CUDA device does for the launch code; the emulation does the same on the processor.
 
+use super::LibraryAttention;
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
 use memory::{DType, In, Out};
 use std::ffi::c_void;
@@ -29,6 +30,19 @@ pub trait Driver {
     /// # Errors
     /// [`KernelError`] if the library refuses the product.
     unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError>;
+
+    /// Computes attention by a library, where there is one.
+    ///
+    /// # Safety
+    /// Every tensor lies in live memory, which nothing else writes; none that is written overlaps another. `workspace` is
+    /// not used by anything else.
+    ///
+    /// # Errors
+    /// [`KernelError`] if there is no such library here, or it refuses.
+    unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+        let message = "there is no cuDNN on this device";
+        Err(KernelError::device(attention.pass().operation(), message))
+    }
 
     /// Copies host bytes to the device; they may be changed when this returns.
     ///

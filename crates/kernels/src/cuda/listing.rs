@@ -3,7 +3,7 @@
 //! A step on shapes counts operations. Here it goes through the very launch code of the device, on addresses with no
 //! memory behind them, so that sizes, strides and alignments are those of the run.
 
-use super::{Driver, Gemm, Launch, Workspace};
+use super::{Driver, Gemm, Launch, LibraryAttention, Workspace};
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
 use memory::{Blocks, DeviceMarks, Memory, Refused, Space, Stamp};
 use std::cell::{Cell, RefCell};
@@ -11,10 +11,11 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A driver that does nothing, and keeps every product that it is asked for. Clones share one list.
+/// A driver that does nothing, and keeps every product and every attention of a library that it is asked for. Clones share one list.
 #[derive(Clone, Default)]
 pub struct Listing {
     products: Rc<RefCell<Vec<Gemm>>>,
+    attentions: Rc<RefCell<Vec<LibraryAttention>>>,
     rank: usize,
 }
 
@@ -38,6 +39,11 @@ impl Listing {
     pub fn products(&self) -> Vec<Gemm> {
         self.products.borrow().clone()
     }
+
+    /// What a library of attention was asked for so far, in order.
+    pub fn attentions(&self) -> Vec<LibraryAttention> {
+        self.attentions.borrow().clone()
+    }
 }
 
 impl Driver for Listing {
@@ -47,6 +53,11 @@ impl Driver for Listing {
 
     unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
         self.products.borrow_mut().push(*gemm);
+        Ok(())
+    }
+
+    unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+        self.attentions.borrow_mut().push(*attention);
         Ok(())
     }
 

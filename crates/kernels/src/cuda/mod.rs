@@ -9,6 +9,7 @@ mod attention;
 mod cache;
 mod columns;
 mod cross_entropy;
+mod cudnn;
 #[cfg(feature = "cuda")]
 mod device;
 mod driver;
@@ -28,10 +29,13 @@ mod rotary;
 mod sum_in_order;
 mod swiglu;
 
+pub use cudnn::{
+    AttentionPass, AttentionTensors, BackwardTensors, LibraryAttention, cudnn_workspace_bytes,
+};
 #[cfg(feature = "cuda")]
 pub use device::{
-    CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Rehearsal, carried,
-    device_count, look_for_library, pci_bus_id,
+    CopyRates, CudaDevice, CudaDriver, CudnnVersion, DeviceFacts, LoadedLibrary, PaperPlan,
+    Rehearsal, carried, device_count, look_for_library, pci_bus_id, plan_on_paper,
 };
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 pub use listing::Listing;
@@ -39,8 +43,8 @@ pub use listing::Listing;
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, Init, KernelError, Operation, Queue, Reading, Target,
-    Traffic,
+    Backend, DiskCopy, Event, Exchange, Flash, Init, KernelError, Operation, Queue, Reading,
+    Target, Traffic,
 };
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -157,6 +161,14 @@ impl<D: Driver> Cuda<D> {
     }
 }
 
+impl<D: Driver> Cuda<D> {
+    /// Computes attention of tensors of an operation that was checked.
+    fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+        // SAFETY: the tensors come from views, which borrow live memory, the outputs and the scratch exclusively.
+        unsafe { self.driver.attention(attention) }
+    }
+}
+
 impl<D: Driver> Backend for Cuda<D> {
     fn target(&self) -> Target {
         Target::Cuda
@@ -206,10 +218,14 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::AttentionBackward(operation) => {
                 attention::attention_backward(self, operation)
             }
-            Operation::FlashAttention(operation) => flash::flash_attention(self, operation),
-            Operation::FlashAttentionBackward(operation) => {
-                flash::flash_attention_backward(self, operation)
-            }
+            Operation::FlashAttention(operation) => match operation.options.by {
+                Flash::Own => flash::flash_attention(self, operation),
+                Flash::Cudnn => cudnn::attention(self, operation),
+            },
+            Operation::FlashAttentionBackward(operation) => match operation.options.by {
+                Flash::Own => flash::flash_attention_backward(self, operation),
+                Flash::Cudnn => cudnn::attention_backward(self, operation),
+            },
             Operation::StoreInCache(operation) => cache::store_in_cache(self, operation),
             Operation::CachedAttention(operation) => cache::cached_attention(self, operation),
             Operation::Swiglu(operation) => swiglu::swiglu(self, operation),

@@ -40,7 +40,7 @@ pub use cross_entropy::CrossEntropy;
 pub use dropout::{BiasDropoutAdd, Dropout, DropoutBackward};
 pub use elementwise::{AddBias, BiasBackward, Copy, Fill};
 pub use embedding::{Embedding, EmbeddingBackward};
-pub use flash::{FlashAttention, FlashAttentionBackward, FlashOptions};
+pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions};
 pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
 pub use layer_norm::{LayerNorm, LayerNormBackward};

@@ -1,12 +1,14 @@
 //! Runs kernels, products and copies on a GPU.
 
+use super::cudnn::Cudnn;
 use super::products::Products;
 use super::staging::Staging;
 use super::{CudaDevice, error};
-use crate::cuda::{Driver, Gemm, Launch, Workspace};
+use crate::cuda::{Driver, Gemm, Launch, LibraryAttention, Workspace};
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
 use collectives::Group;
 use cudarc::driver::{result, sys};
+use std::cell::OnceCell;
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,6 +19,8 @@ pub(super) const ARGUMENTS_MAX: usize = 17;
 /// Runs kernels, products and copies on an open GPU.
 pub struct CudaDriver {
     pub(super) products: Products,
+    /// Opened by the first attention that is computed by it.
+    cudnn: OnceCell<Cudnn>,
     staging: Staging,
     pub(super) device: Rc<CudaDevice>,
 }
@@ -29,6 +33,7 @@ impl CudaDriver {
     pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver, KernelError> {
         Ok(CudaDriver {
             products: Products::new()?,
+            cudnn: OnceCell::new(),
             staging: Staging::new(device)?,
             device: device.clone(),
         })
@@ -44,6 +49,16 @@ impl CudaDriver {
     ) -> Result<CudaDriver, KernelError> {
         device.streams.join(group);
         CudaDriver::new(device)
+    }
+}
+
+impl CudaDriver {
+    fn cudnn(&self) -> Result<&Cudnn, KernelError> {
+        if let Some(cudnn) = self.cudnn.get() {
+            return Ok(cudnn);
+        }
+        let opened = Cudnn::open(self.device.stream)?;
+        Ok(self.cudnn.get_or_init(|| opened))
     }
 }
 
@@ -75,6 +90,11 @@ impl Driver for CudaDriver {
     unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
         unsafe { self.products.compute(gemm, workspace, self.device.stream) }
+    }
+
+    unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.cudnn()?.compute(attention) }
     }
 
     unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {

@@ -7,6 +7,7 @@
 
 mod block;
 mod blocks;
+mod cudnn;
 mod driver;
 mod error;
 mod facts;
@@ -23,6 +24,7 @@ mod streams;
 mod survey;
 mod timing;
 
+pub use cudnn::{CudnnVersion, PaperPlan, plan_on_paper};
 pub use driver::CudaDriver;
 pub use facts::{DeviceFacts, device_count, pci_bus_id};
 pub use library::LoadedLibrary;

@@ -39,7 +39,7 @@ pub struct AttentionBackward<'a> {
 }
 
 /// The shape of causal self-attention with grouped queries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Sequences.
     pub batch: usize,

@@ -1,7 +1,10 @@
 //! Causal attention that never stores the scores (Dao et al. 2022, 2023).
 
+mod cudnn;
 mod scratch;
 
+pub(crate) use cudnn::CudnnScratch;
+pub use cudnn::Flash;
 pub(crate) use scratch::{CPU_KEYS, CPU_QUERIES, cpu_block, cpu_slots};
 
 use super::check::{Check, Checked, View};
@@ -12,7 +15,7 @@ use memory::{DType, In, Out};
 /// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`, `k`,
 /// `v [b * s, kv_heads * d]`; `out` like `q`; `lse [b, heads, s]` (f32), for each query the natural logarithm of the sum
 /// of e^score over the keys that it sees. Either output may be left out, which changes no bit of the other. `scratch` is
-/// f32 of [`FlashAttention::scratch_elements`].
+/// f32 of [`FlashAttention::scratch_elements`], by cuDNN of [`FlashAttention::cudnn_scratch_elements`].
 pub struct FlashAttention<'a> {
     pub out: Option<Out<'a>>,
     pub lse: Option<Out<'a>>,
@@ -42,7 +45,7 @@ pub struct FlashAttentionBackward<'a> {
     pub options: FlashOptions<'a>,
 }
 
-/// What a query may see and keep beyond the causal mask.
+/// What a query may see and keep beyond the causal mask, and who computes it.
 #[derive(Clone, Copy, Default)]
 pub struct FlashOptions<'a> {
     /// `[b, s]` i32: for each token the position, within its row, of the first token of its document, at or before the
@@ -50,10 +53,20 @@ pub struct FlashOptions<'a> {
     pub documents: Option<In<'a>>,
     /// Drops attention probabilities.
     pub dropout: Option<Dropout<'a>>,
+    /// Who computes it; the backward pass is by whoever made `out` and `lse`.
+    pub by: Flash,
 }
 
 impl FlashOptions<'_> {
-    fn check(&self, check: &Check, shape: AttentionShape) -> Checked {
+    fn check(&self, check: &Check, shape: AttentionShape, dtype: DType) -> Checked {
+        if self.by == Flash::Cudnn {
+            let misfit = shape.cudnn_misfit(check.target, dtype);
+            check.that(misfit.is_none(), || misfit.unwrap_or_default())?;
+            let plain = self.documents.is_none() && self.dropout.is_none();
+            check.that(plain, || {
+                "cuDNN's attention knows neither documents nor our dropout".into()
+            })?;
+        }
         if let Some(documents) = &self.documents {
             let tokens = [shape.batch, shape.seq];
             check.tensor("documents", documents, &tokens, DType::I32)?;
@@ -77,8 +90,15 @@ impl Contract for FlashAttention<'_> {
         shape.check(check, &[("q", q)], &[("k", &self.k), ("v", &self.v)])?;
         check.optional("out", &self.out, q.dims(), q.dtype())?;
         check.optional("lse", &self.lse, &statistics(shape), DType::F32)?;
-        self.options.check(check, shape)?;
-        let elements = FlashAttention::scratch_elements(check.target, shape, q.dtype());
+        self.options.check(check, shape, q.dtype())?;
+        let elements = match self.options.by {
+            Flash::Own => FlashAttention::scratch_elements(check.target, shape, q.dtype()),
+            Flash::Cudnn => FlashAttention::cudnn_scratch_elements(
+                shape,
+                self.out.is_some(),
+                self.lse.is_some(),
+            ),
+        };
         check.tensor("scratch", &self.scratch, &[elements], DType::F32)
     }
 
@@ -119,8 +139,11 @@ impl Contract for FlashAttentionBackward<'_> {
         ];
         shape.check(check, &like_q, &like_k)?;
         check.tensor("lse", &self.lse, &statistics(shape), DType::F32)?;
-        self.options.check(check, shape)?;
-        let elements = FlashAttentionBackward::scratch_elements(check.target, shape, q.dtype());
+        self.options.check(check, shape, q.dtype())?;
+        let elements = match self.options.by {
+            Flash::Own => FlashAttentionBackward::scratch_elements(check.target, shape, q.dtype()),
+            Flash::Cudnn => FlashAttentionBackward::cudnn_scratch_elements(shape),
+        };
         check.tensor("scratch", &self.scratch, &[elements], DType::F32)
     }
 

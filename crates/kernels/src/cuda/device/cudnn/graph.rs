@@ -1,0 +1,331 @@
+//! A graph of operations in cuDNN's terms, as it is put together.
+//!
+//! Nothing is computed here: engines recognise the graph as a whole, and run it as one or a few kernels. What is virtual
+//! never exists in memory.
+
+use super::descriptor::{Descriptor, Refused, Value};
+use crate::AttentionShape;
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Name, cudnnBackendDescriptor_t as Raw,
+    cudnnBackendDescriptorType_t as Kind, cudnnDataType_t as DataType,
+    cudnnPointwiseMode_t as Pointwise, cudnnReduceTensorOp_t as Reduction,
+};
+
+/// Operands are aligned at least so; what is leased is at 256 bytes.
+const ALIGNMENT_BYTES: i64 = 16;
+
+/// The first number of a virtual tensor.
+const VIRTUAL: i64 = 100;
+
+/// Types of tensors.
+pub(super) const BF16: DataType = DataType::CUDNN_DATA_BFLOAT16;
+pub(super) const F32: DataType = DataType::CUDNN_DATA_FLOAT;
+
+/// Numbers of the tensors that are handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i64)]
+pub(super) enum Uid {
+    Q = 1,
+    K = 2,
+    V = 3,
+    Out = 4,
+    Lse = 5,
+    Dout = 6,
+    Dq = 7,
+    Dk = 8,
+    Dv = 9,
+    /// Factor on the scores; a number on the host.
+    Scale = 10,
+    /// What stands for scores above the diagonal; a number on the host.
+    Masked = 11,
+    /// Factor on the row sums, 1; a number on the host.
+    One = 12,
+    /// f32 sums of dq.
+    DqSums = 13,
+    /// Row sums of dout * out.
+    RowSums = 14,
+}
+
+/// How a tensor of four dimensions lies in memory: batch, head, then two more.
+#[derive(Clone, Copy)]
+pub(super) struct Lay {
+    pub(super) dims: [i64; 4],
+    pub(super) strides: [i64; 4],
+}
+
+impl Lay {
+    /// `[b, s, heads, d]` in memory, seen as `[b, heads, s, d]`: q, k, v, o and their gradients.
+    pub(super) fn by_token([b, heads, s, d]: [i64; 4]) -> Lay {
+        Lay {
+            dims: [b, heads, s, d],
+            strides: [s * heads * d, d, heads * d, 1],
+        }
+    }
+
+    /// `[b, heads, s, d]`, a head after the other: scores, statistics, sums of dq.
+    pub(super) fn by_head([b, heads, s, d]: [i64; 4]) -> Lay {
+        Lay {
+            dims: [b, heads, s, d],
+            strides: [heads * s * d, s * d, d, 1],
+        }
+    }
+
+    /// One number.
+    fn scalar() -> Lay {
+        Lay {
+            dims: [1; 4],
+            strides: [1; 4],
+        }
+    }
+
+    /// The same elements with the last two dimensions exchanged.
+    pub(super) fn transposed(self) -> Lay {
+        let exchanged = |[b, heads, rows, columns]: [i64; 4]| [b, heads, columns, rows];
+        Lay {
+            dims: exchanged(self.dims),
+            strides: exchanged(self.strides),
+        }
+    }
+}
+
+/// The sizes of a shape as cuDNN counts them.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) b: i64,
+    pub(super) heads: i64,
+    pub(super) kv_heads: i64,
+    pub(super) s: i64,
+    pub(super) d: i64,
+}
+
+impl Sizes {
+    pub(super) fn of(shape: AttentionShape) -> Sizes {
+        let [b, heads, kv_heads, s, d] = [
+            shape.batch,
+            shape.heads,
+            shape.kv_heads,
+            shape.seq,
+            shape.head_dim,
+        ]
+        .map(|size| size as i64);
+        Sizes {
+            b,
+            heads,
+            kv_heads,
+            s,
+            d,
+        }
+    }
+
+    /// Like q.
+    pub(super) fn q(self) -> Lay {
+        Lay::by_token([self.b, self.heads, self.s, self.d])
+    }
+
+    /// Like k.
+    pub(super) fn k(self) -> Lay {
+        Lay::by_token([self.b, self.kv_heads, self.s, self.d])
+    }
+
+    /// A number for each query and key.
+    pub(super) fn scores(self) -> Lay {
+        Lay::by_head([self.b, self.heads, self.s, self.s])
+    }
+
+    /// A number for each query.
+    pub(super) fn rows(self) -> Lay {
+        Lay::by_head([self.b, self.heads, self.s, 1])
+    }
+}
+
+/// A tensor of a graph.
+#[derive(Clone, Copy)]
+pub(super) struct Tensor {
+    raw: Raw,
+    pub(super) uid: i64,
+}
+
+impl Tensor {
+    pub(super) fn raw(self) -> Raw {
+        self.raw
+    }
+}
+
+/// Operations, and all descriptors that they refer to.
+#[derive(Default)]
+pub(super) struct Graph {
+    operations: Vec<Raw>,
+    kept: Vec<Descriptor>,
+    virtual_tensors: i64,
+}
+
+impl Graph {
+    /// A tensor in device memory.
+    pub(super) fn tensor(
+        &mut self,
+        uid: Uid,
+        dtype: DataType,
+        lay: Lay,
+    ) -> Result<Tensor, Refused> {
+        let descriptor = described(uid as i64, dtype, lay)?.finalized()?;
+        Ok(self.keep(descriptor, uid as i64))
+    }
+
+    /// A number that is handed over by its address on the host.
+    pub(super) fn scalar(&mut self, uid: Uid) -> Result<Tensor, Refused> {
+        let descriptor = described(uid as i64, F32, Lay::scalar())?;
+        let descriptor = descriptor.with(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, true)?;
+        Ok(self.keep(descriptor.finalized()?, uid as i64))
+    }
+
+    /// What passes from one operation to others and is never stored.
+    pub(super) fn passing(&mut self, dtype: DataType, lay: Lay) -> Result<Tensor, Refused> {
+        let uid = VIRTUAL + self.virtual_tensors;
+        self.virtual_tensors += 1;
+        let descriptor = described(uid, dtype, lay)?;
+        let descriptor = descriptor.with(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, true)?;
+        Ok(self.keep(descriptor.finalized()?, uid))
+    }
+
+    fn keep(&mut self, descriptor: Descriptor, uid: i64) -> Tensor {
+        let raw = self.hold(descriptor);
+        Tensor { raw, uid }
+    }
+
+    /// Keeps a descriptor that others refer to.
+    pub(super) fn hold(&mut self, descriptor: Descriptor) -> Raw {
+        let raw = descriptor.raw();
+        self.kept.push(descriptor);
+        raw
+    }
+
+    /// Adds an operation.
+    pub(super) fn add(&mut self, operation: Descriptor) {
+        let raw = self.hold(operation);
+        self.operations.push(raw);
+    }
+
+    /// `y = x mode b`, in f32; `b` is repeated where it is shorter.
+    pub(super) fn pointwise(
+        &mut self,
+        mode: Pointwise,
+        x: Tensor,
+        b: Option<Tensor>,
+        y: Tensor,
+    ) -> Result<Tensor, Refused> {
+        let operator = Descriptor::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_POINTWISE_MODE, mode)?
+            .with(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, F32)?
+            .finalized()?;
+        let operator = self.hold(operator);
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, operator)?
+            .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.raw)?
+            .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.raw)?;
+        let operation = match b {
+            None => operation,
+            Some(b) => operation.with(Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b.raw)?,
+        };
+        let operation = operation
+            .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, 1.0_f32)?
+            .with(Name::CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2, 1.0_f32)?
+            .finalized()?;
+        self.add(operation);
+        Ok(y)
+    }
+
+    /// `y` = sums of `x` in f32, over the dimensions in which `y` is shorter.
+    pub(super) fn sum(&mut self, x: Tensor, y: Tensor) -> Result<Tensor, Refused> {
+        let operator = Descriptor::new(Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_REDUCTION_COMP_TYPE, F32)?
+            .with(
+                Name::CUDNN_ATTR_REDUCTION_OPERATOR,
+                Reduction::CUDNN_REDUCE_TENSOR_ADD,
+            )?
+            .with(Name::CUDNN_ATTR_REDUCTION_IS_DETERMINISTIC, false)?
+            .finalized()?;
+        let operator = self.hold(operator);
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC, operator)?
+            .with(Name::CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.raw)?
+            .with(Name::CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.raw)?
+            .finalized()?;
+        self.add(operation);
+        Ok(y)
+    }
+
+    /// `c = a b`, for every head; a `b` of fewer heads serves several of `a`.
+    pub(super) fn product(&mut self, a: Tensor, b: Tensor, c: Tensor) -> Result<Tensor, Refused> {
+        let operator = Descriptor::new(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_MATMUL_COMP_TYPE, F32)?
+            .finalized()?;
+        let operator = self.hold(operator);
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.raw)?
+            .with(Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.raw)?
+            .with(Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.raw)?
+            .with(Name::CUDNN_ATTR_OPERATION_MATMUL_DESC, operator)?
+            .finalized()?;
+        self.add(operation);
+        Ok(c)
+    }
+
+    /// `y`: the elements of `x` in the order of other strides, rounded where its type is narrower.
+    pub(super) fn reshape(&mut self, x: Tensor, y: Tensor) -> Result<Tensor, Refused> {
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?
+            .with(Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.raw)?
+            .with(Name::CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.raw)?
+            .finalized()?;
+        self.add(operation);
+        Ok(y)
+    }
+
+    /// `y`: `x` where a row's number is at least its column's, else `fill`.
+    pub(super) fn causal_mask(
+        &mut self,
+        x: Tensor,
+        fill: Tensor,
+        y: Tensor,
+    ) -> Result<Tensor, Refused> {
+        let operation =
+            Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_DIAGONAL_BAND_MASK_DESCRIPTOR)?
+                .with(Name::CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC, x.raw)?
+                .with(
+                    Name::CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC,
+                    fill.raw,
+                )?
+                .with(Name::CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_YDESC, y.raw)?
+                .with(
+                    Name::CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE,
+                    Pointwise::CUDNN_POINTWISE_CMP_GE,
+                )?
+                .finalized()?;
+        self.add(operation);
+        Ok(y)
+    }
+
+    /// The whole, as engines are asked about it, with all that it refers to.
+    pub(super) fn finished<V: Value>(
+        mut self,
+        at: Option<(Name, V)>,
+    ) -> Result<(Descriptor, Vec<Descriptor>), Refused> {
+        let operations = std::mem::take(&mut self.operations);
+        let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
+            .with_all(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
+        let graph = match at {
+            None => graph,
+            Some((name, value)) => graph.with(name, value)?,
+        };
+        Ok((graph.finalized()?, self.kept))
+    }
+}
+
+/// A tensor that is not finalized yet.
+fn described(uid: i64, dtype: DataType, lay: Lay) -> Result<Descriptor, Refused> {
+    Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
+        .with(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, dtype)?
+        .with_all(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &lay.dims)?
+        .with_all(Name::CUDNN_ATTR_TENSOR_STRIDES, &lay.strides)?
+        .with(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, uid)?
+        .with(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, ALIGNMENT_BYTES)
+}
