@@ -1,12 +1,15 @@
 //! What `--recompute auto` stands for, settled before anything else is made of a configuration.
 
+use crate::attention;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use planner::choose;
 use settings::{Config, Device, Resolved, Size, Task};
 
-/// The configuration with a policy written out where it asks for a choice; what was chosen is logged.
+/// The configuration with a policy written out where it asks for a choice, and cuDNN's attention where `auto` stands for that;
+/// what was chosen is logged.
 pub(crate) fn chosen(resolved: &Resolved, config: Config) -> Result<Config, Failure> {
+    let config = attention::chosen(resolved, config)?;
     if !config.chooses() {
         return Ok(config);
     }

@@ -10,6 +10,7 @@ mod saving;
 
 pub(crate) use resuming::configuration as resumed_configuration;
 
+use crate::attention::cudnn_version;
 use crate::chosen::chosen;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -101,7 +102,10 @@ impl Prepared {
             resumed.compare(&resolved, &dataset.fingerprint())?;
         }
         let device = OpenDevice::in_group(resolved.device(), job.group())?;
-        let plan = Plan::with_alternatives(&resolved.config, device.target())?;
+        let plan = Plan {
+            cudnn_version: cudnn_version(settings.attention),
+            ..Plan::with_alternatives(&resolved.config, device.target())?
+        };
         let limit = limit(&resolved, &device)?;
         refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
         refuse_beforehand(&resolved)?;
@@ -173,6 +177,7 @@ fn choose_attention(config: &mut Config, attention: Attention) {
     let chosen = match attention {
         Attention::Eager => AttentionBackend::Eager,
         Attention::Flash => AttentionBackend::Flash,
+        Attention::Cudnn => AttentionBackend::Cudnn,
     };
     if config.attention.backend == AttentionBackend::Auto {
         let seq = config.data.seq;

@@ -6,6 +6,8 @@ mod graph;
 mod library;
 mod on_paper;
 mod plan;
+mod rehearsal;
+mod self_check;
 
 pub use library::CudnnVersion;
 pub use on_paper::{PaperPlan, plan_on_paper};
