@@ -8,7 +8,9 @@ use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor};
-use kernels::{AttentionShape, Dropout, FlashAttentionBackward, FlashOptions, KernelError, Target};
+use kernels::{
+    AttentionShape, Dropout, Flash, FlashAttentionBackward, FlashOptions, KernelError, Target,
+};
 use memory::{DType, Out};
 
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub struct FlashAttention {
     /// Lengths of the documents of every row, over and over; row `r` starts with the one after the `r`-th. Without
     /// lengths no documents are given.
     pub lengths: Vec<usize>,
+    /// Who computes it.
+    pub by: Flash,
 }
 
 impl FlashAttention {
@@ -24,6 +28,30 @@ impl FlashAttention {
         FlashAttention {
             attention,
             lengths: vec![],
+            by: Flash::Own,
+        }
+    }
+
+    fn options<'a>(&self, documents: &'a Option<Tensor>) -> FlashOptions<'a> {
+        FlashOptions {
+            documents: documents.as_ref().map(Tensor::view),
+            dropout: self.attention.dropout,
+            by: self.by,
+        }
+    }
+
+    /// Scratch of the forward pass, where these outputs are wanted, and of the backward pass.
+    fn scratch_elements(&self, target: Target, [out, lse]: [bool; 2]) -> [usize; 2] {
+        let Attention { shape, dtype, .. } = self.attention;
+        match self.by {
+            Flash::Own => [
+                kernels::FlashAttention::scratch_elements(target, shape, dtype),
+                FlashAttentionBackward::scratch_elements(target, shape, dtype),
+            ],
+            Flash::Cudnn => [
+                kernels::FlashAttention::cudnn_scratch_elements(shape, out, lse),
+                FlashAttentionBackward::cudnn_scratch_elements(shape),
+            ],
         }
     }
 
@@ -70,13 +98,10 @@ impl FlashAttention {
         [q, k, v]: [&Tensor; 3],
     ) -> std::result::Result<(), KernelError> {
         let documents = self.put_documents(device);
-        let options = FlashOptions {
-            documents: documents.as_ref().map(Tensor::view),
-            dropout: self.attention.dropout,
-        };
-        let Attention { shape, dtype, .. } = self.attention;
-        let target = device.kernels.target();
-        let elements = kernels::FlashAttention::scratch_elements(target, shape, dtype);
+        let options = self.options(&documents);
+        let (shape, target) = (self.attention.shape, device.kernels.target());
+        let wanted = [out.is_some(), lse.is_some()];
+        let [elements, _] = self.scratch_elements(target, wanted);
         let mut scratch = device.room(DType::F32, [elements]);
         device.kernels.run(kernels::FlashAttention {
             out,
@@ -104,7 +129,7 @@ impl FlashAttention {
         let [mut dq, mut dk, mut dv] =
             [attention.q_dims(), kv_dims, kv_dims].map(|dims| device.room(attention.dtype, dims));
         let (target, shape) = (device.kernels.target(), attention.shape);
-        let elements = FlashAttentionBackward::scratch_elements(target, shape, attention.dtype);
+        let [_, elements] = self.scratch_elements(target, [true; 2]);
         let mut scratch = device.room(DType::F32, [elements]);
         device.kernels.run(FlashAttentionBackward {
             dq: dq.view_mut(),
@@ -118,10 +143,7 @@ impl FlashAttention {
             k: k.view(),
             v: v.view(),
             shape,
-            options: FlashOptions {
-                documents: documents.as_ref().map(Tensor::view),
-                dropout: self.attention.dropout,
-            },
+            options: self.options(&documents),
         })?;
         device.take(&scratch);
         Ok([&dq, &dk, &dv].map(|tensor| device.take(tensor)).into())
@@ -253,6 +275,7 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
             cases.push(FlashAttention {
                 attention: dropped([2, 300, 2, 1, 20], random, dropout),
                 lengths: lengths.to_vec(),
+                by: Flash::Own,
             });
         }
     }

@@ -12,6 +12,7 @@ fn options(documents: In) -> FlashOptions {
             probability: 0.25,
             key: 1,
         }),
+        ..FlashOptions::default()
     }
 }
 
