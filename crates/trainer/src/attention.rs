@@ -1,5 +1,6 @@
 //! What `--attention auto` stands for where the device is known, and whether cuDNN can be had where it is asked for.
 
+use crate::device::OpenDevice;
 use crate::failure::Failure;
 use settings::{AttentionBackend, Config, Device, Resolved, Task, cudnn_fits, cudnn_misfit};
 
@@ -7,7 +8,7 @@ use settings::{AttentionBackend, Config, Device, Resolved, Task, cudnn_fits, cud
 /// work.
 ///
 /// # Errors
-/// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had.
+/// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::NoDevice`] where its device cannot.
 pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, Failure> {
     let Device::Cuda { index } = config.device() else {
         return Ok(config);
@@ -26,6 +27,8 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
         Task::Train | Task::Profile if is_asked_for => {
             // What does not fit is refused with the settings.
             if cudnn_misfit(&config).is_none() {
+                // A device that is not there is another failure.
+                drop(OpenDevice::open(config.device())?);
                 found(index, &config).map_err(Failure::NoCudnn)?;
             }
         }
