@@ -74,13 +74,19 @@ fn main() {
     link(&plain, &nvml, "libnvidia-ml.so.1", &["-ldl"]);
     let nccl = stand_in.join("nccl");
     link(&plain, &nccl, "libnccl.so.2", &["-ldl", "-lpthread"]);
+    // In a folder of its own: programs find it if they are told of it.
+    let cudnn = stand_in.join("cudnn");
+    link(&plain, &cudnn, "cudnn/libcudnn.so.9", &["-ldl"]);
 }
 
-/// Links the sources of a folder, and archives of OUT_DIR, into a shared library in `OUT_DIR/stand_in`.
-fn link(build: &cc::Build, folder: &Path, name: &str, archives: &[&str]) {
+/// Links the sources of a folder, and archives of OUT_DIR, into a shared library at a path below `OUT_DIR/stand_in`.
+fn link(build: &cc::Build, folder: &Path, path: &str, archives: &[&str]) {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let libraries = out.join("stand_in");
-    std::fs::create_dir_all(&libraries).expect("OUT_DIR can be written");
+    let library = libraries.join(path);
+    let below = library.parent().expect("the path is below a folder");
+    std::fs::create_dir_all(below).expect("OUT_DIR can be written");
+    let name = path.rsplit('/').next().expect("a path has a last part");
     let objects = build
         .clone()
         .files(files(folder, "cpp"))
@@ -95,7 +101,7 @@ fn link(build: &cc::Build, folder: &Path, name: &str, archives: &[&str]) {
             &format!("-Wl,-soname,{name}"),
             "-o",
         ])
-        .arg(libraries.join(name))
+        .arg(library)
         .args(objects)
         .args(archives)
         .status();

@@ -1,12 +1,18 @@
-//! Libraries that stand in for NVIDIA's driver, cuBLASLt and NVML: `kernels/emulation/README.md` has what they do.
+//! Libraries that stand in for NVIDIA's driver, cuBLASLt, NVML, NCCL and cuDNN: `kernels/emulation/README.md` has what they
+//! do.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The folder of `libcuda.so`, `libcublasLt.so` and `libnvidia-ml.so.1`, for `LD_LIBRARY_PATH`. Programs without the
 /// feature `cuda` ignore it.
 pub fn stand_in_folder() -> &'static Path {
     Path::new(env!("STAND_IN"))
+}
+
+/// The folder of `libcudnn.so.9`, which is none of the former: `LD_LIBRARY_PATH` names both where a program is to find it.
+pub fn cudnn_folder() -> PathBuf {
+    stand_in_folder().join("cudnn")
 }
 
 unsafe extern "C" {

@@ -43,19 +43,6 @@ impl KernelError {
         Err(KernelError::misfit(operation, message()))
     }
 
-    /// A failure of the device, unless a condition holds.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn unless_device(
-        condition: bool,
-        operation: &'static str,
-        message: impl FnOnce() -> String,
-    ) -> Result<(), KernelError> {
-        match condition {
-            true => Ok(()),
-            false => Err(KernelError::device(operation, message())),
-        }
-    }
-
     /// A defect of the caller.
     pub fn misfit(operation: &'static str, message: impl Into<String>) -> KernelError {
         KernelError {

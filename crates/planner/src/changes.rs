@@ -162,7 +162,7 @@ pub(crate) fn compared(
     ));
     let (other, scores) = match settings.attention {
         Attention::Eager => (Attention::Flash, "never stored"),
-        Attention::Flash => (Attention::Eager, "stored"),
+        Attention::Flash | Attention::Cudnn => (Attention::Eager, "stored"),
     };
     let name = other.name();
     changes.push((

@@ -62,7 +62,7 @@ pub(crate) fn korthikanti(settings: &Settings, activations: &[PlannedActivation]
 fn in_words(settings: &Settings, kept: Kept) -> String {
     let config = &settings.model;
     let mut reasons = vec![];
-    if kept == Kept::Everything && settings.attention == Attention::Flash {
+    if kept == Kept::Everything && !settings.attention.stores_scores() {
         reasons.push("it counts stored scores, which flash attention does not have".into());
     }
     if kept != Kept::BlockInputs {
@@ -164,7 +164,7 @@ fn differences(
                 -of_layers(3 * scores),
                 "the mask of the probabilities and their dropped copy are made again, not kept",
             )),
-            Attention::Flash => differences.extend([
+            Attention::Flash | Attention::Cudnn => differences.extend([
                 (-of_layers(5 * scores), "flash attention stores no scores"),
                 (
                     of_layers(4 * config.heads * tokens),

@@ -2,13 +2,13 @@
 
 use super::activations::{PlannedActivation, total_bytes};
 use memory::format_bytes;
-use model::{Attention, Label};
+use model::Label;
 use settings::Settings;
 
 /// Sentences for the person who reads the plan.
 pub(crate) fn notes(settings: &Settings, activations: &[PlannedActivation]) -> Vec<String> {
     let mut notes = Vec::new();
-    if settings.attention == Attention::Flash {
+    if !settings.attention.stores_scores() {
         notes.push(core_attn_under_flash(activations));
     }
     if !settings.policy.offloaded().is_empty() {

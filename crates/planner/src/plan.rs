@@ -28,6 +28,9 @@ pub struct Plan {
     pub dtype: &'static str,
     /// How attention is computed.
     pub attention: Attention,
+    /// The version of the cuDNN that computes it in the run that this is the plan of, where it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cudnn_version: Option<String>,
     /// What is worth knowing before the run.
     pub notes: Vec<String>,
     /// Most live device bytes in a step.
@@ -168,6 +171,7 @@ impl Plan {
             device: target.name(),
             dtype: settings.dtype.as_str(),
             attention: settings.attention,
+            cudnn_version: None,
             notes,
             peak_bytes,
             peak_by_category: by_category,

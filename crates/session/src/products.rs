@@ -2,7 +2,7 @@
 
 use crate::{Session, SessionError};
 use data::{MicroBatch, Packing, StepBatch, padded_lengths};
-use kernels::cuda::{Cuda, Gemm, Listing};
+use kernels::cuda::{Cuda, Gemm, LibraryAttention, Listing};
 use settings::{Settings, StatesPlace};
 
 /// Every matrix product that a step, and what is computed between steps, asks cuBLASLt for, in order. Nothing is computed or allocated.
@@ -10,6 +10,18 @@ use settings::{Settings, StatesPlace};
 /// # Errors
 /// [`SessionError::Config`] for settings that make no session.
 pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError> {
+    Ok(listed(settings)?.products())
+}
+
+/// As [`products_of_a_step`]: every attention that is computed by cuDNN.
+///
+/// # Errors
+/// As [`products_of_a_step`].
+pub fn attentions_of_a_step(settings: &Settings) -> Result<Vec<LibraryAttention>, SessionError> {
+    Ok(listed(settings)?.attentions())
+}
+
+fn listed(settings: &Settings) -> Result<Listing, SessionError> {
     let (memory, listing) = (Listing::memory(), Listing::of_rank(settings.member().0));
     let mut settings = settings.clone();
     // No product depends on where states are, and no file is to be made for this.
@@ -21,7 +33,7 @@ pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError
     let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
     session.step(&batch)?;
     session.between_steps_on_shapes()?;
-    Ok(listing.products())
+    Ok(listing)
 }
 
 /// The second micro-batch meets what the first leaves behind; later ones meet the same.

@@ -24,8 +24,8 @@ struct NotBuilt {
 
 /// What is refused.
 enum What {
-    /// These values of a key.
-    Values(&'static str, &'static [&'static str]),
+    /// A value of a key, to train in a binary without CUDA.
+    ValueWithoutCuda(&'static str, &'static str),
     /// A GPU to train on, in a binary without CUDA; planning for one is fine.
     TrainingOnCuda,
     /// Every value of a key but its default, to train in a binary without CUDA.
@@ -45,8 +45,9 @@ const NOT_BUILT: &[NotBuilt] = &[
          shown to NVIDIA's profilers; leave it out",
     ),
     no(
-        What::Values("attention.backend", &["cudnn"]),
-        "cuDNN's attention is not built yet; use flash",
+        What::ValueWithoutCuda("attention.backend", "cudnn"),
+        "this binary was built without CUDA (cargo build --release --features cuda), and cuDNN computes on GPUs alone; use \
+         flash, or predict its memory with `trainer plan`",
     ),
 ];
 
@@ -72,9 +73,9 @@ pub fn values(
     let lacks_cuda = trains && !cfg!(feature = "cuda");
     for row in NOT_BUILT {
         let (key, refused) = match &row.what {
-            What::Values(key, names) => {
+            What::ValueWithoutCuda(key, name) => {
                 let value = dotted::get(&table, key).and_then(Value::as_str);
-                (*key, value.is_some_and(|value| names.contains(&value)))
+                (*key, lacks_cuda && value == Some(name))
             }
             What::ChangedWithoutCuda(key) => (*key, lacks_cuda && changed(key)),
             What::TrainingOnCuda => {

@@ -31,7 +31,7 @@ choices! {
         Eager = "eager",
         /// Scores are never stored.
         Flash = "flash",
-        /// cuDNN's, where it is built.
+        /// Never stored either, by cuDNN.
         Cudnn = "cudnn",
     }
 }

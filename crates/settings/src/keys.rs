@@ -127,9 +127,9 @@ pub const KEYS: &[Key] = &[
         .flag("--costs", "FILE", MEMORY),
 
     key("attention.backend", Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
-        .details("eager stores scores, flash never does; auto takes flash from sequences of 256 tokens on. cudnn is not \
-                  built yet.")
-        .flag("--attention", "auto|eager|flash", MEMORY),
+        .details("eager stores scores, flash and cudnn never do; auto takes flash from sequences of 256 tokens on, on Hopper \
+                  GPUs cudnn where that is installed and fits.")
+        .flag("--attention", "auto|eager|flash|cudnn", MEMORY),
 
     key("offload.optimizer", Kind::NameOrFolder(OptimizerPlace::NAMES), "\"none\"",
         "Moments and master weights in pinned host memory, or in files in a folder on a disk")

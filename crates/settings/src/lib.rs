@@ -7,6 +7,7 @@
 
 pub mod check;
 mod choices;
+mod cudnn;
 mod defaults;
 mod device;
 pub mod dotted;
@@ -31,6 +32,7 @@ mod tests;
 mod unknown;
 
 pub use choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
+pub use cudnn::{cudnn_fits, cudnn_misfit, cudnn_shape};
 pub use device::{Device, DeviceError};
 pub use elsewhere::{Elsewhere, GradientsPlace, OptimizerPlace, StatesPlace};
 pub use error::ConfigError;

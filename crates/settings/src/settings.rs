@@ -1,6 +1,7 @@
 //! What a step is made of: the configuration, read by those who compute.
 
 use super::choices::{AttentionBackend, Window};
+use super::cudnn::cudnn_misfit;
 use super::elsewhere::Elsewhere;
 use super::error::ConfigError;
 use super::ranks::Ranks;
@@ -91,7 +92,7 @@ impl Settings {
     /// Reads a configuration that was accepted. What it leaves open is that of the processor.
     ///
     /// # Errors
-    /// A recompute specification or labels to offload that cannot be followed, sequences longer than the model has
+    /// A recompute specification or labels to offload that cannot be followed, cuDNN's attention where it does not fit, sequences longer than the model has
     /// positions, more logits in a chunk of the head than a product of cuBLASLt may have, or offload of what exists in tiles
     /// alone.
     pub fn new(config: &Config) -> Result<Settings, ConfigError> {
@@ -112,6 +113,11 @@ impl Settings {
         }
         check_logits(config)?;
         let attention = attention(config.attention.backend, seq, config.data.packing);
+        if let (Attention::Cudnn, Some(reason)) = (attention, cudnn_misfit(config)) {
+            return Err(ConfigError::Contradiction(format!(
+                "`attention.backend` is cudnn, but {reason}; use --attention flash, or auto"
+            )));
+        }
         let policy = policy.offload(&labels?)?;
         check_offloaded(config, attention, &policy)?;
         Ok(Settings {
@@ -283,7 +289,7 @@ fn check_offloaded(
 pub const FLASH_FROM_SEQ: usize = 256;
 
 /// The kind of attention for sequences of `seq` tokens: `auto` is flash from [`FLASH_FROM_SEQ`] on, and for packed documents,
-/// else eager.
+/// else eager. Whether it is cuDNN's is for those to decide who have the device ([`crate::cudnn_fits`]).
 pub fn attention(backend: AttentionBackend, seq: usize, packing: Packing) -> Attention {
     match backend {
         AttentionBackend::Auto if packing == Packing::FirstFit => Attention::Flash,
@@ -291,6 +297,6 @@ pub fn attention(backend: AttentionBackend, seq: usize, packing: Packing) -> Att
         AttentionBackend::Flash => Attention::Flash,
         AttentionBackend::Auto if seq >= FLASH_FROM_SEQ => Attention::Flash,
         AttentionBackend::Auto => Attention::Eager,
-        AttentionBackend::Cudnn => unreachable!("the configuration was refused: not built"),
+        AttentionBackend::Cudnn => Attention::Cudnn,
     }
 }

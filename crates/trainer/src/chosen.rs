@@ -1,5 +1,5 @@
 //! What `auto` stands for, settled before anything else is made of a configuration: the chunk of the output head, then what is
-//! recomputed.
+//! recomputed. Attention is settled before that (`attention.rs`), when no device is open yet.
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;

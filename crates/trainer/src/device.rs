@@ -333,6 +333,12 @@ pub(crate) fn rehearsed(
     let rehearsal = cuda.rehearse(&products);
     let rehearsal = rehearsal.map_err(|error| explained(error, device, memory))?;
     tracing::debug!("rehearsed {} products", rehearsal.products);
+    if settings.attention == model::Attention::Cudnn {
+        let attentions = session::attentions_of_a_step(settings)?;
+        let rehearsed = cuda.rehearse_attention(&attentions);
+        let rehearsed = rehearsed.map_err(|error| explained(error, device, memory))?;
+        tracing::debug!("rehearsed {rehearsed} plans of cuDNN");
+    }
     if rehearsal.rounded > 0 {
         tracing::warn!(
             "cuBLASLt adds up the parts of long sums in less than f32 in {} of {} products",

@@ -89,6 +89,11 @@ pub enum Failure {
         /// Why, and what to do.
         reason: String,
     },
+    /// cuDNN's attention is asked for and cannot be had.
+    #[error(
+        "`attention.backend` is cudnn, and this machine does not have it: {0}; or use --attention flash"
+    )]
+    NoCudnn(String),
     /// The device or its driver failed, or cannot do what was asked.
     #[error("the device failed: {0}")]
     Device(String),
@@ -222,6 +227,7 @@ impl Failure {
             | Failure::File { .. }
             | Failure::Report(_) => 4,
             Failure::NoDevice { .. }
+            | Failure::NoCudnn(_)
             | Failure::Device(_)
             | Failure::Disk(_)
             | Failure::Ranks(_)

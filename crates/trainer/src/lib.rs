@@ -5,6 +5,7 @@
 
 mod advise;
 mod args;
+mod attention;
 mod bench;
 mod chosen;
 pub mod cli;

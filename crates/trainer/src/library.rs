@@ -20,6 +20,7 @@ mod tensors;
 
 pub use configuration::{configuration, configuration_from_text};
 
+use crate::attention;
 use crate::chosen::{Holder, chosen};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -84,8 +85,9 @@ impl Trainer {
         // A loop of one's own evaluates and saves as it likes: nothing is leased for a run's doing so.
         config.without_between_steps();
         let mut resolved = resolved(config);
-        let device = OpenDevice::open(resolved.device())?;
         let config = resolved.decided(resolved.config.data.seq);
+        let config = attention::chosen(&resolved, config)?;
+        let device = OpenDevice::open(resolved.device())?;
         resolved.config = chosen(&resolved, config, Holder::Device(&device))?;
         let settings = Settings::new(&resolved.config)?;
         let plan = Plan::new(&settings, device.target())?;

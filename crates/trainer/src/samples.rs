@@ -1,5 +1,6 @@
 //! What a configuration says of the data.
 
+use crate::attention;
 use crate::chosen::{Holder, chosen};
 use crate::failure::Failure;
 use data::{Dataset, Format, Options, Split};
@@ -94,7 +95,7 @@ pub(crate) fn decided(resolved: &Resolved, holder: Holder) -> Result<Config, Fai
         Some(seq) => seq,
         None => Dataset::open(&options)?.seq(),
     };
-    let mut config = resolved.decided(seq);
+    let mut config = attention::chosen(resolved, resolved.decided(seq))?;
     fit_evaluation(resolved, &mut config);
     chosen(resolved, config, holder)
 }

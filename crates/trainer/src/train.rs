@@ -10,6 +10,7 @@ mod saving;
 
 pub(crate) use resuming::configuration as resumed_configuration;
 
+use crate::attention::{self, cudnn_version};
 use crate::chosen::{Holder, chosen};
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -91,8 +92,8 @@ impl Prepared {
     fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
         let mut resumed = Resumed::find(job, &resolved)?;
         let dataset = Dataset::open(&data_options(&resolved))?;
+        let mut config = attention::chosen(&resolved, resolved.decided(dataset.seq()))?;
         let device = OpenDevice::in_group(resolved.device(), job.group())?;
-        let mut config = resolved.decided(dataset.seq());
         fit_evaluation(&resolved, &mut config);
         if let Some(resumed) = &resumed {
             resumed.keep_head_chunk(&mut config)?;
@@ -104,7 +105,10 @@ impl Prepared {
             resolved.name = resumed.state().name.clone();
             resumed.compare(&resolved, &dataset.fingerprint())?;
         }
-        let plan = Plan::with_alternatives(&resolved.config, device.target())?;
+        let plan = Plan {
+            cudnn_version: cudnn_version(settings.attention),
+            ..Plan::with_alternatives(&resolved.config, device.target())?
+        };
         let limit = limit(&resolved, &device)?;
         refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
         refuse_beforehand(&resolved)?;
@@ -176,6 +180,7 @@ fn choose_attention(config: &mut Config, attention: Attention) {
     let chosen = match attention {
         Attention::Eager => AttentionBackend::Eager,
         Attention::Flash => AttentionBackend::Flash,
+        Attention::Cudnn => AttentionBackend::Cudnn,
     };
     if config.attention.backend == AttentionBackend::Auto {
         let seq = config.data.seq;

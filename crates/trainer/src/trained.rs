@@ -12,7 +12,7 @@ use planner::InferencePlan;
 use serde_json::Value;
 use session::Inference;
 use settings::load::Override;
-use settings::{Given, Resolved, RunOptions, Settings, Task, resolve};
+use settings::{AttentionBackend, Given, Resolved, RunOptions, Settings, Task, resolve};
 use std::path::{Path, PathBuf};
 use tokenization::Tokenizer;
 
@@ -189,7 +189,12 @@ impl Trained {
 
 /// Settings for sequences of `seq` tokens.
 pub(crate) fn settings(resolved: &Resolved, seq: usize) -> Result<Settings, Failure> {
-    Ok(Settings::new(&resolved.decided(seq))?)
+    let mut config = resolved.decided(seq);
+    // What a run was trained by need not be here, or fit other lengths.
+    if config.attention.backend == AttentionBackend::Cudnn {
+        config.attention.backend = AttentionBackend::Auto;
+    }
+    Ok(Settings::new(&config)?)
 }
 
 /// A file that may be missing, or something else: then nothing is known from it.

@@ -5,11 +5,11 @@ use crate::attention::{Attention, Scores, shape};
 use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
-use crate::dropout::Dropped;
+use crate::dropout::{Dropped, Placed};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor};
-use kernels::{AttentionShape, FlashAttentionBackward, FlashOptions, KernelError, Target};
+use kernels::{AttentionShape, Flash, FlashAttentionBackward, FlashOptions, KernelError, Target};
 use memory::{DType, Out};
 
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub struct FlashAttention {
     /// Lengths of the documents of every row, over and over; row `r` starts with the one after the `r`-th. Without
     /// lengths no documents are given.
     pub lengths: Vec<usize>,
+    /// Who computes it.
+    pub by: Flash,
 }
 
 impl FlashAttention {
@@ -25,6 +27,30 @@ impl FlashAttention {
         FlashAttention {
             attention,
             lengths: vec![],
+            by: Flash::Own,
+        }
+    }
+
+    fn options<'a>(&self, documents: &'a Option<Tensor>, dropout: &'a Placed) -> FlashOptions<'a> {
+        FlashOptions {
+            documents: documents.as_ref().map(Tensor::view),
+            dropout: dropout.view(),
+            by: self.by,
+        }
+    }
+
+    /// Scratch of the forward pass, where these outputs are wanted, and of the backward pass.
+    fn scratch_elements(&self, target: Target, [out, lse]: [bool; 2]) -> [usize; 2] {
+        let Attention { shape, dtype, .. } = self.attention;
+        match self.by {
+            Flash::Own => [
+                kernels::FlashAttention::scratch_elements(target, shape, dtype),
+                FlashAttentionBackward::scratch_elements(target, shape, dtype),
+            ],
+            Flash::Cudnn => [
+                kernels::FlashAttention::cudnn_scratch_elements(shape, out, lse),
+                FlashAttentionBackward::cudnn_scratch_elements(shape),
+            ],
         }
     }
 
@@ -72,13 +98,10 @@ impl FlashAttention {
     ) -> std::result::Result<(), KernelError> {
         let documents = self.put_documents(device);
         let placed = Dropped::put(self.attention.dropout, device);
-        let options = FlashOptions {
-            documents: documents.as_ref().map(Tensor::view),
-            dropout: placed.view(),
-        };
-        let Attention { shape, dtype, .. } = self.attention;
-        let target = device.kernels.target();
-        let elements = kernels::FlashAttention::scratch_elements(target, shape, dtype);
+        let options = self.options(&documents, &placed);
+        let (shape, target) = (self.attention.shape, device.kernels.target());
+        let wanted = [out.is_some(), lse.is_some()];
+        let [elements, _] = self.scratch_elements(target, wanted);
         let mut scratch = device.room(DType::F32, [elements]);
         device.kernels.run(kernels::FlashAttention {
             out,
@@ -107,7 +130,7 @@ impl FlashAttention {
         let [mut dq, mut dk, mut dv] =
             [attention.q_dims(), kv_dims, kv_dims].map(|dims| device.room(attention.dtype, dims));
         let (target, shape) = (device.kernels.target(), attention.shape);
-        let elements = FlashAttentionBackward::scratch_elements(target, shape, attention.dtype);
+        let [_, elements] = self.scratch_elements(target, [true; 2]);
         let mut scratch = device.room(DType::F32, [elements]);
         device.kernels.run(FlashAttentionBackward {
             dq: dq.view_mut(),
@@ -121,10 +144,7 @@ impl FlashAttention {
             k: k.view(),
             v: v.view(),
             shape,
-            options: FlashOptions {
-                documents: documents.as_ref().map(Tensor::view),
-                dropout: placed.view(),
-            },
+            options: self.options(&documents, &placed),
         })?;
         device.take(&scratch);
         Ok([&dq, &dk, &dv].map(|tensor| device.take(tensor)).into())
@@ -256,6 +276,7 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
             cases.push(FlashAttention {
                 attention: dropped([2, 300, 2, 1, 20], random, dropout),
                 lengths: lengths.to_vec(),
+                by: Flash::Own,
             });
         }
     }

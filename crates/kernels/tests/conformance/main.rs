@@ -12,6 +12,7 @@ mod case;
 mod compare;
 mod contradictions;
 mod cross_entropy;
+mod cudnn;
 mod determinism;
 mod device;
 mod dropout;

@@ -70,7 +70,7 @@ fn attention_without_an_output() {
 }
 
 /// The output and the statistics, as far as they are wanted.
-fn flash_attention(
+pub fn flash_attention(
     case: &FlashAttention,
     device: &Device,
     [out, lse]: [bool; 2],

@@ -9,6 +9,7 @@ use crate::flash_attention::FlashAttention;
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::Product;
 use crate::{DTYPES, case};
+use kernels::Flash;
 use memory::DType;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -105,7 +106,8 @@ proptest! {
         let shape = shape([batch, seq, kv_heads * group, kv_heads, head_dim]);
         let attention = Attention { dtype, shape, scores: Scores::Random(1.5), dropout };
         let lengths = vec![longest, longest / 5 + 1, longest / 2 + 1];
-        hold(&FlashAttention { attention, lengths }, dtype);
+        let by = Flash::Own;
+        hold(&FlashAttention { attention, lengths, by }, dtype);
     }
 
     /// With the same key both drop the same elements.

@@ -7,7 +7,7 @@ use crate::{Activation, Extent, ModelError, Pass};
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
 };
-use kernels::{AttentionShape, FlashOptions, Target};
+use kernels::{AttentionShape, Flash, FlashOptions, Target};
 use memory::{Buffer, DType};
 
 /// How attention is computed.
@@ -19,14 +19,22 @@ pub enum Attention {
     Eager,
     /// Scores are never stored; the backward pass makes them again from the output and the log-sum-exp `[b, a, s]`.
     Flash,
+    /// As flash attention, by cuDNN: the same activations, and other bits in them.
+    Cudnn,
 }
 
 impl Attention {
+    /// Whether scores are stored.
+    pub fn stores_scores(self) -> bool {
+        self == Attention::Eager
+    }
+
     /// The name in settings and files.
     pub fn name(self) -> &'static str {
         match self {
             Attention::Eager => "eager",
             Attention::Flash => "flash",
+            Attention::Cudnn => "cudnn",
         }
     }
 }
@@ -50,7 +58,7 @@ impl CoreAttention {
     pub const O: Activation = Activation::new("o", "d_o", Label::AttnValue);
     /// Probabilities `[b, a, s, s]`, under eager attention.
     pub const PROBS: Activation = Activation::new("probs", "d_probs", Label::CoreAttn);
-    /// Logarithm of the sum of the exponentials of a query's scores `[b, a, s]` f32, under flash attention.
+    /// Logarithm of the sum of the exponentials of a query's scores `[b, a, s]` f32, where scores are not stored.
     pub const LSE: Activation = Activation::new("lse", "d_lse", Label::CoreAttn);
 
     fn shape(&self, pass: &Pass) -> AttentionShape {
@@ -69,6 +77,10 @@ impl CoreAttention {
         FlashOptions {
             documents: documents.map(Buffer::view),
             dropout: pass.dropout(self.dropout),
+            by: match self.kind {
+                Attention::Cudnn => Flash::Cudnn,
+                Attention::Eager | Attention::Flash => Flash::Own,
+            },
         }
     }
 
@@ -110,7 +122,11 @@ impl CoreAttention {
     fn flash(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
         let (mut o, mut lse) = (pass.output(Self::O)?, pass.output(Self::LSE)?);
-        let mut scratch = self.scratch(pass, FlashAttention::scratch_elements)?;
+        let (has_out, has_lse) = (o.is_some(), lse.is_some());
+        let mut scratch = self.scratch(pass, |target, shape, dtype| match self.kind {
+            Attention::Cudnn => FlashAttention::cudnn_scratch_elements(shape, has_out, has_lse),
+            _ => FlashAttention::scratch_elements(target, shape, dtype),
+        })?;
         pass.kernels().run(FlashAttention {
             out: written(&mut o),
             lse: written(&mut lse),
@@ -199,7 +215,10 @@ impl CoreAttention {
         let (lse, o) = (pass.pull(Self::LSE)?, pass.pull(Self::O)?);
         let [q, k, v] = [pass.pull(Qkv::Q)?, pass.pull(Qkv::K)?, pass.pull(Qkv::V)?];
         let [mut dq, mut dk, mut dv] = self.gradients(pass)?;
-        let mut scratch = self.scratch(pass, FlashAttentionBackward::scratch_elements)?;
+        let mut scratch = self.scratch(pass, |target, shape, dtype| match self.kind {
+            Attention::Cudnn => FlashAttentionBackward::cudnn_scratch_elements(shape),
+            _ => FlashAttentionBackward::scratch_elements(target, shape, dtype),
+        })?;
         pass.kernels().run(FlashAttentionBackward {
             dq: dq.view_mut(),
             dk: dk.view_mut(),
@@ -233,7 +252,7 @@ impl Stage for CoreAttention {
                 let probs = (Self::PROBS, Extent::of(&sizes));
                 (vec![probs, o], &[Self::PROBS][..])
             }
-            Attention::Flash => {
+            Attention::Flash | Attention::Cudnn => {
                 let lse = (Self::LSE, Extent::of_f32(&by_head));
                 (vec![o, lse], &[Self::O, Self::LSE][..])
             }
@@ -257,14 +276,14 @@ impl Stage for CoreAttention {
         match self.kind {
             _ if pass.cache().is_some() => self.cached(pass),
             Attention::Eager => self.eager(pass),
-            Attention::Flash => self.flash(pass),
+            Attention::Flash | Attention::Cudnn => self.flash(pass),
         }
     }
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let gradients = match self.kind {
             Attention::Eager => self.eager_backward(pass)?,
-            Attention::Flash => self.flash_backward(pass)?,
+            Attention::Flash | Attention::Cudnn => self.flash_backward(pass)?,
         };
         for (of, gradient) in [Qkv::Q, Qkv::K, Qkv::V].into_iter().zip(gradients) {
             pass.file_gradient(of, gradient);

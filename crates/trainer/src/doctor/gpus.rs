@@ -27,6 +27,10 @@ pub(super) struct Gpu {
     library_version: usize,
     /// The file of the cuBLASLt that was loaded; null where the system does not tell.
     library_path: Option<PathBuf>,
+    /// The version of cuDNN, where its attention works on this GPU.
+    cudnn_version: Option<String>,
+    /// Why it does not.
+    cudnn_missing: Option<String>,
     /// Its memory when this process had a context and nothing else.
     memory: DeviceBytes,
     /// What this process takes beside its leases.
@@ -69,12 +73,17 @@ impl Gpu {
             Some(path) => format!("{} in {}", self.library_version, path.display()),
             None => self.library_version.to_string(),
         };
+        let cudnn = match (&self.cudnn_version, &self.cudnn_missing) {
+            (Some(version), _) => Some(format!("{version}, computes what our own does")),
+            (None, reason) => reason.as_ref().map(|reason| format!("not used: {reason}")),
+        };
         let table = vec![
             ("name", Some(self.name.clone())),
             ("compute capability", Some(self.capability.clone())),
             ("multiprocessors", Some(self.multiprocessors.to_string())),
             ("driver's CUDA", Some(self.driver_version.clone())),
             ("cuBLASLt", Some(library)),
+            ("cuDNN's attention", cudnn),
             ("memory", Some(memory)),
             ("beside leases", Some(self.overhead.to_string())),
             ("units of memory", Some(units)),
@@ -155,6 +164,7 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
     )?;
     let overhead = Overhead::new(with_context, device.memory_bytes()?);
     let copies = device.copy_rates()?;
+    let cudnn = device.check_cudnn(settings::cudnn_shape(&config));
     let facts = device.facts();
     let (major, minor) = facts.capability;
     let version = facts.driver_version;
@@ -167,6 +177,8 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
         driver_version: format!("{}.{}", version / 1000, version % 1000 / 10),
         library_version: library.version,
         library_path: library.path,
+        cudnn_version: cudnn.as_ref().ok().map(ToString::to_string),
+        cudnn_missing: cudnn.err().map(|error| error.message),
         memory: with_context,
         overhead,
         allocation_granularity_bytes: device.allocation_granularity_bytes()?,

@@ -10,12 +10,15 @@ fn refused(arguments: &str, words: &[&str]) {
     assert!(!outcome.stderr.contains("unexpected"), "{outcome:?}");
 }
 
+/// Its memory is planned without a GPU, and without the library.
 #[test]
-fn flags() {
-    for command in ["train", "plan"] {
-        let words = ["--attention cudnn", "use flash"];
-        refused(&format!("{command} --attention cudnn"), &words);
-    }
+#[cfg(not(feature = "cuda"))]
+fn attention_by_cudnn() {
+    let words = ["--attention cudnn", "use flash", "`trainer plan`"];
+    refused("train --attention cudnn", &words);
+    Workplace::new()
+        .trainer("plan --config qwen2.5-0.5b --attention cudnn")
+        .succeeds();
 }
 
 #[test]
@@ -47,9 +50,13 @@ fn ranges_for_profilers() {
 
 /// The same settings under their keys.
 #[test]
+#[cfg(not(feature = "cuda"))]
 fn keys() {
     let setting = "attention.backend=cudnn";
-    refused(&format!("--set {setting}"), &[setting, "not built yet"]);
+    refused(
+        &format!("--set {setting}"),
+        &[setting, "built without CUDA"],
+    );
 }
 
 /// Their defaults are no requests.

@@ -20,3 +20,9 @@ void release_unused();
 // For the library beside the driver, which finds it by this name: counts so much more as held, and notes the first use
 // where STAND_IN_FIRST_USES says so. No function of NVIDIA's.
 extern "C" int stand_in_take_library_memory(uint64_t bytes);
+
+// For libraries beside the driver too. Zero if so many bytes at an address lie in a live block of the device, and the stream
+// exists; whether an address is the device's; the compute capability of the current context's device, 0 where there is none.
+extern "C" int stand_in_check_memory(const void *address, size_t bytes, CUstream stream);
+extern "C" int stand_in_is_device_memory(const void *address);
+extern "C" int stand_in_current_capability();

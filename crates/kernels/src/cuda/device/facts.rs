@@ -48,6 +48,19 @@ pub fn device_count() -> Result<usize, KernelError> {
     Ok(count.max(0) as usize)
 }
 
+/// Compute capability of a GPU, major and minor. Takes no memory of it.
+///
+/// # Errors
+/// [`KernelError`] if there is no such GPU.
+pub fn capability(index: usize) -> Result<(i32, i32), KernelError> {
+    device_count()?;
+    let asked = || -> Result<(i32, i32), DriverError> {
+        let device = result::device::get(index as i32)?;
+        Ok(DeviceFacts::ask(device, index)?.capability)
+    };
+    asked().map_err(|error| error::of_driver("cuda", error))
+}
+
 /// Where a GPU is on the machine's bus, as `0000:3B:00.0`: what other libraries know it by. Takes no memory of it.
 ///
 /// # Errors

@@ -26,7 +26,7 @@ mod timing;
 
 pub use cudnn::{CudnnVersion, PaperPlan, plan_on_paper};
 pub use driver::CudaDriver;
-pub use facts::{DeviceFacts, device_count, pci_bus_id};
+pub use facts::{DeviceFacts, capability, device_count, pci_bus_id};
 pub use library::LoadedLibrary;
 pub use modules::carried;
 pub use rehearsal::Rehearsal;

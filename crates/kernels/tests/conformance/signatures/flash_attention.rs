@@ -11,6 +11,7 @@ fn options<'a>(ins: &[In<'a>]) -> FlashOptions<'a> {
     FlashOptions {
         documents: Some(ins[ins.len() - 2]),
         dropout: dropout(ins),
+        ..FlashOptions::default()
     }
 }
 

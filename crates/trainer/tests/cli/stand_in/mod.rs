@@ -1,6 +1,7 @@
 //! Training on CUDA without a GPU: the binary's own host code and calls of the driver, on libraries that stand in for
 //! NVIDIA's (`kernels/emulation/README.md`), which run the kernels emulated.
 
+mod cudnn;
 mod devices;
 mod memory;
 mod nvml;

@@ -6,6 +6,8 @@ mod graph;
 mod library;
 mod on_paper;
 mod plan;
+mod rehearsal;
+mod self_check;
 
 pub use library::CudnnVersion;
 pub use on_paper::{PaperPlan, plan_on_paper};
@@ -62,12 +64,13 @@ impl Cudnn {
             .plan(shape, pass)
             .map_err(|error| error.of(operation))?;
         let (least, has) = (plan.workspace_bytes, attention.workspace.bytes);
-        KernelError::unless_device(least <= has, operation, || {
-            format!(
+        if least > has {
+            let message = format!(
                 "this version of cuDNN wants a workspace of {least} bytes for {shape:?}, and {has} are planned, which is what \
                  9.28 takes: take that version, or --attention flash"
-            )
-        })?;
+            );
+            return Err(KernelError::device(operation, message));
+        }
         // Read before the call returns.
         let [scale, masked, one] = [shape.scale(), f32::NEG_INFINITY, 1.0];
         let number = |value: &f32| std::ptr::from_ref(value).cast::<u8>();

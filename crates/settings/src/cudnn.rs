@@ -1,0 +1,109 @@
+//! Where cuDNN's attention can be taken.
+
+use super::choices::{AttentionBackend, FloatType};
+use super::schema::Config;
+use super::settings::attention;
+use data::Packing;
+use kernels::AttentionShape;
+use model::Attention;
+
+/// Why cuDNN does not compute what a configuration without open questions asks for; none: it does.
+pub fn cudnn_misfit(config: &Config) -> Option<String> {
+    let (model, packing) = (&config.model, config.data.packing);
+    if model.dropout > 0.0 {
+        return Some(format!(
+            "its kernels do not know our random numbers, and model.dropout is {}",
+            model.dropout
+        ));
+    }
+    if packing != Packing::Concatenate {
+        return Some(format!(
+            "data.packing is {packing}: it is for whole sequences of one length"
+        ));
+    }
+    let dtype = config.dtype().into();
+    cudnn_shape(config).cudnn_misfit(config.device().target(), dtype)
+}
+
+/// The attention of a micro-batch.
+pub fn cudnn_shape(config: &Config) -> AttentionShape {
+    let model = &config.model;
+    AttentionShape {
+        batch: config.batch.micro,
+        seq: config.data.seq,
+        heads: model.heads,
+        kv_heads: model.kv_heads,
+        head_dim: model.head_dim,
+    }
+}
+
+/// Whether `auto` may stand for cuDNN's attention under a configuration without open questions: where it would else be flash
+/// attention in bf16 on a GPU, and cuDNN computes that.
+pub fn cudnn_fits(config: &Config) -> bool {
+    let (backend, packing) = (config.attention.backend, config.data.packing);
+    let is_flash = attention(backend, config.data.seq, packing) == Attention::Flash;
+    let is_open = backend == AttentionBackend::Auto && config.dtype() == FloatType::Bf16;
+    is_open && is_flash && cudnn_misfit(config).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Settings};
+
+    fn config(set: &[&str]) -> Config {
+        let mut config = Config::default();
+        config.train.device = Some(Device::Cuda { index: 0 });
+        let shared = [
+            "data.path=documents",
+            "model.hidden=512",
+            "model.heads=8",
+            "model.kv_heads=4",
+        ];
+        let set = shared
+            .iter()
+            .chain(&["model.head_dim=64", "data.seq=512"])
+            .chain(set);
+        let set: Vec<String> = set.map(ToString::to_string).collect();
+        config.with(&set).unwrap()
+    }
+
+    #[test]
+    fn auto_leaves_room_for_cudnn_where_it_fits() {
+        assert!(cudnn_fits(&config(&[])));
+        for set in [
+            "data.seq=128",
+            "train.dtype=f32",
+            "train.device=cpu",
+            "attention.backend=flash",
+            "model.head_dim=100",
+            "data.packing=first-fit",
+        ] {
+            assert!(!cudnn_fits(&config(&[set])), "{set}");
+        }
+    }
+
+    #[test]
+    fn cudnn_is_refused_with_a_reason_where_it_does_not() {
+        let cudnn = "attention.backend=cudnn";
+        let settings = Settings::new(&config(&[cudnn])).unwrap();
+        assert_eq!(settings.attention, Attention::Cudnn);
+        for (set, word) in [
+            ("train.dtype=f32", "bf16"),
+            ("train.device=cpu", "CUDA device"),
+            ("model.head_dim=136", "not 136"),
+            ("data.packing=first-fit", "data.packing is first-fit"),
+            ("data.packing=pad", "data.packing is pad"),
+        ] {
+            let refused = Settings::new(&config(&[cudnn, set]))
+                .unwrap_err()
+                .to_string();
+            let said = refused.contains(word) && refused.contains("--attention flash");
+            assert!(said, "{refused}");
+        }
+        let mut dropped = config(&[cudnn]);
+        dropped.model.dropout = 0.1;
+        let refused = Settings::new(&dropped).unwrap_err().to_string();
+        assert!(refused.contains("model.dropout is 0.1"), "{refused}");
+    }
+}

@@ -1,0 +1,102 @@
+//! What `--attention auto` stands for where the device is known, and whether cuDNN can be had where it is asked for.
+
+use crate::device::OpenDevice;
+use crate::failure::Failure;
+use settings::{AttentionBackend, Config, Device, Resolved, Task, cudnn_fits, cudnn_misfit};
+
+/// The configuration with cuDNN's attention in it, if that is open, fits, and works on this device. Asked for outright, it has to
+/// work.
+///
+/// # Errors
+/// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::NoDevice`] where its device cannot.
+pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, Failure> {
+    let Device::Cuda { index } = config.device() else {
+        return Ok(config);
+    };
+    let is_asked_for = config.attention.backend == AttentionBackend::Cudnn;
+    match resolved.task {
+        // Plans are the same on every machine, and ask no device.
+        Task::Plan | Task::Init | Task::Doctor => {
+            if cudnn_fits(&config) {
+                tracing::info!(
+                    "attention auto is planned as our own; on a Hopper GPU a run takes cuDNN's where that is installed: plan \
+                     it with --attention cudnn"
+                );
+            }
+        }
+        Task::Train | Task::Profile if is_asked_for => {
+            // What does not fit is refused with the settings.
+            if cudnn_misfit(&config).is_none() {
+                // A device that is not there is another failure.
+                drop(OpenDevice::open(config.device())?);
+                found(index, &config).map_err(Failure::NoCudnn)?;
+            }
+        }
+        Task::Train | Task::Profile if cudnn_fits(&config) && is_hopper(index) => {
+            match found(index, &config) {
+                Ok(version) => {
+                    tracing::info!(
+                        "attention is cudnn: version {version} computes what our own does, and twice the same"
+                    );
+                    config.attention.backend = AttentionBackend::Cudnn;
+                }
+                Err(reason) => tracing::info!("attention is flash, our own: {reason}"),
+            }
+        }
+        Task::Train | Task::Profile => {}
+    }
+    Ok(config)
+}
+
+/// Whether a GPU is of the kind for which cuDNN is worth its while. One that cannot be asked is left to those who open it.
+#[cfg(feature = "cuda")]
+fn is_hopper(index: usize) -> bool {
+    kernels::cuda::capability(index).is_ok_and(|capability| capability == (9, 0))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn is_hopper(_index: usize) -> bool {
+    false
+}
+
+/// cuDNN's version, once it was tried on a GPU; or why it is not taken.
+#[cfg(feature = "cuda")]
+fn found(index: usize, config: &Config) -> Result<String, String> {
+    use std::collections::HashMap;
+    use std::sync::Mutex;
+
+    // A matrix of strategies asks about the same few shapes over and over.
+    type Verdicts = HashMap<(usize, usize, bool), Result<String, String>>;
+    static VERDICTS: Mutex<Option<Verdicts>> = Mutex::new(None);
+    let shape = settings::cudnn_shape(config);
+    let key = (index, shape.head_dim, shape.group() == 1);
+    let mut verdicts = VERDICTS.lock().expect("nobody panics over it");
+    let verdicts = verdicts.get_or_insert_default();
+    if let Some(verdict) = verdicts.get(&key) {
+        return verdict.clone();
+    }
+    let device = kernels::cuda::CudaDevice::open(index);
+    let checked = device.and_then(|device| device.check_cudnn(shape));
+    let verdict = match checked {
+        Ok(version) => Ok(version.to_string()),
+        Err(error) => Err(error.message),
+    };
+    verdicts.insert(key, verdict.clone());
+    verdict
+}
+
+#[cfg(not(feature = "cuda"))]
+fn found(_index: usize, _config: &Config) -> Result<String, String> {
+    Err("this binary was built without CUDA".into())
+}
+
+/// The version of the cuDNN that computes attention, where it does.
+pub(crate) fn cudnn_version(attention: model::Attention) -> Option<String> {
+    #[cfg(feature = "cuda")]
+    if attention == model::Attention::Cudnn {
+        let version = kernels::cuda::CudnnVersion::look_up();
+        return version.ok().map(|version| version.to_string());
+    }
+    let _ = attention;
+    None
+}

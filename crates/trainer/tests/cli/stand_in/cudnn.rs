@@ -1,0 +1,116 @@
+//! Attention by cuDNN, on a library that stands in for it.
+
+use super::{on_gpu, plan};
+use crate::metrics::Metrics;
+use crate::workplace::{Outcome, Workplace};
+
+const CUDNN_VERSION: &str = "STAND_IN_CUDNN_VERSION";
+
+/// As [`on_gpu`], with a cuDNN to be found.
+#[track_caller]
+fn with_cudnn(place: &Workplace, arguments: &str, settings: &[(&str, &str)]) -> Outcome {
+    let driver = emulation::stand_in_folder();
+    let folders = std::env::join_paths([driver, &emulation::cudnn_folder()]).unwrap();
+    let found = ("LD_LIBRARY_PATH", folders.to_str().unwrap());
+    let outcome = place.trainer_with(arguments, &[settings, &[found]].concat());
+    assert!(!outcome.stderr.contains("stand-in: "), "{outcome:?}");
+    outcome
+}
+
+const LONG: &str =
+    "--config small.toml --device cuda --seq 256 --micro-batch 1 --accum 1 --steps 1";
+
+/// What was taken is logged and written down.
+#[test]
+fn auto_takes_cudnn_on_hopper_once_it_was_tried() {
+    let place = Workplace::new();
+    let outcome = with_cudnn(&place, &format!("{LONG} --out run"), &[]).succeeds();
+    let said = "attention is cudnn: version 9.28.0 computes what our own does";
+    assert!(outcome.stderr.contains(said), "{outcome:?}");
+    assert!(
+        place
+            .text("run/config.toml")
+            .contains("backend = \"cudnn\"")
+    );
+    let metrics = Metrics::read(&place, "run");
+    for record in [&metrics.0[0], &plan(&place, "run")] {
+        assert_eq!(record["attention"], "cudnn");
+        assert_eq!(record["cudnn_version"], "9.28.0");
+    }
+    for step in metrics.steps() {
+        assert_eq!(step["peak_bytes"], step["planned_peak_bytes"]);
+        assert_eq!(step["driver_allocations"], 0);
+    }
+}
+
+/// Ours is taken, with the reason where one could have had it.
+#[test]
+fn auto_takes_ours_where_cudnn_is_missing_too_old_or_not_for_the_gpu() {
+    let place = Workplace::new();
+    let run = |out: &str| format!("{LONG} --out {out}");
+    let missing = on_gpu(&place, &run("missing"), &[]).succeeds();
+    let old = with_cudnn(&place, &run("old"), &[(CUDNN_VERSION, "92100")]).succeeds();
+    for (outcome, words) in [
+        (
+            &missing,
+            [
+                "our own: cuDNN (libcudnn.so.9) was not found",
+                "nvidia-cudnn-cu13",
+            ],
+        ),
+        (&old, ["cuDNN 9.21.0 was found", "9.25.0 or newer"]),
+    ] {
+        let told = words.iter().all(|word| outcome.stderr.contains(word));
+        assert!(told, "{outcome:?}");
+    }
+    let ampere = [("STAND_IN_CAPABILITY", "8.0")];
+    let elsewhere = with_cudnn(&place, &run("ampere"), &ampere).succeeds();
+    assert!(!elsewhere.stderr.contains("cuDNN"), "{elsewhere:?}");
+    for out in ["missing", "old", "ampere"] {
+        assert_eq!(plan(&place, out)["attention"], "flash", "{out}");
+    }
+}
+
+#[test]
+fn cudnn_that_is_asked_for_and_not_there_is_refused() {
+    let place = Workplace::new();
+    let run = format!("{LONG} --attention cudnn --out run");
+    let words = [
+        "`attention.backend` is cudnn",
+        "pip install nvidia-cudnn-cu13",
+        "--attention flash",
+    ];
+    on_gpu(&place, &run, &[]).fails(5, &words);
+    let ampere = [("STAND_IN_CAPABILITY", "8.0")];
+    with_cudnn(&place, &run, &ampere).fails(5, &["compute capability 9.0", "8.0"]);
+    let f32 = format!("{run} --dtype f32");
+    with_cudnn(&place, &f32, &[]).fails(2, &["computes in bf16", "--attention flash"]);
+    assert!(!place.path("run").exists());
+}
+
+/// What is computed again, by whichever outputs are still needed, has the bits of the first time.
+#[test]
+fn cudnn_agrees_with_itself_in_every_mode_and_nearly_with_ours() {
+    let place = Workplace::new();
+    let losses = |attention: &str, recompute: &str| {
+        let out = format!("{attention}-{recompute}");
+        let flags = format!("--attention {attention} --recompute {recompute} --out {out}");
+        let run = format!("--config small.toml --device cuda --seq 40 --steps 2 {flags}");
+        with_cudnn(&place, &run, &[]).succeeds();
+        let metrics = Metrics::read(&place, &out);
+        for step in metrics.steps() {
+            assert_eq!(step["peak_bytes"], step["planned_peak_bytes"], "{out}");
+        }
+        (metrics.losses(), metrics.steps()[0]["peak_bytes"].as_u64())
+    };
+    let (kept, peak) = losses("cudnn", "none");
+    for recompute in ["core_attn", "full"] {
+        let (again, lower) = losses("cudnn", recompute);
+        assert_eq!(again, kept, "{recompute}");
+        assert!(lower < peak, "{recompute}");
+    }
+    let (own, _) = losses("flash", "none");
+    for (cudnn, own) in kept.iter().zip(&own) {
+        assert!((cudnn / own - 1.0).abs() < 1e-3, "{cudnn} {own}");
+    }
+}

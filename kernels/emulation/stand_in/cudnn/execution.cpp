@@ -1,0 +1,158 @@
+#include "execution.h"
+#include "../settings.h"
+#include "driver.h"
+
+#include <cstring>
+
+namespace stand_in {
+
+namespace {
+
+// Bytes from an address on.
+struct Span {
+    std::string name;
+    uintptr_t begin, end;
+};
+
+Span span_of(const std::string &name, const void *memory, size_t bytes) {
+    const auto begin = reinterpret_cast<uintptr_t>(memory);
+    return {name, begin, begin + bytes};
+}
+
+void check_apart(const Span &a, const Span &b) {
+    if (a.begin < b.end && b.begin < a.end) {
+        refuse(CUDNN_STATUS_BAD_PARAM, "%s and %s lie in the same memory", a.name.c_str(), b.name.c_str());
+    }
+}
+
+void check_pointer(const Tensor &tensor, const void *memory, cudaStream_t stream) {
+    const int uid = int(tensor.uid);
+    if (memory == nullptr) {
+        refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "tensor %d is at no address", uid);
+    }
+    if (tensor.is_by_value) {
+        if (is_device_memory(memory)) {
+            refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d is passed by value, and its address is the device's", uid);
+        }
+        return;
+    }
+    if (reinterpret_cast<uintptr_t>(memory) % uintptr_t(tensor.alignment_bytes) != 0) {
+        refuse(CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER, "tensor %d is at %p, which is not aligned to %d bytes", uid, memory,
+               int(tensor.alignment_bytes));
+    }
+    if (!is_on_device(memory, tensor.span_bytes(), stream)) {
+        refuse(CUDNN_STATUS_EXECUTION_FAILED, "tensor %d, %zu bytes at %p, is not within a live block, or the stream does not exist", uid,
+               tensor.span_bytes(), memory);
+    }
+}
+
+// That the pack has all that lies in memory, and nothing else.
+void check_pack(const Graph &graph, const Pack &pack, cudaStream_t stream) {
+    for (const auto &[uid, tensor] : graph.tensors) {
+        const auto found = pack.pointers.find(uid);
+        if (tensor.is_virtual == (found != pack.pointers.end())) {
+            refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d is %s", int(uid), tensor.is_virtual ? "virtual, and in the pack" : "not in the pack");
+        }
+        if (!tensor.is_virtual) {
+            check_pointer(tensor, found->second, stream);
+        }
+    }
+    for (const auto &[uid, memory] : pack.pointers) {
+        if (graph.tensors.count(uid) == 0) {
+            refuse(CUDNN_STATUS_BAD_PARAM, "the pack has tensor %d, which the graph has not", int(uid));
+        }
+    }
+}
+
+// What is written lies apart from what is read and from the workspace. Outputs may be interleaved, as rows of one tensor.
+void check_overlaps(const Graph &graph, const Pack &pack, const Span &workspace) {
+    std::vector<Span> read = {workspace}, written;
+    for (const auto &[uid, tensor] : graph.tensors) {
+        if (tensor.is_in_memory()) {
+            auto &spans = graph.writes(uid) ? written : read;
+            spans.push_back(span_of("tensor " + std::to_string(uid), pack.pointers.at(uid), tensor.span_bytes()));
+        }
+    }
+    for (size_t one = 1; one < read.size(); one++) {
+        check_apart(workspace, read[one]);
+    }
+    for (size_t one = 0; one < written.size(); one++) {
+        for (const Span &other : read) {
+            check_apart(written[one], other);
+        }
+        for (size_t other = 0; other < one; other++) {
+            if (written[one].begin == written[other].begin) {
+                check_apart(written[one], written[other]);
+            }
+        }
+    }
+}
+
+void check_workspace(const Plan &plan, const Pack &pack, cudaStream_t stream) {
+    if (plan.workspace_bytes == 0) {
+        return;
+    }
+    if (pack.workspace == nullptr || reinterpret_cast<uintptr_t>(pack.workspace) % 16 != 0) {
+        refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "the workspace of %d bytes is at %p: it must be aligned to 16", int(plan.workspace_bytes),
+               pack.workspace);
+    }
+    if (!is_on_device(pack.workspace, size_t(plan.workspace_bytes), stream)) {
+        refuse(CUDNN_STATUS_EXECUTION_FAILED, "the workspace, %d bytes at %p, is not within a live block, or the stream does not exist",
+               int(plan.workspace_bytes), pack.workspace);
+    }
+}
+
+// Blocks that nothing orders come otherwise at every execution.
+Order order_of(const Plan &plan) {
+    static bool reversed = false;
+    if (plan.is_ordered) {
+        return Order::KEPT;
+    }
+    reversed = !reversed;
+    return reversed ? Order::REVERSED_IN_PARTS : Order::FORWARD_IN_PARTS;
+}
+
+}  // namespace
+
+std::shared_ptr<const Pack> pack_of(const Descriptor &descriptor) {
+    auto pack = std::make_shared<Pack>();
+    const std::vector<int64_t> uids = descriptor.numbers(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+    const std::vector<void *> pointers = descriptor.pointers(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+    if (uids.size() != pointers.size()) {
+        refuse(CUDNN_STATUS_BAD_PARAM, "a pack has %zu numbers and %zu addresses", uids.size(), pointers.size());
+    }
+    for (size_t index = 0; index < uids.size(); index++) {
+        if (!pack->pointers.emplace(uids[index], pointers[index]).second) {
+            refuse(CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, "a pack has tensor %d twice", int(uids[index]));
+        }
+    }
+    const bool has_workspace = descriptor.has(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+    pack->workspace = has_workspace ? descriptor.pointers(CUDNN_ATTR_VARIANT_PACK_WORKSPACE)[0] : nullptr;
+    return pack;
+}
+
+void execute(const Plan &plan, const Pack &pack, cudaStream_t stream) {
+    if (plan.is_described) {
+        refuse(CUDNN_STATUS_NOT_SUPPORTED, "a plan for a device that is described, and not there");
+    }
+    if (plan.capability != current_capability()) {
+        refuse(CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "a plan for capability %d on a device of %d", plan.capability, current_capability());
+    }
+    check_pack(*plan.graph, pack, stream);
+    check_workspace(plan, pack, stream);
+    check_overlaps(*plan.graph, pack, span_of("the workspace", pack.workspace, size_t(plan.workspace_bytes)));
+    if (is_idle()) {
+        return;
+    }
+    // Whatever else lies there is lost, as it would be.
+    if (plan.workspace_bytes > 0) {
+        std::memset(pack.workspace, 0xff, size_t(plan.workspace_bytes));
+    }
+    Values values(pack.pointers);
+    const Order order = order_of(plan);
+    for (const Made_operation &operation : plan.graph->operations) {
+        operation->compute(values, order);
+    }
+}
+
+}  // namespace stand_in

@@ -1,0 +1,23 @@
+// A graph of operations in the order in which it is computed.
+#pragma once
+
+#include "operation.h"
+
+namespace stand_in {
+
+struct Graph : Made {
+    std::vector<Made_operation> operations;
+    // Every tensor by its number.
+    std::map<int64_t, Tensor> tensors;
+
+    // Whether an operation of this graph writes a tensor.
+    bool writes(int64_t uid) const;
+};
+
+std::shared_ptr<const Graph> graph_of(const Descriptor &descriptor);
+
+// Refuses a graph that reads what nobody writes and no memory holds, but for one tensor that comes from without.
+const int64_t NONE = -1;
+void check_written(const Graph &graph, int64_t from_without);
+
+}  // namespace stand_in

@@ -1,0 +1,52 @@
+// The operations of a graph: what each reads and writes, and how it is computed.
+#pragma once
+
+#include "tensor.h"
+
+namespace stand_in {
+
+// In which order parts of a sum are added up.
+enum class Order {
+    // Always the same.
+    KEPT,
+    // As blocks of a device would come that nothing orders: another one at every second execution. Parts are kept in bf16, so
+    // that the difference shows in results that are rounded.
+    REVERSED_IN_PARTS,
+    FORWARD_IN_PARTS,
+};
+
+struct Operation : Made {
+    std::vector<Tensor> reads, writes;
+    // Products of matrices, of which a pattern has a certain number.
+    bool is_product = false;
+    // Whether it gathers, over heads, what a product made.
+    bool is_reduction = false;
+    // Rows, columns and depth of a product.
+    int64_t rows = 0, columns = 0, depth = 0;
+    // A whole attention.
+    bool is_attention = false;
+    std::function<void(Values &, Order)> compute;
+};
+
+using Made_operation = std::shared_ptr<const Operation>;
+
+// From complete descriptors of their kinds.
+Made_operation matmul_of(const Descriptor &descriptor);
+Made_operation pointwise_of(const Descriptor &descriptor);
+Made_operation reduction_of(const Descriptor &descriptor);
+Made_operation reshape_of(const Descriptor &descriptor);
+Made_operation band_mask_of(const Descriptor &descriptor);
+Made_operation attention_of(const Descriptor &descriptor);
+
+// What an attention makes of scores: no operation by itself.
+struct Softmax : Made {
+    std::vector<Tensor> x, y;
+    // None, or one.
+    std::vector<Tensor> stats;
+};
+std::shared_ptr<const Softmax> softmax_of(const Descriptor &descriptor);
+
+// Batches of matrices; a batch of `a` or `b` that is smaller is shared by neighbours.
+Dense product(const Sizes &a_dims, const Dense &a, const Sizes &b_dims, const Dense &b, const Sizes &c_dims, Order order);
+
+}  // namespace stand_in

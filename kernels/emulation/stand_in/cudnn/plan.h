@@ -1,0 +1,44 @@
+// Engines, their configurations, and plans: what the library has for a graph on a device.
+#pragma once
+
+#include "graph.h"
+
+namespace stand_in {
+
+struct Engine : Made {
+    std::shared_ptr<const Graph> graph;
+    int64_t index;
+    int capability;
+    // For a device that is described rather than there.
+    bool is_described;
+};
+
+struct Knob : Made {
+    int type;
+    int64_t value;
+};
+
+// A configuration, and the plan that is made of it.
+struct Plan : Made {
+    std::shared_ptr<const Graph> graph;
+    int64_t workspace_bytes;
+    // Whether sums of memory are added up in an order that the shape alone says.
+    bool is_ordered;
+    // Compute capability of the devices that it is for.
+    int capability;
+    // Whether its code stays where it is: the device is described.
+    bool is_described;
+};
+
+std::shared_ptr<const Engine> engine_of(Descriptor &descriptor);
+std::shared_ptr<const Knob> knob_of(const Descriptor &descriptor);
+std::shared_ptr<const Plan> configuration_of(Descriptor &descriptor);
+std::shared_ptr<const Plan> plan_of(Descriptor &descriptor);
+
+// Tells the configurations that the library would choose, best first.
+void find_configurations(Descriptor &heuristics);
+
+// Engines of all graphs together, as the real library counts.
+const int64_t ENGINES = 22;
+
+}  // namespace stand_in
