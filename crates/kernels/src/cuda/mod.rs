@@ -22,6 +22,7 @@ mod layer_norm;
 mod listing;
 mod matmul;
 mod norm;
+mod norm_backward;
 mod positions;
 mod rms_norm;
 mod rotary;
