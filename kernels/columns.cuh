@@ -4,52 +4,45 @@
 #include "pack.cuh"
 #include "reduce.cuh"
 
-// A block sums COLUMN_PACKS packs of columns over `part_rows` rows, the blockIdx.y-th so many: few columns alone would
-// be few blocks. Its threads along y walk the rows, each every blockDim.y-th; their sums are then added pairwise. So the
-// order of a sum depends on the matrix's shape alone.
+// A block sums a warp's width of columns. Its threads along y walk the rows, each every blockDim.y-th; their sums are
+// added pairwise within a warp, then warp by warp. So the order of a sum depends on the matrix's shape alone.
 constexpr int COLUMN_PACKS = 4;
 constexpr int ROW_LANES_MAX = 128;
+static_assert(COLUMN_PACKS * PACK == WARP, "a warp has a lane for each of a block's columns");
+
+// Rows that a thread asks for before it adds the first.
+constexpr int ROWS_AHEAD = 4;
 
 // First column of this thread's pack.
 __device__ inline size_t column_pack() {
     return (size_t(blockIdx.x) * COLUMN_PACKS + threadIdx.x) * PACK;
 }
 
-// Threads whose threadIdx.y is 0 receive the sums over their part's rows of `term(wide, row)`, a pack; blockDim is
-// COLUMN_PACKS by a power of two, at least a warp. `wide`: whether this thread's packs of all rows are.
-template <typename Term> __device__ Pack column_sums(size_t rows, size_t part_rows, bool wide, Term term) {
-    const size_t start = blockIdx.y * part_rows, end = start + part_rows < rows ? start + part_rows : rows;
+__device__ inline int column_thread() { return threadIdx.y * COLUMN_PACKS + threadIdx.x; }
+
+// The lanes of the first warp receive the sums over rows `start` to `end`, each that of one column; other warps, nothing.
+// `term(wide, row)` is a thread's pack of a row; blockDim is COLUMN_PACKS by a power of two, at least a warp. `wide`:
+// whether this thread's packs of all rows are.
+template <typename Term> __device__ float column_sums(size_t start, size_t end, bool wide, Term term) {
     Pack sums = {};
     knowing(wide, [&](auto known_wide) {
         size_t row = start + threadIdx.y;
-        // Two rows are loaded before the first is added; a part has no more for a thread unless the matrix is long.
-        for (; row + blockDim.y < end; row += 2 * blockDim.y) {
-            const Pack terms = term(known_wide, row), next = term(known_wide, row + blockDim.y);
-            add(sums, terms);
-            add(sums, next);
+        for (; row + (ROWS_AHEAD - 1) * blockDim.y < end; row += ROWS_AHEAD * blockDim.y) {
+            Pack terms[ROWS_AHEAD];
+#pragma unroll
+            for (int i = 0; i < ROWS_AHEAD; i++) {
+                terms[i] = term(known_wide, row + i * blockDim.y);
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS_AHEAD; i++) {
+                add(sums, terms[i]);
+            }
         }
-        if (row < end) {
+#pragma unroll 1
+        for (; row < end; row += blockDim.y) {
             add(sums, term(known_wide, row));
         }
     });
-    SHARED(float, parts, ROW_LANES_MAX * COLUMN_PACKS * PACK);
-    const int stride = COLUMN_PACKS * PACK, own = threadIdx.y * stride + threadIdx.x;
-    // Element i of a pack lies i * COLUMN_PACKS on, so that neighbouring threads access neighbouring banks.
-#pragma unroll
-    for (int i = 0; i < PACK; i++) {
-        parts[own + i * COLUMN_PACKS] = sums.at[i];
-    }
-    // Down to the lanes of a warp, which exchange theirs.
-    for (int lanes = blockDim.y / 2; lanes >= WARP / COLUMN_PACKS; lanes /= 2) {
-        __syncthreads();
-        if (int(threadIdx.y) < lanes) {
-#pragma unroll
-            for (int i = 0; i < PACK; i++) {
-                sums.at[i] += parts[own + lanes * stride + i * COLUMN_PACKS];
-                parts[own + i * COLUMN_PACKS] = sums.at[i];
-            }
-        }
-    }
 #pragma unroll
     for (int distance = WARP / 2; distance >= COLUMN_PACKS; distance /= 2) {
 #pragma unroll
@@ -57,12 +50,28 @@ template <typename Term> __device__ Pack column_sums(size_t rows, size_t part_ro
             sums.at[i] += __shfl_down_sync(WHOLE_WARP, sums.at[i], distance);
         }
     }
-    return sums;
+    SHARED(float, of_warps, ROW_LANES_MAX * COLUMN_PACKS);
+    const int warp = column_thread() / WARP, lane = column_thread() % WARP;
+    if (lane < COLUMN_PACKS) {
+#pragma unroll
+        for (int i = 0; i < PACK; i++) {
+            of_warps[warp * WARP + lane * PACK + i] = sums.at[i];
+        }
+    }
+    __syncthreads();
+    float sum = 0.0f;
+    if (warp == 0) {
+        for (int other = 0; other < int(blockDim.y) * COLUMN_PACKS / WARP; other++) {
+            sum += of_warps[other * WARP + lane];
+        }
+    }
+    return sum;
 }
 
-// Stores a part's sums in `[parts, width]`.
-__device__ inline void store_part(float *parts, size_t first, size_t width, const Pack &sums) {
-    if (threadIdx.y == 0 && first < width) {
-        store(parts + blockIdx.y * width, first, width, sums);
+// Stores what `column_sums` gave, or adds it to what is there, in a row of `width` elements.
+template <typename G> __device__ void store_column_sums(G *out, size_t width, float sum, int accumulate) {
+    const size_t column = size_t(blockIdx.x) * WARP + column_thread();
+    if (column_thread() < WARP && column < width) {
+        out[column] = narrow<G>(accumulate ? sum + widen(out[column]) : sum);
     }
 }

@@ -1,6 +1,9 @@
 // Cross-entropy with its gradient in place of the logits.
 #include "softmax.cuh"
 
+// Packs that a thread asks for before it uses the first.
+constexpr int AHEAD = 4;
+
 // A block works on one token, in two passes over its logits. The gradient's factor lies in device memory; 1 without.
 template <typename T>
 __device__ void cross_entropy(float *losses, T *logits, const int *targets, size_t vocabulary,
@@ -18,19 +21,39 @@ __device__ void cross_entropy(float *losses, T *logits, const int *targets, size
         return;
     }
     const float logit = widen(own[target]);
-    // Its barriers part every thread's reading of the target's logit from the writing below.
-    const Exponentials found = exponentials(own, vocabulary);
     const float scale = factor_of_all == nullptr ? 1.0f : *factor_of_all;
-    const float factor = scale / found.sum;
-    for (size_t first = threadIdx.x * PACK; first < vocabulary; first += blockDim.x * PACK) {
-        Pack values = load(own, first, vocabulary);
+    Exponentials found;
+    knowing(are_wide(vocabulary, logits), [&](auto wide) {
+        constexpr bool WIDE = decltype(wide)();
+        const size_t stride = blockDim.x * PACK;
+        // Its barriers part every thread's reading of the target's logit from the writing below.
+        found = exponentials<AHEAD, WIDE>(own, vocabulary);
+        const float factor = scale / found.sum;
+        for (size_t first = threadIdx.x * PACK; first < vocabulary; first += AHEAD * stride) {
+            Held<T> asked[AHEAD];
 #pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            const float gradient = expf(values.at[i] - found.largest) * factor;
-            values.at[i] = first + i == size_t(target) ? gradient - scale : gradient;
+            for (int ahead = 0; ahead < AHEAD; ahead++) {
+                const size_t at = first + ahead * stride;
+                asked[ahead] = hold_if<WIDE>(at < vocabulary, own, at, vocabulary);
+            }
+#pragma unroll
+            for (int ahead = 0; ahead < AHEAD; ahead++) {
+                const size_t at = first + ahead * stride;
+                if (at < vocabulary) {
+                    Pack values = widen(asked[ahead]);
+#pragma unroll
+                    for (int i = 0; i < PACK; i++) {
+                        values.at[i] = expf(values.at[i] - found.largest) * factor;
+                    }
+                    store<WIDE>(own, at, vocabulary, values);
+                }
+            }
         }
-        store(own, first, vocabulary, values);
-    }
+        // By the thread that has written its pack: the order is the program's.
+        if (target / PACK % blockDim.x == threadIdx.x) {
+            own[target] = narrow<T>(expf(logit - found.largest) * factor - scale);
+        }
+    });
     if (threadIdx.x == 0) {
         losses[row] = logf(found.sum) - (logit - found.largest);
     }

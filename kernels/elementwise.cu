@@ -28,11 +28,14 @@ template <typename T> __device__ void add_bias(T *out, const T *bias, size_t wid
     }
 }
 
+// Parts of the bias's gradient: of `part_rows` rows, the blockIdx.y-th so many. Few columns alone would be few blocks.
 template <typename T>
 __device__ void bias_backward(float *parts, const T *dy, size_t rows, size_t part_rows, size_t width) {
-    const size_t first = column_pack();
+    const size_t first = column_pack(), start = blockIdx.y * part_rows;
+    const size_t end = start + part_rows < rows ? start + part_rows : rows;
     const auto term = [&](auto known_wide, size_t row) { return load<known_wide>(dy + row * width, first, width); };
-    store_part(parts, first, width, column_sums(rows, part_rows, first < width && are_wide(width, dy), term));
+    const float sum = column_sums(start, end, first < width && are_wide(width, dy), term);
+    store_column_sums(parts + blockIdx.y * width, width, sum, false);
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \

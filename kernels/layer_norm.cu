@@ -1,108 +1,82 @@
 // Layer normalisation (Ba, Kiros and Hinton 2016).
-#include "columns.cuh"
-#include "reduce.cuh"
+#include "norm_backward.cuh"
 
-// A block normalises one row, or a warp a narrow one. It is read three times, from the first-level cache but for the
-// first: the variance is summed after the mean is known, since of squares and squared sums little would be left where a
-// mean is large.
+// Rows as in `rms_norm`; what a thread does not hold is read three times. The variance is summed after the mean is known,
+// since of squares and squared sums little would be left where a mean is large.
 template <typename T>
 __device__ void layer_norm(T *y, float *means, float *rstds, const T *x, const T *weight, const T *bias, size_t rows,
                            size_t width, float eps) {
-    const size_t row = own_row();
-    if (row >= rows) {
-        return;
-    }
-    const T *own = x + row * width;
-    float sum = 0.0f, squares = 0.0f;
-    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
-        const Pack values = load(own, first, width);
+    const size_t row = own_row(), own = threadIdx.x * PACK, stride = blockDim.x * PACK;
+    const bool exists = row < rows;
+    // Threads of a warp stay together, whether or not they have a row.
+    const size_t start = exists ? row * width : 0, n = exists ? width : 0;
+    knowing(are_wide(width, y, x, weight, bias), [&](auto wide) {
+        constexpr bool WIDE = decltype(wide)();
+        const Held<T> held = hold_if<WIDE>(own < n, x + start, own, n);
+        const Held<T> weights = hold_if<WIDE>(own < n, weight, own, n);
+        const Held<T> biases = hold_if<WIDE>(own < n, bias, own, n);
+        float sum[1] = {}, squares[1] = {};
+        const auto add_values = [&](const Pack &values) {
 #pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            sum += values.at[i];
+            for (int i = 0; i < PACK; i++) {
+                sum[0] += values.at[i];
+            }
+        };
+        add_values(widen(held));
+#pragma unroll 2
+        for (size_t first = own + stride; first < n; first += stride) {
+            add_values(load<WIDE>(x + start, first, n));
         }
-    }
-    const float mean = row_sum(sum) / float(width);
-    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
-        const Pack values = load(own, first, width);
+        row_sums(sum, 0);
+        const float mean = sum[0] / float(width);
+        const auto add_squares = [&](size_t first, const Pack &values) {
 #pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            const float centred = first + i < width ? values.at[i] - mean : 0.0f;
-            squares += centred * centred;
+            for (int i = 0; i < PACK; i++) {
+                const float centred = WIDE || first + i < n ? values.at[i] - mean : 0.0f;
+                squares[0] += centred * centred;
+            }
+        };
+        if (own < n) {
+            add_squares(own, widen(held));
         }
-    }
-    const float rstd = 1.0f / sqrtf(row_sum(squares) / float(width) + eps);
-    if (means != nullptr && threadIdx.x == 0) {
-        means[row] = mean;
-    }
-    if (rstds != nullptr && threadIdx.x == 0) {
-        rstds[row] = rstd;
-    }
-    if (y == nullptr) {
-        return;
-    }
-    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
-        Pack values = load(own, first, width);
-        const Pack weights = load(weight, first, width), biases = load(bias, first, width);
+#pragma unroll 2
+        for (size_t first = own + stride; first < n; first += stride) {
+            add_squares(first, load<WIDE>(x + start, first, n));
+        }
+        row_sums(squares, 1);
+        const float rstd = 1.0f / sqrtf(squares[0] / float(width) + eps);
+        if (means != nullptr && threadIdx.x == 0 && exists) {
+            means[row] = mean;
+        }
+        if (rstds != nullptr && threadIdx.x == 0 && exists) {
+            rstds[row] = rstd;
+        }
+        if (y == nullptr) {
+            return;
+        }
+        const auto normalise = [&](size_t first, Pack values, const Pack &factors, const Pack &shifts) {
 #pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            values.at[i] = (values.at[i] - mean) * rstd * weights.at[i] + biases.at[i];
+            for (int i = 0; i < PACK; i++) {
+                values.at[i] = (values.at[i] - mean) * rstd * factors.at[i] + shifts.at[i];
+            }
+            store<WIDE>(y + start, first, n, values);
+        };
+        if (own < n) {
+            normalise(own, widen(held), widen(weights), widen(biases));
         }
-        store(y + row * width, first, width, values);
-    }
-}
-
-// Gradient of the input; rows as in `layer_norm`.
-template <typename T>
-__device__ void layer_norm_backward(T *dx, const T *dy, const T *x, const T *weight, const float *means,
-                                    const float *rstds, size_t rows, size_t width, int accumulate) {
-    const size_t row = own_row(), start = row * width;
-    if (row >= rows) {
-        return;
-    }
-    const float mean = means[row], rstd = rstds[row];
-    float sum = 0.0f, dot = 0.0f;
-    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
-        const Pack gradients = load(dy + start, first, width), values = load(x + start, first, width);
-        const Pack weights = load(weight, first, width);
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            const float weighted = gradients.at[i] * weights.at[i];
-            sum += weighted;
-            dot += weighted * (values.at[i] - mean);
+        for (size_t first = own + stride; first < n; first += stride) {
+            normalise(first, load<WIDE>(x + start, first, n), load<WIDE>(weight, first, n), load<WIDE>(bias, first, n));
         }
-    }
-    const float shift = row_sum(sum) / float(width);
-    const float slope = row_sum(dot) * rstd * rstd / float(width);
-    for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
-        Pack gradients = load(dy + start, first, width);
-        const Pack values = load(x + start, first, width), weights = load(weight, first, width);
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            const float weighted = gradients.at[i] * weights.at[i];
-            gradients.at[i] = (weighted - shift - (values.at[i] - mean) * slope) * rstd;
-        }
-        store_or_add(dx + start, first, width, gradients, accumulate);
-    }
-}
-
-// Parts of the weight's gradient; those of the bias are `bias_backward`'s in `elementwise.cu`.
-template <typename T>
-__device__ void layer_norm_dweight(float *parts, const T *dy, const T *x, const float *means, const float *rstds,
-                                   size_t rows, size_t part_rows, size_t width) {
-    const size_t first = column_pack();
-    const bool wide = first < width && are_wide(width, dy, x);
-    const Pack sums = column_sums(rows, part_rows, wide, [&](auto known_wide, size_t row) {
-        Pack terms = load<known_wide>(dy + row * width, first, width);
-        const Pack values = load<known_wide>(x + row * width, first, width);
-        const float mean = means[row], rstd = rstds[row];
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            terms.at[i] *= (values.at[i] - mean) * rstd;
-        }
-        return terms;
     });
-    store_part(parts, first, width, sums);
 }
+
+#define BACKWARD(T, form, name, threads, blocks)                                                                          \
+    extern "C" __global__ void __launch_bounds__(threads, blocks)                                                         \
+        layer_##form##_##name(T *dx, float *parts, const T *dy, const T *x, const T *weight, const float *mean,   \
+                              const float *rstd, size_t rows, size_t part_rows, size_t width, int accumulate) {   \
+        form<true>(NormBackward<T>{dx, parts, dy, x, weight, mean, rstd, rows, part_rows, width, accumulate});    \
+    }                                                                                                             \
+    EXPORT(layer_##form##_##name)
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void layer_norm_##name(T *y, float *mean, float *rstd, const T *x, const T *weight,  \
@@ -110,18 +84,9 @@ __device__ void layer_norm_dweight(float *parts, const T *dy, const T *x, const 
         layer_norm(y, mean, rstd, x, weight, bias, rows, width, eps);                                          \
     }                                                                                                          \
     EXPORT(layer_norm_##name);                                                                                 \
-    extern "C" __global__ void layer_norm_backward_##name(T *dx, const T *dy, const T *x, const T *weight,     \
-                                                          const float *mean, const float *rstd, size_t rows,   \
-                                                          size_t width, int accumulate) {                      \
-        layer_norm_backward(dx, dy, x, weight, mean, rstd, rows, width, accumulate);                           \
-    }                                                                                                          \
-    EXPORT(layer_norm_backward_##name);                                                                        \
-    extern "C" __global__ void __launch_bounds__(COLUMN_PACKS *ROW_LANES_MAX)                                  \
-        layer_norm_dweight_##name(float *parts, const T *dy, const T *x, const float *mean, const float *rstd, \
-                                  size_t rows, size_t part_rows, size_t width) {                               \
-        layer_norm_dweight(parts, dy, x, mean, rstd, rows, part_rows, width);                                  \
-    }                                                                                                          \
-    EXPORT(layer_norm_dweight_##name)
+    BACKWARD(T, norm_backward, name, ROW_THREADS_MAX, 1);                                                         \
+    BACKWARD(T, norm_backward_wide, name, HELD_THREADS_MAX, 1);                                                   \
+    BACKWARD(T, norm_backward_widest, name, ROW_THREADS_MAX, 1)
 
 OF_ONE_TYPE(float, f32);
 OF_ONE_TYPE(bf16, bf16);

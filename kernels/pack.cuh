@@ -81,10 +81,10 @@ __device__ Elements<T> load_elements(const T *x, size_t first, size_t n, T missi
     return elements;
 }
 
-// Writes elements `first` to `first + PACK` of `n`; those beyond the end are left out.
-template <typename T>
+// Writes elements `first` to `first + PACK` of `n`; those beyond the end are left out. `WIDE` as in `load_elements`.
+template <bool WIDE = false, typename T>
 __device__ void store_elements(T *x, size_t first, size_t n, const Elements<T> &elements) {
-    if (is_wide(x, first, n)) {
+    if (WIDE || is_wide(x, first, n)) {
         require_alignment(x + first, alignof(Elements<T>));
         copy_wide(x + first, elements.at);
     } else {
@@ -97,10 +97,7 @@ __device__ void store_elements(T *x, size_t first, size_t n, const Elements<T> &
     }
 }
 
-// Elements widened; those beyond the end count as `missing`, which the type must hold.
-template <bool WIDE = false, typename T>
-__device__ Pack load(const T *x, size_t first, size_t n, float missing = 0.0f) {
-    const Elements<T> elements = load_elements<WIDE>(x, first, n, narrow<T>(missing));
+template <typename T> __device__ Pack widen(const Elements<T> &elements) {
     Pack pack;
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
@@ -109,22 +106,78 @@ __device__ Pack load(const T *x, size_t first, size_t n, float missing = 0.0f) {
     return pack;
 }
 
+// Elements widened; those beyond the end count as `missing`, which the type must hold.
+template <bool WIDE = false, typename T>
+__device__ Pack load(const T *x, size_t first, size_t n, float missing = 0.0f) {
+    return widen(load_elements<WIDE>(x, first, n, narrow<T>(missing)));
+}
+
+// Eight elements that wait to be used, in words: elements of 16 bits would take a register each.
+template <typename T> struct Held {
+    static constexpr int WORDS = sizeof(T) * PACK / sizeof(uint4);
+    uint4 words[WORDS];
+};
+
+// A pack, if it exists; zero where it does not, and beyond the end.
+template <bool WIDE, typename T> __device__ Held<T> hold_if(bool exists, const T *x, size_t first, size_t n) {
+    Held<T> held = {};
+    if (exists && (WIDE || is_wide(x, first, n))) {
+        require_alignment(x + first, alignof(uint4));
+#pragma unroll
+        for (int i = 0; i < Held<T>::WORDS; i++) {
+            held.words[i] = reinterpret_cast<const uint4 *>(x + first)[i];
+        }
+    } else if (exists) {
+        const Elements<T> elements = load_elements(x, first, n, narrow<T>(0.0f));
+#pragma unroll
+        for (int i = 0; i < Held<T>::WORDS; i++) {
+            held.words[i] = reinterpret_cast<const uint4 *>(elements.at)[i];
+        }
+    }
+    return held;
+}
+
+__device__ inline Pack widen(const Held<float> &held) {
+    Pack pack;
+#pragma unroll
+    for (int i = 0; i < Held<float>::WORDS; i++) {
+        const uint4 words = held.words[i];
+        pack.at[4 * i] = __uint_as_float(words.x);
+        pack.at[4 * i + 1] = __uint_as_float(words.y);
+        pack.at[4 * i + 2] = __uint_as_float(words.z);
+        pack.at[4 * i + 3] = __uint_as_float(words.w);
+    }
+    return pack;
+}
+
+// A bf16 is the upper half of the f32.
+__device__ inline Pack widen(const Held<bf16> &held) {
+    const uint32_t words[PACK / 2] = {held.words[0].x, held.words[0].y, held.words[0].z, held.words[0].w};
+    Pack pack;
+#pragma unroll
+    for (int i = 0; i < PACK / 2; i++) {
+        pack.at[2 * i] = __uint_as_float(words[i] << 16);
+        pack.at[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+    return pack;
+}
+
 // Elements rounded from a pack.
-template <typename T>
+template <bool WIDE = false, typename T>
 __device__ void store(T *x, size_t first, size_t n, const Pack &pack) {
     Elements<T> elements;
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
         elements.at[i] = narrow<T>(pack.at[i]);
     }
-    store_elements(x, first, n, elements);
+    store_elements<WIDE>(x, first, n, elements);
 }
 
 // Stores a pack, or adds it to what is there: rounded once either way.
-template <typename T>
+template <bool WIDE = false, typename T>
 __device__ void store_or_add(T *x, size_t first, size_t n, Pack pack, int accumulate) {
     if (accumulate) {
-        add(pack, load(x, first, n));
+        add(pack, load<WIDE>(x, first, n));
     }
-    store(x, first, n, pack);
+    store<WIDE>(x, first, n, pack);
 }

@@ -45,10 +45,49 @@ template <typename T, typename Combine> __device__ T block_reduce(T x, T neutral
 
 template <typename T> __device__ T block_sum(T x) { return block_reduce(x, T(0), Sum()); }
 
-// The row that this thread works on, where a block has blockDim.y: one, or as many narrow ones as it has warps.
+// The row that this thread works on. Threads along x share a row: a block's, or lanes of a warp, a power of two of them,
+// where rows are narrow; then a block has as many rows as threads along y.
 __device__ inline size_t own_row() { return size_t(blockIdx.x) * blockDim.y + threadIdx.y; }
 
-// Every thread of a row receives the sum.
-template <typename T> __device__ T row_sum(T x) { return blockDim.y == 1 ? block_sum(x) : warp_reduce(x, Sum()); }
+// Every lane of a row, or of the warp where a row has more, receives the same sum.
+template <typename T> __device__ T lanes_sum(T x) {
+#pragma unroll
+    for (unsigned distance = WARP / 2; distance > 0; distance /= 2) {
+        if (distance < blockDim.x) {
+            x += __shfl_xor_sync(WHOLE_WARP, x, distance);
+        }
+    }
+    return x;
+}
+
+// Every thread of a row receives its `COUNT` sums. All threads of the block take part, with rows or without, and pass 0
+// and 1 as `turn` in turns: then a barrier is enough, since whoever still reads the parts of one turn has not come to
+// the barrier of the next.
+template <int COUNT> __device__ void row_sums(float (&sums)[COUNT], int turn) {
+    SHARED(float, parts, 2 * COUNT * WARPS_MAX);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        sums[i] = lanes_sum(sums[i]);
+    }
+    if (blockDim.x <= WARP) {
+        return;
+    }
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, place = turn * COUNT * WARPS_MAX;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        if (lane == 0) {
+            parts[place + i * WARPS_MAX + warp] = sums[i];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        float part = 0.0f;
+        if (lane < int(blockDim.x) / WARP) {
+            part = parts[place + i * WARPS_MAX + lane];
+        }
+        sums[i] = warp_reduce(part, Sum());
+    }
+}
 
 __device__ inline float block_largest(float x) { return block_reduce(x, -FLT_MAX, Largest()); }

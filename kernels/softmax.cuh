@@ -10,23 +10,47 @@ struct Exponentials {
     float sum;
 };
 
-// Of `n` elements, by all threads of a block; every thread receives the result.
-template <typename T> __device__ Exponentials exponentials(const T *x, size_t n) {
-    // Not infinity, whose difference from itself is no number: a thread without elements has this and no sum.
-    float largest = -FLT_MAX, sum = 0.0f;
-    for (size_t first = threadIdx.x * PACK; first < n; first += blockDim.x * PACK) {
-        const Pack values = load(x, first, n, -INFINITY);
-        const float before = largest;
+// Takes COUNT packs more of `n` elements, the first at `first`, `stride` apart.
+template <int COUNT, bool WIDE, typename T>
+__device__ void take(Exponentials &taken, const T *x, size_t first, size_t stride, size_t n) {
+    Pack values[COUNT];
+#pragma unroll
+    for (int ahead = 0; ahead < COUNT; ahead++) {
+        values[ahead] = load<WIDE>(x, first + ahead * stride, n, -INFINITY);
+    }
+    const float before = taken.largest;
+#pragma unroll
+    for (int ahead = 0; ahead < COUNT; ahead++) {
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
-            largest = fmaxf(largest, values.at[i]);
-        }
-        sum *= expf(before - largest);
-#pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            sum += expf(values.at[i] - largest);
+            taken.largest = fmaxf(taken.largest, values[ahead].at[i]);
         }
     }
-    const float of_block = block_largest(largest);
-    return {of_block, block_sum(sum * expf(largest - of_block))};
+    taken.sum *= expf(before - taken.largest);
+#pragma unroll
+    for (int ahead = 0; ahead < COUNT; ahead++) {
+#pragma unroll
+        for (int i = 0; i < PACK; i++) {
+            taken.sum += expf(values[ahead].at[i] - taken.largest);
+        }
+    }
+}
+
+// Of `n` elements, by all threads of a block; every thread receives the result. A thread asks for AHEAD packs before it
+// uses the first; `WIDE` where the caller knows that all packs are.
+template <int AHEAD = 1, bool WIDE = false, typename T> __device__ Exponentials exponentials(const T *x, size_t n) {
+    // Not infinity, whose difference from itself is no number: a thread without elements has this and no sum.
+    Exponentials taken = {-FLT_MAX, 0.0f};
+    const size_t stride = blockDim.x * PACK;
+    size_t first = threadIdx.x * PACK;
+    if constexpr (AHEAD > 1) {
+        for (; first + (AHEAD - 1) * stride < n; first += AHEAD * stride) {
+            take<AHEAD, WIDE>(taken, x, first, stride, n);
+        }
+    }
+    for (; first < n; first += stride) {
+        take<1, WIDE>(taken, x, first, stride, n);
+    }
+    const float of_block = block_largest(taken.largest);
+    return {of_block, block_sum(taken.sum * expf(taken.largest - of_block))};
 }

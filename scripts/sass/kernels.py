@@ -14,8 +14,9 @@ def flash(width, rows):
     return Launch(128, rows * (width // 8 + 1) * 16)
 
 
-# Rows of 4,096 elements and more, columns of matrices of 128 rows and more, and flat tensors: `extent.rs`.
-ROWS, COLUMNS, FLAT = Launch(512), Launch(4 * 128), Launch(256)
+# Rows of 4,096 elements and more, columns of matrices of 128 rows and more, and flat tensors: `extent.rs`. Rows of 8,192
+# elements in the backward pass of norms: `norm_backward.rs`.
+ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Launch(256)
 
 # By source file.
 HOT = {
@@ -29,9 +30,9 @@ HOT = {
         "flash_row_sums_bf16": Launch(4 * 32),
     },
     "attention": {"attention_softmax_bf16": ROWS, "attention_softmax_backward_bf16": ROWS},
-    "rms_norm": {"rms_norm_bf16": ROWS, "rms_norm_backward_bf16": ROWS, "rms_norm_dweight_bf16": COLUMNS},
-    "layer_norm": {"layer_norm_bf16": ROWS, "layer_norm_backward_bf16": ROWS, "layer_norm_dweight_bf16": COLUMNS},
-    "columns": {"add_parts_f32": FLAT},
+    "rms_norm": {"rms_norm_bf16": ROWS, "rms_norm_backward_bf16": ROWS, "rms_norm_backward_wide_bf16": WIDE_ROWS},
+    "layer_norm": {"layer_norm_bf16": ROWS, "layer_norm_backward_bf16": ROWS},
+    "columns": {"add_parts_f32": COLUMNS},
     "elementwise": {"add_bias_bf16": ROWS, "bias_backward_bf16": COLUMNS},
     "swiglu": {"swiglu_bf16": FLAT, "swiglu_backward_bf16": FLAT},
     "rotary": {"rotary_bf16": ROWS},

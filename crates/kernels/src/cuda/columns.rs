@@ -5,70 +5,78 @@ use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
 use crate::{Init, KernelError};
 use memory::{DType, Out};
 
-/// Rows of a part, at least, and parts at most: enough blocks for every multiprocessor, however narrow the matrix.
-const PART_ROWS_MIN: usize = 256;
-const PARTS_MAX: usize = 256;
+/// How the rows of a matrix are parted.
+pub(super) struct Parting {
+    /// Rows of a part, at least.
+    pub(super) rows_min: usize,
+    /// The rows of a part are a multiple of this.
+    pub(super) rows_multiple: usize,
+    /// Parts, at most.
+    pub(super) parts_max: usize,
+}
 
-/// A matrix whose rows are summed.
-pub(super) struct Columns {
+/// Parts of the rows of a matrix, and where their sums go: into matrices of a row a part, in the workspace of the products.
+pub(super) struct Parts {
     rows: usize,
     width: usize,
     part_rows: usize,
 }
 
-impl Columns {
-    /// How a matrix is parted: by its shape, and by how many parts fit the workspace.
+impl Parts {
+    /// Parts by the matrix's shape, and by how many fit the workspace where each has `sums` rows of sums.
     pub(super) fn new<D: Driver>(
         cuda: &Cuda<D>,
         operation: &'static str,
-        rows: usize,
-        width: usize,
-    ) -> Result<Columns, KernelError> {
-        let room = cuda.workspace.bytes() as usize / size_of::<f32>();
+        [rows, width]: [usize; 2],
+        sums: usize,
+        parting: Parting,
+    ) -> Result<Parts, KernelError> {
+        let room = cuda.workspace.bytes() as usize / size_of::<f32>() / sums;
         if width > room {
             let message = format!("{width} columns are more than the {room} that can be summed");
             return Err(KernelError::too_large(operation, message));
         }
-        let parts = PARTS_MAX.min(room / width.max(1));
-        Ok(Columns {
+        let parts = parting.parts_max.min(room / width.max(1));
+        let part_rows = rows.div_ceil(parts).max(parting.rows_min);
+        Ok(Parts {
             rows,
             width,
-            part_rows: rows.div_ceil(parts).max(PART_ROWS_MIN),
+            part_rows: part_rows.next_multiple_of(parting.rows_multiple),
         })
     }
 
-    fn parts(&self) -> usize {
-        self.rows.div_ceil(self.part_rows).max(1)
+    pub(super) fn count(&self) -> usize {
+        self.rows.div_ceil(self.part_rows)
     }
 
-    /// Where the parts go: the first argument of the kernel that makes them.
-    pub(super) fn place<D: Driver>(cuda: &Cuda<D>) -> Argument {
-        (&cuda.workspace.view()).into()
+    /// Rows of every part but the last.
+    pub(super) fn rows(&self) -> usize {
+        self.part_rows
     }
 
-    /// The last arguments of the kernel that makes the parts.
-    pub(super) fn sizes(&self) -> [Argument; 3] {
-        [self.rows.into(), self.part_rows.into(), self.width.into()]
+    /// Where the parts of a sum go: the first one's, or of another, which follows it.
+    pub(super) fn place<D: Driver>(&self, cuda: &Cuda<D>, sum: usize) -> Argument {
+        let elements = self.count() * self.width;
+        let place = sum * elements..(sum + 1) * elements;
+        (&cuda.workspace.view().rows(place)).into()
     }
 
-    /// Makes the parts by `kernel`, and sets or adds their sum.
-    pub(super) fn sum<D: Driver>(
+    /// Sets `out`, or adds to it, the parts of a sum.
+    pub(super) fn add<D: Driver>(
         &self,
         cuda: &Cuda<D>,
-        kernel: Kernel,
-        arguments: &[Argument],
+        sum: usize,
         (out, init): (Out, Init),
     ) -> Result<(), KernelError> {
-        let extent = Extent::columns(self.part_rows.min(self.rows), self.width, self.parts());
-        cuda.launch(kernel, extent, arguments)?;
         let arguments = [
             (&out).into(),
-            Columns::place(cuda),
-            self.parts().into(),
+            self.place(cuda, sum),
+            self.count().into(),
             self.width.into(),
             accumulates(&init),
         ];
         let kernel = kernel!("columns", "add_parts", out.dtype());
-        cuda.launch(kernel, Extent::flat(self.width), &arguments)
+        let extent = Extent::columns(self.count(), self.width, 1);
+        cuda.launch(kernel, extent, &arguments)
     }
 }

@@ -1,6 +1,6 @@
 //! Fill, copy, bias.
 
-use super::columns::Columns;
+use super::columns::{Parting, Parts};
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
@@ -37,13 +37,34 @@ pub(super) fn add_bias<D: Driver>(
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)
 }
 
+/// Rows of a part, at least: some for each thread of a block. There are enough parts for every multiprocessor, and no more
+/// parts of few columns than are added quickly.
+const PART_ROWS_MIN: usize = 256;
+const BLOCKS_MIN: usize = 1024;
+const PARTS_MAX: usize = 256;
+
 pub(super) fn bias_backward<D: Driver>(
     cuda: &Cuda<D>,
     BiasBackward { out, dy, init }: BiasBackward,
 ) -> Result<(), KernelError> {
-    let columns = Columns::new(cuda, "bias_backward", dy.dims()[0], dy.dims()[1])?;
-    let [rows, part_rows, width] = columns.sizes();
-    let arguments = [Columns::place(cuda), (&dy).into(), rows, part_rows, width];
+    let (rows, width) = (dy.dims()[0], dy.dims()[1]);
+    let parting = Parting {
+        rows_min: PART_ROWS_MIN,
+        rows_multiple: 1,
+        parts_max: BLOCKS_MIN
+            .div_ceil(Extent::column_blocks(width).max(1))
+            .min(PARTS_MAX),
+    };
+    let parts = Parts::new(cuda, "bias_backward", [rows, width], 1, parting)?;
+    let arguments = [
+        parts.place(cuda, 0),
+        (&dy).into(),
+        rows.into(),
+        parts.rows().into(),
+        width.into(),
+    ];
     let kernel = kernel!("elementwise", "bias_backward", dy.dtype());
-    columns.sum(cuda, kernel, &arguments, (out, init))
+    let extent = Extent::columns(parts.rows().min(rows), width, parts.count());
+    cuda.launch(kernel, extent, &arguments)?;
+    parts.add(cuda, 0, (out, init))
 }

@@ -13,6 +13,9 @@ const FLAT_THREADS: usize = 256;
 /// Most threads of a block that works on a row.
 const ROW_THREADS_MAX: usize = 512;
 
+/// Threads of a block whose rows are narrow: as in `norm_backward.cuh`.
+const NARROW_THREADS: usize = 256;
+
 /// Packs of columns that a block sums, and most threads that share their rows: as in `columns.cuh`.
 const COLUMN_PACKS: usize = 4;
 const ROW_LANES_MAX: usize = 128;
@@ -48,24 +51,34 @@ impl Extent {
         }
     }
 
-    /// A row a block, or several a block where they are narrow, a warp each.
+    /// A row a block, or several a block where they are narrow: a pack a lane, a power of two of lanes a row.
     pub(super) fn narrow_rows(rows: usize, width: usize) -> Extent {
-        const WARPS: usize = 8;
         if width > WARP * PACK {
             return Extent::rows(rows, width);
         }
+        Extent::lanes(rows, width.div_ceil(PACK).next_power_of_two())
+    }
+
+    /// So many lanes of a warp, a power of two, for each of `rows` rows.
+    pub(super) fn lanes(rows: usize, lanes: usize) -> Extent {
+        let at_a_time = NARROW_THREADS / lanes;
         Extent {
-            grid: [rows.div_ceil(WARPS), 1, 1],
-            block: [WARP, WARPS, 1],
+            grid: [rows.div_ceil(at_a_time), 1, 1],
+            block: [lanes, at_a_time, 1],
             shared_bytes: 0,
         }
+    }
+
+    /// Blocks that share the columns of `Extent::columns`.
+    pub(super) fn column_blocks(width: usize) -> usize {
+        width.div_ceil(COLUMN_PACKS * PACK)
     }
 
     /// Sums over `rows` rows at a time, in so many parts, for `column_sums` of `columns.cuh`.
     pub(super) fn columns(rows: usize, width: usize, parts: usize) -> Extent {
         let lanes = rows.next_power_of_two();
         Extent {
-            grid: [width.div_ceil(COLUMN_PACKS * PACK), parts, 1],
+            grid: [Extent::column_blocks(width), parts, 1],
             block: [
                 COLUMN_PACKS,
                 lanes.clamp(WARP / COLUMN_PACKS, ROW_LANES_MAX),
@@ -113,7 +126,14 @@ mod tests {
 
     #[test]
     fn extents_cover_their_tensors_with_whole_warps() {
-        for (rows, width) in [(1, 1), (1, 48), (3, 20_000), (400, 131), (3000, 20)] {
+        for (rows, width) in [
+            (1, 1),
+            (1, 48),
+            (3, 20_000),
+            (400, 131),
+            (3000, 20),
+            (70, 128),
+        ] {
             let by_columns = Extent::rows_by_columns(rows, width, 256);
             assert!(by_columns.grid[1] * 256 * PACK >= width);
             let columns = Extent::columns(rows, width, 1);
@@ -123,6 +143,7 @@ mod tests {
             assert!(flat.grid[0] * flat.block[0] * PACK >= rows * width);
             let [whole, narrow] = [Extent::rows(rows, width), Extent::narrow_rows(rows, width)];
             assert!(narrow.grid[0] * narrow.block[1] >= rows);
+            assert!(narrow.block[0].is_power_of_two() || narrow.block[1] == 1);
             for extent in [columns, flat, whole, narrow, by_columns] {
                 let threads: usize = extent.block.iter().product();
                 assert!(

@@ -1,11 +1,11 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016).
 
-use super::columns::Columns;
 use super::extent::Extent;
-use super::{Argument, Cuda, Driver, Kernel, accumulates, elementwise, kernel, no_kernel};
-use crate::operation::{BiasBackward, LayerNorm, LayerNormBackward};
-use crate::{Init, KernelError};
-use memory::{DType, In, Out};
+use super::norm_backward::{Kernels, NormBackward, norm_backward};
+use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::KernelError;
+use crate::operation::{LayerNorm, LayerNormBackward};
+use memory::DType;
 
 pub(super) fn layer_norm<D: Driver>(
     cuda: &Cuda<D>,
@@ -36,7 +36,6 @@ pub(super) fn layer_norm<D: Driver>(
     cuda.launch(kernel, Extent::narrow_rows(rows, width), &arguments)
 }
 
-/// The three gradients, each from its own pass over `dy`.
 pub(super) fn layer_norm_backward<D: Driver>(
     cuda: &Cuda<D>,
     operation: LayerNormBackward,
@@ -54,46 +53,20 @@ pub(super) fn layer_norm_backward<D: Driver>(
         mean,
         rstd,
     } = operation;
-    weight_gradient(cuda, (dweight, dweight_init), [&dy, &x, &mean, &rstd])?;
-    let of_bias = BiasBackward {
-        out: dbias,
+    let dtype = x.dtype();
+    let of = NormBackward {
+        operation: "layer_norm_backward",
+        kernels: Kernels {
+            narrow: kernel!("layer_norm", "layer_norm_backward", dtype),
+            wide: kernel!("layer_norm", "layer_norm_backward_wide", dtype),
+            widest: kernel!("layer_norm", "layer_norm_backward_widest", dtype),
+        },
+        dx: (dx, dx_init),
+        gradients: [(dweight, dweight_init), (dbias, dbias_init)],
         dy,
-        init: dbias_init,
+        x,
+        weight,
+        statistics: &[mean, rstd],
     };
-    elementwise::bias_backward(cuda, of_bias)?;
-    let kernel = kernel!("layer_norm", "layer_norm_backward", x.dtype());
-    let (rows, width) = (x.dims()[0], x.dims()[1]);
-    let arguments = [
-        (&dx).into(),
-        (&dy).into(),
-        (&x).into(),
-        (&weight).into(),
-        (&mean).into(),
-        (&rstd).into(),
-        rows.into(),
-        width.into(),
-        accumulates(&dx_init),
-    ];
-    cuda.launch(kernel, Extent::narrow_rows(rows, width), &arguments)
-}
-
-fn weight_gradient<D: Driver>(
-    cuda: &Cuda<D>,
-    dweight: (Out, Init),
-    [dy, x, mean, rstd]: [&In; 4],
-) -> Result<(), KernelError> {
-    let columns = Columns::new(cuda, "layer_norm_backward", x.dims()[0], x.dims()[1])?;
-    let [rows, part_rows, width] = columns.sizes();
-    let arguments = [
-        Columns::place(cuda),
-        dy.into(),
-        x.into(),
-        mean.into(),
-        rstd.into(),
-        rows,
-        part_rows,
-        width,
-    ];
-    let kernel = kernel!("layer_norm", "layer_norm_dweight", x.dtype());
-    columns.sum(cuda, kernel, &arguments, dweight)
+    norm_backward(cuda, of)
 }

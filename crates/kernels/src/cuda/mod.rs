@@ -23,6 +23,7 @@ mod layer_norm;
 mod listing;
 mod matmul;
 mod norm;
+mod norm_backward;
 mod positions;
 mod rms_norm;
 mod rotary;

@@ -6,6 +6,8 @@ use crate::KernelError;
 use crate::operation::{NormAndClip, NormGrains, Sum};
 use memory::DType;
 
+const WARP: usize = 32;
+
 /// Threads of the block that sums losses.
 const SUM_THREADS: usize = 512;
 
@@ -31,8 +33,8 @@ pub(super) fn norm_grains<D: Driver>(
     cuda: &Cuda<D>,
     NormGrains { grains, x }: NormGrains,
 ) -> Result<(), KernelError> {
-    // A warp a grain: as rows that are narrow enough for one.
-    let extent = Extent::narrow_rows(grains.elements(), 1);
+    // A warp a grain.
+    let extent = Extent::lanes(grains.elements(), WARP);
     let kernel = kernel!("norm", "norm_grains", x.dtype());
     let arguments = [(&grains).into(), (&x).into(), x.elements().into()];
     cuda.launch(kernel, extent, &arguments)

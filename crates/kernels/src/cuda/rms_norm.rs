@@ -1,11 +1,11 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
-use super::columns::Columns;
 use super::extent::Extent;
-use super::{Argument, Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
+use super::norm_backward::{Kernels, NormBackward, norm_backward};
+use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::KernelError;
 use crate::operation::{RmsNorm, RmsNormBackward};
-use crate::{Init, KernelError};
-use memory::{DType, In, Out};
+use memory::DType;
 
 pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, operation: RmsNorm) -> Result<(), KernelError> {
     let RmsNorm {
@@ -29,7 +29,6 @@ pub(super) fn rms_norm<D: Driver>(cuda: &Cuda<D>, operation: RmsNorm) -> Result<
     cuda.launch(kernel, Extent::narrow_rows(rows, width), &arguments)
 }
 
-/// Both gradients, each from its own pass over `dy` and `x`.
 pub(super) fn rms_norm_backward<D: Driver>(
     cuda: &Cuda<D>,
     operation: RmsNormBackward,
@@ -44,38 +43,20 @@ pub(super) fn rms_norm_backward<D: Driver>(
         weight,
         rstd,
     } = operation;
-    let (rows, width) = (x.dims()[0], x.dims()[1]);
-    weight_gradient(cuda, (dweight, dweight_init), [&dy, &x, &rstd])?;
-    let kernel = kernel!("rms_norm", "rms_norm_backward", x.dtype());
-    let arguments = [
-        (&dx).into(),
-        (&dy).into(),
-        (&x).into(),
-        (&weight).into(),
-        (&rstd).into(),
-        rows.into(),
-        width.into(),
-        accumulates(&dx_init),
-    ];
-    cuda.launch(kernel, Extent::narrow_rows(rows, width), &arguments)
-}
-
-fn weight_gradient<D: Driver>(
-    cuda: &Cuda<D>,
-    dweight: (Out, Init),
-    [dy, x, rstd]: [&In; 3],
-) -> Result<(), KernelError> {
-    let columns = Columns::new(cuda, "rms_norm_backward", x.dims()[0], x.dims()[1])?;
-    let [rows, part_rows, width] = columns.sizes();
-    let arguments = [
-        Columns::place(cuda),
-        dy.into(),
-        x.into(),
-        rstd.into(),
-        rows,
-        part_rows,
-        width,
-    ];
-    let kernel = kernel!("rms_norm", "rms_norm_dweight", x.dtype());
-    columns.sum(cuda, kernel, &arguments, dweight)
+    let dtype = x.dtype();
+    let of = NormBackward {
+        operation: "rms_norm_backward",
+        kernels: Kernels {
+            narrow: kernel!("rms_norm", "rms_norm_backward", dtype),
+            wide: kernel!("rms_norm", "rms_norm_backward_wide", dtype),
+            widest: kernel!("rms_norm", "rms_norm_backward_widest", dtype),
+        },
+        dx: (dx, dx_init),
+        gradients: [(dweight, dweight_init)],
+        dy,
+        x,
+        weight,
+        statistics: &[rstd],
+    };
+    norm_backward(cuda, of)
 }

@@ -15,6 +15,8 @@ pub struct Device {
     pub name: String,
     pub memory: Memory,
     pub kernels: Box<dyn Kernels>,
+    /// Elements by which every tensor is off an aligned address.
+    pub shift: usize,
 }
 
 /// A name for `CONFORMANCE_DEVICES`, and how to open what it names; none where the machine or the build has no such.
@@ -71,6 +73,7 @@ fn on_host(name: &str, dtype: DType, kernels: impl Fn(&Memory) -> Box<dyn Kernel
         name,
         memory,
         kernels,
+        shift: 0,
     }
 }
 
@@ -88,6 +91,7 @@ pub fn gpu(dtype: DType) -> Option<Device> {
         name,
         memory,
         kernels,
+        shift: 0,
     })
 }
 
@@ -106,6 +110,7 @@ pub fn planning(dtype: DType) -> Vec<Device> {
             name,
             memory,
             kernels,
+            shift: 0,
         }
     };
     [Target::Cpu, Target::Cuda].map(device).into()
@@ -115,6 +120,7 @@ pub fn planning(dtype: DType) -> Vec<Device> {
 pub struct Tensor {
     buffer: Buffer,
     dims: Dims,
+    shift: usize,
 }
 
 /// Elements on either side of a tensor: of any type, they keep the alignment of a lease.
@@ -122,12 +128,13 @@ const GUARD: usize = 256;
 
 impl Tensor {
     fn range(&self) -> Range<usize> {
-        GUARD..GUARD + self.dims.elements()
+        let start = GUARD + self.shift;
+        start..start + self.dims.elements()
     }
 
     fn guards(&self) -> [Range<usize>; 2] {
-        let end = self.range().end;
-        [0..GUARD, end..end + GUARD]
+        let Range { start, end } = self.range();
+        [start - GUARD..start, end..end + GUARD]
     }
 
     pub fn view(&self) -> In<'_> {
@@ -144,12 +151,17 @@ impl Device {
     /// A tensor with unspecified contents.
     pub fn room(&self, dtype: DType, dims: impl Into<Dims>) -> Tensor {
         let dims = dims.into();
-        let elements = dims.elements() + 2 * GUARD;
+        let elements = dims.elements() + 2 * GUARD + self.shift;
         let buffer = self
             .memory
             .lease(Category::Temporary, "tensor", [elements], dtype)
             .unwrap();
-        let mut tensor = Tensor { buffer, dims };
+        let shift = self.shift;
+        let mut tensor = Tensor {
+            buffer,
+            dims,
+            shift,
+        };
         for guard in tensor.guards() {
             let bytes = vec![0xff; GUARD * dtype.size_in_bytes()];
             self.kernels

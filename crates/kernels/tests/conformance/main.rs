@@ -6,6 +6,7 @@
 
 mod adamw;
 mod adamw_bits;
+mod alignment;
 mod attention;
 mod cached_attention;
 mod case;

@@ -31,6 +31,7 @@ fn products_count_in_the_phase_that_asks_for_them() {
         name: "meta".into(),
         memory,
         kernels: Box::new(kernels),
+        shift: 0,
     };
     let product = Product {
         sizes: [37, 48, 131],

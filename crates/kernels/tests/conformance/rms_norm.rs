@@ -147,6 +147,10 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (150, 288),
         (400, 131),
         (1700, 128),
+        (37, 1001),
+        (18, 5120),
+        (3, 5001),
+        (18, 8200),
         (3, 20_000),
     ];
     for (index, (tokens, hidden)) in sizes.into_iter().enumerate() {

@@ -1,0 +1,90 @@
+//! The backward pass of RMS and of layer normalisation: one pass over the rows makes the input's gradient, and parts of
+//! the weight's and the bias's.
+
+use super::columns::{Parting, Parts};
+use super::extent::Extent;
+use super::{Argument, Cuda, Driver, Kernel, accumulates};
+use crate::{Init, KernelError};
+use memory::{In, Out};
+
+/// Rows of a block, at least, and blocks at most: what a part costs to write and to add is little beside its rows then,
+/// and there are blocks for every multiprocessor.
+const PART_ROWS_MIN: usize = 16;
+const PARTS_MAX: usize = 1024;
+
+/// Rows that lanes of a warp share are worked on several at a time: how often a block does so, at least.
+const TURNS_MIN: usize = 4;
+
+/// Packs of a wide row that a thread holds, and widths from which on a thread holds none: as in `norm_backward.cuh`.
+const HELD: usize = 4;
+const HELD_THREADS_MAX: usize = 256;
+const HELD_WIDTH_MAX: usize = PACK * HELD * HELD_THREADS_MAX;
+
+/// Widest row whose threads hold a pack each.
+const WIDTH_MAX: usize = PACK * 512;
+
+const PACK: usize = 8;
+const WARP: usize = 32;
+
+/// Kernels for rows of a pack a thread, of some, and of any number.
+pub(super) struct Kernels {
+    pub(super) narrow: Kernel,
+    pub(super) wide: Kernel,
+    pub(super) widest: Kernel,
+}
+
+/// What the rows are, and what is made of them. `gradients` are the weight's and, where there is one, the bias's.
+pub(super) struct NormBackward<'a, const GRADIENTS: usize> {
+    pub(super) operation: &'static str,
+    pub(super) kernels: Kernels,
+    pub(super) dx: (Out<'a>, Init<'a>),
+    pub(super) gradients: [(Out<'a>, Init<'a>); GRADIENTS],
+    pub(super) dy: In<'a>,
+    pub(super) x: In<'a>,
+    pub(super) weight: In<'a>,
+    /// By rows, in the order of the kernel's parameters.
+    pub(super) statistics: &'a [In<'a>],
+}
+
+pub(super) fn norm_backward<D: Driver, const GRADIENTS: usize>(
+    cuda: &Cuda<D>,
+    of: NormBackward<GRADIENTS>,
+) -> Result<(), KernelError> {
+    let (rows, width) = (of.x.dims()[0], of.x.dims()[1]);
+    let (kernel, block) = of.kernels.for_rows_of(width);
+    let parting = Parting {
+        rows_min: PART_ROWS_MIN.max(TURNS_MIN * block[1]),
+        rows_multiple: block[1],
+        parts_max: PARTS_MAX,
+    };
+    let parts = Parts::new(cuda, of.operation, [rows, width], GRADIENTS, parting)?;
+    let extent = Extent {
+        grid: [parts.count(), 1, 1],
+        block,
+        shared_bytes: 0,
+    };
+    let mut arguments = vec![(&of.dx.0).into(), parts.place(cuda, 0)];
+    arguments.extend([of.dy, of.x, of.weight].iter().map(Argument::from));
+    arguments.extend(of.statistics.iter().map(Argument::from));
+    arguments.extend([rows, parts.rows(), width].map(Argument::from));
+    arguments.push(accumulates(&of.dx.1));
+    cuda.launch(kernel, extent, &arguments)?;
+    for (sum, gradient) in of.gradients.into_iter().enumerate() {
+        parts.add(cuda, sum, gradient)?;
+    }
+    Ok(())
+}
+
+impl Kernels {
+    /// The kernel for rows of a width, and its blocks: threads of a row along x, rows at a time along y.
+    fn for_rows_of(self, width: usize) -> (Kernel, [usize; 3]) {
+        if width <= WIDTH_MAX {
+            (self.narrow, Extent::narrow_rows(1, width).block)
+        } else if width <= HELD_WIDTH_MAX {
+            let threads = width.div_ceil(PACK * HELD).next_multiple_of(WARP);
+            (self.wide, [threads, 1, 1])
+        } else {
+            (self.widest, Extent::rows(1, width).block)
+        }
+    }
+}
