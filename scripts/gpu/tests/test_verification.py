@@ -278,17 +278,22 @@ class Tuning(unittest.TestCase):
 
 
 class Cudnn(unittest.TestCase):
-    GPU = {"cudnn": {"version": "9.28.0", "fits": True}}
+    def setUp(self):
+        # No library is loaded here.
+        version_of, cudnn.version_of = cudnn.version_of, lambda place: place.version
+        self.addCleanup(setattr, cudnn, "version_of", version_of)
 
     def place(self, backend="cudnn", version="9.28.0", replays=True, **changes):
         words = lambda arguments: ("cudnn" in arguments, "core_attn" in arguments)
         def header(arguments):
-            return {"attention": {"backend": backend, "cudnn_version": version} if words(arguments)[0] else {"backend": "flash"}}
+            return {"attention": backend, "cudnn_version": version} if words(arguments)[0] else {"attention": "flash"}
         def steps(arguments, step):
             cudnn_, recomputed = words(arguments)
             replayed = {"core_attn": 8} if recomputed and replays else {}
             return {"step_ms": 8.0, "loss": 5.001 - 0.1 * step, "replayed": replayed, **changes} if cudnn_ else {"step_ms": 10.0, "replayed": {}}
-        return Trainer("/", self.GPU, header, steps)
+        place = Trainer("/", dict(capability="9.0"), header, steps)
+        place.version = 92800
+        return place
 
     def test_planned_near_and_repeatable_passes(self):
         found = run_section(cudnn, self.place())
@@ -307,10 +312,14 @@ class Cudnn(unittest.TestCase):
             run_section(cudnn, place)
 
     def test_without_the_library_it_is_skipped_and_says_so(self):
-        for gpu, said in (({}, "no cuDNN"), ({"cudnn": "not found"}, "not found"),
-                          ({"cudnn": {"version": "9.10", "fits": False, "reason": "9.25 is needed"}}, "9.25 is needed")):
+        cudnn.skip_unless_fit(92500, None)
+        for version, capability, said in ((None, "9.0", "pip install"), (92100, "9.0", "92100 is too old"), (92800, "8.9", "8.9")):
             with self.assertRaisesRegex(Skipped, said):
-                run_section(cudnn, Trainer("/", gpu))
+                cudnn.skip_unless_fit(version, capability)
+        place = self.place()
+        place.version = None
+        with self.assertRaises(Skipped):
+            run_section(cudnn, place)
 
 
 class Operations(unittest.TestCase):
