@@ -2,7 +2,7 @@
 import dataclasses
 
 from . import attention, hopper, launches
-from .clock import Launch, kernel_seconds, product, product_seconds
+from .clock import kernel_seconds, product, product_seconds
 from .launches import ceil
 
 PRODUCTS, HEAD, FORWARD, BACKWARD, OTHERS, UPDATE = ROWS = (
@@ -83,10 +83,9 @@ class Step:
 
         add(FORWARD, attention.FORWARD, heads)
         add(BACKWARD, attention.QUERIES, heads)
-        add(BACKWARD, launches.key_pass(self.code), heads // group, group)
-        rows = workload.tokens * model.heads
-        sums = Launch("flash_row_sums_bf16", ceil(rows, 4), 128, 2 * 2 * rows * model.head_dim + 4 * rows)
-        self.launch(OTHERS, [sums], model.layers)
+        parts = launches.key_parts(self.code, workload)
+        add(BACKWARD, launches.key_pass(self.code), heads // group * parts, ceil(group, parts))
+        self.launch(OTHERS, launches.beside_attention(self.code, workload), model.layers)
 
     def block_others(self):
         model, tokens, g = self.workload.model, self.workload.tokens, self.workload.states.gradient_bytes

@@ -221,6 +221,9 @@ class Steps(unittest.TestCase):
         tile = dataclasses.replace(STREAM, registers=168, threads=128, tile=Attention.TILE)
         products = {"flash_backward_queries_128_bf16": 96, "flash_backward_keys_128_bf16": 128}
         kernels = {name: STREAM for names in launches.SOURCES.values() for name in names if name not in without}
+        if "flash_add_parts_bf16" in kernels:
+            # Two products of 32 rows by 32.
+            products["flash_backward_keys_128_bf16"] = 64
         for name in launches.SOURCES["flash_attention"][:3]:
             kernels[name] = dataclasses.replace(tile, tile=dataclasses.replace(Attention.TILE, hmma=products.get(name, 128)))
         return dataclasses.replace(trees.Tree("here", kernels, 512, False), **changes)
@@ -241,6 +244,16 @@ class Steps(unittest.TestCase):
         self.assertAlmostEqual(made.launches(), 32 * layer + 16 * chunk + 2 + 2 / 8)
         biased = workloads.all_workloads()["qwen2.5-1.5b"]
         self.assertAlmostEqual(trees.estimate(self.tree(EARLIER), biased).launches(), 28 * (layer + 2) + 64 * chunk + 2 + 2 / 16)
+
+    def test_few_heads_are_parted_among_more_blocks(self):
+        kernels, known = self.tree(EARLIER).kernels, workloads.all_workloads()["qwen2.5-1.5b"]
+        of = lambda batch: dataclasses.replace(known, batch=batch)
+        # 32, 256 and 1,024 blocks of 64 keys; a key-value head has six query heads.
+        self.assertEqual([launches.key_parts(kernels, of(batch)) for batch in (1, 8, 32)], [6, 2, 1])
+        self.assertEqual(launches.key_parts(self.tree().kernels, of(1)), 1)
+        sums, added = launches.beside_attention(kernels, of(8))
+        self.assertEqual((sums.blocks, added.bytes, added.loads), (8192 * 2, 2 * 8192 * 256 * (2 * 4 + 2), 4))
+        self.assertEqual(len(launches.beside_attention(kernels, known)), 1)
 
     def test_one_pass_reads_a_norms_operands_once(self):
         rows, width = 8192, 4096

@@ -241,9 +241,11 @@ class Graphs(unittest.TestCase):
             with self.assertRaises(Failed, msg=change):
                 run_section(graphs, self.place("/", **change))
 
-    def test_a_record_may_say_why_there_are_none(self):
-        for said, expected in ((True, True), ({"on": True}, True), (False, False), ({"on": False, "reason": "ranks"}, False), ("ranks", False)):
-            self.assertEqual(graphs.is_on(said), expected)
+    def test_a_record_says_why_there_are_none(self):
+        place = self.place("/")
+        place.header = lambda arguments: {"graphs": False, "graphs_off": "ranks"}
+        with self.assertRaisesRegex(Failed, "no graphs: ranks"):
+            run_section(graphs, place)
 
 
 class Tuning(unittest.TestCase):
