@@ -95,6 +95,21 @@ class Counting(unittest.TestCase):
         self.assertEqual(STREAM.instructions_for(None), 130)
         self.assertEqual(STREAM.instructions_for(24), 30 + 300)
 
+    def test_loops_of_other_tensors_do_not_count(self):
+        # Two loops, of which one is gone through: from 0x10 with two loads, or from 0x50 with one.
+        counted = code.counted(instructions("""
+            @P0 BRA 0x50
+            LDG.E.128 R4, [R0.64]
+            LDG.E.128 R8, [R2.64]
+            @P1 BRA 0x10
+            EXIT
+            LDG.E.128 R4, [R0.64]
+            FADD R4, R4, R4
+            @P1 BRA 0x50
+            EXIT
+        """), Resources(24, None, 0))
+        self.assertEqual((counted.instructions, counted.looped, counted.loads), (5, 3, 2))
+
     def test_a_kernel_without_products_has_no_tile(self):
         counted = code.counted(instructions("LDG.E.128 R4, [R0.64]\nFADD R2, R4, R4\nEXIT"), Resources(24, None, 0))
         self.assertEqual((counted.instructions, counted.in_flight, counted.tile), (3, 1, None))
