@@ -306,6 +306,12 @@ class Cudnn(unittest.TestCase):
             with self.assertRaises(Failed, msg=change):
                 run_section(cudnn, self.place(**change))
 
+    def test_a_library_that_is_there_and_not_used_fails(self):
+        place = self.place()
+        place.of_gpu["cudnn_missing"] = "it does not compute what our own does"
+        with self.assertRaisesRegex(Failed, "92800 is here, and not used: it does not compute"):
+            run_section(cudnn, place)
+
     def test_our_own_bits_are_not_cudnns(self):
         place = self.place()
         steps = place.steps

@@ -28,6 +28,8 @@ def run(place, found):
     version = version_of(place)
     found.figures["version"] = version
     skip_unless_fit(version, place.gpu().get("capability"))
+    missing = place.gpu().get("cudnn_missing")
+    require(missing is None, f"cuDNN {version} is here, and not used: {missing}")
     rows = found.table("cuDNN's attention", "run", "version", "peak, bytes", "step, ms", "step with our own, ms", "faster by", "furthest loss")
     for name, flags in CASES.items():
         flags = [*flags, "--accum", 1, "--steps", STEPS, "--dtype", "bf16"]
