@@ -18,6 +18,8 @@ class Settings:
     cudnn: bool = False
     # By how much the library's products are faster than its first choice.
     tuned: float = 1.0
+    # `--recompute mlp_act`: SwiGLU runs once more, and its output is not kept.
+    recomputes_act: bool = False
 
 
 class Step:
@@ -90,7 +92,9 @@ class Step:
     def block_others(self):
         model, tokens, g = self.workload.model, self.workload.tokens, self.workload.states.gradient_bytes
         norms = launches.norm(tokens, model.hidden) + launches.norm_backward(self.code, tokens, model.hidden, g)
-        self.launch(OTHERS, 2 * norms + launches.swiglu(model, tokens) + launches.qkv(self.code, model, tokens, g), model.layers)
+        swiglu = launches.swiglu(model, tokens)
+        swiglu += swiglu[:1] if self.settings.recomputes_act else []
+        self.launch(OTHERS, 2 * norms + swiglu + launches.qkv(self.code, model, tokens, g), model.layers)
         # A row of the table is read or changed for each token; looking for a token's others is left out.
         self.launch(OTHERS, [launches.by_rows("embedding_bf16", tokens, model.hidden, 2)])
         self.add(OTHERS, tokens * model.hidden * (2 + 2 * g) / hopper.BYTES_A_SECOND)

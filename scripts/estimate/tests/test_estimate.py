@@ -301,6 +301,13 @@ class Steps(unittest.TestCase):
         # Gradients of f32 go through memory once a chunk: 1.87 GB, as long as 1,024 tokens' product nearly.
         self.assertGreater(times[512] - chosen.ms(), 10)
 
+    def test_what_is_recomputed_is_launched_again(self):
+        workload = workloads.all_workloads()["llama-3-8b"]
+        kept, again = (trees.estimate(self.tree(), workload, recomputes_act=each) for each in (False, True))
+        self.assertAlmostEqual(again.launches() - kept.launches(), 32)
+        # Three tensors of 8,192 tokens by 14,336 a layer, in bf16; a little more for what does not hide.
+        self.assertAlmostEqual(again.ms() - kept.ms(), 32 * 1e3 * (3 * 2 * 8192 * 14336 / 3e12 + 2.5e-6), delta=0.7)
+
     def test_graphs_shorten_gaps_and_spare_the_host(self):
         workload = workloads.all_workloads()["llama-3-8b"]
         plain, graphs = (trees.estimate(self.tree(graphs=graphs), workload) for graphs in (False, True))
