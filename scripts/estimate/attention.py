@@ -56,8 +56,9 @@ class Shape:
 def tile_rows(tile, products, head_dim):
     """Rows that a warp owns and rows that go by in an iteration, from what the loop multiplies: each of the `products` takes an
     mma for every 16 of the one, 8 of the other and 16 columns. Each load of four matrices that go by serves as many
-    mma as the warp has blocks of 16 rows, twice; so more than one load for three mma says that there is one block."""
-    blocks = 1 if tile.ldsm * 3 > tile.hmma else 2
+    mma as the warp has blocks of 16 rows, twice; so more than one load for two mma, its own rows' among them, says that there is
+    one block."""
+    blocks = 1 if tile.ldsm * 2 > tile.hmma else 2
     passing, rest = divmod(tile.hmma * MMA_COLUMNS * MMA_DEPTH, products * blocks * head_dim)
     if rest or not passing:
         raise Unexpected(f"{tile.hmma} mma in an iteration are no {products} products of heads of {head_dim}")

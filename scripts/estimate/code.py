@@ -168,7 +168,9 @@ def counted(instructions, resources):
     flow = Flow(instructions)
     whole = flow.busiest(flow.whole()).instructions
     loops = [flow.busiest(loop).instructions for loop in flow.outermost()]
-    loops = [way for way in loops if any(map(figures.is_wide_load, way))]
+    # Not those of other tensors than large and aligned ones: the way through the kernel does not come to them.
+    taken = {instruction.address for instruction in whole}
+    loops = [way for way in loops if any(map(figures.is_wide_load, way)) and all(each.address in taken for each in way)]
     passes = figures.passes_of(flow)
     return Counted(resources.registers, resources.threads_max, resources.shared_bytes, len(whole), sum(map(len, loops)),
                    sum(figures.is_wide_load(instruction) for way in loops for instruction in way),

@@ -29,6 +29,8 @@ COLUMN_PACKS, COLUMN_LANES = 4, 128
 PART_ROWS_MIN, PARTS_MAX, BLOCKS_MIN = 256, 256, 1024
 # `norm_backward.rs`: rows of a block, blocks, packs that a thread holds of rows wider than a pack a thread.
 NORM_ROWS_MIN, NORM_PARTS_MAX, HELD = 16, 1024, 4
+# `scratch.rs` and `flash.rs` since: keys of a block that makes dk and dv, blocks that are enough, lanes of a row of 128.
+BLOCK_KEYS, KEY_BLOCKS_ENOUGH, SUM_THREADS, SUM_LANES = 64, 512, 128, 16
 # `adamw.rs`: elements of a block, and turns of a warp.
 UPDATE_BLOCK, UPDATE_TURNS = 8192, 4
 
@@ -48,6 +50,31 @@ def has_one_product_of_qkv(code):
 def key_pass(code):
     """How dk and dv are made: parts of them came together with pairs of warps."""
     return attention.PAIRED_KEYS if "flash_add_parts_bf16" in code else attention.KEYS
+
+
+def key_parts(code, workload):
+    """Parts of the query heads of a key-value head of which blocks make dk and dv apart: since there are pairs, as few as are
+    enough blocks."""
+    if key_pass(code) is attention.KEYS:
+        return 1
+    model = workload.model
+    blocks = workload.batch * model.kv_heads * ceil(workload.seq, BLOCK_KEYS)
+    return min(ceil(KEY_BLOCKS_ENOUGH, blocks), model.heads // model.kv_heads)
+
+
+def beside_attention(code, workload):
+    """What our own backward pass launches beside its two main kernels: sums of rows, and where there are parts of dk and dv, theirs."""
+    model, rows, parts = workload.model, workload.tokens * workload.model.heads, key_parts(code, workload)
+    moved = 2 * 2 * rows * model.head_dim + 4 * rows
+    if key_pass(code) is attention.KEYS:
+        # A warp a row.
+        return [Launch("flash_row_sums_bf16", ceil(rows, SUM_THREADS // 32), SUM_THREADS, moved)]
+    sums = Launch("flash_row_sums_bf16", workload.tokens * ceil(model.heads, SUM_THREADS // SUM_LANES), SUM_THREADS, moved)
+    if parts == 1:
+        return [sums]
+    elements = 2 * workload.tokens * model.kv
+    added = Launch("flash_add_parts_bf16", ceil(elements, FLAT_THREADS * PACK), FLAT_THREADS, (4 * parts + 2) * elements, 2 * parts)
+    return [sums, added]
 
 
 def flat(kernel, elements, tensors):

@@ -2,7 +2,7 @@
 import dataclasses
 
 from . import attention, hopper, launches
-from .clock import Launch, kernel_seconds, product, product_seconds
+from .clock import kernel_seconds, product, product_seconds
 from .launches import ceil
 
 PRODUCTS, HEAD, FORWARD, BACKWARD, OTHERS, UPDATE = ROWS = (
@@ -18,6 +18,8 @@ class Settings:
     cudnn: bool = False
     # By how much the library's products are faster than its first choice.
     tuned: float = 1.0
+    # `--recompute mlp_act`: SwiGLU runs once more, and its output is not kept.
+    recomputes_act: bool = False
 
 
 class Step:
@@ -83,15 +85,16 @@ class Step:
 
         add(FORWARD, attention.FORWARD, heads)
         add(BACKWARD, attention.QUERIES, heads)
-        add(BACKWARD, launches.key_pass(self.code), heads // group, group)
-        rows = workload.tokens * model.heads
-        sums = Launch("flash_row_sums_bf16", ceil(rows, 4), 128, 2 * 2 * rows * model.head_dim + 4 * rows)
-        self.launch(OTHERS, [sums], model.layers)
+        parts = launches.key_parts(self.code, workload)
+        add(BACKWARD, launches.key_pass(self.code), heads // group * parts, ceil(group, parts))
+        self.launch(OTHERS, launches.beside_attention(self.code, workload), model.layers)
 
     def block_others(self):
         model, tokens, g = self.workload.model, self.workload.tokens, self.workload.states.gradient_bytes
         norms = launches.norm(tokens, model.hidden) + launches.norm_backward(self.code, tokens, model.hidden, g)
-        self.launch(OTHERS, 2 * norms + launches.swiglu(model, tokens) + launches.qkv(self.code, model, tokens, g), model.layers)
+        swiglu = launches.swiglu(model, tokens)
+        swiglu += swiglu[:1] if self.settings.recomputes_act else []
+        self.launch(OTHERS, 2 * norms + swiglu + launches.qkv(self.code, model, tokens, g), model.layers)
         # A row of the table is read or changed for each token; looking for a token's others is left out.
         self.launch(OTHERS, [launches.by_rows("embedding_bf16", tokens, model.hidden, 2)])
         self.add(OTHERS, tokens * model.hidden * (2 + 2 * g) / hopper.BYTES_A_SECOND)

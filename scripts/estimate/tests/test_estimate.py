@@ -95,6 +95,21 @@ class Counting(unittest.TestCase):
         self.assertEqual(STREAM.instructions_for(None), 130)
         self.assertEqual(STREAM.instructions_for(24), 30 + 300)
 
+    def test_loops_of_other_tensors_do_not_count(self):
+        # Two loops, of which one is gone through: from 0x10 with two loads, or from 0x50 with one.
+        counted = code.counted(instructions("""
+            @P0 BRA 0x50
+            LDG.E.128 R4, [R0.64]
+            LDG.E.128 R8, [R2.64]
+            @P1 BRA 0x10
+            EXIT
+            LDG.E.128 R4, [R0.64]
+            FADD R4, R4, R4
+            @P1 BRA 0x50
+            EXIT
+        """), Resources(24, None, 0))
+        self.assertEqual((counted.instructions, counted.looped, counted.loads), (5, 3, 2))
+
     def test_a_kernel_without_products_has_no_tile(self):
         counted = code.counted(instructions("LDG.E.128 R4, [R0.64]\nFADD R2, R4, R4\nEXIT"), Resources(24, None, 0))
         self.assertEqual((counted.instructions, counted.in_flight, counted.tile), (3, 1, None))
@@ -221,6 +236,9 @@ class Steps(unittest.TestCase):
         tile = dataclasses.replace(STREAM, registers=168, threads=128, tile=Attention.TILE)
         products = {"flash_backward_queries_128_bf16": 96, "flash_backward_keys_128_bf16": 128}
         kernels = {name: STREAM for names in launches.SOURCES.values() for name in names if name not in without}
+        if "flash_add_parts_bf16" in kernels:
+            # Two products of 32 rows by 32.
+            products["flash_backward_keys_128_bf16"] = 64
         for name in launches.SOURCES["flash_attention"][:3]:
             kernels[name] = dataclasses.replace(tile, tile=dataclasses.replace(Attention.TILE, hmma=products.get(name, 128)))
         return dataclasses.replace(trees.Tree("here", kernels, 512, False), **changes)
@@ -241,6 +259,16 @@ class Steps(unittest.TestCase):
         self.assertAlmostEqual(made.launches(), 32 * layer + 16 * chunk + 2 + 2 / 8)
         biased = workloads.all_workloads()["qwen2.5-1.5b"]
         self.assertAlmostEqual(trees.estimate(self.tree(EARLIER), biased).launches(), 28 * (layer + 2) + 64 * chunk + 2 + 2 / 16)
+
+    def test_few_heads_are_parted_among_more_blocks(self):
+        kernels, known = self.tree(EARLIER).kernels, workloads.all_workloads()["qwen2.5-1.5b"]
+        of = lambda batch: dataclasses.replace(known, batch=batch)
+        # 32, 256 and 1,024 blocks of 64 keys; a key-value head has six query heads.
+        self.assertEqual([launches.key_parts(kernels, of(batch)) for batch in (1, 8, 32)], [6, 2, 1])
+        self.assertEqual(launches.key_parts(self.tree().kernels, of(1)), 1)
+        sums, added = launches.beside_attention(kernels, of(8))
+        self.assertEqual((sums.blocks, added.bytes, added.loads), (8192 * 2, 2 * 8192 * 256 * (2 * 4 + 2), 4))
+        self.assertEqual(len(launches.beside_attention(kernels, known)), 1)
 
     def test_one_pass_reads_a_norms_operands_once(self):
         rows, width = 8192, 4096
@@ -272,6 +300,13 @@ class Steps(unittest.TestCase):
         self.assertEqual(chosen.settings.head_chunk, min(chunk for chunk, ms in times.items() if ms <= best * 1.005))
         # Gradients of f32 go through memory once a chunk: 1.87 GB, as long as 1,024 tokens' product nearly.
         self.assertGreater(times[512] - chosen.ms(), 10)
+
+    def test_what_is_recomputed_is_launched_again(self):
+        workload = workloads.all_workloads()["llama-3-8b"]
+        kept, again = (trees.estimate(self.tree(), workload, recomputes_act=each) for each in (False, True))
+        self.assertAlmostEqual(again.launches() - kept.launches(), 32)
+        # Three tensors of 8,192 tokens by 14,336 a layer, in bf16; a little more for what does not hide.
+        self.assertAlmostEqual(again.ms() - kept.ms(), 32 * 1e3 * (3 * 2 * 8192 * 14336 / 3e12 + 2.5e-6), delta=0.7)
 
     def test_graphs_shorten_gaps_and_spare_the_host(self):
         workload = workloads.all_workloads()["llama-3-8b"]

@@ -241,9 +241,11 @@ class Graphs(unittest.TestCase):
             with self.assertRaises(Failed, msg=change):
                 run_section(graphs, self.place("/", **change))
 
-    def test_a_record_may_say_why_there_are_none(self):
-        for said, expected in ((True, True), ({"on": True}, True), (False, False), ({"on": False, "reason": "ranks"}, False), ("ranks", False)):
-            self.assertEqual(graphs.is_on(said), expected)
+    def test_a_record_says_why_there_are_none(self):
+        place = self.place("/")
+        place.header = lambda arguments: {"graphs": False, "graphs_off": "ranks"}
+        with self.assertRaisesRegex(Failed, "no graphs: ranks"):
+            run_section(graphs, place)
 
 
 class Tuning(unittest.TestCase):
@@ -278,17 +280,22 @@ class Tuning(unittest.TestCase):
 
 
 class Cudnn(unittest.TestCase):
-    GPU = {"cudnn": {"version": "9.28.0", "fits": True}}
+    def setUp(self):
+        # No library is loaded here.
+        version_of, cudnn.version_of = cudnn.version_of, lambda place: place.version
+        self.addCleanup(setattr, cudnn, "version_of", version_of)
 
     def place(self, backend="cudnn", version="9.28.0", replays=True, **changes):
         words = lambda arguments: ("cudnn" in arguments, "core_attn" in arguments)
         def header(arguments):
-            return {"attention": {"backend": backend, "cudnn_version": version} if words(arguments)[0] else {"backend": "flash"}}
+            return {"attention": backend, "cudnn_version": version} if words(arguments)[0] else {"attention": "flash"}
         def steps(arguments, step):
             cudnn_, recomputed = words(arguments)
             replayed = {"core_attn": 8} if recomputed and replays else {}
             return {"step_ms": 8.0, "loss": 5.001 - 0.1 * step, "replayed": replayed, **changes} if cudnn_ else {"step_ms": 10.0, "replayed": {}}
-        return Trainer("/", self.GPU, header, steps)
+        place = Trainer("/", dict(capability="9.0"), header, steps)
+        place.version = 92800
+        return place
 
     def test_planned_near_and_repeatable_passes(self):
         found = run_section(cudnn, self.place())
@@ -299,6 +306,12 @@ class Cudnn(unittest.TestCase):
             with self.assertRaises(Failed, msg=change):
                 run_section(cudnn, self.place(**change))
 
+    def test_a_library_that_is_there_and_not_used_fails(self):
+        place = self.place()
+        place.of_gpu["cudnn_missing"] = "it does not compute what our own does"
+        with self.assertRaisesRegex(Failed, "92800 is here, and not used: it does not compute"):
+            run_section(cudnn, place)
+
     def test_our_own_bits_are_not_cudnns(self):
         place = self.place()
         steps = place.steps
@@ -307,10 +320,14 @@ class Cudnn(unittest.TestCase):
             run_section(cudnn, place)
 
     def test_without_the_library_it_is_skipped_and_says_so(self):
-        for gpu, said in (({}, "no cuDNN"), ({"cudnn": "not found"}, "not found"),
-                          ({"cudnn": {"version": "9.10", "fits": False, "reason": "9.25 is needed"}}, "9.25 is needed")):
+        cudnn.skip_unless_fit(92500, None)
+        for version, capability, said in ((None, "9.0", "pip install"), (92100, "9.0", "92100 is too old"), (92800, "8.9", "8.9")):
             with self.assertRaisesRegex(Skipped, said):
-                run_section(cudnn, Trainer("/", gpu))
+                cudnn.skip_unless_fit(version, capability)
+        place = self.place()
+        place.version = None
+        with self.assertRaises(Skipped):
+            run_section(cudnn, place)
 
 
 class Operations(unittest.TestCase):

@@ -50,11 +50,16 @@ def cublaslt_folders():
     return by_preference(folders_with("libcublasLt.so", package_roots()), driver_major())
 
 
+def cudnn_folder():
+    """The folder of cuDNN 9; none where there is none, but for what LD_LIBRARY_PATH has."""
+    return next(iter(folders_with("libcudnn.so.9", package_roots())), None)
+
+
 def library_path():
     """LD_LIBRARY_PATH for the trainer, and the folder of cuBLASLt that was added to it; that of cuDNN follows, where there is one."""
     given = os.environ.get("LD_LIBRARY_PATH", "")
     folder = next(iter(cublaslt_folders()), None)
-    added = [folder, *folders_with("libcudnn.so.9", package_roots())[:1]]
+    added = [folder, cudnn_folder()]
     parts = [str(each) for each in dict.fromkeys(added) if each]
     return ":".join(parts + [part for part in given.split(":") if part]), folder
 

@@ -1,11 +1,18 @@
 """Attention by cuDNN beside our own: planned to the byte, repeatable, near, and how fast."""
+import sys
+
+from ..commands import run as run_command
+from ..libraries import version_pair
 from ..outcome import Skipped, require
 from . import plan
 
-CHECKS = "--attention cudnn: planned peak = measured peak, the same bits twice, the second time recomputed, losses near our own kernels'; time of a step beside them"
+CHECKS = ("--attention cudnn: planned peak = measured peak, the same bits twice, the second time recomputed, losses near our own kernels'; "
+          "time of a step beside them")
 SECONDS = 70
 
 STEPS, WARMUP = 8, 3
+# The first version with an ordered gradient of queries that needs little memory, and the first GPUs for which it is fast.
+VERSION_MIN, CAPABILITY_MIN = 92500, (9, 0)
 # Heads of 128 and short sequences, heads of 64 and long ones.
 CASES = {
     "qwen2.5-1.5b, 1,024": ["--config", "qwen2.5-1.5b", "--seq", 1024, "--micro-batch", 8],
@@ -18,9 +25,11 @@ NEAR = 0.005
 def run(place, found):
     if not place.is_cuda:
         raise Skipped("cuDNN is of CUDA")
-    missing = why_not(place.gpu())
-    if missing:
-        raise Skipped(missing)
+    version = version_of(place)
+    found.figures["version"] = version
+    skip_unless_fit(version, place.gpu().get("capability"))
+    missing = place.gpu().get("cudnn_missing")
+    require(missing is None, f"cuDNN {version} is here, and not used: {missing}")
     rows = found.table("cuDNN's attention", "run", "version", "peak, bytes", "step, ms", "step with our own, ms", "faster by", "furthest loss")
     for name, flags in CASES.items():
         flags = [*flags, "--accum", 1, "--steps", STEPS, "--dtype", "bf16"]
@@ -35,17 +44,26 @@ def run(place, found):
         judge(name, runs, figures)
 
 
-def why_not(gpu):
-    """Why cuDNN's attention cannot be had here; none if it can."""
-    said = gpu.get("cudnn")
-    if not isinstance(said, dict):
-        return f"doctor reports no cuDNN: {said or 'nothing'}; hint: pip install nvidia-cudnn-cu13"
-    return None if said.get("fits") else f"cuDNN {said.get('version')} is not taken here: {said.get('reason')}"
+def version_of(place):
+    """cuDNN's version, as 92800, by a process of its own, since a library that fails to load may end it; none without one."""
+    code = "import ctypes; print(ctypes.CDLL('libcudnn.so.9').cudnnGetVersion())"
+    finished = run_command([sys.executable, "-c", code], place.clock, place.environment)
+    return int(finished.stdout) if finished.code == 0 else None
+
+
+def skip_unless_fit(version, capability):
+    """cuDNN's attention is for new versions on new GPUs; to have neither is no failure."""
+    if version is None:
+        raise Skipped("there is no libcudnn.so.9 that loads; hint: pip install nvidia-cudnn-cu13")
+    if version < VERSION_MIN:
+        raise Skipped(f"cuDNN {version} is too old: {VERSION_MIN} is needed")
+    if capability is not None and version_pair(capability) < CAPABILITY_MIN:
+        raise Skipped(f"compute capability {capability}: cuDNN's attention is taken from 9.0 on")
 
 
 def compare(runs):
     pairs = list(zip(runs["cudnn"].metrics.steps, runs["own"].metrics.steps))
-    return dict(version=runs["cudnn"].metrics.header["attention"].get("cudnn_version"),
+    return dict(version=runs["cudnn"].metrics.header.get("cudnn_version"),
                 cudnn_ms=runs["cudnn"].metrics.median("step_ms", WARMUP), own_ms=runs["own"].metrics.median("step_ms", WARMUP),
                 furthest=max(abs(one["loss"] / other["loss"] - 1) for one, other in pairs))
 
@@ -53,7 +71,7 @@ def compare(runs):
 def judge(name, runs, figures):
     for kind, trained in runs.items():
         backend, said = "flash" if kind == "own" else "cudnn", trained.metrics.header["attention"]
-        require(said.get("backend") == backend, f"{name}: the record of a run with {backend} says {said}")
+        require(said == backend, f"{name}: the record of a run with {backend} says {said}")
         plan.judge(f"{name}, {kind}", plan.compare(trained.plan, trained.metrics, True))
     bits = {kind: trained.metrics.bits() for kind, trained in runs.items()}
     require(figures["version"], f"{name}: the run's record names no version of cuDNN")

@@ -38,15 +38,11 @@ def compare(graphs, plain):
                 graphs=graphs.metrics.header["graphs"], plain=plain.metrics.header["graphs"])
 
 
-def is_on(said):
-    """Whether a run's record says that graphs are on; where they are off it may say why."""
-    return said is True or (isinstance(said, dict) and said.get("on") is True)
-
-
 def judge(name, graphs, plain):
     said, other = graphs.metrics.header["graphs"], plain.metrics.header["graphs"]
-    require(is_on(said), f"{name}: the run says that it has no graphs: {said}")
-    require(not is_on(other), f"{name}: the run with train.graphs=off says that it has graphs: {other}")
+    why = graphs.metrics.header.get("graphs_off")
+    require(said is True, f"{name}: the run's record says that it has no graphs: {why}")
+    require(other is False, f"{name}: the record of the run with train.graphs=off says that it has graphs")
     require(len(set(plain.metrics.bits())) == STEPS, f"{name}: the steps do not differ from one another")
     require(graphs.metrics.bits() == plain.metrics.bits(), f"{name}: other bits than without graphs")
     for trained in (graphs, plain):
