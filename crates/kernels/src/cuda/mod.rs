@@ -30,8 +30,8 @@ mod swiglu;
 
 #[cfg(feature = "cuda")]
 pub use device::{
-    CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Rehearsal, carried,
-    device_count, look_for_library, pci_bus_id,
+    Algorithms, CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Rehearsal,
+    TunedProduct, carried, device_count, look_for_library, pci_bus_id,
 };
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 pub use listing::Listing;
