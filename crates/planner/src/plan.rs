@@ -28,6 +28,12 @@ pub struct Plan {
     pub dtype: &'static str,
     /// How attention is computed.
     pub attention: Attention,
+    /// Tokens in a chunk of the output head.
+    pub head_chunk: usize,
+    /// Which algorithms matrix products take: `heuristic`, or the name of a file and a checksum of what the run takes of it.
+    /// Only the plan of a run knows, on CUDA.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub algorithms: Option<String>,
     /// What is worth knowing before the run.
     pub notes: Vec<String>,
     /// Most live device bytes in a step.
@@ -168,6 +174,8 @@ impl Plan {
             device: target.name(),
             dtype: settings.dtype.as_str(),
             attention: settings.attention,
+            head_chunk: settings.head_chunk,
+            algorithms: None,
             notes,
             peak_bytes,
             peak_by_category: by_category,

@@ -205,6 +205,9 @@ pub const KEYS: &[Key] = &[
         "Bandwidth of the device's memory, reads and writes together, GB/s"),
     optional("hardware.peak_tflops", Kind::Real(Range::Positive), ("989.0", ""),
         "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
+    optional("hardware.algorithms", Kind::Text, ("\"algorithms.json\"", "what `trainer tune` keeps for the GPU, if it does, else heuristic"),
+        "File of the algorithms that products take on cuda, as `trainer tune` writes it")
+        .details("heuristic: cuBLASLt's first choice. Other algorithms may change bits, so a run writes down which it took."),
 
     key("collectives.engine", Kind::Choice(Engine::NAMES), "\"auto\"", "What moves bytes between ranks")
         .details("auto is NCCL between GPUs and MPI between processors; alone makes a process a group of its own, whatever \

@@ -10,6 +10,7 @@ mod ranks;
 mod recompute;
 mod rehearsal;
 mod training;
+mod tune;
 
 use crate::metrics::Metrics;
 use crate::workplace::{Outcome, Workplace};
