@@ -48,6 +48,9 @@ pub struct TrainerState {
     pub best: Option<Best>,
     /// The forms of weights and states in the tensor files.
     pub optimizer: OptimizerForm,
+    /// Which algorithms matrix products took, on CUDA; none in checkpoints that were written before there was a choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub algorithms: Option<String>,
     /// How many ranks trained, and wrote, if several did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u64>,

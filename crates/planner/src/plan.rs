@@ -31,6 +31,12 @@ pub struct Plan {
     /// The version of the cuDNN that computes it in the run that this is the plan of, where it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cudnn_version: Option<String>,
+    /// Tokens in a chunk of the output head.
+    pub head_chunk: usize,
+    /// Which algorithms matrix products take: `heuristic`, or the name of a file and a checksum of what the run takes of it.
+    /// Only the plan of a run knows, on CUDA.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub algorithms: Option<String>,
     /// What is worth knowing before the run.
     pub notes: Vec<String>,
     /// Most live device bytes in a step.
@@ -172,6 +178,8 @@ impl Plan {
             dtype: settings.dtype.as_str(),
             attention: settings.attention,
             cudnn_version: None,
+            head_chunk: settings.head_chunk,
+            algorithms: None,
             notes,
             peak_bytes,
             peak_by_category: by_category,

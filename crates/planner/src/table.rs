@@ -50,11 +50,12 @@ impl Plan {
     fn headline(&self, f: &mut Formatter<'_>) -> Result {
         writeln!(
             f,
-            "plan for {} in {}: {} parameters, {} attention",
+            "plan for {} in {}: {} parameters, {} attention, the head in chunks of {} tokens",
             self.device,
             self.dtype,
             self.parameters,
-            self.attention.name()
+            self.attention.name(),
+            self.head_chunk
         )?;
         writeln!(
             f,

@@ -36,6 +36,10 @@ pub struct RunRecord {
     /// The most host memory outside the ledger: on the CPU the GEMM library's packing buffers, on CUDA the page-locked
     /// buffers through which uploads pass.
     pub untracked_host_bytes_max: u64,
+    /// Which algorithms matrix products take, on CUDA: `heuristic`, or the name of a file and a checksum of what the run takes of
+    /// it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub algorithms: Option<String>,
     /// Who makes it: tells a run that was killed from one that is going on.
     pub process: ProcessRecord,
 }

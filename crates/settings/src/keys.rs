@@ -186,8 +186,8 @@ pub const KEYS: &[Key] = &[
         .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)),
     key("memory.head_chunk", Kind::WholeOrAuto(1), "\"auto\"", "Tokens in a chunk of the output head")
         .details("Changes the order of sums, so also the gradients' last bits. auto is 512 on cpu; on cuda the smallest of 512 to \
-                  8192 that is within 0.5 % of the fastest step on paper, of those that memory holds. A run writes down the \
-                  number, and goes on with it."),
+                  8192 that is within 0.5 % of the fastest on paper, or else the largest below it that memory holds. A run writes \
+                  down the number, and goes on with it."),
     optional("memory.tile_tokens", Kind::Whole(1), ("8192", "whole micro-batches"),
         "Tokens in a tile of the stages that need no other token: norms, projections and the feed-forward network")
         .details("What these stages would make for a whole micro-batch, and is recomputed, then exists for a tile at a time. Changes \
@@ -205,6 +205,9 @@ pub const KEYS: &[Key] = &[
         "Bandwidth of the device's memory, reads and writes together, GB/s"),
     optional("hardware.peak_tflops", Kind::Real(Range::Positive), ("989.0", ""),
         "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
+    optional("hardware.algorithms", Kind::Text, ("\"algorithms.json\"", "what `trainer tune` keeps for the GPU, if it does, else heuristic"),
+        "File of the algorithms that products take on cuda, as `trainer tune` writes it")
+        .details("heuristic: cuBLASLt's first choice. Other algorithms may change bits, so a run writes down which it took."),
 
     key("collectives.engine", Kind::Choice(Engine::NAMES), "\"auto\"", "What moves bytes between ranks")
         .details("auto is NCCL between GPUs and MPI between processors; alone makes a process a group of its own, whatever \

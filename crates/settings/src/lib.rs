@@ -43,8 +43,8 @@ pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
 pub use schema::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, Config, DataConfig,
-    EvalConfig, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig,
-    RecomputeConfig, TrainConfig,
+    EvalConfig, HEURISTIC, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig,
+    OptimConfig, RecomputeConfig, TrainConfig,
 };
 pub use settings::{BetweenSteps, FLASH_FROM_SEQ, Settings, StateFormats};
 pub use size::{Size, SizeError};

@@ -21,6 +21,8 @@ pub enum Task {
     Init,
     /// Time the operations of a step.
     Profile,
+    /// Time the algorithms of matrix products.
+    Tune,
     /// Describe the machine.
     Doctor,
 }
@@ -105,7 +107,7 @@ impl Resolved {
         let configured = self.config.train.device;
         match self.task {
             Task::Init | Task::Doctor => Device::Cpu,
-            Task::Plan => configured.unwrap_or(Device::Cuda { index: 0 }),
+            Task::Plan | Task::Tune => configured.unwrap_or(Device::Cuda { index: 0 }),
             Task::Train | Task::Profile => configured.unwrap_or_else(Device::best),
         }
     }

@@ -253,7 +253,13 @@ pub struct HardwareConfig {
     pub memory_gbps: Option<f64>,
     /// Peak rate of matrix products, TFLOP/s.
     pub peak_tflops: Option<f64>,
+    /// The file of algorithms that matrix products take, or [`HEURISTIC`]; `None`: the file that is kept for the GPU, if there is
+    /// one.
+    pub algorithms: Option<PathBuf>,
 }
+
+/// What [`HardwareConfig::algorithms`] says for the library's first choice.
+pub const HEURISTIC: &str = "heuristic";
 
 /// `[collectives]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

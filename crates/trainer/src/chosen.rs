@@ -54,8 +54,11 @@ fn head_chunk(
         Target::Cuda => rooms(resolved, holder)?,
     };
     let chosen = ChosenHeadChunk::new(config, target, &rooms, budget)?;
-    if let Some(choice) = chosen.describe() {
-        tracing::info!("{choice}");
+    match (chosen.describe(), resolved.task) {
+        // A plan says which chunk it is for.
+        (Some(choice), Task::Plan) => tracing::debug!("{choice}"),
+        (Some(choice), _) => tracing::info!("{choice}"),
+        (None, _) => {}
     }
     Ok(chosen.tokens)
 }

@@ -47,6 +47,12 @@ pub enum Command {
     /// for. Nothing is written.
     #[command(after_help = preset::help())]
     Profile(Box<ProfileArgs>),
+    /// Time the algorithms of a run's matrix products on this GPU once, and keep the fastest
+    ///
+    /// Takes the flags of `train`; the products are those of a step of that run. Later runs on such a GPU, with the same cuBLASLt,
+    /// take what is kept (`hardware.algorithms`). --out names another file than the one that they look for. Nothing is trained.
+    #[command(after_help = preset::help())]
+    Tune(Box<TuneArgs>),
     /// Write a freshly initialised model in Hugging Face layout
     #[command(after_help = preset::help())]
     Init(InitArgs),
@@ -102,6 +108,17 @@ pub struct PlanArgs {
 /// Flags of `profile`.
 #[derive(Debug, Default, Args)]
 pub struct ProfileArgs {
+    /// Print JSON to standard output
+    #[arg(long)]
+    pub json: bool,
+    /// The flags of `train`.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Flags of `tune`.
+#[derive(Debug, Default, Args)]
+pub struct TuneArgs {
     /// Print JSON to standard output
     #[arg(long)]
     pub json: bool,
@@ -177,6 +194,7 @@ impl Cli {
             Some(Command::Profile(profile)) => {
                 run(Task::Profile, &profile.run, None, profile.json)
             }
+            Some(Command::Tune(tune)) => run(Task::Tune, &tune.run, None, tune.json),
             Some(Command::Init(init)) => init.resolve(),
             Some(Command::Bench(bench)) => {
                 run(Task::Train, &bench.run, bench.member.member(), bench.form.json)

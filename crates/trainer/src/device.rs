@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
 use {
-    kernels::cuda::{Cuda, CudaDevice, CudaDriver},
+    crate::algorithms::settle,
+    kernels::cuda::{Cuda, CudaDevice, CudaDriver, Rehearsal},
     kernels::{Fault, KernelError},
     memory::Refused,
     session::products_of_a_step,
@@ -186,6 +187,25 @@ impl OpenDevice {
         )?)
     }
 
+    /// Settles which algorithms its products take, and tells them as records have them; none for the processor.
+    ///
+    /// # Errors
+    /// [`Failure::Algorithms`] for a file that is named and cannot be used.
+    pub(crate) fn settle_algorithms(&self, settings: &Settings) -> Result<Option<String>, Failure> {
+        match self {
+            OpenDevice::Cpu(_) => {
+                if settings.hardware.algorithms.is_some() {
+                    tracing::warn!(
+                        "hardware.algorithms has no effect: this run is on the processor"
+                    );
+                }
+                Ok(None)
+            }
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device, _) => settle(device, settings).map(Some),
+        }
+    }
+
     /// Its memory in all, for limits in percent.
     ///
     /// # Errors
@@ -324,6 +344,7 @@ pub(crate) fn rehearsed(
     if let Some(warning) = slow(settings) {
         tracing::warn!("{warning}");
     }
+    settle(device, settings)?;
     let products = products_of_a_step(settings)?;
     let driver = match with_ranks(ranks, settings) {
         None => CudaDriver::new(device)?,
@@ -331,27 +352,46 @@ pub(crate) fn rehearsed(
     };
     let cuda = Cuda::new(driver, memory, settings.narrowest_dtype())?;
     let rehearsal = cuda.rehearse(&products);
-    let rehearsal = rehearsal.map_err(|error| explained(error, device, memory))?;
-    tracing::debug!("rehearsed {} products", rehearsal.products);
+    tell_of_products(&rehearsal.map_err(|error| explained(error, device, memory))?);
     if settings.attention == model::Attention::Cudnn {
         let attentions = session::attentions_of_a_step(settings)?;
         let rehearsed = cuda.rehearse_attention(&attentions);
         let rehearsed = rehearsed.map_err(|error| explained(error, device, memory))?;
         tracing::debug!("rehearsed {rehearsed} plans of cuDNN");
     }
-    if rehearsal.rounded > 0 {
+    Ok(cuda)
+}
+
+/// Logs how products are computed, where that is not as they would be alone.
+#[cfg(feature = "cuda")]
+fn tell_of_products(rehearsal: &Rehearsal) {
+    let Rehearsal {
+        products,
+        tuned,
+        refused,
+        rounded,
+        ..
+    } = rehearsal;
+    tracing::debug!("rehearsed {products} products");
+    if tuned + refused > 0 {
+        tracing::info!("{tuned} of {products} products take an algorithm that was measured");
+    }
+    if *refused > 0 {
         tracing::warn!(
-            "cuBLASLt adds up the parts of long sums in less than f32 in {} of {} products",
-            rehearsal.rounded,
-            rehearsal.products
+            "cuBLASLt does not take the algorithm that was measured for {refused} of {products} products, which take its first \
+             choice: `trainer tune` measures them again"
         );
     }
-    Ok(cuda)
+    if *rounded > 0 {
+        tracing::warn!(
+            "cuBLASLt adds up the parts of long sums in less than f32 in {rounded} of {products} products"
+        );
+    }
 }
 
 /// A failure of a rehearsal; a full device as what it is, an out-of-memory error.
 #[cfg(feature = "cuda")]
-fn explained(error: KernelError, device: &CudaDevice, memory: &Memory) -> Failure {
+pub(crate) fn explained(error: KernelError, device: &CudaDevice, memory: &Memory) -> Failure {
     let (Fault::DeviceFull, Ok(bytes)) = (error.fault, device.memory_bytes()) else {
         return error.into();
     };

@@ -81,6 +81,14 @@ pub enum Failure {
         /// Why.
         source: std::io::Error,
     },
+    /// A file of algorithms for matrix products cannot be used.
+    #[error("the algorithms in {path} cannot be used: {why}")]
+    Algorithms {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// The device cannot be used at all.
     #[error("the device {device} cannot be used: {reason}")]
     NoDevice {
@@ -225,6 +233,7 @@ impl Failure {
             | Failure::HfConfig { .. }
             | Failure::Unreadable { .. }
             | Failure::File { .. }
+            | Failure::Algorithms { .. }
             | Failure::Report(_) => 4,
             Failure::NoDevice { .. }
             | Failure::NoCudnn(_)
@@ -310,6 +319,11 @@ impl Failure {
             Failure::Unreadable { .. } | Failure::Weights(_) => Some(
                 "--init-from takes a folder in Hugging Face layout: config.json and model.safetensors, as `trainer \
                  init` and --save-final write it"
+                    .into(),
+            ),
+            Failure::Algorithms { .. } => Some(
+                "`trainer tune` with --out and the flags of the run makes such a file for this GPU and its library; --set \
+                 hardware.algorithms=heuristic does without"
                     .into(),
             ),
             Failure::Diverged { step, skipped, .. } if step == skipped => Some(

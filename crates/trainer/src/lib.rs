@@ -4,6 +4,8 @@
 //! a thin shell around it. [`Trainer`] is for code of one's own, which trains on tensors of candle.
 
 mod advise;
+#[cfg(feature = "cuda")]
+mod algorithms;
 mod args;
 mod attention;
 mod bench;
@@ -35,6 +37,7 @@ mod stdout;
 mod tracer;
 mod train;
 mod trained;
+mod tune;
 
 pub use failure::Failure;
 pub use job::Ended;
@@ -91,6 +94,7 @@ fn refuse_several(command: &Command) -> Result<(), Failure> {
         Command::Export(_) => ("export", "leave out the launcher"),
         Command::Generate(_) => ("generate", "leave out the launcher"),
         Command::Profile(_) => ("profile", "leave out the launcher"),
+        Command::Tune(_) => ("tune", "leave out the launcher"),
         Command::Init(_) => ("init", "leave out the launcher"),
         Command::Train(_) | Command::Doctor(_) => return Ok(()),
     };
@@ -114,6 +118,7 @@ fn carry_out_alone(cli: &Cli, command: &Command) -> Result<(), Failure> {
         Command::Export(args) => export::export(args),
         Command::Generate(args) => generate::generate(args),
         Command::Profile(_) => run::profile(cli.resolve()?),
+        Command::Tune(_) => run::tune(cli.resolve()?),
         Command::Init(_) => run::initialise(cli.resolve()?),
         Command::Train(_) | Command::Doctor(_) => {
             unreachable!("what a launcher may have started several of is carried out above")

@@ -34,6 +34,12 @@ pub(crate) fn profile(mut resolved: Resolved) -> Result<(), Failure> {
     crate::profile::profile(&resolved)
 }
 
+/// Carries `tune` out.
+pub(crate) fn tune(mut resolved: Resolved) -> Result<(), Failure> {
+    prepare(&mut resolved)?;
+    crate::tune::tune(&resolved)
+}
+
 /// Carries `init` out.
 pub(crate) fn initialise(mut resolved: Resolved) -> Result<(), Failure> {
     prepare(&mut resolved)?;

@@ -33,8 +33,11 @@ use report::{ProcessRecord, ResumeRecord};
 use resuming::Resumed;
 use saving::{Saver, origin};
 use session::{Session, SessionError, StepOutcome};
-use settings::{AttentionBackend, Config, FLASH_FROM_SEQ, OptimizerPlace, Resolved, Settings};
+use settings::{
+    AttentionBackend, Config, FLASH_FROM_SEQ, HEURISTIC, OptimizerPlace, Resolved, Settings,
+};
 use std::collections::VecDeque;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -101,12 +104,15 @@ impl Prepared {
         resolved.config = chosen(&resolved, config, Holder::Device(&device))?;
         let settings = Settings::new(&resolved.config)?;
         choose_attention(&mut resolved.config, settings.attention);
+        let algorithms = device.settle_algorithms(&settings)?;
         if let Some(resumed) = &mut resumed {
             resolved.name = resumed.state().name.clone();
-            resumed.compare(&resolved, &dataset.fingerprint())?;
+            let now = (&*dataset.fingerprint(), algorithms.as_deref());
+            resumed.compare(&resolved, now)?;
         }
         let plan = Plan {
             cudnn_version: cudnn_version(settings.attention),
+            algorithms,
             ..Plan::with_alternatives(&resolved.config, device.target())?
         };
         let limit = limit(&resolved, &device)?;
@@ -152,12 +158,16 @@ fn name_paths_for_later(config: &mut Config) {
         OptimizerPlace::Folder(folder) => Some(folder),
         _ => None,
     };
+    let algorithms = &mut config.hardware.algorithms;
+    let algorithms = algorithms
+        .as_mut()
+        .filter(|path| *path != Path::new(HEURISTIC));
     let paths = [
         &mut config.data.path,
         &mut config.eval.path,
         &mut config.offload.path,
     ];
-    for path in paths.into_iter().flatten().chain(states) {
+    for path in paths.into_iter().flatten().chain(states).chain(algorithms) {
         if let Ok(absolute) = std::path::absolute(&*path) {
             *path = absolute;
         }

@@ -158,6 +158,7 @@ impl Moment {
                 state_dtype: "f32".into(),
                 master: "none".into(),
             },
+            algorithms: Some("heuristic".into()),
             ranks: None,
         };
         Self {

@@ -35,8 +35,9 @@ pub use cudnn::{
 };
 #[cfg(feature = "cuda")]
 pub use device::{
-    CopyRates, CudaDevice, CudaDriver, CudnnVersion, DeviceFacts, LoadedLibrary, PaperPlan,
-    Rehearsal, capability, carried, device_count, look_for_library, pci_bus_id, plan_on_paper,
+    Algorithms, CopyRates, CudaDevice, CudaDriver, CudnnVersion, DeviceFacts, LoadedLibrary,
+    PaperPlan, Rehearsal, TunedProduct, capability, carried, device_count, look_for_library,
+    pci_bus_id, plan_on_paper,
 };
 pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 pub use listing::Listing;

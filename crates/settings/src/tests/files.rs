@@ -133,6 +133,7 @@ fn full() -> Config {
             link_gbps: Some(450.5),
             memory_gbps: Some(3000.5),
             peak_tflops: Some(989.0),
+            algorithms: Some("algorithms.json".into()),
         },
         collectives: CollectivesConfig {
             engine: Engine::Mpi,

@@ -99,6 +99,10 @@ impl Prepared {
             ),
             ("the data", Some(self.dataset.fingerprint())),
             (
+                "algorithms of matrix products",
+                self.plan.algorithms.clone(),
+            ),
+            (
                 "optimizer states",
                 Some(place(&self.settings.offload.states).into()),
             ),

@@ -240,6 +240,7 @@ impl Run {
             flops_per_token: self.plan.flops_per_token,
             granularity_bytes: GRANULARITY_BYTES,
             untracked_host_bytes_max: self.device.untracked_host_bytes_max(),
+            algorithms: self.plan.algorithms.clone(),
             process: ProcessRecord::current(),
         }
     }

@@ -8,7 +8,7 @@ use data::{Batches, Dataset};
 use files::Disk;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{Config, HeadChunk, Member, Resolved, Resume};
+use settings::{Config, HEURISTIC, HeadChunk, Member, Resolved, Resume};
 use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
@@ -47,8 +47,12 @@ impl Resumed {
         }))
     }
 
-    /// Refuses to go on as another run, unless that is meant.
-    pub(super) fn compare(&mut self, resolved: &Resolved, dataset: &str) -> Result<(), Failure> {
+    /// Refuses to go on as another run, on these data and with these algorithms of matrix products, unless that is meant.
+    pub(super) fn compare(
+        &mut self,
+        resolved: &Resolved,
+        (dataset, algorithms): (&str, Option<&str>),
+    ) -> Result<(), Failure> {
         let before = self.config()?;
         let changes = resolved.config.changes_since(&before)?;
         self.changes = changes.iter().map(ToString::to_string).collect();
@@ -57,6 +61,12 @@ impl Resumed {
         self.are_same_samples = is_same_data && !changes.iter().any(|change| orders(change.key));
         if !is_same_data {
             self.changes.push("the data is other than before".into());
+        }
+        let had = self.checkpoint.state.algorithms.as_deref();
+        if let Some(has) = algorithms.filter(|has| *has != had.unwrap_or(HEURISTIC)) {
+            let had = had.unwrap_or(HEURISTIC);
+            let change = format!("algorithms of matrix products: {had} before, {has} now");
+            self.changes.push(change);
         }
         if self.checkpoint.state.step > resolved.config.train.steps as u64 {
             return Err(Failure::Usage(format!(

@@ -301,6 +301,7 @@ impl Run {
                 state_dtype: optim.state_dtype.to_string(),
                 master: optim.master.to_string(),
             },
+            algorithms: self.plan.algorithms.clone(),
             ranks,
         }
     }

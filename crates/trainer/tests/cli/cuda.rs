@@ -23,6 +23,19 @@ fn training_on_a_gpu_ends_with_a_sentence_and_leaves_nothing_behind() {
     assert!(!place.path("run").exists());
 }
 
+/// As training does, whichever device is the default.
+#[test]
+fn so_does_tuning() {
+    let place = Workplace::new();
+    let mut command = place.command("tune --config small.toml");
+    let output = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(5), "{stderr}");
+    let words = "error: the device cuda cannot be used: ";
+    assert!(stderr.contains(words), "{stderr}");
+    assert!(!place.path("caches").exists());
+}
+
 #[test]
 fn the_processor_is_the_default_where_there_is_no_gpu() {
     let place = Workplace::new();

@@ -40,6 +40,25 @@ fn a_device_that_this_binary_does_not_have() {
 
 #[test]
 #[cfg(not(feature = "cuda"))]
+fn products_are_timed_on_a_gpu_alone() {
+    let words = ["the device cuda cannot be used", "built without CUDA"];
+    let place = Workplace::new();
+    place.trainer("tune --config small.toml").fails(5, &words);
+    assert!(!place.path("caches").exists());
+}
+
+#[test]
+fn not_on_the_processor() {
+    let words = [
+        "`trainer tune` times products on a GPU",
+        "the device is cpu",
+    ];
+    let tuned = Workplace::new().trainer("tune --config small.toml --device cpu");
+    tuned.fails(2, &words);
+}
+
+#[test]
+#[cfg(not(feature = "cuda"))]
 fn ranges_for_profilers() {
     let words = ["--set log.nvtx=true", "built without CUDA"];
     refused("--set log.nvtx=true", &words);

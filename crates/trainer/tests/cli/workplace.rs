@@ -83,6 +83,8 @@ impl Workplace {
             .env_remove("RUST_LOG")
             .env_remove("NO_COLOR")
             .env_remove("CLICOLOR_FORCE")
+            // What somebody keeps on this machine is no part of a test.
+            .env("XDG_CACHE_HOME", self.path("caches"))
             .stdin(Stdio::null());
         command
     }

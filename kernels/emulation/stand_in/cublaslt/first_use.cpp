@@ -5,18 +5,19 @@
 #include <dlfcn.h>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <vector>
 
 namespace stand_in {
 
 namespace {
 
-// All that an algorithm is chosen by: types, what is transposed, how the matrices lie.
+// All that an algorithm is chosen by, and the algorithm: types, what is transposed, how the matrices lie.
 using Key = std::vector<int64_t>;
 
-Key key_of(const Product &product, const uint32_t (&alignment_bytes)[4]) {
+Key key_of(const Product &product, const uint32_t (&alignment_bytes)[4], uint64_t algorithm) {
     const Layout *layouts[] = {&product.a, &product.b, &product.c, &product.d};
-    Key key = {product.description.a_transposed, product.description.b_transposed};
+    Key key = {int64_t(algorithm), product.description.a_transposed, product.description.b_transposed};
     for (int matrix = 0; matrix < 4; matrix++) {
         const Layout &layout = *layouts[matrix];
         key.insert(key.end(), {layout.type, int64_t(layout.rows), int64_t(layout.columns), layout.leading,
@@ -25,24 +26,28 @@ Key key_of(const Product &product, const uint32_t (&alignment_bytes)[4]) {
     return key;
 }
 
-// The driver keeps the account; it is the library that the program has loaded.
-bool take_memory(uint64_t bytes) {
+// A function of the driver's, which keeps the accounts; it is the library that the program has loaded.
+template <typename F> F *of_driver(const char *name) {
     void *driver = dlopen("libcuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    const auto take = reinterpret_cast<int (*)(uint64_t)>(driver ? dlsym(driver, "stand_in_take_library_memory") : nullptr);
-    if (take == nullptr) {
+    const auto function = reinterpret_cast<F *>(driver ? dlsym(driver, name) : nullptr);
+    if (function == nullptr) {
         say("cuBLASLt", "the driver that stands in is not loaded");
-        return false;
     }
-    return take(bytes) == 0;
+    return function;
+}
+
+bool take_memory(uint64_t bytes) {
+    const auto take = of_driver<int(uint64_t)>("stand_in_take_library_memory");
+    return take != nullptr && take(bytes) == 0;
 }
 
 }  // namespace
 
-bool load_product(const Product &product, const uint32_t (&alignment_bytes)[4]) {
+bool load_product(const Product &product, const uint32_t (&alignment_bytes)[4], uint64_t algorithm) {
     static std::mutex lock;
     static std::set<Key> loaded;
     const std::lock_guard<std::mutex> entered(lock);
-    const Key key = key_of(product, alignment_bytes);
+    const Key key = key_of(product, alignment_bytes, algorithm);
     if (loaded.count(key) != 0) {
         return true;
     }
@@ -51,6 +56,20 @@ bool load_product(const Product &product, const uint32_t (&alignment_bytes)[4]) 
     }
     loaded.insert(key);
     return true;
+}
+
+void pass_time(uint64_t algorithm) {
+    static const std::string listed = setting("STAND_IN_ALGORITHM_US", "");
+    if (listed.empty()) {
+        return;
+    }
+    std::istringstream times(listed);
+    std::string microseconds;
+    for (uint64_t number = 0; number <= algorithm && std::getline(times, microseconds, ','); number++) {
+    }
+    if (const auto pass = of_driver<void(double)>("stand_in_pass_time")) {
+        pass(std::strtod(microseconds.c_str(), nullptr));
+    }
 }
 
 }  // namespace stand_in

@@ -4,7 +4,11 @@
 
 namespace stand_in {
 
-// Takes the memory that a product's code needs, if no such product was computed before. Whether there was room.
-bool load_product(const Product &product, const uint32_t (&alignment_bytes)[4]);
+// Takes the memory that a product's code needs, if no such product was computed by the algorithm before. Whether there was
+// room.
+bool load_product(const Product &product, const uint32_t (&alignment_bytes)[4], uint64_t algorithm);
+
+// Lets the time of a product pass on the clock of events, where STAND_IN_ALGORITHM_US says what an algorithm takes.
+void pass_time(uint64_t algorithm);
 
 }  // namespace stand_in

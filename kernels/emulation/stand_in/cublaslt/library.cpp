@@ -19,9 +19,15 @@ struct Preference {
 
 // What an algorithm was chosen for; lies in `cublasLtMatmulAlgo_t`.
 struct Algorithm {
+    // Tells an algorithm from bytes that are none.
+    uint64_t mark;
+    // In the order of the heuristic, from 0. It adds a sum up of so many parts and one more.
+    uint64_t number;
     uint64_t workspace_bytes;
     uint32_t alignment_bytes[4];
 };
+
+const uint64_t MARK = 0x6d68746972676c61;
 
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm has 64 bytes");
 
@@ -33,6 +39,12 @@ const uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_
 bool has_rounded_parts(const Product &product) {
     static const uint64_t depth_min = number_setting("STAND_IN_ROUNDED_DEPTH", UINT64_MAX);
     return (product.description.a_transposed ? product.a.rows : product.a.columns) >= depth_min;
+}
+
+// How many algorithms there are for each product.
+uint64_t algorithms() {
+    static const uint64_t count = number_setting("STAND_IN_ALGORITHMS", 4);
+    return count;
 }
 
 // With less workspace than this, the only algorithm is one that needs none.
@@ -201,7 +213,7 @@ extern "C" cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cubla
     }
     const size_t element_bytes[] = {product.a.element_bytes(), product.b.element_bytes(), product.c.element_bytes(),
                                     product.d.element_bytes()};
-    Algorithm algorithm = {preference.workspace_bytes_max < WORKSPACE_BYTES ? 0 : WORKSPACE_BYTES, {}};
+    Algorithm algorithm = {MARK, 0, preference.workspace_bytes_max < WORKSPACE_BYTES ? 0 : WORKSPACE_BYTES, {}};
     const Layout *layouts[] = {&product.a, &product.b, &product.c, &product.d};
     for (int matrix = 0; matrix < 4; matrix++) {
         const uint32_t bytes = preference.alignment_bytes[matrix];
@@ -216,11 +228,36 @@ extern "C" cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cubla
             return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a column is less aligned than the first one");
         }
     }
-    results[0] = {};
-    std::memcpy(&results[0].algo, &algorithm, sizeof(algorithm));
-    results[0].workspaceSize = algorithm.workspace_bytes;
-    results[0].state = CUBLAS_STATUS_SUCCESS;
-    *found = 1;
+    *found = int(std::min<uint64_t>(uint64_t(wanted), algorithms()));
+    for (int number = 0; number < *found; number++) {
+        algorithm.number = uint64_t(number);
+        results[number] = {};
+        std::memcpy(&results[number].algo, &algorithm, sizeof(algorithm));
+        results[number].workspaceSize = algorithm.workspace_bytes;
+        results[number].state = CUBLAS_STATUS_SUCCESS;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// Whether bytes are an algorithm that this library has.
+extern "C" cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t description,
+                                                  cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                  cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                  const cublasLtMatmulAlgo_t *asked,
+                                                  cublasLtMatmulHeuristicResult_t *result) {
+    const Product product = {of(description), of(a), of(b), of(c), of(d)};
+    if (const cublasStatus_t status = check(product)) {
+        return status;
+    }
+    Algorithm algorithm;
+    std::memcpy(&algorithm, asked, sizeof(algorithm));
+    if (algorithm.mark != MARK || algorithm.number >= algorithms()) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    *result = {};
+    result->algo = *asked;
+    result->workspaceSize = algorithm.workspace_bytes;
+    result->state = CUBLAS_STATUS_SUCCESS;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -236,6 +273,9 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
     }
     Algorithm algorithm;
     std::memcpy(&algorithm, chosen, sizeof(algorithm));
+    if (algorithm.mark != MARK || algorithm.number >= algorithms()) {
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "an algorithm that this library does not have");
+    }
     const void *matrices[] = {a, b, c, d};
     for (int matrix = 0; matrix < 4; matrix++) {
         if (reinterpret_cast<uintptr_t>(matrices[matrix]) % algorithm.alignment_bytes[matrix] != 0) {
@@ -248,13 +288,14 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
     if (workspace_bytes < algorithm.workspace_bytes) {
         return refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is smaller than the algorithm needs");
     }
-    if (!load_product(product, algorithm.alignment_bytes)) {
+    if (!load_product(product, algorithm.alignment_bytes, algorithm.number)) {
         return CUBLAS_STATUS_INTERNAL_ERROR;
     }
+    pass_time(algorithm.number);
     if (!is_idle()) {
         // Whatever else lies there is lost, as it would be.
         std::memset(workspace, 0xff, algorithm.workspace_bytes);
-        compute(product, *static_cast<const float *>(alpha), a, b, *static_cast<const float *>(beta), c, d);
+        compute(product, algorithm.number + 1, *static_cast<const float *>(alpha), a, b, *static_cast<const float *>(beta), c, d);
     }
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -54,7 +54,7 @@ static void write_column(const Layout &layout, void *data, int64_t first, const 
     }
 }
 
-void compute(const Product &product, float alpha, const void *a, const void *b, float beta, const void *c, void *d) {
+void compute(const Product &product, size_t parts, float alpha, const void *a, const void *b, float beta, const void *c, void *d) {
     const auto &[description, a_layout, b_layout, c_layout, d_layout] = product;
     const size_t rows = d_layout.rows, columns = d_layout.columns;
     const size_t depth = description.a_transposed ? a_layout.rows : a_layout.columns;
@@ -63,10 +63,16 @@ void compute(const Product &product, float alpha, const void *a, const void *b, 
         const std::vector<float> right = column_major(b_layout, description.b_transposed, b, number);
         for (size_t column = 0; column < columns; column++) {
             std::vector<float> sums(rows);
-            for (size_t k = 0; k < depth; k++) {
-                const float factor = right[column * depth + k];
+            for (size_t part = 0; part < parts; part++) {
+                std::vector<float> of_part(rows);
+                for (size_t k = depth * part / parts; k < depth * (part + 1) / parts; k++) {
+                    const float factor = right[column * depth + k];
+                    for (size_t row = 0; row < rows; row++) {
+                        of_part[row] += left[k * rows + row] * factor;
+                    }
+                }
                 for (size_t row = 0; row < rows; row++) {
-                    sums[row] += left[k * rows + row] * factor;
+                    sums[row] += of_part[row];
                 }
             }
             const int64_t from = number * c_layout.batch_stride + int64_t(column) * c_layout.leading;

@@ -29,7 +29,7 @@ struct Product {
     Layout a, b, c, d;
 };
 
-// Sums are f32, in the order of k, and rounded once.
-void compute(const Product &product, float alpha, const void *a, const void *b, float beta, const void *c, void *d);
+// Sums are f32, in the order of k, and rounded once; of `parts` parts side by side, which are added up in their order.
+void compute(const Product &product, size_t parts, float alpha, const void *a, const void *b, float beta, const void *c, void *d);
 
 }  // namespace stand_in

@@ -32,7 +32,7 @@ impl CudaDriver {
     /// [`KernelError`] if cuBLASLt does not start or page-locked memory is refused.
     pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver, KernelError> {
         Ok(CudaDriver {
-            products: Products::new()?,
+            products: Products::new(device.algorithms.get().cloned())?,
             cudnn: OnceCell::new(),
             staging: Staging::new(device)?,
             device: device.clone(),

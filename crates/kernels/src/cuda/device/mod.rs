@@ -5,9 +5,11 @@
 //! each way, and exchanges with other ranks; files are read and written by threads. Nothing waits but a download, the end
 //! of an event, and an upload that finds all staging buffers on their way.
 
+mod algorithms;
 mod block;
 mod blocks;
 mod cudnn;
+mod choices;
 mod driver;
 mod error;
 mod facts;
@@ -23,8 +25,10 @@ mod staging;
 mod streams;
 mod survey;
 mod timing;
+mod tuning;
 
 pub use cudnn::{CudnnVersion, PaperPlan, plan_on_paper};
+pub use algorithms::{Algorithms, TunedProduct};
 pub use driver::CudaDriver;
 pub use facts::{DeviceFacts, capability, device_count, pci_bus_id};
 pub use library::LoadedLibrary;
@@ -40,7 +44,7 @@ use handles::Context;
 use memory::DeviceBytes;
 use modules::Modules;
 use products::Products;
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use streams::Streams;
 use timing::Stamps;
@@ -55,6 +59,8 @@ pub struct CudaDevice {
     stream: sys::CUstream,
     /// Places are shown to profilers.
     ranges: Cell<bool>,
+    /// What products take instead of the heuristic's first choice, once that is settled.
+    algorithms: OnceCell<Rc<Algorithms>>,
     // Dropped in this order; the context, with the modules in it, goes last.
     stamps: Stamps,
     pool: Pool,
@@ -103,6 +109,7 @@ impl CudaDevice {
             facts,
             stream: streams.of(Queue::Compute),
             ranges: Cell::new(false),
+            algorithms: OnceCell::new(),
             stamps: Stamps::default(),
             pool,
             streams,
@@ -147,6 +154,22 @@ impl CudaDevice {
     /// Page-locked host memory that a driver of this device takes outside the ledger.
     pub fn untracked_host_bytes() -> u64 {
         staging::STAGING_BYTES + handles::Counters::bytes(Queue::ALL.len()) as u64
+    }
+
+    /// The algorithms that products of drivers of this device take, once that is settled.
+    pub fn algorithms(&self) -> Option<&Algorithms> {
+        self.algorithms.get().map(Rc::as_ref)
+    }
+
+    /// Has products of all drivers that are made from here on take these algorithms where they have one, and the heuristic's
+    /// first choice elsewhere. The first word counts: the products of a run do not change while it runs.
+    ///
+    /// # Errors
+    /// Why they are not for this device or its library.
+    pub fn use_algorithms(&self, algorithms: Algorithms) -> Result<(), String> {
+        algorithms.check(self)?;
+        self.algorithms.get_or_init(|| Rc::new(algorithms));
+        Ok(())
     }
 
     /// Waits for all computation that was asked for.

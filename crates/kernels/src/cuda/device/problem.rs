@@ -6,14 +6,17 @@
 use crate::KernelError;
 use crate::cuda::{Gemm, Matrix};
 use memory::DType;
+use serde::{Deserialize, Serialize};
 
 /// Alignments above this make no difference to the library.
 const ALIGNMENT_MAX_BYTES: u32 = 256;
 
 /// A matrix column by column, without its place in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Layout {
     /// f32 or bf16.
+    #[serde(with = "super::algorithms::dtype_name")]
     pub(super) dtype: DType,
     /// Elements of a column.
     pub(super) rows: u64,
@@ -27,8 +30,10 @@ pub(super) struct Layout {
     pub(super) alignment_bytes: u32,
 }
 
-/// `d [n, m] = c + alpha left right`, column by column. All that the choice of an algorithm may depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// `d [n, m] = c + alpha left right`, column by column. All that the choice of an algorithm may depend on; files of algorithms
+/// have it as it stands here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Problem {
     /// `[n, k]`, or its transpose.
     pub(super) left: Layout,

@@ -1,6 +1,7 @@
 //! Matrix products by cuBLASLt.
 //!
-//! What is computed must depend on the problem alone. So the algorithm is the first that the library's heuristic
+//! What is computed must depend on the problem alone, and on what is written down of a run. So the algorithm is the one that
+//! was measured beforehand and is kept in a file ([`super::algorithms`]), or else the first that the library's heuristic
 //! names for the problem, the workspace and the alignment of the matrices, without trying any; it is asked once a
 //! problem, and remembered. f32 stays f32 (no TF32).
 //!
@@ -9,6 +10,8 @@
 //! follows from the algorithm. The parts are f32, in our own workspace, and added by a second kernel
 //! ([`REDUCTIONS`]), so that their order does not depend on which block was done first.
 
+use super::algorithms::Algorithms;
+use super::choices::ChosenBy;
 use super::error;
 use super::problem::{Layout, Pointers, Problem};
 use crate::KernelError;
@@ -32,18 +35,21 @@ const TRANSPOSED: i32 = 1;
 /// Not in place (INPLACE): the parts are added up in the output itself, where blocks wait for one another in turn, and
 /// where it is bf16 every partial sum is rounded. Not in the output's type (OUTPUT_TYPE): every part is rounded to it
 /// before the sum. PyTorch forbids both where it may not reduce in bf16.
-const REDUCTIONS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32
+pub(super) const REDUCTIONS: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE
+    as u32
     | sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
 /// Every way, for a product of which no algorithm has one of those: its parts may be rounded, always in the same order.
-const ANY_REDUCTION: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
+pub(super) const ANY_REDUCTION: u32 =
+    sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
 
-type Answer<T> = Result<T, CublasError>;
+pub(super) type Answer<T> = Result<T, CublasError>;
 
 /// The library, with an algorithm for each problem seen so far.
 pub(super) struct Products {
-    handle: sys::cublasLtHandle_t,
+    pub(super) handle: sys::cublasLtHandle_t,
     plans: RefCell<HashMap<(Problem, usize), Rc<Plan>>>,
+    algorithms: Option<Rc<Algorithms>>,
 }
 
 impl Products {
@@ -60,12 +66,13 @@ impl Products {
         ))
     }
 
-    /// Opens the library for the device whose context is current.
-    pub(super) fn new() -> Result<Products, KernelError> {
+    /// Opens the library for the device whose context is current. Products take these algorithms where they have one.
+    pub(super) fn new(algorithms: Option<Rc<Algorithms>>) -> Result<Products, KernelError> {
         let handle = result::create_handle();
         Ok(Products {
             handle: handle.map_err(|error| error::of_library("cuBLASLt does not start", error))?,
             plans: RefCell::default(),
+            algorithms,
         })
     }
 
@@ -95,12 +102,22 @@ impl Products {
         plans.values().filter(|plan| plan.is_rounded).count()
     }
 
+    /// Problems so far that take an algorithm that was measured, and those that have one that the library does not take.
+    pub(super) fn tuned(&self) -> (usize, usize) {
+        let plans = self.plans.borrow();
+        let count = |origin| plans.values().filter(|plan| plan.origin == origin).count();
+        (count(ChosenBy::Measuring), count(ChosenBy::Refusal))
+    }
+
     fn plan(&self, problem: Problem, workspace_bytes: usize) -> Answer<Rc<Plan>> {
         let key = (problem, workspace_bytes);
         if let Some(plan) = self.plans.borrow().get(&key) {
             return Ok(plan.clone());
         }
-        let plan = Rc::new(Plan::new(self.handle, &problem, workspace_bytes)?);
+        let tuned = self.algorithms.as_ref();
+        let tuned = tuned.and_then(|algorithms| algorithms.find(&problem, workspace_bytes));
+        let plan = Plan::new(&problem)?.choose(self.handle, &problem, workspace_bytes, tuned)?;
+        let plan = Rc::new(plan);
         self.plans.borrow_mut().insert(key, plan.clone());
         Ok(plan)
     }
@@ -114,63 +131,37 @@ impl Drop for Products {
 }
 
 /// A problem in the library's terms, and the algorithm for it.
-struct Plan {
-    product: Description,
-    left: MatrixLayout,
-    right: MatrixLayout,
-    c: MatrixLayout,
-    d: MatrixLayout,
-    algorithm: sys::cublasLtMatmulAlgo_t,
+pub(super) struct Plan {
+    pub(super) product: Description,
+    pub(super) left: MatrixLayout,
+    pub(super) right: MatrixLayout,
+    pub(super) c: MatrixLayout,
+    pub(super) d: MatrixLayout,
+    pub(super) algorithm: sys::cublasLtMatmulAlgo_t,
     /// The parts of a split sum may be rounded.
-    is_rounded: bool,
+    pub(super) is_rounded: bool,
+    pub(super) origin: ChosenBy,
 }
 
 impl Plan {
-    fn new(
-        handle: sys::cublasLtHandle_t,
-        problem: &Problem,
-        workspace_bytes: usize,
-    ) -> Answer<Plan> {
-        let product = Description::new(problem)?;
+    /// A problem for which no algorithm is chosen yet.
+    pub(super) fn new(problem: &Problem) -> Answer<Plan> {
         let layout = |layout: &Layout| MatrixLayout::new(layout, problem.batch);
-        let (left, right) = (layout(&problem.left)?, layout(&problem.right)?);
-        let (c, d) = (layout(&problem.c)?, layout(&problem.d)?);
-        let choose = |reductions: u32| {
-            let preference = Preference::new(problem, workspace_bytes, reductions)?;
-            // SAFETY: everything was created above and is alive.
-            let found = unsafe {
-                result::get_matmul_algo_heuristic(
-                    handle,
-                    product.0,
-                    left.0,
-                    right.0,
-                    c.0,
-                    d.0,
-                    preference.0,
-                )
-            }?;
-            Ok(found.algo)
-        };
-        let (algorithm, is_rounded) = match choose(REDUCTIONS) {
-            Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => {
-                (choose(ANY_REDUCTION)?, true)
-            }
-            chosen => (chosen?, false),
-        };
         Ok(Plan {
-            product,
-            left,
-            right,
-            c,
-            d,
-            algorithm,
-            is_rounded,
+            product: Description::new(problem)?,
+            left: layout(&problem.left)?,
+            right: layout(&problem.right)?,
+            c: layout(&problem.c)?,
+            d: layout(&problem.d)?,
+            algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            is_rounded: false,
+            origin: ChosenBy::Heuristic,
         })
     }
 
     /// # Safety
     /// As for `Driver::gemm`, for a product that is this plan's problem.
-    unsafe fn compute(
+    pub(super) unsafe fn compute(
         &self,
         handle: sys::cublasLtHandle_t,
         pointers: Pointers,
@@ -215,7 +206,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
 }
 
 /// What kind of product: f32 sums and factors, and what is transposed.
-struct Description(sys::cublasLtMatmulDesc_t);
+pub(super) struct Description(pub(super) sys::cublasLtMatmulDesc_t);
 
 impl Description {
     fn new(problem: &Problem) -> Answer<Description> {
@@ -251,7 +242,7 @@ impl Drop for Description {
 }
 
 /// How the matrices of a batch lie in memory.
-struct MatrixLayout(sys::cublasLtMatrixLayout_t);
+pub(super) struct MatrixLayout(pub(super) sys::cublasLtMatrixLayout_t);
 
 impl MatrixLayout {
     fn new(layout: &Layout, batch: i32) -> Answer<MatrixLayout> {
@@ -287,10 +278,14 @@ impl Drop for MatrixLayout {
 }
 
 /// What an algorithm may do.
-struct Preference(sys::cublasLtMatmulPreference_t);
+pub(super) struct Preference(pub(super) sys::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new(problem: &Problem, workspace_bytes: usize, reductions: u32) -> Answer<Preference> {
+    pub(super) fn new(
+        problem: &Problem,
+        workspace_bytes: usize,
+        reductions: u32,
+    ) -> Answer<Preference> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = Preference(result::create_matmul_pref()?);
         let workspace = workspace_bytes as u64;

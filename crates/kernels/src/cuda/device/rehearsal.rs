@@ -23,6 +23,10 @@ pub struct Rehearsal {
     pub products: usize,
     /// Those of which no algorithm keeps the parts of a split sum in f32.
     pub rounded: usize,
+    /// Those that take an algorithm that was measured.
+    pub tuned: usize,
+    /// Those that have one that the library does not take.
+    pub refused: usize,
 }
 
 impl Cuda<CudaDriver> {
@@ -62,15 +66,18 @@ impl Cuda<CudaDriver> {
         }
         let done = device.synchronize();
         done.map_err(|error| error::of_driver("rehearsal", error))?;
+        let (tuned, refused) = self.driver.products.tuned();
         Ok(Rehearsal {
             products: products.len(),
             rounded: self.driver.products.rounded(),
+            tuned,
+            refused,
         })
     }
 }
 
 /// One product of each problem.
-fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>, KernelError> {
+pub(super) fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>, KernelError> {
     let (mut seen, mut distinct) = (HashSet::new(), Vec::new());
     for gemm in products {
         if seen.insert(Problem::new(gemm)?.0) {
@@ -98,13 +105,13 @@ fn blamed_on_memory(device: &CudaDevice, error: KernelError) -> KernelError {
 
 /// Where the operands of a product lie in a block: what is read at its start, one matrix on the other, and what is
 /// written behind that. No larger than what a run holds at that moment.
-struct Operands {
+pub(super) struct Operands {
     read_bytes: u64,
     written_bytes: u64,
 }
 
 impl Operands {
-    fn of(gemm: &Gemm) -> Operands {
+    pub(super) fn of(gemm: &Gemm) -> Operands {
         let [m, k, n] = gemm.sizes;
         let read = [
             reach(&gemm.a, [m, k], gemm.batch),
@@ -117,12 +124,12 @@ impl Operands {
         }
     }
 
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.read_bytes + self.written_bytes
     }
 
     /// The same problem, with the alignment that its matrices have.
-    fn placed(&self, gemm: &Gemm, start: *mut u8) -> Gemm {
+    pub(super) fn placed(&self, gemm: &Gemm, start: *mut u8) -> Gemm {
         let at = |matrix: Matrix, offset: u64| Matrix {
             pointer: start.wrapping_add(offset as usize + misalignment(&matrix)),
             ..matrix

@@ -3,6 +3,7 @@
 
 mod cudnn;
 mod devices;
+mod head_chunk;
 mod memory;
 mod nvml;
 mod offload;
@@ -11,6 +12,7 @@ mod ranks;
 mod recompute;
 mod rehearsal;
 mod training;
+mod tune;
 
 use crate::metrics::Metrics;
 use crate::workplace::{Outcome, Workplace};

@@ -6,8 +6,7 @@ use crate::workplace::{Outcome, Workplace};
 use serde_json::Value;
 
 /// 24 million parameters: a peak of 538 MiB.
-const MODEL: &str =
-    "--config llama-15m --device cuda --seq 256 --micro-batch 4 --recompute none --steps 2";
+const MODEL: &str = "--config llama-15m --device cuda --seq 256 --micro-batch 4 --recompute none --steps 2 --set memory.head_chunk=512";
 
 const MIB: u64 = 1 << 20;
 

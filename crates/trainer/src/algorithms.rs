@@ -1,0 +1,132 @@
+//! The file of algorithms that `trainer tune` keeps for a GPU: where it is, and what a run takes of it.
+
+use crate::failure::Failure;
+use kernels::cuda::{Algorithms, CudaDevice, TunedProduct};
+use kernels::{Target, workspace_bytes};
+use session::products_of_a_step;
+use settings::{HEURISTIC, Settings};
+use std::ffi::OsString;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Where the algorithms of a GPU and its library are kept, for all runs of a user; none where there is no place for caches.
+pub(crate) fn kept_at(device: &CudaDevice) -> Option<PathBuf> {
+    let folder = |name| {
+        let value = std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
+        value.map(PathBuf::from)
+    };
+    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    let plain = |letter: char| match letter.is_ascii_alphanumeric() {
+        true => letter.to_ascii_lowercase(),
+        false => '-',
+    };
+    let gpu: String = device.facts().name.chars().map(plain).collect();
+    let name = format!("{gpu}-{}.json", device.library().version);
+    Some(caches.join("trainer").join("algorithms").join(name))
+}
+
+/// Has the products of a device take what is kept for it, and tells the run's choice for its records: `heuristic`, or the
+/// file's name and a checksum of what the products of this run take of it. Once a device: later settings change nothing.
+///
+/// # Errors
+/// [`Failure::Algorithms`] for a file that the settings name and that is none for this device; one that is merely kept for it
+/// is passed over with a warning.
+pub(crate) fn settle(device: &CudaDevice, settings: &Settings) -> Result<String, Failure> {
+    let named = settings.hardware.algorithms.as_deref();
+    let file = match named {
+        Some(name) if name == Path::new(HEURISTIC) => None,
+        Some(path) => Some(path.to_path_buf()),
+        None => kept_at(device),
+    };
+    if device.algorithms().is_none() {
+        let read = file.as_deref().map(|path| read(path, device));
+        let algorithms = match (read.transpose(), &file) {
+            (Ok(Some(Some(read))), _) => read,
+            (Ok(Some(None)), Some(path)) if named.is_some() => return Err(not_there(path)),
+            (Ok(_), _) => Algorithms::of(device),
+            (Err(failure), _) if named.is_some() => return Err(failure),
+            (Err(failure), _) => {
+                tracing::warn!("{failure}; products take the heuristic's first choice");
+                Algorithms::of(device)
+            }
+        };
+        let used = device.use_algorithms(algorithms);
+        used.map_err(|why| unfit(file.as_deref().unwrap_or(Path::new("")), why))?;
+    }
+    let checksum = checksum(device, settings)?;
+    Ok(match (checksum, file) {
+        (Some(checksum), Some(file)) => {
+            let name = file.file_name().unwrap_or(file.as_os_str());
+            format!("{} {checksum:08x}", name.to_string_lossy())
+        }
+        _ => HEURISTIC.into(),
+    })
+}
+
+/// Tells choices of algorithms apart by what the products of a run take; none where they take nothing.
+fn checksum(device: &CudaDevice, settings: &Settings) -> Result<Option<u32>, Failure> {
+    let Some(algorithms) = device
+        .algorithms()
+        .filter(|known| !known.products().is_empty())
+    else {
+        return Ok(None);
+    };
+    let workspace = workspace_bytes(Target::Cuda, settings.narrowest_dtype()) as usize;
+    let taken = algorithms.of_products(&products_of_a_step(settings)?, workspace)?;
+    let mut hash = crc32fast::Hasher::new();
+    for product in &taken {
+        let words = product.map_or([0; 8], TunedProduct::words);
+        for word in words {
+            hash.update(&word.to_le_bytes());
+        }
+    }
+    let known = taken.iter().flatten().count();
+    Ok((known > 0).then(|| hash.finalize()))
+}
+
+/// The algorithms in a file; none where there is no such file.
+///
+/// # Errors
+/// [`Failure::Algorithms`] for a file that cannot be read, is none, or is for another GPU or library.
+pub(crate) fn read(path: &Path, device: &CudaDevice) -> Result<Option<Algorithms>, Failure> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unfit(path, error)),
+    };
+    let algorithms: Algorithms = serde_json::from_str(&text).map_err(|error| unfit(path, error))?;
+    algorithms.check(device).map_err(|why| unfit(path, why))?;
+    Ok(Some(algorithms))
+}
+
+/// Writes algorithms into a file, whole or not at all.
+///
+/// # Errors
+/// [`Failure::File`].
+pub(crate) fn write(path: &Path, algorithms: &Algorithms) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(algorithms);
+    let text = text.map_err(|error| Failure::Usage(error.to_string()))? + "\n";
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let written = || {
+        std::fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(text.as_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|refused| refused.error)
+    };
+    written().map(drop).map_err(Failure::file(path))
+}
+
+fn unfit(path: &Path, why: impl ToString) -> Failure {
+    Failure::Algorithms {
+        path: path.into(),
+        why: why.to_string(),
+    }
+}
+
+fn not_there(path: &Path) -> Failure {
+    unfit(path, "there is no such file")
+}
