@@ -54,7 +54,12 @@ mod tests {
     fn config(set: &[&str]) -> Config {
         let mut config = Config::default();
         config.train.device = Some(Device::Cuda { index: 0 });
-        let shared = ["data.path=documents", "model.hidden=512", "model.heads=8", "model.kv_heads=4"];
+        let shared = [
+            "data.path=documents",
+            "model.hidden=512",
+            "model.heads=8",
+            "model.kv_heads=4",
+        ];
         let set = shared
             .iter()
             .chain(&["model.head_dim=64", "data.seq=512"])

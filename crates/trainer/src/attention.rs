@@ -66,10 +66,10 @@ fn found(index: usize, config: &Config) -> Result<String, String> {
     use std::sync::Mutex;
 
     // A matrix of strategies asks about the same few shapes over and over.
-    type Verdicts = HashMap<(usize, usize, bool), Result<String, String>>;
+    type Verdicts = HashMap<(usize, kernels::AttentionShape), Result<String, String>>;
     static VERDICTS: Mutex<Option<Verdicts>> = Mutex::new(None);
     let shape = settings::cudnn_shape(config);
-    let key = (index, shape.head_dim, shape.group() == 1);
+    let key = (index, shape);
     let mut verdicts = VERDICTS.lock().expect("nobody panics over it");
     let verdicts = verdicts.get_or_insert_default();
     if let Some(verdict) = verdicts.get(&key) {

@@ -17,7 +17,8 @@ fn with_cudnn(place: &Workplace, arguments: &str, settings: &[(&str, &str)]) -> 
     outcome
 }
 
-const LONG: &str = "--config small.toml --device cuda --seq 256 --micro-batch 1 --accum 1 --steps 1";
+const LONG: &str =
+    "--config small.toml --device cuda --seq 256 --micro-batch 1 --accum 1 --steps 1";
 
 /// What was taken is logged and written down.
 #[test]
@@ -26,7 +27,11 @@ fn auto_takes_cudnn_on_hopper_once_it_was_tried() {
     let outcome = with_cudnn(&place, &format!("{LONG} --out run"), &[]).succeeds();
     let said = "attention is cudnn: version 9.28.0 computes what our own does";
     assert!(outcome.stderr.contains(said), "{outcome:?}");
-    assert!(place.text("run/config.toml").contains("backend = \"cudnn\""));
+    assert!(
+        place
+            .text("run/config.toml")
+            .contains("backend = \"cudnn\"")
+    );
     let metrics = Metrics::read(&place, "run");
     for record in [&metrics.0[0], &plan(&place, "run")] {
         assert_eq!(record["attention"], "cudnn");
@@ -46,7 +51,13 @@ fn auto_takes_ours_where_cudnn_is_missing_too_old_or_not_for_the_gpu() {
     let missing = on_gpu(&place, &run("missing"), &[]).succeeds();
     let old = with_cudnn(&place, &run("old"), &[(CUDNN_VERSION, "92100")]).succeeds();
     for (outcome, words) in [
-        (&missing, ["our own: cuDNN (libcudnn.so.9) was not found", "nvidia-cudnn-cu13"]),
+        (
+            &missing,
+            [
+                "our own: cuDNN (libcudnn.so.9) was not found",
+                "nvidia-cudnn-cu13",
+            ],
+        ),
         (&old, ["cuDNN 9.21.0 was found", "9.25.0 or newer"]),
     ] {
         let told = words.iter().all(|word| outcome.stderr.contains(word));
@@ -64,7 +75,11 @@ fn auto_takes_ours_where_cudnn_is_missing_too_old_or_not_for_the_gpu() {
 fn cudnn_that_is_asked_for_and_not_there_is_refused() {
     let place = Workplace::new();
     let run = format!("{LONG} --attention cudnn --out run");
-    let words = ["`attention.backend` is cudnn", "pip install nvidia-cudnn-cu13", "--attention flash"];
+    let words = [
+        "`attention.backend` is cudnn",
+        "pip install nvidia-cudnn-cu13",
+        "--attention flash",
+    ];
     on_gpu(&place, &run, &[]).fails(5, &words);
     let ampere = [("STAND_IN_CAPABILITY", "8.0")];
     with_cudnn(&place, &run, &ampere).fails(5, &["compute capability 9.0", "8.0"]);
