@@ -16,14 +16,7 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
     let is_asked_for = config.attention.backend == AttentionBackend::Cudnn;
     match resolved.task {
         // Plans are the same on every machine, and ask no device.
-        Task::Plan | Task::Init | Task::Doctor => {
-            if cudnn_fits(&config) {
-                tracing::info!(
-                    "attention auto is planned as our own; on a Hopper GPU a run takes cuDNN's where that is installed: plan \
-                     it with --attention cudnn"
-                );
-            }
-        }
+        Task::Plan | Task::Init | Task::Doctor => {}
         Task::Train | Task::Profile if is_asked_for => {
             // What does not fit is refused with the settings.
             if cudnn_misfit(&config).is_none() {
@@ -46,6 +39,15 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
         Task::Train | Task::Profile => {}
     }
     Ok(config)
+}
+
+/// What to know of a plan whose run may take another attention than was planned.
+pub(crate) fn note(config: &Config) -> Option<String> {
+    cudnn_fits(config).then(|| {
+        "attention auto is planned as our own; on a Hopper GPU a run takes cuDNN's where that is installed, whose backward pass needs \
+         more memory: --attention cudnn plans that"
+            .into()
+    })
 }
 
 /// Whether a GPU is of the kind for which cuDNN is worth its while. One that cannot be asked is left to those who open it.

@@ -1,6 +1,7 @@
 //! Carries a command out.
 
 use crate::advise::answer;
+use crate::attention;
 use crate::cli::{DoctorArgs, PlanArgs};
 use crate::device::device_of_rank;
 use crate::failure::Failure;
@@ -135,7 +136,8 @@ fn refuse_resume_from_nothing(resolved: &Resolved) -> Result<(), Failure> {
 fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
     let (target, config) = (resolved.device().target(), decided(resolved)?);
-    let plan = Plan::with_alternatives(&config, target)?;
+    let mut plan = Plan::with_alternatives(&config, target)?;
+    plan.notes.extend(attention::note(&config));
     let mut plan = answer(args, resolved, &config, plan)?;
     let undecided = resolved.decided(config.data.seq);
     plan.pareto = args.pareto.answer(&undecided, target)?;
