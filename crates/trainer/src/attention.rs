@@ -16,14 +16,7 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
     let is_asked_for = config.attention.backend == AttentionBackend::Cudnn;
     match resolved.task {
         // Plans are the same on every machine, and ask no device.
-        Task::Plan | Task::Init | Task::Doctor => {
-            if cudnn_fits(&config) {
-                tracing::info!(
-                    "attention auto is planned as our own; on a Hopper GPU a run takes cuDNN's where that is installed: plan \
-                     it with --attention cudnn"
-                );
-            }
-        }
+        Task::Plan | Task::Init | Task::Doctor => {}
         Task::Train | Task::Profile if is_asked_for => {
             // What does not fit is refused with the settings.
             if cudnn_misfit(&config).is_none() {
@@ -48,6 +41,15 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
     Ok(config)
 }
 
+/// What to know of a plan whose run may take another attention than was planned.
+pub(crate) fn note(config: &Config) -> Option<String> {
+    cudnn_fits(config).then(|| {
+        "attention auto is planned as our own; on a Hopper GPU a run takes cuDNN's where that is installed, whose backward pass needs \
+         more memory: --attention cudnn plans that"
+            .into()
+    })
+}
+
 /// Whether a GPU is of the kind for which cuDNN is worth its while. One that cannot be asked is left to those who open it.
 #[cfg(feature = "cuda")]
 fn is_hopper(index: usize) -> bool {
@@ -66,10 +68,10 @@ fn found(index: usize, config: &Config) -> Result<String, String> {
     use std::sync::Mutex;
 
     // A matrix of strategies asks about the same few shapes over and over.
-    type Verdicts = HashMap<(usize, usize, bool), Result<String, String>>;
+    type Verdicts = HashMap<(usize, kernels::AttentionShape), Result<String, String>>;
     static VERDICTS: Mutex<Option<Verdicts>> = Mutex::new(None);
     let shape = settings::cudnn_shape(config);
-    let key = (index, shape.head_dim, shape.group() == 1);
+    let key = (index, shape);
     let mut verdicts = VERDICTS.lock().expect("nobody panics over it");
     let verdicts = verdicts.get_or_insert_default();
     if let Some(verdict) = verdicts.get(&key) {

@@ -370,7 +370,6 @@ fn tell_of_products(rehearsal: &Rehearsal) {
         tuned,
         refused,
         rounded,
-        ..
     } = rehearsal;
     tracing::debug!("rehearsed {products} products");
     if tuned + refused > 0 {

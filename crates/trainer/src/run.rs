@@ -1,6 +1,7 @@
 //! Carries a command out.
 
 use crate::advise::answer;
+use crate::attention;
 use crate::cli::{DoctorArgs, PlanArgs};
 use crate::device::device_of_rank;
 use crate::failure::Failure;
@@ -142,7 +143,8 @@ fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
     let holder = args.advice.holder()?;
     let (target, config) = (resolved.device().target(), decided(resolved, holder)?);
-    let plan = Plan::with_alternatives(&config, target)?;
+    let mut plan = Plan::with_alternatives(&config, target)?;
+    plan.notes.extend(attention::note(&config));
     let mut plan = answer(args, resolved, &config, plan)?;
     let mut undecided = resolved.decided(config.data.seq);
     undecided.memory.head_chunk = config.memory.head_chunk;

@@ -53,7 +53,8 @@ impl CudaDriver {
 }
 
 impl CudaDriver {
-    fn cudnn(&self) -> Result<&Cudnn, KernelError> {
+    /// cuDNN, opened by who asks first.
+    pub(super) fn cudnn(&self) -> Result<&Cudnn, KernelError> {
         if let Some(cudnn) = self.cudnn.get() {
             return Ok(cudnn);
         }

@@ -12,7 +12,7 @@ mod self_check;
 pub use library::CudnnVersion;
 pub use on_paper::{PaperPlan, plan_on_paper};
 
-use crate::cuda::{AttentionPass, AttentionTensors, LibraryAttention};
+use crate::cuda::{AttentionPass, AttentionTensors, LibraryAttention, cudnn_workspace_bytes};
 use crate::{AttentionShape, KernelError};
 use cudarc::cudnn::sys;
 use cudarc::driver::sys::CUstream;
@@ -60,17 +60,7 @@ impl Cudnn {
     pub(super) unsafe fn compute(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
         let (shape, pass) = (attention.shape, attention.pass());
         let operation = pass.operation();
-        let plan = self
-            .plan(shape, pass)
-            .map_err(|error| error.of(operation))?;
-        let (least, has) = (plan.workspace_bytes, attention.workspace.bytes);
-        if least > has {
-            let message = format!(
-                "this version of cuDNN wants a workspace of {least} bytes for {shape:?}, and {has} are planned, which is what \
-                 9.28 takes: take that version, or --attention flash"
-            );
-            return Err(KernelError::device(operation, message));
-        }
+        let plan = self.plan_within(shape, pass, attention.workspace.bytes)?;
         // Read before the call returns.
         let [scale, masked, one] = [shape.scale(), f32::NEG_INFINITY, 1.0];
         let number = |value: &f32| std::ptr::from_ref(value).cast::<u8>();
@@ -109,6 +99,38 @@ impl Cudnn {
         // SAFETY: the caller's promise, and the workspace is large enough.
         let run = unsafe { plan.run(self.handle, &tensors, workspace) };
         run.map_err(|error| error.of(operation))
+    }
+
+    /// Makes the plans of a shape, so that what has none is known beforehand.
+    ///
+    /// # Errors
+    /// [`KernelError`] if there is none, or it takes more than is leased for it.
+    pub(super) fn prepare(&self, shape: AttentionShape) -> Result<(), KernelError> {
+        for pass in [AttentionPass::Forward, AttentionPass::Backward] {
+            self.plan_within(shape, pass, cudnn_workspace_bytes(shape, pass))?;
+        }
+        Ok(())
+    }
+
+    /// A plan that takes no larger workspace.
+    fn plan_within(
+        &self,
+        shape: AttentionShape,
+        pass: AttentionPass,
+        bytes: usize,
+    ) -> Result<Rc<Plan>, KernelError> {
+        let operation = pass.operation();
+        let plan = self.plan(shape, pass);
+        let plan = plan.map_err(|error| error.of(operation))?;
+        let least = plan.workspace_bytes;
+        if least > bytes {
+            let message = format!(
+                "this version of cuDNN wants a workspace of {least} bytes for {shape:?}, and {bytes} are planned, which is \
+                 what 9.28 takes: take that version, or --attention flash"
+            );
+            return Err(KernelError::device(operation, message));
+        }
+        Ok(plan)
     }
 
     fn plan(&self, shape: AttentionShape, pass: AttentionPass) -> Result<Rc<Plan>, Refused> {

@@ -26,8 +26,8 @@ const DIFFERENCE_MAX: f32 = 1.0 / 32.0;
 type Results = Vec<Vec<u8>>;
 
 impl CudaDevice {
-    /// Which cuDNN computes attention on this device for heads as wide as `shape`'s: it was found, has the plans for `shape`,
-    /// and on a small shape gives finite results, twice the same bits, close to our own.
+    /// Which cuDNN computes attention of this shape on this device: it was found, has plans for it, and on a small shape with heads as
+    /// wide gives finite results, twice the same bits, close to our own.
     ///
     /// # Errors
     /// [`KernelError`] with the reason for which it does not.
@@ -55,6 +55,7 @@ impl CudaDevice {
         let memory = Memory::device(self.clone());
         let kernels = Cuda::new(CudaDriver::new(self)?, &memory, DType::BF16);
         let kernels = kernels.map_err(full)?;
+        kernels.driver.cudnn()?.prepare(shape)?;
         let results = |by: Flash| Trial::new(&memory, small)?.results(&kernels, by);
         let own = results(Flash::Own)?;
         let first = results(Flash::Cudnn)?;
