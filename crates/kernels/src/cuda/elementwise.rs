@@ -33,7 +33,8 @@ pub(super) fn add_bias<D: Driver>(
 ) -> Result<(), KernelError> {
     let kernel = kernel!("elementwise", "add_bias", out.dtype());
     let (rows, width) = (out.dims()[0], out.dims()[1]);
-    let arguments = [(&out).into(), (&bias).into(), width.into()];
+    let stride = out.strides()[0];
+    let arguments = [(&out).into(), stride.into(), (&bias).into(), width.into()];
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)
 }
 
@@ -43,7 +44,9 @@ pub(super) fn bias_backward<D: Driver>(
 ) -> Result<(), KernelError> {
     let columns = Columns::new(cuda, "bias_backward", dy.dims()[0], dy.dims()[1])?;
     let [rows, part_rows, width] = columns.sizes();
-    let arguments = [Columns::place(cuda), (&dy).into(), rows, part_rows, width];
+    let stride = dy.strides()[0].into();
+    let place = Columns::place(cuda);
+    let arguments = [place, (&dy).into(), stride, rows, part_rows, width];
     let kernel = kernel!("elementwise", "bias_backward", dy.dtype());
     columns.sum(cuda, kernel, &arguments, (out, init))
 }

@@ -23,6 +23,7 @@ mod listing;
 mod matmul;
 mod norm;
 mod positions;
+mod qkv;
 mod rms_norm;
 mod rotary;
 mod sum_in_order;
@@ -33,7 +34,7 @@ pub use device::{
     CopyRates, CudaDevice, CudaDriver, DeviceFacts, LoadedLibrary, Rehearsal, carried,
     device_count, look_for_library, pci_bus_id,
 };
-pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
+pub use driver::{Argument, BIAS_ALIGNMENT_BYTES, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 pub use listing::Listing;
 
 use crate::queue::bytes_of;
@@ -202,6 +203,8 @@ impl<D: Driver> Backend for Cuda<D> {
                 layer_norm::layer_norm_backward(self, operation)
             }
             Operation::Rotary(operation) => rotary::rotary(self, operation),
+            Operation::SplitQkv(operation) => qkv::split_qkv(self, operation),
+            Operation::JoinQkv(operation) => qkv::join_qkv(self, operation),
             Operation::Attention(operation) => attention::attention(self, operation),
             Operation::AttentionBackward(operation) => {
                 attention::attention_backward(self, operation)

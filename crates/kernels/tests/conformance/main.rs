@@ -33,6 +33,7 @@ mod planning;
 mod poison;
 mod positions;
 mod properties;
+mod qkv;
 mod refusals;
 mod rms_norm;
 mod rotary;
@@ -73,6 +74,7 @@ suite![
     matmul,
     norm,
     positions,
+    qkv,
     rms_norm,
     rotary,
     sum_in_order,
