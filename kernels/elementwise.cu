@@ -20,21 +20,23 @@ template <typename O, typename I> __device__ void copy(O *out, const I *x, size_
     }
 }
 
-// A block works on one row.
-template <typename T> __device__ void add_bias(T *out, const T *bias, size_t width) {
-    T *row = out + blockIdx.x * width;
+// A block works on one row, `stride` elements after the one before.
+template <typename T> __device__ void add_bias(T *out, size_t stride, const T *bias, size_t width) {
+    T *row = out + blockIdx.x * stride;
     for (size_t first = threadIdx.x * PACK; first < width; first += blockDim.x * PACK) {
         store_or_add(row, first, width, load(bias, first, width), true);
     }
 }
 
-// Parts of the bias's gradient: of `part_rows` rows, the blockIdx.y-th so many. Few columns alone would be few blocks.
+// Parts of the bias's gradient: of `part_rows` rows, the blockIdx.y-th so many. Few columns alone would be few blocks. Rows of
+// dy are `stride` elements apart.
 template <typename T>
-__device__ void bias_backward(float *parts, const T *dy, size_t rows, size_t part_rows, size_t width) {
+__device__ void bias_backward(float *parts, const T *dy, size_t stride, size_t rows, size_t part_rows, size_t width) {
     const size_t first = column_pack(), start = blockIdx.y * part_rows;
     const size_t end = start + part_rows < rows ? start + part_rows : rows;
-    const auto term = [&](auto known_wide, size_t row) { return load<known_wide>(dy + row * width, first, width); };
-    const float sum = column_sums(start, end, first < width && are_wide(width, dy), term);
+    const auto term = [&](auto known_wide, size_t row) { return load<known_wide>(dy + row * stride, first, width); };
+    const bool wide = first < width && width % PACK == 0 && are_wide(stride, dy);
+    const float sum = column_sums(start, end, wide, term);
     store_column_sums(parts + blockIdx.y * width, width, sum, false);
 }
 
@@ -42,12 +44,13 @@ __device__ void bias_backward(float *parts, const T *dy, size_t rows, size_t par
     extern "C" __global__ void fill_##name(T *out, size_t n, float value) { fill(out, n, value); }             \
     EXPORT(fill_##name);                                                                                       \
     extern "C" __global__ void __launch_bounds__(COLUMN_PACKS *ROW_LANES_MAX)                                  \
-        bias_backward_##name(float *parts, const T *dy, size_t rows, size_t part_rows, size_t width) {         \
-        bias_backward(parts, dy, rows, part_rows, width);                                                      \
+        bias_backward_##name(float *parts, const T *dy, size_t stride, size_t rows, size_t part_rows,          \
+                             size_t width) {                                                                   \
+        bias_backward(parts, dy, stride, rows, part_rows, width);                                              \
     }                                                                                                          \
     EXPORT(bias_backward_##name);                                                                              \
-    extern "C" __global__ void add_bias_##name(T *out, const T *bias, size_t width) {                          \
-        add_bias(out, bias, width);                                                                            \
+    extern "C" __global__ void add_bias_##name(T *out, size_t stride, const T *bias, size_t width) {           \
+        add_bias(out, stride, bias, width);                                                                    \
     }                                                                                                          \
     EXPORT(add_bias_##name)
 

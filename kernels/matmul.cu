@@ -7,8 +7,8 @@ constexpr int TILE = 16;
 // `out [m, n] = init + a [m, k] b [k, n]`, a block for each TILE x TILE of `out`, a thread for each element. Distances
 // between rows and columns are in elements; `init` may be null, or `out` itself.
 template <typename O, typename A, typename B>
-__device__ void matmul(O *out, const O *init, const A *a, const B *b, size_t m, size_t k, size_t n, size_t a_row,
-                       size_t a_column, size_t b_row, size_t b_column) {
+__device__ void matmul(O *out, size_t out_row, const O *init, size_t init_row, const A *a, const B *b, size_t m,
+                       size_t k, size_t n, size_t a_row, size_t a_column, size_t b_row, size_t b_column) {
     SHARED(float, a_tile, TILE * TILE);
     SHARED(float, b_tile, TILE * TILE);
     const int y = threadIdx.y, x = threadIdx.x;
@@ -26,16 +26,19 @@ __device__ void matmul(O *out, const O *init, const A *a, const B *b, size_t m, 
         __syncthreads();
     }
     if (row < m && column < n) {
-        const size_t at = row * n + column;
-        out[at] = narrow<O>(init == nullptr ? sum : widen(init[at]) + sum);
+        if (init != nullptr) {
+            sum += widen(init[row * init_row + column]);
+        }
+        out[row * out_row + column] = narrow<O>(sum);
     }
 }
 
 #define OF_THREE_TYPES(O, A, B, name)                                                                          \
     extern "C" __global__ void __launch_bounds__(TILE *TILE)                                                   \
-        matmul_##name(O *out, const O *init, const A *a, const B *b, size_t m, size_t k, size_t n,             \
-                      size_t a_row, size_t a_column, size_t b_row, size_t b_column) {                          \
-        matmul(out, init, a, b, m, k, n, a_row, a_column, b_row, b_column);                                    \
+        matmul_##name(O *out, size_t out_row, const O *init, size_t init_row, const A *a, const B *b,          \
+                      size_t m, size_t k, size_t n, size_t a_row, size_t a_column, size_t b_row,               \
+                      size_t b_column) {                                                                       \
+        matmul(out, out_row, init, init_row, a, b, m, k, n, a_row, a_column, b_row, b_column);                 \
     }                                                                                                          \
     EXPORT(matmul_##name)
 

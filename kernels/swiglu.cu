@@ -1,28 +1,36 @@
-// Gated feed-forward activation (Shazeer 2020).
+// Gated feed-forward activation (Shazeer 2020). A row of `gate_up` has the `width` elements of gate, then those of up. A
+// block works on a piece of a row, a pack a thread.
 #include "pack.cuh"
 
-template <typename T> __device__ void swiglu(T *act, const T *gate, const T *up, size_t n) {
-    const size_t first = flat_pack();
-    if (first >= n) {
+// First element of this thread's pack within its row.
+__device__ inline size_t pack_of_row() {
+    return (size_t(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
+}
+
+template <typename T> __device__ void swiglu(T *act, const T *gate_up, size_t width) {
+    const size_t first = pack_of_row();
+    if (first >= width) {
         return;
     }
-    Pack g = load(gate, first, n);
-    const Pack u = load(up, first, n);
+    const T *gate = gate_up + size_t(blockIdx.x) * 2 * width, *up = gate + width;
+    Pack g = load(gate, first, width);
+    const Pack u = load(up, first, width);
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
         g.at[i] = g.at[i] / (1.0f + expf(-g.at[i])) * u.at[i];
     }
-    store(act, first, n, g);
+    store(act + size_t(blockIdx.x) * width, first, width, g);
 }
 
 // Gate and up become their own gradients.
-template <typename T> __device__ void swiglu_backward(T *gate, T *up, const T *dact, size_t n) {
-    const size_t first = flat_pack();
-    if (first >= n) {
+template <typename T> __device__ void swiglu_backward(T *gate_up, const T *dact, size_t width) {
+    const size_t first = pack_of_row();
+    if (first >= width) {
         return;
     }
-    Pack g = load(gate, first, n), u = load(up, first, n);
-    const Pack d = load(dact, first, n);
+    T *gate = gate_up + size_t(blockIdx.x) * 2 * width, *up = gate + width;
+    Pack g = load(gate, first, width), u = load(up, first, width);
+    const Pack d = load(dact + size_t(blockIdx.x) * width, first, width);
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
         const float sigmoid = 1.0f / (1.0f + expf(-g.at[i]));
@@ -30,17 +38,17 @@ template <typename T> __device__ void swiglu_backward(T *gate, T *up, const T *d
         g.at[i] = d.at[i] * u.at[i] * (sigmoid + silu * (1.0f - sigmoid));
         u.at[i] = d.at[i] * silu;
     }
-    store(gate, first, n, g);
-    store(up, first, n, u);
+    store(gate, first, width, g);
+    store(up, first, width, u);
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void swiglu_##name(T *act, const T *gate, const T *up, size_t n) {                   \
-        swiglu(act, gate, up, n);                                                                              \
+    extern "C" __global__ void swiglu_##name(T *act, const T *gate_up, size_t width) {                         \
+        swiglu(act, gate_up, width);                                                                           \
     }                                                                                                          \
     EXPORT(swiglu_##name);                                                                                     \
-    extern "C" __global__ void swiglu_backward_##name(T *gate, T *up, const T *dact, size_t n) {               \
-        swiglu_backward(gate, up, dact, n);                                                                    \
+    extern "C" __global__ void swiglu_backward_##name(T *gate_up, const T *dact, size_t width) {               \
+        swiglu_backward(gate_up, dact, width);                                                                 \
     }                                                                                                          \
     EXPORT(swiglu_backward_##name)
 

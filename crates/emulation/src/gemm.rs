@@ -2,7 +2,7 @@
 
 use half::bf16;
 use kernels::KernelError;
-use kernels::cuda::{Gemm, Matrix};
+use kernels::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Matrix};
 use memory::DType;
 
 /// Rows of the output that share a pass over `b`.
@@ -14,12 +14,19 @@ pub(crate) unsafe fn gemm(gemm: &Gemm) -> Result<(), KernelError> {
     check(gemm)?;
     let [m, k, n] = gemm.sizes;
     for index in 0..gemm.batch {
+        let bias = gemm.bias.map(|pointer| Matrix {
+            pointer,
+            row_stride: 0,
+            batch_stride: 0,
+            ..gemm.out
+        });
         // SAFETY: the caller's promise: the matrices lie in live tensors.
-        let (a, b, init) = unsafe {
+        let (a, b, init, bias) = unsafe {
             (
                 widened(&gemm.a, index, [m, k]),
                 widened(&gemm.b, index, [k, n]),
                 gemm.init.map(|init| widened(&init, index, [m, n])),
+                bias.map(|bias| widened(&bias, index, [1, n])),
             )
         };
         let mut out = product(&a, &b, [m, k, n]);
@@ -28,6 +35,11 @@ pub(crate) unsafe fn gemm(gemm: &Gemm) -> Result<(), KernelError> {
             out.iter_mut()
                 .zip(init)
                 .for_each(|(out, init)| *out += init);
+        }
+        if let Some(bias) = bias {
+            out.iter_mut()
+                .zip(bias.iter().cycle())
+                .for_each(|(out, bias)| *out += bias);
         }
         // SAFETY: the caller's promise: nothing else touches the output.
         unsafe { write(&gemm.out, index, n, &out) };
@@ -48,6 +60,12 @@ fn check(gemm: &Gemm) -> Result<(), KernelError> {
     );
     if !known || gemm.init.is_some_and(|init| init.dtype != gemm.out.dtype) {
         return refuse(format!("the library takes no products of {types:?}"));
+    }
+    if gemm
+        .bias
+        .is_some_and(|bias| bias.align_offset(BIAS_ALIGNMENT_BYTES) != 0)
+    {
+        return refuse(format!("the bias is not aligned: {:?}", gemm.bias));
     }
     for (name, matrix, [rows, columns]) in [
         ("a", &gemm.a, [m, k]),

@@ -181,6 +181,7 @@ fn long_sums_are_right_and_the_same_again() {
                 out: out.view_mut(),
                 a: a.view().t(),
                 b: b.view(),
+                bias: None,
                 init: Init::Overwrite,
             })
             .unwrap();

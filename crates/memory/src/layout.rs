@@ -343,6 +343,23 @@ impl Layout {
         self.entries.iter().position(|entry| entry.name == name)
     }
 
+    /// Several tensors of one unit, or several vectors, as one tensor: its elements and its shape, the rows of each below
+    /// those of the one before. None unless they lie so, in this order and with no padding between.
+    pub fn joined(&self, entries: &[usize]) -> Option<(Range<usize>, Dims)> {
+        let of = |entry: &usize| &self.entries[*entry];
+        let lie_together = entries.windows(2).all(|pair| {
+            let [before, next] = [of(&pair[0]), of(&pair[1])];
+            before.range().end == next.offset
+                && before.shape[1..] == next.shape[1..]
+                && self.unit_of[pair[0]] == self.unit_of[pair[1]]
+        });
+        let (first, last) = (of(entries.first()?), of(entries.last()?));
+        let mut shape = first.shape.clone();
+        shape[0] = entries.iter().map(|entry| of(entry).shape[0]).sum();
+        let dims = Dims::try_from(shape.as_slice()).expect("a parameter has one or two dimensions");
+        lie_together.then(|| (first.offset..last.range().end, dims))
+    }
+
     /// Elements of an arena, padding included.
     pub fn elements(&self) -> usize {
         self.elements
@@ -381,6 +398,49 @@ impl Layout {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn neighbours_of_one_unit_are_one_tensor() {
+        let mut builder = LayoutBuilder::default();
+        for (part, name, shape) in [
+            (0, "q", &[64, 8][..]),
+            (0, "k", &[32, 8]),
+            (0, "k_bias", &[256]),
+            (0, "v", &[32, 8]),
+            (0, "v_bias", &[256]),
+            (0, "odd", &[3, 8]),
+            (0, "after", &[32, 8]),
+            (0, "wide", &[16, 16]),
+            (1, "next", &[32, 8]),
+            (1, "short_bias", &[3]),
+            (1, "bias", &[3]),
+        ] {
+            builder.add(Layer::Block(part), name, shape);
+        }
+        let layout = builder.build();
+        let joined = |names: &[&str]| {
+            let entries: Vec<usize> = names
+                .iter()
+                .map(|name| layout.find(name).unwrap())
+                .collect();
+            layout.joined(&entries)
+        };
+        assert_eq!(joined(&["q", "k", "v"]), Some((0..1024, [128, 8].into())));
+        assert_eq!(joined(&["k"]), Some((512..768, [32, 8].into())));
+        let biases = joined(&["k_bias", "v_bias"]).expect("vectors may lie together too");
+        assert_eq!((biases.0.len(), biases.1), (512, [512].into()));
+        for apart in [
+            &["k", "q"][..],
+            &["q", "v"],
+            &["odd", "after"],
+            &["after", "wide"],
+            &["wide", "next"],
+            &["short_bias", "bias"],
+            &[],
+        ] {
+            assert_eq!(joined(apart), None, "{apart:?}");
+        }
+    }
 
     #[test]
     fn matrices_come_first_and_everything_is_padded() {

@@ -111,6 +111,40 @@ macro_rules! geometry {
             row * self.strides[0] * self.dtype.size_in_bytes()
         }
 
+        /// Some columns of a view of rows and columns, the former as far apart as they were.
+        ///
+        /// # Panics
+        /// If there are other dimensions, or no such columns.
+        pub fn columns(self, columns: Range<usize>) -> Self {
+            let &[rows, all] = self.dims() else {
+                panic!("{:?} has other dimensions than rows and columns", self.dims);
+            };
+            assert!(
+                columns.start <= columns.end && columns.end <= all,
+                "columns {columns:?} of {:?}",
+                self.dims
+            );
+            let offset = match self.pointer.is_null() {
+                true => 0,
+                false => columns.start * self.strides[1] * self.dtype.size_in_bytes(),
+            };
+            Self {
+                pointer: self.pointer.wrapping_add(offset),
+                dims: Dims::from([rows, columns.len()]),
+                ..self
+            }
+        }
+
+        /// Whether the elements of each row lie side by side, and no two rows overlap, in a view of rows and columns.
+        pub fn is_by_rows(&self) -> bool {
+            match (self.dims(), self.strides()) {
+                (&[rows, columns], &[row, column]) => {
+                    (column == 1 || columns <= 1) && (row >= columns || rows <= 1)
+                }
+                _ => false,
+            }
+        }
+
         fn check_rows(&self, rows: &Range<usize>) {
             assert!(
                 rows.start <= rows.end && rows.end <= self.dims[0],
@@ -412,6 +446,10 @@ mod tests {
         );
         assert!(!transposed.is_contiguous());
         assert_eq!(view.reshape([2, 6]).rows(1..2).slice::<f32>()[0], 6.0);
+        let inner = view.columns(1..3);
+        assert_eq!((inner.dims(), inner.strides()), (&[4, 2][..], &[3, 1][..]));
+        assert_eq!(inner.pointer(), view.pointer().wrapping_add(4));
+        assert!(inner.is_by_rows() && !inner.is_contiguous() && !inner.t().is_by_rows());
         let bits = view.rows(1..2).cast(DType::U32);
         assert_eq!(bits.dims(), [3]);
         assert_eq!(bits.slice::<u32>()[0], 3.0f32.to_bits());

@@ -56,7 +56,7 @@ pub use hugging_face::{
 };
 pub use init::{Fresh, InitialValues, initialise};
 pub use kv_cache::{CachedSequences, KvCache, LayerCache};
-pub use linear::Linear;
+pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
 pub use model::{Computation, Model};
 pub use parameters::{Initial, Parameter, ParameterId, Parameters, PartParameters, Stored};
 pub use pass::{Pass, Work};

@@ -1,20 +1,25 @@
-//! Linear layers: all that a matrix of the model is used for, in both directions.
+//! Linear layers: all that matrices of the model are used for, in both directions.
 
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::{ModelError, Pass};
-use kernels::Init;
 use kernels::operation::{AddBias, BiasBackward, Matmul};
+use kernels::{Init, Kernels};
 use memory::{In, Out};
 use std::ops::Range;
 
-/// `y [t, outputs] = x [t, inputs] W^T + b`, or some of the outputs of one.
+/// Most elements of a matrix product's result: cuBLASLt's algorithms count them in 32 bits.
+pub const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
+
+/// `y [t, outputs] = x [t, inputs] W^T + b`. The weight may be several parameters, each with some of the outputs: their
+/// products are one, where the layout has them side by side.
 #[derive(Clone, Debug)]
 pub struct Linear {
-    weight: ParameterId,
-    bias: Option<ParameterId>,
+    weights: Vec<ParameterId>,
+    /// None, or one for each weight.
+    biases: Vec<ParameterId>,
     inputs: usize,
-    /// Rows of the weight.
-    rows: Range<usize>,
+    /// Outputs of each weight.
+    outputs: Vec<usize>,
 }
 
 impl Linear {
@@ -25,39 +30,47 @@ impl Linear {
         [outputs, inputs]: [usize; 2],
         has_bias: bool,
     ) -> Linear {
-        let weight = parameters.matrix(&format!("{name}.weight"), [outputs, inputs]);
-        let mut bias = || parameters.vector(&format!("{name}.bias"), outputs, Initial::Zero);
-        Linear {
-            weight,
-            bias: has_bias.then(&mut bias),
+        Linear::declare_together(parameters, [(name, outputs)], inputs, has_bias)
+    }
+
+    /// Declares the parameters of several, by name and outputs, that read the same and write side by side.
+    pub fn declare_together<'n>(
+        parameters: &mut PartParameters,
+        parts: impl IntoIterator<Item = (&'n str, usize)>,
+        inputs: usize,
+        has_bias: bool,
+    ) -> Linear {
+        let mut all = Linear {
+            weights: Vec::new(),
+            biases: Vec::new(),
             inputs,
-            rows: 0..outputs,
+            outputs: Vec::new(),
+        };
+        for (name, outputs) in parts {
+            let weight = parameters.matrix(&format!("{name}.weight"), [outputs, inputs]);
+            all.weights.push(weight);
+            all.outputs.push(outputs);
+            if has_bias {
+                let bias = parameters.vector(&format!("{name}.bias"), outputs, Initial::Zero);
+                all.biases.push(bias);
+            }
         }
+        all
     }
 
     /// One that uses a matrix that is there already, without a bias.
     pub fn tied(weight: ParameterId, [outputs, inputs]: [usize; 2]) -> Linear {
         Linear {
-            weight,
-            bias: None,
+            weights: vec![weight],
+            biases: Vec::new(),
             inputs,
-            rows: 0..outputs,
-        }
-    }
-
-    /// Some outputs of it. What splits a linear layer adds the parts' gradients by one call of
-    /// [`Linear::add_gradients`].
-    pub fn part(&self, outputs: Range<usize>) -> Linear {
-        let first = self.rows.start;
-        Linear {
-            rows: first + outputs.start..first + outputs.end,
-            ..self.clone()
+            outputs: vec![outputs],
         }
     }
 
     /// Number of outputs.
     pub fn outputs(&self) -> usize {
-        self.rows.len()
+        self.outputs.iter().sum()
     }
 
     /// Number of inputs.
@@ -67,12 +80,13 @@ impl Linear {
 
     /// Its parameters.
     pub fn parameters(&self) -> Vec<ParameterId> {
-        [self.weight].into_iter().chain(self.bias).collect()
+        [&self.weights[..], &self.biases].concat()
     }
 
-    /// The bias, for operations that add it along with other things.
+    /// The bias of one weight, for operations that add it along with other things.
     pub fn bias(&self) -> Option<ParameterId> {
-        self.bias
+        self.assert_one_weight();
+        self.biases.first().copied()
     }
 
     /// FLOPs of the three products for one token.
@@ -85,24 +99,65 @@ impl Linear {
     /// # Errors
     /// [`ModelError::Kernel`] if the device fails.
     pub fn forward(&self, pass: &Pass, mut y: Out, x: In) -> Result<(), ModelError> {
-        self.product(pass, y.reborrow(), x, Init::Overwrite)?;
-        if let Some(bias) = self.bias {
-            let bias = pass.parameter(bias).rows(self.rows.clone());
-            pass.kernels().run(AddBias { out: y, bias })?;
+        let kernels = pass.kernels();
+        if !self.is_one_product(pass, x.dims()[0]) {
+            for (part, columns) in self.columns().enumerate() {
+                let bias = self.biases.get(part).map(|bias| pass.parameter(*bias));
+                kernels.run(Matmul {
+                    out: y.reborrow().columns(columns),
+                    a: x,
+                    b: pass.parameter(self.weights[part]).t(),
+                    bias,
+                    init: Init::Overwrite,
+                })?;
+            }
+            return Ok(());
+        }
+        // Biases may be apart where weights are not: what is short of a multiple of the padding is padded.
+        let bias = pass.parameters(&self.biases);
+        kernels.run(Matmul {
+            out: y.reborrow(),
+            a: x,
+            b: self.weight(pass).t(),
+            bias,
+            init: Init::Overwrite,
+        })?;
+        let apart = self.biases.iter().filter(|_| bias.is_none());
+        for (bias, columns) in apart.zip(self.columns()) {
+            kernels.run(AddBias {
+                out: y.reborrow().columns(columns),
+                bias: pass.parameter(*bias),
+            })?;
         }
         Ok(())
     }
 
-    /// `y = init + x W^T`, without the bias.
+    /// `y = residual + x W^T + b`, of one weight.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`].
+    pub fn forward_onto(&self, pass: &Pass, y: Out, x: In, residual: In) -> Result<(), ModelError> {
+        let bias = self.bias().map(|bias| pass.parameter(bias));
+        Ok(pass.kernels().run(Matmul {
+            out: y,
+            a: x,
+            b: self.weight(pass).t(),
+            bias,
+            init: Init::Add(residual),
+        })?)
+    }
+
+    /// `y = init + x W^T`, of one weight, without the bias.
     ///
     /// # Errors
     /// As [`Linear::forward`].
     pub fn product(&self, pass: &Pass, y: Out, x: In, init: Init) -> Result<(), ModelError> {
-        let b = self.weight(pass).t();
+        self.assert_one_weight();
         Ok(pass.kernels().run(Matmul {
             out: y,
             a: x,
-            b,
+            b: self.weight(pass).t(),
+            bias: None,
             init,
         })?)
     }
@@ -114,17 +169,30 @@ impl Linear {
     pub fn input_gradient(
         &self,
         pass: &Pass,
-        dx: Out,
-        init: Init,
+        mut dx: Out,
+        mut init: Init,
         dy: In,
     ) -> Result<(), ModelError> {
-        let b = self.weight(pass);
-        Ok(pass.kernels().run(Matmul {
-            out: dx,
-            a: dy,
-            b,
-            init,
-        })?)
+        if self.is_one_product(pass, dy.dims()[0]) {
+            return Ok(pass.kernels().run(Matmul {
+                out: dx,
+                a: dy,
+                b: self.weight(pass),
+                bias: None,
+                init,
+            })?);
+        }
+        for (weight, columns) in self.weights.iter().zip(self.columns()) {
+            pass.kernels().run(Matmul {
+                out: dx.reborrow(),
+                a: dy.columns(columns),
+                b: pass.parameter(*weight),
+                bias: None,
+                init,
+            })?;
+            init = Init::Accumulate;
+        }
+        Ok(())
     }
 
     /// `dW += dy^T x`, `db += ` the sum of the rows of dy.
@@ -132,42 +200,68 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn add_gradient(&self, pass: &mut Pass, dy: In, x: In) -> Result<(), ModelError> {
-        Linear::add_gradients(pass, &[(self, dy)], x)
-    }
-
-    /// The same for several that read the same; parts of one linear layer stand side by side.
-    ///
-    /// # Errors
-    /// As [`Linear::forward`].
-    pub fn add_gradients(
-        pass: &mut Pass,
-        parts: &[(&Linear, In)],
-        x: In,
-    ) -> Result<(), ModelError> {
         let kernels = pass.kernels();
-        for parts in parts.chunk_by(|(a, _), (b, _)| a.weight == b.weight) {
-            let linear = parts[0].0;
-            if let Some(bias) = linear.bias {
-                let (mut dbias, init) = pass.accumulate(bias);
-                for (part, dy) in parts {
-                    let out = dbias.reborrow().rows(part.rows.clone());
-                    kernels.run(BiasBackward { out, dy: *dy, init })?;
+        let is_one_product = self.is_one_product(pass, dy.dims()[0]);
+        match pass.accumulate_joined(&self.biases) {
+            Some((out, init)) => kernels.run(BiasBackward { out, dy, init })?,
+            None => {
+                for (bias, columns) in self.biases.iter().zip(self.columns()) {
+                    let (out, init) = pass.accumulate(*bias);
+                    let dy = dy.columns(columns);
+                    kernels.run(BiasBackward { out, dy, init })?;
                 }
             }
-            let (mut dweight, init) = pass.accumulate(linear.weight);
-            for (part, dy) in parts {
-                kernels.run(Matmul {
-                    out: dweight.reborrow().rows(part.rows.clone()),
-                    a: dy.t(),
-                    b: x,
-                    init,
-                })?;
-            }
+        }
+        if is_one_product {
+            let dweight = pass.accumulate_joined(&self.weights);
+            let dweight = dweight.expect("gradients lie as weights do");
+            return weight_gradient(kernels, dweight, dy, x);
+        }
+        for (weight, columns) in self.weights.iter().zip(self.columns()) {
+            weight_gradient(kernels, pass.accumulate(*weight), dy.columns(columns), x)?;
         }
         Ok(())
     }
 
-    fn weight<'p>(&self, pass: &'p Pass) -> In<'p> {
-        pass.parameter(self.weight).rows(self.rows.clone())
+    /// Whether its products for so many tokens are one: a function of the layout and of sizes, so that every replay and
+    /// every plan comes to the same.
+    fn is_one_product(&self, pass: &Pass, tokens: usize) -> bool {
+        let fits = tokens * self.outputs() <= PRODUCT_ELEMENTS_MAX;
+        self.weights.len() == 1 || fits && pass.parameters(&self.weights).is_some()
     }
+
+    /// The weight, where it is one product's.
+    fn weight<'p>(&self, pass: &'p Pass) -> In<'p> {
+        let weight = pass.parameters(&self.weights);
+        weight.expect("whoever asks has seen that the weights lie together")
+    }
+
+    /// The columns of each weight's outputs.
+    fn columns(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut first = 0;
+        self.outputs.iter().map(move |outputs| {
+            first += outputs;
+            first - outputs..first
+        })
+    }
+
+    fn assert_one_weight(&self) {
+        assert_eq!(self.weights.len(), 1, "this is for one weight");
+    }
+}
+
+/// `dW = init + dy^T x`.
+fn weight_gradient(
+    kernels: &dyn Kernels,
+    (out, init): (Out, Init),
+    dy: In,
+    x: In,
+) -> Result<(), ModelError> {
+    Ok(kernels.run(Matmul {
+        out,
+        a: dy.t(),
+        b: x,
+        bias: None,
+        init,
+    })?)
 }

@@ -127,6 +127,24 @@ impl<'a> Pass<'a> {
         self.work.weights.view(self.index(id))
     }
 
+    /// Reads several parameters as one, the rows of each below those of the one before; none where the layout does not have
+    /// them so.
+    pub fn parameters(&self, ids: &[ParameterId]) -> Option<In<'_>> {
+        self.work.weights.joined(&self.indices(ids))
+    }
+
+    /// Where to write the next contribution to the gradients of several parameters as one, and what to add it to; none
+    /// where the layout does not have them so.
+    pub fn accumulate_joined(&mut self, ids: &[ParameterId]) -> Option<(Out<'_>, Init<'static>)> {
+        let indices = self.indices(ids);
+        let gradients = &mut *self.work.purpose.training().gradients;
+        gradients.accumulate_joined(&indices)
+    }
+
+    fn indices(&self, ids: &[ParameterId]) -> Vec<usize> {
+        ids.iter().map(|id| self.index(*id)).collect()
+    }
+
     /// Where to write the next contribution to a parameter's gradient, and what to add it to.
     pub fn accumulate(&mut self, id: ParameterId) -> (Out<'_>, Init<'static>) {
         let index = self.index(id);
@@ -394,6 +412,11 @@ impl<'a> Pass<'a> {
             _ => lease(),
         }
         .map(Some)
+    }
+
+    /// Whether [`Pass::output`] leases an output of the stage.
+    pub fn wants(&self, activation: Activation) -> bool {
+        self.is_wanted(self.of_block(activation))
     }
 
     fn is_wanted(&self, at: LayerActivation) -> bool {

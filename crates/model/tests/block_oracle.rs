@@ -205,8 +205,27 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     );
 }
 
+/// Whether the layout has the weights of q, k and v, their biases, and the weights of gate and up side by side: then their
+/// products are one, else they write columns of one tensor.
+fn lie_together(config: &ModelConfig) -> [bool; 3] {
+    let architecture = Architecture::of(config, Attention::Eager);
+    let layout = architecture.parameters().layout(|_, _| false);
+    let joined = |names: &[&str]| {
+        let entry = |name: &&str| layout.find(&format!("model.layers.1.{name}"));
+        let entries: Option<Vec<usize>> = names.iter().map(entry).collect();
+        entries.is_some_and(|entries| layout.joined(&entries).is_some())
+    };
+    let qkv = |what: &str| {
+        let names = ["q", "k", "v"].map(|which| format!("self_attn.{which}_proj.{what}"));
+        joined(&names.each_ref().map(String::as_str))
+    };
+    let gate_up = joined(&["mlp.gate_proj.weight", "mlp.up_proj.weight"]);
+    [qkv("weight"), qkv("bias"), gate_up]
+}
+
 #[test]
 fn a_plain_model() {
+    assert_eq!(lie_together(&plain()), [false; 3]);
     assert_agrees("plain", &plain());
 }
 
@@ -257,4 +276,38 @@ fn everything_at_once() {
         ..plain()
     };
     assert_agrees("everything", &config);
+}
+
+/// All sizes are multiples of the layout's padding.
+#[test]
+fn with_weights_and_biases_side_by_side() {
+    let config = ModelConfig {
+        hidden: 32,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 128,
+        ffn: 72,
+        qkv_bias: true,
+        ..plain()
+    };
+    assert_eq!(lie_together(&config), [true; 3]);
+    assert_agrees("side by side", &config);
+}
+
+/// As in Qwen2.5-0.5B, whose keys are 128 wide.
+#[test]
+fn with_weights_side_by_side_and_biases_apart() {
+    let config = ModelConfig {
+        hidden: 64,
+        ffn: 68,
+        qkv_bias: true,
+        ..plain()
+    };
+    assert_eq!(lie_together(&config), [true, false, true]);
+    assert_agrees("biases apart", &config);
+    let with_norms = ModelConfig {
+        qk_norm: true,
+        ..config
+    };
+    assert_agrees("biases apart, norms", &with_norms);
 }

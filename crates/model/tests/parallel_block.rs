@@ -6,7 +6,7 @@ mod common;
 use common::harness::{Outcome, Run, VOCAB, assert_agrees};
 use memory::Layer;
 use model::stages::{
-    Attention, CoreAttention, Embedding, Head, Norm, NormStage, Projections, Qkv, Rotary, Swiglu,
+    Attention, CoreAttention, Embedding, Head, Norm, NormStage, Projection, Qkv, Rotary, Swiglu,
 };
 use model::{
     Activation, Architecture, Block, DropoutSite, Extent, Io, Label, Linear, ModelConfig,
@@ -91,8 +91,15 @@ impl Stage for ParallelOutput {
 
 fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartParameters) -> Block {
     let (hidden, ffn) = (config.hidden, ffn(layer));
-    let widths = [config.q_width(), config.kv_width(), config.kv_width()];
     let norm = Norm::rms(own, "input_layernorm", hidden, config.norm_eps);
+    let qkv = [
+        ("self_attn.q_proj", config.q_width()),
+        ("self_attn.k_proj", config.kv_width()),
+        ("self_attn.v_proj", config.kv_width()),
+    ];
+    let qkv = Linear::declare_together(own, qkv, hidden, false);
+    let gate_up = ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn));
+    let gate_up = Linear::declare_together(own, gate_up, hidden, false);
     let mut linear = |name: &str, shape| Linear::declare(own, name, shape, false);
     let stages: [Box<dyn Stage>; 6] = [
         Box::new(NormStage {
@@ -104,10 +111,8 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         }),
         Box::new(Qkv {
             input: H,
-            linears: [0, 1, 2].map(|which| {
-                let name = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][which];
-                linear(name, [widths[which], hidden])
-            }),
+            linear: qkv,
+            kv_width: config.kv_width(),
             norms: None,
             is_rotary: true,
         }),
@@ -121,13 +126,11 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
                 rate: 0.25,
             },
         }),
-        Box::new(Projections {
+        Box::new(Projection {
             name: "mlp_up",
             input: H,
-            outputs: vec![
-                (Swiglu::GATE, linear("mlp.gate_proj", [ffn, hidden])),
-                (Swiglu::UP, linear("mlp.up_proj", [ffn, hidden])),
-            ],
+            output: Swiglu::GATE_UP,
+            linear: gate_up,
         }),
         Box::new(Swiglu { width: ffn }),
         Box::new(ParallelOutput {
@@ -251,7 +254,7 @@ fn it_runs_in_tiles() {
         let names: Vec<&str> = activations
             .map(|(activation, _)| activation.name())
             .collect();
-        assert!(names.contains(&"h") && !names.contains(&"rstd") && !names.contains(&"gate"));
+        assert!(names.contains(&"h") && !names.contains(&"rstd") && !names.contains(&"gate_up"));
     }
 }
 

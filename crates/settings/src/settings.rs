@@ -8,7 +8,10 @@ use super::ranks::Ranks;
 use super::schema::{Config, HardwareConfig};
 use data::Packing;
 use memory::{DType, Layout};
-use model::{Action, Architecture, Attention, Label, ModelConfig, OffloadLabels, Policy};
+use model::{
+    Action, Architecture, Attention, Label, ModelConfig, OffloadLabels, PRODUCT_ELEMENTS_MAX,
+    Policy,
+};
 use optim::{Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule};
 use wildmatch::WildMatch;
 
@@ -236,9 +239,6 @@ fn between_steps(config: &Config) -> BetweenSteps {
         sample: log.sample_every.map(|_| samples.min(config.data.seq)),
     }
 }
-
-/// Most elements of a matrix product's result: cuBLASLt's algorithms count them in 32 bits.
-const PRODUCT_ELEMENTS_MAX: usize = 1 << 31;
 
 /// Refuses a chunk of the output head whose logits are too many for one product.
 fn check_logits(config: &Config) -> Result<(), ConfigError> {

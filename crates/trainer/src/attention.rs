@@ -17,7 +17,7 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
     match resolved.task {
         // Plans are the same on every machine, and ask no device.
         Task::Plan | Task::Init | Task::Doctor => {}
-        Task::Train | Task::Profile if is_asked_for => {
+        Task::Train | Task::Profile | Task::Tune if is_asked_for => {
             // What does not fit is refused with the settings.
             if cudnn_misfit(&config).is_none() {
                 // A device that is not there is another failure.
@@ -25,7 +25,7 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
                 found(index, &config).map_err(Failure::NoCudnn)?;
             }
         }
-        Task::Train | Task::Profile if cudnn_fits(&config) && is_hopper(index) => {
+        Task::Train | Task::Profile | Task::Tune if cudnn_fits(&config) && is_hopper(index) => {
             match found(index, &config) {
                 Ok(version) => {
                     tracing::info!(
@@ -36,7 +36,7 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
                 Err(reason) => tracing::info!("attention is flash, our own: {reason}"),
             }
         }
-        Task::Train | Task::Profile => {}
+        Task::Train | Task::Profile | Task::Tune => {}
     }
     Ok(config)
 }

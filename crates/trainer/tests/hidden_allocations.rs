@@ -51,6 +51,7 @@ fn small_product() {
         out,
         a,
         b: a,
+        bias: None,
         init: Init::Overwrite,
     })
     .unwrap();

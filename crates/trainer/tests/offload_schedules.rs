@@ -129,7 +129,7 @@ fn a_refused_lease_leaves_no_copy_behind() {
         let outcome = session.step(&batch).unwrap();
         assert_eq!(bits(&outcome), expected[0], "lease {lease}");
     }
-    for name in ["x", "rstd1", "probs", "gate", "act"] {
+    for name in ["x", "rstd1", "probs", "gate_up", "act"] {
         let returning = (name, "backward", "activation");
         assert!(
             refused.contains(&returning),

@@ -80,15 +80,17 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
         for name in [
             "input_ids",
             "x",
+            "qkv",
             "q",
             "o",
-            "gate",
+            "gate_up",
             "act",
             "logits",
             "losses",
             "d_x",
             "d_act",
             "d_q",
+            "d_qkv",
             "d_h1",
         ] {
             assert!(

@@ -152,14 +152,29 @@ impl Gradients {
 
     /// Where to write the next contribution to a parameter, and what to add it to. Its unit is open.
     pub fn accumulate(&mut self, parameter: usize) -> (Out<'_>, Init<'static>) {
-        let init = self.touch(parameter);
-        let layout = self.resident.layout();
-        let (Some(unit), Some(streamed)) = (layout.unit_of(parameter), &mut self.streamed) else {
-            return (self.resident.view_mut(parameter), init);
+        let gradient = self.accumulate_joined(&[parameter]);
+        gradient.expect("a tensor lies with itself")
+    }
+
+    /// The same for several parameters as one, where the layout has them so ([`Layout::joined`]).
+    ///
+    /// # Panics
+    /// If some of them have had contributions in this step, and some have not.
+    pub fn accumulate_joined(&mut self, parameters: &[usize]) -> Option<(Out<'_>, Init<'static>)> {
+        let layout = self.resident.layout().clone();
+        let (range, dims) = layout.joined(parameters)?;
+        let touched = |parameter: &usize| self.touched[*parameter];
+        assert!(
+            parameters.iter().all(touched) || !parameters.iter().any(touched),
+            "what is contributed to as one always is"
+        );
+        let inits = parameters.iter().map(|parameter| self.touch(*parameter));
+        let init = inits.last().expect("a joined tensor has parts");
+        let flat = match (layout.unit_of(parameters[0]), &mut self.streamed) {
+            (Some(unit), Some(streamed)) => streamed.open_mut(unit).flat_mut(&range),
+            _ => self.resident.flat_mut(range),
         };
-        let tensor = &layout.entries()[parameter];
-        let view = streamed.open_mut(unit).flat_mut(&tensor.range());
-        (view.reshape(tensor.dims()), init)
+        Some((flat.reshape(dims), init))
     }
 
     /// The same for several vectors, in the order in which they lie.

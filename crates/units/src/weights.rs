@@ -162,14 +162,18 @@ impl Weights {
 
     /// Reads a tensor. Its unit is on the device: somebody uses it.
     pub fn view(&self, entry: usize) -> In<'_> {
-        let tensor = &self.layout().entries()[entry];
-        match (&self.streamed, self.layout().unit_of(entry)) {
-            (Some(streamed), Some(unit)) => streamed
-                .of(unit)
-                .flat(&tensor.range())
-                .reshape(tensor.dims()),
-            _ => self.resident.view(entry),
-        }
+        let view = self.joined(&[entry]);
+        view.expect("a tensor lies with itself")
+    }
+
+    /// Reads several tensors as one, where the layout has them so ([`Layout::joined`]). Their unit is on the device.
+    pub fn joined(&self, entries: &[usize]) -> Option<In<'_>> {
+        let (range, dims) = self.layout().joined(entries)?;
+        let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
+            (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
+            _ => self.resident.flat(range),
+        };
+        Some(flat.reshape(dims))
     }
 
     /// The unit that a range comes with, if it is not on the device for good.

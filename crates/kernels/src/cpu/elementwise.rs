@@ -1,9 +1,10 @@
 //! Fill, copy, bias.
 
 use super::dispatch::{by_dtype, by_dtypes};
-use super::overwrites;
 use super::simd::{CHUNK, Real, vectorized};
+use super::{Shared, overwrites};
 use crate::operation::{self, AddBias, BiasBackward, Fill};
+use memory::{In, Out};
 use rayon::prelude::*;
 
 /// Columns of a bias gradient that one task sums.
@@ -34,13 +35,19 @@ pub(super) fn copy_of<O: Real, I: Real>(out: &mut [O], x: &[I]) {
 }
 
 pub(super) fn add_bias(AddBias { out, bias }: AddBias) {
-    by_dtype!(out.dtype(), add_bias_of(out.slice_mut(), bias.slice()));
+    by_dtype!(out.dtype(), add_bias_of(out, bias));
 }
 
-fn add_bias_of<T: Real>(out: &mut [T], bias: &[T]) {
-    let rows = (CHUNK / bias.len()).max(1);
-    out.par_chunks_mut(rows * bias.len()).for_each(|chunk| {
-        for row in chunk.chunks_exact_mut(bias.len()) {
+/// Adds a bias to every row of an output whose rows may lie apart.
+pub(super) fn add_bias_of<T: Real>(out: Out, bias: In) {
+    let (bias, stride) = (bias.slice::<T>(), out.strides()[0]);
+    let rows = (CHUNK / bias.len().max(1)).max(1);
+    let all = out.dims()[0];
+    let out = Shared(out.pointer().cast::<T>());
+    (0..all.div_ceil(rows)).into_par_iter().for_each(|chunk| {
+        for row in chunk * rows..all.min((chunk + 1) * rows) {
+            // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
+            let row = unsafe { std::slice::from_raw_parts_mut(out.at(row * stride), bias.len()) };
             for (out, bias) in row.iter_mut().zip(bias) {
                 *out = T::narrow(out.widen() + bias.widen());
             }
@@ -52,17 +59,23 @@ pub(super) fn bias_backward(BiasBackward { out, dy, init }: BiasBackward) {
     by_dtypes!(
         out.dtype(),
         dy.dtype(),
-        bias_backward_of(out.slice_mut(), dy.slice(), overwrites(&init))
+        bias_backward_of(out.slice_mut(), dy, overwrites(&init))
     );
 }
 
-fn bias_backward_of<G: Real, T: Real>(out: &mut [G], dy: &[T], overwrite: bool) {
-    let width = out.len();
+fn bias_backward_of<G: Real, T: Real>(out: &mut [G], dy: In, overwrite: bool) {
+    let (rows, stride) = (dy.dims()[0], dy.strides()[0]);
+    let reach = rows.saturating_sub(1) * stride + out.len();
+    // SAFETY: from the first row to the end of the last, whose columns in between are of the same borrowed tensor.
+    let dy = match rows {
+        0 => &[],
+        _ => unsafe { std::slice::from_raw_parts(dy.pointer().cast::<T>(), reach) },
+    };
     out.par_chunks_mut(COLUMNS)
         .enumerate()
         .for_each(|(block, out)| {
             let mut sums = [0.0f32; COLUMNS];
-            column_sums(&mut sums, dy, width, block * COLUMNS, out.len());
+            column_sums(&mut sums, dy, stride, block * COLUMNS, out.len());
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = G::narrow(if overwrite { sum } else { out.widen() + sum });
             }
@@ -70,9 +83,9 @@ fn bias_backward_of<G: Real, T: Real>(out: &mut [G], dy: &[T], overwrite: bool) 
 }
 
 vectorized! {
-    /// Sums of `columns` columns from `first`, rows in order.
-    fn column_sums<T: Real>(sums: &mut [f32; COLUMNS], dy: &[T], width: usize, first: usize, columns: usize) {
-        for row in dy.chunks_exact(width) {
+    /// Sums of `columns` columns from `first`, rows in order, each `stride` elements after the one before.
+    fn column_sums<T: Real>(sums: &mut [f32; COLUMNS], dy: &[T], stride: usize, first: usize, columns: usize) {
+        for row in dy.chunks(stride) {
             for (sum, dy) in sums.iter_mut().zip(&row[first..first + columns]) {
                 *sum += dy.widen();
             }

@@ -1,7 +1,8 @@
 //! Matrix products: the library's, on f32 or on what is widened to it.
 
 use super::Shared;
-use super::elementwise::copy_of;
+use super::dispatch::by_dtype;
+use super::elementwise::add_bias_of;
 use super::gemm::{Matrix, ROW_BLOCK, product};
 use super::simd::{Real, vectorized};
 use crate::Init;
@@ -15,14 +16,33 @@ use std::cell::RefCell;
 
 /// `workspace` is what operands are widened in, if any are.
 pub(super) fn matmul(workspace: Option<&RefCell<Buffer>>, operation: Matmul) {
-    let Matmul { out, a, b, init } = operation;
+    let Matmul {
+        mut out,
+        a,
+        b,
+        bias,
+        init,
+    } = operation;
     match workspace {
         Some(workspace) if [out.dtype(), a.dtype(), b.dtype()] != [DType::F32; 3] => {
             let mut workspace = workspace.borrow_mut();
-            matmul_widened(out, a, b, init, workspace.view_mut().slice_mut());
+            let sums = Sums { bias, init };
+            matmul_widened(out, a, b, sums, workspace.view_mut().slice_mut());
         }
-        _ => matmul_f32(out, a, b, init),
+        _ => {
+            matmul_f32(out.reborrow(), a, b, init);
+            if let Some(bias) = bias {
+                add_bias_of::<f32>(out, bias);
+            }
+        }
     }
+}
+
+/// What products are added to on their way into the output.
+#[derive(Clone, Copy)]
+struct Sums<'a> {
+    bias: Option<In<'a>>,
+    init: Init<'a>,
 }
 
 fn matmul_f32(mut out: Out, a: In, b: In, init: Init) {
@@ -30,11 +50,12 @@ fn matmul_f32(mut out: Out, a: In, b: In, init: Init) {
         Init::Overwrite => false,
         Init::Accumulate => true,
         Init::Add(residual) => {
-            copy_of::<f32, f32>(out.reborrow().slice_mut(), residual.slice());
+            copy_rows(out.reborrow(), residual.slice());
             true
         }
     };
     let (m, k, n) = (a.dims()[0], a.dims()[1], b.dims()[1]);
+    let stride = out.strides()[0];
     for start in (0..m).step_by(ROW_BLOCK) {
         let rows = start..(start + ROW_BLOCK).min(m);
         let a = Matrix::of(a.rows(rows.clone()));
@@ -45,7 +66,7 @@ fn matmul_f32(mut out: Out, a: In, b: In, init: Init) {
             product(
                 (rows.len(), n, k),
                 pointer,
-                n,
+                stride,
                 accumulate,
                 a,
                 Matrix::of(b),
@@ -56,8 +77,20 @@ fn matmul_f32(mut out: Out, a: In, b: In, init: Init) {
     }
 }
 
+/// Copies contiguous rows into those of an output, which may lie apart.
+fn copy_rows(out: Out, x: &[f32]) {
+    let (width, stride) = (out.dims()[1], out.strides()[0]);
+    let out = Shared(out.pointer().cast::<f32>());
+    let rows = x.par_chunks_exact(width.max(1)).enumerate();
+    rows.for_each(|(row, x)| {
+        // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
+        let out = unsafe { std::slice::from_raw_parts_mut(out.at(row * stride), width) };
+        out.copy_from_slice(x);
+    });
+}
+
 /// Products with a bf16 operand or output: tiles are widened into the workspace, multiplied in f32, and rounded once.
-fn matmul_widened(mut out: Out, a: In, b: In, init: Init, workspace: &mut [f32]) {
+fn matmul_widened(mut out: Out, a: In, b: In, added: Sums, workspace: &mut [f32]) {
     let (a_tile, rest) = workspace.split_at_mut(TILE_M * TILE_K);
     let (b_tile, sum_tile) = rest.split_at_mut(TILE_K * TILE_N);
     let (m, k, n) = (a.dims()[0], a.dims()[1], b.dims()[1]);
@@ -94,7 +127,7 @@ fn matmul_widened(mut out: Out, a: In, b: In, init: Init, workspace: &mut [f32])
                 &sum_tile[..rows * columns],
                 (row, column),
                 columns,
-                init,
+                added,
             );
         }
     }
@@ -154,11 +187,8 @@ vectorized! {
 }
 
 /// Writes a finished tile into the output.
-fn store(out: Out, sums: &[f32], at: (usize, usize), columns: usize, init: Init) {
-    match out.dtype() {
-        DType::F32 => store_as::<f32>(out, sums, at, columns, init),
-        _ => store_as::<bf16>(out, sums, at, columns, init),
-    }
+fn store(out: Out, sums: &[f32], at: (usize, usize), columns: usize, added: Sums) {
+    by_dtype!(out.dtype(), store_as(out, sums, at, columns, added));
 }
 
 fn store_as<T: Real>(
@@ -166,37 +196,36 @@ fn store_as<T: Real>(
     sums: &[f32],
     (row, column): (usize, usize),
     columns: usize,
-    init: Init,
+    Sums { bias, init }: Sums,
 ) {
-    let width = out.dims()[1];
-    let rows = sums.len() / columns;
-    let out = out.rows(row..row + rows).slice_mut::<T>();
+    let (width, stride) = (out.dims()[1], out.strides()[0]);
     let residual = match init {
-        Init::Add(residual) => Some(residual.rows(row..row + rows).slice::<T>()),
+        Init::Add(residual) => Some(residual.slice::<T>()),
         _ => None,
     };
+    let bias = bias.map(|bias| &bias.slice::<T>()[column..column + columns]);
     let accumulate = matches!(init, Init::Accumulate);
-    out.par_chunks_mut(width)
-        .zip(sums.par_chunks(columns))
-        .enumerate()
-        .for_each(|(row, (out, sums))| {
-            let out = &mut out[column..column + columns];
-            match residual {
-                Some(residual) => {
-                    let start = row * width + column;
-                    for ((out, sum), residual) in out
-                        .iter_mut()
-                        .zip(sums)
-                        .zip(&residual[start..start + columns])
-                    {
-                        *out = T::narrow(residual.widen() + sum);
-                    }
-                }
-                None => {
-                    for (out, sum) in out.iter_mut().zip(sums) {
-                        *out = T::narrow(if accumulate { out.widen() + sum } else { *sum });
-                    }
-                }
-            }
+    let out = Shared(out.pointer().cast::<T>());
+    let rows = sums.par_chunks(columns).enumerate();
+    rows.for_each(|(within, sums)| {
+        let first = (row + within) * stride + column;
+        // SAFETY: these columns of a row lie within the view, which is exclusive, and are this task's alone.
+        let out = unsafe { std::slice::from_raw_parts_mut(out.at(first), columns) };
+        let residual = residual.map(|residual| {
+            let first = (row + within) * width + column;
+            &residual[first..first + columns]
         });
+        for (place, (out, sum)) in out.iter_mut().zip(sums).enumerate() {
+            let mut sum = *sum;
+            match residual {
+                Some(residual) => sum += residual[place].widen(),
+                None if accumulate => sum += out.widen(),
+                None => {}
+            }
+            if let Some(bias) = bias {
+                sum += bias[place].widen();
+            }
+            *out = T::narrow(sum);
+        }
+    });
 }

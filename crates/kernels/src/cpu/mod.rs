@@ -18,6 +18,7 @@ mod layer_norm;
 mod matmul;
 mod norm;
 mod positions;
+mod qkv;
 mod quantise;
 mod rms_norm;
 mod rotary;
@@ -126,6 +127,8 @@ impl Backend for Cpu {
             Operation::LayerNorm(operation) => layer_norm::layer_norm(operation),
             Operation::LayerNormBackward(operation) => layer_norm::layer_norm_backward(operation),
             Operation::Rotary(operation) => rotary::rotary(operation),
+            Operation::SplitQkv(operation) => qkv::split_qkv(operation),
+            Operation::JoinQkv(operation) => qkv::join_qkv(operation),
             Operation::Attention(operation) => attention::attention(operation),
             Operation::AttentionBackward(operation) => attention::attention_backward(operation),
             Operation::FlashAttention(operation) => flash::flash_attention(operation),

@@ -3,7 +3,8 @@
 use super::dispatch::by_dtype;
 use super::positions::position;
 use super::simd::{CHUNK, Real, vectorized};
-use crate::operation::Rotary;
+use crate::operation::{Positions, Rotary};
+use memory::In;
 use rayon::prelude::*;
 
 pub(super) fn rotary(operation: Rotary) {
@@ -17,23 +18,31 @@ fn rotary_of<T: Real>(operation: Rotary) {
         positions,
         inverse,
     } = operation;
-    let (width, half) = (x.dims()[1], table.dims()[2]);
-    let (x, table) = (x.slice_mut::<T>(), table.slice());
-    let (cosines, sines) = table.split_at(table.len() / 2);
+    let width = x.dims()[1];
+    let x = x.slice_mut::<T>();
     let rows = (CHUNK / width).max(1);
     x.par_chunks_mut(rows * width)
         .enumerate()
         .for_each(|(chunk, x)| {
             for (row, x) in x.chunks_exact_mut(width).enumerate() {
-                let position = position(positions, chunk * rows + row) * half;
-                rotate(
-                    x,
-                    &cosines[position..position + half],
-                    &sines[position..position + half],
-                    inverse,
-                );
+                turn_row(x, table, positions, chunk * rows + row, inverse);
             }
         });
+}
+
+/// Turns the heads of one token.
+pub(super) fn turn_row<T: Real>(
+    x: &mut [T],
+    table: In,
+    positions: Positions,
+    token: usize,
+    inverse: bool,
+) {
+    let half = table.dims()[2];
+    let (cosines, sines) = table.slice().split_at(table.elements() / 2);
+    let first = position(positions, token) * half;
+    let angles = first..first + half;
+    rotate(x, &cosines[angles.clone()], &sines[angles], inverse);
 }
 
 vectorized! {

@@ -5,32 +5,50 @@ use super::simd::{CHUNK, Real, exp, vectorized};
 use crate::operation::{Swiglu, SwigluBackward};
 use rayon::prelude::*;
 
-pub(super) fn swiglu(Swiglu { act, gate, up }: Swiglu) {
+pub(super) fn swiglu(Swiglu { act, gate_up }: Swiglu) {
+    let width = act.dims()[1];
     by_dtype!(
         act.dtype(),
-        swiglu_of(act.slice_mut(), gate.slice(), up.slice())
+        swiglu_of(act.slice_mut(), gate_up.slice(), width)
     );
 }
 
-fn swiglu_of<T: Real>(act: &mut [T], gate: &[T], up: &[T]) {
-    let inputs = gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK));
-    act.par_chunks_mut(CHUNK)
-        .zip(inputs)
-        .for_each(|(act, (gate, up))| forward(act, gate, up));
+fn swiglu_of<T: Real>(act: &mut [T], gate_up: &[T], width: usize) {
+    let rows = rows_of_a_task(width);
+    let tasks = act.par_chunks_mut(rows * width);
+    let tasks = tasks.zip(gate_up.par_chunks(rows * 2 * width));
+    tasks.for_each(|(act, gate_up)| {
+        let rows = act.chunks_exact_mut(width);
+        for (act, gate_up) in rows.zip(gate_up.chunks_exact(2 * width)) {
+            let (gate, up) = gate_up.split_at(width);
+            forward(act, gate, up);
+        }
+    });
 }
 
-pub(super) fn swiglu_backward(SwigluBackward { gate, up, dact }: SwigluBackward) {
+pub(super) fn swiglu_backward(SwigluBackward { gate_up, dact }: SwigluBackward) {
+    let width = dact.dims()[1];
     by_dtype!(
-        gate.dtype(),
-        swiglu_backward_of(gate.slice_mut(), up.slice_mut(), dact.slice())
+        gate_up.dtype(),
+        swiglu_backward_of(gate_up.slice_mut(), dact.slice(), width)
     );
 }
 
-fn swiglu_backward_of<T: Real>(gate: &mut [T], up: &mut [T], dact: &[T]) {
-    let outputs = gate.par_chunks_mut(CHUNK).zip(up.par_chunks_mut(CHUNK));
-    outputs
-        .zip(dact.par_chunks(CHUNK))
-        .for_each(|((gate, up), dact)| backward(gate, up, dact));
+fn swiglu_backward_of<T: Real>(gate_up: &mut [T], dact: &[T], width: usize) {
+    let rows = rows_of_a_task(width);
+    let tasks = gate_up.par_chunks_mut(rows * 2 * width);
+    let tasks = tasks.zip(dact.par_chunks(rows * width));
+    tasks.for_each(|(gate_up, dact)| {
+        let rows = gate_up.chunks_exact_mut(2 * width);
+        for (gate_up, dact) in rows.zip(dact.chunks_exact(width)) {
+            let (gate, up) = gate_up.split_at_mut(width);
+            backward(gate, up, dact);
+        }
+    });
+}
+
+fn rows_of_a_task(width: usize) -> usize {
+    (CHUNK / width).max(1)
 }
 
 vectorized! {

@@ -97,6 +97,7 @@ impl Member {
             a,
             b,
             init: None,
+            bias: None,
             out,
         }
     }

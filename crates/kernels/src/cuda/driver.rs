@@ -257,7 +257,8 @@ impl Matrix {
     }
 }
 
-/// `out [m, n] = init + alpha a [m, k] b [k, n]`, for every matrix of a batch. Sums are f32 and rounded once.
+/// `out [m, n] = init + alpha a [m, k] b [k, n] + bias [n]` on every row, for every matrix of a batch. Sums are f32 and
+/// rounded once.
 ///
 /// Deterministic: the algorithm follows from sizes, types, strides and the alignment of the pointers.
 #[derive(Clone, Copy, Debug)]
@@ -274,9 +275,15 @@ pub struct Gemm {
     pub b: Matrix,
     /// What the product is added to, of the type of `out`: another matrix, or `out` itself.
     pub init: Option<Matrix>,
+    /// What is added to every row of every product: `n` elements of the type of `out`, one after the other, from a multiple
+    /// of [`BIAS_ALIGNMENT_BYTES`] on.
+    pub bias: Option<*const u8>,
     /// Row-major and written; f32, or of the type of `a`.
     pub out: Matrix,
 }
+
+/// What the address of a [`Gemm::bias`] is a multiple of.
+pub const BIAS_ALIGNMENT_BYTES: usize = 16;
 
 /// Device memory that the matrix library may use during a product.
 #[derive(Clone, Copy, Debug)]

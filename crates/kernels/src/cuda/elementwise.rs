@@ -33,7 +33,8 @@ pub(super) fn add_bias<D: Driver>(
 ) -> Result<(), KernelError> {
     let kernel = kernel!("elementwise", "add_bias", out.dtype());
     let (rows, width) = (out.dims()[0], out.dims()[1]);
-    let arguments = [(&out).into(), (&bias).into(), width.into()];
+    let stride = out.strides()[0];
+    let arguments = [(&out).into(), stride.into(), (&bias).into(), width.into()];
     cuda.launch(kernel, Extent::rows(rows, width), &arguments)
 }
 
@@ -59,6 +60,7 @@ pub(super) fn bias_backward<D: Driver>(
     let arguments = [
         parts.place(cuda, 0),
         (&dy).into(),
+        dy.strides()[0].into(),
         rows.into(),
         parts.rows().into(),
         width.into(),

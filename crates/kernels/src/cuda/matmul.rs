@@ -1,8 +1,11 @@
 //! Matrix products: the library's, but for mixes of types that it does not take.
 
+use super::elementwise::add_bias;
 use super::extent::Extent;
-use super::{Argument, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel};
-use crate::operation::Matmul;
+use super::{
+    Argument, BIAS_ALIGNMENT_BYTES, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel,
+};
+use crate::operation::{AddBias, Matmul};
 use crate::{Init, KernelError};
 use memory::{DType, In, Out};
 
@@ -11,21 +14,48 @@ const TILE: usize = 16;
 
 pub(super) fn matmul<D: Driver>(
     cuda: &Cuda<D>,
-    Matmul { out, a, b, init }: Matmul,
+    Matmul {
+        mut out,
+        a,
+        b,
+        bias,
+        init,
+    }: Matmul,
 ) -> Result<(), KernelError> {
-    let init = match init {
-        Init::Overwrite => None,
-        Init::Accumulate => Some(out.pointer().cast_const()),
-        Init::Add(residual) => Some(residual.pointer()),
-    };
     let types = [out.dtype(), a.dtype(), b.dtype()];
-    let [m, k, n] = [a.dims()[0], a.dims()[1], b.dims()[1]];
-    if m * n == 0 {
+    if out.elements() == 0 {
         return Ok(());
     }
-    if types[1] != types[2] || types == [DType::BF16, DType::F32, DType::F32] {
-        return mixed(cuda, out, init, a, b);
+    let is_mixed = types[1] != types[2] || types == [DType::BF16, DType::F32, DType::F32];
+    let is_aligned = |bias: &In| (bias.pointer() as usize).is_multiple_of(BIAS_ALIGNMENT_BYTES);
+    let in_product = bias.filter(|bias| !is_mixed && is_aligned(bias));
+    match is_mixed {
+        true => mixed(cuda, &mut out, &init, a, b)?,
+        false => product(cuda, &mut out, &init, [a, b], in_product)?,
     }
+    match bias {
+        Some(bias) if in_product.is_none() => add_bias(cuda, AddBias { out, bias }),
+        _ => Ok(()),
+    }
+}
+
+/// What a product is added to, and the elements from a row of it to the next.
+fn added(out: &Out, init: &Init) -> Option<(*const u8, usize)> {
+    match init {
+        Init::Overwrite => None,
+        Init::Accumulate => Some((out.pointer().cast_const(), out.strides()[0])),
+        Init::Add(residual) => Some((residual.pointer(), residual.strides()[0])),
+    }
+}
+
+/// A product by the library.
+fn product<D: Driver>(
+    cuda: &Cuda<D>,
+    out: &mut Out,
+    init: &Init,
+    [a, b]: [In; 2],
+    bias: Option<In>,
+) -> Result<(), KernelError> {
     let matrix = |pointer, dtype, [row_stride, column_stride]: [usize; 2]| Matrix {
         pointer,
         dtype,
@@ -35,21 +65,22 @@ pub(super) fn matmul<D: Driver>(
     };
     let of_view = |x: In| matrix(x.pointer(), x.dtype(), [x.strides()[0], x.strides()[1]]);
     cuda.gemm(&Gemm {
-        sizes: [m, k, n],
+        sizes: [a.dims()[0], a.dims()[1], b.dims()[1]],
         batch: 1,
         alpha: 1.0,
         a: of_view(a),
         b: of_view(b),
-        init: init.map(|init| matrix(init, out.dtype(), [n, 1])),
-        out: matrix(out.pointer(), out.dtype(), [n, 1]),
+        init: added(out, init).map(|(init, stride)| matrix(init, out.dtype(), [stride, 1])),
+        bias: bias.map(|bias| bias.pointer()),
+        out: matrix(out.pointer(), out.dtype(), [out.strides()[0], 1]),
     })
 }
 
 /// A product by a kernel of our own, slowly: cuBLASLt multiplies operands of one type alone.
 fn mixed<D: Driver>(
     cuda: &Cuda<D>,
-    out: Out,
-    init: Option<*const u8>,
+    out: &mut Out,
+    init: &Init,
     a: In,
     b: In,
 ) -> Result<(), KernelError> {
@@ -67,9 +98,13 @@ fn mixed<D: Driver>(
         block: [TILE, TILE, 1],
         shared_bytes: 0,
     };
+    let row_stride = out.strides()[0];
+    let (init, init_stride) = added(out, init).unwrap_or((std::ptr::null(), 0));
     let arguments = [
-        (&out).into(),
-        Argument::Pointer(init.unwrap_or(std::ptr::null())),
+        (&*out).into(),
+        row_stride.into(),
+        Argument::Pointer(init),
+        init_stride.into(),
         (&a).into(),
         (&b).into(),
         m.into(),

@@ -25,6 +25,7 @@ mod matmul;
 mod norm;
 mod norm_backward;
 mod positions;
+mod qkv;
 mod rms_norm;
 mod rotary;
 mod sum_in_order;
@@ -39,7 +40,7 @@ pub use device::{
     PaperPlan, Rehearsal, TunedProduct, capability, carried, device_count, look_for_library,
     pci_bus_id, plan_on_paper,
 };
-pub use driver::{Argument, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
+pub use driver::{Argument, BIAS_ALIGNMENT_BYTES, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
 pub use listing::Listing;
 
 use crate::queue::bytes_of;
@@ -216,6 +217,8 @@ impl<D: Driver> Backend for Cuda<D> {
                 layer_norm::layer_norm_backward(self, operation)
             }
             Operation::Rotary(operation) => rotary::rotary(self, operation),
+            Operation::SplitQkv(operation) => qkv::split_qkv(self, operation),
+            Operation::JoinQkv(operation) => qkv::join_qkv(self, operation),
             Operation::Attention(operation) => attention::attention(self, operation),
             Operation::AttentionBackward(operation) => {
                 attention::attention_backward(self, operation)

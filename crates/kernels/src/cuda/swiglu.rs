@@ -6,22 +6,33 @@ use crate::KernelError;
 use crate::operation::{Swiglu, SwigluBackward};
 use memory::DType;
 
+/// Threads of a block, each for a pack of a row.
+const THREADS: usize = 128;
+
 pub(super) fn swiglu<D: Driver>(
     cuda: &Cuda<D>,
-    Swiglu { act, gate, up }: Swiglu,
+    Swiglu { act, gate_up }: Swiglu,
 ) -> Result<(), KernelError> {
     let kernel = kernel!("swiglu", "swiglu", act.dtype());
-    let n = act.elements();
-    let arguments = [(&act).into(), (&gate).into(), (&up).into(), n.into()];
-    cuda.launch(kernel, Extent::flat(n), &arguments)
+    let (rows, width) = (act.dims()[0], act.dims()[1]);
+    let arguments = [(&act).into(), (&gate_up).into(), width.into()];
+    cuda.launch(
+        kernel,
+        Extent::rows_by_columns(rows, width, THREADS),
+        &arguments,
+    )
 }
 
 pub(super) fn swiglu_backward<D: Driver>(
     cuda: &Cuda<D>,
-    SwigluBackward { gate, up, dact }: SwigluBackward,
+    SwigluBackward { gate_up, dact }: SwigluBackward,
 ) -> Result<(), KernelError> {
-    let kernel = kernel!("swiglu", "swiglu_backward", gate.dtype());
-    let n = gate.elements();
-    let arguments = [(&gate).into(), (&up).into(), (&dact).into(), n.into()];
-    cuda.launch(kernel, Extent::flat(n), &arguments)
+    let kernel = kernel!("swiglu", "swiglu_backward", dact.dtype());
+    let (rows, width) = (dact.dims()[0], dact.dims()[1]);
+    let arguments = [(&gate_up).into(), (&dact).into(), width.into()];
+    cuda.launch(
+        kernel,
+        Extent::rows_by_columns(rows, width, THREADS),
+        &arguments,
+    )
 }

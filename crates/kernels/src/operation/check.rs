@@ -75,6 +75,18 @@ impl Check {
         self.tensor(name, x, shape, x.view().dtype())
     }
 
+    /// A tensor of this shape that holds f32 or bf16, whose rows are contiguous and may lie apart.
+    pub(crate) fn real_by_rows(&self, name: &str, x: &dyn View, shape: &[usize]) -> Checked {
+        self.real_type(name, x)?;
+        let x = x.view();
+        self.that(x.dims() == shape, || {
+            format!("`{name}` is {:?}, expected {shape:?}", x.dims())
+        })?;
+        self.that(x.is_by_rows(), || {
+            format!("the elements of a row of `{name}` are strided, expected contiguous")
+        })
+    }
+
     /// A contiguous tensor of any shape of `rank` dimensions that holds f32 or bf16.
     pub(crate) fn real_of_rank(&self, name: &str, x: &dyn View, rank: usize) -> Checked {
         self.rank(name, x, rank)?;

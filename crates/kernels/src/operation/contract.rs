@@ -106,7 +106,15 @@ mod tests {
         let mut out = lease([3, 7], DType::F32);
         let mut product = |init| {
             let (out, a, b) = (out.view_mut(), a.view(), b.view());
-            Operation::from(Matmul { out, a, b, init }).cost()
+            let bias = None;
+            Operation::from(Matmul {
+                out,
+                a,
+                b,
+                bias,
+                init,
+            })
+            .cost()
         };
         let bytes = |times: u64| 2 * (15 + 35) + times * 4 * 21;
         let cost = |times| Cost {
@@ -115,11 +123,10 @@ mod tests {
         };
         assert_eq!(product(Init::Overwrite), cost(1));
         assert_eq!(product(Init::Accumulate), cost(2));
-        let (gate, mut act) = (lease([3, 7], DType::F32), lease([3, 7], DType::F32));
+        let (gate_up, mut act) = (lease([3, 14], DType::F32), lease([3, 7], DType::F32));
         let swiglu = Operation::from(Swiglu {
             act: act.view_mut(),
-            gate: gate.view(),
-            up: gate.view(),
+            gate_up: gate_up.view(),
         });
         assert_eq!(swiglu.sizes(), [3, 7]);
         assert_eq!(swiglu.cost().bytes, 3 * 4 * 21);

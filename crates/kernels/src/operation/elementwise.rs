@@ -17,13 +17,14 @@ pub struct Copy<'a> {
     pub x: In<'a>,
 }
 
-/// `out [t, n] += bias [n]` on every row.
+/// `out [t, n] += bias [n]` on every row. Rows may lie apart (`.columns()`).
 pub struct AddBias<'a> {
     pub out: Out<'a>,
     pub bias: In<'a>,
 }
 
-/// `out [n] = init + sum of the rows of dy [t, n]`. A gradient: f32 or bf16, summed in f32 and rounded once.
+/// `out [n] = init + sum of the rows of dy [t, n]`, which may lie apart (`.columns()`). A gradient: f32 or bf16, summed in
+/// f32 and rounded once.
 pub struct BiasBackward<'a> {
     pub out: Out<'a>,
     pub dy: In<'a>,
@@ -66,7 +67,8 @@ impl Contract for AddBias<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         let AddBias { out, bias } = self;
-        check.real_of_rank("out", out, 2)?;
+        check.rank("out", out, 2)?;
+        check.real_by_rows("out", out, out.dims())?;
         check.tensor("bias", bias, &out.dims()[1..], out.dtype())
     }
 
@@ -82,7 +84,8 @@ impl Contract for BiasBackward<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         check.no_residual(&self.init)?;
-        check.real_of_rank("dy", &self.dy, 2)?;
+        check.rank("dy", &self.dy, 2)?;
+        check.real_by_rows("dy", &self.dy, self.dy.dims())?;
         check.real("out", &self.out, &self.dy.dims()[1..])
     }
 

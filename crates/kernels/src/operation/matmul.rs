@@ -5,12 +5,14 @@ use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, reads, sets};
 use memory::{DType, In, Out};
 
-/// `out [m, n] = init + a [m, k] b [k, n]`. `a` and `b` may be strided (`.t()`); types may differ: the sum is f32 and is
-/// rounded once, on its way into `out`.
+/// `out [m, n] = init + a [m, k] b [k, n] + bias [n]` on every row, where there is one. `a` and `b` may be strided (`.t()`),
+/// rows of `out` apart (`.columns()`); types may differ, but for the bias, which has that of `out`: the sum is f32 and is
+/// rounded once, on its way into `out`. Where a device has no such product, it is rounded before the bias is added.
 pub struct Matmul<'a> {
     pub out: Out<'a>,
     pub a: In<'a>,
     pub b: In<'a>,
+    pub bias: Option<In<'a>>,
     pub init: Init<'a>,
 }
 
@@ -20,7 +22,13 @@ impl Contract for Matmul<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        let Matmul { out, a, b, init } = self;
+        let Matmul {
+            out,
+            a,
+            b,
+            bias,
+            init,
+        } = self;
         for (name, x) in [("out", out as &dyn View), ("a", a), ("b", b)] {
             check.rank(name, x, 2)?;
             check.real_type(name, x)?;
@@ -29,7 +37,10 @@ impl Contract for Matmul<'_> {
             let (a, b) = (a.dims(), b.dims());
             format!("`a` is {a:?} and `b` {b:?}: inner sizes differ")
         })?;
-        check.real("out", out, &[a.dims()[0], b.dims()[1]])?;
+        check.real_by_rows("out", out, &[a.dims()[0], b.dims()[1]])?;
+        if let Some(bias) = bias {
+            check.tensor("bias", bias, &out.dims()[1..], out.dtype())?;
+        }
         let all_f32 = [out.dtype(), a.dtype(), b.dtype()] == [DType::F32; 3];
         check.that(check.widens || all_f32, || {
             "these kernels were made for f32 and have no workspace to widen bf16 in".into()
@@ -41,7 +52,11 @@ impl Contract for Matmul<'_> {
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![sets(&self.out, &self.init), reads(self.a), reads(self.b)]
+        let ins = [self.a, self.b].into_iter().chain(self.bias).map(reads);
+        [sets(&self.out, &self.init)]
+            .into_iter()
+            .chain(ins)
+            .collect()
     }
 
     fn multiplications(&self) -> usize {

@@ -27,6 +27,7 @@ mod layer_norm;
 mod matmul;
 mod norm;
 mod positions;
+mod qkv;
 mod rms_norm;
 mod rotary;
 mod sum_in_order;
@@ -47,6 +48,7 @@ pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use matmul::Matmul;
 pub use norm::{NormAndClip, NormGrains, Sum};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
+pub use qkv::{JoinQkv, SplitQkv, Turn};
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rotary::Rotary;
 pub use sum_in_order::SumInOrder;
@@ -97,6 +99,8 @@ operations! {
     LayerNorm,
     LayerNormBackward,
     Rotary,
+    SplitQkv,
+    JoinQkv,
     Attention,
     AttentionBackward,
     FlashAttention,

@@ -4,17 +4,15 @@ use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, changes, reads, writes};
 use memory::{In, Out};
 
-/// `act = silu(gate) up`, all `[t, f]`.
+/// `act [t, f] = silu(gate) up`, where `gate_up [t, 2 f]` has in each row those of gate, then those of up.
 pub struct Swiglu<'a> {
     pub act: Out<'a>,
-    pub gate: In<'a>,
-    pub up: In<'a>,
+    pub gate_up: In<'a>,
 }
 
-/// Gradients of [`Swiglu`] in place: `gate` becomes its own gradient, and so does `up`.
+/// Gradients of [`Swiglu`] in place: `gate_up` becomes its own gradient, of `dact [t, f]`.
 pub struct SwigluBackward<'a> {
-    pub gate: Out<'a>,
-    pub up: Out<'a>,
+    pub gate_up: Out<'a>,
     pub dact: In<'a>,
 }
 
@@ -24,11 +22,11 @@ impl Contract for Swiglu<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        alike(check, &self.gate, [("up", &self.up), ("act", &self.act)])
+        half_as_wide(check, &self.gate_up, ("act", &self.act))
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![writes(&self.act), reads(self.gate), reads(self.up)]
+        vec![writes(&self.act), reads(self.gate_up)]
     }
 }
 
@@ -38,19 +36,21 @@ impl Contract for SwigluBackward<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        alike(check, &self.gate, [("up", &self.up), ("dact", &self.dact)])
+        half_as_wide(check, &self.gate_up, ("dact", &self.dact))
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![changes(&self.gate), changes(&self.up), reads(self.dact)]
+        vec![changes(&self.gate_up), reads(self.dact)]
     }
 }
 
-/// Tensors of the shape and type of `gate`.
-fn alike(check: &Check, gate: &dyn View, others: [(&str, &dyn View); 2]) -> Checked {
-    let like = gate.view();
-    check.real("gate", gate, like.dims())?;
-    others
-        .into_iter()
-        .try_for_each(|(name, x)| check.tensor(name, x, like.dims(), like.dtype()))
+/// `gate_up`, and a tensor with half as many columns.
+fn half_as_wide(check: &Check, gate_up: &dyn View, (name, half): (&str, &dyn View)) -> Checked {
+    check.real_of_rank("gate_up", gate_up, 2)?;
+    check.real_of_rank(name, half, 2)?;
+    let half = half.view();
+    let &[rows, width] = half.dims() else {
+        unreachable!("the rank was checked");
+    };
+    check.tensor("gate_up", gate_up, &[rows, 2 * width], half.dtype())
 }

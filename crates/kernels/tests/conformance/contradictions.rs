@@ -6,7 +6,7 @@ use crate::dropout::Dropped;
 use crate::host::Host;
 use crate::refusals::{devices, refused};
 use crate::signatures::{
-    Call, Signature, argument, attention_shape, layer_norm_backward, signatures,
+    Call, Signature, argument, attention_shape, layer_norm_backward, signatures, split_qkv,
 };
 use kernels::quantise::BLOCK;
 use kernels::{
@@ -113,6 +113,26 @@ fn only_matmul_adds_to_another_tensor() {
         for (operation, call) in calls {
             let signature = otherwise(signatures(DType::F32, &device), operation, call);
             refused(&device, &signature, None, "Init::Add");
+        }
+    }
+}
+
+#[test]
+fn keys_of_other_widths_leave_no_queries_or_break_heads() {
+    let calls: [(Call, &str); 2] = [
+        (
+            |kernels, outs, ins| split_qkv(kernels, outs, ins, 20, Positions::Sequences(5)),
+            "leave none of 40 to queries",
+        ),
+        (
+            |kernels, outs, ins| split_qkv(kernels, outs, ins, 8, Positions::Sequences(3)),
+            "whole sequences of 3",
+        ),
+    ];
+    for device in devices(DType::F32) {
+        for (call, mistake) in calls {
+            let signature = otherwise(signatures(DType::F32, &device), "split_qkv", call);
+            refused(&device, &signature, None, mistake);
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::case::Case;
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Start, gradient_starts};
 use crate::host::Host;
+use crate::layout::{COLUMNS, Layout, PLAIN, WIDE_COLUMNS};
 use crate::oracle::{add, constant, gradients, values, variable};
 use candle_core::Result;
 use half::bf16;
@@ -101,6 +102,8 @@ struct Bias {
     gradient: DType,
     tokens: usize,
     width: usize,
+    /// How the rows that are added to lie, and those that are summed.
+    layout: Layout,
     start: Start,
 }
 
@@ -137,17 +140,22 @@ impl Case for Bias {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [x, bias, dy, earlier] = self.tensors();
         let mut dbias = device.start(self.start, &earlier);
+        let [x, dy] = [x, dy].map(|rows| self.layout.around(&rows));
         let [mut out, bias, dy, earlier] = [x, bias, dy, earlier].map(|host| device.put(&host));
         device.kernels.run(AddBias {
-            out: out.view_mut(),
+            out: self.layout.view_mut(out.view_mut()),
             bias: bias.view(),
         })?;
         device.kernels.run(BiasBackward {
             out: dbias.view_mut(),
-            dy: dy.view(),
+            dy: self.layout.view(dy.view()),
             init: self.start.init(&earlier),
         })?;
-        Ok(vec![device.take(&out), device.take(&dbias)])
+        let out = match device.memory.is_shapes() {
+            true => self.tensors()[0].clone(),
+            false => self.layout.within(&device.take(&out)),
+        };
+        Ok(vec![out, device.take(&dbias)])
     }
 
     fn expected(&self) -> Vec<Expected> {
@@ -184,17 +192,24 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
         (1, 48),
         (37, 1),
         (37, 131),
+        (65, 48),
         (300, 288),
         (3000, 20),
         (70_000, 3),
         (2, 20_000),
     ] {
-        for (gradient, start) in gradient_starts() {
+        let layouts = [PLAIN, COLUMNS, WIDE_COLUMNS];
+        for (layout, (gradient, start)) in layouts
+            .into_iter()
+            .flat_map(|layout| gradient_starts().map(move |start| (layout, start)))
+            .filter(|(layout, _)| *layout == PLAIN || tokens * width < 5000)
+        {
             cases.push(Box::new(Bias {
                 dtype,
                 gradient,
                 tokens,
                 width,
+                layout,
                 start,
             }));
         }

@@ -2,10 +2,10 @@
 
 use crate::host::Host;
 use candle_core::{Result, Tensor};
-use memory::{DType, In};
+use memory::{DType, In, Out};
 
 /// A matrix as a view of a stored tensor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layout {
     pub transposed: bool,
     /// Columns on either side that are not part of it.
@@ -24,6 +24,11 @@ pub const COLUMNS: Layout = Layout {
     transposed: false,
     margin: 3,
 };
+/// Columns that begin and end at whole packs of a CUDA kernel's.
+pub const WIDE_COLUMNS: Layout = Layout {
+    transposed: false,
+    margin: 8,
+};
 pub const TRANSPOSED_COLUMNS: Layout = Layout {
     transposed: true,
     margin: 3,
@@ -37,13 +42,50 @@ impl Layout {
         } else {
             [rows, columns]
         };
-        let margin = self.margin;
-        let inner = Host::random(dtype, [rows, columns], 1.0, seed).values();
-        let nan = || std::iter::repeat_n(f64::NAN, margin);
-        let values = inner
+        self.around(&Host::random(dtype, [rows, columns], 1.0, seed))
+    }
+
+    /// A tensor of these values, of which the matrix is some columns; NaN beyond it.
+    pub fn around(self, inner: &Host) -> Host {
+        let &[rows, columns] = inner.dims.as_slice() else {
+            panic!(
+                "{:?} has other dimensions than rows and columns",
+                inner.dims
+            );
+        };
+        let nan = || std::iter::repeat_n(f64::NAN, self.margin);
+        let values = inner.values();
+        let values = values
             .chunks(columns)
             .flat_map(|row| nan().chain(row.iter().copied()).chain(nan()));
-        Host::new(dtype, [rows, columns + 2 * margin], values)
+        Host::new(inner.dtype, [rows, columns + 2 * self.margin], values)
+    }
+
+    /// The matrix within such a tensor, to be written.
+    pub fn view_mut(self, x: Out) -> Out {
+        let columns = x.dims()[1];
+        x.columns(self.margin..columns - self.margin)
+    }
+
+    /// The values of the matrix within such a tensor.
+    ///
+    /// # Panics
+    /// If something was written beyond it.
+    pub fn within(self, x: &Host) -> Host {
+        let &[rows, columns] = x.dims.as_slice() else {
+            panic!("{:?} has other dimensions than rows and columns", x.dims);
+        };
+        let inner = self.margin..columns - self.margin;
+        let mut values = Vec::new();
+        for row in x.values().chunks(columns) {
+            values.extend(&row[inner.clone()]);
+            let mut beyond = row[..inner.start].iter().chain(&row[inner.end..]);
+            assert!(
+                beyond.all(|value| value.is_nan()),
+                "columns beyond the matrix were written"
+            );
+        }
+        Host::new(x.dtype, [rows, inner.len()], values)
     }
 
     pub fn view(self, x: In) -> In {

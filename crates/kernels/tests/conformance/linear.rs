@@ -55,18 +55,21 @@ impl Case for Linear {
             out: y.view_mut(),
             a: x.view(),
             b: weight.view().t(),
+            bias: None,
             init: Init::Overwrite,
         })?;
         kernels.run(Matmul {
             out: dx.view_mut(),
             a: dy.view(),
             b: weight.view(),
+            bias: None,
             init: Init::Overwrite,
         })?;
         kernels.run(Matmul {
             out: dweight.view_mut(),
             a: dy.view().t(),
             b: x.view(),
+            bias: None,
             init: Init::Accumulate,
         })?;
         Ok(vec![

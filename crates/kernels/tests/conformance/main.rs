@@ -35,6 +35,7 @@ mod planning;
 mod poison;
 mod positions;
 mod properties;
+mod qkv;
 mod refusals;
 mod rms_norm;
 mod rotary;
@@ -75,6 +76,7 @@ suite![
     matmul,
     norm,
     positions,
+    qkv,
     rms_norm,
     rotary,
     sum_in_order,

@@ -8,8 +8,16 @@ use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::linear::Linear;
 use crate::oracle::{add, constant, values};
 use candle_core::Result;
-use kernels::{KernelError, Matmul};
+use kernels::{KernelError, Matmul, Target};
 use memory::DType;
+
+/// A bias, and how it lies: cuBLASLt adds one that is aligned, an operation of ours another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bias {
+    None,
+    Aligned,
+    Misaligned,
+}
 
 #[derive(Debug)]
 pub struct Product {
@@ -18,6 +26,9 @@ pub struct Product {
     /// Types of `out`, `a`, `b`.
     pub dtypes: [DType; 3],
     pub layouts: [Layout; 2],
+    /// How the output lies: not transposed.
+    pub out: Layout,
+    pub bias: Bias,
     pub start: Start,
     pub seed: u64,
 }
@@ -28,6 +39,11 @@ impl Product {
         let a = self.layouts[0].stored(self.dtypes[1], [m, k], self.seed);
         let b = self.layouts[1].stored(self.dtypes[2], [k, n], self.seed + 1);
         [a, b]
+    }
+
+    /// A bias is made with an element before it, to be misaligned by.
+    fn bias(&self) -> Host {
+        Host::random(self.dtypes[0], [1 + self.sizes[2]], 3.0, self.seed + 3)
     }
 
     fn initial(&self) -> Host {
@@ -51,32 +67,60 @@ impl Case for Product {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let (operands, initial) = (self.operands(), self.initial());
         let [a, b] = [device.put(&operands[0]), device.put(&operands[1])];
-        let mut out = device.start(self.start, &initial);
+        let mut out = device.put(&self.out.around(&initial));
         let residual = device.put(&initial);
+        let bias = device.put(&self.bias());
+        let aligned = Host::new(
+            self.dtypes[0],
+            [self.sizes[2]],
+            self.bias().values().split_off(1),
+        );
+        let aligned = device.put(&aligned);
         let (a, b) = (
             self.layouts[0].view(a.view()),
             self.layouts[1].view(b.view()),
         );
         device.kernels.run(Matmul {
-            out: out.view_mut(),
+            out: self.out.view_mut(out.view_mut()),
             a,
             b,
+            bias: match self.bias {
+                Bias::None => None,
+                Bias::Aligned => Some(aligned.view()),
+                Bias::Misaligned => Some(bias.view().rows(1..1 + self.sizes[2])),
+            },
             init: self.start.init(&residual),
         })?;
-        Ok(vec![device.take(&out)])
+        let out = device.take(&out);
+        Ok(vec![match device.memory.is_shapes() {
+            true => initial,
+            false => self.out.within(&out),
+        }])
     }
 
     fn expected(&self) -> Vec<Expected> {
         let [product, sizes] = self.oracle().unwrap();
-        let out = add(product, &self.start.values(&self.initial()));
-        let expected = Expected::new("matmul", out, Rule::Standard);
+        let mut out = add(product, &self.start.values(&self.initial()));
+        if self.bias != Bias::None {
+            let bias = self.bias().values().split_off(1);
+            let places = out.iter_mut().zip(bias.iter().cycle());
+            places.for_each(|(out, bias)| *out += bias);
+        }
+        let mut expected = Expected::new("matmul", out, Rule::Standard);
         // Few enough entries may all cancel.
-        let few = self.sizes[0] * self.sizes[2] < 64;
-        let largest = sizes.into_iter().fold(0.0, f64::max);
-        vec![if few {
-            expected.with_terms(largest)
-        } else {
-            expected
+        if self.sizes[0] * self.sizes[2] < 64 {
+            // With what is added, of at most 2 and 3.
+            let added = if self.bias == Bias::None { 0.0 } else { 5.0 };
+            let largest = sizes.into_iter().fold(0.0, f64::max);
+            expected = expected.with_terms(largest + added);
+        }
+        let [_, a, b] = self.dtypes;
+        let is_mixed = a != b || self.dtypes == [DType::BF16, DType::F32, DType::F32];
+        let is_rounded_before =
+            self.bias == Bias::Misaligned || self.bias != Bias::None && is_mixed;
+        vec![match is_rounded_before {
+            true => expected.with_exception(Target::Cuda, Rule::Chained),
+            false => expected,
         }]
     }
 }
@@ -104,6 +148,8 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             sizes,
             dtypes: [dtype; 3],
             layouts: [PLAIN; 2],
+            out: PLAIN,
+            bias: Bias::None,
             start,
             seed,
         }));
@@ -120,6 +166,8 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 sizes,
                 dtypes: [dtype; 3],
                 layouts,
+                out: PLAIN,
+                bias: Bias::None,
                 start,
                 seed,
             }));
@@ -130,9 +178,27 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             sizes: [300, 530, 520],
             dtypes: [dtype; 3],
             layouts: [PLAIN, TRANSPOSED],
+            out: PLAIN,
+            bias: Bias::None,
             start,
             seed: 2000,
         }));
+        for (bias, out) in [Bias::None, Bias::Aligned, Bias::Misaligned]
+            .into_iter()
+            .flat_map(|bias| [PLAIN, COLUMNS].map(|out| (bias, out)))
+        {
+            for sizes in [[1, 48, 131], [37, 48, 1], [70, 20, 520]] {
+                cases.push(Box::new(Product {
+                    sizes,
+                    dtypes: [dtype; 3],
+                    layouts: [PLAIN, TRANSPOSED],
+                    out,
+                    bias,
+                    start,
+                    seed: 2500,
+                }));
+            }
+        }
     }
     if dtype == DType::BF16 {
         let both = [DType::F32, DType::BF16];
@@ -143,13 +209,19 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             .flatten();
         for (dtypes, start) in mixes.flat_map(|dtypes| starts.map(|start| (dtypes, start))) {
             let (sizes, layouts) = ([65, 530, 48], [TRANSPOSED, PLAIN]);
-            cases.push(Box::new(Product {
-                sizes,
-                dtypes,
-                layouts,
-                start,
-                seed: 3000,
-            }));
+            let biased = (COLUMNS, Bias::Aligned);
+            let biased = Some(biased).filter(|_| start == Start::Add);
+            for (out, bias) in [(PLAIN, Bias::None)].into_iter().chain(biased) {
+                cases.push(Box::new(Product {
+                    sizes,
+                    dtypes,
+                    layouts,
+                    out,
+                    bias,
+                    start,
+                    seed: 3000,
+                }));
+            }
         }
     }
     for (tokens, inputs, outputs) in [(1, 48, 131), (37, 288, 131), (600, 48, 288)] {

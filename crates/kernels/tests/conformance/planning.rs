@@ -4,7 +4,7 @@ use crate::attention::{Attention, Scores, shape};
 use crate::device::{Device, Start, planning};
 use crate::flash_attention::FlashAttention;
 use crate::layout::{PLAIN, TRANSPOSED};
-use crate::matmul::Product;
+use crate::matmul::{Bias, Product};
 use crate::{DTYPES, SUITE, case};
 use kernels::Target;
 use kernels::meta::{FlopCounter, Meta};
@@ -37,6 +37,8 @@ fn products_count_in_the_phase_that_asks_for_them() {
         sizes: [37, 48, 131],
         dtypes: [DType::F32; 3],
         layouts: [PLAIN, TRANSPOSED],
+        out: PLAIN,
+        bias: Bias::None,
         start: Start::Overwrite,
         seed: 1,
     };

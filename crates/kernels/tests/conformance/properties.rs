@@ -7,7 +7,7 @@ use crate::device::{Start, computing, planning};
 use crate::dropout::Dropped;
 use crate::flash_attention::FlashAttention;
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
-use crate::matmul::Product;
+use crate::matmul::{Bias, Product};
 use crate::{DTYPES, case};
 use kernels::Flash;
 use memory::DType;
@@ -69,10 +69,12 @@ proptest! {
         sizes in [1..80usize, 1..80usize, 1..80usize],
         (compute, dtypes) in dtypes(),
         layouts in [layouts(), layouts()],
+        out in select(&[PLAIN, COLUMNS][..]),
+        bias in select(&[Bias::None, Bias::Aligned, Bias::Misaligned][..]),
         start in starts(),
         seed in 0..1000u64,
     ) {
-        hold(&Product { sizes, dtypes, layouts, start, seed }, compute);
+        hold(&Product { sizes, dtypes, layouts, out, bias, start, seed }, compute);
     }
 
     /// Shapes have a few tokens and channels at least: of fewer, every gradient may cancel.

@@ -22,6 +22,42 @@ struct Rotary {
     given: bool,
 }
 
+/// Angles of so many positions.
+pub fn table(positions: usize, head_dim: usize) -> Host {
+    let half = head_dim / 2;
+    let angle =
+        |position: usize, pair: usize| position as f64 / 1e4f64.powf(pair as f64 / half as f64);
+    let angles =
+        (0..positions).flat_map(|position| (0..half).map(move |pair| angle(position, pair)));
+    let values = angles.clone().map(f64::cos).chain(angles.map(f64::sin));
+    Host::new(DType::F32, [2, positions, half], values)
+}
+
+/// What tokens are turned by.
+pub struct Angles {
+    pub table: Host,
+    /// Of each token.
+    pub positions: Host,
+}
+
+impl Angles {
+    /// All heads of `x`, a row a token.
+    pub fn turned(&self, x: &Tensor) -> Result<Tensor> {
+        let (tokens, width) = x.dims2()?;
+        let half = self.table.dims[2];
+        let heads = width / (2 * half);
+        let positions = constant(&self.positions)?.to_dtype(candle_core::DType::U32)?;
+        let table = constant(&self.table)?.index_select(&positions, 1)?;
+        let table = table.reshape((2, tokens, 1, half))?;
+        let (cosines, sines) = (table.get(0)?, table.get(1)?);
+        let heads = x.reshape((tokens, heads, 2 * half))?;
+        let (low, high) = (heads.narrow(2, 0, half)?, heads.narrow(2, half, half)?);
+        let low_turned = (low.broadcast_mul(&cosines)? - high.broadcast_mul(&sines)?)?;
+        let high_turned = (high.broadcast_mul(&cosines)? + low.broadcast_mul(&sines)?)?;
+        Tensor::cat(&[low_turned, high_turned], 2)?.reshape(x.shape())
+    }
+}
+
 impl Rotary {
     fn x(&self) -> Host {
         let dims = [self.batch * self.seq, self.heads * self.head_dim];
@@ -29,13 +65,7 @@ impl Rotary {
     }
 
     fn table(&self) -> Host {
-        let half = self.head_dim / 2;
-        let angle =
-            |position: usize, pair: usize| position as f64 / 1e4f64.powf(pair as f64 / half as f64);
-        let angles =
-            (0..self.table).flat_map(|position| (0..half).map(move |pair| angle(position, pair)));
-        let values = angles.clone().map(f64::cos).chain(angles.map(f64::sin));
-        Host::new(DType::F32, [2, self.table, half], values)
+        table(self.table, self.head_dim)
     }
 
     fn positions(&self) -> Host {
@@ -49,23 +79,14 @@ impl Rotary {
         }
     }
 
-    fn rotated(&self, x: &Tensor) -> Result<Tensor> {
-        let half = self.head_dim / 2;
-        let positions = constant(&self.positions())?.to_dtype(candle_core::DType::U32)?;
-        let table = constant(&self.table())?.index_select(&positions, 1)?;
-        let table = table.reshape((2, self.batch, self.seq, 1, half))?;
-        let (cosines, sines) = (table.get(0)?, table.get(1)?);
-        let heads = x.reshape((self.batch, self.seq, self.heads, self.head_dim))?;
-        let (low, high) = (heads.narrow(3, 0, half)?, heads.narrow(3, half, half)?);
-        let low_rotated = (low.broadcast_mul(&cosines)? - high.broadcast_mul(&sines)?)?;
-        let high_rotated = (high.broadcast_mul(&cosines)? + low.broadcast_mul(&sines)?)?;
-        Tensor::cat(&[low_rotated, high_rotated], 3)?.reshape(x.shape())
-    }
-
     /// `x` turned, and `x` as an output gradient turned back.
     fn oracle(&self) -> Result<[Vec<f64>; 2]> {
         let x = variable(&self.x())?;
-        let rotated = self.rotated(&x)?;
+        let angles = Angles {
+            table: self.table(),
+            positions: self.positions(),
+        };
+        let rotated = angles.turned(&x)?;
         let mut found = gradients(&rotated, &constant(&self.x())?, &[&x])?;
         Ok([values(&rotated)?, found.remove(0)])
     }

@@ -2,7 +2,7 @@
 
 use crate::parameters::{Parameters, PartParameters, Stored};
 use crate::stages::{
-    Attention, CoreAttention, Embedding, Gelu, Head, Norm, NormStage, Projections, Qkv,
+    Attention, CoreAttention, Embedding, Gelu, Head, Norm, NormStage, Projection, Qkv,
     ResidualProjection,
 };
 use crate::{Activation, Architecture, Block, DropoutSite, Linear, ModelConfig, Stage};
@@ -75,13 +75,11 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
             dropout: of_attention,
         }),
         norm(own, "mlp_norm", [X2, H2], "ln_2", [MEAN2, RSTD2]),
-        Box::new(Projections {
+        Box::new(Projection {
             name: "mlp_up",
             input: H2,
-            outputs: vec![(
-                Gelu::FC,
-                Linear::declare(own, "mlp.c_fc", [ffn, hidden], true),
-            )],
+            output: Gelu::FC,
+            linear: Linear::declare(own, "mlp.c_fc", [ffn, hidden], true),
         }),
         Box::new(Gelu { width: ffn }),
         Box::new(ResidualProjection {
@@ -98,10 +96,10 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
 /// One matrix makes queries, keys and values.
 fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
     let hidden = config.hidden;
-    let whole = Linear::declare(own, "attn.c_attn", [3 * hidden, hidden], true);
     Qkv {
         input: H1,
-        linears: [0, 1, 2].map(|part| whole.part(part * hidden..(part + 1) * hidden)),
+        linear: Linear::declare(own, "attn.c_attn", [3 * hidden, hidden], true),
+        kv_width: hidden,
         norms: None,
         is_rotary: false,
     }

@@ -2,7 +2,7 @@
 
 use crate::parameters::{Parameters, PartParameters};
 use crate::stages::{
-    Attention, CoreAttention, Embedding, Head, HeadNorms, Norm, NormStage, Projections, Qkv,
+    Attention, CoreAttention, Embedding, Head, HeadNorms, Norm, NormStage, Projection, Qkv,
     ResidualProjection, Rotary, Swiglu,
 };
 use crate::{Activation, Architecture, Block, DropoutSite, Linear, ModelConfig, Stage};
@@ -81,19 +81,16 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
             dropout: DropoutSite::NONE,
         }),
         norm(own, "mlp_norm", [X2, H2], "post_attention_layernorm", RSTD2),
-        Box::new(Projections {
+        Box::new(Projection {
             name: "mlp_up",
             input: H2,
-            outputs: vec![
-                (
-                    Swiglu::GATE,
-                    Linear::declare(own, "mlp.gate_proj", [ffn, hidden], false),
-                ),
-                (
-                    Swiglu::UP,
-                    Linear::declare(own, "mlp.up_proj", [ffn, hidden], false),
-                ),
-            ],
+            output: Swiglu::GATE_UP,
+            linear: Linear::declare_together(
+                own,
+                ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn)),
+                hidden,
+                false,
+            ),
         }),
         Box::new(Swiglu { width: ffn }),
         Box::new(ResidualProjection {
@@ -108,22 +105,20 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
 }
 
 fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
-    let widths = [config.q_width(), config.kv_width(), config.kv_width()];
-    let linears = ["q", "k", "v"]
-        .into_iter()
-        .zip(widths)
-        .map(|(which, width)| {
-            let name = format!("self_attn.{which}_proj");
-            Linear::declare(own, &name, [width, config.hidden], config.qkv_bias)
-        });
-    let linears: Vec<Linear> = linears.collect();
+    let parts = [
+        ("self_attn.q_proj", config.q_width()),
+        ("self_attn.k_proj", config.kv_width()),
+        ("self_attn.v_proj", config.kv_width()),
+    ];
+    let linear = Linear::declare_together(own, parts, config.hidden, config.qkv_bias);
     let norm = |which| {
         let name = format!("self_attn.{which}_norm");
         Norm::rms(own, &name, config.head_dim, config.norm_eps)
     };
     Qkv {
         input: H1,
-        linears: linears.try_into().expect("there are three"),
+        linear,
+        kv_width: config.kv_width(),
         norms: config.qk_norm.then(|| HeadNorms {
             norms: ["q", "k"].map(norm),
             head_dim: config.head_dim,

@@ -1,19 +1,22 @@
 //! Queries, keys and values: projections, biases, norms of the heads, rotary embedding.
 
-use super::Norm;
+use super::{Norm, written};
 use crate::activation::Label;
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
-use kernels::operation::Rotary;
+use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In};
 
-/// Makes `q [b s, heads d]`, `k` and `v [b s, kv_heads d]` of the normalised input.
+/// Makes `q [b s, heads d]`, `k` and `v [b s, kv_heads d]` of the normalised input: one product, whose result is then taken
+/// apart.
 pub struct Qkv {
     /// What is projected.
     pub input: Activation,
-    /// The projections of queries, keys and values: of their own, or parts of one.
-    pub linears: [Linear; 3],
+    /// The projections of queries, keys and values, side by side.
+    pub linear: Linear,
+    /// Width of keys, and of values.
+    pub kv_width: usize,
     /// Norms of every query head and every key head before they are turned (Qwen3).
     pub norms: Option<HeadNorms>,
     /// Whether queries and keys are turned by the rotary embedding.
@@ -43,7 +46,22 @@ impl Qkv {
     const MADE: [Activation; 3] = [Qkv::Q, Qkv::K, Qkv::V];
     const RAW: [Activation; 2] = [Qkv::Q_RAW, Qkv::K_RAW];
 
-    fn turn(&self, pass: &Pass, x: &mut Buffer, inverse: bool) -> Result<(), ModelError> {
+    /// Widths of queries, keys and values.
+    fn widths(&self) -> [usize; 3] {
+        let q_width = self.linear.outputs() - 2 * self.kv_width;
+        [q_width, self.kv_width, self.kv_width]
+    }
+
+    /// What queries and keys are turned by where they are taken apart: with norms, that comes later.
+    fn turn<'p>(&self, pass: &Pass<'p>) -> Option<Turn<'p>> {
+        (self.is_rotary && self.norms.is_none()).then(|| Turn {
+            table: pass.rotary_table(),
+            positions: pass.positions(),
+        })
+    }
+
+    /// Turns normalised queries or keys, or their gradient back.
+    fn turn_in_place(&self, pass: &Pass, x: &mut Buffer, inverse: bool) -> Result<(), ModelError> {
         if self.is_rotary {
             pass.kernels().run(Rotary {
                 x: x.view_mut(),
@@ -55,52 +73,96 @@ impl Qkv {
         Ok(())
     }
 
-    /// Queries or keys where there is no norm; values, which are not turned.
-    fn plain(&self, pass: &mut Pass, which: usize, x: In) -> Result<(), ModelError> {
-        let mut out = pass.output(Qkv::MADE[which])?;
-        if let Some(out) = &mut out {
-            self.linears[which].forward(pass, out.view_mut(), x)?;
-            if which < 2 {
-                self.turn(pass, out, false)?;
-            }
+    /// The product, taken apart into those of queries, keys and values that are wanted. A replay of one of them is of the
+    /// whole product, since a part of it might have other bits.
+    fn project(
+        &self,
+        pass: &Pass,
+        x: In,
+        parts: &mut [Option<Buffer>; 3],
+    ) -> Result<(), ModelError> {
+        if parts.iter().all(Option::is_none) {
+            return Ok(());
         }
-        pass.put(Qkv::MADE[which], out);
+        let mut qkv = pass.temporary("qkv", [x.dims()[0], self.linear.outputs()])?;
+        self.linear.forward(pass, qkv.view_mut(), x)?;
+        let [q, k, v] = parts.each_mut().map(written);
+        Ok(pass.kernels().run(SplitQkv {
+            q,
+            k,
+            v,
+            qkv: qkv.view(),
+            kv_width: self.kv_width,
+            turn: self.turn(pass),
+        })?)
+    }
+
+    /// Queries, keys and values where there are no norms.
+    fn plain(&self, pass: &mut Pass, x: In) -> Result<(), ModelError> {
+        let mut parts = [None, None, None];
+        for (part, made) in parts.iter_mut().zip(Qkv::MADE) {
+            *part = pass.output(made)?;
+        }
+        self.project(pass, x, &mut parts)?;
+        for (made, part) in Qkv::MADE.into_iter().zip(parts) {
+            pass.put(made, part);
+        }
         Ok(())
     }
 
-    /// Queries or keys, normalised: what they were before is saved for the norm's backward pass.
-    fn normalised(
-        &self,
-        pass: &mut Pass,
-        heads: &HeadNorms,
-        which: usize,
-        x: In,
-    ) -> Result<(), ModelError> {
-        let (made, raw) = (Qkv::MADE[which], Qkv::RAW[which]);
-        let mut out = pass.output(made)?;
-        let mut fresh = pass.output(raw)?;
-        if out.is_none() && fresh.is_none() {
-            return Ok(());
+    /// Queries and keys normalised, and values: what the former were before is saved for the norms' backward pass.
+    fn normalised(&self, pass: &mut Pass, heads: &HeadNorms, x: In) -> Result<(), ModelError> {
+        let mut before = [None, None];
+        let mut is_kept = [false, false];
+        let mut parts = [None, None, pass.output(Qkv::V)?];
+        for (which, raw) in Qkv::RAW.into_iter().enumerate() {
+            let fresh = pass.output(raw)?;
+            is_kept[which] = fresh.is_some();
+            before[which] = pass.made_before(raw)?;
+            let is_missing = fresh.is_none() && before[which].is_none();
+            parts[which] = match is_missing && pass.wants(Qkv::MADE[which]) {
+                true => Some(pass.temporary(raw.name(), pass.shape(raw).0)?),
+                false => fresh,
+            };
         }
-        let before = pass.made_before(raw)?;
-        let is_kept = fresh.is_some();
-        if fresh.is_none() && before.is_none() {
-            fresh = Some(pass.temporary(raw.name(), pass.shape(raw).0)?);
+        self.project(pass, x, &mut parts)?;
+        let [q_raw, k_raw, v] = parts;
+        pass.put(Qkv::V, v);
+        for (which, fresh) in [q_raw, k_raw].into_iter().enumerate() {
+            let (made, raw) = (Qkv::MADE[which], Qkv::RAW[which]);
+            let mut out = pass.output(made)?;
+            if let Some(out) = &mut out {
+                let source = fresh.as_ref().or(before[which].as_deref());
+                let source = source.expect("it was made before, or just now").view();
+                let shape = heads.shape(source);
+                let y = Some(out.view_mut().reshape(shape));
+                heads.norms[which].forward(pass, y, None, source.reshape(shape))?;
+                self.turn_in_place(pass, out, false)?;
+            }
+            pass.put(raw, fresh.filter(|_| is_kept[which]));
+            pass.put(made, out);
         }
-        if let Some(fresh) = &mut fresh {
-            self.linears[which].forward(pass, fresh.view_mut(), x)?;
-        }
-        if let Some(out) = &mut out {
-            let source = fresh.as_ref().or(before.as_deref());
-            let source = source.expect("it was made before, or just now").view();
-            let shape = heads.shape(source);
-            let y = Some(out.view_mut().reshape(shape));
-            heads.norms[which].forward(pass, y, None, source.reshape(shape))?;
-            self.turn(pass, out, false)?;
-        }
-        pass.put(raw, fresh.filter(|_| is_kept));
-        pass.put(made, out);
         Ok(())
+    }
+
+    /// The gradients of queries, keys and values side by side, before norms and rotary embedding.
+    fn joined_gradient(&self, pass: &mut Pass) -> Result<Buffer, ModelError> {
+        let [mut dq, mut dk, dv] = Qkv::MADE.map(|activation| pass.gradient(activation));
+        if let Some(heads) = &self.norms {
+            for gradient in [&mut dq, &mut dk] {
+                self.turn_in_place(pass, gradient, true)?;
+            }
+            (dq, dk) = (heads.backward(pass, 0, dq)?, heads.backward(pass, 1, dk)?);
+        }
+        let mut joined = pass.temporary("d_qkv", [dq.dims()[0], self.linear.outputs()])?;
+        pass.kernels().run(JoinQkv {
+            qkv: joined.view_mut(),
+            q: dq.view(),
+            k: dk.view(),
+            v: dv.view(),
+            turn: self.turn(pass),
+        })?;
+        Ok(joined)
     }
 }
 
@@ -135,25 +197,30 @@ impl Stage for Qkv {
 
     fn io(&self) -> Io {
         let raw = self.norms.iter().flat_map(|_| Qkv::RAW);
-        let width = |which: usize| Extent::tokens(self.linears[which].outputs());
-        let raw_widths = raw.clone().zip((0..2).map(width));
+        let extents = || self.widths().map(Extent::tokens);
         Io {
             reads: vec![self.input],
-            writes: raw_widths
-                .chain(Qkv::MADE.into_iter().zip((0..3).map(width)))
+            writes: raw
+                .clone()
+                .zip(extents())
+                .chain(Qkv::MADE.into_iter().zip(extents()))
                 .collect(),
             backward_reads: [self.input].into_iter().chain(raw).collect(),
         }
     }
 
     fn parameters(&self) -> Vec<ParameterId> {
-        let linears = self.linears.iter().flat_map(Linear::parameters);
         let norms = self.norms.iter().flat_map(|heads| &heads.norms);
-        linears.chain(norms.flat_map(Norm::parameters)).collect()
+        let of_norms = norms.flat_map(Norm::parameters);
+        self.linear
+            .parameters()
+            .into_iter()
+            .chain(of_norms)
+            .collect()
     }
 
     fn flops_per_token(&self, _seq: usize) -> u64 {
-        self.linears.iter().map(Linear::flops_per_token).sum()
+        self.linear.flops_per_token()
     }
 
     fn is_by_token(&self) -> bool {
@@ -162,37 +229,20 @@ impl Stage for Qkv {
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let x = pass.pull(self.input)?;
-        for which in 0..3 {
-            match &self.norms {
-                Some(heads) if which < 2 => self.normalised(pass, heads, which, x.view())?,
-                _ => self.plain(pass, which, x.view())?,
-            }
+        match &self.norms {
+            None => self.plain(pass, x.view()),
+            Some(heads) => self.normalised(pass, heads, x.view()),
         }
-        Ok(())
     }
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let mut gradients = Qkv::MADE.map(|activation| pass.gradient(activation));
-        for gradient in &mut gradients[..2] {
-            self.turn(pass, gradient, true)?;
-        }
-        if let Some(heads) = &self.norms {
-            let [dq, dk, dv] = gradients;
-            gradients = [
-                heads.backward(pass, 0, dq)?,
-                heads.backward(pass, 1, dk)?,
-                dv,
-            ];
-        }
+        let dqkv = self.joined_gradient(pass)?;
         let x = pass.pull(self.input)?;
-        let parts: [_; 3] = std::array::from_fn(|of| (&self.linears[of], gradients[of].view()));
-        Linear::add_gradients(pass, &parts, x.view())?;
+        self.linear.add_gradient(pass, dqkv.view(), x.view())?;
         pass.release(self.input, x);
-        let (mut dx, mut init) = pass.gradient_to_add(self.input)?;
-        for (linear, gradient) in self.linears.iter().zip(gradients) {
-            linear.input_gradient(pass, dx.view_mut(), init, gradient.view())?;
-            init = Init::Accumulate;
-        }
+        let (mut dx, init) = pass.gradient_to_add(self.input)?;
+        self.linear
+            .input_gradient(pass, dx.view_mut(), init, dqkv.view())?;
         pass.file_gradient(self.input, dx);
         Ok(())
     }

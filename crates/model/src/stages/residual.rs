@@ -33,13 +33,13 @@ impl ResidualProjection {
         pass.first_token() * self.linear.outputs()
     }
 
-    /// One operation adds bias and residual, and drops between. Where there is a residual alone, the product adds it.
+    /// The product adds bias and residual, unless something is dropped between: then one operation does all three.
     fn sum(&self, pass: &Pass, mut out: Out, x: In, residual: In) -> Result<(), ModelError> {
         let dropout = pass.dropout(self.dropout);
-        let bias = self.linear.bias().map(|bias| pass.parameter(bias));
-        if bias.is_none() && dropout.is_none() {
-            return self.linear.product(pass, out, x, Init::Add(residual));
+        if dropout.is_none() {
+            return self.linear.forward_onto(pass, out, x, residual);
         }
+        let bias = self.linear.bias().map(|bias| pass.parameter(bias));
         self.linear
             .product(pass, out.reborrow(), x, Init::Overwrite)?;
         Ok(pass.kernels().run(BiasDropoutAdd {

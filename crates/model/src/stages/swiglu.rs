@@ -7,15 +7,13 @@ use kernels::operation::{self, SwigluBackward};
 
 /// act `[b s, f]` = silu(gate) up.
 pub struct Swiglu {
-    /// Width of gate, up and act.
+    /// Width of the gate, of what it lets through, and of act.
     pub width: usize,
 }
 
 impl Swiglu {
-    /// The gate.
-    pub const GATE: Activation = Activation::new("gate", "d_gate", Label::Mlp);
-    /// What it lets through.
-    pub const UP: Activation = Activation::new("up", "d_up", Label::Mlp);
+    /// `[b s, 2 f]`: the gate, and beside it what it lets through.
+    pub const GATE_UP: Activation = Activation::new("gate_up", "d_gate_up", Label::Mlp);
     /// silu(gate) up.
     pub const ACT: Activation = Activation::new("act", "d_act", Label::MlpAct);
 }
@@ -27,9 +25,9 @@ impl Stage for Swiglu {
 
     fn io(&self) -> Io {
         Io {
-            reads: vec![Swiglu::GATE, Swiglu::UP],
+            reads: vec![Swiglu::GATE_UP],
             writes: vec![(Swiglu::ACT, Extent::tokens(self.width))],
-            backward_reads: vec![Swiglu::GATE, Swiglu::UP],
+            backward_reads: vec![Swiglu::GATE_UP],
         }
     }
 
@@ -38,30 +36,27 @@ impl Stage for Swiglu {
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let (gate, up) = (pass.pull(Swiglu::GATE)?, pass.pull(Swiglu::UP)?);
+        let gate_up = pass.pull(Swiglu::GATE_UP)?;
         let mut act = pass.output(Swiglu::ACT)?;
         if let Some(act) = &mut act {
             pass.kernels().run(operation::Swiglu {
                 act: act.view_mut(),
-                gate: gate.view(),
-                up: up.view(),
+                gate_up: gate_up.view(),
             })?;
         }
         pass.put(Swiglu::ACT, act);
         Ok(())
     }
 
-    /// The gradients take the places of gate and up.
+    /// The gradient takes the place of gate and up.
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dact = pass.gradient(Swiglu::ACT);
-        let (mut gate, mut up) = (pass.take(Swiglu::GATE)?, pass.take(Swiglu::UP)?);
+        let mut gate_up = pass.take(Swiglu::GATE_UP)?;
         pass.kernels().run(SwigluBackward {
-            gate: gate.view_mut(),
-            up: up.view_mut(),
+            gate_up: gate_up.view_mut(),
             dact: dact.view(),
         })?;
-        pass.file_gradient(Swiglu::GATE, gate);
-        pass.file_gradient(Swiglu::UP, up);
+        pass.file_gradient(Swiglu::GATE_UP, gate_up);
         Ok(())
     }
 }

@@ -108,6 +108,7 @@ impl Rates {
                 out: out.view_mut().reshape(square),
                 a,
                 b,
+                bias: None,
                 init: Init::Overwrite,
             })?;
             wait(kernels, &out)

@@ -17,7 +17,8 @@ using Key = std::vector<int64_t>;
 
 Key key_of(const Product &product, const uint32_t (&alignment_bytes)[4], uint64_t algorithm) {
     const Layout *layouts[] = {&product.a, &product.b, &product.c, &product.d};
-    Key key = {int64_t(algorithm), product.description.a_transposed, product.description.b_transposed};
+    const Description &description = product.description;
+    Key key = {int64_t(algorithm), description.a_transposed, description.b_transposed, description.has_bias};
     for (int matrix = 0; matrix < 4; matrix++) {
         const Layout &layout = *layouts[matrix];
         key.insert(key.end(), {layout.type, int64_t(layout.rows), int64_t(layout.columns), layout.leading,

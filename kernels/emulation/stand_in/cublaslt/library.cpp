@@ -63,6 +63,30 @@ template <typename T> cublasStatus_t set(T &value, const void *from, size_t byte
     return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t set_transposed(bool &transposed, const void *from, size_t bytes) {
+    int32_t operation = CUBLAS_OP_N;
+    const cublasStatus_t status = set(operation, from, bytes);
+    if (status != CUBLAS_STATUS_SUCCESS || (operation != CUBLAS_OP_N && operation != CUBLAS_OP_T)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    transposed = operation == CUBLAS_OP_T;
+    return status;
+}
+
+// Of what may be done to a result before it is written, a bias alone.
+cublasStatus_t set_epilogue(Description &description, const void *from, size_t bytes) {
+    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    const cublasStatus_t status = set(epilogue, from, bytes);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        return status;
+    }
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && epilogue != CUBLASLT_EPILOGUE_BIAS) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    description.has_bias = epilogue == CUBLASLT_EPILOGUE_BIAS;
+    return status;
+}
+
 cublasStatus_t refuse(cublasStatus_t status, const char *why) {
     say("cuBLASLt", "%s", why);
     return status;
@@ -90,6 +114,10 @@ bool is_supported(const Product &product) {
 cublasStatus_t check(const Product &product) {
     if (!is_supported(product)) {
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "no product of these types");
+    }
+    const uintptr_t bias = reinterpret_cast<uintptr_t>(product.description.bias);
+    if (product.description.has_bias && (product.description.bias_type != product.d.type || bias == 0 || bias % 16 != 0)) {
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a bias of another type than the result, or without its alignment");
     }
     const auto &[description, a, b, c, d] = product;
     const uint64_t m = d.rows, n = d.columns, k = description.a_transposed ? a.rows : a.columns;
@@ -120,7 +148,7 @@ extern "C" size_t cublasLtGetVersion() { return number_setting("STAND_IN_LIBRARY
 
 extern "C" cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *description, cublasComputeType_t compute,
                                                    cudaDataType_t scale) {
-    *description = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale, false, false});
+    *description = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale, false, false, false, CUDA_R_32F, nullptr});
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -132,14 +160,12 @@ extern "C" cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t descrip
 extern "C" cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
                                                          cublasLtMatmulDescAttributes_t attribute, const void *value,
                                                          size_t bytes) {
-    int32_t operation = CUBLAS_OP_N;
-    const cublasStatus_t status = set(operation, value, bytes);
-    if (status != CUBLAS_STATUS_SUCCESS || (operation != CUBLAS_OP_N && operation != CUBLAS_OP_T)) {
-        return CUBLAS_STATUS_INVALID_VALUE;
-    }
     switch (attribute) {
-        case CUBLASLT_MATMUL_DESC_TRANSA: of(description).a_transposed = operation == CUBLAS_OP_T; return status;
-        case CUBLASLT_MATMUL_DESC_TRANSB: of(description).b_transposed = operation == CUBLAS_OP_T; return status;
+        case CUBLASLT_MATMUL_DESC_TRANSA: return set_transposed(of(description).a_transposed, value, bytes);
+        case CUBLASLT_MATMUL_DESC_TRANSB: return set_transposed(of(description).b_transposed, value, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE: return set_epilogue(of(description), value, bytes);
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(of(description).bias, value, bytes);
+        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(of(description).bias_type, value, bytes);
         default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }
 }

@@ -79,6 +79,7 @@ void compute(const Product &product, size_t parts, float alpha, const void *a, c
             for (size_t row = 0; row < rows; row++) {
                 sums[row] *= alpha;
                 sums[row] += beta == 0.0f ? 0.0f : beta * widened(c, c_layout.type, from + int64_t(row));
+                sums[row] += description.has_bias ? widened(description.bias, description.bias_type, int64_t(row)) : 0.0f;
             }
             write_column(d_layout, d, number * d_layout.batch_stride + int64_t(column) * d_layout.leading, sums);
         }

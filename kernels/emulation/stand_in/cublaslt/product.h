@@ -9,6 +9,10 @@ struct Description {
     cublasComputeType_t compute;
     cudaDataType scale;
     bool a_transposed, b_transposed;
+    // The bias's; without one nothing is added.
+    bool has_bias;
+    cudaDataType bias_type;
+    const void *bias;
 };
 
 struct Layout {
@@ -23,7 +27,8 @@ struct Layout {
     bool operator==(const Layout &other) const;
 };
 
-// `d = alpha a b + beta c`; `c` is not read where beta is 0.
+// `d = alpha a b + beta c`, and the bias, an element for each row of `d`, is added to every column; `c` is not read where
+// beta is 0.
 struct Product {
     Description description;
     Layout a, b, c, d;

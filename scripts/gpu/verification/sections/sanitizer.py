@@ -19,7 +19,7 @@ STEP = ["train", "--config", "tiny", "--device", "cuda", "--quiet", "--steps", 1
         "--state-dtype", "8bit"]
 TRAINING = [("racecheck", "flash", "bf16"), ("racecheck", "eager", "f32"), ("memcheck", "flash", "bf16"), ("synccheck", "flash", "bf16")]
 # Tensors have blocks of their own there, so that the first byte behind one is found.
-CASES = [["rms_norm", "swiglu", "rotary", "elementwise", "embedding", "norm", "cross_entropy"],
+CASES = [["rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy"],
          ["layer_norm", "gelu", "positions", "dropout"], ["adamw", "matmul"], ["attention"], ["flash_attention"]]
 # Failing calls of the driver are the trainer's to report, and a library may try some in vain.
 OPTIONS = {"memcheck": ["--report-api-errors", "no"]}

@@ -8,8 +8,8 @@
 mod algorithms;
 mod block;
 mod blocks;
-mod cudnn;
 mod choices;
+mod cudnn;
 mod driver;
 mod error;
 mod facts;
@@ -27,8 +27,8 @@ mod survey;
 mod timing;
 mod tuning;
 
-pub use cudnn::{CudnnVersion, PaperPlan, plan_on_paper};
 pub use algorithms::{Algorithms, TunedProduct};
+pub use cudnn::{CudnnVersion, PaperPlan, plan_on_paper};
 pub use driver::CudaDriver;
 pub use facts::{DeviceFacts, capability, device_count, pci_bus_id};
 pub use library::LoadedLibrary;

@@ -4,7 +4,7 @@
 //! `out^T = b^T a^T`, and nothing is copied.
 
 use crate::KernelError;
-use crate::cuda::{Gemm, Matrix};
+use crate::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Matrix};
 use memory::DType;
 use serde::{Deserialize, Serialize};
 
@@ -30,8 +30,8 @@ pub(super) struct Layout {
     pub(super) alignment_bytes: u32,
 }
 
-/// `d [n, m] = c + alpha left right`, column by column. All that the choice of an algorithm may depend on; files of algorithms
-/// have it as it stands here.
+/// `d [n, m] = c + alpha left right`, and a bias `[n]` added to every column, column by column. All that the choice of an
+/// algorithm may depend on; files of algorithms have it as it stands here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Problem {
@@ -47,6 +47,8 @@ pub(super) struct Problem {
     pub(super) c: Layout,
     /// The result.
     pub(super) d: Layout,
+    /// Whether a bias of the result's type is added.
+    pub(super) has_bias: bool,
     /// Number of products.
     pub(super) batch: i32,
 }
@@ -58,6 +60,8 @@ pub(super) struct Pointers {
     pub(super) right: *const u8,
     pub(super) c: *const u8,
     pub(super) d: *mut u8,
+    /// Null where there is none.
+    pub(super) bias: *const u8,
 }
 
 impl Problem {
@@ -74,6 +78,7 @@ impl Problem {
             return refuse(format!("{batch} products of {m} x {k} x {n}"));
         }
         check_types(gemm)?;
+        check_bias(gemm)?;
         let (left, left_transposed) = operand("b", &gemm.b, [k, n])?;
         let (right, right_transposed) = operand("a", &gemm.a, [m, k])?;
         let c = gemm.init.unwrap_or(gemm.out);
@@ -84,6 +89,7 @@ impl Problem {
             right_transposed,
             c: result("init", &c, [m, n])?,
             d: result("out", &gemm.out, [m, n])?,
+            has_bias: gemm.bias.is_some(),
             batch,
         };
         let pointers = Pointers {
@@ -91,6 +97,7 @@ impl Problem {
             right: gemm.a.pointer,
             c: c.pointer,
             d: gemm.out.pointer.cast_mut(),
+            bias: gemm.bias.unwrap_or(std::ptr::null()),
         };
         Ok((problem, pointers))
     }
@@ -110,6 +117,16 @@ fn check_types(gemm: &Gemm) -> Result<(), KernelError> {
         return refuse(format!("the library takes no products of {types:?}"));
     }
     Ok(())
+}
+
+/// Algorithms read biases in wide accesses.
+fn check_bias(gemm: &Gemm) -> Result<(), KernelError> {
+    match gemm.bias {
+        Some(bias) if !(bias as usize).is_multiple_of(BIAS_ALIGNMENT_BYTES) => refuse(format!(
+            "a bias at {bias:?}, which is no multiple of {BIAS_ALIGNMENT_BYTES}"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The layout of an operand of `rows` by `columns` as the library reads it, column by column, and whether it then has to
@@ -228,7 +245,10 @@ mod tests {
                     .sum();
                 let c = at(&problem.c, false, pointers.c, [product, column, row]);
                 let beta = f32::from(u8::from(gemm.init.is_some()));
-                out.push(gemm.alpha * sum + beta * c);
+                // SAFETY: the tests lay their data out so.
+                let bias = |bias: *const u8| unsafe { *bias.cast::<f32>().add(column as usize) };
+                let bias = problem.has_bias.then(|| bias(pointers.bias));
+                out.push(gemm.alpha * sum + beta * c + bias.unwrap_or(0.0));
             }
         }
         out
@@ -253,7 +273,9 @@ mod tests {
                 let init = gemm
                     .init
                     .map_or(0.0, |init| at(&init, product, row, column));
-                out.push(gemm.alpha * terms.sum::<f32>() + init);
+                // SAFETY: the tests lay their data out so.
+                let bias = |bias: *const u8| unsafe { *bias.cast::<f32>().add(column) };
+                out.push(gemm.alpha * terms.sum::<f32>() + init + gemm.bias.map_or(0.0, bias));
             }
         }
         out
@@ -274,6 +296,8 @@ mod tests {
             let space = batch * (m + k + n + 8) * (m + k + n + 8);
             let (a, b) = (numbers(space, 1), numbers(space, 2));
             let (init, out) = (numbers(space, 3), numbers(space, 4));
+            let added = numbers(n + BIAS_ALIGNMENT_BYTES, 5);
+            let bias = &added[added.as_ptr().align_offset(BIAS_ALIGNMENT_BYTES)..];
             let pad = n + 3;
             let outs = [(n, m * n), (pad, m * pad)];
             let operands = |data: &[f32], rows: usize, columns: usize| {
@@ -289,7 +313,12 @@ mod tests {
                     for (row_stride, batch_stride) in outs {
                         let out = matrix(&out, row_stride, 1, batch_stride);
                         let init = matrix(&init, n + 1, 1, m * (n + 1));
-                        for init in [None, Some(out), Some(init)] {
+                        let inits = [None, Some(out), Some(init)];
+                        let biases = [None, Some(bias.as_ptr().cast())];
+                        for (init, bias) in inits
+                            .into_iter()
+                            .flat_map(|init| biases.map(|bias| (init, bias)))
+                        {
                             let sizes = [m, k, n];
                             let gemm = Gemm {
                                 sizes,
@@ -298,6 +327,7 @@ mod tests {
                                 a,
                                 b,
                                 init,
+                                bias,
                                 out,
                             };
                             assert_eq!(column_major(&gemm), row_major(&gemm), "{gemm:?}");
@@ -321,6 +351,7 @@ mod tests {
             a: dy.t(),
             b: x,
             init: Some(out),
+            bias: None,
             out,
         };
         let (problem, pointers) = Problem::new(&gemm).unwrap();
@@ -368,8 +399,15 @@ mod tests {
             a: matrix(&data, 3, 1, 0),
             b: matrix(&data, 4, 1, 0),
             init: None,
+            bias: None,
             out: matrix(&data, 4, 1, 0),
         };
+        let aligned = data.as_ptr().align_offset(BIAS_ALIGNMENT_BYTES);
+        let biased = |first: usize| Gemm {
+            bias: Some(data[first..].as_ptr().cast()),
+            ..good
+        };
+        Problem::new(&biased(aligned)).unwrap();
         let bf16 = |matrix: Matrix| Matrix {
             dtype: DType::BF16,
             ..matrix
@@ -380,6 +418,7 @@ mod tests {
         };
         Problem::new(&good).unwrap();
         let refused = [
+            biased(aligned + 1),
             Gemm {
                 sizes: [2, 0, 4],
                 ..good

@@ -15,7 +15,7 @@ use super::choices::ChosenBy;
 use super::error;
 use super::problem::{Layout, Pointers, Problem};
 use crate::KernelError;
-use crate::cuda::{Gemm, Workspace};
+use crate::cuda::{BIAS_ALIGNMENT_BYTES, Gemm, Workspace};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::CUstream;
@@ -171,6 +171,9 @@ impl Plan {
     ) -> Answer<()> {
         // SAFETY: the caller's promise; the factors are read before the call returns.
         unsafe {
+            if !pointers.bias.is_null() {
+                self.product.set_bias(pointers.bias)?;
+            }
             result::matmul(
                 handle,
                 self.product.0,
@@ -205,7 +208,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
     }
 }
 
-/// What kind of product: f32 sums and factors, and what is transposed.
+/// What kind of product: f32 sums and factors, what is transposed, and whether a bias is added.
 pub(super) struct Description(pub(super) sys::cublasLtMatmulDesc_t);
 
 impl Description {
@@ -226,11 +229,30 @@ impl Description {
         ];
         for (attribute, transposed) in transposes {
             let operation = if transposed { TRANSPOSED } else { AS_IT_IS };
-            let (value, bytes) = (address(&operation), size_of::<i32>());
-            // SAFETY: created above; the attribute is an int32_t.
-            unsafe { result::set_matmul_desc_attribute(description.0, attribute, value, bytes) }?;
+            description.set(attribute, &operation)?;
+        }
+        if problem.has_bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            let dtype = data_type(problem.d.dtype) as i32;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
+            // The heuristic looks at its alignment alone, which is all biases'; products have their own.
+            description.set_bias(std::ptr::without_provenance(BIAS_ALIGNMENT_BYTES))?;
         }
         Ok(description)
+    }
+
+    /// Where the bias of the next product lies, on the device.
+    fn set_bias(&self, bias: *const u8) -> Answer<()> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
+    }
+
+    /// Sets an attribute of the value's type.
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Answer<()> {
+        let (value, bytes) = (address(value), size_of::<T>());
+        // SAFETY: created in `new`; the library refuses a value of another size.
+        unsafe { result::set_matmul_desc_attribute(self.0, attribute, value, bytes) }
     }
 }
 

@@ -117,6 +117,7 @@ impl Operands {
             reach(&gemm.a, [m, k], gemm.batch),
             reach(&gemm.b, [k, n], gemm.batch),
             gemm.init.map_or(0, |init| reach(&init, [m, n], gemm.batch)),
+            round_up((n * gemm.out.dtype.size_in_bytes()) as u64),
         ];
         Operands {
             read_bytes: read.into_iter().max().unwrap_or(0),
@@ -142,6 +143,7 @@ impl Operands {
             a: at(gemm.a, 0),
             b: at(gemm.b, 0),
             init: gemm.init.map(|init| at(init, init_at)),
+            bias: gemm.bias.map(|_| start.cast_const()),
             out: at(gemm.out, self.read_bytes),
             ..*gemm
         }

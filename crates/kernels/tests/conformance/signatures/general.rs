@@ -43,7 +43,26 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     out: outs[0].reborrow(),
                     a: ins[0],
                     b: ins[1],
+                    bias: None,
                     init: Init::Add(ins[2]),
+                })
+            },
+        },
+        Signature {
+            operation: "matmul",
+            outs: vec![real("out", &[4, 6])],
+            ins: vec![
+                real("a", &[4, 5]).free_type().free_layout(),
+                real("b", &[5, 6]).free_type().free_layout(),
+                real("bias", &[6]),
+            ],
+            call: |kernels, outs, ins| {
+                kernels.run(Matmul {
+                    out: outs[0].reborrow(),
+                    a: ins[0],
+                    b: ins[1],
+                    bias: Some(ins[2]),
+                    init: Init::Overwrite,
                 })
             },
         },

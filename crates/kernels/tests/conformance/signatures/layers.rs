@@ -4,9 +4,9 @@ use super::attention::{dropout, key};
 use super::{Signature, argument};
 use kernels::{
     AddBias, AddPositions, AddPositionsBackward, BiasBackward, BiasDropoutAdd, CrossEntropy,
-    DropoutBackward, Embedding, EmbeddingBackward, Gelu, GeluBackward, Init, KernelError, Kernels,
-    LayerNorm, LayerNormBackward, Positions, RmsNorm, RmsNormBackward, Rotary, Swiglu,
-    SwigluBackward,
+    DropoutBackward, Embedding, EmbeddingBackward, Gelu, GeluBackward, Init, JoinQkv, KernelError,
+    Kernels, LayerNorm, LayerNormBackward, Positions, RmsNorm, RmsNormBackward, Rotary, SplitQkv,
+    Swiglu, SwigluBackward, Turn,
 };
 use memory::{DType, In, Out};
 
@@ -30,7 +30,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         Signature {
             operation: "bias_backward",
             outs: vec![float("out", &[6]).free_type()],
-            ins: vec![real("dy", &[4, 6]).free_dim(0).free_type()],
+            ins: vec![real("dy", &[4, 6]).free_dim(0).free_type().free_layout()],
             call: |kernels, outs, ins| {
                 kernels.run(BiasBackward {
                     out: outs[0].reborrow(),
@@ -244,26 +244,72 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             },
         },
         Signature {
+            operation: "split_qkv",
+            outs: vec![
+                real("q", &[10, 24]),
+                real("k", &[10, 8]),
+                real("v", &[10, 8]),
+            ],
+            ins: vec![
+                real("qkv", &[10, 40]),
+                float("table", &[2, 5, 4]).free_dim(1),
+            ],
+            call: |kernels, outs, ins| split_qkv(kernels, outs, ins, 8, Positions::Sequences(5)),
+        },
+        Signature {
+            operation: "split_qkv",
+            outs: vec![
+                real("q", &[10, 24]),
+                real("k", &[10, 8]),
+                real("v", &[10, 8]),
+            ],
+            ins: vec![
+                real("qkv", &[10, 40]),
+                float("table", &[2, 5, 4]).free_dim(1),
+                positions(),
+            ],
+            call: |kernels, outs, ins| split_qkv(kernels, outs, ins, 8, Positions::Given(ins[2])),
+        },
+        Signature {
+            operation: "join_qkv",
+            outs: vec![real("qkv", &[10, 40])],
+            ins: vec![
+                real("q", &[10, 24]),
+                real("k", &[10, 8]),
+                real("v", &[10, 8]),
+                float("table", &[2, 5, 4]).free_dim(1),
+            ],
+            call: |kernels, outs, ins| {
+                kernels.run(JoinQkv {
+                    qkv: outs[0].reborrow(),
+                    q: ins[0],
+                    k: ins[1],
+                    v: ins[2],
+                    turn: Some(Turn {
+                        table: ins[3],
+                        positions: Positions::Sequences(5),
+                    }),
+                })
+            },
+        },
+        Signature {
             operation: "swiglu",
             outs: vec![real("act", &[4, 6])],
-            ins: vec![real("gate", &[4, 6]), real("up", &[4, 6])],
+            ins: vec![real("gate_up", &[4, 12])],
             call: |kernels, outs, ins| {
                 kernels.run(Swiglu {
                     act: outs[0].reborrow(),
-                    gate: ins[0],
-                    up: ins[1],
+                    gate_up: ins[0],
                 })
             },
         },
         Signature {
             operation: "swiglu_backward",
-            outs: vec![real("gate", &[4, 6]), real("up", &[4, 6])],
+            outs: vec![real("gate_up", &[4, 12])],
             ins: vec![real("dact", &[4, 6])],
             call: |kernels, outs, ins| {
-                let [gate, up] = outs else { unreachable!() };
                 kernels.run(SwigluBackward {
-                    gate: gate.reborrow(),
-                    up: up.reborrow(),
+                    gate_up: outs[0].reborrow(),
                     dact: ins[0],
                 })
             },
@@ -334,5 +380,27 @@ pub fn layer_norm_backward(
         weight: ins[2],
         mean: ins[3],
         rstd: ins[4],
+    })
+}
+
+/// The call of its signature, for keys of some columns and tokens at some places.
+pub fn split_qkv(
+    kernels: &dyn Kernels,
+    outs: &mut [Out],
+    ins: &[In],
+    kv_width: usize,
+    positions: Positions,
+) -> Result<(), KernelError> {
+    let [q, k, v] = outs else { unreachable!() };
+    kernels.run(SplitQkv {
+        q: Some(q.reborrow()),
+        k: Some(k.reborrow()),
+        v: Some(v.reborrow()),
+        qkv: ins[0],
+        kv_width,
+        turn: Some(Turn {
+            table: ins[1],
+            positions,
+        }),
     })
 }

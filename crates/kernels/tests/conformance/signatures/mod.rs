@@ -8,7 +8,7 @@ mod general;
 mod layers;
 
 pub use attention::attention_shape;
-pub use layers::layer_norm_backward;
+pub use layers::{layer_norm_backward, split_qkv};
 
 use crate::device::Device;
 use kernels::{KernelError, Kernels};

@@ -1,0 +1,77 @@
+//! Queries, keys and values of one product: apart for attention, and their gradients together again.
+
+use super::dispatch::by_dtype;
+use super::rotary::turn_row;
+use super::simd::{CHUNK, Real};
+use crate::operation::{JoinQkv, SplitQkv, Turn};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// The columns of queries, keys and values, each with whether it is turned.
+fn parts(width: usize, kv_width: usize) -> [(Range<usize>, bool); 3] {
+    let [keys, values] = [width - 2 * kv_width, width - kv_width];
+    [
+        (0..keys, true),
+        (keys..values, true),
+        (values..width, false),
+    ]
+}
+
+/// Copies a token's part of a row, and turns it.
+fn copy_turned<T: Real>(out: &mut [T], x: &[T], turn: Option<Turn>, token: usize, inverse: bool) {
+    out.copy_from_slice(x);
+    if let Some(Turn { table, positions }) = turn {
+        turn_row(out, table, positions, token, inverse);
+    }
+}
+
+pub(super) fn split_qkv(operation: SplitQkv) {
+    by_dtype!(operation.qkv.dtype(), split_qkv_of(operation));
+}
+
+fn split_qkv_of<T: Real>(operation: SplitQkv) {
+    let SplitQkv {
+        q,
+        k,
+        v,
+        qkv,
+        kv_width,
+        turn,
+    } = operation;
+    let width = qkv.dims()[1];
+    let (qkv, rows) = (qkv.slice::<T>(), (CHUNK / width).max(1));
+    for ((columns, is_turned), out) in parts(width, kv_width).into_iter().zip([q, k, v]) {
+        let Some(out) = out else { continue };
+        let turn = turn.filter(|_| is_turned);
+        let tasks = out.slice_mut::<T>().par_chunks_mut(rows * columns.len());
+        let tasks = tasks.zip(qkv.par_chunks(rows * width)).enumerate();
+        tasks.for_each(|(task, (out, qkv))| {
+            let tokens = out.chunks_exact_mut(columns.len());
+            for (row, (out, qkv)) in tokens.zip(qkv.chunks_exact(width)).enumerate() {
+                copy_turned(out, &qkv[columns.clone()], turn, task * rows + row, false);
+            }
+        });
+    }
+}
+
+pub(super) fn join_qkv(operation: JoinQkv) {
+    by_dtype!(operation.qkv.dtype(), join_qkv_of(operation));
+}
+
+fn join_qkv_of<T: Real>(operation: JoinQkv) {
+    let JoinQkv { qkv, q, k, v, turn } = operation;
+    let (width, kv_width) = (qkv.dims()[1], k.dims()[1]);
+    let rows = (CHUNK / width).max(1);
+    let given = [q, k, v].map(|part| part.slice::<T>());
+    let tasks = qkv.slice_mut::<T>().par_chunks_mut(rows * width);
+    tasks.enumerate().for_each(|(task, qkv)| {
+        for (row, qkv) in qkv.chunks_exact_mut(width).enumerate() {
+            let token = task * rows + row;
+            for ((columns, is_turned), x) in parts(width, kv_width).into_iter().zip(given) {
+                let x = &x[token * columns.len()..(token + 1) * columns.len()];
+                let turn = turn.filter(|_| is_turned);
+                copy_turned(&mut qkv[columns], x, turn, token, true);
+            }
+        }
+    });
+}

@@ -1,0 +1,73 @@
+//! Queries, keys and values of one product: apart for attention, and their gradients together again.
+
+use super::extent::Extent;
+use super::positions::position_arguments;
+use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::KernelError;
+use crate::operation::{JoinQkv, SplitQkv, Turn};
+use memory::DType;
+
+pub(super) fn split_qkv<D: Driver>(cuda: &Cuda<D>, operation: SplitQkv) -> Result<(), KernelError> {
+    let SplitQkv {
+        q,
+        k,
+        v,
+        qkv,
+        kv_width,
+        turn,
+    } = operation;
+    let kernel = kernel!("qkv", "split_qkv", qkv.dtype());
+    let [tokens, width] = [qkv.dims()[0], qkv.dims()[1]];
+    let q_width = width - 2 * kv_width;
+    let parts = [&q, &k, &v].map(Argument::optional);
+    let tensors = [(&qkv).into(), parts[0], parts[1], parts[2]];
+    launch(cuda, kernel, tokens, tensors, [q_width, kv_width], turn)
+}
+
+pub(super) fn join_qkv<D: Driver>(cuda: &Cuda<D>, operation: JoinQkv) -> Result<(), KernelError> {
+    let JoinQkv { qkv, q, k, v, turn } = operation;
+    let kernel = kernel!("qkv", "join_qkv", qkv.dtype());
+    let tensors = [(&qkv).into(), (&q).into(), (&k).into(), (&v).into()];
+    let widths = [q.dims()[1], k.dims()[1]];
+    launch(cuda, kernel, q.dims()[0], tensors, widths, turn)
+}
+
+fn launch<D: Driver>(
+    cuda: &Cuda<D>,
+    kernel: Kernel,
+    tokens: usize,
+    [qkv, q, k, v]: [Argument; 4],
+    [q_width, kv_width]: [usize; 2],
+    turn: Option<Turn>,
+) -> Result<(), KernelError> {
+    let (table, half) = match &turn {
+        Some(turn) => (turn.table.dims()[1], turn.table.dims()[2]),
+        None => (0, 0),
+    };
+    let [positions, seq] = match &turn {
+        Some(turn) => position_arguments(turn.positions),
+        None => [Argument::NULL, 1.into()],
+    };
+    let arguments = [
+        qkv,
+        q,
+        k,
+        v,
+        Argument::Int(q_width as i32),
+        Argument::Int(kv_width as i32),
+        turn.as_ref()
+            .map_or(Argument::NULL, |turn| (&turn.table).into()),
+        table.into(),
+        positions,
+        seq,
+        Argument::Int(half as i32),
+    ];
+    // A pack of pairs a thread where pairs are turned, else a pack.
+    let turned = q_width + kv_width;
+    let elements = if turn.is_some() { turned / 2 } else { turned };
+    cuda.launch(
+        kernel,
+        Extent::rows(tokens, elements + kv_width),
+        &arguments,
+    )
+}

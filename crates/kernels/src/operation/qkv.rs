@@ -1,0 +1,131 @@
+//! Queries, keys and values of one product: apart for attention, and their gradients together again.
+
+use super::Positions;
+use super::check::{Check, Checked};
+use super::contract::{Contract, Operand, reads, writes};
+use memory::{DType, In, Out};
+
+/// What queries and keys are turned by on their way: as [`super::Rotary`] turns.
+#[derive(Clone, Copy)]
+pub struct Turn<'a> {
+    /// `[2, p, head_dim / 2]` f32: cosines, sines.
+    pub table: In<'a>,
+    /// Where the tokens stand.
+    pub positions: Positions<'a>,
+}
+
+/// Takes rows of `qkv [t, q + 2 kv]` apart: `q [t, q]`, `k` and `v [t, kv]`, the first two turned. Each of the three may be
+/// left out.
+pub struct SplitQkv<'a> {
+    pub q: Option<Out<'a>>,
+    pub k: Option<Out<'a>>,
+    pub v: Option<Out<'a>>,
+    pub qkv: In<'a>,
+    /// Columns of `k`, and of `v`.
+    pub kv_width: usize,
+    pub turn: Option<Turn<'a>>,
+}
+
+/// The other way, for gradients: rows of `q [t, q]` and `k [t, kv]`, turned back, and of `v [t, kv]`, side by side in
+/// `qkv [t, q + 2 kv]`.
+pub struct JoinQkv<'a> {
+    pub qkv: Out<'a>,
+    pub q: In<'a>,
+    pub k: In<'a>,
+    pub v: In<'a>,
+    pub turn: Option<Turn<'a>>,
+}
+
+impl<'a> Turn<'a> {
+    /// For `tokens` tokens, and rows of these widths.
+    fn check(&self, check: &Check, tokens: usize, widths: [usize; 2]) -> Checked {
+        let table = self.table.dims();
+        check.rank("table", &self.table, 3)?;
+        check.tensor("table", &self.table, &[2, table[1], table[2]], DType::F32)?;
+        let head_dim = 2 * table[2];
+        let whole = |width: &usize| width.is_multiple_of(head_dim);
+        check.that(widths.iter().all(whole), || {
+            format!("queries and keys of {widths:?} columns are not whole heads of {head_dim}")
+        })?;
+        self.positions.check(check, tokens, table[1])
+    }
+
+    /// What is read of table and positions.
+    fn operands(&self, tokens: usize) -> impl Iterator<Item = Operand<'a>> {
+        let &[parts, rows, half] = self.table.dims() else {
+            unreachable!("the check asks for three dimensions");
+        };
+        let touched = parts * self.positions.table_rows(tokens, rows);
+        let table = self.table.reshape([parts * rows, half]);
+        let given = self.positions.given();
+        [table.rows(0..touched)].into_iter().chain(given).map(reads)
+    }
+}
+
+impl Contract for SplitQkv<'_> {
+    fn name(&self) -> &'static str {
+        "split_qkv"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let SplitQkv {
+            q,
+            k,
+            v,
+            qkv,
+            kv_width,
+            turn,
+        } = self;
+        check.real_of_rank("qkv", qkv, 2)?;
+        let &[tokens, width] = qkv.dims() else {
+            unreachable!("the rank was checked");
+        };
+        check.that(2 * kv_width < width, || {
+            format!("keys and values of {kv_width} columns leave none of {width} to queries")
+        })?;
+        let q_width = width - 2 * kv_width;
+        for (name, part, width) in [("q", q, q_width), ("k", k, *kv_width), ("v", v, *kv_width)] {
+            check.optional(name, part, &[tokens, width], qkv.dtype())?;
+        }
+        turn.iter()
+            .try_for_each(|turn| turn.check(check, tokens, [q_width, *kv_width]))
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let parts = [&self.q, &self.k, &self.v].into_iter().flatten();
+        let read = [self.qkv].into_iter().map(reads);
+        let turn = self.turn.iter();
+        read.chain(parts.map(writes))
+            .chain(turn.flat_map(|turn| turn.operands(self.qkv.dims()[0])))
+            .collect()
+    }
+}
+
+impl Contract for JoinQkv<'_> {
+    fn name(&self) -> &'static str {
+        "join_qkv"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        let JoinQkv { qkv, q, k, v, turn } = self;
+        check.real_of_rank("q", q, 2)?;
+        check.rank("k", k, 2)?;
+        let ([tokens, q_width], kv_width) = ([q.dims()[0], q.dims()[1]], k.dims()[1]);
+        for (name, part) in [("k", k), ("v", v)] {
+            check.tensor(name, part, &[tokens, kv_width], q.dtype())?;
+        }
+        let width = q_width + 2 * kv_width;
+        check.tensor("qkv", qkv, &[tokens, width], q.dtype())?;
+        turn.iter()
+            .try_for_each(|turn| turn.check(check, tokens, [q_width, kv_width]))
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        let turn = self.turn.iter();
+        [writes(&self.qkv)]
+            .into_iter()
+            .chain([self.q, self.k, self.v].map(reads))
+            .chain(turn.flat_map(|turn| turn.operands(self.q.dims()[0])))
+            .collect()
+    }
+}

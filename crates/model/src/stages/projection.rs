@@ -1,0 +1,65 @@
+//! Linear layers that read one activation and write one.
+
+use crate::stage::{Io, Stage};
+use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
+
+/// output `[b s, f]` = input W^T + b: gate and up side by side, or the first product of a feed-forward layer without a
+/// gate.
+pub struct Projection {
+    /// The name in reports.
+    pub name: &'static str,
+    /// What is projected.
+    pub input: Activation,
+    /// What comes of it.
+    pub output: Activation,
+    /// The linear layer.
+    pub linear: Linear,
+}
+
+impl Stage for Projection {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn io(&self) -> Io {
+        Io {
+            reads: vec![self.input],
+            writes: vec![(self.output, Extent::tokens(self.linear.outputs()))],
+            backward_reads: vec![self.input],
+        }
+    }
+
+    fn parameters(&self) -> Vec<ParameterId> {
+        self.linear.parameters()
+    }
+
+    fn flops_per_token(&self, _seq: usize) -> u64 {
+        self.linear.flops_per_token()
+    }
+
+    fn is_by_token(&self) -> bool {
+        true
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let x = pass.pull(self.input)?;
+        let mut y = pass.output(self.output)?;
+        if let Some(y) = &mut y {
+            self.linear.forward(pass, y.view_mut(), x.view())?;
+        }
+        pass.put(self.output, y);
+        Ok(())
+    }
+
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let dy = pass.gradient(self.output);
+        let x = pass.pull(self.input)?;
+        self.linear.add_gradient(pass, dy.view(), x.view())?;
+        pass.release(self.input, x);
+        let (mut dx, init) = pass.gradient_to_add(self.input)?;
+        self.linear
+            .input_gradient(pass, dx.view_mut(), init, dy.view())?;
+        pass.file_gradient(self.input, dx);
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+// Queries, keys and values of one product: apart for attention, and their gradients together again. Queries and keys are
+// turned on the way, as `rotary.cu` turns them.
+#include "rotary.cuh"
+
+__device__ inline int packs_of(int elements) { return (elements + PACK - 1) / PACK; }
+
+// Moves the `pack`-th pack of `width` elements.
+template <typename T> __device__ void move_pack(T *to, const T *from, int pack, int width) {
+    const int first = pack * PACK;
+    store_elements(to, first, width, load_elements(from, first, width, narrow<T>(0.0f)));
+}
+
+// A block works on one token: a pack a thread, or a pack of pairs where the part is turned. Without a `table` nothing is. A
+// part that is null is left out.
+template <bool JOINS, typename T>
+__device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int kv_width, const float *table, size_t table_rows,
+                         const int *positions, size_t seq, int half) {
+    const size_t token = blockIdx.x;
+    T *const row = qkv + token * (size_t(q_width) + 2 * size_t(kv_width));
+    const bool turns = table != nullptr;
+    const float sign = JOINS ? -1.0f : 1.0f;
+    const Angles angles = turns ? angles_of(token, table, table_rows, positions, seq, half, sign) : Angles{};
+    const auto packs = [&](int width) { return turns ? width / (2 * half) * packs_of(half) : packs_of(width); };
+    const int keys = packs(q_width), values = keys + packs(kv_width), end = values + packs_of(kv_width);
+    for (int pack = threadIdx.x; pack < end; pack += blockDim.x) {
+        const bool is_query = pack < keys, is_value = pack >= values;
+        const int first = is_query ? 0 : is_value ? values : keys;
+        const int column = is_query ? 0 : is_value ? q_width + kv_width : q_width;
+        const int width = is_query ? q_width : kv_width;
+        T *part = is_query ? q : is_value ? v : k;
+        if (part == nullptr) {
+            continue;
+        }
+        part += token * width;
+        T *to = JOINS ? row + column : part;
+        const T *from = JOINS ? part : row + column;
+        if (turns && !is_value) {
+            turn_pairs(to, from, pack - first, angles);
+        } else {
+            move_pack(to, from, pack - first, width);
+        }
+    }
+}
+
+#define OF_ONE_TYPE(T, name)                                                                                   \
+    extern "C" __global__ void split_qkv_##name(const T *qkv, T *q, T *k, T *v, int q_width, int kv_width,     \
+                                                const float *table, size_t table_rows, const int *positions,   \
+                                                size_t seq, int half) {                                        \
+        move_row<false>(const_cast<T *>(qkv), q, k, v, q_width, kv_width, table, table_rows, positions, seq,   \
+                        half);                                                                                 \
+    }                                                                                                          \
+    EXPORT(split_qkv_##name);                                                                                  \
+    extern "C" __global__ void join_qkv_##name(T *qkv, const T *q, const T *k, const T *v, int q_width,        \
+                                               int kv_width, const float *table, size_t table_rows,            \
+                                               const int *positions, size_t seq, int half) {                   \
+        move_row<true>(qkv, const_cast<T *>(q), const_cast<T *>(k), const_cast<T *>(v), q_width, kv_width,     \
+                       table, table_rows, positions, seq, half);                                               \
+    }                                                                                                          \
+    EXPORT(join_qkv_##name)
+
+OF_ONE_TYPE(float, f32);
+OF_ONE_TYPE(bf16, bf16);

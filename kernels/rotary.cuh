@@ -1,0 +1,35 @@
+// Rotary position embedding (Su et al. 2021) of packs of pairs: an element of a head's first half, and that of its second.
+#pragma once
+
+#include "positions.cuh"
+
+// What the pairs of a token's heads are turned by.
+struct Angles {
+    const float *cosines, *sines;
+    int half;
+    // -1 turns back.
+    float sign;
+};
+
+// Those of a token, in a table with the cosines of `table_rows` positions, then the sines.
+__device__ inline Angles angles_of(size_t token, const float *table, size_t table_rows, const int *positions, size_t seq,
+                                   int half, float sign) {
+    const float *cosines = table + position_of(token, positions, seq) * half;
+    return {cosines, cosines + table_rows * half, half, sign};
+}
+
+// Turns the `pack`-th pack of pairs of a token's heads, on its way from one place to another or to the same.
+template <typename T> __device__ void turn_pairs(T *to, const T *from, int pack, const Angles &angles) {
+    const int half = angles.half, packs = (half + PACK - 1) / PACK;
+    const int low = pack / packs * 2 * half, high = low + half, first = pack % packs * PACK;
+    Pack a = load(from + low, first, half), b = load(from + high, first, half);
+    const Pack cosine = load(angles.cosines, first, half), sine = load(angles.sines, first, half);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        const float turned = a.at[i] * cosine.at[i] - b.at[i] * angles.sign * sine.at[i];
+        b.at[i] = b.at[i] * cosine.at[i] + a.at[i] * angles.sign * sine.at[i];
+        a.at[i] = turned;
+    }
+    store(to + low, first, half, a);
+    store(to + high, first, half, b);
+}
