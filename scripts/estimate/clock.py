@@ -11,7 +11,7 @@ import dataclasses
 from sass.figures import warps_of
 
 from . import hopper
-from .code import TARGET, WARP
+from .code import TARGET, WARP, Unexpected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,11 @@ def wave_seconds(counted, launch, blocks):
     warps = launch.threads // WARP
     resident = -(-blocks // hopper.MULTIPROCESSORS) * warps
     busy = min(blocks, hopper.MULTIPROCESSORS) * hopper.CLOCK_HZ
-    issue = blocks * warps * counted.instructions_for(launch.loads) / (busy * hopper.SCHEDULERS)
-    shared = blocks * warps * counted.shared_traffic / (busy * hopper.SHARED_BYTES_A_CLOCK)
+    instructions = counted.instructions_for(launch.loads)
+    issue = blocks * warps * instructions / (busy * hopper.SCHEDULERS)
+    # As often as the instructions among which it is.
+    traffic = counted.shared_traffic * instructions / counted.instructions
+    shared = blocks * warps * traffic / (busy * hopper.SHARED_BYTES_A_CLOCK)
     # No faster than what is under way comes in.
     under_way = blocks * warps * max(counted.in_flight, 1) * WARP * 16
     rate = min(hopper.BYTES_A_SECOND, under_way / hopper.LATENCY_S)
@@ -55,6 +58,8 @@ def kernel_seconds(counted, launch):
     """Of a launch: whole waves of blocks, and the rest in one more."""
     warps = warps_of(TARGET, counted.registers, launch.threads, counted.shared_bytes)
     wave = warps // (launch.threads // WARP) * hopper.MULTIPROCESSORS
+    if not wave:
+        raise Unexpected(f"{launch.kernel}: no multiprocessor has room for a block of {launch.threads} threads")
     whole, rest = divmod(launch.blocks, wave)
     seconds = whole * wave_seconds(counted, launch, wave) if whole else 0.0
     return seconds + (wave_seconds(counted, launch, rest) if rest else 0.0)

@@ -102,10 +102,11 @@ def cached_cubin(source, cache):
     key = hashlib.sha256(repr((packages.COMPILER, TARGET, texts)).encode()).hexdigest()[:32]
     path = cache / f"{source.stem}-{key}.cubin"
     if not path.exists():
+        compiled = nvrtc.compile(source, TARGET)
         cache.mkdir(parents=True, exist_ok=True)
         # Whoever compiles at the same time writes the same.
         with tempfile.NamedTemporaryFile(dir=cache, delete=False) as partial:
-            partial.write(nvrtc.compile(source, TARGET))
+            partial.write(compiled)
         os.replace(partial.name, path)
     return cubins.read(path.read_bytes())
 

@@ -31,7 +31,7 @@ PART_ROWS_MIN, PARTS_MAX, BLOCKS_MIN = 256, 256, 1024
 NORM_ROWS_MIN, NORM_PARTS_MAX, HELD = 16, 1024, 4
 # `scratch.rs` and `flash.rs` since: keys of a block that makes dk and dv, blocks that are enough, lanes of a row of 128.
 BLOCK_KEYS, KEY_BLOCKS_ENOUGH, SUM_THREADS, SUM_LANES = 64, 512, 128, 16
-# `adamw.rs`: elements of a block, and turns of a warp.
+# `adamw.rs`: elements of a block, and turns of a warp; later blocks have twice as many of both, which comes to the same.
 UPDATE_BLOCK, UPDATE_TURNS = 8192, 4
 
 

@@ -147,6 +147,17 @@ class Timing(unittest.TestCase):
         expected = 1.0 + 64 * 130 / 4 / hopper.CLOCK_HZ * 1.5 / 16
         self.assertAlmostEqual(clock.kernel_seconds(STREAM, wide), expected)
 
+    def test_shared_memory_is_as_busy_as_loops_are_long(self):
+        counted = dataclasses.replace(STREAM, shared_traffic=1300)
+        plain, busy = (clock.kernel_seconds(each, clock.Launch("x", 8 * 132, 256, 0, 24)) for each in (STREAM, counted))
+        # 330 instructions in place of 130, of 64 warps; a share of what is the lesser.
+        clocks = 64 * 1300 * 330 / 130 / 128
+        self.assertAlmostEqual(busy - plain, clocks * 1.5 / 16 / hopper.CLOCK_HZ)
+
+    def test_a_block_that_fits_nowhere_is_a_sentence(self):
+        with self.assertRaisesRegex(code.Unexpected, "x: no multiprocessor"):
+            clock.kernel_seconds(dataclasses.replace(STREAM, shared_bytes=300_000), clock.Launch("x", 1, 256, 0))
+
     def test_what_is_left_of_a_wave_takes_as_long_as_its_own(self):
         one, two = (clock.kernel_seconds(STREAM, clock.Launch("x", blocks, 256, 0)) for blocks in (8 * 132, 16 * 132))
         more = clock.kernel_seconds(STREAM, clock.Launch("x", 8 * 132 + 1, 256, 0))
