@@ -92,11 +92,11 @@ fn files_grow() {
     assert_eq!(trained(&place, file, "second"), taken);
     // A file of one's own is not what other runs look for.
     assert_eq!(trained(&place, "", "other").1, "heuristic");
-    // Products that it does not know take the heuristic's first choice.
-    assert_eq!(
-        trained(&place, &format!("{file} --micro-batch 1"), "unknown").1,
-        "heuristic"
-    );
+    // Products that it does not know take the heuristic's first choice: some of a smaller batch, all of another type.
+    let (_, some) = trained(&place, &format!("{file} --micro-batch 1"), "some");
+    assert!(some.starts_with("mine.json ") && some != taken.1, "{some}");
+    let other_type = format!("{file} --set train.dtype=bf16");
+    assert_eq!(trained(&place, &other_type, "none").1, "heuristic");
 }
 
 /// No more is measured than there is, and less than one in a hundred is noise.
