@@ -86,8 +86,8 @@ Made_operation attention_of(const Descriptor &descriptor) {
     const Softmax softmax = *descriptor.made_of<Softmax>(CUDNN_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC);
     check_shapes(q, k, v, o, softmax);
     const auto scale = descriptor.made_of<Tensor>(CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC);
-    if (scale && (!scale->is_by_value || scale->type != CUDNN_DATA_FLOAT)) {
-        refuse(CUDNN_STATUS_NOT_SUPPORTED, "the scale, tensor %d, is no f32 that is passed by value", int(scale->uid));
+    if (scale && !scale->is_by_value) {
+        refuse(CUDNN_STATUS_NOT_SUPPORTED, "the scale, tensor %d, is not passed by value", int(scale->uid));
     }
     const auto within = descriptor.made_of<Graph>(CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH);
     // What softmax reads is what the graph within makes, whatever its number: NVIDIA's frontend gives it another.

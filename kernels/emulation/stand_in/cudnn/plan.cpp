@@ -21,6 +21,9 @@ struct Extent {
     bool accumulates;
 };
 
+// What pieces of a workspace begin at multiples of.
+const int64_t PIECE_BYTES = 128;
+
 int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 int64_t hopper_forward(const Extent &) { return 256; }
@@ -31,7 +34,7 @@ int64_t hopper_backward(const Extent &extent) {
 }
 
 int64_t hopper_ordered(const Extent &extent) {
-    return 256 + extent.full_head_bytes + 8 * extent.batch * extent.heads * (up(extent.queries, 64) / 64);
+    return 256 + extent.full_head_bytes + up(8 * extent.batch * extent.heads * (up(extent.queries, 64) / 64), PIECE_BYTES);
 }
 
 int64_t blackwell_forward(const Extent &) { return 0; }
@@ -114,7 +117,7 @@ Extent extent_of(const Graph &graph) {
         extent.accumulates |= made.is_in_memory() && made.type == CUDNN_DATA_FLOAT;
         for (const Made_operation &other : graph.operations) {
             if (other->is_reduction && other->reads[0] == made) {
-                extent.full_head_bytes += int64_t(made.elements() * made.element_bytes());
+                extent.full_head_bytes += up(int64_t(made.elements() * made.element_bytes()), PIECE_BYTES);
             }
         }
     }
