@@ -80,7 +80,7 @@ std::shared_ptr<const Softmax> softmax_of(const Descriptor &descriptor) {
     return made;
 }
 
-Made_operation attention_of(const Descriptor &descriptor) {
+SharedOperation attention_of(const Descriptor &descriptor) {
     const Tensor &q = tensor_at(descriptor, CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC), &k = tensor_at(descriptor, CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC),
                  &v = tensor_at(descriptor, CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC), &o = tensor_at(descriptor, CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC);
     const Softmax softmax = *descriptor.made_of<Softmax>(CUDNN_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC);
@@ -126,7 +126,7 @@ Made_operation attention_of(const Descriptor &descriptor) {
             score *= factor;
         }
         values.write(scores, std::move(raw));
-        for (const Made_operation &operation : within ? within->operations : std::vector<Made_operation>{}) {
+        for (const SharedOperation &operation : within ? within->operations : std::vector<SharedOperation>{}) {
             operation->compute(values, order);
         }
         Dense weights = values.read(softened);

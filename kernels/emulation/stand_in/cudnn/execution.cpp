@@ -153,7 +153,7 @@ static void compute(const Plan &plan, const Pack &pack, std::map<int64_t, float>
     }
     Values values(std::move(pointers));
     const Order order = order_of(plan);
-    for (const Made_operation &operation : plan.graph->operations) {
+    for (const SharedOperation &operation : plan.graph->operations) {
         operation->compute(values, order);
     }
 }
