@@ -31,7 +31,7 @@ def installed(packages):
     pinned = home / "packages.txt"
     if pinned.exists() and pinned.read_text().split() == pins:
         return home
-    print(f"check-sass: installing {', '.join(pins)} into {home}", file=sys.stderr)
+    print(f"{pathlib.Path(sys.argv[0]).name}: installing {', '.join(pins)} into {home}", file=sys.stderr)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action=ignore",
            "--no-deps", "--no-compile", "--target", str(partial), *pins]
     try:

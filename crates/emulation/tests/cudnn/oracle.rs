@@ -220,6 +220,7 @@ fn a_workspace_is_what_the_library_was_seen_to_say() {
     for (dims, forward_bytes, ordered, chosen_first, direct) in [
         ([2, 8, 2, 512, 64], 256, 2_098_432, 2_097_408, 10_486_016),
         ([2, 8, 8, 512, 64], 256, 1_280, 256, 8_388_864),
+        ([2, 9, 3, 777, 72], 256, 4_030_336, 4_028_416, 30_865_408),
     ] {
         let [batch, heads, kv_heads, seq, head_dim] = dims;
         let shape = Shape {

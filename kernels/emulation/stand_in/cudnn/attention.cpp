@@ -80,14 +80,14 @@ std::shared_ptr<const Softmax> softmax_of(const Descriptor &descriptor) {
     return made;
 }
 
-Made_operation attention_of(const Descriptor &descriptor) {
+SharedOperation attention_of(const Descriptor &descriptor) {
     const Tensor &q = tensor_at(descriptor, CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC), &k = tensor_at(descriptor, CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC),
                  &v = tensor_at(descriptor, CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC), &o = tensor_at(descriptor, CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC);
     const Softmax softmax = *descriptor.made_of<Softmax>(CUDNN_ATTR_OPERATION_SDPA_FWD_SOFTMAX_DESC);
     check_shapes(q, k, v, o, softmax);
     const auto scale = descriptor.made_of<Tensor>(CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC);
-    if (scale && (!scale->is_by_value || scale->type != CUDNN_DATA_FLOAT)) {
-        refuse(CUDNN_STATUS_NOT_SUPPORTED, "the scale, tensor %d, is no f32 that is passed by value", int(scale->uid));
+    if (scale && !scale->is_by_value) {
+        refuse(CUDNN_STATUS_NOT_SUPPORTED, "the scale, tensor %d, is not passed by value", int(scale->uid));
     }
     const auto within = descriptor.made_of<Graph>(CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH);
     // What softmax reads is what the graph within makes, whatever its number: NVIDIA's frontend gives it another.
@@ -126,7 +126,7 @@ Made_operation attention_of(const Descriptor &descriptor) {
             score *= factor;
         }
         values.write(scores, std::move(raw));
-        for (const Made_operation &operation : within ? within->operations : std::vector<Made_operation>{}) {
+        for (const SharedOperation &operation : within ? within->operations : std::vector<SharedOperation>{}) {
             operation->compute(values, order);
         }
         Dense weights = values.read(softened);

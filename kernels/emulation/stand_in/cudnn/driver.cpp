@@ -31,4 +31,15 @@ bool take_code_memory() {
     return take != nullptr && take(number_setting("STAND_IN_PRODUCT_BYTES", 2 << 20)) == 0;
 }
 
+bool captures(cudaStream_t stream, std::function<void()> work) {
+    using Work = std::function<void()>;
+    const auto take = driver<int (*)(cudaStream_t, int (*)(void *), void *, void (*)(void *))>("stand_in_captures");
+    if (take == nullptr) {
+        return false;
+    }
+    const auto run = [](void *data) { return (*static_cast<Work *>(data))(), 0; };
+    const auto drop = [](void *data) { delete static_cast<Work *>(data); };
+    return take(stream, run, new Work(std::move(work)), drop) != 0;
+}
+
 }  // namespace stand_in

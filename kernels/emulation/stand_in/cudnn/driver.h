@@ -3,6 +3,8 @@
 
 #include "backend_api.h"
 
+#include <functional>
+
 namespace stand_in {
 
 // Compute capability of the current context's device, 90 for 9.0; 0 where there is no driver or no context.
@@ -16,5 +18,8 @@ bool is_device_memory(const void *memory);
 
 // Takes the memory of the device that a plan's code needs, as much as a product's. Whether there was room.
 bool take_code_memory();
+
+// Whether a stream captures: then `work` runs whenever the graph is launched.
+bool captures(cudaStream_t stream, std::function<void()> work);
 
 }  // namespace stand_in

@@ -131,27 +131,49 @@ std::shared_ptr<const Pack> pack_of(const Descriptor &descriptor) {
     return pack;
 }
 
-void execute(const Plan &plan, const Pack &pack, cudaStream_t stream) {
-    if (plan.is_described) {
-        refuse(CUDNN_STATUS_NOT_SUPPORTED, "a plan for a device that is described, and not there");
+// What is passed by value is read when the call is made, whenever the graph is computed.
+static std::map<int64_t, float> scalars(const Graph &graph, const Pack &pack) {
+    std::map<int64_t, float> found;
+    for (const auto &[uid, tensor] : graph.tensors) {
+        if (tensor.is_by_value) {
+            found[uid] = *static_cast<const float *>(pack.pointers.at(uid));
+        }
     }
-    if (plan.capability != current_capability()) {
-        refuse(CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "a plan for capability %d on a device of %d", plan.capability, current_capability());
-    }
-    check_pack(*plan.graph, pack, stream);
-    check_workspace(plan, pack, stream);
-    check_overlaps(*plan.graph, pack, span_of("the workspace", pack.workspace, size_t(plan.workspace_bytes)));
-    if (is_idle()) {
-        return;
-    }
+    return found;
+}
+
+static void compute(const Plan &plan, const Pack &pack, std::map<int64_t, float> by_value) {
     // Whatever else lies there is lost, as it would be.
     if (plan.workspace_bytes > 0) {
         std::memset(pack.workspace, 0xff, size_t(plan.workspace_bytes));
     }
-    Values values(pack.pointers);
+    std::map<int64_t, void *> pointers = pack.pointers;
+    for (auto &[uid, value] : by_value) {
+        pointers[uid] = &value;
+    }
+    Values values(std::move(pointers));
     const Order order = order_of(plan);
-    for (const Made_operation &operation : plan.graph->operations) {
+    for (const SharedOperation &operation : plan.graph->operations) {
         operation->compute(values, order);
+    }
+}
+
+void execute(std::shared_ptr<const Plan> plan, const Pack &pack, cudaStream_t stream) {
+    if (plan->is_described) {
+        refuse(CUDNN_STATUS_NOT_SUPPORTED, "a plan for a device that is described, and not there");
+    }
+    if (plan->capability != current_capability()) {
+        refuse(CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "a plan for capability %d on a device of %d", plan->capability, current_capability());
+    }
+    check_pack(*plan->graph, pack, stream);
+    check_workspace(*plan, pack, stream);
+    check_overlaps(*plan->graph, pack, span_of("the workspace", pack.workspace, size_t(plan->workspace_bytes)));
+    if (is_idle()) {
+        return;
+    }
+    const auto work = [plan, pack, by_value = scalars(*plan->graph, pack)] { compute(*plan, pack, by_value); };
+    if (!captures(stream, work)) {
+        work();
     }
 }
 

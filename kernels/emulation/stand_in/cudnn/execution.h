@@ -16,6 +16,6 @@ struct Pack : Made {
 
 std::shared_ptr<const Pack> pack_of(const Descriptor &descriptor);
 
-void execute(const Plan &plan, const Pack &pack, cudaStream_t stream);
+void execute(std::shared_ptr<const Plan> plan, const Pack &pack, cudaStream_t stream);
 
 }  // namespace stand_in

@@ -16,18 +16,18 @@ static void add_tensors(Graph &graph, const std::vector<Tensor> &tensors) {
 }
 
 // Each after those that write what it reads, whatever their order was.
-static std::vector<Made_operation> in_order(std::vector<Made_operation> left) {
+static std::vector<SharedOperation> in_order(std::vector<SharedOperation> left) {
     std::set<int64_t> unwritten;
-    for (const Made_operation &operation : left) {
+    for (const SharedOperation &operation : left) {
         for (const Tensor &tensor : operation->writes) {
             if (tensor.is_by_value || !unwritten.insert(tensor.uid).second) {
                 refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d is written twice, or passed by value", int(tensor.uid));
             }
         }
     }
-    std::vector<Made_operation> ordered;
+    std::vector<SharedOperation> ordered;
     while (!left.empty()) {
-        const auto next = std::find_if(left.begin(), left.end(), [&](const Made_operation &operation) {
+        const auto next = std::find_if(left.begin(), left.end(), [&](const SharedOperation &operation) {
             return std::none_of(operation->reads.begin(), operation->reads.end(),
                                 [&](const Tensor &tensor) { return unwritten.count(tensor.uid) != 0; });
         });
@@ -44,14 +44,14 @@ static std::vector<Made_operation> in_order(std::vector<Made_operation> left) {
 }
 
 bool Graph::writes(int64_t uid) const {
-    return std::any_of(operations.begin(), operations.end(), [&](const Made_operation &operation) {
+    return std::any_of(operations.begin(), operations.end(), [&](const SharedOperation &operation) {
         return std::any_of(operation->writes.begin(), operation->writes.end(), [&](const Tensor &tensor) { return tensor.uid == uid; });
     });
 }
 
 std::shared_ptr<const Graph> graph_of(const Descriptor &descriptor) {
     auto graph = std::make_shared<Graph>();
-    std::vector<Made_operation> operations;
+    std::vector<SharedOperation> operations;
     for (const Shared &named : descriptor.descriptors(CUDNN_ATTR_OPERATIONGRAPH_OPS)) {
         const auto operation = std::dynamic_pointer_cast<const Operation>(named->made);
         if (!operation) {

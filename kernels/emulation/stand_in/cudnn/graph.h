@@ -6,7 +6,7 @@
 namespace stand_in {
 
 struct Graph : Made {
-    std::vector<Made_operation> operations;
+    std::vector<SharedOperation> operations;
     // Every tensor by its number.
     std::map<int64_t, Tensor> tensors;
 

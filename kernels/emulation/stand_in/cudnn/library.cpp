@@ -1,4 +1,5 @@
-// The library's functions: handles, descriptors, execution. A graph is computed when it is executed, whatever the stream.
+// The library's functions: handles, descriptors, execution. A graph is computed when it is executed, whatever the stream,
+// unless that captures.
 #include "../settings.h"
 #include "device.h"
 #include "execution.h"
@@ -224,5 +225,5 @@ extern "C" cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const
 }
 
 extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack) {
-    return guarded("cudnnBackendExecute", [&] { execute(*made<Plan>(plan), *made<Pack>(pack), checked(handle)->stream); });
+    return guarded("cudnnBackendExecute", [&] { execute(made<Plan>(plan), *made<Pack>(pack), checked(handle)->stream); });
 }

@@ -64,7 +64,7 @@ Dense product(const Sizes &a_dims, const Dense &a, const Sizes &b_dims, const De
     return c;
 }
 
-Made_operation matmul_of(const Descriptor &descriptor) {
+SharedOperation matmul_of(const Descriptor &descriptor) {
     const Tensor &a = tensor_at(descriptor, CUDNN_ATTR_OPERATION_MATMUL_ADESC), &b = tensor_at(descriptor, CUDNN_ATTR_OPERATION_MATMUL_BDESC),
                  &c = tensor_at(descriptor, CUDNN_ATTR_OPERATION_MATMUL_CDESC);
     const size_t rank = c.dims.size();
@@ -80,7 +80,6 @@ Made_operation matmul_of(const Descriptor &descriptor) {
     made->is_product = true;
     made->rows = c.dims[rank - 2];
     made->columns = c.dims[rank - 1];
-    made->depth = a.dims[rank - 1];
     made->compute = [a, b, c](Values &values, Order order) {
         // Sums in f32 of memory alone are what a device adds up block by block.
         const bool is_ordered = c.is_virtual || c.type != CUDNN_DATA_FLOAT;

@@ -21,22 +21,22 @@ struct Operation : Made {
     bool is_product = false;
     // Whether it gathers, over heads, what a product made.
     bool is_reduction = false;
-    // Rows, columns and depth of a product.
-    int64_t rows = 0, columns = 0, depth = 0;
+    // Of a product's result.
+    int64_t rows = 0, columns = 0;
     // A whole attention.
     bool is_attention = false;
     std::function<void(Values &, Order)> compute;
 };
 
-using Made_operation = std::shared_ptr<const Operation>;
+using SharedOperation = std::shared_ptr<const Operation>;
 
 // From complete descriptors of their kinds.
-Made_operation matmul_of(const Descriptor &descriptor);
-Made_operation pointwise_of(const Descriptor &descriptor);
-Made_operation reduction_of(const Descriptor &descriptor);
-Made_operation reshape_of(const Descriptor &descriptor);
-Made_operation band_mask_of(const Descriptor &descriptor);
-Made_operation attention_of(const Descriptor &descriptor);
+SharedOperation matmul_of(const Descriptor &descriptor);
+SharedOperation pointwise_of(const Descriptor &descriptor);
+SharedOperation reduction_of(const Descriptor &descriptor);
+SharedOperation reshape_of(const Descriptor &descriptor);
+SharedOperation band_mask_of(const Descriptor &descriptor);
+SharedOperation attention_of(const Descriptor &descriptor);
 
 // What an attention makes of scores: no operation by itself.
 struct Softmax : Made {

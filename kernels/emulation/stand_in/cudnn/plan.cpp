@@ -21,6 +21,9 @@ struct Extent {
     bool accumulates;
 };
 
+// What pieces of a workspace begin at multiples of.
+const int64_t PIECE_BYTES = 128;
+
 int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 int64_t hopper_forward(const Extent &) { return 256; }
@@ -31,7 +34,7 @@ int64_t hopper_backward(const Extent &extent) {
 }
 
 int64_t hopper_ordered(const Extent &extent) {
-    return 256 + extent.full_head_bytes + 8 * extent.batch * extent.heads * (up(extent.queries, 64) / 64);
+    return 256 + extent.full_head_bytes + up(8 * extent.batch * extent.heads * (up(extent.queries, 64) / 64), PIECE_BYTES);
 }
 
 int64_t blackwell_forward(const Extent &) { return 0; }
@@ -82,7 +85,7 @@ const std::vector<Way> &ways() {
 
 std::vector<const Operation *> products(const Graph &graph) {
     std::vector<const Operation *> found;
-    for (const Made_operation &operation : graph.operations) {
+    for (const SharedOperation &operation : graph.operations) {
         if (operation->is_product) {
             found.push_back(operation.get());
         }
@@ -103,7 +106,7 @@ Pattern pattern_of(const Graph &graph) {
            int(graph.operations.size()), int(count));
 }
 
-// The largest product that is not in memory is that of queries and keys.
+// The first product in the graph's order makes scores: all others wait for some.
 Extent extent_of(const Graph &graph) {
     Extent extent = {};
     for (const Operation *operation : products(graph)) {
@@ -112,9 +115,9 @@ Extent extent_of(const Graph &graph) {
             extent = {made.dims[0], made.dims[1], operation->rows, operation->columns, 0, false};
         }
         extent.accumulates |= made.is_in_memory() && made.type == CUDNN_DATA_FLOAT;
-        for (const Made_operation &other : graph.operations) {
+        for (const SharedOperation &other : graph.operations) {
             if (other->is_reduction && other->reads[0] == made) {
-                extent.full_head_bytes += int64_t(made.elements() * made.element_bytes());
+                extent.full_head_bytes += up(int64_t(made.elements() * made.element_bytes()), PIECE_BYTES);
             }
         }
     }
@@ -236,13 +239,6 @@ std::shared_ptr<const Engine> engine_of(Descriptor &descriptor) {
     }
     tell_notes(descriptor);
     return engine;
-}
-
-std::shared_ptr<const Knob> knob_of(const Descriptor &descriptor) {
-    auto knob = std::make_shared<Knob>();
-    knob->type = int(descriptor.number(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, 0));
-    knob->value = descriptor.number(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, 0);
-    return knob;
 }
 
 std::shared_ptr<const Plan> configuration_of(Descriptor &descriptor) {

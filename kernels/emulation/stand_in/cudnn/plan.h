@@ -13,11 +13,6 @@ struct Engine : Made {
     bool is_described;
 };
 
-struct Knob : Made {
-    int type;
-    int64_t value;
-};
-
 // A configuration, and the plan that is made of it.
 struct Plan : Made {
     std::shared_ptr<const Graph> graph;
@@ -31,7 +26,6 @@ struct Plan : Made {
 };
 
 std::shared_ptr<const Engine> engine_of(Descriptor &descriptor);
-std::shared_ptr<const Knob> knob_of(const Descriptor &descriptor);
 std::shared_ptr<const Plan> configuration_of(Descriptor &descriptor);
 std::shared_ptr<const Plan> plan_of(Descriptor &descriptor);
 

@@ -59,7 +59,7 @@ Dense each(const Tensor &y, const std::vector<Tensor> &operands, Values &values,
     return result;
 }
 
-Made_operation made_of(std::vector<Tensor> operands, const Tensor &y, std::function<float(const float *, const Sizes &)> function) {
+SharedOperation made_of(std::vector<Tensor> operands, const Tensor &y, std::function<float(const float *, const Sizes &)> function) {
     auto made = std::make_shared<Operation>();
     for (const Tensor &operand : operands) {
         check_broadcast(operand, y);
@@ -72,7 +72,7 @@ Made_operation made_of(std::vector<Tensor> operands, const Tensor &y, std::funct
 
 }  // namespace
 
-Made_operation pointwise_of(const Descriptor &descriptor) {
+SharedOperation pointwise_of(const Descriptor &descriptor) {
     const Shared pointwise = descriptor.descriptor(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
     const auto mode = cudnnPointwiseMode_t(pointwise->number(CUDNN_ATTR_POINTWISE_MODE, 0));
     const Tensor &x = tensor_at(descriptor, CUDNN_ATTR_OPERATION_POINTWISE_XDESC), &y = tensor_at(descriptor, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
@@ -103,7 +103,7 @@ Made_operation pointwise_of(const Descriptor &descriptor) {
 }
 
 // Keeps what lies on the diagonal and below, by the comparison of row and column; the rest is what the scalar says.
-Made_operation band_mask_of(const Descriptor &descriptor) {
+SharedOperation band_mask_of(const Descriptor &descriptor) {
     const Tensor &x = tensor_at(descriptor, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC), &fill = tensor_at(descriptor, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC),
                  &y = tensor_at(descriptor, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_YDESC);
     const int64_t mode = descriptor.number(CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE, 0);

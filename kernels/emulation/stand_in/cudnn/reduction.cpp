@@ -6,7 +6,7 @@
 
 namespace stand_in {
 
-Made_operation reduction_of(const Descriptor &descriptor) {
+SharedOperation reduction_of(const Descriptor &descriptor) {
     const Shared reduction = descriptor.descriptor(CUDNN_ATTR_OPERATION_REDUCTION_DESC);
     const auto way = cudnnReduceTensorOp_t(reduction->number(CUDNN_ATTR_REDUCTION_OPERATOR, 0));
     const Tensor &x = tensor_at(descriptor, CUDNN_ATTR_OPERATION_REDUCTION_XDESC), &y = tensor_at(descriptor, CUDNN_ATTR_OPERATION_REDUCTION_YDESC);
@@ -57,7 +57,7 @@ static std::vector<size_t> axes_of(const Tensor &y, const Tensor &x) {
 }
 
 // Another view of the same places, such as a transpose; views that split or join dimensions are not known here.
-Made_operation reshape_of(const Descriptor &descriptor) {
+SharedOperation reshape_of(const Descriptor &descriptor) {
     const Tensor &x = tensor_at(descriptor, CUDNN_ATTR_OPERATION_RESHAPE_XDESC), &y = tensor_at(descriptor, CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
     if (descriptor.number(CUDNN_ATTR_OPERATION_RESHAPE_MODE, CUDNN_RESHAPE_VIEW_ONLY) != CUDNN_RESHAPE_VIEW_ONLY) {
         refuse(CUDNN_STATUS_NOT_SUPPORTED, "reshapes that move elements are not known here");

@@ -109,8 +109,8 @@ std::shared_ptr<const Tensor> tensor_of(const Descriptor &descriptor) {
     if (tensor.alignment_bytes < int64_t(tensor.element_bytes()) || (tensor.alignment_bytes & (tensor.alignment_bytes - 1)) != 0) {
         refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d is aligned to %d bytes", uid, int(tensor.alignment_bytes));
     }
-    if (tensor.is_by_value && (tensor.is_virtual || !tensor.is_scalar())) {
-        refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d, %s, is passed by value, and not one number", uid, written(tensor.dims).c_str());
+    if (tensor.is_by_value && (tensor.is_virtual || !tensor.is_scalar() || tensor.type != CUDNN_DATA_FLOAT)) {
+        refuse(CUDNN_STATUS_BAD_PARAM, "tensor %d, %s, is passed by value, and not one number of f32", uid, written(tensor.dims).c_str());
     }
     return made;
 }
