@@ -66,9 +66,9 @@ pub(super) fn bias_backward(BiasBackward { out, dy, init }: BiasBackward) {
 fn bias_backward_of<G: Real, T: Real>(out: &mut [G], dy: In, overwrite: bool) {
     let (rows, stride) = (dy.dims()[0], dy.strides()[0]);
     let reach = rows.saturating_sub(1) * stride + out.len();
-    // SAFETY: from the first row to the end of the last, whose columns in between are of the same borrowed tensor.
     let dy = match rows {
         0 => &[],
+        // SAFETY: from the first row to the end of the last, with what lies between in the same borrowed tensor.
         _ => unsafe { std::slice::from_raw_parts(dy.pointer().cast::<T>(), reach) },
     };
     out.par_chunks_mut(COLUMNS)
