@@ -11,7 +11,7 @@
 
 // Threads of a block, and blocks of 256 that each of its warps updates: fewer blocks fill fewer maps.
 constexpr int THREADS = 256;
-constexpr int ROUNDS = 4;
+constexpr int ROUNDS = 8;
 
 // The numbers of one update; `rates` and `clip` are those of `kernels::AdamW`.
 struct Rates {
@@ -151,26 +151,27 @@ struct Bf16Moments {
     }
 };
 
-__device__ inline Map signed_map() {
+__device__ inline Map<true> signed_map() {
     SHARED(float, values, CODES);
-    SHARED(float, thresholds, CODES);
-    const Map map = {values, thresholds, SIGNED_ZERO};
-    fill_map(map, SIGNED_VALUES, SIGNED_THRESHOLDS);
+    SHARED(uint32_t, words, Map<true>::WORDS);
+    const Map<true> map = {values, words};
+    map.fill();
     return map;
 }
 
-__device__ inline Map unsigned_map() {
+__device__ inline Map<false> unsigned_map() {
     SHARED(float, values, CODES);
-    SHARED(float, thresholds, CODES);
-    const Map map = {values, thresholds, UNSIGNED_ZERO};
-    fill_map(map, UNSIGNED_VALUES, UNSIGNED_THRESHOLDS);
+    SHARED(uint32_t, words, Map<false>::WORDS);
+    const Map<false> map = {values, words};
+    map.fill();
     return map;
 }
 
 struct CodedMoments {
     uint8_t *m, *v;
     float *m_absmax, *v_absmax;
-    Map m_map, v_map;
+    Map<true> m_map;
+    Map<false> v_map;
 
     // All threads of a block make it together.
     __device__ CodedMoments(void *m, void *v, float *m_absmax, float *v_absmax)

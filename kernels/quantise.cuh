@@ -8,53 +8,56 @@
 constexpr int BLOCK = 256;
 static_assert(BLOCK == WARP * PACK, "a warp works on a block");
 
-// A map of codes to values, and back, in shared memory: lanes look up different entries.
-//
-// Thresholds are in the order of a search tree, level by level (Eytzinger), so that lanes that go different ways read
-// neighbouring words; sorted, they would all be in the same few banks.
-struct Map {
-    SharedArray<float> values, thresholds;
-    int zero;
+// A map of codes to values, and back, in shared memory: lanes look up different entries, one a value either way.
+template <bool SIGNED> struct Map {
+    static constexpr int ZERO = SIGNED ? SIGNED_ZERO : UNSIGNED_ZERO;
+    static constexpr int BUCKETS = SIGNED ? SIGNED_BUCKETS : UNSIGNED_BUCKETS;
+    static constexpr int WORDS = SIGNED ? 2 * BUCKETS : BUCKETS;
+    static constexpr int LOWEST = SIGNED ? SIGNED_LOWEST : UNSIGNED_LOWEST;
+    static constexpr int MIDDLE = SIGNED ? SIGNED_MIDDLE : UNSIGNED_MIDDLE;
+    static constexpr int FINE = SIGNED ? SIGNED_FINE_BITS : UNSIGNED_FINE_BITS, COARSE = FINE + 2;
+    // What is taken from shifted bits, so that both kinds of buckets are counted from the lowest on.
+    static constexpr int FINE_LESS = (MIDDLE >> FINE) - ((MIDDLE - LOWEST) >> COARSE), COARSE_LESS = LOWEST >> COARSE;
+
+    SharedArray<float> values;
+    SharedArray<uint32_t> words;
+
+    // Fills the map from its tables; whoever reads it meets the others at a barrier first.
+    __device__ void fill() const {
+        for (int code = threadIdx.x; code < CODES; code += blockDim.x) {
+            values[code] = __uint_as_float((SIGNED ? SIGNED_VALUES : UNSIGNED_VALUES)[code]);
+        }
+        for (int word = threadIdx.x; word < WORDS; word += blockDim.x) {
+            words[word] = (SIGNED ? SIGNED_WORDS : UNSIGNED_WORDS)[word];
+        }
+    }
+
+    // The code of a value in a block whose `absmax` has this inverse: of the entry nearest to their product, and of two
+    // equally near ones the even. A value below zero never gets the code of zero or above, so that its sign survives.
+    //
+    // Bits of floats ascend as the floats do. Those of the product choose a bucket, and the bucket's word carries into the
+    // code where the border between two lies in it. See quantise_map.cuh.
+    __device__ uint8_t code_of(float value, float inverse) const {
+        const uint32_t product = __float_as_uint(value * inverse);
+        const int bits = larger(SIGNED ? product & 0x7fffffffu : product, LOWEST);
+        const int bucket = smaller(larger((bits >> FINE) - FINE_LESS, (bits >> COARSE) - COARSE_LESS), BUCKETS - 1);
+        const bool negative = SIGNED && value < 0.0f;
+        const uint32_t word = words[negative ? bucket + BUCKETS : bucket];
+        return uint8_t((word + uint32_t(negative ? -bits : bits)) >> 24);
+    }
+
+    __device__ static int larger(int a, int b) { return a > b ? a : b; }
+    __device__ static int smaller(int a, int b) { return a < b ? a : b; }
 };
-
-// Fills a map from its tables; whoever reads it meets the others at a barrier first.
-__device__ inline void fill_map(const Map &map, const uint32_t *values, const uint32_t *thresholds) {
-    for (int code = threadIdx.x; code < CODES; code += blockDim.x) {
-        map.values[code] = __uint_as_float(values[code]);
-        map.thresholds[code] = __uint_as_float(thresholds[code]);
-    }
-}
-
-// The code of the entry nearest to `x`; of two equally near ones, the even code.
-__device__ inline int nearest_code(const Map &map, float x) {
-    // Of the first levels every threshold is read, once for all that a thread looks up.
-    const bool upper = x > map.thresholds[1];
-    const bool second = x > (upper ? map.thresholds[3] : map.thresholds[2]);
-    const float lower_half = second ? map.thresholds[5] : map.thresholds[4];
-    const float upper_half = second ? map.thresholds[7] : map.thresholds[6];
-    int node = 8 + 4 * upper + 2 * second + (x > (upper ? upper_half : lower_half));
-#pragma unroll
-    for (int level = 3; level < 8; level++) {
-        const float threshold = map.thresholds[node];
-        node = 2 * node + (x > threshold);
-    }
-    return node - CODES;
-}
-
-// The code of a value in a block whose `absmax` has this inverse. A value below zero never gets the code of zero or
-// above, so that its sign survives.
-__device__ inline uint8_t code_of(const Map &map, float value, float inverse) {
-    const int nearest = nearest_code(map, value * inverse);
-    return value < 0.0f && nearest >= map.zero ? map.zero - 1 : nearest;
-}
 
 // The `absmax` that a block with this largest magnitude is stored with: one whose inverse is finite.
 __device__ inline float stored_absmax(float largest) { return largest == 0.0f ? 0.0f : fmaxf(largest, FLT_MIN); }
 
 // Values `first` to `first + PACK` of `n`, from their codes; beyond the end, zero. `first` is below the end of a block
 // that starts below `n`.
-__device__ inline Pack load_codes(const Map &map, const uint8_t *codes, const float *absmax, size_t first, size_t n) {
-    const Elements<uint8_t> found = load_elements(codes, first, n, uint8_t(map.zero));
+template <bool SIGNED>
+__device__ Pack load_codes(const Map<SIGNED> &map, const uint8_t *codes, const float *absmax, size_t first, size_t n) {
+    const Elements<uint8_t> found = load_elements(codes, first, n, uint8_t(Map<SIGNED>::ZERO));
     const float scale = absmax[first / BLOCK];
     Pack pack;
 #pragma unroll
@@ -66,8 +69,9 @@ __device__ inline Pack load_codes(const Map &map, const uint8_t *codes, const fl
 }
 
 // Quantises a block of values, a pack for each lane of a warp; those beyond `n` are zero.
-__device__ inline void store_codes(const Map &map, uint8_t *codes, float *absmax, size_t first, size_t n,
-                                   const Pack &pack) {
+template <bool SIGNED>
+__device__ void store_codes(const Map<SIGNED> &map, uint8_t *codes, float *absmax, size_t first, size_t n,
+                            const Pack &pack) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
@@ -78,7 +82,7 @@ __device__ inline void store_codes(const Map &map, uint8_t *codes, float *absmax
     Elements<uint8_t> found;
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
-        found.at[i] = code_of(map, pack.at[i], inverse);
+        found.at[i] = map.code_of(pack.at[i], inverse);
     }
     store_elements(codes, first, n, found);
     if (threadIdx.x % WARP == 0) {

@@ -9,7 +9,7 @@ use memory::DType;
 
 /// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `adamw.cu`.
 const THREADS: usize = 256;
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 8;
 
 const WARP: usize = 32;
 

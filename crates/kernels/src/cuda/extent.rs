@@ -3,15 +3,15 @@
 use crate::KernelError;
 
 /// Elements that a thread works on at a time: `PACK` in `pack.cuh`.
-const PACK: usize = 8;
+pub(super) const PACK: usize = 8;
 
-const WARP: usize = 32;
+pub(super) const WARP: usize = 32;
 
 /// Threads of a block that works on a piece of a flat tensor.
 const FLAT_THREADS: usize = 256;
 
 /// Most threads of a block that works on a row.
-const ROW_THREADS_MAX: usize = 512;
+pub(super) const ROW_THREADS_MAX: usize = 512;
 
 /// Threads of a block whose rows are narrow: as in `norm_backward.cuh`.
 const NARROW_THREADS: usize = 256;

@@ -1,12 +1,10 @@
 //! Sums over whole arenas.
 
-use super::extent::Extent;
+use super::extent::{Extent, WARP};
 use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::{NormAndClip, NormGrains, Sum};
 use memory::DType;
-
-const WARP: usize = 32;
 
 /// Threads of the block that sums losses.
 const SUM_THREADS: usize = 512;

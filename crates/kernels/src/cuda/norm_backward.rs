@@ -2,7 +2,7 @@
 //! the weight's and the bias's.
 
 use super::columns::{Parting, Parts};
-use super::extent::Extent;
+use super::extent::{Extent, PACK, ROW_THREADS_MAX, WARP};
 use super::{Argument, Cuda, Driver, Kernel, accumulates};
 use crate::{Init, KernelError};
 use memory::{In, Out};
@@ -15,16 +15,13 @@ const PARTS_MAX: usize = 1024;
 /// Rows that lanes of a warp share are worked on several at a time: how often a block does so, at least.
 const TURNS_MIN: usize = 4;
 
-/// Packs of a wide row that a thread holds, and widths from which on a thread holds none: as in `norm_backward.cuh`.
+/// Packs of a wide row that a thread holds, and most threads of a block of such rows: as in `norm_backward.cuh`.
 const HELD: usize = 4;
 const HELD_THREADS_MAX: usize = 256;
-const HELD_WIDTH_MAX: usize = PACK * HELD * HELD_THREADS_MAX;
 
-/// Widest row whose threads hold a pack each.
-const WIDTH_MAX: usize = PACK * 512;
-
-const PACK: usize = 8;
-const WARP: usize = 32;
+/// Widest rows whose threads hold a pack each, and HELD of them.
+const NARROW_MAX: usize = PACK * ROW_THREADS_MAX;
+const WIDE_MAX: usize = PACK * HELD * HELD_THREADS_MAX;
 
 /// Kernels for rows of a pack a thread, of some, and of any number.
 pub(super) struct Kernels {
@@ -78,9 +75,9 @@ pub(super) fn norm_backward<D: Driver, const GRADIENTS: usize>(
 impl Kernels {
     /// The kernel for rows of a width, and its blocks: threads of a row along x, rows at a time along y.
     fn for_rows_of(self, width: usize) -> (Kernel, [usize; 3]) {
-        if width <= WIDTH_MAX {
+        if width <= NARROW_MAX {
             (self.narrow, Extent::narrow_rows(1, width).block)
-        } else if width <= HELD_WIDTH_MAX {
+        } else if width <= WIDE_MAX {
             let threads = width.div_ceil(PACK * HELD).next_multiple_of(WARP);
             (self.wide, [threads, 1, 1])
         } else {
