@@ -1,6 +1,6 @@
 // Causal attention that never stores the scores (Dao et al. 2022; Dao 2023). Every block keeps rows of one head in
 // shared memory, and tiles of other rows go by: keys and values past queries, and in the backward pass also queries
-// past keys, so that every sum has one owner and one order. A warp owns 16 of the rows that stay, with their sums in
+// past keys, so that every sum has one owner and one order. A warp owns some of the rows that stay, with their sums in
 // registers; probabilities are made again from q, k and the statistics.
 //
 // Rows that a tile has beyond the sequence are zeros, and so are columns beyond the head's; neither is stored.
@@ -8,26 +8,31 @@
 #include "random.cuh"
 #include "tile.cuh"
 
-constexpr float LOG2_E = 1.44269504f;
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
 
-// Blocks on a multiprocessor that leave each of so many threads all the 255 registers that it can have.
+// Blocks on a multiprocessor that leave each of so many threads all the 255 registers that it can have. Told nothing,
+// the compiler tries for more of them, and spills.
 constexpr int blocks(int threads) { return (64 << 10) / 256 / threads; }
 
 // Rows of the tiles, for heads padded to D: in registers the sums, in shared memory at most 163 KB. The launch code
 // repeats these numbers.
 template <typename T, int D> struct Sizes {
     static constexpr bool IS_F32 = sizeof(T) == 4, IS_WIDE = D > 128;
-    static constexpr int ROW_WARPS = IS_F32 && IS_WIDE ? 2 : 4;
-    static constexpr int ROWS = 16 * ROW_WARPS;
+    // Sixteens of rows of a warp: what it loads of a tile that goes by serves them all. Two, where registers hold the
+    // sums: loads keep shared memory busy for longer than their products take otherwise.
+    static constexpr int SIXTEENS = IS_F32 || IS_WIDE ? 1 : 2;
+    static constexpr int WARP_ROWS = 16 * SIXTEENS;
+    // What stays of a head: queries, or in one pass keys.
+    static constexpr int QUERIES = IS_F32 && IS_WIDE ? 32 : 64 * SIXTEENS;
+    static constexpr int KEYS = IS_F32 && IS_WIDE ? 32 : 64;
+    // What goes by in the forward pass, and in the backward passes.
     static constexpr int FORWARD = IS_WIDE ? 32 : 64;
     static constexpr int BACKWARD = IS_F32 ? (IS_WIDE ? 16 : 32) : D <= 64 ? 64 : 32;
-    static constexpr int THREADS = WARP * ROW_WARPS;
-    // Sums of dk and dv are twice as many: wide ones are parted by columns between two sets of warps.
-    static constexpr int PARTS = IS_WIDE ? 2 : 1;
-    static constexpr int KEY_THREADS = THREADS * PARTS;
-    // Blocks on a multiprocessor, where a thread's sums leave it the choice: told nothing, the compiler tries for more
-    // of them, and spills.
-    static constexpr int BLOCKS = IS_F32 || IS_WIDE ? blocks(THREADS) : 3;
+    static constexpr int QUERY_THREADS = WARP * QUERIES / WARP_ROWS;
+    // Keys have a warp for the sums of dv and one for those of dk, or two where their registers would not do for all
+    // columns.
+    static constexpr int COLUMN_SETS = IS_F32 && IS_WIDE ? 2 : 1;
+    static constexpr int KEY_THREADS = 2 * COLUMN_SETS * WARP * KEYS / WARP_ROWS;
 };
 
 struct Attention {
@@ -39,35 +44,36 @@ struct Attention {
     const uint32_t *key;
     float kept_scale;
 
+    // Query heads that a key-value head serves.
+    __device__ unsigned group() const { return unsigned(heads) / unsigned(kv_heads); }
     __device__ bool is_kept(uint64_t element) const { return random_u32(read_key(key), element) >= threshold; }
 };
 
 // A query head of a sequence, and the key-value head that serves it.
 struct Head {
-    size_t sequence, head, kv_head;
+    unsigned sequence, head, kv_head;
 
-    __device__ static Head of_query(const Attention &a, size_t index) {
-        const size_t head = index % a.heads;
-        return {index / a.heads, head, head / (a.heads / a.kv_heads)};
-    }
-    __device__ Head member(const Attention &a, int member) const {
-        return {sequence, kv_head * (a.heads / a.kv_heads) + member, kv_head};
+    // The block's: sequences along x, heads along y. No division, whose results would be kept in registers for the end.
+    __device__ static Head of_block(const Attention &a) { return {blockIdx.x, blockIdx.y, blockIdx.y / a.group()}; }
+    __device__ Head member(const Attention &a, unsigned member) const {
+        return {sequence, kv_head * a.group() + member, kv_head};
     }
 
     // Its rows in a tensor like q, or like k.
     template <typename T> __device__ HeadRows<T> like_q(const Attention &a, T *tensor) const {
-        return {tensor + (sequence * a.seq * a.heads + head) * a.head_dim, a.heads * a.head_dim, int(a.head_dim)};
+        const unsigned stride = unsigned(a.heads) * unsigned(a.head_dim);
+        return {tensor + (size_t(sequence) * a.seq * a.heads + head) * a.head_dim, stride, int(a.head_dim)};
     }
     template <typename T> __device__ HeadRows<T> like_k(const Attention &a, T *tensor) const {
-        const size_t stride = a.kv_heads * a.head_dim;
-        return {tensor + sequence * a.seq * stride + kv_head * a.head_dim, stride, int(a.head_dim)};
+        const unsigned stride = unsigned(a.kv_heads) * unsigned(a.head_dim);
+        return {tensor + size_t(sequence) * a.seq * stride + kv_head * a.head_dim, stride, int(a.head_dim)};
     }
     // Where its numbers start in a tensor `[b, heads, s]`.
-    __device__ size_t statistics(const Attention &a) const { return (sequence * a.heads + head) * a.seq; }
+    __device__ size_t statistics(const Attention &a) const { return (size_t(sequence) * a.heads + head) * a.seq; }
     // The first key that a query sees.
     __device__ int first_key(const Attention &a, int query) const {
         const bool given = a.documents != nullptr && query < int(a.seq);
-        return given ? a.documents[sequence * a.seq + query] : 0;
+        return given ? a.documents[size_t(sequence) * a.seq + query] : 0;
     }
     // The first key that any of some queries sees; whole warps call it.
     __device__ int first_key(const Attention &a, int query, int queries) const {
@@ -86,52 +92,90 @@ __device__ inline int rows_left(const Attention &a, int first, int rows) {
     return left < size_t(rows) ? int(left) : rows;
 }
 
-// What a lane knows of its two rows' keys so far.
+// How far, as a power of two, a row's scores may go beyond its base before that follows: sums have room for more.
+constexpr float HEADROOM = 8.0f;
+
+// What a lane knows of its two rows' keys so far. Weights are exp(scale (score - base)), whatever the base: it cancels.
 struct OnlineSoftmax {
-    float largest[2] = {-INFINITY, -INFINITY};
+    float base[2] = {-INFINITY, -INFINITY};
     // Of this lane's columns alone.
     float sum[2] = {0.0f, 0.0f};
 
-    // Scores become exp(scale (score - largest)); `rescale` is what earlier sums must be multiplied by.
-    template <int N> __device__ void weigh(float (&scores)[N][4], float (&rescale)[2], float scale) {
-        // Powers of two: one multiplication serves the scale and the change of base.
-        const float factor = scale * LOG2_E;
+    // Scores become weights. `rescale` is what earlier sums must be multiplied by; returns whether that is not one. So
+    // it seldom is: a base is a row's largest score in the tile that it meets first, and stays within HEADROOM.
+    template <int N> __device__ bool weigh(float (&scores)[N][4], float (&rescale)[2], float factor) {
+        bool is_rescaled = false;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float top = largest[half];
+            float top = -INFINITY;
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 top = fmaxf(top, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
             }
             top = row_reduce(top, Largest());
-            // A row may have seen nothing yet: not the difference of two infinities.
-            const float base = top == -INFINITY ? 0.0f : top;
-            // Differences first: large scores leave no rounding of their own in the exponent.
-            rescale[half] = exp2_flushed((largest[half] - base) * factor);
+            // Not of a row that has seen nothing yet: the difference of two infinities is no number.
+            const bool follows = (top - base[half]) * factor > HEADROOM;
+            rescale[half] = follows ? exp2_flushed((base[half] - top) * factor) : 1.0f;
+            base[half] = follows ? top : base[half];
+            const float offset = exponent_offset(half, factor);
             float added = 0.0f;
 #pragma unroll
             for (int n = 0; n < N; n++) {
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    scores[n][i] = exp2_flushed((scores[n][i] - base) * factor);
+                    scores[n][i] = exp2_flushed(fmaf(scores[n][i], factor, -offset));
                     added += scores[n][i];
                 }
             }
             sum[half] = sum[half] * rescale[half] + added;
-            largest[half] = top;
+            is_rescaled = is_rescaled || follows;
         }
+        return is_rescaled;
+    }
+
+    // The base as an exponent of two, rounded: the same in all of a row's weights.
+    __device__ float exponent_offset(int half, float factor) const {
+        return base[half] == -INFINITY ? 0.0f : base[half] * factor;
+    }
+
+    // The logarithm of the sum of exp(scale score), of which `sum` is the whole row's. What the offset's rounding made
+    // of the weights is taken back.
+    __device__ float log_sum(int half, float sum, float scale, float factor) const {
+        const float rounded = fmaf(base[half], factor, -exponent_offset(half, factor));
+        return base[half] * scale + (logf(sum) - rounded * LN_2);
     }
 };
 
-// Sets the scores of keys that a query does not see to minus infinity.
+// The first keys that a block's queries see, which documents give them.
+struct FirstKeys {
+    SharedArray<int> of;
+    bool given;
+
+    // Of the queries from `first` on, one a thread; known after a barrier.
+    __device__ void keep(const Attention &a, const Head &head, int first, int queries) const {
+        if (given && int(threadIdx.x) < queries) {
+            of[threadIdx.x] = head.first_key(a, first + threadIdx.x);
+        }
+    }
+    __device__ int at(int row) const {
+        int first = 0;
+        if (given) {
+            first = of[row];
+        }
+        return first;
+    }
+};
+
+// Sets the scores of keys that a query does not see to minus infinity. The queries are the block's from `row` on.
 template <int N>
-__device__ void hide(float (&scores)[N][4], int query, int key, const int (&first_keys)[2]) {
+__device__ void hide(float (&scores)[N][4], int query, int key, const FirstKeys &first_keys, int row) {
+    const int own_first[2] = {first_keys.at(row + lane_row(0)), first_keys.at(row + lane_row(2))};
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int own = key + 8 * n + lane_column(i);
-            if (own > query + lane_row(i) || own < first_keys[i / 2]) {
+            if (own > query + lane_row(i) || own < own_first[i / 2]) {
                 scores[n][i] = -INFINITY;
             }
         }
@@ -161,7 +205,7 @@ template <int C> __device__ void rescale_rows(float (&sums)[C][4], const float (
     }
 }
 
-// Stores what a warp's queries have gathered; `query` is the first of them.
+// Stores what sixteen queries of a warp have gathered; `query` is the first of them.
 template <typename T, int C>
 __device__ void store_forward(T *out, float *lse, float (&sums)[C][4], const OnlineSoftmax &softmax, int query,
                               const Attention &a, const Head &head) {
@@ -176,28 +220,32 @@ __device__ void store_forward(T *out, float *lse, float (&sums)[C][4], const Onl
             store_row(head.like_q(a, out).row(own), int(a.head_dim), sums, half, a.kept_scale / sum);
         }
         if (lse != nullptr && threadIdx.x % 4 == 0) {
-            lse[head.statistics(a) + own] = softmax.largest[half] * a.scale + logf(sum);
+            lse[head.statistics(a) + own] = softmax.log_sum(half, sum, a.scale, a.scale * LOG2_E);
         }
     }
 }
 
-// Blocks along x are heads; along y queries, the last first, since they see the most keys.
+// Blocks along x are sequences, along y heads; along z queries, the last first, since they see the most keys.
 template <typename T, int D>
 __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const T *v, const Attention &a) {
     typedef Sizes<T, D> Size;
-    constexpr int ROWS = Size::ROWS, KEYS = Size::FORWARD, THREADS = Size::THREADS;
+    constexpr int QUERIES = Size::QUERIES, KEYS = Size::FORWARD, THREADS = Size::QUERY_THREADS, F = Size::SIXTEENS;
     DYNAMIC_SHARED(Chunk, chunks);
-    const Tile<T, D> q_tile = {chunks, 0}, k_tile = q_tile.next(ROWS), v_tile = k_tile.next(KEYS);
-    const Head head = Head::of_query(a, blockIdx.x);
+    SHARED(int, first_key_of, QUERIES);
+    const Tile<T, D> q_tile = {chunks, 0}, k_tile = q_tile.next(QUERIES), v_tile = k_tile.next(KEYS);
+    const Head head = Head::of_block(a);
     const HeadRows<const T> keys = head.like_k(a, k), values = head.like_k(a, v);
-    const int first = int(gridDim.y - 1 - blockIdx.y) * ROWS, queries = rows_left(a, first, ROWS);
-    const int row = threadIdx.x / WARP * 16, query = first + row, end = first + queries;
-    const int first_keys[2] = {head.first_key(a, query + lane_row(0)), head.first_key(a, query + lane_row(2))};
+    const int first = int(gridDim.z - 1 - blockIdx.z) * QUERIES, queries = rows_left(a, first, QUERIES);
+    const int row = threadIdx.x / WARP * Size::WARP_ROWS, query = first + row, end = first + queries;
+    const FirstKeys first_keys = {first_key_of, a.documents != nullptr};
+    first_keys.keep(a, head, first, QUERIES);
     int key = head.first_key(a, first, queries) / KEYS * KEYS;
-    copy_rows<ROWS, THREADS>(q_tile, head.like_q(a, q), first, queries);
+    copy_rows<QUERIES, THREADS>(q_tile, head.like_q(a, q), first, queries);
     copy_rows<KEYS, THREADS>(k_tile, keys, key, rows_left(a, key, KEYS));
-    OnlineSoftmax softmax;
-    float sums[D / 8][4] = {};
+    OnlineSoftmax softmax[F];
+    float sums[F][D / 8][4] = {};
+    // Powers of two: one multiplication serves the scale and the change of base.
+    const float factor = a.scale * LOG2_E;
     for (; key < end; key += KEYS) {
         wait_for_copies();
         __syncthreads();
@@ -205,56 +253,82 @@ __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const 
         if (out != nullptr) {
             copy_rows<KEYS, THREADS>(v_tile, values, key, rows_left(a, key, KEYS));
         }
-        float scores[KEYS / 8][4] = {}, rescale[2];
+        float scores[F][KEYS / 8][4] = {};
         add_product(scores, q_tile, row, k_tile);
-        if (a.documents != nullptr || key + KEYS > query + 1) {
-            hide(scores, query, key, first_keys);
+#pragma unroll
+        for (int f = 0; f < F; f++) {
+            const int start = query + 16 * f;
+            if (a.documents != nullptr || key + KEYS > start + 1) {
+                hide(scores[f], start, key, first_keys, row + 16 * f);
+            }
+            float rescale[2];
+            if (__any_sync(WHOLE_WARP, softmax[f].weigh(scores[f], rescale, factor))) {
+                rescale_rows(sums[f], rescale);
+            }
+            if (a.threshold != 0) {
+                drop(scores[f], a, (head.statistics(a) + start) * a.seq + key);
+            }
         }
-        softmax.weigh(scores, rescale, a.scale);
         wait_for_copies();
         __syncthreads();
         if (key + KEYS < end) {
             copy_rows<KEYS, THREADS>(k_tile, keys, key + KEYS, rows_left(a, key + KEYS, KEYS));
         }
         if (out != nullptr) {
-            if (a.threshold != 0) {
-                drop(scores, a, (head.statistics(a) + query) * a.seq + key);
-            }
-            rescale_rows(sums, rescale);
             add_weighted(sums, scores, v_tile, 0);
         }
     }
-    store_forward(out, lse, sums, softmax, query, a, head);
+#pragma unroll
+    for (int f = 0; f < F; f++) {
+        store_forward(out, lse, sums[f], softmax[f], query + 16 * f, a, head);
+    }
 }
 
-// The sums of dout * out over a head's row, a warp each: of the probabilities times their gradients, dropped or not.
-// Blocks along x are tokens, along y some of their heads.
+// The sums of dout * out over a head's row: of the probabilities times their gradients, dropped or not. A row has
+// `lanes` lanes, a power of two. Blocks along x are tokens, along y some of their heads.
 template <typename T>
-__device__ void flash_row_sums(float *sums, const T *dout, const T *out, size_t seq, size_t heads, size_t head_dim) {
-    const unsigned token = blockIdx.x;
-    const size_t head = (size_t(blockIdx.y) * blockDim.x + threadIdx.x) / WARP, row = token * heads + head;
-    if (head >= heads) {
-        return;
-    }
+__device__ void flash_row_sums(float *sums, const T *dout, const T *out, size_t seq, size_t heads, size_t head_dim,
+                               size_t lanes) {
+    const unsigned token = blockIdx.x, lane = threadIdx.x % unsigned(lanes);
+    const size_t head = (size_t(blockIdx.y) * blockDim.x + threadIdx.x) / unsigned(lanes), row = token * heads + head;
     float sum = 0.0f;
-    for (size_t first = threadIdx.x % WARP * PACK; first < head_dim; first += WARP * PACK) {
-        const Pack a = load(dout + row * head_dim, first, head_dim), b = load(out + row * head_dim, first, head_dim);
+    if (head < heads) {
+        for (size_t first = lane * PACK; first < head_dim; first += lanes * PACK) {
+            const Pack a = load(dout + row * head_dim, first, head_dim);
+            const Pack b = load(out + row * head_dim, first, head_dim);
 #pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            sum += a.at[i] * b.at[i];
+            for (int i = 0; i < PACK; i++) {
+                sum += a.at[i] * b.at[i];
+            }
         }
     }
-    sum = warp_reduce(sum, Sum());
-    if (threadIdx.x % WARP == 0) {
+    for (unsigned distance = unsigned(lanes) / 2; distance > 0; distance /= 2) {
+        sum += __shfl_xor_sync(WHOLE_WARP, sum, distance);
+    }
+    if (lane == 0 && head < heads) {
         // A sequence is no longer than all tokens, whose number has 32 bits.
         const unsigned sequence = token / unsigned(seq), at = token % unsigned(seq);
         sums[(sequence * heads + head) * seq + at] = sum;
     }
 }
 
+// Probabilities as powers of two, from scores and the logarithm of the sum of a row's exponentials.
+template <typename T> struct Exponent {
+    static constexpr bool IS_F32 = sizeof(T) == 4;
+
+    // What is made of a row's logarithm once.
+    __device__ static float of_row(float lse) { return IS_F32 ? lse : lse * LOG2_E; }
+    // In f32 the difference comes first, so that large scores leave no rounding of their own. Probabilities that become
+    // bf16 do not show that.
+    __device__ static float of(float score, float row, float scale) {
+        return IS_F32 ? fmaf(score, scale, -row) * LOG2_E : fmaf(score, scale * LOG2_E, -row);
+    }
+};
+
 // Of a query, what its row of probabilities follows from.
 struct Statistics {
-    float lse, row_sum;
+    // By `Exponent::of_row`.
+    float lse;
     int first_key;
 };
 
@@ -264,39 +338,149 @@ struct Element {
     Statistics of_query;
 };
 
-// Scores become probabilities, and the gradients of these, dropped or not, those of the scores before scaling; then
-// what forward dropped of the probabilities is dropped. `first` is the index of the head's first element.
-template <bool HIDES, bool DROPS, int N, typename At>
-__device__ void differentiate_elements(float (&scores)[N][4], float (&gradients)[N][4], const Attention &a,
-                                       uint64_t first, At at) {
+// Scores become probabilities, negative where forward dropped them. `first` is the index of the head's first element.
+template <typename T, bool HIDES, bool DROPS, int N, typename At>
+__device__ void find_probabilities(float (&scores)[N][4], const Attention &a, uint64_t first, At at) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const Element element = at(n, i);
             const Statistics &known = element.of_query;
+            const float p = exp2_flushed(Exponent<T>::of(scores[n][i], known.lse, a.scale));
             const bool seen = !HIDES || (element.key <= element.query && element.key >= known.first_key);
-            // The difference first, as in the forward pass.
-            const float p = seen ? exp2f((scores[n][i] * a.scale - known.lse) * LOG2_E) : 0.0f;
             const bool kept = !DROPS || a.is_kept(first + size_t(element.query) * a.seq + element.key);
-            const float gradient = kept ? gradients[n][i] * a.kept_scale : 0.0f;
-            gradients[n][i] = p * (gradient - known.row_sum);
-            scores[n][i] = kept ? p : 0.0f;
+            scores[n][i] = !seen ? 0.0f : kept ? p : -p;
         }
     }
 }
 
 // `hides`: whether there are elements that their queries do not see.
-template <int N, typename At>
-__device__ void differentiate(float (&scores)[N][4], float (&gradients)[N][4], const Attention &a,
-                              const Head &head, bool hides, At at) {
+template <typename T, int N, typename At>
+__device__ void find_probabilities(float (&scores)[N][4], const Attention &a, const Head &head, bool hides, At at) {
     const uint64_t first = head.statistics(a) * a.seq;
     if (a.threshold != 0) {
-        differentiate_elements<true, true>(scores, gradients, a, first, at);
+        find_probabilities<T, true, true>(scores, a, first, at);
     } else if (hides) {
-        differentiate_elements<true, false>(scores, gradients, a, first, at);
+        find_probabilities<T, true, false>(scores, a, first, at);
     } else {
-        differentiate_elements<false, false>(scores, gradients, a, first, at);
+        find_probabilities<T, false, false>(scores, a, first, at);
+    }
+}
+
+// What forward made of probabilities as `find_probabilities` leaves them.
+template <int N> __device__ void leave_out_dropped(float (&probabilities)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float &p = probabilities[n][i];
+            // Not the larger of both, which would be 0 where p is no number.
+            p = p < 0.0f ? 0.0f : p;
+        }
+    }
+}
+
+// Gradients of probabilities, dropped or not, become those of scores before scaling. `probability` has them as
+// `find_probabilities` leaves them, `row_sum` those of their rows.
+template <bool DROPS, int N, typename Probability, typename RowSum>
+__device__ void differentiate(float (&gradients)[N][4], float kept_scale, Probability probability, RowSum row_sum) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float p = probability(n, i), sum = row_sum(n, i), gradient = gradients[n][i];
+            gradients[n][i] = !DROPS ? p * (gradient - sum) : p < 0.0f ? p * sum : p * (gradient * kept_scale - sum);
+        }
+    }
+}
+
+template <int N, typename Probability, typename RowSum>
+__device__ void differentiate(float (&gradients)[N][4], const Attention &a, Probability probability, RowSum row_sum) {
+    if (a.threshold != 0) {
+        differentiate<true>(gradients, a.kept_scale, probability, row_sum);
+    } else {
+        differentiate<false>(gradients, 1.0f, probability, row_sum);
+    }
+}
+
+// Blocks as in the forward pass.
+template <typename T, int D>
+__device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, const float *row_sums, const T *q,
+                                       const T *k, const T *v, const Attention &a) {
+    typedef Sizes<T, D> Size;
+    constexpr int QUERIES = Size::QUERIES, KEYS = Size::BACKWARD, THREADS = Size::QUERY_THREADS, F = Size::SIXTEENS;
+    DYNAMIC_SHARED(Chunk, chunks);
+    SHARED(float, lse_of, QUERIES);
+    SHARED(float, row_sum_of, QUERIES);
+    SHARED(int, first_key_of, QUERIES);
+    const Tile<T, D> q_tile = {chunks, 0}, dout_tile = q_tile.next(QUERIES);
+    const Tile<T, D> v_tile = dout_tile.next(QUERIES);
+    const Head head = Head::of_block(a);
+    const HeadRows<const T> keys = head.like_k(a, k), values = head.like_k(a, v);
+    const int first = int(gridDim.z - 1 - blockIdx.z) * QUERIES, queries = rows_left(a, first, QUERIES);
+    const int row = threadIdx.x / WARP * Size::WARP_ROWS, query = first + row, end = first + queries;
+    const FirstKeys first_keys = {first_key_of, a.documents != nullptr};
+    first_keys.keep(a, head, first, QUERIES);
+    // Every thread has a query of its own at most.
+    if (const int own = threadIdx.x; own < QUERIES) {
+        const bool exists = own < queries;
+        const size_t at = head.statistics(a) + first + own;
+        lse_of[own] = exists ? Exponent<T>::of_row(lse[at]) : 0.0f;
+        row_sum_of[own] = exists ? row_sums[at] : 0.0f;
+    }
+    const auto k_tile = [&](int turn) { return v_tile.next((1 + turn) * KEYS); };
+    const auto copy_keys = [&](int turn, int key) {
+        copy_rows<KEYS, THREADS>(k_tile(turn), keys, key, rows_left(a, key, KEYS));
+    };
+    const auto copy_values = [&](int key) { copy_rows<KEYS, THREADS>(v_tile, values, key, rows_left(a, key, KEYS)); };
+    int key = head.first_key(a, first, queries) / KEYS * KEYS;
+    copy_rows<QUERIES, THREADS>(q_tile, head.like_q(a, q), first, queries);
+    copy_rows<QUERIES, THREADS>(dout_tile, head.like_q(a, dout), first, queries);
+    copy_keys(0, key);
+    copy_values(key);
+    float sums[F][D / 8][4] = {};
+    for (int turn = 0; key < end; key += KEYS, turn ^= 1) {
+        wait_for_copies();
+        __syncthreads();
+        if (key + KEYS < end) {
+            copy_keys(turn ^ 1, key + KEYS);
+        }
+        float gradients[F][KEYS / 8][4] = {};
+        add_product(gradients, dout_tile, row, v_tile);
+        // Values are used once, so they have one tile: with two, heads of 128 would not fit where a block has 99 KiB.
+        __syncthreads();
+        if (key + KEYS < end) {
+            copy_values(key + KEYS);
+        }
+        float scores[F][KEYS / 8][4] = {};
+        add_product(scores, q_tile, row, k_tile(turn));
+#pragma unroll
+        for (int f = 0; f < F; f++) {
+            const int start = query + 16 * f, of = row + 16 * f;
+            const float row_lse[2] = {lse_of[of + lane_row(0)], lse_of[of + lane_row(2)]};
+            const float row_sum[2] = {row_sum_of[of + lane_row(0)], row_sum_of[of + lane_row(2)]};
+            const bool hides = a.documents != nullptr || key + KEYS > start + 1;
+            find_probabilities<T>(scores[f], a, head, hides, [&](int n, int i) {
+                const int first_key = first_keys.at(of + lane_row(i));
+                return Element{start + lane_row(i), key + 8 * n + lane_column(i), {row_lse[i / 2], first_key}};
+            });
+            differentiate(gradients[f], a, [&](int n, int i) { return scores[f][n][i]; },
+                          [&](int, int i) { return row_sum[i / 2]; });
+        }
+        add_weighted(sums, gradients, k_tile(turn), 0);
+    }
+#pragma unroll
+    for (int f = 0; f < F; f++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int own = query + 16 * f + lane_row(2 * half);
+            if (own < int(a.seq)) {
+                // Not by `like_q`: its offset, made before the loop, would be kept in registers that are needed there.
+                T *const to = dq + ((size_t(head.sequence) * a.seq + own) * a.heads + head.head) * a.head_dim;
+                store_row(to, int(a.head_dim), sums[f], half, a.scale);
+            }
+        }
     }
 }
 
@@ -309,70 +493,14 @@ template <typename T, int D> struct Passing {
     __device__ Tile<T, D> right(int turn) const { return tiles.next((2 * turn + 1) * ROWS); }
 };
 
-// Blocks as in the forward pass.
-template <typename T, int D>
-__device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, const float *row_sums, const T *q,
-                                       const T *k, const T *v, const Attention &a) {
-    typedef Sizes<T, D> Size;
-    constexpr int ROWS = Size::ROWS, KEYS = Size::BACKWARD, THREADS = Size::THREADS;
-    DYNAMIC_SHARED(Chunk, chunks);
-    const Tile<T, D> q_tile = {chunks, 0}, dout_tile = q_tile.next(ROWS);
-    const Passing<T, D> passing = {dout_tile.next(ROWS)};
-    const Head head = Head::of_query(a, blockIdx.x);
-    const HeadRows<const T> keys = head.like_k(a, k), values = head.like_k(a, v);
-    const int first = int(gridDim.y - 1 - blockIdx.y) * ROWS, queries = rows_left(a, first, ROWS);
-    const int row = threadIdx.x / WARP * 16, query = first + row, end = first + queries;
-    Statistics known[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int own = query + lane_row(2 * half);
-        const size_t at = head.statistics(a) + own;
-        const bool exists = own < int(a.seq);
-        known[half] = {exists ? lse[at] : 0.0f, exists ? row_sums[at] : 0.0f, head.first_key(a, own)};
-    }
-    const auto copy_keys = [&](int turn, int key) {
-        copy_rows<KEYS, THREADS>(passing.left(turn), keys, key, rows_left(a, key, KEYS));
-        copy_rows<KEYS, THREADS>(passing.right(turn), values, key, rows_left(a, key, KEYS));
-    };
-    int key = head.first_key(a, first, queries) / KEYS * KEYS;
-    copy_rows<ROWS, THREADS>(q_tile, head.like_q(a, q), first, queries);
-    copy_rows<ROWS, THREADS>(dout_tile, head.like_q(a, dout), first, queries);
-    copy_keys(0, key);
-    float sums[D / 8][4] = {};
-    for (int turn = 0; key < end; key += KEYS, turn ^= 1) {
-        wait_for_copies();
-        __syncthreads();
-        if (key + KEYS < end) {
-            copy_keys(turn ^ 1, key + KEYS);
-        }
-        float scores[KEYS / 8][4] = {}, gradients[KEYS / 8][4] = {};
-        add_product(scores, q_tile, row, passing.left(turn));
-        add_product(gradients, dout_tile, row, passing.right(turn));
-        const bool hides = a.documents != nullptr || key + KEYS > query + 1;
-        differentiate(scores, gradients, a, head, hides, [&](int n, int i) {
-            return Element{query + lane_row(i), key + 8 * n + lane_column(i), known[i / 2]};
-        });
-        add_weighted(sums, gradients, passing.left(turn), 0);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int own = query + lane_row(2 * half);
-        if (own < int(a.seq)) {
-            // Not by `like_q`: its offset, made before the loop, would be kept in registers that are needed there.
-            T *const to = dq + ((head.sequence * a.seq + own) * a.heads + head.head) * a.head_dim;
-            store_row(to, int(a.head_dim), sums, half, a.scale);
-        }
-    }
-}
-
-// Where a walk over the query heads of a group, and the blocks of queries of each, has come to.
+// Where a walk over query heads of a group, and the blocks of queries of each, has come to.
 struct Walk {
     int member, query;
 
-    // Goes on from here to queries that see a key before `end`; returns whether there are any. The queries of each
-    // head start at `first`. Whole warps call it.
-    template <int QUERIES> __device__ bool find(const Attention &a, const Head &head, int first, int end) {
-        for (; member < int(a.heads / a.kv_heads); member++, query = first) {
+    // Goes on from here to queries that see a key before `end`; returns whether there are any, of members before
+    // `members`. The queries of each head start at `first`. Whole warps call it.
+    template <int QUERIES> __device__ bool find(const Attention &a, const Head &head, int members, int first, int end) {
+        for (; member < members; member++, query = first) {
             for (; query < int(a.seq); query += QUERIES) {
                 const bool documents = a.documents != nullptr;
                 if (!documents || head.first_key(a, query, rows_left(a, query, QUERIES)) < end) {
@@ -384,23 +512,37 @@ struct Walk {
     }
 };
 
-// Blocks along x are key-value heads; along y keys, the first first, since the most queries see them.
+// Where parts of the query heads of each group leave their sums, unless one part has them all: of each part those for
+// dk, then for dv, like k.
+struct Parts {
+    float *sums;
+    size_t count;
+};
+
+// Blocks along x are sequences, along y key-value heads, and parts of the query heads of each; along z keys, the first
+// first, since the most queries see them. Two warps share some keys, and the work: one has their scores, and sums dv;
+// the other has the gradients of their probabilities, is handed these, and sums dk.
 template <typename T, int D>
-__device__ void flash_backward_keys(T *dk, T *dv, const T *dout, const float *lse, const float *row_sums, const T *q,
-                                    const T *k, const T *v, const Attention &a) {
+__device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *dout, const float *lse,
+                                    const float *row_sums, const T *q, const T *k, const T *v, const Attention &a) {
     typedef Sizes<T, D> Size;
-    constexpr int ROWS = Size::ROWS, QUERIES = Size::BACKWARD, THREADS = Size::KEY_THREADS;
-    constexpr int COLUMNS = D / 8 / Size::PARTS;
+    constexpr int KEYS = Size::KEYS, QUERIES = Size::BACKWARD, THREADS = Size::KEY_THREADS, F = Size::SIXTEENS;
+    constexpr int COLUMNS = D / 8 / Size::COLUMN_SETS;
     DYNAMIC_SHARED(Chunk, chunks);
     SHARED(float, lse_of, 2 * QUERIES);
     SHARED(float, row_sum_of, 2 * QUERIES);
     SHARED(int, first_key_of, 2 * QUERIES);
-    const Tile<T, D> k_tile = {chunks, 0}, v_tile = k_tile.next(ROWS);
-    const Passing<T, D> passing = {v_tile.next(ROWS)};
-    const Head group = {blockIdx.x / a.kv_heads, 0, blockIdx.x % a.kv_heads};
-    const int first = int(blockIdx.y) * ROWS, keys = rows_left(a, first, ROWS), end = first + keys;
-    const int warp = threadIdx.x / WARP, row = warp % Size::ROW_WARPS * 16, key = first + row;
-    const int columns = warp / Size::ROW_WARPS * COLUMNS;
+    SHARED(float4, handed_over, KEYS * QUERIES / 4);
+    const Tile<T, D> k_tile = {chunks, 0}, v_tile = k_tile.next(KEYS);
+    const Passing<T, D> passing = {v_tile.next(KEYS)};
+    const unsigned part = blockIdx.y % unsigned(parts.count), kv_head = blockIdx.y / unsigned(parts.count);
+    const Head group = {blockIdx.x, 0, kv_head};
+    const auto first_member = [&](unsigned part) { return int(part * a.group() / unsigned(parts.count)); };
+    const int members = first_member(part + 1);
+    const int first = int(blockIdx.z) * KEYS, keys = rows_left(a, first, KEYS), end = first + keys;
+    const int warp = threadIdx.x / WARP, row = warp / (2 * Size::COLUMN_SETS) * Size::WARP_ROWS, key = first + row;
+    const bool sums_dv = warp % 2 == 0;
+    const int columns = warp / 2 % Size::COLUMN_SETS * COLUMNS;
     const auto copy_queries = [&](int turn, const Walk &walk) {
         const Head head = group.member(a, walk.member);
         const int queries = rows_left(a, walk.query, QUERIES);
@@ -411,49 +553,106 @@ __device__ void flash_backward_keys(T *dk, T *dv, const T *dout, const float *ls
         const size_t at = head.statistics(a) + walk.query + own;
         if (own < QUERIES) {
             const bool exists = own < queries;
-            lse_of[to] = exists ? lse[at] : 0.0f;
+            lse_of[to] = exists ? Exponent<T>::of_row(lse[at]) : 0.0f;
             row_sum_of[to] = exists ? row_sums[at] : 0.0f;
             if (a.documents != nullptr) {
                 first_key_of[to] = head.first_key(a, walk.query + own);
             }
         }
     };
-    copy_rows<ROWS, THREADS>(k_tile, group.like_k(a, k), first, keys);
-    copy_rows<ROWS, THREADS>(v_tile, group.like_k(a, v), first, keys);
-    Walk next = {0, first};
-    bool more = next.find<QUERIES>(a, group, first, end);
+    copy_rows<KEYS, THREADS>(k_tile, group.like_k(a, k), first, keys);
+    copy_rows<KEYS, THREADS>(v_tile, group.like_k(a, v), first, keys);
+    Walk next = {first_member(part), first};
+    bool more = next.find<QUERIES>(a, group, members, first, end);
     copy_queries(0, next);
-    float dk_sums[COLUMNS][4] = {}, dv_sums[COLUMNS][4] = {};
+    float sums[F][COLUMNS][4] = {};
     for (int turn = 0; more; turn ^= 1) {
         wait_for_copies();
         __syncthreads();
         const Walk now = next;
         next.query += QUERIES;
-        more = next.find<QUERIES>(a, group, first, end);
+        more = next.find<QUERIES>(a, group, members, first, end);
         if (more) {
             copy_queries(turn ^ 1, next);
         }
-        float scores[QUERIES / 8][4] = {}, gradients[QUERIES / 8][4] = {};
-        add_product(scores, k_tile, row, passing.left(turn));
-        add_product(gradients, v_tile, row, passing.right(turn));
-        const bool hides = a.documents != nullptr || key + 16 > now.query + 1;
-        differentiate(scores, gradients, a, group.member(a, now.member), hides, [&](int n, int i) {
-            const int own = 8 * n + lane_column(i), of = turn * QUERIES + own;
-            const int first_key = a.documents == nullptr ? 0 : first_key_of[of];
-            return Element{now.query + own, key + lane_row(i), {lse_of[of], row_sum_of[of], first_key}};
-        });
-        add_weighted(dv_sums, scores, passing.right(turn), columns);
-        add_weighted(dk_sums, gradients, passing.left(turn), columns);
+        // Scores, or gradients of the probabilities.
+        float tile[F][QUERIES / 8][4] = {};
+        add_product(tile, sums_dv ? k_tile : v_tile, row, sums_dv ? passing.left(turn) : passing.right(turn));
+        const int own = (row / 16 * (QUERIES / 8)) * WARP + threadIdx.x % WARP;
+        if (sums_dv) {
+#pragma unroll
+            for (int f = 0; f < F; f++) {
+                const int start = key + 16 * f;
+                const bool hides = a.documents != nullptr || start + 16 > now.query + 1;
+                find_probabilities<T>(tile[f], a, group.member(a, now.member), hides, [&](int n, int i) {
+                    const int own = 8 * n + lane_column(i), of = turn * QUERIES + own;
+                    const int first_key = a.documents == nullptr ? 0 : first_key_of[of];
+                    return Element{now.query + own, start + lane_row(i), {lse_of[of], first_key}};
+                });
+#pragma unroll
+                for (int n = 0; n < QUERIES / 8; n++) {
+                    const float(&p)[4] = tile[f][n];
+                    if (columns == 0) {
+                        handed_over[own + (f * (QUERIES / 8) + n) * WARP] = float4{p[0], p[1], p[2], p[3]};
+                    }
+                }
+                if (a.threshold != 0) {
+                    leave_out_dropped(tile[f]);
+                }
+            }
+        }
+        __syncthreads();
+        if (!sums_dv) {
+#pragma unroll
+            for (int f = 0; f < F; f++) {
+                float p[QUERIES / 8][4];
+#pragma unroll
+                for (int n = 0; n < QUERIES / 8; n++) {
+                    const float4 four = handed_over[own + (f * (QUERIES / 8) + n) * WARP];
+                    p[n][0] = four.x, p[n][1] = four.y, p[n][2] = four.z, p[n][3] = four.w;
+                }
+                differentiate(tile[f], a, [&](int n, int i) { return p[n][i]; }, [&](int n, int i) -> float {
+                    return row_sum_of[turn * QUERIES + 8 * n + lane_column(i)];
+                });
+            }
+        }
+        add_weighted(sums, tile, sums_dv ? passing.right(turn) : passing.left(turn), columns);
     }
+    const float factor = sums_dv ? a.kept_scale : a.scale;
     const int width = int(a.head_dim) - 8 * columns;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int own = key + lane_row(2 * half);
-        if (own < int(a.seq)) {
-            store_row(group.like_k(a, dk).row(own) + 8 * columns, width, dk_sums, half, a.scale);
-            store_row(group.like_k(a, dv).row(own) + 8 * columns, width, dv_sums, half, a.kept_scale);
+    for (int f = 0; f < F; f++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int own = key + 16 * f + lane_row(2 * half);
+            if (own >= int(a.seq)) {
+                continue;
+            }
+            const size_t token = size_t(group.sequence) * a.seq + own;
+            const size_t at = (token * a.kv_heads + group.kv_head) * a.head_dim + 8 * columns;
+            if (parts.count == 1) {
+                store_row((sums_dv ? dv : dk) + at, width, sums[f], half, factor);
+            } else {
+                const size_t elements = gridDim.x * a.seq * a.kv_heads * a.head_dim;
+                store_row(parts.sums + (2 * part + sums_dv) * elements + at, width, sums[f], half, factor);
+            }
         }
     }
+}
+
+// Adds what parts have left, in their order, and rounds once. Blocks along y are dk and dv, of `elements` each.
+template <typename T>
+__device__ void flash_add_parts(T *dk, T *dv, const float *sums, size_t count, size_t elements) {
+    const size_t first = flat_pack();
+    if (first >= elements) {
+        return;
+    }
+    const float *const own = sums + blockIdx.y * elements;
+    Pack sum = load(own, first, elements);
+    for (size_t part = 1; part < count; part++) {
+        add(sum, load(own + 2 * part * elements, first, elements));
+    }
+    store(blockIdx.y == 0 ? dk : dv, first, elements, sum);
 }
 
 #define ATTENTION                                                                                              \
@@ -461,31 +660,38 @@ __device__ void flash_backward_keys(T *dk, T *dv, const T *dout, const float *ls
         size_t threshold, const uint32_t *key, float kept_scale
 #define OF_ATTENTION {documents, seq, heads, kv_heads, head_dim, scale, threshold, key, kept_scale}
 
+#define OF_THREADS(T, D, threads) __launch_bounds__(Sizes<T, D>::threads, blocks(Sizes<T, D>::threads))
+
 #define OF_ONE_WIDTH(T, D, name)                                                                               \
-    extern "C" __global__ void __launch_bounds__(Sizes<T, D>::THREADS, Sizes<T, D>::BLOCKS)                    \
+    extern "C" __global__ void OF_THREADS(T, D, QUERY_THREADS)                                                 \
         flash_forward_##name(T *out, float *lse, const T *q, const T *k, const T *v, ATTENTION) {              \
         flash_forward<T, D>(out, lse, q, k, v, OF_ATTENTION);                                                  \
     }                                                                                                          \
     EXPORT(flash_forward_##name);                                                                              \
-    extern "C" __global__ void __launch_bounds__(Sizes<T, D>::THREADS, Sizes<T, D>::BLOCKS)                    \
+    extern "C" __global__ void OF_THREADS(T, D, QUERY_THREADS)                                                 \
         flash_backward_queries_##name(T *dq, const T *dout, const float *lse, const float *row_sums,           \
                                       const T *q, const T *k, const T *v, ATTENTION) {                         \
         flash_backward_queries<T, D>(dq, dout, lse, row_sums, q, k, v, OF_ATTENTION);                          \
     }                                                                                                          \
     EXPORT(flash_backward_queries_##name);                                                                     \
-    extern "C" __global__ void __launch_bounds__(Sizes<T, D>::KEY_THREADS, blocks(Sizes<T, D>::KEY_THREADS))   \
-        flash_backward_keys_##name(T *dk, T *dv, const T *dout, const float *lse, const float *row_sums,       \
-                                   const T *q, const T *k, const T *v, ATTENTION) {                            \
-        flash_backward_keys<T, D>(dk, dv, dout, lse, row_sums, q, k, v, OF_ATTENTION);                         \
+    extern "C" __global__ void OF_THREADS(T, D, KEY_THREADS)                                                   \
+        flash_backward_keys_##name(T *dk, T *dv, float *sums, size_t parts, const T *dout, const float *lse,   \
+                                   const float *row_sums, const T *q, const T *k, const T *v, ATTENTION) {     \
+        flash_backward_keys<T, D>(dk, dv, {sums, parts}, dout, lse, row_sums, q, k, v, OF_ATTENTION);          \
     }                                                                                                          \
     EXPORT(flash_backward_keys_##name)
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void flash_row_sums_##name(float *sums, const T *dout, const T *out, size_t seq,     \
-                                                     size_t heads, size_t head_dim) {                          \
-        flash_row_sums(sums, dout, out, seq, heads, head_dim);                                                 \
+                                                     size_t heads, size_t head_dim, size_t lanes) {            \
+        flash_row_sums(sums, dout, out, seq, heads, head_dim, lanes);                                          \
     }                                                                                                          \
     EXPORT(flash_row_sums_##name);                                                                             \
+    extern "C" __global__ void flash_add_parts_##name(T *dk, T *dv, const float *sums, size_t count,           \
+                                                      size_t elements) {                                       \
+        flash_add_parts(dk, dv, sums, count, elements);                                                        \
+    }                                                                                                          \
+    EXPORT(flash_add_parts_##name);                                                                            \
     OF_ONE_WIDTH(T, 32, 32_##name);                                                                            \
     OF_ONE_WIDTH(T, 64, 64_##name);                                                                            \
     OF_ONE_WIDTH(T, 128, 128_##name);                                                                          \

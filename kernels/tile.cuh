@@ -36,11 +36,12 @@ template <typename Combine> __device__ float row_reduce(float x, Combine combine
 // Rows of one head in a tensor of tokens by heads.
 template <typename T> struct HeadRows {
     T *first;
-    size_t stride;
+    // From a row to the next, in elements: those of a token, which are fewer than 2^32.
+    unsigned stride;
     // Elements of a row.
     int width;
 
-    __device__ T *row(size_t row) const { return first + row * stride; }
+    __device__ T *row(unsigned row) const { return first + size_t(row) * stride; }
     // Whether rows are whole chunks, where chunks can be accessed.
     __device__ bool in_chunks() const {
         constexpr int per_chunk = sizeof(Chunk) / sizeof(T);
@@ -67,9 +68,9 @@ __device__ void copy_rows(Tile<T, D> tile, HeadRows<const T> rows, int first, in
     constexpr int STEP = THREADS / Of::CHUNKS;
     static_assert(THREADS % Of::CHUNKS == 0 && ROWS % STEP == 0, "every thread has as many chunks as the others");
     const int own = threadIdx.x / Of::CHUNKS, chunk = threadIdx.x % Of::CHUNKS, element = chunk * Of::PER_CHUNK;
-    // The elements of some tokens' rows are fewer than 2^32.
-    const unsigned stride = STEP * unsigned(rows.stride), offset = own * unsigned(rows.stride) + element;
-    const T *from = rows.row(unsigned(first)) + offset;
+    // So are those of some tokens.
+    const unsigned stride = STEP * rows.stride, offset = own * rows.stride + element;
+    const T *from = rows.row(first) + offset;
     const int to = tile.at(own, chunk), given = rows.width - element, left = count - own;
     if (rows.in_chunks()) {
         const int existing = given > 0 ? left : 0;
@@ -107,23 +108,30 @@ __device__ void store_row(T *row, int width, const float (&sums)[N][4], int half
     }
 }
 
-// sums [16, 8 N] += a [16 rows from `row`, D] b [8 N, D]^T
-template <int N, int D>
-__device__ void add_product(float (&sums)[N][4], Tile<bf16, D> a, int row, Tile<bf16, D> b) {
+// sums [16 F, 8 N] += a [16 F rows from `row`, D] b [8 N, D]^T. What is loaded of b serves all F of a warp's sixteens
+// of rows.
+template <int F, int N, int D>
+__device__ void add_product(float (&sums)[F][N][4], Tile<bf16, D> a, int row, Tile<bf16, D> b) {
     const int lane = threadIdx.x % WARP;
     // Where a lane starts, apart from what the loops add to it: loads take a number that is known as part of the
     // instruction.
     const int of_a = a.at(row + lane % 16, lane / 16), of_b = b.at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        uint32_t left[4];
-        load_matrices<false>(left, a.chunks, of_a + 2 * k);
+        uint32_t left[F][4];
+#pragma unroll
+        for (int f = 0; f < F; f++) {
+            load_matrices<false>(left[f], a.chunks, of_a + 16 * f * a.PITCH + 2 * k);
+        }
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t right[4];
             load_matrices<false>(right, b.chunks, of_b + 8 * n * b.PITCH + 2 * k);
-            multiply_16x8x16(sums[n], left, {right[0], right[1]});
-            multiply_16x8x16(sums[n + 1], left, {right[2], right[3]});
+#pragma unroll
+            for (int f = 0; f < F; f++) {
+                multiply_16x8x16(sums[f][n], left[f], {right[0], right[1]});
+                multiply_16x8x16(sums[f][n + 1], left[f], {right[2], right[3]});
+            }
         }
     }
 }
@@ -133,21 +141,30 @@ __device__ inline uint32_t bf16_pair(float lower, float upper) {
     return *reinterpret_cast<const uint32_t *>(&pair);
 }
 
-// sums [16, 8 C] += weights [16, 8 N] b [8 N, 8 C columns from 8 `eight` on]; weights are rounded to bf16.
-template <int N, int C, int D>
-__device__ void add_weighted(float (&sums)[C][4], const float (&weights)[N][4], Tile<bf16, D> b, int eight) {
-    const int lane = threadIdx.x % WARP;
+// sums [16 F, 8 C] += weights [16 F, 8 N] b [8 N, 8 C columns from 8 `eight` on]; weights are rounded to bf16.
+template <int F, int N, int C, int D>
+__device__ void add_weighted(float (&sums)[F][C][4], const float (&weights)[F][N][4], Tile<bf16, D> b, int eight) {
+    const int lane = threadIdx.x % WARP, of_b = b.at(lane % 16, eight + lane / 16);
 #pragma unroll
     for (int k = 0; k < N; k += 2) {
-        const float(&near)[4] = weights[k], (&far)[4] = weights[k + 1];
-        const uint32_t left[4] = {bf16_pair(near[0], near[1]), bf16_pair(near[2], near[3]),
-                                  bf16_pair(far[0], far[1]), bf16_pair(far[2], far[3])};
+        uint32_t left[F][4];
+#pragma unroll
+        for (int f = 0; f < F; f++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float(&eight)[4] = weights[f][k + i / 2];
+                left[f][i] = bf16_pair(eight[i % 2 * 2], eight[i % 2 * 2 + 1]);
+            }
+        }
 #pragma unroll
         for (int c = 0; c < C; c += 2) {
             uint32_t right[4];
-            load_matrices<true>(right, b.chunks, b.at(8 * k + lane % 16, eight + c + lane / 16));
-            multiply_16x8x16(sums[c], left, {right[0], right[1]});
-            multiply_16x8x16(sums[c + 1], left, {right[2], right[3]});
+            load_matrices<true>(right, b.chunks, of_b + 8 * k * b.PITCH + c);
+#pragma unroll
+            for (int f = 0; f < F; f++) {
+                multiply_16x8x16(sums[f][c], left[f], {right[0], right[1]});
+                multiply_16x8x16(sums[f][c + 1], left[f], {right[2], right[3]});
+            }
         }
     }
 }
@@ -161,9 +178,9 @@ __device__ inline float dot(float sum, float4 a, float4 b) {
     return sum + a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
 
-// As for bf16.
+// As for bf16, of one sixteen of rows.
 template <int N, int D>
-__device__ void add_product(float (&sums)[N][4], Tile<float, D> a, int row, Tile<float, D> b) {
+__device__ void add_product(float (&sums)[1][N][4], Tile<float, D> a, int row, Tile<float, D> b) {
 #pragma unroll 2
     for (int chunk = 0; chunk < D / 4; chunk++) {
         const float4 upper = floats(a, row + lane_row(0), chunk), lower = floats(a, row + lane_row(2), chunk);
@@ -171,17 +188,17 @@ __device__ void add_product(float (&sums)[N][4], Tile<float, D> a, int row, Tile
         for (int n = 0; n < N; n++) {
             const float4 left = floats(b, 8 * n + lane_column(0), chunk);
             const float4 right = floats(b, 8 * n + lane_column(1), chunk);
-            sums[n][0] = dot(sums[n][0], upper, left);
-            sums[n][1] = dot(sums[n][1], upper, right);
-            sums[n][2] = dot(sums[n][2], lower, left);
-            sums[n][3] = dot(sums[n][3], lower, right);
+            sums[0][n][0] = dot(sums[0][n][0], upper, left);
+            sums[0][n][1] = dot(sums[0][n][1], upper, right);
+            sums[0][n][2] = dot(sums[0][n][2], lower, left);
+            sums[0][n][3] = dot(sums[0][n][3], lower, right);
         }
     }
 }
 
-// As for bf16, but that nothing is rounded.
+// As for bf16, of one sixteen of rows; nothing is rounded.
 template <int N, int C, int D>
-__device__ void add_weighted(float (&sums)[C][4], const float (&weights)[N][4], Tile<float, D> b, int eight) {
+__device__ void add_weighted(float (&sums)[1][C][4], const float (&weights)[1][N][4], Tile<float, D> b, int eight) {
     const int lane = threadIdx.x % WARP, part = lane_column(0) / 4;
     const bool is_second_pair = lane_column(0) % 4 != 0;
 #pragma unroll
@@ -192,17 +209,17 @@ __device__ void add_weighted(float (&sums)[C][4], const float (&weights)[N][4], 
             const int owner = lane / 4 * 4 + of;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const float upper = __shfl_sync(WHOLE_WARP, weights[n][i], owner);
-                const float lower = __shfl_sync(WHOLE_WARP, weights[n][2 + i], owner);
+                const float upper = __shfl_sync(WHOLE_WARP, weights[0][n][i], owner);
+                const float lower = __shfl_sync(WHOLE_WARP, weights[0][n][2 + i], owner);
                 const int row = 8 * n + 2 * of + i;
 #pragma unroll
                 for (int c = 0; c < C; c++) {
                     const float4 four = floats(b, row, 2 * (eight + c) + part);
                     const float left = is_second_pair ? four.z : four.x, right = is_second_pair ? four.w : four.y;
-                    sums[c][0] += upper * left;
-                    sums[c][1] += upper * right;
-                    sums[c][2] += lower * left;
-                    sums[c][3] += lower * right;
+                    sums[0][c][0] += upper * left;
+                    sums[0][c][1] += upper * right;
+                    sums[0][c][2] += lower * left;
+                    sums[0][c][3] += lower * right;
                 }
             }
         }

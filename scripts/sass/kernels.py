@@ -21,10 +21,10 @@ ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Laun
 # By source file.
 HOT = {
     "flash_attention": {
-        "flash_forward_64_bf16": flash(64, 64 + 2 * 64),
-        "flash_forward_128_bf16": flash(128, 64 + 2 * 64),
-        "flash_backward_queries_64_bf16": flash(64, 2 * 64 + 4 * 64),
-        "flash_backward_queries_128_bf16": flash(128, 2 * 64 + 4 * 32),
+        "flash_forward_64_bf16": flash(64, 128 + 2 * 64),
+        "flash_forward_128_bf16": flash(128, 128 + 2 * 64),
+        "flash_backward_queries_64_bf16": flash(64, 2 * 128 + 3 * 64),
+        "flash_backward_queries_128_bf16": flash(128, 2 * 128 + 3 * 32),
         "flash_backward_keys_64_bf16": flash(64, 2 * 64 + 4 * 64),
         "flash_backward_keys_128_bf16": flash(128, 2 * 64 + 4 * 32),
         "flash_row_sums_bf16": Launch(4 * 32),

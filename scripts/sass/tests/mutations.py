@@ -76,7 +76,7 @@ class Mutations(unittest.TestCase):
         self.assertIn(f"worse: {FORWARD} for sm_90: instructions per HMMA of the loop", ended.stdout)
 
     def test_registers_that_do_not_suffice_fail(self):
-        self.mutate("flash_attention.cu", "IS_F32 || IS_WIDE ? blocks(THREADS) : 3", "IS_F32 || IS_WIDE ? blocks(THREADS) : 5")
+        self.mutate("flash_attention.cu", "return (64 << 10) / 256 / threads;", "return (64 << 10) / 128 / threads;")
         ended = self.judged("flash_attention", FORWARD)
         self.assertEqual(ended.returncode, 1, ended.stdout)
         self.assertRegex(ended.stdout, f"worse: {FORWARD} for sm_90: accesses of local memory: 0 before, [0-9]+ now")

@@ -6,6 +6,7 @@
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
+use crate::operation::flash::{cuda_keys, cuda_partial_sums, cuda_parts};
 use crate::operation::{FlashAttention, FlashAttentionBackward};
 use crate::{AttentionShape, FlashOptions, KernelError};
 use memory::{DType, In, Out};
@@ -13,8 +14,11 @@ use memory::{DType, In, Out};
 /// Widths of a head that kernels are made for.
 const WIDTHS: [usize; 4] = [32, 64, 128, 256];
 
-/// Heads of a token of whose rows a block makes sums, a warp each.
-const SUMS_PER_BLOCK: usize = 4;
+/// Threads of a block that makes the sums of rows.
+const SUM_THREADS: usize = 128;
+
+/// Elements of a row that a thread reads at a time: `PACK` in `pack.cuh`.
+const PACK: usize = 8;
 
 const WARP: usize = 32;
 
@@ -43,13 +47,16 @@ macro_rules! kernel_of_width {
 struct Sizes {
     width: usize,
     dtype: DType,
-    /// Rows that stay.
-    rows: usize,
+    /// Rows that a warp owns.
+    warp_rows: usize,
+    /// Rows that stay: queries, or keys.
+    queries: usize,
+    keys: usize,
+    /// Warps that share keys.
+    key_warps: usize,
     /// Rows that go by.
     forward: usize,
     backward: usize,
-    /// Sets of warps that share the columns of dk and dv.
-    parts: usize,
 }
 
 impl Sizes {
@@ -60,10 +67,14 @@ impl Sizes {
             KernelError::too_large(operation, message)
         })?;
         let (wide, f32) = (width > 128, dtype == DType::F32);
+        let warp_rows = if wide || f32 { 16 } else { 32 };
         Ok(Sizes {
             width,
             dtype,
-            rows: if wide && f32 { 32 } else { 64 },
+            warp_rows,
+            queries: if wide && f32 { 32 } else { 4 * warp_rows },
+            keys: cuda_keys(head_dim, dtype),
+            key_warps: if wide && f32 { 4 } else { 2 },
             forward: if wide { 32 } else { 64 },
             backward: match (width, f32) {
                 (..=128, true) => 32,
@@ -71,19 +82,32 @@ impl Sizes {
                 (..=64, false) => 64,
                 (_, false) => 32,
             },
-            parts: if wide { 2 } else { 1 },
         })
     }
 
-    /// A block for each head and each block of rows, with as many tiles' rows in shared memory.
-    fn extent(&self, heads: usize, seq: usize, parts: usize, tile_rows: usize) -> Extent {
-        const CHUNK: usize = 16;
-        let chunks = self.width * self.dtype.size_in_bytes() / CHUNK + 1;
+    /// A block for each sequence, each query head and each block of queries; `tile_rows` are all rows that it keeps.
+    fn of_queries(&self, shape: AttentionShape, tile_rows: usize) -> Extent {
         Extent {
-            grid: [heads, seq.div_ceil(self.rows), 1],
-            block: [self.rows / 16 * WARP * parts, 1, 1],
-            shared_bytes: tile_rows * chunks * CHUNK,
+            grid: [shape.batch, shape.heads, shape.seq.div_ceil(self.queries)],
+            block: [self.queries / self.warp_rows * WARP, 1, 1],
+            shared_bytes: self.shared_bytes(tile_rows),
         }
+    }
+
+    /// As `of_queries`, with a block for each part of a key-value head's query heads, and keys, which some warps share.
+    fn of_keys(&self, shape: AttentionShape, parts: usize, tile_rows: usize) -> Extent {
+        let heads = shape.kv_heads * parts;
+        Extent {
+            grid: [shape.batch, heads, shape.seq.div_ceil(self.keys)],
+            block: [self.keys / self.warp_rows * self.key_warps * WARP, 1, 1],
+            shared_bytes: self.shared_bytes(tile_rows),
+        }
+    }
+
+    /// Bytes of as many rows, each with a chunk of padding.
+    fn shared_bytes(&self, tile_rows: usize) -> usize {
+        const CHUNK: usize = 16;
+        tile_rows * (self.width * self.dtype.size_in_bytes() + CHUNK)
     }
 }
 
@@ -129,8 +153,7 @@ pub(super) fn flash_attention<D: Driver>(
         options,
     } = operation;
     let sizes = Sizes::new("flash_attention", shape.head_dim, q.dtype())?;
-    let heads = shape.batch * shape.heads;
-    let extent = sizes.extent(heads, shape.seq, 1, sizes.rows + 2 * sizes.forward);
+    let extent = sizes.of_queries(shape, sizes.queries + 2 * sizes.forward);
     let written = [Argument::optional(&out), Argument::optional(&lse)];
     let read = [&q, &k, &v].map(Argument::from);
     let arguments: [Argument; 14] = joined([&written, &read, &common(shape, &options)]);
@@ -158,24 +181,43 @@ pub(super) fn flash_attention_backward<D: Driver>(
     } = operation;
     let dtype = q.dtype();
     let sizes = Sizes::new("flash_attention_backward", shape.head_dim, dtype)?;
-    row_sums(cuda, &scratch, &dout, &out, shape)?;
+    // The partial sums first: of them are wide accesses.
+    let parts = cuda_parts(shape, dtype);
+    let (partial, sums) = scratch.split_at(cuda_partial_sums(shape, dtype));
+    row_sums(cuda, &sums, &dout, &out, shape)?;
 
-    let [dout, lse, scratch] = [(&dout).into(), (&lse).into(), (&scratch).into()];
+    let [dout, lse, sums] = [(&dout).into(), (&lse).into(), (&sums).into()];
     let [q, k, v] = [&q, &k, &v].map(Argument::from);
-    let read = [dout, lse, scratch, q, k, v];
+    let read = [dout, lse, sums, q, k, v];
     let common = common(shape, &options);
-    let tile_rows = 2 * sizes.rows + 4 * sizes.backward;
+    let written = [(&dk).into(), (&dv).into(), (&partial).into(), parts.into()];
 
     let kernel = kernel_of_width!("flash_backward_keys", sizes.width, dtype);
-    let heads = shape.batch * shape.kv_heads;
-    let extent = sizes.extent(heads, shape.seq, sizes.parts, tile_rows);
-    let written = [(&dk).into(), (&dv).into()];
-    let arguments: [Argument; 17] = joined([&written, &read, &common]);
+    let extent = sizes.of_keys(shape, parts, 2 * sizes.keys + 4 * sizes.backward);
+    let arguments: [Argument; 19] = joined([&written, &read, &common]);
     cuda.launch(kernel, extent, &arguments)?;
+    if parts > 1 {
+        add_parts(cuda, written, &dk)?;
+    }
 
     let kernel = kernel_of_width!("flash_backward_queries", sizes.width, dtype);
-    let extent = sizes.extent(shape.batch * shape.heads, shape.seq, 1, tile_rows);
+    let extent = sizes.of_queries(shape, 2 * sizes.queries + 3 * sizes.backward);
     let arguments: [Argument; 16] = joined([&[(&dq).into()], &read, &common]);
+    cuda.launch(kernel, extent, &arguments)
+}
+
+/// Adds what parts of the query heads have left of dk and dv; `written` is what they were to write.
+fn add_parts<D: Driver>(
+    cuda: &Cuda<D>,
+    written: [Argument; 4],
+    dk: &Out,
+) -> Result<(), KernelError> {
+    let elements = dk.elements();
+    let mut extent = Extent::flat(elements);
+    extent.grid[1] = 2;
+    let [dk_to, dv_to, partial, parts] = written;
+    let arguments = [dk_to, dv_to, partial, parts, elements.into()];
+    let kernel = kernel!("flash_attention", "flash_add_parts", dk.dtype());
     cuda.launch(kernel, extent, &arguments)
 }
 
@@ -187,13 +229,12 @@ fn row_sums<D: Driver>(
     out: &In,
     shape: AttentionShape,
 ) -> Result<(), KernelError> {
+    // Lanes of a row: as many as have something of it, and one reduction's.
+    let lanes = shape.head_dim.div_ceil(PACK).next_power_of_two().min(WARP);
+    let rows = SUM_THREADS / lanes;
     let extent = Extent {
-        grid: [
-            shape.batch * shape.seq,
-            shape.heads.div_ceil(SUMS_PER_BLOCK),
-            1,
-        ],
-        block: [SUMS_PER_BLOCK * WARP, 1, 1],
+        grid: [shape.batch * shape.seq, shape.heads.div_ceil(rows), 1],
+        block: [SUM_THREADS, 1, 1],
         shared_bytes: 0,
     };
     let arguments = [
@@ -203,6 +244,7 @@ fn row_sums<D: Driver>(
         shape.seq.into(),
         shape.heads.into(),
         shape.head_dim.into(),
+        lanes.into(),
     ];
     let kernel = kernel!("flash_attention", "flash_row_sums", dout.dtype());
     cuda.launch(kernel, extent, &arguments)

@@ -224,8 +224,9 @@ impl Case for FlashAttention {
 }
 
 /// batch, seq, heads, kv_heads, head_dim: a token alone; below, at and above blocks of queries and keys; groups of 1
-/// to 8; more tasks than pieces of scratch.
-const SHAPES: [[usize; 5]; 13] = [
+/// to 8; more tasks than pieces of scratch; on CUDA so many blocks that a group of query heads is in two parts, of
+/// unequal size, and that it is in one.
+const SHAPES: [[usize; 5]; 15] = [
     [1, 1, 1, 1, 20],
     [3, 1, 4, 2, 20],
     [2, 37, 8, 1, 20],
@@ -239,6 +240,8 @@ const SHAPES: [[usize; 5]; 13] = [
     [1, 200, 8, 2, 64],
     [1, 300, 2, 2, 128],
     [9, 50, 4, 4, 8],
+    [256, 2, 7, 1, 8],
+    [256, 3, 4, 2, 8],
 ];
 
 pub fn all(dtype: DType) -> Vec<FlashAttention> {
@@ -280,6 +283,11 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
             });
         }
     }
+    // Of the widest heads of which a warp owns two sixteens of rows, all at once.
+    cases.push(FlashAttention {
+        attention: dropped([1, 200, 4, 1, 128], random, dropout(0.1)),
+        lengths: vec![70, 20],
+    });
     for (sizes, probability) in [([1, 37, 2, 2, 20], 0.5), ([2, 131, 4, 1, 16], 0.25)] {
         let dropout = dropout(probability);
         cases.push(FlashAttention::plain(dropped(sizes, random, dropout)));

@@ -5,7 +5,9 @@ mod scratch;
 
 pub(crate) use cudnn::CudnnScratch;
 pub use cudnn::Flash;
-pub(crate) use scratch::{CPU_KEYS, CPU_QUERIES, cpu_block, cpu_slots};
+pub(crate) use scratch::{
+    CPU_KEYS, CPU_QUERIES, cpu_block, cpu_slots, cuda_keys, cuda_partial_sums, cuda_parts,
+};
 
 use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, reads, writes};

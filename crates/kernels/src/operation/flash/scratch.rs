@@ -15,6 +15,11 @@ pub(crate) const CPU_KEYS: usize = 128;
 /// number of threads.
 const CPU_SLOTS: usize = 32;
 
+/// Blocks of the pass for dk and dv on CUDA that are enough for any device: two on each of an H100's 132
+/// multiprocessors at a time, and as many again, since the last keys have far fewer queries than the first. More cost
+/// scratch.
+const CUDA_BLOCKS: usize = 512;
+
 impl FlashAttention<'_> {
     /// The f32 elements of scratch that it needs: a function of these alone, at most linear in the sequence.
     ///
@@ -32,15 +37,44 @@ impl FlashAttention<'_> {
 impl FlashAttentionBackward<'_> {
     /// As [`FlashAttention::scratch_elements`].
     ///
-    /// On CUDA it keeps the row sums of `dout * out`, `[b, heads, s]`; `dq` has a pass of its own, with sums in a fixed
+    /// On CUDA it keeps the row sums of `dout * out`, `[b, heads, s]`, and where there are few key-value heads and keys
+    /// for all multiprocessors, sums of `dk` and `dv` over parts of each head's query heads, `[parts, 2, b, s, kv_heads,
+    /// head_dim]`, which are added in order. `dq` has a pass of its own, with sums in a fixed
     /// order, rather than an accumulator that blocks of keys add to in any order. On the CPU every task adds the row sums
     /// of a key-value head and, in bf16, the sums of its `dq` in f32.
     pub fn scratch_elements(target: Target, shape: AttentionShape, dtype: DType) -> usize {
         let tasks = shape.batch * shape.kv_heads;
         match target {
             Target::Cpu => cpu_slots(tasks) * cpu_backward_scratch(shape, dtype),
-            Target::Cuda => shape.batch * shape.heads * shape.seq,
+            Target::Cuda => {
+                let row_sums = shape.batch * shape.heads * shape.seq;
+                cuda_partial_sums(shape, dtype) + row_sums
+            }
         }
+    }
+}
+
+/// Keys in a block of the backward pass on CUDA: `Sizes::KEYS` in `flash_attention.cu`.
+pub(crate) fn cuda_keys(head_dim: usize, dtype: DType) -> usize {
+    match dtype {
+        DType::F32 if head_dim > 128 => 32,
+        _ => 64,
+    }
+}
+
+/// Parts of the query heads of each key-value head, of as equal size as they can be, that sum `dk` and `dv` apart on CUDA:
+/// as few as are enough blocks. A function of the shape, never of the device, and so are the bits of the sums.
+pub(crate) fn cuda_parts(shape: AttentionShape, dtype: DType) -> usize {
+    let keys = shape.seq.div_ceil(cuda_keys(shape.head_dim, dtype));
+    let blocks = shape.batch * shape.kv_heads * keys;
+    CUDA_BLOCKS.div_ceil(blocks.max(1)).min(shape.group())
+}
+
+/// The f32 elements of the sums that parts leave; none if one part has all query heads.
+pub(crate) fn cuda_partial_sums(shape: AttentionShape, dtype: DType) -> usize {
+    match cuda_parts(shape, dtype) {
+        1 => 0,
+        parts => 2 * parts * shape.batch * shape.seq * shape.kv_heads * shape.head_dim,
     }
 }
 
@@ -112,10 +146,32 @@ mod tests {
     }
 
     #[test]
-    fn cuda_keeps_the_row_sums_alone() {
-        for dtype in [DType::F32, DType::BF16] {
-            let elements = elements(Target::Cuda, SHAPE, dtype);
-            assert_eq!(elements, [0, 2 * 8 * 1024]);
+    fn cuda_keeps_row_sums_and_what_parts_of_a_group_leave() {
+        // Batch, sequence, heads, key-value heads, and parts: few blocks for a group of 6; of 7, which is not divided
+        // evenly; fewer heads than parts would be; enough blocks; no group.
+        let cases = [
+            ([8, 1024, 12, 2], 2),
+            ([8, 1024, 14, 2], 2),
+            ([1, 1024, 8, 2], 4),
+            ([1, 8192, 32, 8], 1),
+            ([1, 64, 4, 4], 1),
+        ];
+        for ([batch, seq, heads, kv_heads], parts) in cases {
+            let shape = AttentionShape {
+                batch,
+                seq,
+                heads,
+                kv_heads,
+                head_dim: 128,
+            };
+            for dtype in [DType::F32, DType::BF16] {
+                assert_eq!(cuda_parts(shape, dtype), parts, "{shape:?}");
+                let like_k = batch * seq * kv_heads * 128;
+                let partial = if parts == 1 { 0 } else { 2 * parts * like_k };
+                let row_sums = batch * heads * seq;
+                let elements = elements(Target::Cuda, shape, dtype);
+                assert_eq!(elements, [0, partial + row_sums], "{shape:?}");
+            }
         }
     }
 }
