@@ -28,6 +28,11 @@ pub struct Plan {
     pub dtype: &'static str,
     /// How attention is computed.
     pub attention: Attention,
+    /// Whether micro-batches after the first of a step are CUDA graphs, where the driver allows it.
+    pub graphs: bool,
+    /// Why not, if not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graphs_off: Option<&'static str>,
     /// What is worth knowing before the run.
     pub notes: Vec<String>,
     /// Most live device bytes in a step.
@@ -164,10 +169,16 @@ impl Plan {
         } = figures.peak;
         let most_bytes = figures.most_bytes();
         let ranks = PlannedRanks::new(settings, &figures);
+        let graphs_off = match target {
+            Target::Cuda => settings.graphs_off,
+            Target::Cpu => Some("the CPU has none"),
+        };
         Ok(Plan {
             device: target.name(),
             dtype: settings.dtype.as_str(),
             attention: settings.attention,
+            graphs: graphs_off.is_none(),
+            graphs_off,
             notes,
             peak_bytes,
             peak_by_category: by_category,

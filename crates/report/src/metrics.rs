@@ -31,6 +31,10 @@ pub struct RunRecord {
     /// The most host memory outside the ledger: on the CPU the GEMM library's packing buffers, on CUDA the page-locked
     /// buffers through which uploads pass.
     pub untracked_host_bytes_max: u64,
+    /// Whether micro-batches after the first of a step are CUDA graphs, where the driver allows it.
+    pub graphs: bool,
+    /// Why not, if not.
+    pub graphs_off: Option<&'static str>,
     /// Who makes it: tells a run that was killed from one that is going on.
     pub process: ProcessRecord,
 }

@@ -238,6 +238,8 @@ impl Run {
             flops_per_token: self.plan.flops_per_token,
             granularity_bytes: GRANULARITY_BYTES,
             untracked_host_bytes_max: self.device.untracked_host_bytes_max(),
+            graphs: self.plan.graphs,
+            graphs_off: self.plan.graphs_off,
             process: ProcessRecord::current(),
         }
     }

@@ -25,18 +25,35 @@ Key key_of(const Product &product, const uint32_t (&alignment_bytes)[4]) {
     return key;
 }
 
-// The driver keeps the account; it is the library that the program has loaded.
-bool take_memory(uint64_t bytes) {
+// A function of the driver, which is the library that the program has loaded; null if it is another.
+template <typename Function> Function driver(const char *name) {
     void *driver = dlopen("libcuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    const auto take = reinterpret_cast<int (*)(uint64_t)>(driver ? dlsym(driver, "stand_in_take_library_memory") : nullptr);
-    if (take == nullptr) {
+    const auto found = reinterpret_cast<Function>(driver ? dlsym(driver, name) : nullptr);
+    if (found == nullptr) {
         say("cuBLASLt", "the driver that stands in is not loaded");
-        return false;
     }
-    return take(bytes) == 0;
+    return found;
+}
+
+// The driver keeps the account.
+bool take_memory(uint64_t bytes) {
+    const auto take = driver<int (*)(uint64_t)>("stand_in_take_library_memory");
+    return take != nullptr && take(bytes) == 0;
 }
 
 }  // namespace
+
+bool captures(cudaStream_t stream, std::function<void()> work) {
+    using Work = std::function<void()>;
+    using Captures = int (*)(cudaStream_t, int (*)(void *), void *, void (*)(void *));
+    static const auto captures = driver<Captures>("stand_in_captures");
+    if (captures == nullptr) {
+        return false;
+    }
+    const auto run = [](void *data) { return (*static_cast<Work *>(data))(), 0; };
+    const auto drop = [](void *data) { delete static_cast<Work *>(data); };
+    return captures(stream, run, new Work(std::move(work)), drop) != 0;
+}
 
 bool load_product(const Product &product, const uint32_t (&alignment_bytes)[4]) {
     static std::mutex lock;

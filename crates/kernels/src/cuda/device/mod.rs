@@ -7,9 +7,11 @@
 
 mod block;
 mod blocks;
+mod calls;
 mod driver;
 mod error;
 mod facts;
+mod graphs;
 mod handles;
 mod image;
 mod library;
@@ -53,6 +55,8 @@ pub struct CudaDevice {
     stream: sys::CUstream,
     /// Places are shown to profilers.
     ranges: Cell<bool>,
+    /// Calls of a section are kept back: what goes into the stream now would come before them.
+    keeps_back: Cell<bool>,
     // Dropped in this order; the context, with the modules in it, goes last.
     stamps: Stamps,
     pool: Pool,
@@ -101,6 +105,7 @@ impl CudaDevice {
             facts,
             stream: streams.of(Queue::Compute),
             ranges: Cell::new(false),
+            keeps_back: Cell::new(false),
             stamps: Stamps::default(),
             pool,
             streams,

@@ -2,6 +2,7 @@
 //! NVIDIA's (`kernels/emulation/README.md`), which run the kernels emulated.
 
 mod devices;
+mod graphs;
 mod memory;
 mod nvml;
 mod offload;
