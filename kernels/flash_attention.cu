@@ -46,7 +46,7 @@ struct Attention {
 
     // Query heads that a key-value head serves.
     __device__ unsigned group() const { return unsigned(heads) / unsigned(kv_heads); }
-    __device__ bool is_kept(uint64_t element) const { return random_u32(read_key(key), element) >= threshold; }
+    __device__ bool is_kept(uint64_t stream, uint64_t element) const { return random_u32(stream, element) >= threshold; }
 };
 
 // A query head of a sequence, and the key-value head that serves it.
@@ -184,11 +184,12 @@ __device__ void hide(float (&scores)[N][4], int query, int key, const FirstKeys 
 
 // Drops weights of a tile, whose first element has the index `first`.
 template <int N> __device__ void drop(float (&weights)[N][4], const Attention &a, uint64_t first) {
+    const uint64_t stream = read_key_now(a.key);
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (!a.is_kept(first + lane_row(i) * a.seq + 8 * n + lane_column(i))) {
+            if (!a.is_kept(stream, first + lane_row(i) * a.seq + 8 * n + lane_column(i))) {
                 weights[n][i] = 0.0f;
             }
         }
@@ -338,9 +339,28 @@ struct Element {
     Statistics of_query;
 };
 
+// Which elements of a tile are kept, a bit each. All of them first, and few at a time: beside the rest of the
+// arithmetic, random numbers would take registers that sums need.
+template <int N, typename At> __device__ unsigned kept_elements(const Attention &a, uint64_t first, At at) {
+    static_assert(4 * N <= 32, "a bit for each element");
+    const uint64_t stream = read_key_now(a.key);
+    unsigned kept = 0;
+#pragma unroll 1
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const Element element = at(n, i);
+            const uint64_t index = first + size_t(element.query) * a.seq + element.key;
+            kept |= unsigned(a.is_kept(stream, index)) << (4 * n + i);
+        }
+    }
+    return kept;
+}
+
 // Scores become probabilities, negative where forward dropped them. `first` is the index of the head's first element.
 template <typename T, bool HIDES, bool DROPS, int N, typename At>
 __device__ void find_probabilities(float (&scores)[N][4], const Attention &a, uint64_t first, At at) {
+    const unsigned all_kept = DROPS ? kept_elements<N>(a, first, at) : 0;
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -349,7 +369,7 @@ __device__ void find_probabilities(float (&scores)[N][4], const Attention &a, ui
             const Statistics &known = element.of_query;
             const float p = exp2_flushed(Exponent<T>::of(scores[n][i], known.lse, a.scale));
             const bool seen = !HIDES || (element.key <= element.query && element.key >= known.first_key);
-            const bool kept = !DROPS || a.is_kept(first + size_t(element.query) * a.seq + element.key);
+            const bool kept = !DROPS || (all_kept >> (4 * n + i) & 1) != 0;
             scores[n][i] = !seen ? 0.0f : kept ? p : -p;
         }
     }

@@ -1,6 +1,8 @@
 //! What a device is to [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels).
 
-use crate::{DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target, Traffic};
+use crate::{
+    DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Section, Target, Traffic,
+};
 use memory::{In, Out};
 use std::cell::Cell;
 
@@ -116,4 +118,25 @@ pub trait Backend {
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
     fn finish(&self, event: Event) -> Result<(), KernelError>;
+
+    /// As [`crate::Queues::begin_section`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn begin_section(&self, _section: Section) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// As [`crate::Queues::end_section`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn end_section(&self, _is_whole: bool) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// As [`crate::Queues::section_refusal`].
+    fn section_refusal(&self) -> Option<String> {
+        None
+    }
 }

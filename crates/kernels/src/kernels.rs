@@ -3,7 +3,7 @@
 use crate::queue::bytes_of;
 use crate::{
     AdamW, Backend, BlockFile, DiskCopy, Event, Exchange, HostSide, KernelError, Operation, Queue,
-    READING_BYTES_MAX, Reading, SumInOrder, Target, Traffic,
+    READING_BYTES_MAX, Reading, Section, SumInOrder, Target, Traffic,
 };
 use memory::{In, Out};
 use std::sync::Arc;
@@ -185,6 +185,31 @@ pub trait Queues: Backed {
     /// [`KernelError`] if the device fails, or failed in earlier work.
     fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.backend().finish(event)
+    }
+
+    /// What is asked for from here on, until [`Queues::end_section`], will be asked for again, under the same name: the same
+    /// operations and copies, in the same order, on the same addresses. A device may keep it back until the end, and ask
+    /// for all of it at once where it was asked for before. Whether it is the same is compared, so what differs is slower
+    /// and never wrong. What cannot be kept back (uploads from memory that may change, readings, disks, exchanges, waits of
+    /// the caller) ends that for the section, and is carried out in its place.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn begin_section(&self, section: Section) -> Result<(), KernelError> {
+        self.backend().begin_section(section)
+    }
+
+    /// The end of the section that was begun last; not whole if it was broken off, and is not to be kept.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails, or failed in earlier work.
+    fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
+        self.backend().end_section(is_whole)
+    }
+
+    /// Why the device has given up asking for sections at once, if it has. They are carried out as if they were none.
+    fn section_refusal(&self) -> Option<String> {
+        self.backend().section_refusal()
     }
 
     /// What has crossed, uploads and downloads of [`crate::Kernels`] included.

@@ -54,6 +54,6 @@ pub use kernels::{Kernels, Queues, Run};
 pub use meta::timeline;
 pub use numerics::{quantise, random, split};
 pub use operation::*;
-pub use queue::{Event, Queue, READING_BYTES_MAX, READINGS_MAX, Reading, Traffic};
+pub use queue::{Event, Queue, READING_BYTES_MAX, READINGS_MAX, Reading, Section, Traffic};
 pub use workspace::{Target, workspace_bytes};
 pub use wrappers::{scheduled, timed};

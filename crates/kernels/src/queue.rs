@@ -67,6 +67,10 @@ impl Event {
     };
 }
 
+/// What tells apart sections that are asked for again and again: numbers of the caller's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Section(pub [usize; 3]);
+
 /// Bytes that crossed between disk, host, device and other ranks since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {

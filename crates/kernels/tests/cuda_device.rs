@@ -7,8 +7,9 @@ use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
 use kernels::random::random_u32;
 use kernels::{
     AddBias, BlockFile, Fault, Fill, Init, KernelError, Kernels, Matmul, Queue, Queues, Run,
+    Section,
 };
-use memory::{Blocks, Category, DType, DeviceMarks, Memory};
+use memory::{Blocks, Buffer, Category, DType, DeviceMarks, Memory};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::rc::Rc;
@@ -326,5 +327,135 @@ fn streams_and_the_disk_wait_for_one_another() {
         let all = bytes[512..].chunks_exact(4);
         let right = (ROUNDS as f32).to_le_bytes();
         assert!(all.into_iter().all(|number| number == right));
+    }
+}
+
+const WIDTH: usize = 1000;
+
+/// What comes to the device, is added to, and goes back.
+struct Round {
+    device: Rc<CudaDevice>,
+    kernels: Cuda<CudaDriver>,
+    x: Buffer,
+    /// Another of its size, for the same round elsewhere.
+    other: Buffer,
+    ones: Buffer,
+    comes: Buffer,
+    goes: Buffer,
+}
+
+impl Round {
+    fn new() -> Round {
+        let (device, memory, kernels) = open();
+        let lease = |name| memory.lease_persistent(Category::Temporary, name, [WIDTH], DType::F32);
+        let pinned = |name| memory.lease_pinned(Category::Input, name, [WIDTH], DType::F32);
+        let mut ones = lease("ones").unwrap();
+        let fill = Fill {
+            out: ones.view_mut(),
+            value: 1.0,
+        };
+        kernels.run(fill).unwrap();
+        Round {
+            x: lease("x").unwrap(),
+            other: lease("other").unwrap(),
+            comes: pinned("comes").unwrap(),
+            goes: pinned("goes").unwrap(),
+            ones,
+            device,
+            kernels,
+        }
+    }
+
+    /// Adds one to what is in pinned memory, by three queues.
+    fn ask(&mut self, elsewhere: bool) -> Result<(), KernelError> {
+        let kernels = &self.kernels;
+        let after = |queue, event| kernels.wait(queue, kernels.record(event)?, "the one before");
+        let x = match elsewhere {
+            false => &mut self.x,
+            true => &mut self.other,
+        };
+        after(Queue::Upload, Queue::Compute)?;
+        // SAFETY: everything lives to the end, and events order what is done with it.
+        unsafe { kernels.start_upload(x.view_mut(), self.comes.view()) }?;
+        after(Queue::Compute, Queue::Upload)?;
+        kernels.run(AddBias {
+            out: x.view_mut().reshape([1, WIDTH]),
+            bias: self.ones.view(),
+        })?;
+        after(Queue::Download, Queue::Compute)?;
+        // SAFETY: as above.
+        unsafe { kernels.start_download(self.goes.view_mut(), x.view()) }
+    }
+
+    /// Waits for a queue, and takes what went to pinned memory.
+    fn take(&mut self) -> f32 {
+        let event = self.kernels.record(Queue::Download).unwrap();
+        self.kernels.finish(event).unwrap();
+        let went = self.goes.view_mut().slice_mut::<f32>();
+        let first = went[0];
+        assert!(went.iter().all(|value| *value == first), "{went:?}");
+        went.fill(f32::NAN);
+        first
+    }
+
+    fn give(&mut self, value: f32) {
+        self.comes.view_mut().slice_mut::<f32>().fill(value);
+    }
+}
+
+/// Three times a graph, once elsewhere, and again where it was: what comes out is what was asked for. Within a section no
+/// stamp is put, and nothing is done before it ends.
+#[test]
+fn a_section_does_what_its_calls_do_wherever_they_are() {
+    let mut round = Round::new();
+    let section = Section([1, WIDTH, 0]);
+    for (number, elsewhere) in [false, false, false, true, false, false]
+        .into_iter()
+        .enumerate()
+    {
+        round.give(number as f32);
+        let before = round.kernels.traffic();
+        round.kernels.begin_section(section).unwrap();
+        round.ask(elsewhere).unwrap();
+        assert_eq!(round.device.stamp().is_none(), !elsewhere, "{number}");
+        round.kernels.end_section(true).unwrap();
+        assert_eq!(round.take(), number as f32 + 1.0);
+        let crossed = round.kernels.traffic().since(before);
+        let bytes = 4 * WIDTH as u64;
+        assert_eq!((crossed.h2d_bytes, crossed.d2h_bytes), (bytes, bytes));
+        assert!(round.device.stamp().is_some());
+    }
+    assert_eq!(round.kernels.section_refusal(), None);
+}
+
+/// A caller who waits within a section, or breaks it off, finds done what was asked for.
+#[test]
+fn a_section_that_is_waited_for_or_broken_off_is_carried_out() {
+    let mut round = Round::new();
+    for (number, is_known) in [false, true].into_iter().enumerate() {
+        let waited_for = Section([2, number, 0]);
+        let broken_off = Section([3, number, 0]);
+        let kinds = [waited_for, broken_off];
+        for section in kinds.into_iter().filter(|_| is_known) {
+            round.give(7.0);
+            round.kernels.begin_section(section).unwrap();
+            round.ask(false).unwrap();
+            round.kernels.end_section(true).unwrap();
+            assert_eq!(round.take(), 8.0);
+        }
+        round.give(20.0);
+        round.kernels.begin_section(waited_for).unwrap();
+        round.ask(false).unwrap();
+        assert_eq!(round.take(), 21.0);
+        round.give(30.0);
+        round.ask(false).unwrap();
+        round.kernels.end_section(true).unwrap();
+        assert_eq!(round.take(), 31.0);
+
+        round.give(40.0);
+        round.kernels.begin_section(broken_off).unwrap();
+        round.ask(false).unwrap();
+        round.kernels.end_section(false).unwrap();
+        assert_eq!(round.take(), 41.0);
     }
 }

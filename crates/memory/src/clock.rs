@@ -92,15 +92,14 @@ impl PhaseClock {
 pub(crate) struct Stamps {
     blocks: Rc<dyn Blocks>,
     first: Option<Stamp>,
-    /// Each phase with the stamp at its end.
-    left: RefCell<Vec<(Phase, Stamp)>>,
+    /// Each phase with the stamp at its end; none where the device is asked for several phases at once.
+    left: RefCell<Vec<(Phase, Option<Stamp>)>>,
 }
 
 impl Stamps {
     fn leave(&self, phase: Phase) {
-        if let Some(stamp) = self.blocks.stamp() {
-            self.left.borrow_mut().push((phase, stamp));
-        }
+        let stamp = self.blocks.stamp();
+        self.left.borrow_mut().push((phase, stamp));
     }
 
     fn read(&self) -> ByPhase<Duration> {
@@ -108,18 +107,74 @@ impl Stamps {
         let Some(mut since) = self.first else {
             return spent;
         };
+        let (mut together, mut at_once) = (Vec::new(), Vec::new());
         for (phase, stamp) in self.left.borrow().iter() {
-            *spent.get_mut(*phase) += self.blocks.elapsed(since, *stamp).unwrap_or_default();
+            together.push(*phase);
+            let Some(stamp) = stamp else {
+                continue;
+            };
+            let time = self.blocks.elapsed(since, *stamp).unwrap_or_default();
+            match &together[..] {
+                [phase] => *spent.get_mut(*phase) += time,
+                _ => at_once.push((together.clone(), time)),
+            }
+            together.clear();
             since = *stamp;
         }
-        spent
+        shared_out(spent, &at_once)
     }
+}
+
+/// Adds time that phases took at once, each its share by what it took alone; where none did, all of it is the last one's.
+fn shared_out(alone: ByPhase<Duration>, at_once: &[(Vec<Phase>, Duration)]) -> ByPhase<Duration> {
+    let mut spent = alone;
+    for (phases, time) in at_once {
+        let taken_part = Phase::ALL
+            .into_iter()
+            .filter(|phase| phases.contains(phase));
+        let whole: Duration = taken_part.clone().map(|phase| *alone.get(phase)).sum();
+        if whole.is_zero() {
+            let last = phases.last().expect("time has phases that took it");
+            *spent.get_mut(*last) += *time;
+            continue;
+        }
+        for phase in taken_part {
+            let share = alone.get(phase).as_secs_f64() / whole.as_secs_f64();
+            *spent.get_mut(phase) += time.mul_f64(share);
+        }
+    }
+    spent
 }
 
 impl Drop for Stamps {
     fn drop(&mut self) {
         let left = self.left.borrow();
-        let stamps = left.iter().map(|(_, stamp)| *stamp).chain(self.first);
+        let stamps = left.iter().filter_map(|(_, stamp)| *stamp);
+        let stamps = stamps.chain(self.first);
         stamps.for_each(|stamp| self.blocks.give_back_stamp(stamp));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_at_once_share_time_as_they_took_it_alone() {
+        let ms = Duration::from_millis;
+        let alone = ByPhase {
+            forward: ms(10),
+            backward: ms(30),
+            optimizer: ms(5),
+            ..ByPhase::default()
+        };
+        let both = vec![Phase::Forward, Phase::Backward, Phase::Forward];
+        let spent = shared_out(alone, &[(both.clone(), ms(20)), (both, ms(20))]);
+        assert_eq!((spent.forward, spent.backward), (ms(20), ms(60)));
+        assert_eq!(spent.optimizer, ms(5), "it took no part");
+
+        let none = vec![Phase::Forward, Phase::Recompute];
+        let spent = shared_out(ByPhase::default(), &[(none, ms(7))]);
+        assert_eq!((spent.forward, spent.recompute), (ms(0), ms(7)));
     }
 }

@@ -37,6 +37,11 @@ pub struct Plan {
     /// Only the plan of a run knows, on CUDA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub algorithms: Option<String>,
+    /// Whether micro-batches after the first of a step are CUDA graphs, where the driver allows it.
+    pub graphs: bool,
+    /// Why not, if not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graphs_off: Option<&'static str>,
     /// What is worth knowing before the run.
     pub notes: Vec<String>,
     /// Most live device bytes in a step.
@@ -173,6 +178,10 @@ impl Plan {
         } = figures.peak;
         let most_bytes = figures.most_bytes();
         let ranks = PlannedRanks::new(settings, &figures);
+        let graphs_off = match target {
+            Target::Cuda => settings.graphs_off,
+            Target::Cpu => Some("the CPU has none"),
+        };
         Ok(Plan {
             device: target.name(),
             dtype: settings.dtype.as_str(),
@@ -180,6 +189,8 @@ impl Plan {
             cudnn_version: None,
             head_chunk: settings.head_chunk,
             algorithms: None,
+            graphs: graphs_off.is_none(),
+            graphs_off,
             notes,
             peak_bytes,
             peak_by_category: by_category,

@@ -40,6 +40,10 @@ pub struct RunRecord {
     /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub algorithms: Option<String>,
+    /// Whether micro-batches after the first of a step are CUDA graphs, where the driver allows it.
+    pub graphs: bool,
+    /// Why not, if not.
+    pub graphs_off: Option<&'static str>,
     /// Who makes it: tells a run that was killed from one that is going on.
     pub process: ProcessRecord,
 }

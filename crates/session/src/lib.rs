@@ -10,6 +10,7 @@ mod error;
 mod evaluation;
 mod forward;
 mod generation;
+mod graphs;
 mod inference;
 mod losses;
 mod offload;

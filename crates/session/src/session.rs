@@ -3,6 +3,7 @@
 use crate::crossed::{Count, Crossed, UpdateTraffic};
 use crate::error::SessionError;
 use crate::forward::Forward;
+use crate::graphs::section;
 use crate::losses::Losses;
 use crate::offload::{gradients_home, offloaded, states_on_disk, updated, weights_home};
 use crate::orders::Orders;
@@ -378,7 +379,17 @@ impl Session {
                     beside: &mut updating,
                 }),
             };
-            self.model.forward_backward(work, &mut totals)?;
+            let section = section(&self.settings, (index, count), micro);
+            if let Some(section) = section {
+                self.kernels.begin_section(section)?;
+            }
+            let made = self.model.forward_backward(work, &mut totals);
+            let ended = match section {
+                Some(_) => self.kernels.end_section(made.is_ok()),
+                None => Ok(()),
+            };
+            made?;
+            ended?;
             self.losses.made(&*self.kernels, index)?;
             (self.each_micro_batch)(index + 1, count);
             let count = Count::of(&*self.kernels, &self.weights, &self.gradients);

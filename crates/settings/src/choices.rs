@@ -37,6 +37,16 @@ choices! {
 }
 
 choices! {
+    /// Whether micro-batches after the first of a step are asked for at once, where a device can.
+    Graphs {
+        /// Where it can be.
+        Auto = "auto",
+        /// Never.
+        Off = "off",
+    }
+}
+
+choices! {
     /// When offloaded optimizer states are updated.
     Window {
         /// During the next forward pass, each part of the model just before it runs.

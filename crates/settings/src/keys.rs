@@ -1,6 +1,6 @@
 //! Every key, in the order of the reference and of help.
 
-use super::choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
+use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release, Window};
 use super::elsewhere::OptimizerPlace;
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
@@ -86,6 +86,8 @@ pub const KEYS: &[Key] = &[
     key("train.max_skipped", Kind::Whole(0), "3",
         "Steps in a row that may be skipped because their loss or gradients are not finite")
         .details("Weights and moments then stay as they are; one more ends the run with exit code 6."),
+    key("train.graphs", Kind::Choice(Graphs::NAMES), "\"auto\"", "Micro-batches as CUDA graphs; never changes results")
+        .details("auto launches those after the first of a step at once, on CUDA without ranks, from batch.accum = 3 on."),
 
     key("optim.state_dtype", Kind::Choice(MomentFormat::NAMES), "\"f32\"", "Data type of AdamW's moments")
         .flag("--state-dtype", "f32|bf16|8bit", MEMORY),

@@ -31,7 +31,7 @@ mod size;
 mod tests;
 mod unknown;
 
-pub use choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
+pub use choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release, Window};
 pub use cudnn::{cudnn_fits, cudnn_misfit, cudnn_shape};
 pub use device::{Device, DeviceError};
 pub use elsewhere::{Elsewhere, GradientsPlace, OptimizerPlace, StatesPlace};
@@ -46,5 +46,5 @@ pub use schema::{
     EvalConfig, HEURISTIC, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig,
     OptimConfig, RecomputeConfig, TrainConfig,
 };
-pub use settings::{BetweenSteps, FLASH_FROM_SEQ, Settings, StateFormats};
+pub use settings::{BetweenSteps, FLASH_FROM_SEQ, GRAPHS_FROM_ACCUM, Settings, StateFormats};
 pub use size::{Size, SizeError};

@@ -9,7 +9,7 @@ use optim::ScheduleKind;
 use toml::{Table, Value};
 
 /// Sections and keys that change where bytes lie, what is recorded and how fast a run is, and no bit of what it computes.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 15] = [
     "recompute.",
     "offload.",
     "eval.",
@@ -23,6 +23,7 @@ const HARMLESS: [&str; 14] = [
     "memory.force",
     "train.threads",
     "train.max_skipped",
+    "train.graphs",
     "data.prefetch",
     // Whether it is the same data, its own fingerprint says.
     "data.path",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-use super::choices::{AttentionBackend, FloatType, HostPlace, Release, Window};
+use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release, Window};
 use super::device::Device;
 use super::elsewhere::OptimizerPlace;
 use super::error::ConfigError;
@@ -101,6 +101,8 @@ pub struct TrainConfig {
     pub threads: Option<usize>,
     /// Steps in a row that may be skipped because loss or gradients are not finite; one more ends the run.
     pub max_skipped: usize,
+    /// Micro-batches as CUDA graphs. Never changes results.
+    pub graphs: Graphs,
 }
 
 /// `[optim]`

@@ -1,6 +1,6 @@
 //! What a step is made of: the configuration, read by those who compute.
 
-use super::choices::{AttentionBackend, Window};
+use super::choices::{AttentionBackend, Graphs, Window};
 use super::cudnn::cudnn_misfit;
 use super::elsewhere::Elsewhere;
 use super::error::ConfigError;
@@ -56,6 +56,8 @@ pub struct Settings {
     pub seed: u64,
     /// What estimates of time go by.
     pub hardware: HardwareConfig,
+    /// Why no micro-batch is a graph, on a device that has graphs; none: those after the first of a step are.
+    pub graphs_off: Option<&'static str>,
 }
 
 /// What is computed between training steps.
@@ -161,6 +163,7 @@ impl Settings {
             },
             seed: config.train.seed,
             hardware: config.hardware.clone(),
+            graphs_off: graphs_off(config),
         })
     }
 
@@ -215,6 +218,35 @@ impl Settings {
         }
         Ok(layout)
     }
+}
+
+/// Fewest micro-batches of a step of which some become graphs: the first is none, and one that is captured is worth it when
+/// it comes again.
+pub const GRAPHS_FROM_ACCUM: usize = 3;
+
+/// Why no micro-batch is a graph, if none is.
+fn graphs_off(config: &Config) -> Option<&'static str> {
+    let reasons = [
+        (config.train.graphs == Graphs::Off, "train.graphs is off"),
+        (
+            config.ranks().is_some(),
+            "there are ranks, and no graph holds what they exchange",
+        ),
+        (
+            config.batch.accum < GRAPHS_FROM_ACCUM,
+            "a step has fewer than 3 micro-batches (batch.accum)",
+        ),
+        (
+            config.log.trace,
+            "log.trace waits for every operation by itself",
+        ),
+        (
+            config.log.nvtx,
+            "log.nvtx shows phases, which a graph does not tell",
+        ),
+    ];
+    let mut reasons = reasons.into_iter();
+    reasons.find_map(|(is_so, reason)| is_so.then_some(reason))
 }
 
 /// What lives elsewhere. Where there are ranks, updates are made at the end of a step: the other ranks wait for them.

@@ -34,7 +34,7 @@ use resuming::Resumed;
 use saving::{Saver, origin};
 use session::{Session, SessionError, StepOutcome};
 use settings::{
-    AttentionBackend, Config, FLASH_FROM_SEQ, HEURISTIC, OptimizerPlace, Resolved, Settings,
+    AttentionBackend, Config, FLASH_FROM_SEQ, GRAPHS_FROM_ACCUM, HEURISTIC, OptimizerPlace, Resolved, Settings,
 };
 use std::collections::VecDeque;
 use std::path::Path;
@@ -236,6 +236,8 @@ struct Run {
     asked: VecDeque<Asked>,
     /// Where pictures are wanted.
     tracer: Option<Tracer>,
+    /// It was said that the driver makes no graphs.
+    is_told_of_graphs: bool,
     made: Made,
 }
 
@@ -360,6 +362,7 @@ impl Run {
             saver,
             between,
             tracer: None,
+            is_told_of_graphs: false,
             made,
         };
         let begun = job.agree(run.begin(goes_on));
@@ -368,6 +371,11 @@ impl Run {
 
     /// Writes what precedes the first step.
     fn begin(&mut self, goes_on: bool) -> Result<(), Failure> {
+        let is_worth_it = self.resolved.config.batch.accum >= GRAPHS_FROM_ACCUM;
+        if let (Some(reason), "cuda", true) = (self.plan.graphs_off, self.plan.device, is_worth_it)
+        {
+            tracing::info!("no micro-batch is a CUDA graph: {reason}");
+        }
         if let (true, Some(folder)) = (self.job.leads(), &self.resolved.options.save_final) {
             make_folder(folder, "--save-final")?;
         }
@@ -448,6 +456,20 @@ impl Run {
         }
     }
 
+    /// Says once that micro-batches are not launched at once, where the plan has it.
+    fn warn_of_graphs(&mut self, session: &Session) {
+        if self.is_told_of_graphs || !self.plan.graphs {
+            return;
+        }
+        if let Some(refusal) = session.graphs_refusal() {
+            tracing::warn!(
+                "the driver makes no graph of a micro-batch ({refusal}); training goes on without, with the same results \
+                 (train.graphs = \"off\" does not try)"
+            );
+            self.is_told_of_graphs = true;
+        }
+    }
+
     /// Asks for step after step; each is recorded when it is known to be done.
     fn make_steps(
         &mut self,
@@ -476,6 +498,7 @@ impl Run {
             }
             self.job.note_step(step);
             self.position = batches.position();
+            self.warn_of_graphs(session);
             self.record(session.take_finished())?;
             if self.resolved.options.dump_gradients == Some(step as u64) {
                 session.export_gradients(&self.directory.gradients(step)?)?;

@@ -7,7 +7,7 @@ use crate::{AttentionShape, KernelError};
 use memory::Out;
 
 /// Causal attention as a library computes it: bf16, no documents, nothing dropped.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LibraryAttention {
     /// Its sizes.
     pub shape: AttentionShape,
@@ -27,7 +27,7 @@ pub enum AttentionPass {
 }
 
 /// The first elements of the tensors of an attention; each as its operation has it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AttentionTensors {
     /// `out` and `lse` are written.
     Forward {
@@ -47,7 +47,7 @@ pub enum AttentionTensors {
 }
 
 /// Tensors of the backward pass: `dq`, `dk` and `dv` are written, and what is needed for them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs, reason = "they are those of `FlashAttentionBackward`")]
 pub struct BackwardTensors {
     pub q: *const u8,

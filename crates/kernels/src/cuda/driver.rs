@@ -1,7 +1,7 @@
 //! What a CUDA device does for the launch code; the emulation does the same on the processor.
 
 use super::LibraryAttention;
-use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading, Section};
 use memory::{DType, In, Out};
 use std::ffi::c_void;
 
@@ -136,6 +136,27 @@ pub trait Driver {
     /// # Errors
     /// [`KernelError`] if the device failed.
     fn finish(&self, event: Event) -> Result<(), KernelError>;
+
+    /// As [`crate::Queues::begin_section`]: on a driver without graphs, nothing.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses.
+    fn begin_section(&self, _section: Section) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// As [`crate::Queues::end_section`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device refuses.
+    fn end_section(&self, _is_whole: bool) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// As [`crate::Queues::section_refusal`].
+    fn section_refusal(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A kernel of `kernels/*.cu`.
@@ -167,7 +188,7 @@ pub struct Launch<'a> {
 }
 
 /// An argument of a kernel, by its type in CUDA C++.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
     /// A pointer; null for an optional tensor that was left out.
     Pointer(*const u8),
@@ -232,7 +253,7 @@ impl From<f32> for Argument {
 }
 
 /// `batch` matrices in device memory, each `batch_stride` elements after the one before.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matrix {
     /// The first element.
     pub pointer: *const u8,
@@ -261,7 +282,7 @@ impl Matrix {
 /// rounded once.
 ///
 /// Deterministic: the algorithm follows from sizes, types, strides and the alignment of the pointers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
     /// m, k, n.
     pub sizes: [usize; 3],
@@ -286,7 +307,7 @@ pub struct Gemm {
 pub const BIAS_ALIGNMENT_BYTES: usize = 16;
 
 /// Device memory that the matrix library may use during a product.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workspace {
     /// Its first byte.
     pub pointer: *const u8,

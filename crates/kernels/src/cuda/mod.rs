@@ -47,6 +47,7 @@ use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, DiskCopy, Event, Exchange, Flash, Init, KernelError, Operation, Queue, Reading,
+    Section,
     Target, Traffic,
 };
 use extent::Extent;
@@ -289,6 +290,18 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn finish(&self, event: Event) -> Result<(), KernelError> {
         self.driver.finish(event)
+    }
+
+    fn begin_section(&self, section: Section) -> Result<(), KernelError> {
+        self.driver.begin_section(section)
+    }
+
+    fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
+        self.driver.end_section(is_whole)
+    }
+
+    fn section_refusal(&self) -> Option<String> {
+        self.driver.section_refusal()
     }
 }
 

@@ -66,6 +66,7 @@ fn full() -> Config {
             dtype: Some(FloatType::Bf16),
             threads: Some(3),
             max_skipped: 5,
+            graphs: Graphs::Off,
         },
         optim: OptimConfig {
             state_dtype: MomentFormat::Quantised,

@@ -241,6 +241,8 @@ impl Run {
             granularity_bytes: GRANULARITY_BYTES,
             untracked_host_bytes_max: self.device.untracked_host_bytes_max(),
             algorithms: self.plan.algorithms.clone(),
+            graphs: self.plan.graphs,
+            graphs_off: self.plan.graphs_off,
             process: ProcessRecord::current(),
         }
     }

@@ -27,7 +27,7 @@ Key key_of(const Product &product, const uint32_t (&alignment_bytes)[4], uint64_
     return key;
 }
 
-// A function of the driver's, which keeps the accounts; it is the library that the program has loaded.
+// A function of the driver's, which keeps the accounts; it is the library that the program has loaded. Null if it is another.
 template <typename F> F *of_driver(const char *name) {
     void *driver = dlopen("libcuda.so", RTLD_LAZY | RTLD_NOLOAD);
     const auto function = reinterpret_cast<F *>(driver ? dlsym(driver, name) : nullptr);
@@ -43,6 +43,18 @@ bool take_memory(uint64_t bytes) {
 }
 
 }  // namespace
+
+bool captures(cudaStream_t stream, std::function<void()> work) {
+    using Work = std::function<void()>;
+    using Captures = int(cudaStream_t, int (*)(void *), void *, void (*)(void *));
+    static const auto captures = of_driver<Captures>("stand_in_captures");
+    if (captures == nullptr) {
+        return false;
+    }
+    const auto run = [](void *data) { return (*static_cast<Work *>(data))(), 0; };
+    const auto drop = [](void *data) { delete static_cast<Work *>(data); };
+    return captures(stream, run, new Work(std::move(work)), drop) != 0;
+}
 
 bool load_product(const Product &product, const uint32_t (&alignment_bytes)[4], uint64_t algorithm) {
     static std::mutex lock;

@@ -1,5 +1,5 @@
 // The library's functions: descriptions, the choice of an algorithm, products. A product runs when it is asked for,
-// whatever its stream.
+// whatever its stream, or when its graph is launched.
 #include "../settings.h"
 #include "first_use.h"
 #include "product.h"
@@ -292,7 +292,7 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
                                          cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                                          cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
                                          const cublasLtMatmulAlgo_t *chosen, void *workspace, size_t workspace_bytes,
-                                         cudaStream_t) {
+                                         cudaStream_t stream) {
     const Product product = {of(description), of(a_layout), of(b_layout), of(c_layout), of(d_layout)};
     if (const cublasStatus_t status = check(product)) {
         return status;
@@ -318,10 +318,18 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
         return CUBLAS_STATUS_INTERNAL_ERROR;
     }
     pass_time(algorithm.number);
-    if (!is_idle()) {
-        // Whatever else lies there is lost, as it would be.
-        std::memset(workspace, 0xff, algorithm.workspace_bytes);
-        compute(product, algorithm.number + 1, *static_cast<const float *>(alpha), a, b, *static_cast<const float *>(beta), c, d);
+    const float factors[] = {*static_cast<const float *>(alpha), *static_cast<const float *>(beta)};
+    const size_t lost_bytes = algorithm.workspace_bytes;
+    const auto order = algorithm.number + 1;
+    const auto work = [=, alpha = factors[0], beta = factors[1]] {
+        if (!is_idle()) {
+            // Whatever else lies there is lost, as it would be.
+            std::memset(workspace, 0xff, lost_bytes);
+            compute(product, order, alpha, a, b, beta, c, d);
+        }
+    };
+    if (!captures(stream, work)) {
+        work();
     }
     return CUBLAS_STATUS_SUCCESS;
 }

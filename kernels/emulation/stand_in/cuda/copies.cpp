@@ -1,5 +1,6 @@
 // Copies and fills. The device's side must lie in a live block. The host's may be any memory where it is written, and must
 // be page-locked where it is read: a copy from other memory waits on a real device, which only its speed would show.
+#include "graphs.h"
 #include "memory.h"
 
 #include <cstring>
@@ -14,9 +15,14 @@ static CUresult on_device(const char *function, CUdeviceptr address, size_t byte
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-    std::memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
-    return CUDA_SUCCESS;
+// Copies now, or whenever the graph is launched: then the device's side must still be there.
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUdeviceptr device_side, CUstream stream) {
+    const auto work = [=] {
+        STAND_IN_CHECK(on_device("a copy", device_side, bytes));
+        std::memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
+        return CUDA_SUCCESS;
+    };
+    return captures(stream, work) ? CUDA_SUCCESS : work();
 }
 
 }  // namespace stand_in
@@ -30,20 +36,20 @@ extern "C" CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_
         say("cuMemcpyHtoDAsync", "%zu bytes at %p are not page-locked", bytes, from);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    return copy(to, reinterpret_cast<CUdeviceptr>(from), bytes);
+    return copy(to, reinterpret_cast<CUdeviceptr>(from), bytes, to, stream);
 }
 
 extern "C" CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     STAND_IN_ENTER(ready_on("cuMemcpyDtoHAsync", stream));
     STAND_IN_CHECK(on_device("cuMemcpyDtoHAsync", from, bytes));
-    return copy(reinterpret_cast<CUdeviceptr>(to), from, bytes);
+    return copy(reinterpret_cast<CUdeviceptr>(to), from, bytes, from, stream);
 }
 
 extern "C" CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     STAND_IN_ENTER(ready_on("cuMemcpyDtoDAsync", stream));
     STAND_IN_CHECK(on_device("cuMemcpyDtoDAsync", to, bytes));
     STAND_IN_CHECK(on_device("cuMemcpyDtoDAsync", from, bytes));
-    return copy(to, from, bytes);
+    return copy(to, from, bytes, to, stream);
 }
 
 // Between any two places that the driver knows.
@@ -54,15 +60,21 @@ extern "C" CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes
             STAND_IN_CHECK(on_device("cuMemcpyAsync", place, bytes));
         }
     }
-    return copy(to, from, bytes);
+    STAND_IN_CHECK(not_captured("cuMemcpyAsync"));
+    std::memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
+    return CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
     STAND_IN_ENTER(ready_on("cuMemsetD8Async", stream));
     STAND_IN_CHECK(on_device("cuMemsetD8Async", to, bytes));
-    // What is not computed on is not filled either.
-    if (!is_idle()) {
-        std::memset(reinterpret_cast<void *>(to), value, bytes);
-    }
-    return CUDA_SUCCESS;
+    const auto work = [=] {
+        STAND_IN_CHECK(on_device("cuMemsetD8Async", to, bytes));
+        // What is not computed on is not filled either.
+        if (!is_idle()) {
+            std::memset(reinterpret_cast<void *>(to), value, bytes);
+        }
+        return CUDA_SUCCESS;
+    };
+    return captures(stream, work) ? CUDA_SUCCESS : work();
 }

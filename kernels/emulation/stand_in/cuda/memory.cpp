@@ -10,6 +10,7 @@
 // module counts as STAND_IN_MODULE_BYTES, by default nothing; each product of cuBLASLt, from its first use on, as
 // STAND_IN_PRODUCT_BYTES.
 #include "memory.h"
+#include "graphs.h"
 
 #include <algorithm>
 #include <cstring>
@@ -173,10 +174,13 @@ void release_unused() {
 }
 
 void report_what_is_left() {
-    const size_t left[] = {blocks().size(), alive<CUmemPoolHandle_st>().size(), alive<CUstream_st>().size(),
-                           alive<CUevent_st>().size()};
-    const char *names[] = {"blocks", "pools", "streams", "events"};
-    for (size_t kind = 0; kind < 4; kind++) {
+    const size_t left[] = {blocks().size(),
+                           alive<CUmemPoolHandle_st>().size(),
+                           alive<CUstream_st>().size(),
+                           alive<CUevent_st>().size(),
+                           alive<CUgraph_st>().size() + alive<CUgraphExec_st>().size()};
+    const char *names[] = {"blocks", "pools", "streams", "events", "graphs"};
+    for (size_t kind = 0; kind < 5; kind++) {
         if (left[kind] != 0) {
             say("cuDevicePrimaryCtxRelease", "%zu %s are left", left[kind], names[kind]);
         }
@@ -283,6 +287,7 @@ extern "C" CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute
 extern "C" CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
     STAND_IN_ENTER(ready_on("cuMemAllocFromPoolAsync", stream));
     STAND_IN_CHECK(ready("cuMemAllocFromPoolAsync", pool));
+    STAND_IN_CHECK(not_captured("cuMemAllocFromPoolAsync"));
     if (bytes == 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -303,6 +308,7 @@ extern "C" CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, 
 
 extern "C" CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     STAND_IN_ENTER(ready_on("cuMemFreeAsync", stream));
+    STAND_IN_CHECK(not_captured("cuMemFreeAsync"));
     const auto found = blocks().find(uintptr_t(address));
     if (found == blocks().end() || found->second.pool == nullptr) {
         say("cuMemFreeAsync", "the address is not that of a block");
@@ -315,6 +321,7 @@ extern "C" CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 
 extern "C" CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int) {
     STAND_IN_ENTER(ready("cuMemHostAlloc"));
+    STAND_IN_CHECK(not_captured("cuMemHostAlloc"));
     if (bytes == 0 || bytes > number_setting("STAND_IN_LOCKED_BYTES_MAX", UINT64_MAX)) {
         return bytes == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -326,6 +333,7 @@ extern "C" CUresult cuMemAllocHost_v2(void **address, size_t bytes) { return cuM
 
 extern "C" CUresult cuMemFreeHost(void *address) {
     STAND_IN_ENTER(ready("cuMemFreeHost"));
+    STAND_IN_CHECK(not_captured("cuMemFreeHost"));
     const auto found = blocks().find(reinterpret_cast<uintptr_t>(address));
     if (found == blocks().end() || found->second.pool != nullptr) {
         say("cuMemFreeHost", "the address is not that of page-locked memory");

@@ -1,10 +1,12 @@
 // Modules, their functions, and launches: the code must describe a kernel as the emulation has it, and the
 // emulation runs it.
 #include "../../launch.h"
+#include "graphs.h"
 #include "image.h"
 #include "memory.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <memory>
 
@@ -120,6 +122,35 @@ static CUresult check_launch(CUfunction function, uint3 grid, uint3 block, size_
     return pointers_are_sound(*function, arguments) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
+static CUresult run(const CUfunc_st &function, uint3 grid, uint3 block, size_t shared_bytes, void **arguments) {
+    const std::string error =
+        is_idle() ? "" : emulation::run(*function.kernel, grid, block, shared_bytes, arguments);
+    if (!error.empty()) {
+        say(function.name.c_str(), "%s", error.c_str());
+        return CUDA_ERROR_LAUNCH_FAILED;
+    }
+    return CUDA_SUCCESS;
+}
+
+// The values of a kernel's arguments, as they are when it is asked for: a graph keeps them.
+struct Values {
+    std::vector<uint64_t> values;
+
+    Values(const CUfunc_st &function, void **arguments) {
+        for (const unsigned bytes : function.entry.parameters) {
+            values.push_back(0);
+            std::memcpy(&values.back(), arguments[values.size() - 1], bytes);
+        }
+    }
+    std::vector<void *> addresses() {
+        std::vector<void *> addresses;
+        for (uint64_t &value : values) {
+            addresses.push_back(&value);
+        }
+        return addresses;
+    }
+};
+
 }  // namespace stand_in
 
 using namespace stand_in;
@@ -127,6 +158,7 @@ using namespace stand_in;
 extern "C" CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
                                        void **values) {
     STAND_IN_ENTER(ready("cuModuleLoadDataEx"));
+    STAND_IN_CHECK(not_captured("cuModuleLoadDataEx"));
     const std::optional<Image> read = read_image(image);
     if (!read.has_value() || reinterpret_cast<uintptr_t>(image) % 8 != 0) {
         write_log("neither machine code nor PTX that can be read, or not aligned", count, options, values);
@@ -207,11 +239,10 @@ extern "C" CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, uns
     const uint3 grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
     STAND_IN_CHECK(extra == nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     STAND_IN_CHECK(check_launch(function, grid, block, shared_bytes, stream, arguments));
-    const std::string error =
-        is_idle() ? "" : emulation::run(*function->kernel, grid, block, shared_bytes, arguments);
-    if (!error.empty()) {
-        say(function->name.c_str(), "%s", error.c_str());
-        return CUDA_ERROR_LAUNCH_FAILED;
-    }
-    return CUDA_SUCCESS;
+    const auto later = [=, values = Values(*function, arguments)]() mutable {
+        std::vector<void *> kept = values.addresses();
+        STAND_IN_CHECK(check_launch(function, grid, block, shared_bytes, stream, kept.data()));
+        return stand_in::run(*function, grid, block, shared_bytes, kept.data());
+    };
+    return captures(stream, later) ? CUDA_SUCCESS : stand_in::run(*function, grid, block, shared_bytes, arguments);
 }

@@ -1,28 +1,55 @@
-// Streams and events. Work is done when it is asked for, in the order of the calls, whatever stream it is on. That is
-// one of the orders that streams allow; a wait for an event that is missing shows in another, not here.
-#include "state.h"
+// Streams and events. Work is done when it is asked for, in the order of the calls, whatever stream it is on, but for what
+// is captured (graphs.cpp). That is one of the orders that streams allow; a wait for an event that is missing shows in
+// another, not here.
+#include "graphs.h"
 #include "memory.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
 
 using Clock = std::chrono::steady_clock;
 
-struct CUstream_st {
-    int priority;
-};
-
-struct CUevent_st {
-    bool timed, recorded;
-    Clock::time_point at;
-    // How often somebody has looked at it since.
-    uint64_t queries;
-};
-
 namespace stand_in {
 
 CUresult ready_on(const char *function, CUstream stream) { return ready(function, stream); }
+
+// Whether an event is of a capture that goes on.
+static bool is_captured(CUevent event) {
+    return event->capture != nullptr && event->capture->origin->capture == event->capture;
+}
+
+// What a wait does to captures: nothing where neither side has to do with one.
+static CUresult wait_in_capture(CUstream stream, CUevent event) {
+    if (event->capture == nullptr) {
+        if (stream->capture == nullptr || !event->recorded) {
+            return CUDA_SUCCESS;
+        }
+        say("cuStreamWaitEvent", "a stream that captures waits for an event from before");
+        stream->capture->is_invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    if (!is_captured(event)) {
+        say("cuStreamWaitEvent", "the event was captured, and never comes");
+        return CUDA_ERROR_CAPTURED_EVENT;
+    }
+    if (stream->capture != nullptr && stream->capture != event->capture) {
+        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    }
+    stream->capture = event->capture;
+    stream->capture->streams.insert(stream);
+    stream->tail.insert(stream->tail.end(), event->tail.begin(), event->tail.end());
+    std::sort(stream->tail.begin(), stream->tail.end());
+    stream->tail.erase(std::unique(stream->tail.begin(), stream->tail.end()), stream->tail.end());
+    return CUDA_SUCCESS;
+}
+
+// For a call that asks whether an event has come, or waits for it.
+static CUresult may_come(const char *function, CUevent event) {
+    STAND_IN_CHECK(not_captured(function));
+    return event->capture != nullptr ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+}
 
 }  // namespace stand_in
 
@@ -48,7 +75,7 @@ extern "C" CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int fl
     if (flags > CU_STREAM_NON_BLOCKING) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    *stream = new CUstream_st{priority};
+    *stream = new CUstream_st{priority, nullptr, {}};
     alive<CUstream_st>().insert(*stream);
     return CUDA_SUCCESS;
 }
@@ -66,17 +93,20 @@ extern "C" CUresult cuStreamDestroy_v2(CUstream stream) {
 
 extern "C" CUresult cuStreamQuery(CUstream stream) {
     STAND_IN_ENTER(ready_on("cuStreamQuery", stream));
+    STAND_IN_CHECK(not_captured("cuStreamQuery"));
     return CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuStreamSynchronize(CUstream stream) {
     STAND_IN_ENTER(ready_on("cuStreamSynchronize", stream));
+    STAND_IN_CHECK(not_captured("cuStreamSynchronize"));
     release_unused();
     return CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuCtxSynchronize() {
     STAND_IN_ENTER(ready("cuCtxSynchronize"));
+    STAND_IN_CHECK(not_captured("cuCtxSynchronize"));
     release_unused();
     return CUDA_SUCCESS;
 }
@@ -84,7 +114,7 @@ extern "C" CUresult cuCtxSynchronize() {
 extern "C" CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     STAND_IN_ENTER(ready_on("cuStreamWaitEvent", stream));
     STAND_IN_CHECK(ready("cuStreamWaitEvent", event));
-    return flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return flags == 0 ? wait_in_capture(stream, event) : CUDA_ERROR_INVALID_VALUE;
 }
 
 // Waits here, where a device would let the stream wait, and without the lock: whoever raises the number may make calls.
@@ -99,6 +129,7 @@ extern "C" CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address,
         if (flags != CU_STREAM_WAIT_VALUE_GEQ) {
             return CUDA_ERROR_INVALID_VALUE;
         }
+        STAND_IN_CHECK(not_captured("cuStreamWaitValue32"));
     }
     while (static_cast<int32_t>(__atomic_load_n(number, __ATOMIC_ACQUIRE) - value) < 0) {
         std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -111,7 +142,7 @@ extern "C" CUresult cuEventCreate(CUevent *event, unsigned int flags) {
     if (flags > (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    *event = new CUevent_st{(flags & CU_EVENT_DISABLE_TIMING) == 0, false, {}, 0};
+    *event = new CUevent_st{(flags & CU_EVENT_DISABLE_TIMING) == 0, false, {}, 0, nullptr, {}};
     alive<CUevent_st>().insert(*event);
     return CUDA_SUCCESS;
 }
@@ -129,18 +160,22 @@ extern "C" CUresult cuEventRecord(CUevent event, CUstream stream) {
     event->recorded = true;
     event->at = now();
     event->queries = 0;
+    event->capture = stream->capture;
+    event->tail = stream->tail;
     return CUDA_SUCCESS;
 }
 
 // An event that was never recorded has come; others have when somebody has looked so often.
 extern "C" CUresult cuEventQuery(CUevent event) {
     STAND_IN_ENTER(ready("cuEventQuery", event));
+    STAND_IN_CHECK(may_come("cuEventQuery", event));
     const bool late = event->recorded && event->queries++ < number_setting("STAND_IN_LATE_EVENTS", 0);
     return late ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 extern "C" CUresult cuEventSynchronize(CUevent event) {
     STAND_IN_ENTER(ready("cuEventSynchronize", event));
+    STAND_IN_CHECK(may_come("cuEventSynchronize", event));
     release_unused();
     return CUDA_SUCCESS;
 }

@@ -1,11 +1,14 @@
 //! Runs kernels, products and copies on a GPU.
 
+use super::calls::Call;
 use super::cudnn::Cudnn;
+use super::graphs::Sections;
 use super::products::Products;
 use super::staging::Staging;
+use super::streams::is_worker;
 use super::{CudaDevice, error};
 use crate::cuda::{Driver, Gemm, Launch, LibraryAttention, Workspace};
-use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
+use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading, Section};
 use collectives::Group;
 use cudarc::driver::{result, sys};
 use std::cell::OnceCell;
@@ -17,7 +20,12 @@ use std::sync::Arc;
 pub(super) const ARGUMENTS_MAX: usize = 17;
 
 /// Runs kernels, products and copies on an open GPU.
+///
+/// What is called in a section is kept back until its end (`graphs.rs`): every call here asks first whether it is, or lets
+/// go of what was.
 pub struct CudaDriver {
+    // Dropped first: graphs work on what is below.
+    pub(super) sections: Sections,
     pub(super) products: Products,
     /// Opened by the first attention that is computed by it.
     cudnn: OnceCell<Cudnn>,
@@ -32,6 +40,7 @@ impl CudaDriver {
     /// [`KernelError`] if cuBLASLt does not start or page-locked memory is refused.
     pub fn new(device: &Rc<CudaDevice>) -> Result<CudaDriver, KernelError> {
         Ok(CudaDriver {
+            sections: Sections::default(),
             products: Products::new(device.algorithms.get().cloned())?,
             cudnn: OnceCell::new(),
             staging: Staging::new(device)?,
@@ -61,10 +70,12 @@ impl CudaDriver {
         let opened = Cudnn::open(self.device.stream)?;
         Ok(self.cudnn.get_or_init(|| opened))
     }
-}
 
-impl Driver for CudaDriver {
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+    /// Launches a kernel, in a section too.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    pub(super) unsafe fn launch_now(&self, launch: &Launch) -> Result<(), KernelError> {
         let modules = &self.device.modules;
         let function = modules.function(launch.kernel, launch.shared_bytes)?;
         // A step has thousands of launches: none of them allocates.
@@ -88,17 +99,58 @@ impl Driver for CudaDriver {
         launched.map_err(|error| error::of_driver(launch.kernel.name, error))
     }
 
+    /// Computes attention by cuDNN, in a section too.
+    ///
+    /// # Safety
+    /// As for [`Driver::attention`].
+    pub(super) unsafe fn attend_now(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.cudnn()?.compute(attention) }
+    }
+
+    /// Sets bytes to 0, in a section too.
+    ///
+    /// # Safety
+    /// As for [`Driver::clear`].
+    pub(super) unsafe fn clear_now(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        let set = unsafe { self.device.set(to, 0, bytes) };
+        set.map_err(|error| error::of_driver("clear", error))
+    }
+}
+
+impl Driver for CudaDriver {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+        if self.keeps_launch(launch)? {
+            // No code is loaded while a stream captures.
+            let modules = &self.device.modules;
+            return modules
+                .function(launch.kernel, launch.shared_bytes)
+                .map(|_| ());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_now(launch) }
+    }
+
     unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<(), KernelError> {
+        if self.keeps_gemm(gemm, workspace)? {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe { self.products.compute(gemm, workspace, self.device.stream) }
     }
 
     unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+        if self.keeps_attention(attention)? {
+            // No plan is made while a stream captures.
+            return self.cudnn()?.prepare(attention.shape);
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.cudnn()?.compute(attention) }
+        unsafe { self.attend_now(attention) }
     }
 
     unsafe fn copy_to_device(&self, to: *mut u8, bytes: &[u8]) -> Result<(), KernelError> {
+        self.let_go()?;
         // SAFETY: the caller's promise.
         unsafe { self.staging.copy(to, bytes) }
     }
@@ -107,6 +159,7 @@ impl Driver for CudaDriver {
         if bytes.is_empty() {
             return Ok(());
         }
+        self.let_go()?;
         // A copy to memory that is not page-locked waits for its stream, in a way that nothing ends if other ranks are gone.
         self.finish(self.record(Queue::Compute)?)?;
         let (to, stream) = (bytes.as_mut_ptr().cast(), self.device.stream);
@@ -118,9 +171,11 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn clear(&self, to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+        if self.keeps(Call::Clear { to, bytes })? {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
-        let set = unsafe { self.device.set(to, 0, bytes) };
-        set.map_err(|error| error::of_driver("clear", error))
+        unsafe { self.clear_now(to, bytes) }
     }
 
     unsafe fn start_copy(
@@ -130,11 +185,21 @@ impl Driver for CudaDriver {
         from: *const u8,
         bytes: usize,
     ) -> Result<(), KernelError> {
+        let call = Call::Copy {
+            queue,
+            to,
+            from,
+            bytes,
+        };
+        if self.keeps(call)? {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.copy(queue, to, from, bytes) }
     }
 
     unsafe fn start_disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
+        self.let_go()?;
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.disk(copy) }
     }
@@ -144,11 +209,13 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        self.let_go()?;
         // SAFETY: the caller's promise.
         unsafe { self.device.streams.exchange(exchange) }
     }
 
     unsafe fn start_read(&self, from: *const u8, bytes: usize) -> Result<Reading, KernelError> {
+        self.let_go()?;
         let to = self.staging.reading();
         let stream = self.device.stream;
         // SAFETY: the caller's promise; the place is in pinned memory and as large as a reading can be.
@@ -162,14 +229,39 @@ impl Driver for CudaDriver {
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        if is_worker(queue) {
+            self.let_go()?;
+        } else if let Some(event) = self.keeps_record(queue)? {
+            return Ok(event);
+        }
         self.device.streams.record(queue)
     }
 
     fn wait(&self, queue: Queue, event: Event) -> Result<(), KernelError> {
+        if is_worker(queue) || is_worker(event.queue) {
+            self.let_go()?;
+        } else if self.keeps_wait(queue, event)? {
+            return Ok(());
+        }
         self.device.streams.wait(queue, event)
     }
 
     fn finish(&self, event: Event) -> Result<(), KernelError> {
+        self.let_go()?;
         self.device.streams.finish(event)
+    }
+
+    fn begin_section(&self, section: Section) -> Result<(), KernelError> {
+        self.device.streams.check()?;
+        self.open_section(section);
+        Ok(())
+    }
+
+    fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
+        self.close_section(is_whole)
+    }
+
+    fn section_refusal(&self) -> Option<String> {
+        self.sections.refusal()
     }
 }

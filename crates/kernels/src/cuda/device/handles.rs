@@ -115,6 +115,78 @@ impl Drop for Counters {
     }
 }
 
+/// A stream that captures what it is asked for, until it is told to end.
+pub(super) struct Capture(sys::CUstream);
+
+impl Capture {
+    /// Has a stream, and those that wait for it, capture what this thread asks of them.
+    pub(super) fn begin(stream: sys::CUstream) -> Result<Capture, DriverError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: streams live as long as their device.
+        unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.result()?;
+        Ok(Capture(stream))
+    }
+
+    /// What was captured, ready to be launched.
+    pub(super) fn end(self) -> Result<Graph, DriverError> {
+        let stream = self.0;
+        std::mem::forget(self);
+        let graph = Captured::of(stream)?;
+        let mut ready = std::ptr::null_mut();
+        // SAFETY: writes one handle; the graph lives until the end of this function.
+        unsafe { sys::cuGraphInstantiateWithFlags(&mut ready, graph.0, 0) }.result()?;
+        Ok(Graph(ready))
+    }
+}
+
+impl Drop for Capture {
+    /// A capture that failed ends too, or the stream would never work again.
+    fn drop(&mut self) {
+        let _ = Captured::of(self.0);
+    }
+}
+
+/// A graph that cannot be launched yet.
+struct Captured(sys::CUgraph);
+
+impl Captured {
+    fn of(stream: sys::CUstream) -> Result<Captured, DriverError> {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: writes one handle; streams live as long as their device.
+        let ended = unsafe { sys::cuStreamEndCapture(stream, &mut graph) }.result();
+        let captured = Captured(graph);
+        ended.map(|()| captured)
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: the driver handed it out in `of`.
+            let _ = unsafe { sys::cuGraphDestroy(self.0) };
+        }
+    }
+}
+
+/// Work that is asked for as one.
+pub(super) struct Graph(sys::CUgraphExec);
+
+impl Graph {
+    /// Asks for all of it, in the order of a stream.
+    pub(super) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: instantiated in `Capture::end`; whoever captured it answers for what it works on.
+        unsafe { sys::cuGraphLaunch(self.0, stream) }.result()
+    }
+}
+
+impl Drop for Graph {
+    /// The driver keeps what is under way until it is done.
+    fn drop(&mut self) {
+        // SAFETY: instantiated in `Capture::end`.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+    }
+}
+
 /// A stream that nothing orders with others but events.
 pub(super) struct Stream(sys::CUstream);
 
@@ -180,6 +252,13 @@ impl Event {
     pub(super) fn record(&self, stream: sys::CUstream) -> Result<(), DriverError> {
         // SAFETY: created above; streams live as long as their device.
         unsafe { result::event::record(self.0, stream) }
+    }
+
+    /// Has a stream wait for where it was put last.
+    pub(super) fn hold_back(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: created above; streams live as long as their device.
+        unsafe { result::stream::wait_event(stream, self.0, flags) }
     }
 
     /// Whether the event has come, which it never has where earlier work failed.

@@ -8,11 +8,13 @@
 mod algorithms;
 mod block;
 mod blocks;
+mod calls;
 mod choices;
 mod cudnn;
 mod driver;
 mod error;
 mod facts;
+mod graphs;
 mod handles;
 mod image;
 mod library;
@@ -61,6 +63,8 @@ pub struct CudaDevice {
     ranges: Cell<bool>,
     /// What products take instead of the heuristic's first choice, once that is settled.
     algorithms: OnceCell<Rc<Algorithms>>,
+    /// Calls of a section are kept back: what goes into the stream now would come before them.
+    keeps_back: Cell<bool>,
     // Dropped in this order; the context, with the modules in it, goes last.
     stamps: Stamps,
     pool: Pool,
@@ -110,6 +114,7 @@ impl CudaDevice {
             stream: streams.of(Queue::Compute),
             ranges: Cell::new(false),
             algorithms: OnceCell::new(),
+            keeps_back: Cell::new(false),
             stamps: Stamps::default(),
             pool,
             streams,

@@ -6,13 +6,14 @@
 //! would keep back the one that it waits for.) Nothing here may make the driver wait for all streams while a file is
 //! read or written but [`Streams::synchronize`], which waits for the threads too.
 
+use super::calls::Records;
 use super::{error, handles};
 use crate::exchange::{group_failed, without_group};
 use crate::queue::bytes_of;
 use crate::workers::Workers;
 use crate::{DiskCopy, Event, Exchange, KernelError, Queue};
 use collectives::{Group, GroupError};
-use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -39,6 +40,9 @@ pub(super) struct Streams {
 /// The queues that are streams: the first ones.
 const STREAMS: usize = 5;
 
+/// The streams that take part in a section beside the computation's.
+const BESIDE: [Queue; 3] = [Queue::Update, Queue::Upload, Queue::Download];
+
 /// How long a thread leaves an event alone that has not come: a hundredth of what a read or write takes.
 const POLL: Duration = Duration::from_micros(50);
 
@@ -51,8 +55,17 @@ struct History {
     pending: VecDeque<(u64, Arc<handles::Event>)>,
 }
 
+impl History {
+    fn push(&mut self, queue: Queue, event: Arc<handles::Event>) -> Event {
+        self.recorded += 1;
+        let position = self.recorded;
+        self.pending.push_back((position, event));
+        Event { queue, position }
+    }
+}
+
 /// Whether a queue is a thread.
-fn is_worker(queue: Queue) -> bool {
+pub(super) fn is_worker(queue: Queue) -> bool {
     matches!(queue, Queue::DiskRead | Queue::DiskWrite)
 }
 
@@ -243,22 +256,78 @@ impl Streams {
     }
 
     fn record_stream(&self, queue: Queue) -> Result<Event, DriverError> {
+        self.forget_over(queue);
+        let event = self.idle_event()?;
+        event.record(self.of(queue))?;
         let mut history = self.histories[queue as usize].borrow_mut();
-        let mut idle = self.idle.borrow_mut();
+        Ok(history.push(queue, Arc::new(event)))
+    }
+
+    /// Lets go of the events of a queue that have come.
+    fn forget_over(&self, queue: Queue) {
+        let mut history = self.histories[queue as usize].borrow_mut();
         let over = |first: &(u64, Arc<handles::Event>)| first.1.has_come();
         while history.pending.front().is_some_and(over) {
             let first = history.pending.pop_front();
-            idle.extend(first.and_then(|(_, event)| Arc::into_inner(event)));
+            let event = first.and_then(|(_, event)| Arc::into_inner(event));
+            self.idle.borrow_mut().extend(event);
         }
-        let event = match idle.pop() {
-            Some(event) => event,
-            None => handles::Event::new()?,
+    }
+
+    /// An event that nobody waits for.
+    fn idle_event(&self) -> Result<handles::Event, DriverError> {
+        match self.idle.borrow_mut().pop() {
+            Some(event) => Ok(event),
+            None => handles::Event::new(),
+        }
+    }
+
+    /// How often each stream was recorded.
+    pub(super) fn recorded(&self) -> [u64; Queue::ALL.len()] {
+        let of = |queue| match self.histories.get(queue as usize) {
+            Some(history) => history.borrow().recorded,
+            None => 0,
         };
-        event.record(self.of(queue))?;
-        history.recorded += 1;
-        let position = history.recorded;
-        history.pending.push_back((position, Arc::new(event)));
-        Ok(Event { queue, position })
+        Queue::ALL.map(of)
+    }
+
+    /// Has the computation wait for all streams beside it.
+    pub(super) fn gather(&self) -> Result<(), DriverError> {
+        BESIDE
+            .into_iter()
+            .try_for_each(|queue| self.order(queue, Queue::Compute))
+    }
+
+    /// Has all streams beside the computation wait for it.
+    pub(super) fn fork(&self) -> Result<(), DriverError> {
+        BESIDE
+            .into_iter()
+            .try_for_each(|queue| self.order(Queue::Compute, queue))
+    }
+
+    /// Has a stream wait for the present end of another. What waits does so for where the event is now, so that it can be
+    /// put elsewhere at once.
+    fn order(&self, first: Queue, then: Queue) -> Result<(), DriverError> {
+        let event = self.idle_event()?;
+        event.record(self.of(first))?;
+        event.hold_back(self.of(then))?;
+        self.idle.borrow_mut().push(event);
+        Ok(())
+    }
+
+    /// Everything that a section recorded comes with the present end of the computation, which all streams wait for.
+    pub(super) fn all_recorded(&self, records: &Records) -> Result<(), DriverError> {
+        let end = self.idle_event()?;
+        end.record(self.of(Queue::Compute))?;
+        let end = Arc::new(end);
+        for queue in &Queue::ALL[..STREAMS] {
+            self.forget_over(*queue);
+            let mut history = self.histories[*queue as usize].borrow_mut();
+            for _ in 0..records.count(*queue) {
+                history.push(*queue, end.clone());
+            }
+        }
+        Ok(())
     }
 
     /// What stands for an event of a stream in CUDA; none if it is over.
@@ -292,11 +361,7 @@ impl Streams {
 
     fn stream_waits(&self, queue: Queue, event: Event) -> Result<(), DriverError> {
         match self.pending(event) {
-            Some(pending) if event.queue != queue => {
-                let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-                // SAFETY: event and stream were created by this device and live.
-                unsafe { result::stream::wait_event(self.of(queue), pending.handle(), flags) }
-            }
+            Some(pending) if event.queue != queue => pending.hold_back(self.of(queue)),
             _ => Ok(()),
         }
     }

@@ -3,6 +3,7 @@
 
 mod cudnn;
 mod devices;
+mod graphs;
 mod head_chunk;
 mod memory;
 mod nvml;

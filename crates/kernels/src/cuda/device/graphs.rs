@@ -1,0 +1,390 @@
+//! Sections of a step as CUDA graphs: asked for once, launched as one from then on.
+//!
+//! Within a section nothing is asked of the device. The calls are kept back, in order. At the end of a section that is new
+//! they go through the driver once more, into streams that capture; what comes of it is a graph, which is launched. When the
+//! section comes again, each call is compared with the one in its place, and the graph launched at the end if all are the
+//! same: kernels, sizes, addresses, every argument. So a graph never runs with other addresses than it was captured with,
+//! and the host goes through the same leases, counts and checks as without graphs. At the first difference what was kept
+//! back is carried out, and everything after it as it comes; so it is where a driver refuses to capture. Whatever happens,
+//! each call is carried out once.
+//!
+//! All streams are joined before a graph, forked from the computation's within it, and joined again at its end. So events
+//! that are older than the section have come when it begins, and those of the section when it is over; a wait for an older
+//! event needs no place in the graph, where CUDA would refuse it.
+//!
+//! The capture is of this thread alone (`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`): threads of a disk go on with their events,
+//! while a call of this thread that must not be captured is refused, and not done at once, before what was captured.
+
+use super::calls::{Call, Calls, Records};
+use super::handles::{Capture, Event, Graph};
+use super::{CudaDriver, error};
+use crate::cuda::{Gemm, Launch, LibraryAttention, Workspace};
+use crate::{KernelError, Queue, Section};
+use cudarc::driver::result::DriverError;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// Most graphs: micro-batches of so many shapes. A graph takes memory of the driver's, some KiB a call.
+const GRAPHS_MAX: usize = 8;
+
+/// Most times that a section is captured: one that differs every time is not worth it.
+const CAPTURES_MAX: usize = 4;
+
+/// What a driver keeps of sections.
+#[derive(Default)]
+pub(super) struct Sections {
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    open: Option<Open>,
+    known: HashMap<Section, Known>,
+    captures: HashMap<Section, usize>,
+    /// Why no graph is made any more.
+    refusal: Option<String>,
+}
+
+/// A graph, and the calls that it was made of.
+struct Known {
+    calls: Calls,
+    graph: Graph,
+}
+
+/// The section that was begun and has not ended.
+struct Open {
+    section: Section,
+    records: Records,
+    kept: Kept,
+}
+
+/// What is kept back.
+enum Kept {
+    /// Everything so far, of a section that is new.
+    New(Calls),
+    /// As many calls as there are before this place.
+    Known(Known, usize),
+    /// Nothing any more: calls are carried out as they come.
+    Nothing,
+}
+
+/// How records and waits are carried out.
+enum Order {
+    /// By events of the streams' histories.
+    Direct(Records),
+    /// By events that live as long as the capture, by queue.
+    Captured([Vec<Event>; Queue::ALL.len()]),
+}
+
+impl Sections {
+    /// Why no graph is made any more, if so.
+    pub(super) fn refusal(&self) -> Option<String> {
+        self.state.borrow().refusal.clone()
+    }
+}
+
+impl CudaDriver {
+    /// A section begins. One that cannot have a graph is none.
+    pub(super) fn open_section(&self, section: Section) {
+        let mut state = self.sections.state.borrow_mut();
+        assert!(state.open.is_none(), "sections lie one after the other");
+        let kept = match state.known.remove(&section) {
+            Some(known) => Kept::Known(known, 0),
+            None => {
+                let captures = state.captures.get(&section).copied().unwrap_or(0);
+                let has_room = state.known.len() < GRAPHS_MAX && captures < CAPTURES_MAX;
+                if state.refusal.is_some() || !has_room {
+                    return;
+                }
+                Kept::New(Calls::default())
+            }
+        };
+        state.open = Some(Open {
+            section,
+            records: Records::after(self.device.streams.recorded()),
+            kept,
+        });
+        self.device.keeps_back.set(true);
+    }
+
+    /// Whether a call that is neither a launch nor products is kept back for the end of the section.
+    pub(super) fn keeps(&self, call: Call) -> Result<bool, KernelError> {
+        self.keeps_call(
+            |calls| calls.push(call.clone()),
+            |calls, at| calls.is(at, &call),
+        )
+    }
+
+    /// Whether a launch is.
+    pub(super) fn keeps_launch(&self, launch: &Launch) -> Result<bool, KernelError> {
+        self.keeps_call(
+            |calls| calls.push_launch(launch),
+            |calls, at| calls.is_launch(at, launch),
+        )
+    }
+
+    /// Whether products are.
+    pub(super) fn keeps_gemm(
+        &self,
+        gemm: &Gemm,
+        workspace: Workspace,
+    ) -> Result<bool, KernelError> {
+        self.keeps_call(
+            |calls| calls.push_gemm(gemm, workspace),
+            |calls, at| calls.is_gemm(at, gemm, workspace),
+        )
+    }
+
+    /// Whether attention by a library is.
+    pub(super) fn keeps_attention(&self, attention: &LibraryAttention) -> Result<bool, KernelError> {
+        self.keeps_call(
+            |calls| calls.push_attention(attention),
+            |calls, at| calls.is_attention(at, attention),
+        )
+    }
+
+    /// Keeps a call back if it is one of a section that is new, or the next one of a section that is known. One that is
+    /// another ends that.
+    fn keeps_call(
+        &self,
+        push: impl FnOnce(&mut Calls),
+        is_next: impl Fn(&Calls, usize) -> bool,
+    ) -> Result<bool, KernelError> {
+        let mut state = self.sections.state.borrow_mut();
+        let Some(open) = &mut state.open else {
+            return Ok(false);
+        };
+        match &mut open.kept {
+            Kept::Nothing => return Ok(false),
+            Kept::New(calls) => {
+                push(calls);
+                return Ok(true);
+            }
+            Kept::Known(known, at) if is_next(&known.calls, *at) => {
+                *at += 1;
+                return Ok(true);
+            }
+            Kept::Known(..) => {}
+        }
+        drop(state);
+        self.let_go().map(|()| false)
+    }
+
+    /// The event of a record that is kept back; none if it is to be carried out.
+    pub(super) fn keeps_record(&self, queue: Queue) -> Result<Option<crate::Event>, KernelError> {
+        if !self.keeps(Call::Record(queue))? {
+            return Ok(None);
+        }
+        let mut state = self.sections.state.borrow_mut();
+        let open = state.open.as_mut().expect("what keeps calls back is open");
+        Ok(Some(open.records.add(queue)))
+    }
+
+    /// Whether a wait of a stream for an event of another is kept back. For an event that is older than the section, nobody
+    /// has to wait: streams are joined before it.
+    pub(super) fn keeps_wait(
+        &self,
+        queue: Queue,
+        event: crate::Event,
+    ) -> Result<bool, KernelError> {
+        if !self.device.keeps_back.get() {
+            return Ok(false);
+        }
+        let number = {
+            let state = self.sections.state.borrow();
+            let open = state.open.as_ref().expect("what keeps calls back is open");
+            open.records.number(event)
+        };
+        match number {
+            None => Ok(true),
+            Some(record) => self.keeps(Call::Wait {
+                queue,
+                of: event.queue,
+                record,
+            }),
+        }
+    }
+
+    /// Carries out what is kept back; from here on, calls of the section are carried out as they come. For what cannot be
+    /// kept back.
+    pub(super) fn let_go(&self) -> Result<(), KernelError> {
+        let mut state = self.sections.state.borrow_mut();
+        let Some(open) = &mut state.open else {
+            return Ok(());
+        };
+        let kept = std::mem::replace(&mut open.kept, Kept::Nothing);
+        let records = open.records;
+        drop(state);
+        self.device.keeps_back.set(false);
+        let (calls, count) = match &kept {
+            Kept::Nothing => return Ok(()),
+            Kept::New(calls) => (calls, calls.len()),
+            // The graph goes: the next time is captured anew.
+            Kept::Known(known, at) => (&known.calls, *at),
+        };
+        self.device.streams.gather().map_err(refused)?;
+        self.device.streams.fork().map_err(refused)?;
+        self.carry_out(calls, count, &mut Order::Direct(records))
+    }
+
+    /// The end of a section: its graph is launched, or what is left of it carried out.
+    pub(super) fn close_section(&self, is_whole: bool) -> Result<(), KernelError> {
+        let is_done = {
+            let state = self.sections.state.borrow();
+            match &state.open {
+                None => return Ok(()),
+                Some(Open { kept, .. }) => match kept {
+                    Kept::Nothing => false,
+                    Kept::New(calls) => is_whole && calls.len() > 0,
+                    Kept::Known(known, at) => is_whole && *at == known.calls.len(),
+                },
+            }
+        };
+        if !is_done {
+            let left = self.let_go();
+            self.sections.state.borrow_mut().open = None;
+            return left;
+        }
+        self.device.keeps_back.set(false);
+        let open = self.sections.state.borrow_mut().open.take();
+        let Open {
+            section,
+            records,
+            kept,
+        } = open.expect("it was open above");
+        let known = match kept {
+            Kept::Known(known, _) => known,
+            Kept::New(calls) => match self.capture(section, &calls) {
+                Some(graph) => Known { calls, graph },
+                None => {
+                    self.device.streams.gather().map_err(refused)?;
+                    self.device.streams.fork().map_err(refused)?;
+                    return self.carry_out(&calls, calls.len(), &mut Order::Direct(records));
+                }
+            },
+            Kept::Nothing => unreachable!("nothing is done then"),
+        };
+        let launched = self.launch_graph(&known.graph, &records);
+        self.sections
+            .state
+            .borrow_mut()
+            .known
+            .insert(section, known);
+        launched
+    }
+
+    /// Launches a graph after everything that was asked for, and has everything that follows wait for it.
+    fn launch_graph(&self, graph: &Graph, records: &Records) -> Result<(), KernelError> {
+        let streams = &self.device.streams;
+        streams.check()?;
+        streams.gather().map_err(refused)?;
+        graph.launch(self.device.stream).map_err(refused)?;
+        streams.fork().map_err(refused)?;
+        streams.all_recorded(records).map_err(refused)
+    }
+
+    /// A graph of calls; none if the driver refuses, which is remembered.
+    fn capture(&self, section: Section, calls: &Calls) -> Option<Graph> {
+        let captured = self.capture_calls(calls);
+        let mut state = self.sections.state.borrow_mut();
+        *state.captures.entry(section).or_default() += 1;
+        match captured {
+            Ok(graph) => Some(graph),
+            Err(error) => {
+                state.refusal = Some(error.message);
+                None
+            }
+        }
+    }
+
+    fn capture_calls(&self, calls: &Calls) -> Result<Graph, KernelError> {
+        let streams = &self.device.streams;
+        let capture = Capture::begin(self.device.stream).map_err(refused)?;
+        streams.fork().map_err(refused)?;
+        let mut order = Order::Captured(Default::default());
+        self.carry_out(calls, calls.len(), &mut order)?;
+        streams.gather().map_err(refused)?;
+        capture.end().map_err(refused)
+    }
+
+    /// Asks the driver for the first so many calls.
+    fn carry_out(&self, calls: &Calls, count: usize, order: &mut Order) -> Result<(), KernelError> {
+        calls.first(count).try_for_each(|call| match call {
+            Call::Launch {
+                queue,
+                kernel,
+                grid,
+                block,
+                shared_bytes,
+                arguments,
+            } => {
+                let launch = Launch {
+                    queue: *queue,
+                    kernel: *kernel,
+                    grid: *grid,
+                    block: *block,
+                    shared_bytes: *shared_bytes,
+                    arguments: calls.arguments(arguments),
+                };
+                // SAFETY: whoever asked for it promised that of the place in the order of its queue that it has.
+                unsafe { self.launch_now(&launch) }
+            }
+            // SAFETY: as above.
+            Call::Gemm(place) => unsafe {
+                let (gemm, workspace) = calls.gemm(*place);
+                self.products.compute(gemm, *workspace, self.device.stream)
+            },
+            // SAFETY: as above.
+            Call::Attention(place) => unsafe { self.attend_now(calls.attention(*place)) },
+            // SAFETY: as above.
+            Call::Clear { to, bytes } => unsafe { self.clear_now(*to, *bytes) },
+            // SAFETY: as above.
+            Call::Copy {
+                queue,
+                to,
+                from,
+                bytes,
+            } => unsafe { self.device.streams.copy(*queue, *to, *from, *bytes) },
+            Call::Record(queue) => self.record_in(*queue, order),
+            Call::Wait { queue, of, record } => self.wait_in(*queue, (*of, *record), order),
+        })
+    }
+
+    fn record_in(&self, queue: Queue, order: &mut Order) -> Result<(), KernelError> {
+        match order {
+            Order::Direct(_) => self.device.streams.record(queue).map(|_| ()),
+            Order::Captured(events) => {
+                let event = Event::new().map_err(refused)?;
+                event
+                    .record(self.device.streams.of(queue))
+                    .map_err(refused)?;
+                events[queue as usize].push(event);
+                Ok(())
+            }
+        }
+    }
+
+    fn wait_in(
+        &self,
+        queue: Queue,
+        (of, record): (Queue, u64),
+        order: &mut Order,
+    ) -> Result<(), KernelError> {
+        match order {
+            Order::Direct(records) => {
+                let event = records.event(of, record);
+                self.device.streams.wait(queue, event)
+            }
+            Order::Captured(_) if of == queue => Ok(()),
+            Order::Captured(events) => {
+                let event = &events[of as usize][record as usize - 1];
+                let waited = event.hold_back(self.device.streams.of(queue));
+                waited.map_err(refused)
+            }
+        }
+    }
+}
+
+fn refused(error: DriverError) -> KernelError {
+    error::of_driver("graph", error)
+}

@@ -1,0 +1,33 @@
+//! Micro-batches that are asked for again as they were: a device may launch each of them at once.
+
+use crate::session::Session;
+use data::MicroBatch;
+use kernels::Section;
+use settings::{GradientsPlace, Settings, StatesPlace};
+
+/// The name under which a micro-batch of a step is asked for again; none if it is asked for as it comes.
+///
+/// The first one of a step is another than those after it: it overwrites gradients, and what is not on the device may be
+/// updated beside it. So is the last, where it is not all on the device: gradients leave, and what the update needs comes.
+pub(crate) fn section(
+    settings: &Settings,
+    (index, count): (usize, usize),
+    micro: &MicroBatch,
+) -> Option<Section> {
+    let elsewhere = &settings.offload;
+    let all_on_device =
+        elsewhere.states == StatesPlace::Device && elsewhere.gradients == GradientsPlace::Device;
+    let is_other = index == 0 || (index + 1 == count && !all_on_device);
+    if settings.graphs_off.is_some() || is_other {
+        return None;
+    }
+    let packed = usize::from(micro.documents.is_some());
+    Some(Section([micro.rows, micro.seq, packed]))
+}
+
+impl Session {
+    /// Why the device has given up launching micro-batches at once, if it has tried and could not. Nothing else changes.
+    pub fn graphs_refusal(&self) -> Option<String> {
+        self.kernels.section_refusal()
+    }
+}

@@ -1,0 +1,62 @@
+// Streams that capture, and what comes of it.
+#pragma once
+
+#include "state.h"
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+namespace stand_in {
+
+// A piece of work in a graph, after others of the same graph.
+struct Node {
+    std::vector<size_t> after;
+    std::function<CUresult()> work;
+};
+
+// What streams are asked for while they capture.
+struct Capture {
+    CUstream origin;
+    bool is_invalid = false;
+    std::vector<Node> nodes;
+    // Those that have come to it by waiting, the origin among them.
+    std::set<CUstream> streams;
+};
+
+// Makes work that a stream is asked for a node, where the stream captures. Whether it does.
+bool captures(CUstream stream, std::function<CUresult()> work);
+
+// For a call that may wait, or that no graph can hold: an error, which spoils the capture, where this thread captures.
+CUresult not_captured(const char *function);
+
+}  // namespace stand_in
+
+struct CUstream_st {
+    int priority;
+    std::shared_ptr<stand_in::Capture> capture;
+    // What its next node comes after.
+    std::vector<size_t> tail;
+};
+
+struct CUevent_st {
+    bool timed, recorded;
+    std::chrono::steady_clock::time_point at;
+    // How often somebody has looked at it since.
+    uint64_t queries;
+    // Where it was recorded in a stream that captured: it stands for these nodes, and never comes.
+    std::shared_ptr<stand_in::Capture> capture;
+    std::vector<size_t> tail;
+};
+
+struct CUgraph_st {
+    std::vector<stand_in::Node> nodes;
+};
+
+struct CUgraphExec_st {
+    std::vector<stand_in::Node> nodes;
+};
+
+// For the libraries beside the driver, which find it by this name: whether a stream captures; then `run` is called with
+// `data` whenever the graph is launched, and `drop` when nobody needs it any more. No function of NVIDIA's.
+extern "C" int stand_in_captures(CUstream stream, int (*run)(void *data), void *data, void (*drop)(void *data));
