@@ -34,7 +34,8 @@ use resuming::Resumed;
 use saving::{Saver, origin};
 use session::{Session, SessionError, StepOutcome};
 use settings::{
-    AttentionBackend, Config, FLASH_FROM_SEQ, GRAPHS_FROM_ACCUM, HEURISTIC, OptimizerPlace, Resolved, Settings,
+    AttentionBackend, Config, FLASH_FROM_SEQ, GRAPHS_FROM_ACCUM, HEURISTIC, OptimizerPlace,
+    Resolved, Settings,
 };
 use std::collections::VecDeque;
 use std::path::Path;

@@ -47,8 +47,7 @@ use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
     Backend, DiskCopy, Event, Exchange, Flash, Init, KernelError, Operation, Queue, Reading,
-    Section,
-    Target, Traffic,
+    Section, Target, Traffic,
 };
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};

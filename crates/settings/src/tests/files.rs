@@ -9,9 +9,9 @@ use crate::keys::KEYS;
 use crate::load::Source;
 use crate::{
     AttentionBackend, AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, Config,
-    DataConfig, Device, Engine, EvalConfig, FloatType, HardwareConfig, HeadChunk, HostPlace,
-    LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace, RecomputeConfig,
-    Reduce, Release, Size, TrainConfig, Window, Zero, dotted, preset, reference,
+    DataConfig, Device, Engine, EvalConfig, FloatType, Graphs, HardwareConfig, HeadChunk,
+    HostPlace, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace,
+    RecomputeConfig, Reduce, Release, Size, TrainConfig, Window, Zero, dotted, preset, reference,
 };
 use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};

@@ -88,6 +88,7 @@ impl Golden {
             schedule: constant_rate(number(&optimizer["lr"])),
             seed: 0,
             hardware: Default::default(),
+            graphs_off: None,
         }
     }
 

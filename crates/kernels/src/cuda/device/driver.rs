@@ -103,7 +103,10 @@ impl CudaDriver {
     ///
     /// # Safety
     /// As for [`Driver::attention`].
-    pub(super) unsafe fn attend_now(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+    pub(super) unsafe fn attend_now(
+        &self,
+        attention: &LibraryAttention,
+    ) -> Result<(), KernelError> {
         // SAFETY: the caller's promise.
         unsafe { self.cudnn()?.compute(attention) }
     }

@@ -136,7 +136,10 @@ impl CudaDriver {
     }
 
     /// Whether attention by a library is.
-    pub(super) fn keeps_attention(&self, attention: &LibraryAttention) -> Result<bool, KernelError> {
+    pub(super) fn keeps_attention(
+        &self,
+        attention: &LibraryAttention,
+    ) -> Result<bool, KernelError> {
         self.keeps_call(
             |calls| calls.push_attention(attention),
             |calls, at| calls.is_attention(at, attention),
