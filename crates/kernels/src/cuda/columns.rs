@@ -50,7 +50,7 @@ impl Parts {
     }
 
     /// Rows of every part but the last.
-    pub(super) fn rows(&self) -> usize {
+    pub(super) fn part_rows(&self) -> usize {
         self.part_rows
     }
 

@@ -62,11 +62,11 @@ pub(super) fn bias_backward<D: Driver>(
         (&dy).into(),
         dy.strides()[0].into(),
         rows.into(),
-        parts.rows().into(),
+        parts.part_rows().into(),
         width.into(),
     ];
     let kernel = kernel!("elementwise", "bias_backward", dy.dtype());
-    let extent = Extent::columns(parts.rows().min(rows), width, parts.count());
+    let extent = Extent::columns(parts.part_rows().min(rows), width, parts.count());
     cuda.launch(kernel, extent, &arguments)?;
     parts.add(cuda, 0, (out, init))
 }

@@ -63,7 +63,7 @@ pub(super) fn norm_backward<D: Driver, const GRADIENTS: usize>(
     let mut arguments = vec![(&of.dx.0).into(), parts.place(cuda, 0)];
     arguments.extend([of.dy, of.x, of.weight].iter().map(Argument::from));
     arguments.extend(of.statistics.iter().map(Argument::from));
-    arguments.extend([rows, parts.rows(), width].map(Argument::from));
+    arguments.extend([rows, parts.part_rows(), width].map(Argument::from));
     arguments.push(accumulates(&of.dx.1));
     cuda.launch(kernel, extent, &arguments)?;
     for (sum, gradient) in of.gradients.into_iter().enumerate() {
