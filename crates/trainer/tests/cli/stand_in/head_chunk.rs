@@ -6,7 +6,8 @@ use crate::workplace::Workplace;
 use serde_json::Value;
 
 /// 1024 tokens, whose logits are a part of the peak.
-const MODEL: &str = "--config llama-15m --device cuda --seq 256 --micro-batch 4 --recompute none";
+const MODEL: &str =
+    "--config llama-15m --device cuda --seq 256 --micro-batch 4 --set lr.schedule=constant";
 
 /// The chunk that a run takes: the one of its plan, of its configuration, and so of its peak.
 #[track_caller]
