@@ -287,6 +287,7 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
     cases.push(FlashAttention {
         attention: dropped([1, 200, 4, 1, 128], random, dropout(0.1)),
         lengths: vec![70, 20],
+        by: Flash::Own,
     });
     for (sizes, probability) in [([1, 37, 2, 2, 20], 0.5), ([2, 131, 4, 1, 16], 0.25)] {
         let dropout = dropout(probability);
