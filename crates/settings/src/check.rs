@@ -22,30 +22,30 @@ struct NotBuilt {
     sentence: &'static str,
 }
 
-/// What is refused.
+/// What is refused, to train in a binary without CUDA.
 enum What {
-    /// A value of a key, to train in a binary without CUDA.
-    ValueWithoutCuda(&'static str, &'static str),
-    /// A GPU to train on, in a binary without CUDA; planning for one is fine.
-    TrainingOnCuda,
-    /// Every value of a key but its default, to train in a binary without CUDA.
-    ChangedWithoutCuda(&'static str),
+    /// A value of a key.
+    Value(&'static str, &'static str),
+    /// A GPU to train on; planning for one is fine.
+    Training,
+    /// Every value of a key but its default.
+    Changed(&'static str),
 }
 
 /// Everything that is refused for now. What gets built loses its row.
 const NOT_BUILT: &[NotBuilt] = &[
     no(
-        What::TrainingOnCuda,
+        What::Training,
         "this binary was built without CUDA (cargo build --release --features cuda); train with \
          --device cpu, or predict the memory of a GPU with `trainer plan`",
     ),
     no(
-        What::ChangedWithoutCuda("log.nvtx"),
+        What::Changed("log.nvtx"),
         "this binary was built without CUDA (cargo build --release --features cuda), and only what runs on a GPU is \
          shown to NVIDIA's profilers; leave it out",
     ),
     no(
-        What::ValueWithoutCuda("attention.backend", "cudnn"),
+        What::Value("attention.backend", "cudnn"),
         "this binary was built without CUDA (cargo build --release --features cuda), and cuDNN computes on GPUs alone; use \
          flash, or predict its memory with `trainer plan`",
     ),
@@ -73,12 +73,12 @@ pub fn values(
     let lacks_cuda = trains && !cfg!(feature = "cuda");
     for row in NOT_BUILT {
         let (key, refused) = match &row.what {
-            What::ValueWithoutCuda(key, name) => {
+            What::Value(key, name) => {
                 let value = dotted::get(&table, key).and_then(Value::as_str);
                 (*key, lacks_cuda && value == Some(name))
             }
-            What::ChangedWithoutCuda(key) => (*key, lacks_cuda && changed(key)),
-            What::TrainingOnCuda => {
+            What::Changed(key) => (*key, lacks_cuda && changed(key)),
+            What::Training => {
                 let key = "train.device";
                 let value = dotted::get(&table, key).and_then(Value::as_str);
                 (key, lacks_cuda && value.is_some_and(|value| value != "cpu"))

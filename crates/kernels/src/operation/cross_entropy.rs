@@ -24,10 +24,10 @@ impl Contract for CrossEntropy<'_> {
         let tokens = &self.logits.dims()[..1];
         check.tensor("losses", &self.losses, tokens, DType::F32)?;
         check.tensor("targets", &self.targets, tokens, DType::I32)?;
-        let scale = self.scale.iter();
-        scale
-            .map(|scale| check.tensor("scale", scale, &[1], DType::F32))
-            .collect()
+        match &self.scale {
+            Some(scale) => check.tensor("scale", scale, &[1], DType::F32),
+            None => Ok(()),
+        }
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
