@@ -51,7 +51,7 @@ fn head_chunk(
     let target = resolved.device().target();
     let rooms = match target {
         Target::Cpu => Vec::new(),
-        Target::Cuda => rooms(resolved, holder)?,
+        Target::Cuda => rooms(holder)?,
     };
     let chosen = ChosenHeadChunk::new(config, target, &rooms, budget)?;
     match (chosen.describe(), resolved.task) {
@@ -63,20 +63,15 @@ fn head_chunk(
     Ok(chosen.tokens)
 }
 
-/// What a plan has to fit: the limit, and what holds the run.
-fn rooms(resolved: &Resolved, holder: Holder) -> Result<Vec<Room>, Failure> {
-    let device = match holder {
+/// What a plan has to fit: what holds the run. Not `memory.limit`, which acts at leases alone: a run has the same plan with it
+/// and without.
+fn rooms(holder: Holder) -> Result<Vec<Room>, Failure> {
+    Ok(match holder {
         // All of it, whoever else has some of it now: the choice is the same from run to run.
-        Holder::Device(device) => Some(device.total_bytes()?),
-        Holder::Bytes(bytes) => Some(bytes),
-        Holder::Unknown => None,
-    };
-    let limit = match (resolved.config.memory.limit, device) {
-        (Some(Size::Percent(_)), None) | (None, _) => None,
-        (Some(size), device) => Some(size.bytes_of(device.unwrap_or(0))),
-    };
-    let limit = limit.map(Room::Limit);
-    Ok(limit.into_iter().chain(device.map(Room::Device)).collect())
+        Holder::Device(device) => vec![Room::Device(device.total_bytes()?)],
+        Holder::Bytes(bytes) => vec![Room::Device(bytes)],
+        Holder::Unknown => Vec::new(),
+    })
 }
 
 /// What the peak may be: the budget and the limit, the smaller where both are given.
