@@ -39,7 +39,7 @@ struct Attention {
     const uint32_t *key;
     float kept_scale;
 
-    __device__ bool is_kept(uint64_t stream, uint64_t element) const { return random_u32(stream, element) >= threshold; }
+    __device__ bool is_kept(uint64_t element) const { return random_u32(read_key(key), element) >= threshold; }
 };
 
 // A query head of a sequence, and the key-value head that serves it.
@@ -140,12 +140,11 @@ __device__ void hide(float (&scores)[N][4], int query, int key, const int (&firs
 
 // Drops weights of a tile, whose first element has the index `first`.
 template <int N> __device__ void drop(float (&weights)[N][4], const Attention &a, uint64_t first) {
-    const uint64_t stream = read_key_now(a.key);
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (!a.is_kept(stream, first + lane_row(i) * a.seq + 8 * n + lane_column(i))) {
+            if (!a.is_kept(first + lane_row(i) * a.seq + 8 * n + lane_column(i))) {
                 weights[n][i] = 0.0f;
             }
         }
@@ -265,30 +264,11 @@ struct Element {
     Statistics of_query;
 };
 
-// Which elements of a tile are kept, a bit each. All of them first, and few at a time: beside the rest of the
-// arithmetic, random numbers would take registers that sums need.
-template <int N, typename At> __device__ unsigned kept_elements(const Attention &a, uint64_t first, At at) {
-    static_assert(4 * N <= 32, "a bit for each element");
-    const uint64_t stream = read_key_now(a.key);
-    unsigned kept = 0;
-#pragma unroll 1
-    for (int n = 0; n < N; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const Element element = at(n, i);
-            const uint64_t index = first + size_t(element.query) * a.seq + element.key;
-            kept |= unsigned(a.is_kept(stream, index)) << (4 * n + i);
-        }
-    }
-    return kept;
-}
-
 // Scores become probabilities, and the gradients of these, dropped or not, those of the scores before scaling; then
 // what forward dropped of the probabilities is dropped. `first` is the index of the head's first element.
 template <bool HIDES, bool DROPS, int N, typename At>
 __device__ void differentiate_elements(float (&scores)[N][4], float (&gradients)[N][4], const Attention &a,
                                        uint64_t first, At at) {
-    const unsigned all_kept = DROPS ? kept_elements<N>(a, first, at) : 0;
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -298,7 +278,7 @@ __device__ void differentiate_elements(float (&scores)[N][4], float (&gradients)
             const bool seen = !HIDES || (element.key <= element.query && element.key >= known.first_key);
             // The difference first, as in the forward pass.
             const float p = seen ? exp2f((scores[n][i] * a.scale - known.lse) * LOG2_E) : 0.0f;
-            const bool kept = !DROPS || (all_kept >> (4 * n + i) & 1) != 0;
+            const bool kept = !DROPS || a.is_kept(first + size_t(element.query) * a.seq + element.key);
             const float gradient = kept ? gradients[n][i] * a.kept_scale : 0.0f;
             gradients[n][i] = p * (gradient - known.row_sum);
             scores[n][i] = kept ? p : 0.0f;
