@@ -51,6 +51,9 @@ pub struct TrainerState {
     /// Which algorithms matrix products took, on CUDA; none in checkpoints that were written before there was a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithms: Option<String>,
+    /// The version of the cuDNN that computed attention, where it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cudnn_version: Option<String>,
     /// How many ranks trained, and wrote, if several did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u64>,

@@ -147,18 +147,18 @@ impl Linear {
         })?)
     }
 
-    /// `y = init + x W^T`, of one weight, without the bias.
+    /// `y = x W^T`, of one weight, without the bias.
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn product(&self, pass: &Pass, y: Out, x: In, init: Init) -> Result<(), ModelError> {
+    pub fn product(&self, pass: &Pass, y: Out, x: In) -> Result<(), ModelError> {
         self.assert_one_weight();
         Ok(pass.kernels().run(Matmul {
             out: y,
             a: x,
             b: self.weight(pass).t(),
             bias: None,
-            init,
+            init: Init::Overwrite,
         })?)
     }
 

@@ -299,7 +299,8 @@ impl Failure {
             ),
             Failure::RanksDiffer(_) => Some(
                 "start all ranks with the same command, files and binary; what may differ is the device, its memory.limit, threads, \
-                 and where files are"
+                 and where files are; where auto stands for other things on other machines, write memory.head_chunk and \
+                 --attention"
                     .into(),
             ),
             Failure::Interrupted { .. } => {
@@ -323,7 +324,7 @@ impl Failure {
             ),
             Failure::Algorithms { .. } => Some(
                 "`trainer tune` with --out and the flags of the run makes such a file for this GPU and its library; --set \
-                 hardware.algorithms=heuristic does without"
+                 hardware.algorithms=heuristic does without, and a file that is another's is best deleted"
                     .into(),
             ),
             Failure::Diverged { step, skipped, .. } if step == skipped => Some(

@@ -106,13 +106,14 @@ impl Prepared {
         let settings = Settings::new(&resolved.config)?;
         choose_attention(&mut resolved.config, settings.attention);
         let algorithms = device.settle_algorithms(&settings)?;
+        let cudnn_version = cudnn_version(settings.attention);
         if let Some(resumed) = &mut resumed {
             resolved.name = resumed.state().name.clone();
-            let now = (&*dataset.fingerprint(), algorithms.as_deref());
-            resumed.compare(&resolved, now)?;
+            let libraries = [algorithms.as_deref(), cudnn_version.as_deref()];
+            resumed.compare(&resolved, &dataset.fingerprint(), libraries)?;
         }
         let plan = Plan {
-            cudnn_version: cudnn_version(settings.attention),
+            cudnn_version,
             algorithms,
             ..Plan::with_alternatives(&resolved.config, device.target())?
         };

@@ -159,6 +159,7 @@ impl Moment {
                 master: "none".into(),
             },
             algorithms: Some("heuristic".into()),
+            cudnn_version: None,
             ranks: None,
         };
         Self {

@@ -47,11 +47,13 @@ impl Resumed {
         }))
     }
 
-    /// Refuses to go on as another run, on these data and with these algorithms of matrix products, unless that is meant.
+    /// Refuses to go on as another run, on these data, with these algorithms of matrix products and this cuDNN, unless that is
+    /// meant.
     pub(super) fn compare(
         &mut self,
         resolved: &Resolved,
-        (dataset, algorithms): (&str, Option<&str>),
+        dataset: &str,
+        [algorithms, cudnn]: [Option<&str>; 2],
     ) -> Result<(), Failure> {
         let before = self.config()?;
         let changes = resolved.config.changes_since(&before)?;
@@ -67,6 +69,12 @@ impl Resumed {
             let had = had.unwrap_or(HEURISTIC);
             let change = format!("algorithms of matrix products: {had} before, {has} now");
             self.changes.push(change);
+        }
+        // Where another backend was used before, `attention.backend` has changed, and says so.
+        if let (Some(had), Some(has)) = (self.checkpoint.state.cudnn_version.as_deref(), cudnn)
+            && had != has
+        {
+            self.changes.push(format!("cuDNN: {had} before, {has} now"));
         }
         if self.checkpoint.state.step > resolved.config.train.steps as u64 {
             return Err(Failure::Usage(format!(

@@ -302,6 +302,7 @@ impl Run {
                 master: optim.master.to_string(),
             },
             algorithms: self.plan.algorithms.clone(),
+            cudnn_version: self.plan.cudnn_version.clone(),
             ranks,
         }
     }

@@ -67,7 +67,6 @@ Clock::time_point now() {
 
 }  // namespace
 
-// For the library of products.
 extern "C" void stand_in_pass_time(double microseconds) { passed_ns += int64_t(1e3 * microseconds); }
 
 extern "C" CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {

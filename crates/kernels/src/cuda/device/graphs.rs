@@ -24,8 +24,8 @@ use cudarc::driver::result::DriverError;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// Most graphs: micro-batches of so many shapes. A graph takes memory of the driver's, some KiB a call.
-const GRAPHS_MAX: usize = 8;
+/// Most graphs: micro-batches of so many shapes, as padded ones have at most. A graph takes memory of the driver's, some KiB a call.
+const GRAPHS_MAX: usize = 16;
 
 /// Most times that a section is captured: one that differs every time is not worth it.
 const CAPTURES_MAX: usize = 4;

@@ -82,7 +82,7 @@ impl Cuda<CudaDriver> {
                 times[place] = match unsafe { self.time(&plan, pointers, gemm) } {
                     Ok(_) if round == 0 => Some(best),
                     Ok(took) => Some(best.min(took)),
-                    // What the library names and cannot compute is no choice, unless there is no other.
+                    // What the library names first has to work: runs without a file take it. Another is no choice then.
                     Err(error) if place == 0 => return Err(error),
                     Err(_) => None,
                 };

@@ -15,6 +15,7 @@ layers = 2
 heads = 2
 ffn = 64
 vocab = 256
+tie_embeddings = true
 norm = "layer"
 activation = "gelu_tanh"
 positions = "learned"
@@ -159,6 +160,33 @@ fn there_are_graphs_from_three_micro_batches_on() {
         let record = run_record(&place, &out);
         assert_eq!(record["graphs"], accum == 3);
         assert_eq!(record["graphs_off"].is_null(), accum == 3);
+    }
+}
+
+/// Documents of many lengths: targets change from step to step, and with them what gradients are multiplied by. Padded,
+/// micro-batches have two shapes, with a graph each; packed, they have documents.
+#[test]
+fn batches_of_documents_are_graphs_too() {
+    let place = workplace();
+    let document = |index: usize| {
+        let text = "one document ".repeat(1 + index * 7 % 9);
+        format!("{{\"text\": \"{index} {text}\"}}\n")
+    };
+    let documents: String = (0..60).map(document).collect();
+    place.file("documents.jsonl", documents);
+    let prepare = "prepare documents.jsonl --out data --tokenizer bytes";
+    place.trainer(prepare).succeeds();
+    let shape = "--seq 128 --set model.max_positions=128 --set model.vocab=257";
+    for (packing, captured) in [("pad", 2), ("first-fit", 1)] {
+        let flags = format!("{shape} --dtype f32 --data data --packing {packing}");
+        let [on, off] = ["on", "off"].map(|name| format!("{name}-{packing}"));
+        let (_, graphs) = graphed(&place, &flags, &on);
+        graphed(&place, &format!("{flags} --set train.graphs=off"), &off);
+        assert_eq!(graphs, [captured, 9], "{packing}");
+        let made = steps(&place, &on);
+        assert_eq!(made, steps(&place, &off), "{packing}");
+        let targets: Vec<_> = made.iter().map(|step| &step["tokens"]).collect();
+        assert!(targets[0] != targets[1], "{packing}: {targets:?}");
     }
 }
 
