@@ -5,7 +5,6 @@ use crate::parameters::Parameters;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Rotary};
 use crate::{Activation, DropoutSite, Extent, LayerActivation, ParameterId};
-use memory::{Layer, Layout};
 
 /// The structure of a model.
 pub struct Architecture {
@@ -127,26 +126,6 @@ impl Architecture {
         self.embedding.stage.flops_per_token(seq)
             + blocks.sum::<u64>()
             + self.head.flops_per_token()
-    }
-
-    /// The matrices that each part reads first, in forward order: the embedding, the blocks, the head. By their index in
-    /// the layout; a tied embedding is the first part's.
-    pub fn matrices_by_part(&self, layout: &Layout) -> Vec<(Layer, Vec<usize>)> {
-        let blocks = (0..self.blocks.len()).map(Layer::Block);
-        let parts = [Layer::Embedding].into_iter().chain(blocks);
-        let empty = |part| (part, Vec::new());
-        let mut matrices: Vec<_> = parts.chain([Layer::Head]).map(empty).collect();
-        for (index, parameter) in self.parameters.in_layout().enumerate() {
-            if layout.entries()[index].shape.len() > 1 {
-                let part = match parameter.part {
-                    Layer::Block(block) => block + 1,
-                    Layer::Embedding => 0,
-                    _ => self.blocks.len() + 1,
-                };
-                matrices[part].1.push(index);
-            }
-        }
-        matrices
     }
 
     /// All stages, in forward order.

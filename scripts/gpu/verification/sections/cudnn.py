@@ -58,7 +58,7 @@ def skip_unless_fit(version, capability):
     if version < VERSION_MIN:
         raise Skipped(f"cuDNN {version} is too old: {VERSION_MIN} is needed")
     if capability is not None and version_pair(capability) != CAPABILITY:
-        raise Skipped(f"compute capability {capability}: cuDNN's attention is taken from 9.0 on")
+        raise Skipped(f"compute capability {capability}: cuDNN's attention is taken on 9.0 alone")
 
 
 def compare(runs):
