@@ -147,18 +147,18 @@ impl Linear {
         })?)
     }
 
-    /// `y = x W^T`, of one weight, without the bias.
+    /// `y = init + x W^T`, of one weight, without the bias.
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn product(&self, pass: &Pass, y: Out, x: In) -> Result<(), ModelError> {
+    pub fn product(&self, pass: &Pass, y: Out, x: In, init: Init) -> Result<(), ModelError> {
         self.assert_one_weight();
         Ok(pass.kernels().run(Matmul {
             out: y,
             a: x,
             b: self.weight(pass).t(),
             bias: None,
-            init: Init::Overwrite,
+            init,
         })?)
     }
 

@@ -3,6 +3,7 @@
 use crate::activation::Label;
 use crate::stage::{DropoutSite, Io, Stage};
 use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
+use kernels::Init;
 use kernels::operation::{BiasDropoutAdd, DropoutBackward};
 use memory::{In, Out};
 
@@ -39,7 +40,8 @@ impl ResidualProjection {
             return self.linear.forward_onto(pass, out, x, residual);
         }
         let bias = self.linear.bias().map(|bias| pass.parameter(bias));
-        self.linear.product(pass, out.reborrow(), x)?;
+        self.linear
+            .product(pass, out.reborrow(), x, Init::Overwrite)?;
         Ok(pass.kernels().run(BiasDropoutAdd {
             out,
             bias,
