@@ -3,6 +3,7 @@
 use crate::workplace::Workplace;
 
 #[track_caller]
+#[cfg(not(feature = "cuda"))]
 fn refused(arguments: &str, words: &[&str]) {
     let outcome = Workplace::new().trainer(arguments);
     let words = [&["is not available: "], words].concat();

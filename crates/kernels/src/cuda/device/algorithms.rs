@@ -254,6 +254,7 @@ mod tests {
             a: matrix(3),
             b: matrix(columns),
             init: None,
+            bias: None,
             out: matrix(columns),
         };
         TunedProduct {
