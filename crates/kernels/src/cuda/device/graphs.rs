@@ -341,13 +341,15 @@ impl CudaDriver {
             Call::Attention(place) => unsafe { self.attend_now(calls.attention(*place)) },
             // SAFETY: as above.
             Call::Clear { to, bytes } => unsafe { self.clear_now(*to, *bytes) },
-            // SAFETY: as above.
             Call::Copy {
                 queue,
                 to,
                 from,
                 bytes,
-            } => unsafe { self.device.streams.copy(*queue, *to, *from, *bytes) },
+            } => {
+                // SAFETY: as above.
+                unsafe { self.device.streams.copy(*queue, *to, *from, *bytes) }
+            }
             Call::Record(queue) => self.record_in(*queue, order),
             Call::Wait { queue, of, record } => self.wait_in(*queue, (*of, *record), order),
         })
