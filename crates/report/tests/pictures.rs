@@ -242,7 +242,7 @@ fn the_viewer_gets_what_it_reads() {
         let entries = snapshot["device_traces"][0].as_array().unwrap();
         let has = |key: &str, value: &str| entries.iter().any(|entry| entry[key] == value);
         assert!(has("category", "unknown"), "without it the viewer fails");
-        assert!(has("user_metadata", "forward, block 3: `gate`"));
+        assert!(has("user_metadata", "forward, block 3: `gate_up`"));
         assert_eq!(
             slab_is_reserved,
             entries.iter().any(|entry| number(entry, "size") == 1 << 30)

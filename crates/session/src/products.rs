@@ -89,7 +89,7 @@ mod tests {
         gemms.iter().map(of).collect()
     }
 
-    /// Those of a linear layer: forward with tokens, backward with its data and its weight; weight gradients of the
+    /// Those of gate and up, which are one, and of what follows them: forward with tokens, backward with its data and its weight; weight gradients of the
     /// second micro-batch are added to those of the first.
     #[test]
     fn all_products_of_a_linear_layer_are_listed() {
@@ -101,10 +101,10 @@ mod tests {
         let tokens = settings.micro_batch * settings.seq;
         let listed = sizes(&gemms);
         for expected in [
-            ([tokens, 64, 176], false),
+            ([tokens, 64, 352], false),
             ([tokens, 176, 64], true),
-            ([176, tokens, 64], false),
-            ([176, tokens, 64], true),
+            ([352, tokens, 64], false),
+            ([352, tokens, 64], true),
         ] {
             assert!(listed.contains(&expected), "{expected:?} of {listed:?}");
         }
@@ -114,6 +114,6 @@ mod tests {
         };
         let of_one = products_of_a_step(&once).unwrap();
         assert_eq!(gemms.len(), 2 * of_one.len());
-        assert!(!sizes(&of_one).contains(&([176, tokens, 64], true)));
+        assert!(!sizes(&of_one).contains(&([352, tokens, 64], true)));
     }
 }
