@@ -8,6 +8,9 @@ use std::os::fd::AsRawFd;
 
 const MIB: usize = 1 << 20;
 
+/// More than this of a file is too much in memory, a sixteenth of what is written and read.
+const FEW_BYTES: usize = 32 * MIB;
+
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = text.split(' ').nth(1).unwrap().parse().unwrap();
@@ -57,18 +60,23 @@ fn what_is_written_and_read_is_not_resident() {
         }
         let grown = resident_bytes().saturating_sub(before);
         assert!(
-            grown < 32 * MIB,
+            grown < FEW_BYTES,
             "direct {direct}: {grown} bytes more are resident"
         );
         let cached = cached_bytes(&file, bytes);
         assert!(
-            cached < 32 * MIB,
+            cached < FEW_BYTES,
             "direct {direct}: {cached} bytes are cached"
         );
         if !direct {
-            // The measure sees what is there: bytes that are read by others are cached.
+            // The measure sees what is there: bytes that others read are cached, but for those that a machine short of memory
+            // has taken back since.
             std::io::copy(&mut File::open(file.path()).unwrap(), &mut std::io::sink()).unwrap();
-            assert_eq!(cached_bytes(&file, bytes), bytes);
+            let cached = cached_bytes(&file, bytes);
+            assert!(
+                cached >= FEW_BYTES,
+                "read by others: only {cached} bytes are cached"
+            );
         }
     }
 }
