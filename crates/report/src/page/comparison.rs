@@ -132,12 +132,23 @@ fn side_by_side(heads: [&str; 2], a: &Run, b: &Run) -> Table {
         |run| &run.plan,
         "host_pinned_bytes",
     );
+    field("on the disk, bytes", |run| &run.plan, "disk_bytes");
     field(
         "to the device in a step, bytes",
         |run| &run.plan,
         "h2d_bytes",
     );
     field("to the host in a step, bytes", |run| &run.plan, "d2h_bytes");
+    field(
+        "from the disk in a step, bytes",
+        |run| &run.plan,
+        "disk_read_bytes",
+    );
+    field(
+        "to the disk in a step, bytes",
+        |run| &run.plan,
+        "disk_written_bytes",
+    );
     field(
         "to other ranks in a step, bytes",
         |run| &run.plan,

@@ -10,6 +10,16 @@ use serde_json::Value;
 /// How many of the largest tensors are listed.
 const LARGEST: usize = 15;
 
+/// What a step needs beside the device's memory, by the names of its fields.
+const ELSEWHERE: [(&str, &str); 6] = [
+    ("pinned host memory", "host_pinned_bytes"),
+    ("copied to the device", "h2d_bytes"),
+    ("copied to the host", "d2h_bytes"),
+    ("read from the disk", "disk_read_bytes"),
+    ("written to the disk", "disk_written_bytes"),
+    ("sent to other ranks", "sent_bytes"),
+];
+
 /// Bytes to the last one.
 pub(super) fn exact(bytes: u64) -> String {
     grouped(bytes as f64, 0)
@@ -24,7 +34,7 @@ pub(super) fn difference(was: u64, is: u64) -> String {
     }
 }
 
-/// Peak, peak by category and peak by phase of a plan or a step, in the order of every report.
+/// Peak, peak by category and peak by phase of a plan or a step, in the order of every report; then what it has elsewhere.
 pub(super) fn memory_rows(record: &Value) -> Vec<(String, Option<u64>)> {
     let categories = Category::ALL.map(|category| {
         let name = category.name();
@@ -40,8 +50,10 @@ pub(super) fn memory_rows(record: &Value) -> Vec<(String, Option<u64>)> {
             record["phase_peak_bytes"][name].as_u64(),
         )
     });
+    let elsewhere = ELSEWHERE.map(|(name, field)| (name.to_string(), record[field].as_u64()));
     let first = [("peak".to_string(), record["peak_bytes"].as_u64())];
-    first.into_iter().chain(categories).chain(phases).collect()
+    let on_device = first.into_iter().chain(categories).chain(phases);
+    on_device.chain(elsewhere).collect()
 }
 
 /// Two records' memory side by side, to the byte, and the second rounded, with what evaluations took at most; rows that are
@@ -78,7 +90,7 @@ pub(super) fn memory_beside(
 
 /// What a device itself says of its memory at its fullest; none where it says nothing.
 pub(super) fn device_account(step: &Value) -> Option<Table> {
-    const MARKS: [(&str, &str); 4] = [
+    const MARKS: [(&str, &str); 3] = [
         ("device_used_high_bytes", "used of the pool, at most"),
         (
             "device_reserved_high_bytes",
@@ -88,7 +100,6 @@ pub(super) fn device_account(step: &Value) -> Option<Table> {
             "device_total_used_bytes",
             "used on the whole device, other processes too",
         ),
-        ("host_pinned_bytes", "pinned host memory"),
     ];
     let mut table = Table::new(&[
         ("the device's own account", Align::Left),

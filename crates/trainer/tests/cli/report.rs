@@ -66,6 +66,38 @@ fn a_page_has_the_figures_of_its_run() {
     assert_eq!(curves, 2, "loss and throughput");
 }
 
+/// Measured as planned, with no difference.
+#[test]
+fn a_page_has_what_lives_on_a_disk_and_what_crosses() {
+    let place = place_with_run();
+    place
+        .trainer("--config small.toml --device cpu --offload-optimizer states --out elsewhere")
+        .succeeds();
+    let page = place.trainer("report elsewhere --text").succeeds().stdout;
+    let plan: Value = serde_json::from_str(&place.text("elsewhere/plan.json")).unwrap();
+    for (name, field) in [
+        ("pinned host memory", "host_pinned_bytes"),
+        ("copied to the device", "h2d_bytes"),
+        ("copied to the host", "d2h_bytes"),
+        ("read from the disk", "disk_read_bytes"),
+        ("written to the disk", "disk_written_bytes"),
+    ] {
+        assert!(plan[field].as_u64() > Some(0), "{field}");
+        let row = page.lines().find_map(|line| line.trim().strip_prefix(name));
+        let bytes = exact(&plan[field]);
+        let cells: Vec<_> = row.unwrap_or_default().split_whitespace().collect();
+        let same = [bytes.as_str(), &bytes, "0"];
+        assert!(cells.starts_with(&same), "{name}: {page}");
+    }
+    let both = place
+        .trainer("report run elsewhere --text")
+        .succeeds()
+        .stdout;
+    for field in ["on the disk", "from the disk", "to the disk"] {
+        assert!(both.contains(field), "{field}: {both}");
+    }
+}
+
 #[test]
 fn a_comparison_begins_with_what_was_set_differently() {
     let place = place_with_run();
