@@ -85,8 +85,8 @@ impl Trainer {
         // A loop of one's own evaluates and saves as it likes: nothing is leased for a run's doing so.
         config.without_between_steps();
         let mut resolved = resolved(config);
-        let config = resolved.decided(resolved.config.data.seq);
-        let config = attention::chosen(&resolved, config)?;
+        let mut config = resolved.decided(resolved.config.data.seq);
+        attention::settle(resolved.task, &mut config)?;
         let device = OpenDevice::open(resolved.device())?;
         resolved.config = chosen(&resolved, config, Holder::Device(&device))?;
         let settings = Settings::new(&resolved.config)?;

@@ -95,7 +95,8 @@ pub(crate) fn decided(resolved: &Resolved, holder: Holder) -> Result<Config, Fai
         Some(seq) => seq,
         None => Dataset::open(&options)?.seq(),
     };
-    let mut config = attention::chosen(resolved, resolved.decided(seq))?;
+    let mut config = resolved.decided(seq);
+    attention::settle(resolved.task, &mut config)?;
     fit_evaluation(resolved, &mut config);
     chosen(resolved, config, holder)
 }

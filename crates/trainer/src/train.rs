@@ -26,17 +26,13 @@ use checkpoint::TrainerState;
 use collectives::Launch;
 use data::{Batches, Dataset, MicroBatch, Position, Prefetched, StepBatch, prefetch};
 use memory::{Layer, Phase, format_bytes};
-use model::Attention;
 use planner::{Plan, first_refused};
 use recording::Records;
 use report::{ProcessRecord, ResumeRecord};
 use resuming::Resumed;
 use saving::{Saver, origin};
 use session::{Session, SessionError, StepOutcome};
-use settings::{
-    AttentionBackend, Config, FLASH_FROM_SEQ, GRAPHS_FROM_ACCUM, HEURISTIC, OptimizerPlace,
-    Resolved, Settings,
-};
+use settings::{Config, GRAPHS_FROM_ACCUM, HEURISTIC, OptimizerPlace, Resolved, Settings};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::rc::Rc;
@@ -96,7 +92,8 @@ impl Prepared {
     fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
         let mut resumed = Resumed::find(job, &resolved)?;
         let dataset = Dataset::open(&data_options(&resolved))?;
-        let mut config = attention::chosen(&resolved, resolved.decided(dataset.seq()))?;
+        let mut config = resolved.decided(dataset.seq());
+        attention::settle(resolved.task, &mut config)?;
         let device = OpenDevice::in_group(resolved.device(), job.group())?;
         fit_evaluation(&resolved, &mut config);
         if let Some(resumed) = &resumed {
@@ -104,7 +101,6 @@ impl Prepared {
         }
         resolved.config = chosen(&resolved, config, Holder::Device(&device))?;
         let settings = Settings::new(&resolved.config)?;
-        choose_attention(&mut resolved.config, settings.attention);
         let algorithms = device.settle_algorithms(&settings)?;
         let cudnn_version = cudnn_version(settings.attention);
         if let Some(resumed) = &mut resumed {
@@ -184,23 +180,6 @@ fn refuse_beforehand(resolved: &Resolved) -> Result<(), Failure> {
         ));
     }
     Ok(())
-}
-
-/// Writes down the kind of attention that `auto` stands for: planned or trained again from its run directory, the run is
-/// the same.
-fn choose_attention(config: &mut Config, attention: Attention) {
-    let chosen = match attention {
-        Attention::Eager => AttentionBackend::Eager,
-        Attention::Flash => AttentionBackend::Flash,
-        Attention::Cudnn => AttentionBackend::Cudnn,
-    };
-    if config.attention.backend == AttentionBackend::Auto {
-        let seq = config.data.seq;
-        tracing::info!(
-            "attention is {chosen}: auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}"
-        );
-    }
-    config.attention.backend = chosen;
 }
 
 /// Pinned host memory from which leasing it is announced.
