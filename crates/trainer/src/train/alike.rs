@@ -1,6 +1,6 @@
 //! What the ranks of a run must have alike.
 
-use super::Prepared;
+use super::preparing::Prepared;
 use super::resuming::Resumed;
 use crate::failure::Failure;
 use crate::job::Job;

@@ -1,6 +1,7 @@
 //! What a run writes down, and tells: metrics, event files, progress.
 
-use super::{Asked, Run};
+use super::Run;
+use super::made::Asked;
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::run_dir::RunDir;
