@@ -5,26 +5,26 @@ use crate::failure::Failure;
 use model::Attention;
 use settings::{AttentionBackend, Config, Device, Task, auto_attention, cudnn_fits, cudnn_misfit};
 
-/// Writes down the kind of attention that `auto` stands for, and says why: planned or trained again from what is written, the
-/// run is the same. cuDNN's, asked for outright, has to work.
+/// Writes down the kind of attention that `auto` stands for, and returns it with the reason in words: planned or trained again
+/// from what is written, the run is the same. cuDNN's, asked for outright, has to work.
 ///
 /// # Errors
 /// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::NoDevice`] where its device cannot.
-pub(crate) fn settle(task: Task, config: &mut Config) -> Result<(), Failure> {
+pub(crate) fn settle(task: Task, config: &mut Config) -> Result<Option<String>, Failure> {
     // Plans are the same on every machine and ask no device; with another length of sequences, which they try, `auto` may stand
     // for another kind.
     if matches!(task, Task::Plan | Task::Init | Task::Doctor) {
-        return Ok(());
+        return Ok(None);
     }
     match config.attention.backend {
         AttentionBackend::Auto => {
             let (attention, reason) = chosen(config);
-            config.attention.backend = attention.into();
-            tracing::info!("attention is {}: {reason}", config.attention.backend);
-            Ok(())
+            let backend = AttentionBackend::from(attention);
+            config.attention.backend = backend;
+            Ok(Some(format!("attention is {backend}: {reason}")))
         }
-        AttentionBackend::Cudnn => refuse_without_cudnn(config),
-        AttentionBackend::Eager | AttentionBackend::Flash => Ok(()),
+        AttentionBackend::Cudnn => refuse_without_cudnn(config).map(|()| None),
+        AttentionBackend::Eager | AttentionBackend::Flash => Ok(None),
     }
 }
 

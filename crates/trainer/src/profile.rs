@@ -1,11 +1,10 @@
 //! The `profile` command: every operation of a step, beside the least that the device could take.
 
-use crate::chosen::Holder;
 use crate::device::OpenDevice;
 use crate::doctor::{Rates, Work};
 use crate::failure::Failure;
 use crate::limits::{limit, refuse_without_room};
-use crate::samples::decided;
+use crate::settled;
 use crate::stdout::{print, print_json};
 use crate::tracer::{Tracer, trace_folder};
 use data::{MicroBatch, StepBatch};
@@ -70,8 +69,8 @@ impl Operations {
 /// Makes some steps and prints what their operations took.
 pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
-    let device = OpenDevice::open(resolved.device())?;
-    let settings = Settings::new(&decided(resolved, Holder::Device(&device))?)?;
+    let (config, device) = settled::on_device(resolved, None)?;
+    let settings = Settings::new(&config)?;
     let plan = Plan::new(&settings, device.target())?;
     let limit = limit(resolved, &device)?;
     refuse_without_room(&resolved.config, &plan, device.target(), limit)?;

@@ -3,14 +3,14 @@
 use super::between::Between;
 use super::resuming::Resumed;
 use super::saving::{Saver, origin};
-use crate::attention::{self, cudnn_version};
-use crate::chosen::{Holder, chosen};
+use crate::attention::cudnn_version;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::limits::{limit, refuse_without_room};
 use crate::run_dir::refuse_model;
-use crate::samples::{data_options, fit_evaluation};
+use crate::samples::data_options;
+use crate::settled;
 use data::Dataset;
 use planner::Plan;
 use settings::{Config, HEURISTIC, OptimizerPlace, Resolved, Settings};
@@ -32,14 +32,8 @@ impl Prepared {
     pub(super) fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
         let mut resumed = Resumed::find(job, &resolved)?;
         let dataset = Dataset::open(&data_options(&resolved))?;
-        let mut config = resolved.decided(dataset.seq());
-        attention::settle(resolved.task, &mut config)?;
-        let device = OpenDevice::in_group(resolved.device(), job.group())?;
-        fit_evaluation(&resolved, &mut config);
-        if let Some(resumed) = &resumed {
-            resumed.keep_head_chunk(&mut config)?;
-        }
-        resolved.config = chosen(&resolved, config, Holder::Device(&device))?;
+        let (config, device) = settled::on_device(&resolved, job.group())?;
+        resolved.config = config;
         let settings = Settings::new(&resolved.config)?;
         let algorithms = device.settle_algorithms(&settings)?;
         let cudnn_version = cudnn_version(settings.attention);
