@@ -40,8 +40,7 @@ pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
 pub use outcome::StepOutcome;
 pub use products::{
-    MICRO_BATCHES_MAX, attentions_of_a_step, products_of_a_step, shape_of_a_micro_batch,
-    shape_of_a_step,
+    LibraryCalls, MICRO_BATCHES_MAX, library_calls, shape_of_a_micro_batch, shape_of_a_step,
 };
 pub use sampling::Sampling;
 pub use session::Session;

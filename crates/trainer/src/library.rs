@@ -85,12 +85,12 @@ impl Trainer {
         let mut resolved = resolved(config);
         let (config, device) = settled::on_device(&resolved, None)?;
         resolved.config = config;
-        let settings = Settings::new(&resolved.config)?;
-        let plan = Plan::new(&settings, device.target())?;
+        let step = device.step(Settings::new(&resolved.config)?)?;
+        let plan = Plan::new(&step.settings, device.target())?;
         let memory = device.memory();
         memory.set_limit(limit(&resolved, &device)?);
-        let kernels = device.kernels(&settings, &memory)?;
-        let mut session = Session::on_kernels(settings, &memory, kernels)?;
+        let kernels = device.kernels(&step, &memory)?;
+        let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
             fill(&mut session)?;

@@ -13,7 +13,7 @@ mod saving;
 
 pub(crate) use resuming::configuration as resumed_configuration;
 
-use crate::device::OpenDevice;
+use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::job::{Ended, Job, together};
@@ -31,7 +31,7 @@ use report::{ProcessRecord, ResumeRecord};
 use resuming::Resumed;
 use saving::Saver;
 use session::{Session, SessionError, StepOutcome};
-use settings::{GRAPHS_FROM_ACCUM, Resolved, Settings};
+use settings::{GRAPHS_FROM_ACCUM, Resolved};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
@@ -48,14 +48,14 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     job.compare(&alike::asked_for(&resolved.options))?;
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
-    let (mut run, settings, dataset, resumed) = Run::open(job, prepared)?;
+    let (mut run, step, dataset, resumed) = Run::open(job, prepared)?;
     tracing::info!("training on {}", dataset.describe());
     let batches = match &resumed {
         None => dataset.batches(),
         Some(resumed) => resumed.seek(dataset)?,
     };
     let outcome = run
-        .steps(settings, batches, resumed.as_ref())
+        .steps(step, batches, resumed.as_ref())
         .map_err(|failure| run.explain(failure));
     run.records.progress.finish();
     let ended = run.write_end_record(outcome.as_ref().err());
@@ -107,7 +107,7 @@ impl Run {
     fn open(
         job: &Rc<Job>,
         prepared: Prepared,
-    ) -> Result<(Run, Settings, Dataset, Option<Resumed>), Failure> {
+    ) -> Result<(Run, DeviceStep, Dataset, Option<Resumed>), Failure> {
         let (between, saver) = job.agree(prepared.open_companions(job))?;
         let evaluated = between.fingerprint();
         let evaluated = evaluated.map(|data| ("the evaluation data".into(), data));
@@ -116,8 +116,8 @@ impl Run {
             resolved,
             resumed,
             dataset,
-            settings,
             device,
+            step,
             plan,
             limit,
         } = prepared;
@@ -148,7 +148,7 @@ impl Run {
             made,
         };
         let begun = job.agree(run.begin(goes_on));
-        begun.map(|()| (run, settings, dataset, resumed))
+        begun.map(|()| (run, step, dataset, resumed))
     }
 
     /// Writes what precedes the first step.
@@ -187,12 +187,12 @@ impl Run {
     /// Loads the model and makes all steps.
     fn steps(
         &mut self,
-        settings: Settings,
+        step: DeviceStep,
         batches: Batches,
         resumed: Option<&Resumed>,
     ) -> Result<(), Failure> {
         self.position = batches.position();
-        let loaded = self.load(settings, resumed);
+        let loaded = self.load(step, resumed);
         let mut session = self.job.agree(loaded)?;
         let begun = resumed.map_or(Ok(()), |resumed| self.go_on(resumed));
         let (folder, made) = (self.directory.path(), self.made.steps);

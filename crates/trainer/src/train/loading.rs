@@ -2,6 +2,7 @@
 
 use super::Run;
 use super::resuming::Resumed;
+use crate::device::DeviceStep;
 use crate::failure::Failure;
 use crate::tracer::Tracer;
 use memory::{Layer, Phase, format_bytes};
@@ -41,22 +42,22 @@ impl Run {
     /// Leases everything that lives across steps, fills the weights, and reserves the slab.
     pub(super) fn load(
         &mut self,
-        settings: Settings,
+        step: DeviceStep,
         resumed: Option<&Resumed>,
     ) -> Result<Session, Failure> {
-        self.refuse_what_does_not_fit(&settings)?;
+        self.refuse_what_does_not_fit(&step.settings)?;
         let memory = self.device.memory();
         memory.set_limit(self.limit);
         self.announce();
         let kernels = match self.resolved.config.log.trace {
-            false => self.device.kernels(&settings, &memory)?,
+            false => self.device.kernels(&step, &memory)?,
             true => {
                 let tracer = self.tracer.insert(Tracer::new(&memory));
-                tracer.kernels(&self.device, &settings)?
+                tracer.kernels(&self.device, &step)?
             }
         };
         self.device.warn_if_full(self.plan.reserved_bytes)?;
-        let mut session = Session::on_kernels(settings, &memory, kernels)?;
+        let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
             match (resumed, &self.resolved.options.init_from) {

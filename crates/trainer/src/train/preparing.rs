@@ -4,7 +4,7 @@ use super::between::Between;
 use super::resuming::Resumed;
 use super::saving::{Saver, origin};
 use crate::attention::cudnn_version;
-use crate::device::OpenDevice;
+use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::limits::{limit, refuse_without_room};
@@ -21,8 +21,8 @@ pub(super) struct Prepared {
     pub(super) resolved: Resolved,
     pub(super) resumed: Option<Resumed>,
     pub(super) dataset: Dataset,
-    pub(super) settings: Settings,
     pub(super) device: OpenDevice,
+    pub(super) step: DeviceStep,
     pub(super) plan: Plan,
     pub(super) limit: Option<u64>,
 }
@@ -34,17 +34,16 @@ impl Prepared {
         let dataset = Dataset::open(&data_options(&resolved))?;
         let (config, device) = settled::on_device(&resolved, job.group())?;
         resolved.config = config;
-        let settings = Settings::new(&resolved.config)?;
-        let algorithms = device.settle_algorithms(&settings)?;
-        let cudnn_version = cudnn_version(settings.attention);
+        let step = device.step(Settings::new(&resolved.config)?)?;
+        let cudnn_version = cudnn_version(step.settings.attention);
         if let Some(resumed) = &mut resumed {
             resolved.name = resumed.state().name.clone();
-            let libraries = [algorithms.as_deref(), cudnn_version.as_deref()];
+            let libraries = [step.algorithms.as_deref(), cudnn_version.as_deref()];
             resumed.compare(&resolved, &dataset.fingerprint(), libraries)?;
         }
         let plan = Plan {
             cudnn_version,
-            algorithms,
+            algorithms: step.algorithms.clone(),
             ..Plan::with_alternatives(&resolved.config, device.target())?
         };
         let limit = limit(&resolved, &device)?;
@@ -58,8 +57,8 @@ impl Prepared {
             resolved,
             resumed,
             dataset,
-            settings,
             device,
+            step,
             plan,
             limit,
         })
@@ -73,7 +72,7 @@ impl Prepared {
             .map(Resumed::folder)
             .or(options.init_from.as_deref());
         let data = config.data.path.as_deref();
-        let between = Between::open(&self.resolved, &self.settings, from, data)?;
+        let between = Between::open(&self.resolved, &self.step.settings, from, data)?;
         let evaluated = between.fingerprint();
         let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
         let saver = Saver::new(origin(from, data)?, best, job.group());
