@@ -6,6 +6,8 @@
 mod between;
 mod copies;
 mod crossed;
+#[cfg(test)]
+mod disk_faults;
 mod error;
 mod evaluation;
 mod forward;
