@@ -3,7 +3,6 @@
 mod alike;
 mod between;
 mod ending;
-mod joint;
 mod loading;
 mod made;
 mod preparing;
