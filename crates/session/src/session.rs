@@ -210,7 +210,7 @@ impl Session {
         let made = self.forward_backward(batch, targets, &mut beside);
         self.is_half_updated =
             made.is_err() && self.gradients.is_released() && self.optimizer.is_pending();
-        // Of the step before, also where this one is broken off.
+        // What crossed for the step before counts for it, also where this one is broken off.
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.crossed = in_flight.crossed.plus(beside.before);
         }

@@ -19,9 +19,9 @@ use std::time::Duration;
 
 /// Where a run writes, and what watches it.
 pub(super) struct Records {
-    /// Of the run, where this process writes them.
+    /// The run's, where this process writes them.
     metrics: Option<Metrics>,
-    /// Of this rank, where there are ranks.
+    /// This rank's own, where there are ranks.
     own: Option<Metrics>,
     writes_events: bool,
     board: Option<TensorBoard>,
