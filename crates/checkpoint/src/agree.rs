@@ -16,7 +16,7 @@ enum Word<T> {
 /// # Errors
 /// Why this rank failed, else [`CheckpointError::OtherRank`] for the first that did; [`CheckpointError::Group`] if ranks are
 /// lost.
-pub fn gather<T: Serialize + DeserializeOwned>(
+pub(crate) fn gather<T: Serialize + DeserializeOwned>(
     group: &dyn Group,
     own: Result<T, CheckpointError>,
 ) -> Result<Vec<T>, CheckpointError> {
@@ -57,7 +57,10 @@ pub fn gather<T: Serialize + DeserializeOwned>(
 ///
 /// # Errors
 /// As [`gather`].
-pub fn agree<T>(group: &dyn Group, own: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+pub(crate) fn agree<T>(
+    group: &dyn Group,
+    own: Result<T, CheckpointError>,
+) -> Result<T, CheckpointError> {
     let mut made = None;
     gather(group, own.map(|own| made = Some(own)))?;
     Ok(made.expect("it was made if no rank failed"))

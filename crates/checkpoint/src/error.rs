@@ -112,7 +112,7 @@ pub enum Damage {
     Swapped {
         /// The file.
         name: String,
-        /// Whose content it has.
+        /// The file whose content it has.
         other: String,
     },
     /// A file is not the checkpoint's.
@@ -121,9 +121,9 @@ pub enum Damage {
     /// The folder has the name of another step.
     #[error("its name says step {name}, but it is of step {step}")]
     OtherStep {
-        /// By its name.
+        /// What its name says.
         name: u64,
-        /// By its content.
+        /// What its content says.
         step: u64,
     },
     /// The state cannot be understood.

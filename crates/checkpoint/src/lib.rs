@@ -3,7 +3,7 @@
 //! [`save`] writes `RUN/checkpoints/step-N/` through a [`files::FileSystem`]: into a temporary folder, every file made
 //! durable, a manifest with sizes and checksums last, then the folder gets its name. [`Checkpoint::open`] believes nothing
 //! that the manifest does not confirm, and [`find`] takes the newest whole checkpoint of a run. [`keep`] removes old ones.
-//! Several ranks save and find together ([`save_together`], [`find_together`]): all of them, or none.
+//! Several ranks save and find together ([`JointSaver`], [`find_together`]): all of them, or none.
 //! [`BackgroundWriter`] does such work beside training, and [`RunLock`] keeps a second run out of the folder. The format is
 //! `docs/reference/checkpoint.md`.
 //!
@@ -13,6 +13,7 @@ mod agree;
 mod background;
 mod error;
 mod find;
+mod joint;
 mod keep;
 mod lock;
 mod manifest;
@@ -22,15 +23,14 @@ mod ranks;
 mod save;
 mod state;
 
-pub use agree::{agree, gather};
 pub use background::BackgroundWriter;
 pub use error::{CheckpointError, Damage};
 pub use find::{Found, find, find_together};
+pub use joint::{JointCheckpoint, JointSaver, Part};
 pub use keep::{keep, set_aside_after};
 pub use lock::{LockError, RunLock};
 pub use manifest::{Manifest, ManifestFile};
 pub use open::Checkpoint;
-pub use ranks::{Staging, discard_staged, publish, save_together, stage, write_part};
 pub use save::{Contents, save};
 pub use state::{
     Best, FORMAT_VERSION, FORMAT_VERSION_OF_RANKS, OptimizerForm, STATE_FILE, TrainerState,

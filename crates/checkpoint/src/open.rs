@@ -37,7 +37,7 @@ impl Checkpoint {
     /// The same on all ranks of a group, each of which computes the checksums of some files: whole for all, or for none.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`], and as [`agree`].
+    /// As [`Checkpoint::open`]; [`CheckpointError::OtherRank`] for what another rank found, [`CheckpointError::Group`] if ranks are lost.
     pub fn open_together(path: &Path, group: &dyn Group) -> Result<Self, CheckpointError> {
         agree(group, Self::open_share(path, (group.rank(), group.size())))
     }

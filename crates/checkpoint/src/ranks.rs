@@ -1,15 +1,9 @@
-//! A checkpoint that several ranks write at once, each the elements that it has.
-//!
-//! The first rank makes the folder ([`stage`]), then every rank writes its file into it ([`write_part`]); when all of them are
-//! durable, the first one writes what belongs to them all, and gives the folder its name ([`publish`]). Where a rank fails,
-//! nothing is published ([`discard_staged`]). [`save_together`] is all of it; a run that saves beside its steps takes it apart.
+//! What ranks do to a disk for a checkpoint of theirs; `joint.rs` has the order.
 
-use crate::agree::{agree, gather};
 use crate::error::CheckpointError;
+use crate::joint::JointCheckpoint;
 use crate::names::{self, Name};
 use crate::save::{finish, make_folder, name_staged, tidy};
-use crate::state::TrainerState;
-use collectives::Group;
 use files::{
     FileSystem, FilesError, PIECE_INDEX, PieceIndex, PieceSource, WrittenPieces, write_file,
     write_pieces,
@@ -18,11 +12,11 @@ use std::path::PathBuf;
 
 /// Where a checkpoint of several ranks is being saved.
 #[derive(Clone, Debug)]
-pub struct Staging {
+pub(crate) struct Staging {
     /// The run's folder.
-    pub run: PathBuf,
+    pub(crate) run: PathBuf,
     /// The step.
-    pub step: u64,
+    pub(crate) step: u64,
 }
 
 impl Staging {
@@ -31,7 +25,7 @@ impl Staging {
     }
 
     /// Where it is once it is published.
-    pub fn saved(&self) -> PathBuf {
+    pub(crate) fn saved(&self) -> PathBuf {
         names::checkpoints(&self.run).join(Name::Saved(self.step).text())
     }
 }
@@ -40,7 +34,7 @@ impl Staging {
 ///
 /// # Errors
 /// [`CheckpointError::Files`].
-pub fn stage(disk: &dyn FileSystem, staging: &Staging) -> Result<(), CheckpointError> {
+pub(crate) fn stage(disk: &dyn FileSystem, staging: &Staging) -> Result<(), CheckpointError> {
     let checkpoints = names::checkpoints(&staging.run);
     make_folder(disk, &staging.run, &checkpoints)?;
     tidy(disk, &checkpoints)?;
@@ -53,7 +47,7 @@ pub fn stage(disk: &dyn FileSystem, staging: &Staging) -> Result<(), CheckpointE
 ///
 /// # Errors
 /// [`CheckpointError::Files`].
-pub fn write_part(
+pub(crate) fn write_part(
     disk: &dyn FileSystem,
     staging: &Staging,
     (rank, size): (usize, usize),
@@ -67,17 +61,15 @@ pub fn write_part(
 }
 
 /// Writes what belongs to the parts of all ranks, which are durable, and gives the checkpoint its name: on one rank.
-/// `files` are as in [`crate::Contents`].
 ///
 /// # Errors
 /// [`CheckpointError::Files`]; then nothing is left of it, as far as the disk allows.
-pub fn publish(
+pub(crate) fn publish(
     disk: &dyn FileSystem,
     staging: &Staging,
-    state: &TrainerState,
-    files: &[(String, Vec<u8>)],
+    checkpoint: &JointCheckpoint,
     parts: &[WrittenPieces],
-) -> Result<PathBuf, CheckpointError> {
+) -> Result<(), CheckpointError> {
     let folder = staging.folder();
     let publish = || {
         let index = PieceIndex::of(&folder, parts)?;
@@ -88,8 +80,8 @@ pub fn publish(
             PIECE_INDEX,
             index.text().as_bytes(),
         )?);
-        finish(disk, &folder, written, files, state)?;
-        name_staged(disk, &names::checkpoints(&staging.run), staging.step)
+        finish(disk, &folder, written, &checkpoint.files, &checkpoint.state)?;
+        name_staged(disk, &names::checkpoints(&staging.run), staging.step).map(drop)
     };
     publish().map_err(|error: FilesError| {
         discard_staged(disk, staging);
@@ -98,38 +90,7 @@ pub fn publish(
 }
 
 /// Removes what ranks have written where one of them failed: on one rank, when none writes any more.
-pub fn discard_staged(disk: &dyn FileSystem, staging: &Staging) {
+pub(crate) fn discard_staged(disk: &dyn FileSystem, staging: &Staging) {
     // The failure to save is the one to tell; the next save tries to remove this again.
     let _ = files::remove_tree(disk, &staging.folder());
-}
-
-/// Saves a checkpoint on all ranks of a group, and returns its path; otherwise as [`crate::save`].
-///
-/// # Errors
-/// On all ranks, as [`gather`]: nothing is published then.
-pub fn save_together(
-    disk: &dyn FileSystem,
-    staging: &Staging,
-    group: &dyn Group,
-    (state, files): (&TrainerState, &[(String, Vec<u8>)]),
-    source: &dyn PieceSource,
-) -> Result<PathBuf, CheckpointError> {
-    let (rank, size) = (group.rank(), group.size());
-    let leads = rank == 0;
-    let if_leads = |act: &dyn Fn() -> Result<(), CheckpointError>| match leads {
-        true => act(),
-        false => Ok(()),
-    };
-    agree(group, if_leads(&|| stage(disk, staging)))?;
-    let own = write_part(disk, staging, (rank, size), source);
-    let parts = gather(group, own).inspect_err(|_| {
-        if leads {
-            discard_staged(disk, staging);
-        }
-    })?;
-    agree(
-        group,
-        if_leads(&|| publish(disk, staging, state, files, &parts).map(drop)),
-    )?;
-    Ok(staging.saved())
 }

@@ -40,7 +40,7 @@ pub struct TrainerState {
     pub data: String,
     /// Tokens read so far.
     pub tokens: u64,
-    /// Of these, how many were targets.
+    /// How many of these were targets.
     pub targets: u64,
     /// An evaluation that is due after this step was broken off, and has to be made.
     pub pending: bool,

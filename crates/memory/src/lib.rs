@@ -36,6 +36,7 @@ mod ledger;
 mod memory;
 mod out_of_memory;
 mod place;
+mod playback;
 mod slab;
 mod state;
 mod view;
@@ -61,6 +62,7 @@ pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};
 pub use out_of_memory::{Cause, OutOfMemory, Refusal};
 pub use place::{ByPhase, Layer, Phase, Place};
+pub use playback::{AfterEvent, Playback};
 pub use slab::Slab;
 pub use view::{Element, In, Out};
 

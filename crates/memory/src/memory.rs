@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(run(Memory::host()), run(Memory::shapes()));
     }
 
-    /// Of all steps the last, after what lives across them.
+    /// Earlier steps are forgotten, and what lives across steps is not.
     #[test]
     fn a_history_has_what_lives_across_steps_and_the_last_step() {
         let memory = Memory::shapes();

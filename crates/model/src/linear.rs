@@ -1,7 +1,7 @@
 //! Linear layers: all that matrices of the model are used for, in both directions.
 
 use crate::parameters::{Initial, ParameterId, PartParameters};
-use crate::{ModelError, Pass};
+use crate::{Activation, ModelError, Pass};
 use kernels::operation::{AddBias, BiasBackward, Matmul};
 use kernels::{Init, Kernels};
 use memory::{In, Out};
@@ -160,6 +160,20 @@ impl Linear {
             bias: None,
             init,
         })?)
+    }
+
+    /// Both gradients of the product of an activation, whose own is filed. The input goes before its gradient is leased.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`], and as replays of the input.
+    pub fn backward(&self, pass: &mut Pass, input: Activation, dy: In) -> Result<(), ModelError> {
+        let x = pass.pull(input)?;
+        self.add_gradient(pass, dy, x.view())?;
+        pass.release(input, x);
+        let (mut dx, init) = pass.gradient_to_add(input)?;
+        self.input_gradient(pass, dx.view_mut(), init, dy)?;
+        pass.file_gradient(input, dx);
+        Ok(())
     }
 
     /// `dx = init + dy W`.

@@ -9,7 +9,6 @@
 use crate::auto::{AutoError, choose};
 use crate::figures::figures;
 use crate::gpus;
-use crate::largest::Room;
 use crate::on_paper::Paper;
 use kernels::Target;
 use kernels::timeline::Measured;
@@ -42,15 +41,15 @@ struct Chunk {
 
 impl ChosenHeadChunk {
     /// Chooses for a configuration that leaves the chunk open: the smallest that is next to as fast as the fastest, or the
-    /// largest below it whose plan fits every one of `rooms`. Under automatic recompute some policy has to fit `budget`
-    /// instead. Every rank chooses what the first one does.
+    /// largest below it whose plan fits a device of so many bytes, where that is known. Under automatic recompute some policy
+    /// has to fit `budget` instead. Every rank chooses what the first one does.
     ///
     /// # Errors
     /// As [`crate::Plan::new`]; a file of costs that cannot be used.
     pub fn new(
         config: &Config,
         target: Target,
-        rooms: &[Room],
+        device_bytes: Option<u64>,
         budget: Option<u64>,
     ) -> Result<ChosenHeadChunk, AutoError> {
         let compared = match target {
@@ -63,7 +62,7 @@ impl ChosenHeadChunk {
             let of_first = of_first_rank(&with_chunk(config, tokens));
             let fits = match budget.filter(|_| config.chooses()) {
                 Some(budget) => some_policy_fits(&of_first, target, budget)?,
-                None => fits(&of_first, target, rooms)?,
+                None => fits(&of_first, target, device_bytes)?,
             };
             if fits {
                 break;
@@ -154,18 +153,14 @@ fn smallest_of_the_fast(chunks: &[Chunk]) -> Option<usize> {
     fast.next().map(|chunk| chunk.tokens)
 }
 
-/// Whether a plan fits all rooms.
-fn fits(config: &Config, target: Target, rooms: &[Room]) -> Result<bool, SessionError> {
-    if rooms.is_empty() {
+/// Whether a plan fits a device. One of unknown size holds everything.
+fn fits(config: &Config, target: Target, device_bytes: Option<u64>) -> Result<bool, SessionError> {
+    let Some(device_bytes) = device_bytes else {
         return Ok(true);
-    }
+    };
     let settings = Settings::new(config)?;
-    let planned = figures(&settings, target)?;
-    let overhead = gpus::overhead_bytes(target, &settings);
-    Ok(rooms.iter().all(|room| match *room {
-        Room::Device(bytes) => planned.reserved_bytes + overhead <= bytes,
-        Room::Limit(bytes) => planned.most_bytes() <= bytes,
-    }))
+    let reserved_bytes = figures(&settings, target)?.reserved_bytes;
+    Ok(reserved_bytes + gpus::overhead_bytes(target, &settings) <= device_bytes)
 }
 
 /// Whether a policy can be chosen for a budget.
@@ -218,41 +213,34 @@ mod tests {
         Config::default().with(&set.collect::<Vec<_>>()).unwrap()
     }
 
-    fn chosen(config: &Config, rooms: &[Room], budget: Option<u64>) -> usize {
-        let chosen = ChosenHeadChunk::new(config, Target::Cuda, rooms, budget);
+    fn chosen(config: &Config, device_bytes: Option<u64>, budget: Option<u64>) -> usize {
+        let chosen = ChosenHeadChunk::new(config, Target::Cuda, device_bytes, budget);
         chosen.unwrap().tokens
     }
 
     #[test]
     fn a_chunk_is_larger_where_that_is_faster_and_fits() {
         let config = config(&[]);
-        let free = chosen(&config, &[], None);
+        let free = chosen(&config, None, None);
         assert!(free > HeadChunk::DEFAULT_TOKENS, "{free}");
-        // To the byte, under a limit on what is leased and on a device that has to hold what is reserved.
+        // To the byte: the device has to hold what is reserved, beside what libraries take.
         let settings = Settings::new(&with_chunk(&config, free)).unwrap();
         let planned = figures(&settings, Target::Cuda).unwrap();
-        let most = planned.most_bytes();
         let device = planned.reserved_bytes + gpus::overhead_bytes(Target::Cuda, &settings);
-        for (room, smaller) in [
-            (Room::Limit(most), Room::Limit(most - 1)),
-            (Room::Device(device), Room::Device(device - 1)),
-        ] {
-            assert_eq!(chosen(&config, &[room], None), free);
-            let less = ChosenHeadChunk::new(&config, Target::Cuda, &[smaller], None).unwrap();
-            assert_eq!(less.tokens, free / 2);
-            let said = less.describe().unwrap();
-            let short = format!("; memory is too short for {free}");
-            assert!(said.ends_with(&short), "{said}");
-            assert_eq!(chosen(&config, &[room, smaller], None), free / 2);
-        }
-        assert_eq!(chosen(&config, &[Room::Limit(1)], None), 512);
+        assert_eq!(chosen(&config, Some(device), None), free);
+        let less = ChosenHeadChunk::new(&config, Target::Cuda, Some(device - 1), None).unwrap();
+        assert_eq!(less.tokens, free / 2);
+        let said = less.describe().unwrap();
+        let short = format!("; memory is too short for {free}");
+        assert!(said.ends_with(&short), "{said}");
+        assert_eq!(chosen(&config, Some(1), None), 512);
     }
 
     #[test]
     fn there_is_nothing_to_choose_on_the_processor_or_of_few_tokens() {
-        let on_cpu = ChosenHeadChunk::new(&config(&[]), Target::Cpu, &[], None).unwrap();
+        let on_cpu = ChosenHeadChunk::new(&config(&[]), Target::Cpu, None, None).unwrap();
         let few = config(&["batch.micro=1", "data.seq=1000"]);
-        let few = ChosenHeadChunk::new(&few, Target::Cuda, &[], None).unwrap();
+        let few = ChosenHeadChunk::new(&few, Target::Cuda, None, None).unwrap();
         for chosen in [on_cpu, few] {
             assert_eq!((chosen.tokens, chosen.describe()), (512, None));
         }
@@ -261,7 +249,7 @@ mod tests {
     /// Every way of saving memory that promises the same bits has the same chunk, where memory has no bounds.
     #[test]
     fn what_changes_no_bits_does_not_change_the_chunk() {
-        let kept = ChosenHeadChunk::new(&config(&[]), Target::Cuda, &[], None).unwrap();
+        let kept = ChosenHeadChunk::new(&config(&[]), Target::Cuda, None, None).unwrap();
         for set in [
             ["recompute.spec=full", "offload.activations=block_input"],
             ["offload.optimizer=pinned", "offload.gradients=pinned"],
@@ -269,12 +257,12 @@ mod tests {
             ["batch.accum=5", "hardware.h2d_gbps=0.1"],
             ["optim.release=backward", "optim.clip_norm=inf"],
         ] {
-            let other = ChosenHeadChunk::new(&config(&set), Target::Cuda, &[], None).unwrap();
+            let other = ChosenHeadChunk::new(&config(&set), Target::Cuda, None, None).unwrap();
             assert_eq!(kept, other, "{set:?}");
         }
         let mut of_rank = config(&["collectives.zero=3"]);
         of_rank.join(Member { rank: 2, size: 3 }).unwrap();
-        let of_rank = ChosenHeadChunk::new(&of_rank, Target::Cuda, &[], None);
+        let of_rank = ChosenHeadChunk::new(&of_rank, Target::Cuda, None, None);
         assert_eq!(kept, of_rank.unwrap());
     }
 
@@ -284,7 +272,7 @@ mod tests {
         let mut config = config(&[]);
         let mut chosen = |rank, bytes| {
             config.join(Member { rank, size: 3 }).unwrap();
-            chosen(&config, &[Room::Limit(bytes)], None)
+            chosen(&config, Some(bytes), None)
         };
         for bytes in (2..8).map(|gib| gib << 30) {
             assert_eq!(chosen(0, bytes), chosen(2, bytes), "{bytes}");
@@ -294,13 +282,13 @@ mod tests {
     #[test]
     fn under_automatic_recompute_some_policy_has_to_fit() {
         let config = config(&["recompute.spec=auto", "memory.budget=1TiB"]);
-        let free = chosen(&config, &[], Some(1 << 40));
+        let free = chosen(&config, None, Some(1 << 40));
         assert!(free > HeadChunk::DEFAULT_TOKENS, "{free}");
         let least = match choose(&with_chunk(&config, free), Target::Cuda, 1) {
             Err(AutoError::Infeasible { smallest, .. }) => smallest,
             other => panic!("{other:?}"),
         };
-        assert_eq!(chosen(&config, &[], Some(least)), free);
-        assert_eq!(chosen(&config, &[], Some(least - 1)), free / 2);
+        assert_eq!(chosen(&config, None, Some(least)), free);
+        assert_eq!(chosen(&config, None, Some(least - 1)), free / 2);
     }
 }

@@ -3,8 +3,7 @@
 use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Measured, Rates, Seconds, Span, Timeline};
 use kernels::{Queue, Target};
-use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place};
-use report::pictures::Playback;
+use memory::{History, Layer, LiveLease, Memory, Peak, Phase, Place, Playback};
 use session::{MICRO_BATCHES_MAX, Session, SessionError, shape_of_a_step};
 use settings::Settings;
 

@@ -6,9 +6,9 @@ use crate::{Generation, Sampling, Session, SessionError};
 /// Most live device bytes of what is computed between steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeaksBetween {
-    /// Of an evaluation, where there are any.
+    /// Those of an evaluation, where there are any.
     pub evaluation: Option<u64>,
-    /// Of a sample of the model's text, where there are any.
+    /// Those of a sample of the model's text, where there are any.
     pub sample: Option<u64>,
 }
 

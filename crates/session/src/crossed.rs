@@ -77,7 +77,7 @@ impl Count {
         }
     }
 
-    /// While there was nothing but updates.
+    /// What crossed while there was nothing but updates.
     pub(crate) fn of_update(self) -> Crossed {
         Crossed {
             weights: self.weights,
@@ -87,7 +87,7 @@ impl Count {
         }
     }
 
-    /// Of passes, beside which updates were made: what is the step's own.
+    /// Tells what crossed for passes from what crossed for the updates beside them.
     pub(crate) fn split(self, beside: &UpdateTraffic) -> Crossed {
         let all = self.all.since(beside.before.total());
         let (weights, gradients) = (self.weights.since(beside.before.weights), self.gradients);

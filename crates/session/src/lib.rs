@@ -6,6 +6,8 @@
 mod between;
 mod copies;
 mod crossed;
+#[cfg(test)]
+mod disk_faults;
 mod error;
 mod evaluation;
 mod forward;
@@ -40,8 +42,7 @@ pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
 pub use outcome::StepOutcome;
 pub use products::{
-    MICRO_BATCHES_MAX, attentions_of_a_step, products_of_a_step, shape_of_a_micro_batch,
-    shape_of_a_step,
+    LibraryCalls, MICRO_BATCHES_MAX, library_calls, shape_of_a_micro_batch, shape_of_a_step,
 };
 pub use sampling::Sampling;
 pub use session::Session;

@@ -5,23 +5,29 @@ use data::{MicroBatch, Packing, StepBatch, padded_lengths};
 use kernels::cuda::{Cuda, Gemm, LibraryAttention, Listing};
 use settings::{Settings, StatesPlace};
 
-/// Every matrix product that a step, and what is computed between steps, asks cuBLASLt for, in order. Nothing is computed or allocated.
+/// What a step, and what is computed between steps, asks NVIDIA's libraries for, in order.
+#[derive(Clone, Debug, Default)]
+pub struct LibraryCalls {
+    /// Matrix products, which are cuBLASLt's: first those of the step.
+    pub products: Vec<Gemm>,
+    /// How many of them are the step's.
+    of_step: usize,
+    /// Attention that is computed by cuDNN.
+    pub attentions: Vec<LibraryAttention>,
+}
+
+impl LibraryCalls {
+    /// The products that training takes. What runs between steps changes no bit of them, and may be other when a run goes on.
+    pub fn products_of_step(&self) -> &[Gemm] {
+        &self.products[..self.of_step]
+    }
+}
+
+/// Lists what a step asks libraries for. Nothing is computed or allocated.
 ///
 /// # Errors
 /// [`SessionError::Config`] for settings that make no session.
-pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError> {
-    Ok(listed(settings)?.products())
-}
-
-/// As [`products_of_a_step`]: every attention that is computed by cuDNN.
-///
-/// # Errors
-/// As [`products_of_a_step`].
-pub fn attentions_of_a_step(settings: &Settings) -> Result<Vec<LibraryAttention>, SessionError> {
-    Ok(listed(settings)?.attentions())
-}
-
-fn listed(settings: &Settings) -> Result<Listing, SessionError> {
+pub fn library_calls(settings: &Settings) -> Result<LibraryCalls, SessionError> {
     let (memory, listing) = (Listing::memory(), Listing::of_rank(settings.member().0));
     let mut settings = settings.clone();
     // No product depends on where states are, and no file is to be made for this.
@@ -32,8 +38,13 @@ fn listed(settings: &Settings) -> Result<Listing, SessionError> {
     let batch = shape_of_a_step(&settings, settings.seq);
     let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
     session.step(&batch)?;
+    let of_step = listing.products().len();
     session.between_steps_on_shapes()?;
-    Ok(listing)
+    Ok(LibraryCalls {
+        products: listing.products(),
+        of_step,
+        attentions: listing.attentions(),
+    })
 }
 
 /// The second micro-batch meets what the first leaves behind; later ones meet the same.
@@ -97,7 +108,7 @@ mod tests {
         (config.model.hidden, config.model.ffn) = (64, 176);
         config.batch.accum = 3;
         let settings = Settings::new(&config).unwrap();
-        let gemms = products_of_a_step(&settings).unwrap();
+        let gemms = library_calls(&settings).unwrap().products;
         let tokens = settings.micro_batch * settings.seq;
         let listed = sizes(&gemms);
         for expected in [
@@ -112,8 +123,24 @@ mod tests {
             accum: 1,
             ..settings
         };
-        let of_one = products_of_a_step(&once).unwrap();
+        let of_one = library_calls(&once).unwrap().products;
         assert_eq!(gemms.len(), 2 * of_one.len());
         assert!(!sizes(&of_one).contains(&([352, tokens, 64], true)));
+    }
+
+    /// What a run does between steps is rehearsed, and leaves the name of what its steps compute as it is.
+    #[test]
+    fn products_of_the_step_are_those_of_a_run_with_nothing_between_steps() {
+        let mut config = Config::default();
+        (config.eval.every, config.eval.micro_batch) = (Some(1), Some(1));
+        let evaluating = library_calls(&Settings::new(&config).unwrap()).unwrap();
+        config.eval.every = None;
+        let alone = library_calls(&Settings::new(&config).unwrap()).unwrap();
+        let all_of = |gemms: &[Gemm]| format!("{gemms:?}");
+        assert!(evaluating.products.len() > alone.products.len());
+        assert_eq!(
+            all_of(evaluating.products_of_step()),
+            all_of(&alone.products)
+        );
     }
 }

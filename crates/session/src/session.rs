@@ -16,7 +16,7 @@ use collectives::Alone;
 use data::{MicroBatch, StepBatch};
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::{BlockFile, Kernels, Target};
+use kernels::{Kernels, Target};
 use memory::{Layer, Memory, Phase};
 use model::{
     BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepTotals, Training,
@@ -210,7 +210,7 @@ impl Session {
         let made = self.forward_backward(batch, targets, &mut beside);
         self.is_half_updated =
             made.is_err() && self.gradients.is_released() && self.optimizer.is_pending();
-        // Of the step before, also where this one is broken off.
+        // What crossed for the step before counts for it, also where this one is broken off.
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.crossed = in_flight.crossed.plus(beside.before);
         }
@@ -267,12 +267,6 @@ impl Session {
     /// Bytes that optimizer states take on a disk; none if they are in memory.
     pub fn disk_bytes(&self) -> Option<u64> {
         self.optimizer.disk_bytes()
-    }
-
-    /// Keeps optimizer states in another file than the one that the settings name, of [`Session::disk_bytes`] zeros: before
-    /// anything is set.
-    pub fn keep_states_in(&mut self, file: Arc<dyn BlockFile>) {
-        self.optimizer.use_file(file);
     }
 
     /// The outcome of a step that [`Session::start_step`] has finished: the one asked for, or the one before.

@@ -77,7 +77,7 @@ pub(crate) struct CopyPlace {
 }
 
 impl Inventory {
-    /// Of several ranks, what is this one's to save; else all.
+    /// Lists what this rank has to save, where there are several; else all.
     fn new(settings: &Settings, held: Held, parameters: &Parameters) -> Inventory {
         let layout = held.weights.layout();
         let own = match several(settings) {

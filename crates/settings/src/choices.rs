@@ -2,6 +2,7 @@
 
 use choices::choices;
 use memory::DType;
+use model::Attention;
 
 choices! {
     /// A type that is computed in, or in which gradients are accumulated.
@@ -33,6 +34,16 @@ choices! {
         Flash = "flash",
         /// Never stored either, by cuDNN.
         Cudnn = "cudnn",
+    }
+}
+
+impl From<Attention> for AttentionBackend {
+    fn from(attention: Attention) -> AttentionBackend {
+        match attention {
+            Attention::Eager => AttentionBackend::Eager,
+            Attention::Flash => AttentionBackend::Flash,
+            Attention::Cudnn => AttentionBackend::Cudnn,
+        }
     }
 }
 

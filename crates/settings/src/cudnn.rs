@@ -40,10 +40,9 @@ pub fn cudnn_shape(config: &Config) -> AttentionShape {
 /// Whether `auto` may stand for cuDNN's attention under a configuration without open questions: where it would else be flash
 /// attention in bf16 on a GPU, and cuDNN computes that.
 pub fn cudnn_fits(config: &Config) -> bool {
-    let (backend, packing) = (config.attention.backend, config.data.packing);
-    let is_flash = attention(backend, config.data.seq, packing) == Attention::Flash;
-    let is_open = backend == AttentionBackend::Auto && config.dtype() == FloatType::Bf16;
-    is_open && is_flash && cudnn_misfit(config).is_none()
+    let is_open = config.attention.backend == AttentionBackend::Auto;
+    let is_flash = attention(config) == Attention::Flash;
+    is_open && is_flash && config.dtype() == FloatType::Bf16 && cudnn_misfit(config).is_none()
 }
 
 #[cfg(test)]

@@ -46,5 +46,5 @@ pub use schema::{
     EvalConfig, HEURISTIC, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig,
     OptimConfig, RecomputeConfig, TrainConfig,
 };
-pub use settings::{BetweenSteps, FLASH_FROM_SEQ, GRAPHS_FROM_ACCUM, Settings, StateFormats};
+pub use settings::{BetweenSteps, GRAPHS_FROM_ACCUM, Settings, StateFormats, auto_attention};
 pub use size::{Size, SizeError};

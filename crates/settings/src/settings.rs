@@ -117,7 +117,7 @@ impl Settings {
             )));
         }
         check_logits(config)?;
-        let attention = attention(config.attention.backend, seq, config.data.packing);
+        let attention = attention(config);
         if let (Attention::Cudnn, Some(reason)) = (attention, cudnn_misfit(config)) {
             return Err(ConfigError::Contradiction(format!(
                 "`attention.backend` is cudnn, but {reason}; use --attention flash, or auto"
@@ -318,17 +318,34 @@ fn check_offloaded(
 }
 
 /// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
-pub const FLASH_FROM_SEQ: usize = 256;
+const FLASH_FROM_SEQ: usize = 256;
 
-/// The kind of attention for sequences of `seq` tokens: `auto` is flash from [`FLASH_FROM_SEQ`] on, and for packed documents,
-/// else eager. Whether it is cuDNN's is for those to decide who have the device ([`crate::cudnn_fits`]).
-pub fn attention(backend: AttentionBackend, seq: usize, packing: Packing) -> Attention {
-    match backend {
-        AttentionBackend::Auto if packing == Packing::FirstFit => Attention::Flash,
+/// The kind of attention of a configuration. Whether that of `auto` is cuDNN's is for those to decide who have the device
+/// ([`crate::cudnn_fits`]).
+pub(crate) fn attention(config: &Config) -> Attention {
+    match config.attention.backend {
+        AttentionBackend::Auto => auto_attention(config).0,
         AttentionBackend::Eager => Attention::Eager,
         AttentionBackend::Flash => Attention::Flash,
-        AttentionBackend::Auto if seq >= FLASH_FROM_SEQ => Attention::Flash,
-        AttentionBackend::Auto => Attention::Eager,
         AttentionBackend::Cudnn => Attention::Cudnn,
     }
+}
+
+/// What `auto` stands for without a device to ask, and why: flash for packed documents and from [`FLASH_FROM_SEQ`] tokens on,
+/// else eager.
+pub fn auto_attention(config: &Config) -> (Attention, String) {
+    let (seq, packing) = (config.data.seq, config.data.packing);
+    if packing == Packing::FirstFit {
+        let reason = format!(
+            "data.packing is {packing}, and eager attention cannot keep documents from seeing each other"
+        );
+        return (Attention::Flash, reason);
+    }
+    let attention = match seq >= FLASH_FROM_SEQ {
+        true => Attention::Flash,
+        false => Attention::Eager,
+    };
+    let reason =
+        format!("auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}");
+    (attention, reason)
 }

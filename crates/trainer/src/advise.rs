@@ -1,7 +1,6 @@
 //! What `plan` answers beside the plan: `--device-memory` and `--largest`.
 
 use crate::args::RunArgs;
-use crate::chosen::Holder;
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::limits::limit_of_plan;
@@ -23,15 +22,10 @@ pub struct AdviceArgs {
 }
 
 impl AdviceArgs {
-    /// The bytes of `--device-memory`.
-    fn device_bytes(&self) -> Result<Option<u64>, Failure> {
+    /// The bytes of `--device-memory`: what has to hold the run.
+    pub(crate) fn device_bytes(&self) -> Result<Option<u64>, Failure> {
         let bytes = self.device_memory.as_deref().map(device_memory_bytes);
         bytes.transpose()
-    }
-
-    /// What has to hold the run.
-    pub(crate) fn holder(&self) -> Result<Holder<'static>, Failure> {
-        Ok(self.device_bytes()?.map_or(Holder::Unknown, Holder::Bytes))
     }
 }
 

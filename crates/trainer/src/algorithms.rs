@@ -1,9 +1,8 @@
 //! The file of algorithms that `trainer tune` keeps for a GPU: where it is, and what a run takes of it.
 
 use crate::failure::Failure;
-use kernels::cuda::{Algorithms, CudaDevice, TunedProduct};
+use kernels::cuda::{Algorithms, CudaDevice, Gemm, TunedProduct};
 use kernels::{Target, workspace_bytes};
-use session::products_of_a_step;
 use settings::{HEURISTIC, Settings};
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};
@@ -26,12 +25,16 @@ pub(crate) fn kept_at(device: &CudaDevice) -> Option<PathBuf> {
 }
 
 /// Has the products of a device take what is kept for it, and tells the run's choice for its records: `heuristic`, or the
-/// file's name and a checksum of what the products of this run take of it. Once a device: later settings change nothing.
+/// file's name and a checksum of what `products`, those of its steps, take of it. Once a device: later settings change nothing.
 ///
 /// # Errors
 /// [`Failure::Algorithms`] for a file that the settings name and that is none for this device; one that is merely kept for it
 /// is passed over with a warning.
-pub(crate) fn settle(device: &CudaDevice, settings: &Settings) -> Result<String, Failure> {
+pub(crate) fn settle(
+    device: &CudaDevice,
+    settings: &Settings,
+    products: &[Gemm],
+) -> Result<String, Failure> {
     let named = settings.hardware.algorithms.as_deref();
     let file = match named {
         Some(name) if name == Path::new(HEURISTIC) => None,
@@ -53,7 +56,8 @@ pub(crate) fn settle(device: &CudaDevice, settings: &Settings) -> Result<String,
         let used = device.use_algorithms(algorithms);
         used.map_err(|why| unfit(file.as_deref().unwrap_or(Path::new("")), why))?;
     }
-    let checksum = checksum(device, settings)?;
+    let workspace = workspace_bytes(Target::Cuda, settings.narrowest_dtype()) as usize;
+    let checksum = checksum(device, products, workspace)?;
     Ok(match (checksum, file) {
         (Some(checksum), Some(file)) => {
             let name = file.file_name().unwrap_or(file.as_os_str());
@@ -63,21 +67,19 @@ pub(crate) fn settle(device: &CudaDevice, settings: &Settings) -> Result<String,
     })
 }
 
-/// Tells choices of algorithms apart by what the products of a run take; none where they take nothing.
-fn checksum(device: &CudaDevice, settings: &Settings) -> Result<Option<u32>, Failure> {
+/// Tells choices of algorithms apart by what products take; none where they take nothing.
+fn checksum(
+    device: &CudaDevice,
+    products: &[Gemm],
+    workspace_bytes: usize,
+) -> Result<Option<u32>, Failure> {
     let Some(algorithms) = device
         .algorithms()
         .filter(|known| !known.products().is_empty())
     else {
         return Ok(None);
     };
-    let workspace = workspace_bytes(Target::Cuda, settings.narrowest_dtype()) as usize;
-    // What runs between steps changes no bit of them, and may be other when a run goes on.
-    let alone = Settings {
-        between: Default::default(),
-        ..settings.clone()
-    };
-    let taken = algorithms.of_products(&products_of_a_step(&alone)?, workspace)?;
+    let taken = algorithms.of_products(products, workspace_bytes)?;
     let mut hash = crc32fast::Hasher::new();
     for product in &taken {
         let words = product.map_or([0; 8], TunedProduct::words);

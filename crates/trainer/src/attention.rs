@@ -2,43 +2,58 @@
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use settings::{AttentionBackend, Config, Device, Resolved, Task, cudnn_fits, cudnn_misfit};
+use model::Attention;
+use settings::{AttentionBackend, Config, Device, Task, auto_attention, cudnn_fits, cudnn_misfit};
 
-/// The configuration with cuDNN's attention in it, if that is open, fits, and works on this device. Asked for outright, it has to
-/// work.
+/// Writes down the kind of attention that `auto` stands for, and returns it with the reason in words: planned or trained again
+/// from what is written, the run is the same. cuDNN's, asked for outright, has to work.
 ///
 /// # Errors
 /// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::NoDevice`] where its device cannot.
-pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, Failure> {
-    let Device::Cuda { index } = config.device() else {
-        return Ok(config);
-    };
-    let is_asked_for = config.attention.backend == AttentionBackend::Cudnn;
-    match resolved.task {
-        // Plans are the same on every machine, and ask no device.
-        Task::Plan | Task::Init | Task::Doctor => {}
-        Task::Train | Task::Profile | Task::Tune if is_asked_for => {
-            // What does not fit is refused with the settings.
-            if cudnn_misfit(&config).is_none() {
-                // A device that is not there is another failure.
-                drop(OpenDevice::open(config.device())?);
-                found(index, &config).map_err(Failure::NoCudnn)?;
-            }
-        }
-        Task::Train | Task::Profile | Task::Tune if cudnn_fits(&config) && is_hopper(index) => {
-            match found(index, &config) {
-                Ok(version) => {
-                    tracing::info!(
-                        "attention is cudnn: version {version} computes what our own does, and twice the same"
-                    );
-                    config.attention.backend = AttentionBackend::Cudnn;
-                }
-                Err(reason) => tracing::info!("attention is flash, our own: {reason}"),
-            }
-        }
-        Task::Train | Task::Profile | Task::Tune => {}
+pub(crate) fn settle(task: Task, config: &mut Config) -> Result<Option<String>, Failure> {
+    // Plans are the same on every machine and ask no device; with another length of sequences, which they try, `auto` may stand
+    // for another kind.
+    if matches!(task, Task::Plan | Task::Init | Task::Doctor) {
+        return Ok(None);
     }
-    Ok(config)
+    match config.attention.backend {
+        AttentionBackend::Auto => {
+            let (attention, reason) = chosen(config);
+            let backend = AttentionBackend::from(attention);
+            config.attention.backend = backend;
+            Ok(Some(format!("attention is {backend}: {reason}")))
+        }
+        AttentionBackend::Cudnn => refuse_without_cudnn(config).map(|()| None),
+        AttentionBackend::Eager | AttentionBackend::Flash => Ok(None),
+    }
+}
+
+/// What `auto` stands for, and why: cuDNN's attention where it fits and works on this device.
+fn chosen(config: &Config) -> (Attention, String) {
+    match config.device() {
+        Device::Cuda { index } if cudnn_fits(config) && is_hopper(index) => {
+            match found(index, config) {
+                Ok(version) => (
+                    Attention::Cudnn,
+                    format!("version {version} computes what our own does, and twice the same"),
+                ),
+                Err(reason) => (Attention::Flash, format!("our own, since {reason}")),
+            }
+        }
+        _ => auto_attention(config),
+    }
+}
+
+fn refuse_without_cudnn(config: &Config) -> Result<(), Failure> {
+    match (config.device(), cudnn_misfit(config)) {
+        (Device::Cuda { index }, None) => {
+            // A device that is not there is another failure.
+            drop(OpenDevice::open(config.device())?);
+            found(index, config).map(drop).map_err(Failure::NoCudnn)
+        }
+        // What does not fit is refused with the settings.
+        _ => Ok(()),
+    }
 }
 
 /// What to know of a plan whose run may take another attention than was planned.
@@ -93,9 +108,9 @@ fn found(_index: usize, _config: &Config) -> Result<String, String> {
 }
 
 /// The version of the cuDNN that computes attention, where it does.
-pub(crate) fn cudnn_version(attention: model::Attention) -> Option<String> {
+pub(crate) fn cudnn_version(attention: Attention) -> Option<String> {
     #[cfg(feature = "cuda")]
-    if attention == model::Attention::Cudnn {
+    if attention == Attention::Cudnn {
         let version = kernels::cuda::CudnnVersion::look_up();
         return version.ok().map(|version| version.to_string());
     }

@@ -17,7 +17,7 @@ use {
     kernels::cuda::{Cuda, CudaDevice, CudaDriver, Rehearsal},
     kernels::{Fault, KernelError},
     memory::Refused,
-    session::products_of_a_step,
+    session::{LibraryCalls, library_calls},
     std::rc::Rc,
 };
 
@@ -32,6 +32,15 @@ pub(crate) enum OpenDevice {
 
 /// What moves bytes to other ranks and back; none: this process is alone.
 type Ranks = Option<Arc<dyn Group>>;
+
+/// A step for a device: its settings, and what it asks of the device's libraries, which is listed once.
+pub(crate) struct DeviceStep {
+    pub(crate) settings: Settings,
+    /// Which algorithms its products take, as records have it; none on the processor.
+    pub(crate) algorithms: Option<String>,
+    #[cfg(feature = "cuda")]
+    calls: LibraryCalls,
+}
 
 impl OpenDevice {
     /// Opens a device.
@@ -103,22 +112,47 @@ impl OpenDevice {
         }
     }
 
-    /// Its operations, for these settings. A GPU rehearses the step first: what kernels and libraries take is taken before
-    /// anything else is leased.
+    /// A step with these settings: on a GPU it is listed what it asks of libraries, and settled which algorithms its products
+    /// take.
+    ///
+    /// # Errors
+    /// [`Failure::Algorithms`] for a file that is named and cannot be used; settings that make no session.
+    pub(crate) fn step(&self, settings: Settings) -> Result<DeviceStep, Failure> {
+        match self {
+            OpenDevice::Cpu(_) => {
+                if settings.hardware.algorithms.is_some() {
+                    tracing::warn!(
+                        "hardware.algorithms has no effect: this run is on the processor"
+                    );
+                }
+                Ok(DeviceStep {
+                    settings,
+                    algorithms: None,
+                    #[cfg(feature = "cuda")]
+                    calls: LibraryCalls::default(),
+                })
+            }
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(device, _) => listed(device, settings),
+        }
+    }
+
+    /// Its operations, for a step. A GPU rehearses it first: what kernels and libraries take is taken before anything else is
+    /// leased.
     ///
     /// # Errors
     /// [`Failure::OutOfMemory`] if memory is short, [`Failure::Device`] if the device or its libraries fail.
     pub(crate) fn kernels(
         &self,
-        settings: &Settings,
+        step: &DeviceStep,
         memory: &Memory,
     ) -> Result<Box<dyn Kernels>, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
-            OpenDevice::Cpu(ranks) => Ok(Box::new(cpu(ranks, settings, memory)?)),
+            OpenDevice::Cpu(ranks) => Ok(Box::new(cpu(ranks, &step.settings, memory)?)),
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device, ranks) => {
-                Ok(Box::new(rehearsed(device, ranks, settings, memory)?))
+                Ok(Box::new(rehearsed(device, ranks, step, memory)?))
             }
         }
     }
@@ -129,7 +163,7 @@ impl OpenDevice {
     /// As [`OpenDevice::kernels`].
     pub(crate) fn timed_kernels(
         &self,
-        settings: &Settings,
+        step: &DeviceStep,
         memory: &Memory,
         timings: &Timings,
         timeline: Option<&Timeline>,
@@ -137,12 +171,12 @@ impl OpenDevice {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
             OpenDevice::Cpu(ranks) => {
-                let cpu = cpu(ranks, settings, memory)?;
+                let cpu = cpu(ranks, &step.settings, memory)?;
                 Ok(timed(cpu, memory, timings, timeline))
             }
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(device, ranks) => {
-                let cuda = rehearsed(device, ranks, settings, memory)?;
+                let cuda = rehearsed(device, ranks, step, memory)?;
                 Ok(timed(cuda, memory, timings, timeline))
             }
         }
@@ -185,25 +219,6 @@ impl OpenDevice {
             planned,
             bytes,
         )?)
-    }
-
-    /// Settles which algorithms its products take, and tells them as records have them; none for the processor.
-    ///
-    /// # Errors
-    /// [`Failure::Algorithms`] for a file that is named and cannot be used.
-    pub(crate) fn settle_algorithms(&self, settings: &Settings) -> Result<Option<String>, Failure> {
-        match self {
-            OpenDevice::Cpu(_) => {
-                if settings.hardware.algorithms.is_some() {
-                    tracing::warn!(
-                        "hardware.algorithms has no effect: this run is on the processor"
-                    );
-                }
-                Ok(None)
-            }
-            #[cfg(feature = "cuda")]
-            OpenDevice::Cuda(device, _) => settle(device, settings).map(Some),
-        }
     }
 
     /// Its memory in all, for limits in percent.
@@ -333,29 +348,43 @@ fn slow(settings: &Settings) -> Option<&'static str> {
     )
 }
 
+/// A step that has been listed. How often that happens is logged: once for a step.
+#[cfg(feature = "cuda")]
+pub(crate) fn listed(device: &CudaDevice, settings: Settings) -> Result<DeviceStep, Failure> {
+    let calls = library_calls(&settings)?;
+    let (products, attentions) = (calls.products.len(), calls.attentions.len());
+    tracing::debug!("listed a step: {products} products, {attentions} attentions of cuDNN");
+    let algorithms = Some(settle(device, &settings, calls.products_of_step())?);
+    Ok(DeviceStep {
+        settings,
+        algorithms,
+        calls,
+    })
+}
+
 /// Operations on a GPU that has rehearsed a step.
 #[cfg(feature = "cuda")]
 pub(crate) fn rehearsed(
     device: &Rc<CudaDevice>,
     ranks: &Ranks,
-    settings: &Settings,
+    step: &DeviceStep,
     memory: &Memory,
 ) -> Result<Cuda<CudaDriver>, Failure> {
+    let DeviceStep {
+        settings, calls, ..
+    } = step;
     if let Some(warning) = slow(settings) {
         tracing::warn!("{warning}");
     }
-    settle(device, settings)?;
-    let products = products_of_a_step(settings)?;
     let driver = match with_ranks(ranks, settings) {
         None => CudaDriver::new(device)?,
         Some(group) => CudaDriver::in_group(device, group)?,
     };
     let cuda = Cuda::new(driver, memory, settings.narrowest_dtype())?;
-    let rehearsal = cuda.rehearse(&products);
+    let rehearsal = cuda.rehearse(&calls.products);
     tell_of_products(&rehearsal.map_err(|error| explained(error, device, memory))?);
-    if settings.attention == model::Attention::Cudnn {
-        let attentions = session::attentions_of_a_step(settings)?;
-        let rehearsed = cuda.rehearse_attention(&attentions);
+    if !calls.attentions.is_empty() {
+        let rehearsed = cuda.rehearse_attention(&calls.attentions);
         let rehearsed = rehearsed.map_err(|error| explained(error, device, memory))?;
         tracing::debug!("rehearsed {rehearsed} plans of cuDNN");
     }

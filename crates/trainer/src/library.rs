@@ -20,11 +20,9 @@ mod tensors;
 
 pub use configuration::{configuration, configuration_from_text};
 
-use crate::attention;
-use crate::chosen::{Holder, chosen};
-use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::limits::limit;
+use crate::settled;
 use candle_core::Tensor;
 use configuration::{of_pretrained, resolved};
 use memory::{Layer, Phase};
@@ -85,16 +83,14 @@ impl Trainer {
         // A loop of one's own evaluates and saves as it likes: nothing is leased for a run's doing so.
         config.without_between_steps();
         let mut resolved = resolved(config);
-        let config = resolved.decided(resolved.config.data.seq);
-        let config = attention::chosen(&resolved, config)?;
-        let device = OpenDevice::open(resolved.device())?;
-        resolved.config = chosen(&resolved, config, Holder::Device(&device))?;
-        let settings = Settings::new(&resolved.config)?;
-        let plan = Plan::new(&settings, device.target())?;
+        let (config, device) = settled::on_device(&resolved, None)?;
+        resolved.config = config;
+        let step = device.step(Settings::new(&resolved.config)?)?;
+        let plan = Plan::new(&step.settings, device.target())?;
         let memory = device.memory();
         memory.set_limit(limit(&resolved, &device)?);
-        let kernels = device.kernels(&settings, &memory)?;
-        let mut session = Session::on_kernels(settings, &memory, kernels)?;
+        let kernels = device.kernels(&step, &memory)?;
+        let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
             fill(&mut session)?;

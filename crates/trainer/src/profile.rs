@@ -1,11 +1,10 @@
 //! The `profile` command: every operation of a step, beside the least that the device could take.
 
-use crate::chosen::Holder;
-use crate::device::OpenDevice;
+use crate::device::{DeviceStep, OpenDevice};
 use crate::doctor::{Rates, Work};
 use crate::failure::Failure;
 use crate::limits::{limit, refuse_without_room};
-use crate::samples::decided;
+use crate::settled;
 use crate::stdout::{print, print_json};
 use crate::tracer::{Tracer, trace_folder};
 use data::{MicroBatch, StepBatch};
@@ -70,17 +69,17 @@ impl Operations {
 /// Makes some steps and prints what their operations took.
 pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
-    let device = OpenDevice::open(resolved.device())?;
-    let settings = Settings::new(&decided(resolved, Holder::Device(&device))?)?;
-    let plan = Plan::new(&settings, device.target())?;
+    let (config, device) = settled::on_device(resolved, None)?;
+    let step = device.step(Settings::new(&config)?)?;
+    let plan = Plan::new(&step.settings, device.target())?;
     let limit = limit(resolved, &device)?;
     refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
-    let rates = measure(&device, &settings)?;
-    let dtype = settings.dtype.as_str();
+    let rates = measure(&device, &step)?;
+    let dtype = step.settings.dtype.as_str();
     let known = resolved.config.hardware.peak_tflops;
     let peak_tflops = known.or_else(|| device.peak_tflops(dtype));
     let mut tracer = Tracer::new(&device.memory());
-    let timed = timed_steps(&device, &settings, limit, plan.slab_bytes, &mut tracer)?;
+    let timed = timed_steps(&device, &step, limit, plan.slab_bytes, &mut tracer)?;
     let (peak_tflops, bandwidth_gbps) = (
         peak_tflops.unwrap_or(rates.gemm_tflops()),
         rates.copy_gbps(),
@@ -108,13 +107,13 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
 }
 
 /// What large products and copies reach.
-fn measure(device: &OpenDevice, settings: &Settings) -> Result<Rates, Failure> {
+fn measure(device: &OpenDevice, step: &DeviceStep) -> Result<Rates, Failure> {
     let memory = device.memory();
-    let kernels = device.kernels(settings, &memory)?;
+    let kernels = device.kernels(step, &memory)?;
     Rates::measure(
         &*kernels,
         &memory,
-        settings.dtype,
+        step.settings.dtype,
         Work::of(device.target()),
     )
 }
@@ -122,14 +121,14 @@ fn measure(device: &OpenDevice, settings: &Settings) -> Result<Rates, Failure> {
 /// The operations of each step but the first.
 fn timed_steps(
     device: &OpenDevice,
-    settings: &Settings,
+    step: &DeviceStep,
     limit: Option<u64>,
     slab_bytes: u64,
     tracer: &mut Tracer,
 ) -> Result<Vec<Vec<Timing>>, Failure> {
     let memory = tracer.memory.clone();
     memory.set_limit(limit);
-    let kernels = tracer.kernels(device, settings)?;
+    let (settings, kernels) = (&step.settings, tracer.kernels(device, step)?);
     let mut session = Session::on_kernels(settings.clone(), &memory, kernels)?;
     session.initialise(settings.seed)?;
     memory.reserve_slab(slab_bytes)?;

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::generate::print_generation_plan;
 use crate::job::Ended;
 use crate::pareto;
-use crate::samples::decided;
+use crate::settled;
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
 use crate::train::resumed_configuration;
@@ -16,7 +16,8 @@ use collectives::Launch;
 use memory::format_bytes;
 use model::ModelConfig;
 use planner::Plan;
-use settings::{Resolved, Size, Task, check};
+use settings::load::{Source, load};
+use settings::{Config, HeadChunk, Resolved, Size, Task, check};
 use std::path::Path;
 
 /// Trains; as one of several ranks, if a launcher started this process so.
@@ -71,7 +72,7 @@ fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
     for (key, needs) in resolved.config.unused() {
         tracing::warn!("{key} has no effect on the run: it is for {needs}");
     }
-    refuse_resume_from_nothing(resolved)?;
+    keep_head_chunk(resolved)?;
     match resolved.options.init_from.clone() {
         Some(folder) => adopt_model(resolved, &folder),
         None => Ok(()),
@@ -124,16 +125,23 @@ pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), 
     Ok(())
 }
 
-/// A plan of a run that goes on, without the run, would be that of another one.
-fn refuse_resume_from_nothing(resolved: &Resolved) -> Result<(), Failure> {
-    let Some(resume) = &resolved.options.resume else {
+/// A chunk of the output head that is left to a choice is the one of the run that goes on: another would change bits. Where
+/// nothing is to be trained, there has to be such a run: without it, this would be about another one.
+fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
+    let (options, chunk) = (&resolved.options, &mut resolved.config.memory.head_chunk);
+    let Some(resume) = &options.resume else {
         return Ok(());
     };
-    // Training says more of what it finds.
-    let is_there = resumed_configuration(resume, resolved.options.out.as_deref()).is_some();
-    match is_there || resolved.task == Task::Train {
-        true => Ok(()),
-        false => Err(Failure::Usage(
+    match resumed_configuration(resume, options.out.as_deref()) {
+        Some(file) if *chunk == HeadChunk::Auto => {
+            let source = Source::open(&file.to_string_lossy())?;
+            *chunk = load(&source, &[], false)?.config.memory.head_chunk;
+            Ok(())
+        }
+        Some(_) => Ok(()),
+        // Training says more of what it finds.
+        None if resolved.task == Task::Train => Ok(()),
+        None => Err(Failure::Usage(
             "--resume names no run with a checkpoint, so there is nothing to plan; name one, or leave it out".into(),
         )),
     }
@@ -141,14 +149,18 @@ fn refuse_resume_from_nothing(resolved: &Resolved) -> Result<(), Failure> {
 
 fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
-    let holder = args.advice.holder()?;
-    let (target, config) = (resolved.device().target(), decided(resolved, holder)?);
+    let target = resolved.device().target();
+    let config = settled::on_paper(resolved, args.advice.device_bytes()?)?;
     let mut plan = Plan::with_alternatives(&config, target)?;
     plan.notes.extend(attention::note(&config));
     let mut plan = answer(args, resolved, &config, plan)?;
-    let mut undecided = resolved.decided(config.data.seq);
-    undecided.memory.head_chunk = config.memory.head_chunk;
-    plan.pareto = args.pareto.answer(&undecided, target)?;
+    // What budgets buy is chosen for each anew.
+    let open = Config {
+        recompute: resolved.config.recompute.clone(),
+        offload: resolved.config.offload.clone(),
+        ..config.clone()
+    };
+    plan.pareto = args.pareto.answer(&open, target)?;
     match resolved.options.json {
         true => print_json(&plan)?,
         false => print(in_words(&plan, resolved))?,

@@ -1,7 +1,5 @@
 //! What a configuration says of the data.
 
-use crate::attention;
-use crate::chosen::{Holder, chosen};
 use crate::failure::Failure;
 use data::{Dataset, Format, Options, Split};
 use settings::{Config, Resolved};
@@ -85,17 +83,4 @@ pub(crate) fn fit_evaluation(resolved: &Resolved, config: &mut Config) {
         .min(data.samples());
     let rows = config.eval.micro_batch.unwrap_or(config.batch.micro);
     config.eval.micro_batch = Some(rows.min(samples));
-}
-
-/// The configuration that a run would have, without open questions: a batch file brings its own sequence length, and what is
-/// left to a choice is chosen for what holds the run.
-pub(crate) fn decided(resolved: &Resolved, holder: Holder) -> Result<Config, Failure> {
-    let options = data_options(resolved);
-    let seq = match options.seq {
-        Some(seq) => seq,
-        None => Dataset::open(&options)?.seq(),
-    };
-    let mut config = attention::chosen(resolved, resolved.decided(seq))?;
-    fit_evaluation(resolved, &mut config);
-    chosen(resolved, config, holder)
 }

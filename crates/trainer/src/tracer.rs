@@ -1,6 +1,6 @@
 //! `--trace`: what a step did to memory, and what its queues were busy with, for pictures.
 
-use crate::device::OpenDevice;
+use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use kernels::Kernels;
 use kernels::timed::{self, Timings};
@@ -79,9 +79,9 @@ impl Tracer {
     pub(crate) fn kernels(
         &self,
         device: &OpenDevice,
-        settings: &Settings,
+        step: &DeviceStep,
     ) -> Result<Box<dyn Kernels>, Failure> {
-        device.timed_kernels(settings, &self.memory, &self.timings, Some(&self.timeline))
+        device.timed_kernels(step, &self.memory, &self.timings, Some(&self.timeline))
     }
 
     /// What was recorded of earlier steps is forgotten.

@@ -176,7 +176,7 @@ impl Trained {
     ) -> Result<Inference, Failure> {
         device.warn_if_full(plan.reserved_bytes)?;
         let memory = device.memory();
-        let kernels = device.kernels(settings, &memory)?;
+        let kernels = device.kernels(&device.step(settings.clone())?, &memory)?;
         let mut inference = Inference::on_kernels(settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);

@@ -3,10 +3,9 @@
 #[cfg(feature = "cuda")]
 mod on_gpu;
 
-use crate::chosen::Holder;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
-use crate::samples::decided;
+use crate::settled;
 use settings::Resolved;
 
 #[cfg(feature = "cuda")]
@@ -17,8 +16,7 @@ use {
 
 /// Times the algorithms of the products of a run, and prints what was chosen.
 pub(crate) fn tune(resolved: &Resolved) -> Result<(), Failure> {
-    let device = OpenDevice::open(resolved.device())?;
-    let config = decided(resolved, Holder::Device(&device))?;
+    let (config, device) = settled::on_device(resolved, None)?;
     match &device {
         OpenDevice::Cpu(_) => Err(Failure::Usage(format!(
             "`trainer tune` times products on a GPU, and the device is {}; leave --device out, or name cuda",

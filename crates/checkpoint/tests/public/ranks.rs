@@ -2,45 +2,76 @@
 
 use crate::fixture::Moment;
 use crate::power_cut::{at_every_operation, disk_with, run};
-use checkpoint::{CheckpointError, Found, Staging, find, find_together, save_together};
+use checkpoint::{CheckpointError, Found, JointCheckpoint, JointSaver, find, find_together};
 use collectives::{Group, Threads};
 use files::testing::FullDisk;
 use files::{Disk, FileSystem};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::tempdir;
 
 const RANKS: usize = 3;
 
 /// What every rank of a group made, in their order.
-pub fn on_ranks<T: Send>(act: impl Fn(&dyn Group) -> T + Sync) -> Vec<T> {
+pub fn on_ranks<T: Send>(act: impl Fn(&Arc<dyn Group>) -> T + Sync) -> Vec<T> {
     let groups = Threads::group(RANKS);
     std::thread::scope(|scope| {
         let act = &act;
-        let ranks = groups
-            .iter()
-            .map(|group| scope.spawn(move || act(&**group)));
+        let ranks = groups.iter().map(|group| scope.spawn(move || act(group)));
         let ranks: Vec<_> = ranks.collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
 
-/// Saves a moment by ranks, each to a disk of its own.
-fn save<D: FileSystem>(
+/// Saves a moment by ranks, each to a disk of its own, in the background or at once. The first one is told when it is done.
+fn save_somehow<D: FileSystem + 'static>(
+    moment: &Moment,
+    run: &Path,
+    disk: impl Fn(usize) -> D + Sync,
+    in_background: bool,
+) -> Vec<Result<PathBuf, CheckpointError>> {
+    on_ranks(|group| {
+        let mut saver = JointSaver::new(group.clone(), Arc::new(disk(group.rank())));
+        let is_told = Arc::new(AtomicBool::new(false));
+        let told = is_told.clone();
+        let checkpoint = JointCheckpoint {
+            run: run.into(),
+            state: moment.state.clone(),
+            files: moment.files.clone(),
+            published: Box::new(move || told.store(true, Ordering::Relaxed)),
+        };
+        let pieces = moment.pieces(group.rank(), group.size());
+        let saved = match in_background {
+            false => saver.save(checkpoint, &pieces),
+            true => saver
+                .begin(checkpoint, move |part| part.write(&pieces))
+                .and_then(|()| until_done(&mut saver)),
+        };
+        let is_told = is_told.load(Ordering::Relaxed);
+        assert_eq!(is_told, saver.leads() && saved.is_ok());
+        saved
+    })
+}
+
+/// Asks after a save as a run does between its steps.
+fn until_done(saver: &mut JointSaver) -> Result<PathBuf, CheckpointError> {
+    loop {
+        if let Some(outcome) = saver.poll() {
+            return outcome;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Saves a moment at once.
+fn save<D: FileSystem + 'static>(
     moment: &Moment,
     run: &Path,
     disk: impl Fn(usize) -> D + Sync,
 ) -> Vec<Result<PathBuf, CheckpointError>> {
-    let staging = Staging {
-        run: run.into(),
-        step: moment.state.step,
-    };
-    on_ranks(|group| {
-        let disk = disk(group.rank());
-        let shared = (&moment.state, &moment.files[..]);
-        let pieces = moment.pieces(group.rank(), group.size());
-        save_together(&disk, &staging, group, shared, &pieces)
-    })
+    save_somehow(moment, run, disk, false)
 }
 
 fn folders(run: &Path) -> Vec<String> {
@@ -50,8 +81,14 @@ fn folders(run: &Path) -> Vec<String> {
 
 #[test]
 fn what_ranks_have_is_put_together() {
+    for in_background in [false, true] {
+        is_put_together(in_background);
+    }
+}
+
+fn is_put_together(in_background: bool) {
     let (run, moment) = (tempdir().unwrap(), Moment::of_ranks(4, 1, RANKS));
-    for saved in save(&moment, run.path(), |_| Disk) {
+    for saved in save_somehow(&moment, run.path(), |_| Disk, in_background) {
         assert_eq!(saved.unwrap(), run.path().join("checkpoints/step-4"));
     }
     let files = fs::read_dir(run.path().join("checkpoints/step-4")).unwrap();
@@ -62,7 +99,7 @@ fn what_ranks_have_is_put_together() {
     assert_eq!(of_ranks.count(), RANKS);
     assert!(moment.is_in(&find(run.path()).unwrap().checkpoint));
     // Any number of ranks opens it.
-    for found in on_ranks(|group| find_together(run.path(), group)) {
+    for found in on_ranks(|group| find_together(run.path(), &**group)) {
         let Found {
             checkpoint,
             passed_over,
@@ -92,7 +129,7 @@ fn a_power_cut_at_any_operation() {
     at_every_operation(
         &disk_with(&[&old]),
         |disk| {
-            let mut saved = save(&new, run(), |_| disk.clone());
+            let mut saved = save_somehow(&new, run(), |_| disk.clone(), true);
             let first = saved.swap_remove(0);
             for other in saved {
                 assert_eq!(other.is_ok(), first.is_ok(), "they fail together");
@@ -140,7 +177,7 @@ fn damage_that_one_rank_finds_all_pass_over() {
         let mut changed = bytes.clone();
         *changed.last_mut().unwrap() ^= 1;
         fs::write(&path, changed).unwrap();
-        for found in on_ranks(|group| find_together(run.path(), group)) {
+        for found in on_ranks(|group| find_together(run.path(), &**group)) {
             let found = found.unwrap();
             assert!(old.is_in(&found.checkpoint), "{}", path.display());
             assert_eq!(found.passed_over.len(), 1);
@@ -157,7 +194,7 @@ fn a_rank_that_misses_a_file_is_named() {
     save(&Moment::of_ranks(1, 1, RANKS), whole.path(), |_| Disk);
     let errors = on_ranks(|group| {
         let run = if group.rank() == 2 { &empty } else { &whole };
-        find_together(run.path(), group).unwrap_err().to_string()
+        find_together(run.path(), &**group).unwrap_err().to_string()
     });
     assert!(errors[0].contains("rank 2: "), "{}", errors[0]);
     assert!(errors[2].contains("No such file"), "{}", errors[2]);

@@ -21,7 +21,7 @@ const TOKENIZER: [&str; 10] = [
     "chat_template.json",
 ];
 
-/// Of these, the ones that a tokenizer can be made of.
+/// Those of them that a tokenizer can be made of.
 const VOCABULARIES: [&str; 4] = [
     "tokenizer.json",
     "tokenizer.model",

@@ -53,13 +53,6 @@ impl Stage for Projection {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dy = pass.gradient(self.output);
-        let x = pass.pull(self.input)?;
-        self.linear.add_gradient(pass, dy.view(), x.view())?;
-        pass.release(self.input, x);
-        let (mut dx, init) = pass.gradient_to_add(self.input)?;
-        self.linear
-            .input_gradient(pass, dx.view_mut(), init, dy.view())?;
-        pass.file_gradient(self.input, dx);
-        Ok(())
+        self.linear.backward(pass, self.input, dy.view())
     }
 }

@@ -237,13 +237,6 @@ impl Stage for Qkv {
 
     fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
         let dqkv = self.joined_gradient(pass)?;
-        let x = pass.pull(self.input)?;
-        self.linear.add_gradient(pass, dqkv.view(), x.view())?;
-        pass.release(self.input, x);
-        let (mut dx, init) = pass.gradient_to_add(self.input)?;
-        self.linear
-            .input_gradient(pass, dx.view_mut(), init, dqkv.view())?;
-        pass.file_gradient(self.input, dx);
-        Ok(())
+        self.linear.backward(pass, self.input, dqkv.view())
     }
 }

@@ -105,12 +105,7 @@ impl Stage for ResidualProjection {
             })?;
         }
         let dy = masked.as_ref().unwrap_or(&dsum).view();
-        let x = pass.pull(self.input)?;
-        self.linear.add_gradient(pass, dy, x.view())?;
-        pass.release(self.input, x);
-        let (mut dx, init) = pass.gradient_to_add(self.input)?;
-        self.linear.input_gradient(pass, dx.view_mut(), init, dy)?;
-        pass.file_gradient(self.input, dx);
+        self.linear.backward(pass, self.input, dy)?;
         pass.file_gradient(self.residual, dsum);
         Ok(())
     }

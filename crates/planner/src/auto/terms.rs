@@ -23,20 +23,20 @@ pub(crate) struct Term {
     pub(crate) at_work: u64,
     /// Picoseconds of its work: whole numbers, so that sums do not depend on their order.
     work: u64,
-    /// Of its forward pass.
+    /// Picoseconds that its forward pass takes.
     forward: u64,
-    /// Of its backward pass, with its replays.
+    /// Picoseconds that its backward pass takes, with its replays.
     backward: u64,
-    /// Of its copies to the host.
+    /// Picoseconds that its copies to the host take.
     download: u64,
-    /// Of its copies from the host.
+    /// Picoseconds that its copies from the host take.
     upload: u64,
 }
 
 /// The figures of all layers, and of what is beside them.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
-    /// By layer, by entry.
+    /// Those of each layer, one for each entry of the menu.
     pub(crate) layers: Vec<Vec<Term>>,
     /// The most that is live in the head, less what all layers keep.
     pub(crate) head: u64,

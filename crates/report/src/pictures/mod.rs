@@ -1,16 +1,12 @@
 //! Pictures of a run's memory, from its history: for PyTorch's memory viewer, for Perfetto, and one that needs neither.
 
-mod playback;
 mod slices;
 mod snapshot;
 mod timeline;
 mod trace_events;
 
-pub use playback::{Instant, Playback};
-pub use timeline::timeline_svg;
-
 use kernels::timeline::Span;
-use memory::{History, Place, Refusal};
+use memory::{History, Place, Playback, Refusal};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;

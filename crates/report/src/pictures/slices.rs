@@ -1,7 +1,6 @@
 //! Phases and layers as stretches of time, nested where one interrupts another.
 
-use super::Playback;
-use memory::{History, Layer, MemoryChange, Phase, Place};
+use memory::{History, Layer, MemoryChange, Phase, Place, Playback};
 
 /// What a slice tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 //! of its own, the leases of steps in one, the slab. Page-locked host memory is left out: the viewer knows the memory of
 //! devices alone, and would count it to them. So are leases without a byte, whose addresses are those of others.
 
-use super::{Playback, RefusedLease, Trace};
-use memory::{Category, Home, Lease, MemoryChange, Place};
+use super::{RefusedLease, Trace};
+use memory::{Category, Home, Lease, MemoryChange, Place, Playback};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;

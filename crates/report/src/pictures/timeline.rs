@@ -1,8 +1,8 @@
 //! `timeline.svg`: the bytes of one step stacked by category, its phases, its peak and what was live then.
 
+use super::Trace;
 use super::slices::{Slice, Track, slices};
-use super::{Playback, Trace};
-use memory::{Category, Phase, format_bytes};
+use memory::{Category, Phase, Playback, format_bytes};
 use std::fmt::Write;
 
 /// Readable in light and in dark; every selector begins with the picture's own class, so that it can stand in a page. The
@@ -25,12 +25,7 @@ const LARGEST: usize = 5;
 /// Columns that say what was live when they are pointed at.
 const COLUMNS: usize = 200;
 
-/// The picture, to stand in a page or in a file of its own.
-pub fn timeline_svg(trace: &Trace) -> String {
-    draw(trace, &Playback::new(&trace.history))
-}
-
-/// The same, of a history that has been replayed.
+/// The picture, as a file of its own.
 pub(super) fn draw(trace: &Trace, playback: &Playback) -> String {
     let mut svg = String::new();
     // Writing to a string cannot fail.

@@ -4,10 +4,10 @@
 //! queue. Counters have one value each, since Perfetto imports no others. What the format asks for is held by tests and by
 //! `scripts/check-trace`; Perfetto itself was not run.
 
+use super::Trace;
 use super::slices::{Track, slices};
-use super::{Playback, Trace};
 use kernels::Queue;
-use memory::{ByCategory, Category, format_bytes};
+use memory::{ByCategory, Category, Playback, format_bytes};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io;

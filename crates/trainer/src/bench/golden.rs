@@ -240,7 +240,7 @@ mod tests {
         assert!(measured.contains("measured peak 556"));
     }
 
-    /// Of a model with more blocks, those that it has more; and those that grew together, together.
+    /// A model with more blocks has a line for those that it has more, and blocks that grew alike have one together.
     #[test]
     fn blocks_that_moved_alike_are_one_line() {
         let lease = |block: usize| format!("`gate` (activation; block {block}, forward)");

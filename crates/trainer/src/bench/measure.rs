@@ -27,11 +27,11 @@ pub(crate) struct Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Ended {
-    /// With all its steps.
+    /// It made all its steps.
     Ok,
-    /// For want of memory.
+    /// It ran out of memory.
     Oom,
-    /// In another way.
+    /// It failed otherwise.
     Failed,
 }
 

@@ -15,12 +15,11 @@ mod rows;
 
 pub use args::BenchArgs;
 
-use crate::chosen::Holder;
 use crate::failure::Failure;
 use crate::gpu_watch::warnings;
 use crate::interrupt::Interrupt;
 use crate::limits::{limit_of_plan, refuse_without_room};
-use crate::samples::decided;
+use crate::settled;
 use crate::stdout::{print, print_json};
 use args::Shared;
 use golden::Golden;
@@ -166,7 +165,7 @@ fn plan_all(shared: &Shared, strategies: &[Strategy]) -> Result<PlannedMatrix, F
 
 /// Plans a strategy. Its run has the chunk of the output head that was planned, whatever its device would hold.
 fn plan(resolved: &mut Resolved) -> Result<Plan, Failure> {
-    let config = decided(resolved, Holder::Unknown)?;
+    let config = settled::on_paper(resolved, None)?;
     resolved.config.memory.head_chunk = config.memory.head_chunk;
     Ok(Plan::new(
         &Settings::new(&config)?,

@@ -143,7 +143,7 @@ const REHEARSED: &str = "qwen2.5-0.5b";
 
 #[cfg(feature = "cuda")]
 fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
-    use crate::device::rehearsed;
+    use crate::device::{listed, rehearsed};
     use kernels::cuda::CudaDevice;
     use memory::{DType, Memory};
     use settings::load::{Source, load};
@@ -155,7 +155,8 @@ fn gpu(index: usize) -> Result<Gpu, crate::failure::Failure> {
     config.train.device = Some(Device::Cuda { index });
     let library = device.library();
     let memory = Memory::device(device.clone());
-    let kernels = rehearsed(&device, &None, &Settings::new(&config)?, &memory)?;
+    let step = listed(&device, Settings::new(&config)?)?;
+    let kernels = rehearsed(&device, &None, &step, &memory)?;
     let bf16 = Rates::measure(
         &kernels,
         &memory,

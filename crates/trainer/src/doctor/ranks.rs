@@ -44,13 +44,13 @@ impl Ranks {
         let device = device_of_rank(Device::best(), launch.local_rank);
         let opened = OpenDevice::open(device)?;
         let memory = opened.memory();
-        let settings = Settings::new(&Config::default())?;
+        let step = opened.step(Settings::new(&Config::default())?)?;
         // What kernels load is no part of what the engine takes.
-        drop(opened.kernels(&settings, &memory)?);
+        drop(opened.kernels(&step, &memory)?);
         let before = opened.bytes_beside_blocks()?;
         let job = Rc::new(Job::start(config, device, Some(launch))?);
         let opened = opened.joining(job.group());
-        let kernels = job.agree(opened.kernels(&settings, &memory))?;
+        let kernels = job.agree(opened.kernels(&step, &memory))?;
         let seconds = job.agree(exchanges(&job, &*kernels, &memory))?;
         let after = opened.bytes_beside_blocks()?;
         let taken = before

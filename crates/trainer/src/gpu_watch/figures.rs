@@ -78,7 +78,7 @@ impl Spread {
 }
 
 impl GpuFigures {
-    /// Of a run: its readings, and who was on the GPU before it began and after it had ended.
+    /// Sums a run up, from its readings and from who was on the GPU before it began and after it had ended.
     pub(super) fn new(limits: Limits, readings: &[Reading], tenants: &[Tenants]) -> GpuFigures {
         // The clock of a GPU that waits for its work is low, and means nothing.
         let is_busy = |reading: &&Reading| !reading.reasons.contains(ThrottleReasons::GPU_IDLE);
@@ -108,7 +108,7 @@ impl GpuFigures {
         }
     }
 
-    /// Of all runs of a strategy; none of no runs.
+    /// Sums all runs of a strategy up; none where there are none.
     pub(crate) fn of_runs(runs: &[&GpuFigures]) -> Option<GpuFigures> {
         let first = runs.first()?;
         let spread = |figure: fn(&GpuFigures) -> Option<Spread>| {
@@ -142,7 +142,7 @@ fn largest<'a>(processes: impl Iterator<Item = &'a OtherProcess>) -> Vec<OtherPr
 pub(super) mod tests {
     use super::*;
 
-    /// Of a run with nothing but a clock and reasons.
+    /// The figures of a run with nothing but a clock and reasons.
     pub(crate) fn run(sm_clock_mhz: u32, reasons: ThrottleReasons) -> GpuFigures {
         let limits = Limits {
             sm_clock_mhz: Some(1980),

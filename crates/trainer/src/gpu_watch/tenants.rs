@@ -14,7 +14,7 @@ pub(super) struct Tenants {
 }
 
 impl Tenants {
-    /// Of memory in use, and processes with what they hold, where each is known.
+    /// Takes memory in use, and processes with what they hold, where each is known.
     pub(super) fn new(
         used_bytes: Option<u64>,
         processes: Option<Vec<OtherProcess>>,

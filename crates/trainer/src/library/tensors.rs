@@ -150,7 +150,7 @@ pub(super) fn values_of(tensor: &Tensor, parameter: &Parameter) -> Result<Vec<f3
     elements(&turned, DType::F32, name)
 }
 
-/// From a parameter as it is used to what files have, and back.
+/// Turns a parameter as it is used into what files have, or back.
 fn turned(tensor: Tensor, parameter: &Parameter) -> candle_core::Result<Tensor> {
     match parameter.stored {
         Stored::AsUsed => Ok(tensor),

@@ -1,6 +1,6 @@
 //! What the ranks of a run must have alike.
 
-use super::Prepared;
+use super::preparing::Prepared;
 use super::resuming::Resumed;
 use crate::failure::Failure;
 use crate::job::Job;
@@ -82,11 +82,12 @@ impl Prepared {
     /// A value that TOML cannot express.
     pub(super) fn facts(&self, job: &Job) -> Result<BTreeMap<String, String>, Failure> {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
+        let settings = &self.step.settings;
         let table = Table::try_from(config).map_err(ConfigError::from)?;
         let mut facts = BTreeMap::new();
         flatten("", &table, &mut facts);
         facts.retain(|key, _| !OWN.iter().any(|own| key.starts_with(own)));
-        let layout = self.settings.layout(&self.settings.architecture())?;
+        let layout = settings.layout(&settings.architecture())?;
         let (elements, units) = (layout.elements(), layout.units().len());
         let goes_on = self.resumed.as_ref().map(Resumed::state);
         let others = [
@@ -105,7 +106,7 @@ impl Prepared {
             ),
             (
                 "optimizer states",
-                Some(place(&self.settings.offload.states).into()),
+                Some(place(&settings.offload.states).into()),
             ),
             (
                 "--init-from",

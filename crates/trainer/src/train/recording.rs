@@ -1,6 +1,7 @@
 //! What a run writes down, and tells: metrics, event files, progress.
 
-use super::{Asked, Run};
+use super::Run;
+use super::made::Asked;
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::run_dir::RunDir;
@@ -18,9 +19,9 @@ use std::time::Duration;
 
 /// Where a run writes, and what watches it.
 pub(super) struct Records {
-    /// Of the run, where this process writes them.
+    /// The run's, where this process writes them.
     metrics: Option<Metrics>,
-    /// Of this rank, where there are ranks.
+    /// This rank's own, where there are ranks.
     own: Option<Metrics>,
     writes_events: bool,
     board: Option<TensorBoard>,

@@ -2,14 +2,13 @@
 //! ranks.
 
 use super::Run;
-use super::joint::{Outcome, Together};
 use crate::failure::Failure;
 use checkpoint::{
     BackgroundWriter, Best, CheckpointError, Contents, FORMAT_VERSION, FORMAT_VERSION_OF_RANKS,
-    OptimizerForm, Staging, TrainerState, keep, publish, save,
+    JointCheckpoint, JointSaver, OptimizerForm, TrainerState, keep, save,
 };
 use collectives::Group;
-use files::{Disk, TensorSource, WrittenPieces};
+use files::{Disk, TensorSource};
 use model::{MAX_SHARD_BYTES, Origin};
 use report::{CheckpointRecord, milliseconds};
 use session::Session;
@@ -21,7 +20,7 @@ use std::time::Instant;
 pub(super) struct Saver {
     writer: BackgroundWriter<Outcome>,
     /// Where several ranks save together; then the writer has nothing to do.
-    together: Option<Together>,
+    joint: Option<JointSaver>,
     /// What came with the model, and goes out with it.
     origin: Origin,
     /// The last step that was saved, or is being saved.
@@ -34,13 +33,26 @@ pub(super) struct Saver {
     pub(super) best: Option<Best>,
 }
 
+/// How a save ended.
+type Outcome = Result<PathBuf, CheckpointError>;
+
 /// One checkpoint, but for its tensors.
-pub(super) struct Checkpointing {
+struct Checkpointing {
     run: PathBuf,
     state: TrainerState,
     files: Vec<(String, Vec<u8>)>,
+    old: Old,
+}
+
+/// Checkpoints that a new one makes superfluous.
+struct Old {
+    run: PathBuf,
+    /// The step of the new one.
+    step: u64,
+    /// How many are kept; none: all.
     keep_last: Option<usize>,
-    keep_best: bool,
+    /// The step of one that is kept in any case.
+    best: Option<u64>,
 }
 
 impl Saver {
@@ -48,7 +60,7 @@ impl Saver {
         let several = group.filter(|group| group.size() > 1);
         Saver {
             writer: BackgroundWriter::new(),
-            together: several.map(Together::new),
+            joint: several.map(|group| JointSaver::new(group, Arc::new(Disk))),
             origin,
             last: None,
             failure: None,
@@ -82,7 +94,7 @@ impl Saver {
                 } else {
                     ""
                 };
-                if self.together.as_ref().is_none_or(Together::leads) {
+                if self.joint.as_ref().is_none_or(JointSaver::leads) {
                     tracing::warn!(
                         "no checkpoint was written{why}: {error}; earlier ones are whole, and training goes on"
                     );
@@ -95,8 +107,8 @@ impl Saver {
 
     /// Notes how the save that is under way ended, if it has.
     fn poll(&mut self) -> Result<(), Failure> {
-        let outcome = match &mut self.together {
-            Some(together) => together.poll(),
+        let outcome = match &mut self.joint {
+            Some(joint) => joint.poll(),
             None => self.writer.take_outcome(),
         };
         self.note(outcome)
@@ -104,8 +116,8 @@ impl Saver {
 
     /// Waits for the save that is under way, and notes how it ended.
     fn wait(&mut self) -> Result<(), Failure> {
-        let outcome = match &mut self.together {
-            Some(together) => together.wait(),
+        let outcome = match &mut self.joint {
+            Some(joint) => joint.wait(),
             None => self.writer.wait(),
         };
         self.note(outcome)
@@ -134,30 +146,31 @@ impl Checkpointing {
             max_shard_bytes: MAX_SHARD_BYTES,
         };
         let folder = save(&Disk, &self.run, &contents)?;
-        self.remove_old();
+        self.old.remove();
         Ok(folder)
     }
 
-    /// Where ranks save it.
-    pub(super) fn staging(&self) -> Staging {
-        Staging {
-            run: self.run.clone(),
-            step: self.state.step,
+    /// The same of several ranks.
+    fn of_ranks(self) -> JointCheckpoint {
+        let Checkpointing {
+            run,
+            state,
+            files,
+            old,
+        } = self;
+        JointCheckpoint {
+            run,
+            state,
+            files,
+            published: Box::new(move || old.remove()),
         }
     }
+}
 
-    /// Makes a checkpoint of what ranks have written.
-    pub(super) fn publish(&self, parts: &[WrittenPieces]) -> Outcome {
-        let folder = publish(&Disk, &self.staging(), &self.state, &self.files, parts)?;
-        self.remove_old();
-        Ok(folder)
-    }
-
-    fn remove_old(&self) {
+impl Old {
+    fn remove(&self) {
         let Some(last) = self.keep_last else { return };
-        let best = self.state.best.as_ref().filter(|_| self.keep_best);
-        let best = best.map(|best| best.step);
-        if let Err(error) = keep(&Disk, &self.run, self.state.step, last, best) {
+        if let Err(error) = keep(&Disk, &self.run, self.step, last, self.best) {
             tracing::warn!("an old checkpoint could not be removed: {error}");
         }
     }
@@ -183,8 +196,8 @@ impl Run {
         }
         let checkpointing = self.checkpointing(session)?;
         self.saver.last = Some(self.made.steps);
-        match &self.saver.together {
-            Some(_) => self.begin_together(session, checkpointing),
+        match &self.saver.joint {
+            Some(_) => self.begin_joint(session, checkpointing),
             None => self.begin_alone(session, checkpointing),
         }
     }
@@ -206,7 +219,7 @@ impl Run {
         }
     }
 
-    fn begin_together(
+    fn begin_joint(
         &mut self,
         session: &mut Session,
         checkpointing: Checkpointing,
@@ -214,21 +227,24 @@ impl Run {
         // Its folder would be taken for a leftover.
         self.saver.wait()?;
         let copy = session.copy_state()?;
-        let together = self.saver.together.as_mut();
-        let together = together.expect("several ranks save together");
+        let joint = self.saver.joint.as_mut();
+        let (joint, checkpoint) = (
+            joint.expect("ranks save together"),
+            checkpointing.of_ranks(),
+        );
         let outcome = match copy {
-            Some(copy) => match together.begin(checkpointing, copy) {
-                Ok(()) => None,
-                Err(error) => Some(Err(error)),
-            },
-            None => Some(together.save(checkpointing, &session.state().pieces())),
+            Some(copy) => {
+                let begun = joint.begin(checkpoint, move |part| part.write(&copy.pieces()));
+                begun.err().map(Err)
+            }
+            None => Some(joint.save(checkpoint, &session.state().pieces())),
         };
         self.saver.note(outcome)
     }
 
     /// Goes on with a save that ranks make beside their steps: after each of these.
     pub(super) fn go_on_saving(&mut self) -> Result<(), Failure> {
-        match &self.saver.together {
+        match &self.saver.joint {
             Some(_) => self.saver.poll(),
             None => Ok(()),
         }
@@ -253,8 +269,8 @@ impl Run {
         }
         let checkpointing = self.checkpointing(session)?;
         let state = session.state();
-        let outcome = match &mut self.saver.together {
-            Some(together) => together.save(checkpointing, &state.pieces()),
+        let outcome = match &mut self.saver.joint {
+            Some(joint) => joint.save(checkpointing.of_ranks(), &state.pieces()),
             None => checkpointing.write(&state.weights(), &state.optimizer()),
         };
         Ok(outcome?)
@@ -266,12 +282,19 @@ impl Run {
         let origin = &self.saver.origin;
         let mut files = origin.files(&config.model, config.data.seq, dtype);
         files.push(("config.toml".into(), config.to_toml()?.into_bytes()));
-        Ok(Checkpointing {
-            run: self.directory.path().into(),
-            state: self.trainer_state(session),
-            files,
+        let (run, state) = (self.directory.path(), self.trainer_state(session));
+        let best = state.best.as_ref().filter(|_| config.checkpoint.keep_best);
+        let old = Old {
+            run: run.into(),
+            step: state.step,
             keep_last: config.checkpoint.keep_last,
-            keep_best: config.checkpoint.keep_best,
+            best: best.map(|best| best.step),
+        };
+        Ok(Checkpointing {
+            run: run.into(),
+            state,
+            files,
+            old,
         })
     }
 

@@ -7,7 +7,7 @@ use kernels::cuda::{Algorithms, Cuda, CudaDevice, CudaDriver, TunedProduct};
 use memory::Memory;
 use report::{Align, Table};
 use serde::Serialize;
-use session::products_of_a_step;
+use session::library_calls;
 use settings::{Resolved, Settings};
 use std::fmt;
 use std::path::PathBuf;
@@ -92,10 +92,8 @@ pub(super) fn tune(
 
 /// Every product of a run with the fastest of its algorithms.
 fn timed(device: &Rc<CudaDevice>, settings: &Settings) -> Result<Vec<TunedProduct>, Failure> {
-    let (products, memory) = (
-        products_of_a_step(settings)?,
-        Memory::device(device.clone()),
-    );
+    let products = library_calls(settings)?.products;
+    let memory = Memory::device(device.clone());
     let driver = CudaDriver::new(device)?;
     let cuda = Cuda::new(driver, &memory, settings.narrowest_dtype())?;
     let tuned = cuda.tune(&products);

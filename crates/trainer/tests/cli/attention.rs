@@ -33,20 +33,27 @@ fn flash_and_eager_nearly_agree_and_each_agrees_with_itself_in_every_mode() {
     }
 }
 
+/// Trains a step, whose attention is said in one line that has these words.
+#[track_caller]
+fn says_once(place: &Workplace, run: &str, words: &str) {
+    let outcome = place
+        .trainer(&format!("--config small.toml --steps 1 {run}"))
+        .succeeds();
+    let lines = outcome.stderr.lines();
+    let said: Vec<&str> = lines.filter(|line| line.contains("attention is")).collect();
+    let is_said = matches!(said.as_slice(), [line] if line.ends_with(words));
+    assert!(is_said, "{outcome:?}");
+}
+
 /// `auto` says what it takes, and the run directory repeats it.
 #[test]
 fn auto_takes_flash_from_256_tokens_on() {
     let place = Workplace::new();
     for (seq, kind) in [(255, "eager"), (256, "flash")] {
-        let outcome = place
-            .trainer(&format!(
-                "--config small.toml --steps 1 --seq {seq} --out {kind}"
-            ))
-            .succeeds();
-        assert!(
-            outcome.stderr.contains(&format!("attention is {kind}")),
-            "{outcome:?}"
+        let words = format!(
+            "attention is {kind}: auto takes flash from 256 tokens on, and these sequences have {seq}"
         );
+        says_once(&place, &format!("--seq {seq} --out {kind}"), &words);
         let config = place.text(&format!("{kind}/config.toml"));
         assert!(
             config.contains(&format!("backend = \"{kind}\"")),
@@ -57,6 +64,23 @@ fn auto_takes_flash_from_256_tokens_on() {
             plan.contains(&format!("\"attention\": \"{kind}\"")),
             "{plan}"
         );
+    }
+}
+
+/// Where documents are packed, the length of sequences is not why.
+#[test]
+fn auto_takes_flash_for_packed_documents_of_any_length() {
+    let place = Workplace::new();
+    let documents: String = (1..40)
+        .map(|words| format!("{{\"text\": \"{}\"}}\n", "word ".repeat(words % 7 + 1)))
+        .collect();
+    place.file("documents.jsonl", documents);
+    let prepare = "prepare documents.jsonl --out data --tokenizer bytes";
+    place.trainer(prepare).succeeds();
+    let words = "attention is flash: data.packing is first-fit, and eager attention cannot keep documents from seeing each other";
+    for seq in [64, 256] {
+        let shape = format!("--seq {seq} --set model.vocab=257 --data data --packing first-fit");
+        says_once(&place, &format!("{shape} --out run-{seq}"), words);
     }
 }
 

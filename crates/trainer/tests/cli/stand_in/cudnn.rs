@@ -54,7 +54,7 @@ fn auto_takes_ours_where_cudnn_is_missing_too_old_or_not_for_the_gpu() {
         (
             &missing,
             [
-                "our own: cuDNN (libcudnn.so.9) was not found",
+                "attention is flash: our own, since cuDNN (libcudnn.so.9) was not found",
                 "nvidia-cudnn-cu13",
             ],
         ),
@@ -62,6 +62,8 @@ fn auto_takes_ours_where_cudnn_is_missing_too_old_or_not_for_the_gpu() {
     ] {
         let told = words.iter().all(|word| outcome.stderr.contains(word));
         assert!(told, "{outcome:?}");
+        let lines = outcome.stderr.matches("attention is").count();
+        assert_eq!(lines, 1, "{outcome:?}");
     }
     let ampere = [("STAND_IN_CAPABILITY", "8.0")];
     let elsewhere = with_cudnn(&place, &run("ampere"), &ampere).succeeds();

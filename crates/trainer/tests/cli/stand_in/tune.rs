@@ -254,7 +254,11 @@ fn every_product_of_a_run_is_known() {
         "what is written here is evaluated on, and no more ".repeat(4),
     );
     on_gpu(&place, &format!("tune {run}"), &[FAST_THIRD]).succeeds();
-    let trained = on_gpu(&place, &format!("{run} --out run"), &[]).succeeds();
+    let debug = [("RUST_LOG", "debug")];
+    let trained = on_gpu(&place, &format!("{run} --out run"), &debug).succeeds();
+    // For the name of what is taken and for the rehearsal alike.
+    let listed = trained.stderr.matches("listed a step").count();
+    assert_eq!(listed, 1, "{trained:?}");
     let line = trained
         .stderr
         .lines()

@@ -1,25 +1,25 @@
 //! What was live after each event of a history.
 
-use memory::{ByCategory, History, Layer, Lease, MemoryChange, Peak, Phase, Place, Space};
+use crate::{ByCategory, History, Layer, Lease, MemoryChange, Peak, Phase, Place, Space};
 
 /// A history with what was live after each event.
 #[derive(Clone, Debug)]
 pub struct Playback {
     /// One for each event.
-    pub instants: Vec<Instant>,
+    pub instants: Vec<AfterEvent>,
     /// The first event of the step; 0 where the history ended before one began.
     pub step: usize,
     /// The event of the step after which most device memory was leased: the first of equals.
     pub peak: usize,
-    /// Whether time passed in the step. If not, [`Instant::at_s`] counts events, a microsecond each.
+    /// Whether time passed in the step. If not, [`AfterEvent::at_s`] counts events, a microsecond each.
     pub is_timed: bool,
-    /// What times of the history become in the pictures by adding it, within the step.
+    /// What times of the history become in [`AfterEvent::at_s`] by adding it, within the step.
     pub shift_s: f64,
 }
 
 /// The state after an event.
 #[derive(Clone, Copy, Debug)]
-pub struct Instant {
+pub struct AfterEvent {
     /// Seconds since the first event, without the time between loading and the step, in which other steps were made.
     pub at_s: f64,
     /// Where the run was.
@@ -68,7 +68,7 @@ impl Playback {
                 true => event.at_s + shift_s,
                 false => number as f64 * 1e-6,
             };
-            instants.push(Instant { at_s, place, live });
+            instants.push(AfterEvent { at_s, place, live });
         }
         Playback {
             instants,
@@ -108,7 +108,7 @@ impl Playback {
     }
 
     /// The last event after which so many bytes were live: the end where there was none.
-    pub(super) fn last_with(&self, live_bytes: u64) -> usize {
+    pub fn last_with(&self, live_bytes: u64) -> usize {
         let mut instants = self.instants.iter();
         let found = instants.rposition(|instant| instant.live.total() == live_bytes);
         found.unwrap_or(self.instants.len().saturating_sub(1))

@@ -1,12 +1,12 @@
 //! A disk that fails in the middle of a step: at every read and write in turn the run ends with a sentence, and what was
 //! saved before is what a run without the fault would have saved.
 
+use crate::{Session, SessionError};
 use data::{MicroBatch, StepBatch};
 use files::TensorSource;
 use kernels::Fault;
 use memory::Memory;
 use scratch::{ScratchFolder, testing};
-use session::{Session, SessionError};
 use settings::{Config, Settings};
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -70,7 +70,7 @@ fn train(
     let scratch = ScratchFolder::open(folder.path()).unwrap();
     let bytes = session.disk_bytes().expect("states are on a disk");
     let file = scratch.create("states", bytes).unwrap();
-    session.keep_states_in(faults.on(file));
+    session.optimizer.use_file(faults.on(file));
     session.initialise(3)?;
     for step in 0..STEPS {
         session.step(&batch(settings, step))?;

@@ -1,0 +1,145 @@
+//! What a configuration leaves open, settled in the one order that there is: the data's length of sequences; attention, while no
+//! device is open, since trying cuDNN opens it; micro-batches of evaluations; the chunk of the output head; and at last what is
+//! recomputed, which is chosen for all of these.
+
+use crate::attention;
+use crate::device::OpenDevice;
+use crate::failure::Failure;
+use crate::samples::{data_options, fit_evaluation};
+use collectives::Group;
+use data::Dataset;
+use kernels::Target;
+use planner::{ChosenHeadChunk, choose};
+use settings::{Config, Device, HeadChunk, Resolved, Size, Task};
+use std::sync::Arc;
+
+/// The configuration of a run without open questions, and its device: opened for a rank, where there is a group.
+///
+/// # Errors
+/// [`Failure`]: the data or the device cannot be opened, or a choice has no answer.
+pub(crate) fn on_device(
+    resolved: &Resolved,
+    group: Option<Arc<dyn Group>>,
+) -> Result<(Config, OpenDevice), Failure> {
+    let before = without_device(resolved)?;
+    let device = OpenDevice::in_group(resolved.device(), group)?;
+    let config = for_holder(resolved, before, Holder::Device(&device))?;
+    Ok((config, device))
+}
+
+/// The same for a device of so many bytes, which need not be there; none: of any size.
+///
+/// # Errors
+/// As [`on_device`].
+pub(crate) fn on_paper(resolved: &Resolved, device_bytes: Option<u64>) -> Result<Config, Failure> {
+    let holder = device_bytes.map_or(Holder::Unknown, Holder::Bytes);
+    for_holder(resolved, without_device(resolved)?, holder)
+}
+
+/// What is known of the memory that has to hold a run.
+#[derive(Clone, Copy)]
+enum Holder<'a> {
+    /// The run's own device.
+    Device(&'a OpenDevice),
+    /// A device of so many bytes, which is not there.
+    Bytes(u64),
+    /// Nothing.
+    Unknown,
+}
+
+impl Holder<'_> {
+    /// Tells a choice. A plan says itself what it is for, and so does every run of several that are planned side by side.
+    fn tell(self, choice: &str) {
+        match self {
+            Holder::Device(_) => tracing::info!("{choice}"),
+            Holder::Bytes(_) | Holder::Unknown => tracing::debug!("{choice}"),
+        }
+    }
+}
+
+/// What needs no open device, and which attention was chosen, in words, if one was.
+fn without_device(resolved: &Resolved) -> Result<(Config, Option<String>), Failure> {
+    let options = data_options(resolved);
+    let seq = match options.seq {
+        Some(seq) => seq,
+        None => Dataset::open(&options)?.seq(),
+    };
+    let mut config = resolved.decided(seq);
+    let attention = attention::settle(resolved.task, &mut config)?;
+    fit_evaluation(resolved, &mut config);
+    Ok((config, attention))
+}
+
+/// The chunk of the output head, and what is recomputed, as numbers and a policy.
+fn for_holder(
+    resolved: &Resolved,
+    (mut config, attention): (Config, Option<String>),
+    holder: Holder,
+) -> Result<Config, Failure> {
+    if let Some(attention) = attention {
+        holder.tell(&attention);
+    }
+    let target = resolved.device().target();
+    let budget = match config.chooses() {
+        true => Some(budget(resolved, holder)?),
+        false => None,
+    };
+    if config.memory.head_chunk == HeadChunk::Auto {
+        let room = match target {
+            Target::Cpu => None,
+            Target::Cuda => room(holder)?,
+        };
+        let chosen = ChosenHeadChunk::new(&config, target, room, budget)?;
+        if let Some(choice) = chosen.describe() {
+            holder.tell(&choice);
+        }
+        config.memory.head_chunk = HeadChunk::Tokens(chosen.tokens);
+    }
+    let Some(budget) = budget else {
+        return Ok(config);
+    };
+    tracing::info!("recompute auto: comparing policies on paper");
+    let choice = choose(&config, target, budget)?;
+    tracing::info!("{}", choice.describe());
+    Ok(choice.applied_to(&config))
+}
+
+/// Device memory that a plan has to fit, if it is known. Not `memory.limit`, which acts at leases alone: a run has the same plan
+/// with it and without.
+fn room(holder: Holder) -> Result<Option<u64>, Failure> {
+    Ok(match holder {
+        // All of it, whoever else has some of it now: the choice is the same from run to run.
+        Holder::Device(device) => Some(device.total_bytes()?),
+        Holder::Bytes(bytes) => Some(bytes),
+        Holder::Unknown => None,
+    })
+}
+
+/// What the peak may be: the budget and the limit, the smaller where both are given.
+fn budget(resolved: &Resolved, holder: Holder) -> Result<u64, Failure> {
+    let memory = &resolved.config.memory;
+    let sizes = [memory.budget, memory.limit].into_iter().flatten();
+    let bytes = sizes.map(|size| bytes_of(size, resolved, holder));
+    let bytes = bytes.collect::<Result<Vec<_>, Failure>>()?;
+    let least = bytes.into_iter().min();
+    Ok(least.expect("a configuration that asks for a choice has one of both"))
+}
+
+fn bytes_of(size: Size, resolved: &Resolved, holder: Holder) -> Result<u64, Failure> {
+    let Size::Percent(_) = size else {
+        return Ok(size.bytes_of(0));
+    };
+    if let (Task::Plan, Device::Cuda { .. }) = (resolved.task, resolved.device()) {
+        return Err(Failure::Usage(
+            "a plan does not ask the device, so a share of its memory is not known; write --memory-budget in bytes, such as \
+             60GiB"
+                .into(),
+        ));
+    }
+    let total = match holder {
+        Holder::Device(device) => device.total_bytes()?,
+        Holder::Bytes(bytes) => bytes,
+        Holder::Unknown => OpenDevice::open(resolved.device())?.total_bytes()?,
+    };
+    Ok(size.bytes_of(total))
+}

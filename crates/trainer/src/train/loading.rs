@@ -1,0 +1,103 @@
+//! A session made for a run: what does not fit is refused, then everything that lives across steps is leased.
+
+use super::Run;
+use super::resuming::Resumed;
+use crate::device::DeviceStep;
+use crate::failure::Failure;
+use crate::tracer::Tracer;
+use memory::{Layer, Phase, format_bytes};
+use planner::first_refused;
+use session::Session;
+use settings::Settings;
+
+/// Pinned host memory from which leasing it is announced.
+const PINNING_TAKES_A_WHILE: u64 = 1 << 30;
+
+/// What to say before pinned memory is leased: pinning and zeroing take seconds for every few GiB.
+fn pinning(bytes: u64) -> Option<String> {
+    (bytes >= PINNING_TAKES_A_WHILE).then(|| {
+        format!(
+            "pinning and zeroing {} of host memory, which may take a while",
+            format_bytes(bytes)
+        )
+    })
+}
+
+impl Run {
+    /// Refuses a run whose plan does not fit, before anything is leased: it would fail in its first step, or while it is loaded.
+    fn refuse_what_does_not_fit(&self, settings: &Settings) -> Result<(), Failure> {
+        if self.resolved.config.memory.force {
+            return Ok(());
+        }
+        let planned = (self.plan.most_bytes(), self.plan.reserved_bytes);
+        let over = self.limit.filter(|limit| planned.0 > *limit);
+        let by_limit = over.map(|limit| first_refused(settings, self.device.target(), limit));
+        let by_device = self.device.first_refused(settings, planned)?;
+        match by_limit.transpose()?.flatten().or(by_device) {
+            None => Ok(()),
+            Some(error) => Err(Failure::from(error)),
+        }
+    }
+
+    /// Leases everything that lives across steps, fills the weights, and reserves the slab.
+    pub(super) fn load(
+        &mut self,
+        step: DeviceStep,
+        resumed: Option<&Resumed>,
+    ) -> Result<Session, Failure> {
+        self.refuse_what_does_not_fit(&step.settings)?;
+        let memory = self.device.memory();
+        memory.set_limit(self.limit);
+        self.announce();
+        let kernels = match self.resolved.config.log.trace {
+            false => self.device.kernels(&step, &memory)?,
+            true => {
+                let tracer = self.tracer.insert(Tracer::new(&memory));
+                tracer.kernels(&self.device, &step)?
+            }
+        };
+        self.device.warn_if_full(self.plan.reserved_bytes)?;
+        let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
+        {
+            let _place = memory.enter(Phase::Load, Layer::Whole);
+            match (resumed, &self.resolved.options.init_from) {
+                (Some(resumed), _) => resumed.restore(&mut session, &self.resolved.config)?,
+                (None, Some(folder)) => session.import(folder)?,
+                (None, None) => session.initialise(self.resolved.config.train.seed)?,
+            }
+        }
+        memory.reserve_slab(self.plan.slab_bytes)?;
+        Ok(session)
+    }
+
+    /// Says beforehand if the plan is above the limit, and what may take a while.
+    fn announce(&self) {
+        let planned = self.plan.most_bytes();
+        if let Some(limit) = self.limit.filter(|limit| planned > *limit) {
+            let (planned, limit) = (format_bytes(planned), format_bytes(limit));
+            tracing::warn!(
+                "the plan's peak of {planned} is above the limit of {limit}; --force tries it anyway"
+            );
+        }
+        if let Some(news) = pinning(self.plan.host_pinned_bytes) {
+            tracing::info!("{news}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn only_much_pinned_memory_is_announced() {
+        assert_eq!(pinning(GIB - 1), None);
+        let news = pinning(80 * GIB).unwrap();
+        assert!(
+            news.contains("80.0 GiB") && news.contains("a while"),
+            "{news}"
+        );
+    }
+}

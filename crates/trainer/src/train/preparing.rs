@@ -1,0 +1,116 @@
+//! Everything that a run reads, opened, settled and planned before anything is written of it.
+
+use super::between::Between;
+use super::resuming::Resumed;
+use super::saving::{Saver, origin};
+use crate::attention::cudnn_version;
+use crate::device::{DeviceStep, OpenDevice};
+use crate::failure::Failure;
+use crate::job::Job;
+use crate::limits::{limit, refuse_without_room};
+use crate::run_dir::refuse_model;
+use crate::samples::data_options;
+use crate::settled;
+use data::Dataset;
+use planner::Plan;
+use settings::{Config, HEURISTIC, OptimizerPlace, Resolved, Settings};
+use std::path::Path;
+
+/// A run that nothing is written of yet, with all that it reads.
+pub(super) struct Prepared {
+    pub(super) resolved: Resolved,
+    pub(super) resumed: Option<Resumed>,
+    pub(super) dataset: Dataset,
+    pub(super) device: OpenDevice,
+    pub(super) step: DeviceStep,
+    pub(super) plan: Plan,
+    pub(super) limit: Option<u64>,
+}
+
+impl Prepared {
+    /// Opens the data and the device, settles what is left open, and plans: what cannot be is refused here.
+    pub(super) fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
+        let mut resumed = Resumed::find(job, &resolved)?;
+        let dataset = Dataset::open(&data_options(&resolved))?;
+        let (config, device) = settled::on_device(&resolved, job.group())?;
+        resolved.config = config;
+        let step = device.step(Settings::new(&resolved.config)?)?;
+        let cudnn_version = cudnn_version(step.settings.attention);
+        if let Some(resumed) = &mut resumed {
+            resolved.name = resumed.state().name.clone();
+            let libraries = [step.algorithms.as_deref(), cudnn_version.as_deref()];
+            resumed.compare(&resolved, &dataset.fingerprint(), libraries)?;
+        }
+        let plan = Plan {
+            cudnn_version,
+            algorithms: step.algorithms.clone(),
+            ..Plan::with_alternatives(&resolved.config, device.target())?
+        };
+        let limit = limit(&resolved, &device)?;
+        refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
+        refuse_beforehand(&resolved)?;
+        if resolved.config.log.nvtx {
+            device.show_ranges();
+        }
+        name_paths_for_later(&mut resolved.config);
+        Ok(Prepared {
+            resolved,
+            resumed,
+            dataset,
+            device,
+            step,
+            plan,
+            limit,
+        })
+    }
+
+    /// What evaluates and what saves, with all that they read.
+    pub(super) fn open_companions(&self, job: &Job) -> Result<(Between, Saver), Failure> {
+        let (config, options) = (&self.resolved.config, &self.resolved.options);
+        let resumed = self.resumed.as_ref();
+        let from = resumed
+            .map(Resumed::folder)
+            .or(options.init_from.as_deref());
+        let data = config.data.path.as_deref();
+        let between = Between::open(&self.resolved, &self.step.settings, from, data)?;
+        let evaluated = between.fingerprint();
+        let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
+        let saver = Saver::new(origin(from, data)?, best, job.group());
+        if let Some(folder) = &options.save_final {
+            refuse_model(folder, saver.origin().names())?;
+        }
+        Ok((between, saver))
+    }
+}
+
+/// A run may be resumed from another folder: what is written down of its data says where that is.
+fn name_paths_for_later(config: &mut Config) {
+    let states = match &mut config.offload.optimizer {
+        OptimizerPlace::Folder(folder) => Some(folder),
+        _ => None,
+    };
+    let algorithms = &mut config.hardware.algorithms;
+    let algorithms = algorithms
+        .as_mut()
+        .filter(|path| *path != Path::new(HEURISTIC));
+    let paths = [
+        &mut config.data.path,
+        &mut config.eval.path,
+        &mut config.offload.path,
+    ];
+    for path in paths.into_iter().flatten().chain(states).chain(algorithms) {
+        if let Ok(absolute) = std::path::absolute(&*path) {
+            *path = absolute;
+        }
+    }
+}
+
+/// Refuses what would fail later.
+fn refuse_beforehand(resolved: &Resolved) -> Result<(), Failure> {
+    if let Some(Some(_)) = resolved.options.trace {
+        return Err(Failure::Usage(
+            "train draws into its run directory; write --trace without a folder, and name the run's with --out".into(),
+        ));
+    }
+    Ok(())
+}
