@@ -67,7 +67,32 @@ void Block::begin_block(uint64_t number, size_t shared_bytes) {
     prepare(shared_bytes);
 }
 
-void Block::suspend() { fibers[running->number]->suspend(); }
+// The next thread of this round that can go on becomes the one that runs. Returns whether there is any: after an error there is
+// none.
+bool Block::advance() {
+    while (error.empty() && turn < threads.size()) {
+        Thread &thread = threads[reversed ? threads.size() - 1 - turn : turn];
+        turn++;
+        if (thread.state == State::Ready) {
+            running = &thread;
+            threadIdx = thread.index;
+            now.thread = uint16_t(thread.number);
+            now.exchange = warps[thread.number / WARP].exchange;
+            return true;
+        }
+    }
+    return false;
+}
+
+// Threads of a round hand over to one another: a way to `run` and back for each would cost as much again.
+void Block::suspend() {
+    Fiber &own = *fibers[running->number];
+    if (advance()) {
+        own.hand_over(*fibers[running->number]);
+    } else {
+        own.suspend();
+    }
+}
 
 // A fiber runs one thread after the other: every block has a thread of its number.
 void Block::start_fibers() {
@@ -85,24 +110,18 @@ void Block::start_fibers() {
     }
 }
 
-void Block::run(bool reversed) {
+void Block::run(bool from_the_last) {
     start_fibers();
+    reversed = from_the_last;
     for (;;) {
-        for (size_t turn = 0; turn < threads.size(); turn++) {
-            Thread &thread = threads[reversed ? threads.size() - 1 - turn : turn];
-            if (thread.state != State::Ready) {
-                continue;
-            }
-            running = &thread;
-            threadIdx = thread.index;
-            now.thread = uint16_t(thread.number);
-            now.exchange = warps[thread.number / WARP].exchange;
-            fibers[thread.number]->resume();
-            if (!error.empty()) {
-                // Whoever was in the middle of a kernel never comes back from it.
-                fibers.clear();
-                return;
-            }
+        turn = 0;
+        if (advance()) {
+            fibers[running->number]->resume();
+        }
+        if (!error.empty()) {
+            // Whoever was in the middle of a kernel never comes back from it.
+            fibers.clear();
+            return;
         }
         bool released = release_barrier();
         for (size_t warp = 0; warp < warp_count(); warp++) {

@@ -45,6 +45,8 @@ struct Warp {
     // Two of each lane: a lane may be at the next exchange while others still read this one's values.
     uint64_t values[2][WARP];
     Registers registers[2][WARP];
+    // Whether the sums among them have been added to: by the first lane that goes on, for all.
+    bool is_multiplied[2] = {};
     unsigned turn = 0;
     // When its lanes last met.
     uint32_t exchange = 0;
@@ -74,6 +76,9 @@ struct Block {
     Stacks stacks{THREADS_MAX};
     std::vector<std::unique_ptr<Fiber>> fibers;
     Thread *running = nullptr;
+    // Threads that have had their turn in this round; whether the last thread is the first.
+    size_t turn = 0;
+    bool reversed = false;
     Moment now{};
     // The number of each block since the launch began, and when it began.
     std::vector<std::pair<uint64_t, uint32_t>> starts;
@@ -89,8 +94,8 @@ struct Block {
 
     void begin_launch(const Kernel &kernel, void **arguments);
     void begin_block(uint64_t number, size_t shared_bytes);
-    // Runs all threads to their end, or to an error. `reversed`: the last thread first.
-    void run(bool reversed);
+    // Runs all threads to their end, or to an error.
+    void run(bool from_the_last);
 
     void prepare(size_t shared_bytes);
     SharedArray *add_array(Place place, const void *type, size_t element_bytes, size_t count);
@@ -105,6 +110,7 @@ struct Block {
     }
 
   private:
+    bool advance();
     bool release_warp(size_t warp);
     bool release_barrier();
     std::string who_waits() const;

@@ -61,19 +61,31 @@ void Fiber::begin() {
 // Whoever jumps must be another function than where the jump leads.
 [[noreturn]] __attribute__((noinline)) static void jump(void **to) { __builtin_longjmp(to, 1); }
 
-void Fiber::resume() {
-    if (__builtin_setjmp(caller) != 0) {
-        return;
-    }
+// Where whoever resumed a fiber goes on: one at a time does on each thread of the host.
+static __thread void *caller[5];
+
+void Fiber::go_on() {
     if (started) {
         jump(own);
     }
     begin();
 }
 
+void Fiber::resume() {
+    if (__builtin_setjmp(caller) == 0) {
+        go_on();
+    }
+}
+
 void Fiber::suspend() {
     if (__builtin_setjmp(own) == 0) {
         jump(caller);
+    }
+}
+
+void Fiber::hand_over(Fiber &other) {
+    if (__builtin_setjmp(own) == 0) {
+        other.go_on();
     }
 }
 

@@ -38,18 +38,22 @@ class Fiber {
     // Runs the body, from its start or from where it was suspended, until it suspends itself.
     void resume();
 
-    // Goes back to whoever resumed this fiber, which must be the one that runs.
+    // Goes back to whoever resumed the first of the fibers that handed over to this one, which must be the one that runs.
     void suspend();
+
+    // Suspends this fiber, which must be the one that runs, and goes on with another.
+    void hand_over(Fiber &other);
 
   private:
     static void start(unsigned upper, unsigned lower);
     void begin();
+    void go_on();
 
     std::function<void()> body;
     Stacks::Stack stack;
     bool started = false;
-    // As `__builtin_setjmp` leaves them.
-    void *own[5], *caller[5];
+    // As `__builtin_setjmp` leaves it.
+    void *own[5];
 };
 
 }  // namespace emulation

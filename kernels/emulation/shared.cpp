@@ -78,7 +78,7 @@ static void expect_alone(const History &history, const char *what, int64_t index
     }
 }
 
-void *element_read(SharedArray *array, int64_t index, Place place) {
+Bytes read_element(SharedArray *array, int64_t index, Place place) {
     Cell &cell = cell_of(array, index, place);
     if (!array->unchecked) {
         const Moment &now = current().now;
@@ -89,7 +89,10 @@ void *element_read(SharedArray *array, int64_t index, Place place) {
         expect_alone(cell.written, "written", index, place);
         cell.read.note(now, now.block);
     }
-    return address_of(array, index);
+    // Behind the last element is a zone as long as this.
+    Bytes bytes;
+    std::memcpy(&bytes, address_of(array, index), sizeof(bytes));
+    return bytes;
 }
 
 void *element_written(SharedArray *array, int64_t index, Place place) {
@@ -101,6 +104,10 @@ void *element_written(SharedArray *array, int64_t index, Place place) {
         cell.written.note(now, now.block);
     }
     return address_of(array, index);
+}
+
+void write_element(SharedArray *array, int64_t index, Bytes bytes, Place place) {
+    std::memcpy(element_written(array, index, place), &bytes, array->element_bytes);
 }
 
 void *unchecked(SharedArray *array) {

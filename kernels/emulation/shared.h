@@ -26,9 +26,17 @@ SharedArray *static_array(const void *type, size_t element_bytes, size_t count, 
 // All of the dynamic shared memory.
 SharedArray *dynamic_array(size_t element_bytes, Place place);
 
-// The address of an element that is read, or written: within the array, read only after it was written, and not at
-// odds with what another thread did since the two last met at a barrier.
-void *element_read(SharedArray *array, int64_t index, Place place);
+// The bytes of an element: a value, so that what a kernel makes of it needs no memory, of which every access would be told.
+struct Bytes {
+    uint64_t words[2];
+};
+
+// Reads or writes an element: within the array, read only after it was written, and not at odds with what another thread
+// did since the two last met at a barrier.
+Bytes read_element(SharedArray *array, int64_t index, Place place);
+void write_element(SharedArray *array, int64_t index, Bytes bytes, Place place);
+
+// The address of an element that is written, as above.
 void *element_written(SharedArray *array, int64_t index, Place place);
 
 // The first element, for accesses that only the zones before and after an array guard.
@@ -36,17 +44,21 @@ void *unchecked(SharedArray *array);
 
 // An element as the left or right side of an assignment.
 template <typename T> struct Element {
+    static_assert(sizeof(T) <= sizeof(Bytes), "elements are at most as wide as a device's widest access");
     SharedArray *array;
     int64_t index;
     Place place;
 
     operator T() const {
+        const Bytes bytes = read_element(array, index, place);
         T value;
-        std::memcpy(&value, element_read(array, index, place), sizeof(T));
+        std::memcpy(&value, &bytes, sizeof(T));
         return value;
     }
     const Element &operator=(T value) const {
-        std::memcpy(element_written(array, index, place), &value, sizeof(T));
+        Bytes bytes = {};
+        std::memcpy(&bytes, &value, sizeof(T));
+        write_element(array, index, bytes, place);
         return *this;
     }
     const Element &operator=(const Element &other) const { return *this = T(other); }

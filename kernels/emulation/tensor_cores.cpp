@@ -7,11 +7,14 @@ namespace emulation {
 
 static const unsigned ALL_LANES = 0xffffffffu;
 
-const Registers *exchange_registers(const Registers &own, Place place) {
+// The registers of all lanes, valid until the warp's next exchange; all lanes take part.
+static Registers *exchange_registers(const Registers &own, bool **is_multiplied, Place place) {
     Block &block = current();
     Warp &warp = block.warps[block.running->number / WARP];
     const unsigned turn = warp.turn;
     warp.registers[turn][block.running->lane()] = own;
+    warp.is_multiplied[turn] = false;
+    *is_multiplied = &warp.is_multiplied[turn];
     exchange(ALL_LANES, 0, place);
     return warp.registers[turn];
 }
@@ -24,40 +27,63 @@ static float half_of(uint32_t word, unsigned upper) {
     return value;
 }
 
-// Lane 4 g + t holds of a, by registers: rows g and g + 8 of columns 2 t and 2 t + 1, then the same rows of columns
-// 2 t + 8 and 2 t + 9; of b: rows 2 t and 2 t + 1 of column g, then rows 2 t + 8 and 2 t + 9; of the sums: row g of
+// Of all lanes at once. Lane 4 g + t holds of a, by registers: rows g and g + 8 of columns 2 t and 2 t + 1, then the same rows
+// of columns 2 t + 8 and 2 t + 9; of b: rows 2 t and 2 t + 1 of column g, then rows 2 t + 8 and 2 t + 9; of the sums: row g of
 // columns 2 t and 2 t + 1, then row g + 8.
-void multiply_16x8x16(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
-    const Registers *of = exchange_registers({{a[0], a[1], a[2], a[3], b[0], b[1]}}, place);
-    const unsigned row = lane() / 4, column = lane() % 4 * 2;
-    for (unsigned k = 0; k < 16; k++) {
-        const unsigned t = k % 8 / 2, beyond_eight = k / 8, upper = k % 2;
-        const uint32_t *of_row = of[4 * row + t].words + 2 * beyond_eight;
-        const float above = half_of(of_row[0], upper), below = half_of(of_row[1], upper);
-        const float left = half_of(of[4 * column + t].words[4 + beyond_eight], upper);
-        const float right = half_of(of[4 * (column + 1) + t].words[4 + beyond_eight], upper);
-        sums[0] += above * left;
-        sums[1] += above * right;
-        sums[2] += below * left;
-        sums[3] += below * right;
+static void multiply(Registers *of) {
+    float a[16][16], b[16][8], sums[16][8];
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned i = 0; i < 4; i++) {
+            const unsigned row = g + i % 2 * 8, column = 2 * t + i / 2 * 8, upper = i % 2;
+            a[row][column] = half_of(of[lane].a.at[i], 0);
+            a[row][column + 1] = half_of(of[lane].a.at[i], 1);
+            b[2 * t + i / 2 * 8 + upper][g] = half_of(of[lane].b.at[i / 2], upper);
+            sums[g + i / 2 * 8][2 * t + i % 2] = of[lane].sums.at[i];
+        }
+    }
+    for (unsigned row = 0; row < 16; row++) {
+        for (unsigned k = 0; k < 16; k++) {
+            for (unsigned column = 0; column < 8; column++) {
+                sums[row][column] += a[row][k] * b[k][column];
+            }
+        }
+    }
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        for (unsigned i = 0; i < 4; i++) {
+            of[lane].sums.at[i] = sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+        }
     }
 }
 
+Sums multiply_16x8x16(Sums sums, Words a, Words b, Place place) {
+    bool *is_multiplied;
+    Registers *const of = exchange_registers({sums, a, b}, &is_multiplied, place);
+    if (!*is_multiplied) {
+        multiply(of);
+        *is_multiplied = true;
+    }
+    return of[lane()].sums;
+}
+
 // Lane 4 g + t receives of each matrix row g, columns 2 t and 2 t + 1; transposed, column g of rows 2 t and 2 t + 1.
-void load_matrices(uint32_t (&matrices)[4], const uint32_t (&row)[4], bool transposed, Place place) {
-    const Registers *of = exchange_registers({{row[0], row[1], row[2], row[3], 0, 0}}, place);
+Words load_matrices(Words row, bool transposed, Place place) {
+    bool *is_multiplied;
+    const Registers *of = exchange_registers({{}, row, {}}, &is_multiplied, place);
     const unsigned g = lane() / 4, t = lane() % 4;
+    Words matrices;
     for (unsigned matrix = 0; matrix < 4; matrix++) {
         const Registers *rows = of + 8 * matrix;
         if (transposed) {
             const unsigned shift = g % 2 * 16;
-            const uint32_t first = rows[2 * t].words[g / 2] >> shift & 0xffff;
-            const uint32_t second = rows[2 * t + 1].words[g / 2] >> shift & 0xffff;
-            matrices[matrix] = first | second << 16;
+            const uint32_t first = rows[2 * t].a.at[g / 2] >> shift & 0xffff;
+            const uint32_t second = rows[2 * t + 1].a.at[g / 2] >> shift & 0xffff;
+            matrices.at[matrix] = first | second << 16;
         } else {
-            matrices[matrix] = rows[g].words[t];
+            matrices.at[matrix] = rows[g].a.at[t];
         }
     }
+    return matrices;
 }
 
 void copy_later(SharedArray *array, int64_t index, const void *source, Place place) {

@@ -9,20 +9,35 @@
 
 namespace emulation {
 
-// What a lane brings to an instruction of the whole warp.
+// What a lane brings to an instruction of the whole warp, or receives from it. Values, as in registers: a kernel's array whose
+// address is given away is memory, of which every access would be told.
+struct Sums {
+    float at[4];
+};
+struct Words {
+    uint32_t at[4];
+};
 struct Registers {
-    uint32_t words[6];
+    Sums sums;
+    Words a, b;
 };
 
-// The registers of all 32 lanes, valid until the warp's next exchange; all lanes take part.
-const Registers *exchange_registers(const Registers &own, Place place);
+Sums multiply_16x8x16(Sums sums, Words a, Words b, Place place);
+Words load_matrices(Words row, bool transposed, Place place);
 
 // `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`. Products are exact; each sum is in f32, in the order of k,
 // where a device aligns and truncates.
-void multiply_16x8x16(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place);
+inline void multiply_16x8x16(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+    const Sums before = {sums[0], sums[1], sums[2], sums[3]};
+    const Sums after = multiply_16x8x16(before, {a[0], a[1], a[2], a[3]}, {b[0], b[1], 0, 0}, place);
+    std::memcpy(sums, after.at, sizeof(sums));
+}
 
 // `ldmatrix.sync.aligned.m8n8.x4.shared.b16`: lane l reads row l % 8 of matrix l / 8, eight elements.
-void load_matrices(uint32_t (&matrices)[4], const uint32_t (&row)[4], bool transposed, Place place);
+inline void load_matrices(uint32_t (&matrices)[4], const uint32_t (&row)[4], bool transposed, Place place) {
+    const Words loaded = load_matrices(Words{row[0], row[1], row[2], row[3]}, transposed, place);
+    std::memcpy(matrices, loaded.at, sizeof(matrices));
+}
 
 // `cp.async`: from now until this thread waits, the element is NaN.
 void copy_later(SharedArray *array, int64_t index, const void *source, Place place);

@@ -2,9 +2,8 @@
 
 mod launchers;
 
-use launchers::{mpich, mpich_home, open_mpi, ranks};
+use launchers::{at_once, mpich, mpich_home, open_mpi, ranks};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 #[track_caller]
 fn keeps_the_rules(launcher: Command, size: usize, engine: &str) {
@@ -37,17 +36,11 @@ fn mpich_keeps_the_rules_by_both_interfaces() {
 #[test]
 fn a_rank_that_does_not_come_ends_the_job_in_time() {
     for launcher in [open_mpi(), mpich()] {
-        let begun = Instant::now();
-        let (output, said) = ranks(launcher, 2, "late", 1.0);
+        let (output, said) = at_once(|| ranks(launcher, 2, "late", 1.0));
         assert_eq!(output.status.code(), Some(3), "{said}");
         assert!(
             said.contains("rank 1 did not answer rank 0 in 1 s, in an exchange"),
             "{said}"
-        );
-        assert!(
-            begun.elapsed() < Duration::from_secs(10),
-            "{:?}",
-            begun.elapsed()
         );
     }
 }
@@ -55,14 +48,8 @@ fn a_rank_that_does_not_come_ends_the_job_in_time() {
 #[test]
 fn a_rank_ends_all_with_its_code() {
     for (launcher, size) in [(open_mpi(), 4), (mpich(), 2)] {
-        let begun = Instant::now();
-        let (output, said) = ranks(launcher, size, "abort", 60.0);
+        let (output, said) = at_once(|| ranks(launcher, size, "abort", 600.0));
         assert_eq!(output.status.code(), Some(3), "{said}");
-        assert!(
-            begun.elapsed() < Duration::from_secs(10),
-            "{:?}",
-            begun.elapsed()
-        );
     }
 }
 

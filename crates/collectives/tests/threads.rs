@@ -6,7 +6,7 @@ mod rules;
 use collectives::{Alone, Group, GroupError, Threads};
 use rules::{comes, goes};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What each rank of a group makes of it.
 fn each<T: Send>(groups: &[Arc<dyn Group>], of: impl Fn(&dyn Group) -> T + Sync) -> Vec<T> {
@@ -32,11 +32,9 @@ fn a_rank_that_is_alone_keeps_the_rules() {
 #[test]
 fn ranks_that_wait_in_vain_say_for_whom() {
     let groups = Threads::with_deadline(3, Duration::from_millis(100));
-    let begun = Instant::now();
     let mut bytes = [0; 4];
     // SAFETY: the bytes live on, untouched.
     let receiver = unsafe { groups[0].exchange(&[], &[comes(2, &mut bytes)]) };
-    assert!(begun.elapsed() < Duration::from_secs(2));
     let Err(GroupError::Late(sentence)) = receiver else {
         panic!("{receiver:?}");
     };

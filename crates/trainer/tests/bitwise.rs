@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::side_by_side::side_by_side;
 use common::{
     ATTENTIONS, DTYPES, MODES, dtypes_and_attentions, every_activation, odd_model, parameters,
     plan, session, settings, step_batch, variants,
@@ -87,7 +88,7 @@ fn assert_same_in_every_mode(
             attention,
             ..settings(model.clone(), dtype, mode)
         };
-        in_pool(2, || run(&settings, STEPS))
+        run(&settings, STEPS)
     };
     let runs: Vec<Run> = MODES.into_iter().map(run_mode).collect();
     let (none, others) = runs.split_first().unwrap();
@@ -115,12 +116,12 @@ fn assert_same_in_every_mode(
 
 /// For both kinds of attention, which do differ from each other.
 fn assert_same_in_every_mode_of_every_kind(dtype: DType) {
-    for (name, model) in variants(3) {
+    side_by_side(variants(3), |(name, model)| {
         let of = |attention| assert_same_in_every_mode(name, &model, (dtype, attention));
         let [eager, flash] = ATTENTIONS.map(of);
         assert_ne!(eager.bits, flash.bits, "{name}");
         assert!(flash.peak_bytes < eager.peak_bytes, "{name}");
-    }
+    });
 }
 
 #[test]
@@ -143,7 +144,7 @@ fn every_number_of_threads_gives_the_same() {
                     ..settings(model.clone(), dtype, mode)
                 };
                 let [one, two, four] =
-                    [1, 2, 4].map(|threads| in_pool(threads, || run(&settings, STEPS)));
+                    [1, 2, 4].map(|threads| in_pool(threads, || run(&settings, 3)));
                 assert_eq!([one.threads, two.threads, four.threads], [1, 2, 4]);
                 assert_same(&two, &one, &format!("{name} {dtype:?} {mode}, 2"));
                 assert_same(&four, &one, &format!("{name} {dtype:?} {mode}, 4"));
@@ -191,7 +192,7 @@ fn another_head_chunk_gives_other_bits() {
 
 #[test]
 fn what_was_in_the_memory_before_changes_nothing() {
-    for (dtype, attention) in dtypes_and_attentions() {
+    side_by_side(dtypes_and_attentions(), |(dtype, attention)| {
         for (name, model) in variants(2) {
             for mode in MODES {
                 let settings = Settings {
@@ -205,7 +206,7 @@ fn what_was_in_the_memory_before_changes_nothing() {
                 assert_same(&run, &clean, &format!("{name} {dtype:?} {mode}"));
             }
         }
-    }
+    });
 }
 
 /// Poison reaches the kernels: read before written, it would show.

@@ -6,6 +6,7 @@ mod common;
 
 use common::covering::covering;
 use common::elsewhere::{Bits, all_pinned, forms, models, resident, run, with_form};
+use common::side_by_side::side_by_side;
 use common::{assert_as_planned, plan, session};
 use memory::DType;
 use model::{Attention, OffloadLabels};
@@ -213,14 +214,14 @@ fn whatever_is_elsewhere_changes_nothing_but_memory() {
         runs.len()
     );
     // All of them, so that what the wrong ones have in common shows.
-    let compared = runs.iter().map(|choices| {
+    let compared = side_by_side(&runs, |choices| {
         let compared = catch_unwind(|| compare(choices));
         compared.is_ok() || {
             println!("wrong: {choices}");
             false
         }
     });
-    let wrong = compared.filter(|is_right| !is_right).count();
+    let wrong = compared.iter().filter(|is_right| !**is_right).count();
     assert_eq!(wrong, 0, "of {} runs", runs.len());
 }
 

@@ -4,6 +4,7 @@
 mod common;
 
 use common::elsewhere::{Bits, all_pinned, bits, forms, resident, run, state, with_form};
+use common::side_by_side::side_by_side;
 use common::{assert_as_planned, on_schedule, plan, session, step_batch, variants};
 use memory::DType;
 use model::{ModelConfig, OffloadLabels};
@@ -199,8 +200,8 @@ fn finish(session: &mut Session, told: &mut Vec<(usize, u32, u32)>) {
 fn a_refused_lease_leaves_weights_and_states_intact() {
     let folder = tempfile::tempdir().unwrap();
     let unreleased = |way: &Way| way.elsewhere.gradients != GradientsPlace::Released;
-    let mut refused = BTreeSet::new();
-    for way in ways(&folder).into_iter().filter(unreleased) {
+    let refused = side_by_side(ways(&folder).into_iter().filter(unreleased), |way| {
+        let mut refused = BTreeSet::new();
         let settings = settings(&way);
         let first = run(&mut session(&settings), &settings, 0..1, |_| {});
         let both = run(&mut session(&settings), &settings, 0..2, |_| {});
@@ -238,7 +239,9 @@ fn a_refused_lease_leaves_weights_and_states_intact() {
             assert_eq!(told, both.steps, "{}, lease {lease}", way.name);
             assert!(state(&session) == both.state, "{}, lease {lease}", way.name);
         }
-    }
+        refused
+    });
+    let refused: BTreeSet<_> = refused.into_iter().flatten().collect();
     for leased in [
         ("unit_weights", "forward"),
         ("unit_weights", "backward"),

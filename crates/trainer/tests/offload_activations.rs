@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::side_by_side::{in_one_thread, side_by_side};
 use common::{
     MODES, assert_as_planned, dtypes_and_attentions, every_activation, odd_model, offloading,
     parameters, plan, session, settings, step_batch, variants,
@@ -44,12 +45,9 @@ struct Run {
     weights: Vec<u32>,
 }
 
-/// Checks every step's memory and traffic on the way. In one thread, since these models are too small for more.
+/// Checks every step's memory and traffic on the way.
 fn run(name: &str, settings: &Settings, steps: usize) -> (Run, Plan) {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(1);
-    pool.build()
-        .unwrap()
-        .install(|| run_here(name, settings, steps))
+    in_one_thread(|| run_here(name, settings, steps))
 }
 
 fn run_here(name: &str, settings: &Settings, steps: usize) -> (Run, Plan) {
@@ -128,19 +126,19 @@ fn assert_same_with_every_mode(
 
 #[test]
 fn loss_is_bitwise_the_same() {
-    for pair in dtypes_and_attentions() {
+    side_by_side(dtypes_and_attentions(), |pair| {
         let compared = assert_same_with_every_mode(&("plain", odd_model(4)), pair, STEPS);
         assert!(compared > 30, "{compared} pairs of labels and modes");
-    }
+    });
 }
 
 #[test]
 fn loss_is_bitwise_the_same_in_every_model() {
-    for variant in variants(3) {
+    side_by_side(variants(3), |variant| {
         for pair in dtypes_and_attentions() {
             assert_same_with_every_mode(&variant, pair, 2);
         }
-    }
+    });
 }
 
 /// What is where, at the largest peaks: in the head everything that is offloaded is away. While the last block is at

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::side_by_side::side_by_side;
 use common::{
     MODES, assert_as_planned, crossing, on_schedule, parameters, plan, session, settings,
     step_batch, variants,
@@ -120,7 +121,7 @@ fn assert_offload_changes_nothing_but_memory(
 #[test]
 fn states_of_every_form_come_and_go_without_changing_a_bit() {
     let [_, _, (name, tied), _] = variants(3);
-    for form in FORMS {
+    side_by_side(FORMS, |form| {
         let resident = with_states(tied.clone(), form, "none");
         for window in [Window::Forward, Window::End] {
             let offloaded = Settings {
@@ -133,13 +134,13 @@ fn states_of_every_form_come_and_go_without_changing_a_bit() {
                 &offloaded,
             );
         }
-    }
+    });
 }
 
 #[test]
 fn models_modes_and_fractions_go_together() {
     let variants = variants(3);
-    for (index, mode) in MODES.into_iter().enumerate() {
+    side_by_side(MODES.into_iter().enumerate(), |(index, mode)| {
         let (name, model) = &variants[index % variants.len()];
         let resident = with_states(model.clone(), FORMS[3], mode);
         let fraction = [0.01, 0.5, 1.0][index / variants.len() % 3];
@@ -148,17 +149,18 @@ fn models_modes_and_fractions_go_together() {
             ..resident.clone()
         };
         assert_offload_changes_nothing_but_memory(&format!("{name} {mode}"), &resident, &offloaded);
-    }
+    });
 }
 
 #[test]
 fn states_and_activations_go_together() {
     let [(_, model), ..] = variants(3);
-    for (mode, labels) in [
+    let modes = [
         ("full", "block_input"),
         ("mlp_act", "core_attn,qkv"),
         ("none", "mlp,attn_out"),
-    ] {
+    ];
+    side_by_side(modes, |(mode, labels)| {
         let resident = with_states(model.clone(), FORMS[3], mode);
         let policy = resident
             .policy
@@ -182,7 +184,7 @@ fn states_and_activations_go_together() {
                 &offloaded,
             );
         }
-    }
+    });
 }
 
 /// As a checkpoint holds them.

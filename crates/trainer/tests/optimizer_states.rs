@@ -4,6 +4,7 @@
 mod common;
 
 use clap::Parser;
+use common::side_by_side::side_by_side;
 use common::{DTYPES, assert_as_planned, odd_model, parameters, plan, session, step_batch};
 use data::{Dataset, Format, Options};
 use kernels::Target;
@@ -186,19 +187,20 @@ fn compute_the_same(a: &StateFormats, b: &StateFormats) -> bool {
 #[test]
 fn every_form_is_the_same_in_every_mode_and_no_other_form() {
     for dtype in DTYPES {
-        let mut found: Vec<(StateFormats, Bits)> = Vec::new();
-        for form in forms(dtype) {
+        let found = side_by_side(forms(dtype), |form| {
             let [none, some, full] = ["none", "core_attn,mlp", "full"]
                 .map(|mode| run(&settings(dtype, mode, form.clone()), 3));
             let replays = [&none, &some, &full].map(|run| run.1.replayed.total());
             assert!(replays[0] == 0 && 0 < replays[1] && replays[1] < replays[2]);
             assert!(none.0 == some.0, "{dtype:?} {form:?}: core_attn,mlp");
             assert!(none.0 == full.0, "{dtype:?} {form:?}: full");
-            for (other, bits) in &found {
-                let same = compute_the_same(&form, other);
-                assert_eq!(none.0 == *bits, same, "{dtype:?} {form:?} {other:?}");
+            (form, none.0)
+        });
+        for (index, (form, bits)) in found.iter().enumerate() {
+            for (other, other_bits) in &found[..index] {
+                let same = compute_the_same(form, other);
+                assert_eq!(bits == other_bits, same, "{dtype:?} {form:?} {other:?}");
             }
-            found.push((form, none.0));
         }
     }
 }
@@ -223,7 +225,7 @@ fn any_number_of_threads_gives_the_same() {
 #[test]
 fn the_seed_shows_where_it_should() {
     for dtype in DTYPES {
-        for form in forms(dtype) {
+        side_by_side(forms(dtype), |form| {
             let first = settings(dtype, "none", form.clone());
             let second = Settings {
                 seed: first.seed + 1,
@@ -235,7 +237,7 @@ fn the_seed_shows_where_it_should() {
                 rounds_stochastically(dtype, &form),
                 "{dtype:?} {form:?}"
             );
-        }
+        });
     }
 }
 
@@ -334,7 +336,7 @@ fn with_bad_step(settings: &Settings, bad: Option<(Bad, usize)>) -> [Bits; 2] {
 #[test]
 fn a_step_that_is_not_finite_changes_nothing() {
     for dtype in DTYPES {
-        for form in forms(dtype) {
+        side_by_side(forms(dtype), |form| {
             let (settings, name) = (
                 settings(dtype, "none", form.clone()),
                 format!("{dtype:?} {form:?}"),
@@ -347,7 +349,7 @@ fn a_step_that_is_not_finite_changes_nothing() {
             let by_step = rounds_stochastically(dtype, &form);
             assert_eq!(never[1] == nan[1], !by_step, "{name}");
             assert_ne!(never[1].steps[0], never[1].steps[1], "{name}: steps differ");
-        }
+        });
     }
 }
 
@@ -442,16 +444,17 @@ fn final_loss(dtype: &str, states: StateFormats) -> f64 {
 fn forms_learn_as_well_as_f32() {
     use MasterFormat::{F32, Remainder};
     use MomentFormat::{Bf16, Quantised};
-    let reference = final_loss("f32", StateFormats::default());
-    assert!((2.0..2.4).contains(&reference), "{reference}");
     let forms = [
-        ("f32", (Quantised, F32, DType::F32)),
-        ("f32", (Bf16, F32, DType::F32)),
-        ("bf16", (Quantised, Remainder, DType::BF16)),
-        ("bf16", SMALLEST),
+        ("f32", StateFormats::default()),
+        ("f32", states((Quantised, F32, DType::F32))),
+        ("f32", states((Bf16, F32, DType::F32))),
+        ("bf16", states((Quantised, Remainder, DType::BF16))),
+        ("bf16", states(SMALLEST)),
     ];
-    for (dtype, form) in forms {
-        let loss = final_loss(dtype, states(form));
+    let losses = side_by_side(&forms, |(dtype, form)| final_loss(dtype, form.clone()));
+    let reference = losses[0];
+    assert!((2.0..2.4).contains(&reference), "{reference}");
+    for ((dtype, form), loss) in forms.iter().zip(losses).skip(1) {
         let off = loss / reference - 1.0;
         println!(
             "{dtype} weights, {form:?}: {loss:.4}, {:+.2} %",

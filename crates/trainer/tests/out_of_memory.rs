@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::side_by_side::side_by_side;
 use common::{odd_model, parameters, step_batch};
 use kernels::Target;
 use memory::{Category, Cause, DType, GRANULARITY_BYTES, Memory};
@@ -32,7 +33,7 @@ fn session(settings: &Settings, memory: &Memory) -> Session {
 /// Refuses each lease of a step in turn, the arenas' included, until a step needs no more.
 #[test]
 fn every_refused_lease_is_explained_and_loses_nothing() {
-    for spec in ["none", "full:uniform:2"] {
+    side_by_side(["none", "full:uniform:2"], |spec| {
         let config = config(spec);
         let settings = settings(&config);
         let memory = Memory::host();
@@ -98,7 +99,7 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
                 "{name} was refused once: {refused:?}"
             );
         }
-    }
+    });
 }
 
 #[test]

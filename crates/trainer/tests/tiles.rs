@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::side_by_side::side_by_side;
 use common::{
     ATTENTIONS, assert_as_planned, config, odd_model, parameters, plan, session, settings,
     step_batch, variants,
@@ -57,7 +58,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// With one sequence in a micro-batch and with two, dropout included.
 #[test]
 fn loss_and_gradients_are_those_of_whole_micro_batches_but_for_rounding() {
-    for (name, model) in variants(2) {
+    side_by_side(variants(2), |(name, model)| {
         for rows in [1, 2] {
             let whole = Settings {
                 micro_batch: rows,
@@ -81,7 +82,7 @@ fn loss_and_gradients_are_those_of_whole_micro_batches_but_for_rounding() {
                 near(&made.norms, &expected.norms, 1e-4);
             }
         }
-    }
+    });
 }
 
 /// Documents of 20 tokens, or what is left of a sequence: positions and attention begin anew with each.
@@ -146,7 +147,7 @@ fn what_exists_in_tiles_alone_is_not_offloaded() {
 
 #[test]
 fn bits_are_the_same_whatever_becomes_of_activations() {
-    for (name, model) in variants(3) {
+    side_by_side(variants(3), |(name, model)| {
         for (dtype, attention) in [(DType::F32, ATTENTIONS[0]), (DType::BF16, ATTENTIONS[1])] {
             let with = |spec: &str, labels: &str| {
                 let settings = settings(model.clone(), dtype, spec);
@@ -175,7 +176,7 @@ fn bits_are_the_same_whatever_becomes_of_activations() {
                 assert!(bits(&other.weights) == bits(&keeps.weights), "{name}");
             }
         }
-    }
+    });
 }
 
 /// A micro-batch of 4 s tokens needs for what is whole four times as much, and for its tiles the same: the peak is a line

@@ -8,6 +8,7 @@ use common::covering::{Choices, covering};
 use common::elsewhere::{all_pinned, forms, models, with_form};
 use common::plan;
 use common::ranks::{Together, each, of_rank, on_cpu, ranks, together};
+use common::side_by_side::side_by_side;
 use memory::DType;
 use model::{Attention, OffloadLabels};
 use settings::{Elsewhere, GradientsPlace, Ranks, Reduce, Settings, StatesPlace, Window, Zero};
@@ -149,14 +150,14 @@ fn whatever_is_divided_changes_nothing_but_memory() {
         runs.len()
     );
     // All of them, so that what the wrong ones have in common shows.
-    let compared = runs.iter().map(|choices| {
+    let compared = side_by_side(&runs, |choices| {
         let compared = catch_unwind(|| compare(choices));
         compared.is_ok() || {
             println!("wrong: {choices:?}");
             false
         }
     });
-    let wrong = compared.filter(|is_right| !is_right).count();
+    let wrong = compared.iter().filter(|is_right| !**is_right).count();
     assert_eq!(wrong, 0, "of {} runs", runs.len());
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 /// Open MPI's launcher: as root, with more ranks than cores, not bound to one.
 pub fn open_mpi() -> Command {
@@ -38,6 +39,17 @@ pub fn mpich_home() -> PathBuf {
         home.display()
     );
     home
+}
+
+/// What is promised within ten seconds: on a machine with much other work it takes some times as long. What hangs does so for
+/// minutes.
+#[track_caller]
+pub fn at_once<T>(what: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let result = what();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(60), "it took {took:?}");
+    result
 }
 
 pub fn ranks(mut launcher: Command, size: usize, task: &str, timeout_s: f64) -> (Output, String) {

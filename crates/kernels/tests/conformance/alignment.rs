@@ -5,28 +5,31 @@ use crate::device::computing;
 use crate::{DTYPES, adamw, cross_entropy, elementwise, layer_norm, rms_norm, swiglu};
 use memory::DType;
 
-/// Operations that take any alignment.
-const ANYWHERE: [Cases; 6] = [
-    rms_norm::cases,
-    layer_norm::cases,
-    elementwise::cases,
-    cross_entropy::cases,
-    swiglu::cases,
-    adamw::cases,
+/// Operations that take any alignment, and of how many cases one is run: the values in a shape's tensors are no matter here.
+const ANYWHERE: [(Cases, usize); 6] = [
+    (rms_norm::cases, 3),
+    (layer_norm::cases, 3),
+    (elementwise::cases, 1),
+    (cross_entropy::cases, 1),
+    (swiglu::cases, 1),
+    (adamw::cases, 3),
 ];
 
 #[test]
 fn tensors_may_start_anywhere() {
     for dtype in DTYPES {
-        for mut device in computing(dtype) {
+        let mut devices = computing(dtype);
+        for device in &mut devices {
             let starts = [0, 1].map(|shift| {
                 device.shift = shift;
                 let tensor = device.room(DType::BF16, [8]);
                 tensor.view().pointer() as usize % 16
             });
             assert_eq!(starts, [0, 2], "the tensors differ in where they start");
-            for case in ANYWHERE.iter().flat_map(|cases| cases(dtype)) {
-                judge(case.as_ref(), &device);
+        }
+        for (cases, apart) in ANYWHERE {
+            for case in cases(dtype).iter().step_by(apart) {
+                judge(case.as_ref(), &devices);
             }
         }
     }

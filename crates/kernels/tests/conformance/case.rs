@@ -31,9 +31,12 @@ pub fn run(case: &dyn Case, device: &Device) -> Vec<Host> {
 /// The worst error of each output by its name, as a share of what is allowed.
 type Shares = Vec<(&'static str, f64)>;
 
-/// Runs a case and judges its outputs.
-pub fn judge(case: &dyn Case, device: &Device) -> Shares {
-    judge_outputs(case, device, &run(case, device), &case.expected())
+/// Runs a case on devices and judges its outputs.
+pub fn judge(case: &dyn Case, devices: &[Device]) {
+    let expected = case.expected();
+    for device in devices {
+        judge_outputs(case, device, &run(case, device), &expected);
+    }
 }
 
 fn judge_outputs(

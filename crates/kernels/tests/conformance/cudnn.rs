@@ -113,7 +113,7 @@ mod on_a_device {
         for sizes in SHAPES {
             let case = case(DType::BF16, sizes);
             device.memory.set_poison(true);
-            judge(&case, &device);
+            judge(&case, std::slice::from_ref(&device));
             let first = run(&case, &device);
             device.memory.set_poison(false);
             assert!(first == run(&case, &device), "{case:?}: other bits");
@@ -125,7 +125,7 @@ mod on_a_device {
                 by: Flash::Own,
                 ..self::case(DType::BF16, sizes)
             };
-            judge(&own, &device);
+            judge(&own, std::slice::from_ref(&device));
             println!("{sizes:?}: passed on {}", device.name);
         }
     }

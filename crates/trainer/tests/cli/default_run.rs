@@ -3,7 +3,6 @@
 use crate::metrics::Metrics;
 use crate::workplace::Workplace;
 
-/// Ends within the minute after which [`Workplace::trainer`] gives up.
 #[test]
 fn without_arguments_a_small_model_learns() {
     let place = Workplace::new();

@@ -1,8 +1,7 @@
 //! `plan`: the table, the file, and every preset.
 
-use crate::workplace::Workplace;
+use crate::workplace::{Workplace, outcome};
 use serde_json::Value;
-use std::time::{Duration, Instant};
 
 fn plan_json(place: &Workplace, settings: &str) -> Value {
     let outcome = place.trainer(&format!("plan --json {settings}")).succeeds();
@@ -220,12 +219,24 @@ fn the_file_has_the_fields_of_the_contract() {
     );
 }
 
+/// A plan by a process that is killed once it has used two seconds of a processor, whatever else the machine does.
+fn plan_in_two_seconds(place: &Workplace, settings: &str) -> Value {
+    let arguments = format!("plan --json {settings}");
+    let plan = place.command(&arguments);
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .args(["-c", r#"ulimit -t 2 && exec "$0" "$@""#])
+        .arg(plan.get_program())
+        .args(plan.get_args())
+        .current_dir(place.path(""));
+    serde_json::from_str(&outcome(limited, &arguments).succeeds().stdout).unwrap()
+}
+
 /// Shapes alone: the largest takes milliseconds, and no memory.
 #[test]
 fn every_preset_is_planned_at_once() {
     let place = Workplace::new();
     let presets = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs")).unwrap();
-    let start = Instant::now();
     let mut planned = 0;
     for preset in presets {
         let path = preset.unwrap().path();
@@ -235,7 +246,8 @@ fn every_preset_is_planned_at_once() {
             continue;
         }
         for device in ["cpu", "cuda"] {
-            let plan = plan_json(&place, &format!("--config {name} --device {device}"));
+            let settings = format!("--config {name} --device {device}");
+            let plan = plan_in_two_seconds(&place, &settings);
             assert_eq!(plan["device"], device);
             assert!(
                 plan["peak_bytes"].as_u64() > plan["parameters"].as_u64(),
@@ -245,11 +257,6 @@ fn every_preset_is_planned_at_once() {
         planned += 1;
     }
     assert!(planned >= 10, "{planned}");
-    assert!(
-        start.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        start.elapsed()
-    );
 }
 
 #[test]

@@ -7,6 +7,7 @@ pub mod distance;
 pub mod elsewhere;
 pub mod golden;
 pub mod ranks;
+pub mod side_by_side;
 
 use data::{MASKED, MicroBatch, StepBatch};
 use kernels::cpu::Cpu;
@@ -21,6 +22,7 @@ use optim::{Hyperparameters, Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
 use session::{Session, StepOutcome};
 use settings::{AttentionBackend, Config, Device, Elsewhere, FloatType, HeadChunk, Settings};
+use side_by_side::side_by_side;
 
 /// Recompute modes of every form.
 pub const MODES: [&str; 15] = [
@@ -199,22 +201,24 @@ pub fn plan(settings: &Settings) -> Plan {
 }
 
 /// Runs `check` for every variant of the model, type, kind of attention and mode.
-pub fn for_every_mode(check: impl Fn(&str, &Settings)) {
+pub fn for_every_mode(check: impl Fn(&str, &Settings) + Sync) {
+    let mut all = Vec::new();
     for (variant, model) in variants(3) {
         for (dtype, attention) in dtypes_and_attentions() {
             for mode in MODES {
                 let name = format!("{variant}, {dtype:?}, {attention:?}, {mode}");
                 let settings = settings(model.clone(), dtype, mode);
-                check(
-                    &name,
-                    &Settings {
+                all.push((
+                    name,
+                    Settings {
                         attention,
                         ..settings
                     },
-                );
+                ));
             }
         }
     }
+    side_by_side(all, |(name, settings)| check(&name, &settings));
 }
 
 /// Every type with every kind of attention.

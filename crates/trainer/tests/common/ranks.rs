@@ -1,6 +1,7 @@
 //! Runs of several ranks, which are threads of the test, and what they came to together.
 
 use super::elsewhere::bits;
+use super::side_by_side::in_one_thread;
 use super::{assert_as_planned, plan, step_batch};
 use collectives::{Group, Threads};
 use data::StepBatch;
@@ -135,7 +136,7 @@ pub fn each(
         let run = &run;
         let threads = groups.into_iter().map(|group| {
             scope.spawn(move || {
-                let ran = catch_unwind(AssertUnwindSafe(|| run(group.clone())));
+                let ran = catch_unwind(AssertUnwindSafe(|| in_one_thread(|| run(group.clone()))));
                 // The others must not wait for a rank that is gone.
                 ran.inspect_err(|_| group.abort(101))
             })

@@ -3,7 +3,6 @@
 use super::{figures, on_gpu};
 use crate::metrics::Metrics;
 use crate::workplace::{Outcome, Workplace};
-use std::time::{Duration, Instant};
 
 const RANKS: usize = 2;
 
@@ -81,19 +80,14 @@ fn ranks_have_the_bits_of_a_group_of_one() {
     }
 }
 
-/// A rank that runs out of memory ends the other, which names it.
+/// A rank that runs out of memory ends the other, which names it, long before it would have given up: a test lasts no longer
+/// than ten minutes.
 #[test]
 fn a_rank_that_fails_ends_the_others() {
     let place = Workplace::new();
-    let all = "--config small.toml --device cuda --zero 3 --accum 1 --out out --set collectives.timeout_s=20";
+    let all = "--config small.toml --device cuda --zero 3 --accum 1 --out out --set collectives.timeout_s=1000";
     let little = format!("{all} --memory-limit 1MiB --force");
-    let begun = Instant::now();
     let outcomes = on_gpus(&place, [all, &little], "failed");
-    assert!(
-        begun.elapsed() < Duration::from_secs(60),
-        "{:?}",
-        begun.elapsed()
-    );
     // What one ended with, all do.
     for outcome in &outcomes {
         assert_eq!(outcome.code, Some(3), "{outcome:?}");
