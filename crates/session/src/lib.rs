@@ -4,6 +4,7 @@
 //! Weights and optimizer states go into it and out of it by name. [`Inference`] has a model's weights alone.
 
 mod between;
+mod calls;
 mod copies;
 mod crossed;
 mod error;
@@ -17,7 +18,6 @@ mod offload;
 mod optimizer_state;
 mod orders;
 mod outcome;
-mod products;
 mod read_back;
 mod sampling;
 #[allow(
@@ -32,6 +32,10 @@ mod upload;
 mod weights;
 
 pub use between::{PeaksBetween, longest_and_shortest};
+pub use calls::{
+    MICRO_BATCHES_MAX, StepCalls, attentions_of_a_step, calls_of_a_step, products_of_a_step,
+    shape_of_a_micro_batch, shape_of_a_step,
+};
 pub use copies::NamedStateCopy;
 pub use crossed::Crossed;
 pub use error::{OptimizerStateError, SessionError};
@@ -39,10 +43,6 @@ pub use evaluation::Evaluation;
 pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
 pub use outcome::StepOutcome;
-pub use products::{
-    MICRO_BATCHES_MAX, attentions_of_a_step, products_of_a_step, shape_of_a_micro_batch,
-    shape_of_a_step,
-};
 pub use sampling::Sampling;
 pub use session::Session;
 pub use snapshot::{State, StateOnHost};

@@ -1,0 +1,208 @@
+//! What a step asks a GPU for, listed without one: for the rehearsal before the first step, and for estimates.
+
+use crate::{Session, SessionError};
+use data::{MicroBatch, Packing, StepBatch, padded_lengths};
+use kernels::cuda::{Call, Cuda, Gemm, LibraryAttention, Listed, Listing};
+use settings::{Settings, StatesPlace};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The calls of a step, in order.
+#[derive(Debug)]
+pub struct StepCalls {
+    /// Of each micro-batch, at most [`MICRO_BATCHES_MAX`]: all after the first make the same ones.
+    pub micro_batches: Vec<Vec<Listed>>,
+    /// Of what follows them: the norm of the gradients, and the update.
+    pub update: Vec<Listed>,
+}
+
+/// Everything that a step asks a GPU to compute. Nothing is computed or allocated.
+///
+/// # Errors
+/// [`SessionError::Config`] for settings that make no session.
+pub fn calls_of_a_step(settings: &Settings) -> Result<StepCalls, SessionError> {
+    let (mut session, listing) = listed(settings)?;
+    let micro_batches: Rc<RefCell<Vec<_>>> = Rc::default();
+    let (made, calls) = (micro_batches.clone(), listing.clone());
+    session.on_micro_batch(move |_, _| made.borrow_mut().push(calls.take()));
+    session.step(&shape_of_a_step(settings, settings.seq))?;
+    Ok(StepCalls {
+        micro_batches: micro_batches.take(),
+        update: listing.take(),
+    })
+}
+
+/// Every matrix product that a step, and what is computed between steps, asks cuBLASLt for, in order.
+///
+/// # Errors
+/// As [`calls_of_a_step`].
+pub fn products_of_a_step(settings: &Settings) -> Result<Vec<Gemm>, SessionError> {
+    let product = |listed: Listed| match listed.call {
+        Call::Product(gemm) => Some(gemm),
+        _ => None,
+    };
+    Ok(in_and_between(settings)?.filter_map(product).collect())
+}
+
+/// As [`products_of_a_step`]: every attention that is computed by cuDNN.
+///
+/// # Errors
+/// As [`calls_of_a_step`].
+pub fn attentions_of_a_step(settings: &Settings) -> Result<Vec<LibraryAttention>, SessionError> {
+    let attention = |listed: Listed| match listed.call {
+        Call::Attention(attention) => Some(attention),
+        _ => None,
+    };
+    Ok(in_and_between(settings)?.filter_map(attention).collect())
+}
+
+/// The calls of a step, and of what is computed between steps.
+fn in_and_between(settings: &Settings) -> Result<impl Iterator<Item = Listed>, SessionError> {
+    let (mut session, listing) = listed(settings)?;
+    session.step(&shape_of_a_step(settings, settings.seq))?;
+    session.between_steps_on_shapes()?;
+    Ok(listing.take().into_iter())
+}
+
+/// A session whose calls are listed, from its first step on.
+fn listed(settings: &Settings) -> Result<(Session, Listing), SessionError> {
+    let memory = Listing::memory();
+    let listing = Listing::of_rank(settings.member().0, &memory);
+    let mut settings = settings.clone();
+    // No call depends on where states are, and no file is to be made for this.
+    if let StatesPlace::Disk(_) = settings.offload.states {
+        settings.offload.states = StatesPlace::Pinned;
+    }
+    let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
+    let session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
+    listing.take();
+    Ok((session, listing))
+}
+
+/// The second micro-batch meets what the first leaves behind; later ones meet the same.
+pub const MICRO_BATCHES_MAX: usize = 2;
+
+/// A step of sequences of `seq` tokens, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions
+/// that compute nothing. Those of other ranks have no rows.
+pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
+    let (rank, size) = settings.member();
+    let rows = |number: usize| match number % size == rank {
+        true => settings.micro_batch,
+        false => 0,
+    };
+    let numbers = 0..settings.accum.min(MICRO_BATCHES_MAX) * size;
+    let micro = numbers.map(|number| shape_of_a_micro_batch(settings, rows(number), seq));
+    StepBatch {
+        micro: micro.collect(),
+    }
+}
+
+/// The lengths of micro-batches, the longest first.
+pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
+    match settings.packing {
+        Packing::Pad => {
+            let mut lengths: Vec<usize> = padded_lengths(settings.seq).collect();
+            lengths.reverse();
+            lengths
+        }
+        Packing::Concatenate | Packing::FirstFit => vec![settings.seq],
+    }
+}
+
+/// A micro-batch of `rows` sequences of `seq` tokens, with nothing in it.
+pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> MicroBatch {
+    MicroBatch {
+        input_ids: vec![0; rows * seq],
+        targets: vec![0; rows * seq],
+        rows,
+        seq,
+        documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memory::Phase;
+    use settings::Config;
+    use std::collections::HashSet;
+
+    /// A product by sizes alone, with whether it is added to something.
+    fn sizes(gemms: &[Gemm]) -> HashSet<([usize; 3], bool)> {
+        let of = |gemm: &Gemm| (gemm.sizes, gemm.init.is_some());
+        gemms.iter().map(of).collect()
+    }
+
+    /// Those of gate and up, which are one, and of what follows them: forward with tokens, backward with its data and its weight; weight gradients of the
+    /// second micro-batch are added to those of the first.
+    #[test]
+    fn all_products_of_a_linear_layer_are_listed() {
+        let mut config = Config::default();
+        (config.model.hidden, config.model.ffn) = (64, 176);
+        config.batch.accum = 3;
+        let settings = Settings::new(&config).unwrap();
+        let gemms = products_of_a_step(&settings).unwrap();
+        let tokens = settings.micro_batch * settings.seq;
+        let listed = sizes(&gemms);
+        for expected in [
+            ([tokens, 64, 352], false),
+            ([tokens, 176, 64], true),
+            ([352, tokens, 64], false),
+            ([352, tokens, 64], true),
+        ] {
+            assert!(listed.contains(&expected), "{expected:?} of {listed:?}");
+        }
+        let once = Settings {
+            accum: 1,
+            ..settings
+        };
+        let of_one = products_of_a_step(&once).unwrap();
+        assert_eq!(gemms.len(), 2 * of_one.len());
+        assert!(!sizes(&of_one).contains(&([352, tokens, 64], true)));
+    }
+
+    fn calls_of(accum: usize) -> StepCalls {
+        let mut config = Config::default();
+        config.batch.accum = accum;
+        calls_of_a_step(&Settings::new(&config).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn calls_are_told_apart_by_micro_batch_and_update() {
+        let StepCalls {
+            micro_batches,
+            update,
+        } = calls_of(5);
+        let [first, later] = &micro_batches[..] else {
+            panic!("{} micro-batches", micro_batches.len());
+        };
+        // The first clears the gradient of the table, and else computes the same.
+        let clears = |call: &&Listed| matches!(call.call, Call::Clear(_));
+        let cleared = [first, later, &update].map(|calls| calls.iter().filter(clears).count());
+        assert_eq!(cleared, [1, 0, 0]);
+        assert_eq!(first.len(), later.len() + 1);
+        let updates = |call: &&Listed| call.operation == "adamw";
+        assert!(!first.iter().chain(later).any(|call| updates(&call)));
+        let last = update.iter().rfind(updates).expect("an update");
+        assert_eq!(last.place.phase, Phase::Optimizer);
+    }
+
+    #[test]
+    fn an_operation_costs_what_it_takes_with_the_first_of_its_calls() {
+        let calls = calls_of(1).micro_batches.swap_remove(0);
+        for listed in &calls {
+            match listed.call {
+                Call::Product(gemm) if listed.operation == "matmul" => {
+                    let product: usize = gemm.sizes.iter().product();
+                    assert_eq!(listed.cost.flops, 2 * product as u64);
+                }
+                Call::Launch { kernel, .. } if listed.operation == "rms_norm_backward" => {
+                    assert_eq!(listed.cost.bytes == 0, kernel.source == "columns");
+                }
+                _ => {}
+            }
+        }
+        let costs_nothing = |listed: &Listed| listed.cost == Default::default();
+        assert!(calls.iter().any(costs_nothing));
+    }
+}
