@@ -24,6 +24,8 @@ class Launch:
     bytes: float
     # Wide loads that the loops of a warp make; none if each loop is gone through once.
     loads: float | None = None
+    # Beside what the kernel declares.
+    shared_bytes: int = 0
 
 
 def exposed(warps):
@@ -56,7 +58,7 @@ def wave_seconds(counted, launch, blocks):
 
 def kernel_seconds(counted, launch):
     """Of a launch: whole waves of blocks, and the rest in one more."""
-    warps = warps_of(TARGET, counted.registers, launch.threads, counted.shared_bytes)
+    warps = warps_of(TARGET, counted.registers, launch.threads, counted.shared_bytes + launch.shared_bytes)
     wave = warps // (launch.threads // WARP) * hopper.MULTIPROCESSORS
     if not wave:
         raise Unexpected(f"{launch.kernel}: no multiprocessor has room for a block of {launch.threads} threads")
@@ -65,23 +67,6 @@ def kernel_seconds(counted, launch):
     return seconds + (wave_seconds(counted, launch, rest) if rest else 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Product:
-    """A matrix product by the library: sizes, and the bytes of its operands, what it is added to among them."""
-    m: int
-    n: int
-    k: int
-    bytes: float
-
-    @property
-    def flops(self):
-        return 2 * self.m * self.n * self.k
-
-
-def product(m, n, k, out_bytes=2, added=False):
-    """Of bf16 operands. `added`: the output is read too, or as much of another tensor."""
-    return Product(m, n, k, 2 * (m * k + k * n) + out_bytes * m * n * (2 if added else 1))
-
-
-def product_seconds(product, tuned=1.0):
-    return max(product.flops / (hopper.PRODUCT_FLOPS * tuned), product.bytes / hopper.BYTES_A_SECOND)
+def product_seconds(flops, bytes, tuned=1.0):
+    """Of a matrix product by the library: its operations, or the bytes of its operands, what it is added to among them."""
+    return max(flops / (hopper.PRODUCT_FLOPS * tuned), bytes / hopper.BYTES_A_SECOND)

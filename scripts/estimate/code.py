@@ -27,7 +27,7 @@ class Kernels(dict):
     """Counts by a kernel's name."""
 
     def __missing__(self, name):
-        raise Unexpected(f"there is no kernel {name}: scripts/estimate/launches.py describes launch code of another time")
+        raise Unexpected(f"there is no kernel {name} in the sources: the listing is of another time")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +84,14 @@ class Counted:
 
 
 def extracted(commit, root, folder):
-    """Writes kernels and presets of a commit into a folder; returns it, or the working tree's own if no commit is named."""
-    if commit is None:
-        return root
-    packed = subprocess.run(["git", "-C", str(root), "archive", commit, "kernels", "configs"], capture_output=True)
+    """The kernels of a commit, in a folder within this one."""
+    packed = subprocess.run(["git", "-C", str(root), "archive", commit, "kernels"], capture_output=True)
     if packed.returncode != 0:
         raise NoTree(f"git knows no {commit} with kernels: {packed.stderr.decode().strip()}; hint: a shallow clone lacks old "
                      "commits, git fetch --unshallow brings them")
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
         archive.extractall(folder, filter="data")
-    return pathlib.Path(folder)
+    return pathlib.Path(folder) / "kernels"
 
 
 def cached_cubin(source, cache):
@@ -111,13 +109,13 @@ def cached_cubin(source, cache):
     return cubins.read(path.read_bytes())
 
 
-def kernels_of(folder, sources, names):
-    """Counts by the kernel's name, of every kernel of these sources whose name is wanted."""
+def kernels_of(folder, sources):
+    """Counts by the kernel's name, of kernels with their sources."""
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     found = {}
-    for source in sources:
+    for source in sorted(set(sources.values())):
         cubin = cached_cubin(folder / f"{source}.cu", home / "trainer" / "cubins")
-        found |= {name: kernel for name, kernel in cubin.kernels.items() if names(name)}
+        found |= {name: kernel for name, kernel in cubin.kernels.items() if sources.get(name) == source}
     listings = listing.disassemble(packages.disassembler(), TARGET, {name: kernel.code for name, kernel in found.items()})
     return Kernels((name, counted(listings[name], kernel.resources)) for name, kernel in found.items())
 

@@ -1,12 +1,12 @@
 """Tables of estimates, for people and for pages."""
-from . import attention, launches, step, trees
+from . import attention, step, trees
+from .trees import READ_COMMIT
 
 # What the close reading of c5abdaf said, row by row, and of its whole in percent of the peak.
 CLOSE_READING = {
     "qwen2.5-1.5b": ((376, 103, 15, 62, 78, 1), 640, 49),
     "llama-3-8b": ((490, 41, 85, 355, 41, 7), 1020, 42),
 }
-READ_COMMIT = "c5abdaf"
 # How far an estimate of c5abdaf may be from the close reading: of a row of 10 ms and more, and of the whole.
 ROW_TOLERANCE, WHOLE_TOLERANCE = 0.07, 0.03
 
@@ -37,8 +37,8 @@ def by_row(columns):
     rows += [[row, *(f"{each.row_ms(row):.1f}" for each in estimated)] for row in step.ROWS]
     rows += [["the whole", *(f"{each.ms():.0f}" for each in estimated)],
              ["% of 989 TFLOP/s, causal operations", *(f"{each.share():.1f}" for each in estimated)],
-             ["% of it as `mfu` counts", *(f"{each.share(each.workload.flops_uncut):.1f}" for each in estimated)],
-             ["head's chunk", *(str(each.settings.head_chunk) for each in estimated)],
+             ["% of it as `mfu` counts", *(f"{each.share(each.flops_uncut):.1f}" for each in estimated)],
+             ["head's chunk", *(str(each.head_chunk) for each in estimated)],
              ["launches", *(f"{each.launches():.0f}" for each in estimated)]]
     return rows
 
@@ -53,17 +53,17 @@ def with_close_reading(name, rows):
     return [[row[0], cell, *row[1:]] for row, cell in zip(rows, column)]
 
 
-def gains(before, after, workload, tuned):
+def gains(before, after, name, workload, tuned):
     """What each part brings, one after the other, and what cuDNN and tuning would beyond that."""
     rows = [["estimated, one after the other", "ms", "gain", "%"]]
-    last = trees.estimate(before, workload)
+    last = trees.estimate(before, name)
     rows.append([before.title, f"{last.ms():.0f}", "", f"{last.share():.1f}"])
-    named = [(title, trees.estimate(tree, workload)) for title, tree in trees.steps_between(before, after)]
-    named += [("cuDNN's attention, if it is as fast as assumed", trees.estimate(after, workload, cudnn=True)),
-              (f"`trainer tune`, if it brings {100 * (tuned - 1):.0f} % of products",
-               trees.estimate(after, workload, cudnn=True, tuned=tuned)),
-              ("`--recompute mlp_act`, so that it fits a card of 80 GB" + workload.beside,
-               trees.estimate(after, workload, cudnn=True, tuned=tuned, recomputes_act=True))]
+    named = [*trees.steps_between(last, trees.estimate(after, name)),
+             ("cuDNN's attention, if it is as fast as assumed", trees.estimate(after, name, cudnn=True)),
+             (f"`trainer tune`, if it brings {100 * (tuned - 1):.0f} % of products",
+              trees.estimate(after, name, cudnn=True, tuned=tuned)),
+             ("`--recompute mlp_act`, so that it fits a card of 80 GB" + workload.beside,
+              trees.estimate(after, name, trees.RECOMPUTED, cudnn=True, tuned=tuned))]
     for title, now in named:
         rows.append([title, f"{now.ms():.0f}", f"{last.ms() - now.ms():.1f}", f"{now.share():.1f}"])
         last = now
@@ -72,13 +72,14 @@ def gains(before, after, workload, tuned):
     return rows
 
 
-def tiles(compared):
+def tiles(compared, name):
     """What an iteration of a warp of flash attention keeps busy, in clocks of a multiprocessor, tree by tree."""
     names = ("issue", "shared memory", "tensor cores")
     rows = [["clocks of a warp's iteration (heads of 128)", "stay x go by", "warps", *names, "all"]]
     for tree in compared:
-        for of in (attention.FORWARD, attention.QUERIES, launches.key_pass(tree.kernels)):
-            shape = attention.shape_of(tree.kernels[of.kernel], of, 128)
-            rows.append([f"{of.kernel}, {tree.title}", f"{shape.rows} x {shape.passing}", str(shape.blocks * shape.warps),
+        passes = {call.kernel: call for call in tree.listings[name, ()].calls if call.kernel and attention.pass_of(call.kernel)}
+        for kernel, call in passes.items():
+            shape = attention.shape_of(tree.kernels[kernel], call)
+            rows.append([f"{kernel}, {tree.title}", f"{shape.rows} x {shape.passing}", str(shape.blocks * shape.warps),
                          *(f"{shape.busy[name]:.0f}" for name in names), f"{shape.clocks(shape.blocks):.0f}"])
     return rows

@@ -1,72 +1,66 @@
-"""A tree that is judged: its machine code, and what its launch code does by default."""
+"""A tree that is judged: its machine code, and what a step of it asks for."""
 import dataclasses
+import functools
 import pathlib
-import tomllib
 
-from . import code, step
-from .launches import SOURCES
+from . import calls, code, step
+from .workloads import WORKLOADS
 
-CHUNKS = (512, 1024, 2048, 4096, 8192)
-# The smallest chunk whose step takes no more than this beyond the best's: `memory.head_chunk = "auto"`.
-CHUNK_TOLERANCE = 0.005
+READ_COMMIT = "c5abdaf"
+# What its steps ask for, by hand: the example step_calls came later.
+READ_LISTINGS = pathlib.Path(__file__).parent / f"{READ_COMMIT}.json"
+RECOMPUTED = "recompute.spec=mlp_act"
 
 
-@dataclasses.dataclass(frozen=True)
+# Each is its own: estimates are kept by it.
+@dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
     title: str
-    kernels: dict
-    # None: chosen for each workload.
-    head_chunk: int | None
-    graphs: bool
+    # By a workload's name and settings beside its own.
+    listings: dict
+    kernels: code.Kernels
 
 
-def read(commit, root, folder):
-    """A commit, or the working tree if none is named."""
-    home = code.extracted(commit, root, folder)
-    names = {name for kernels in SOURCES.values() for name in kernels}
-    sources = [source for source in SOURCES if (home / "kernels" / f"{source}.cu").exists()]
-    kernels = code.kernels_of(home / "kernels", sources, lambda name: name in names)
-    defaults = tomllib.loads((home / "configs" / "reference.toml").read_text())
-    chunk = defaults["memory"]["head_chunk"]
-    return Tree(commit or "working tree", kernels, None if chunk == "auto" else chunk,
-                defaults["train"].get("graphs", "off") != "off")
+def of_kernels(title, listings, folder):
+    """A tree with the machine code of the kernels that its listings name, from a folder of sources."""
+    sources = {call.kernel: call.source for each in listings.values() for call in each.calls if call.kernel}
+    return Tree(title, listings, code.kernels_of(folder, sources))
 
 
-def estimate(tree, workload, **settings):
-    """A step of a tree, with its own defaults but for what is given."""
-    settings = {"graphs": tree.graphs, **settings}
-    chunk = settings.pop("head_chunk", tree.head_chunk)
-    chunks = [chunk] if chunk else [each for each in CHUNKS if each <= workload.tokens]
-    steps = [step.Step(workload, tree.kernels, step.Settings(head_chunk=each, **settings)) for each in chunks]
-    best = min(each.ms() for each in steps)
-    return next(each for each in steps if each.ms() <= best * (1 + CHUNK_TOLERANCE))
+def read_commit(names, root, folder):
+    """The commit of the close reading, whose sources go into a folder."""
+    listings = {(name, ()): calls.of_file(READ_LISTINGS, name) for name in names}
+    return of_kernels(READ_COMMIT, listings, code.extracted(READ_COMMIT, root, folder))
 
 
-# What was done about the first run, part by part: a title, kernels of the later tree that it brought, and settings of the later tree.
+def working_tree(names, root):
+    """This tree, with what a step asks for when SwiGLU is recomputed, too."""
+    listings = {(name, more): calls.parsed(calls.written(WORKLOADS[name].preset, [*WORKLOADS[name].settings, *more]))
+                for name in names for more in ((), (RECOMPUTED,))}
+    return of_kernels("working tree", listings, root / "kernels")
+
+
+@functools.cache
+def estimate(tree, name, *more, **by):
+    """A step of a workload, with settings beside its own, by other means than our own: see `step.step_of`."""
+    return step.step_of(tree.listings[name, more], tree.kernels, **by)
+
+
+# What was done about the first run, part by part: a title, and which calls came with it.
 PARTS = [
-    ("attention of our own", "flash_attention", ()),
-    ("q k v and gate up in one, bias in the product", "products", ()),
-    ("reductions, alignment, AdamW", "reductions", ()),
-    ("the head's chunk", None, ("head_chunk",)),
-    ("micro-batches as graphs", None, ("graphs",)),
+    ("attention of our own", lambda timed: timed.source == "flash_attention"),
+    ("the head's chunk, and its kernels", lambda timed: timed.row == step.HEAD),
+    ("q k v and gate up in one, bias in the product",
+     lambda timed: timed.row == step.PRODUCTS or timed.source in ("swiglu", "rotary", "qkv", "elementwise")),
+    ("reductions, alignment, AdamW", lambda timed: True),
 ]
-# Sources whose kernels come with a part; all others are reductions.
-FAMILIES = {"flash_attention": "flash_attention", "swiglu": "products", "rotary": "products", "qkv": "products"}
-
-
-def family_of(name):
-    """The part that a kernel came with."""
-    source = next(source for source, kernels in SOURCES.items() if name in kernels)
-    return FAMILIES.get(source, "reductions")
 
 
 def steps_between(before, after):
-    """Trees from one to the other, a part at a time, each with the title of what is new in it."""
-    now = before
-    for title, family, settings in PARTS:
-        if family:
-            kept = [(name, each) for name, each in now.kernels.items() if family_of(name) != family]
-            brought = [(name, each) for name, each in after.kernels.items() if family_of(name) == family]
-            now = dataclasses.replace(now, kernels=code.Kernels(kept + brought))
-        now = dataclasses.replace(now, **{name: getattr(after, name) for name in settings})
-        yield title, now
+    """Steps from one to the other, a part's calls at a time, each with the title of what is new in it."""
+    left, coming, brought = before.timed, [dataclasses.replace(each, in_graph=False) for each in after.timed], []
+    for title, is_of_part in PARTS:
+        brought += [each for each in coming if is_of_part(each)]
+        left, coming = ([each for each in some if not is_of_part(each)] for some in (left, coming))
+        yield title, dataclasses.replace(after, timed=(*left, *brought))
+    yield "micro-batches as graphs", after

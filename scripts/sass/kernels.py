@@ -1,4 +1,5 @@
-"""The kernels that a step spends its time in, and how the launch code in crates/kernels/src/cuda/ launches them."""
+"""The kernels that a step spends its time in, and the blocks that the launch code in crates/kernels/src/cuda/ launches them with:
+tests/test_launches.py holds them to it."""
 import dataclasses
 
 
@@ -14,7 +15,7 @@ def flash(width, rows):
     return Launch(128, rows * (width // 8 + 1) * 16)
 
 
-# Rows of 4,096 elements and more, columns of matrices of 128 rows and more, and flat tensors: `extent.rs`. Rows of 8,192
+# Rows of 4,096 elements and more (of 8,192 for `rotary`, which turns pairs), columns of matrices of 128 rows and more, and flat tensors: `extent.rs`. Rows of 8,192
 # elements in the backward pass of norms: `norm_backward.rs`.
 ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Launch(256)
 
@@ -33,7 +34,7 @@ HOT = {
     "rms_norm": {"rms_norm_bf16": ROWS, "rms_norm_backward_bf16": ROWS, "rms_norm_backward_wide_bf16": WIDE_ROWS},
     "layer_norm": {"layer_norm_bf16": ROWS, "layer_norm_backward_bf16": ROWS},
     "columns": {"add_parts_f32": COLUMNS},
-    "elementwise": {"add_bias_bf16": ROWS, "bias_backward_bf16": COLUMNS},
+    "elementwise": {"bias_backward_bf16": COLUMNS},
     "swiglu": {"swiglu_bf16": Launch(128), "swiglu_backward_bf16": Launch(128)},
     "rotary": {"rotary_bf16": ROWS},
     "qkv": {"split_qkv_bf16": ROWS, "join_qkv_bf16": ROWS},

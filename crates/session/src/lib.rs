@@ -4,6 +4,7 @@
 //! Weights and optimizer states go into it and out of it by name. [`Inference`] has a model's weights alone.
 
 mod between;
+mod calls;
 mod copies;
 mod crossed;
 #[cfg(test)]
@@ -19,7 +20,6 @@ mod offload;
 mod optimizer_state;
 mod orders;
 mod outcome;
-mod products;
 mod read_back;
 mod sampling;
 #[allow(
@@ -34,6 +34,10 @@ mod upload;
 mod weights;
 
 pub use between::{PeaksBetween, longest_and_shortest};
+pub use calls::{
+    LibraryCalls, MICRO_BATCHES_MAX, StepCalls, calls_of_a_step, library_calls,
+    shape_of_a_micro_batch, shape_of_a_step,
+};
 pub use copies::NamedStateCopy;
 pub use crossed::Crossed;
 pub use error::{OptimizerStateError, SessionError};
@@ -41,9 +45,6 @@ pub use evaluation::Evaluation;
 pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
 pub use outcome::StepOutcome;
-pub use products::{
-    LibraryCalls, MICRO_BATCHES_MAX, library_calls, shape_of_a_micro_batch, shape_of_a_step,
-};
 pub use sampling::Sampling;
 pub use session::Session;
 pub use snapshot::{State, StateOnHost};

@@ -1,7 +1,7 @@
 //! In which order passes use the units of weights: what is fetched ahead follows from it.
 
+use crate::calls::shape_of_a_step;
 use crate::error::SessionError;
-use crate::products::shape_of_a_step;
 use crate::session::Session;
 use kernels::Target;
 use kernels::meta::FlopCounter;

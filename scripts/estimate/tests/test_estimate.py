@@ -12,8 +12,10 @@ sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from estimate import attention, clock, code, hopper, launches, step, tables, trees, workloads
+from estimate import attention, calls, clock, code, hopper, loops, step, tables, trees
+from estimate.calls import Call, Listing
 from estimate.code import Counted, Tile
+from estimate.workloads import WORKLOADS
 from sass import listing
 from sass.cubins import Resources
 
@@ -129,13 +131,11 @@ class Timing(unittest.TestCase):
         self.assertEqual(clock.overlapped([3.0, 2.0, 1.0], 12), 4.5)
 
     def test_a_product_takes_its_operations_or_its_bytes(self):
-        square = clock.product(8192, 8192, 8192)
-        self.assertEqual((square.flops, square.bytes), (2 * 8192**3, 6 * 8192**2))
-        self.assertAlmostEqual(clock.product_seconds(square), 2 * 8192**3 / 700e12)
-        self.assertAlmostEqual(clock.product_seconds(square, 1.25), 2 * 8192**3 / 875e12)
+        self.assertAlmostEqual(clock.product_seconds(2 * 8192**3, 6 * 8192**2), 2 * 8192**3 / 700e12)
+        self.assertAlmostEqual(clock.product_seconds(2 * 8192**3, 6 * 8192**2, 1.25), 2 * 8192**3 / 875e12)
         # A gradient of f32 that is added to: a chunk's sum is too short to hide it.
-        narrow = clock.product(8192, 8192, 256, 4, added=True)
-        self.assertAlmostEqual(clock.product_seconds(narrow), (4 * 8192 * 256 + 8 * 8192**2) / 3e12)
+        moved = 4 * 8192 * 256 + 8 * 8192**2
+        self.assertAlmostEqual(clock.product_seconds(2 * 8192**2 * 256, moved), moved / 3e12)
 
     def test_one_block_is_bound_by_latency_and_a_full_wave_by_bandwidth(self):
         lone = clock.Launch("x", 1, 256, 8 * 8 * 512)
@@ -156,7 +156,7 @@ class Timing(unittest.TestCase):
 
     def test_a_block_that_fits_nowhere_is_a_sentence(self):
         with self.assertRaisesRegex(code.Unexpected, "x: no multiprocessor"):
-            clock.kernel_seconds(dataclasses.replace(STREAM, shared_bytes=300_000), clock.Launch("x", 1, 256, 0))
+            clock.kernel_seconds(dataclasses.replace(STREAM, shared_bytes=150_000), clock.Launch("x", 1, 256, 0, shared_bytes=150_000))
 
     def test_what_is_left_of_a_wave_takes_as_long_as_its_own(self):
         one, two = (clock.kernel_seconds(STREAM, clock.Launch("x", blocks, 256, 0)) for blocks in (8 * 132, 16 * 132))
@@ -165,19 +165,32 @@ class Timing(unittest.TestCase):
         self.assertAlmostEqual(more, one + 8 * 130 / 4 / hopper.CLOCK_HZ)
 
 
+def flash(of, blocks, seq=1024, heads=1, batch=1, parts=1, **changes):
+    """A launch of flash attention with heads of 128, of two for each key-value head where there are two."""
+    numbers = (seq, heads, max(heads // 2, 1), 128, 0)
+    keys = of == "flash_backward_keys"
+    of_heads = numbers[2] * parts if keys else heads
+    operation = "flash_attention" if of == "flash_forward" else "flash_attention_backward"
+    call = Call(operation, 1, kernel=f"{of}_128_bf16", source="flash_attention", grid=(batch, of_heads, blocks), block=(128, 1, 1),
+                shared_bytes=52_224, numbers=(parts, *numbers) if keys else numbers)
+    return dataclasses.replace(call, **changes)
+
+
 class Attention(unittest.TestCase):
     TILE = Tile(instructions=640, hmma=128, ldsm=72, shared_bytes=72 * 512, copies=16)
     COUNTED = Counted(168, 128, 0, 1040, 0, 0, 0, 0, TILE)
 
     def test_rows_follow_from_the_products(self):
-        self.assertEqual(attention.tile_rows(self.TILE, 2, 128), (16, 64))
+        own = attention.own_rows(self.TILE)
+        self.assertEqual((own, attention.passing_rows(self.TILE, own, 2, 128)), (16, 64))
         shared = dataclasses.replace(self.TILE, hmma=256, ldsm=80)
-        self.assertEqual(attention.tile_rows(shared, 2, 128), (32, 64))
+        own = attention.own_rows(shared)
+        self.assertEqual((own, attention.passing_rows(shared, own, 2, 128)), (32, 64))
         with self.assertRaisesRegex(code.Unexpected, "128 mma"):
-            attention.tile_rows(self.TILE, 3, 128)
+            attention.passing_rows(self.TILE, 16, 3, 128)
 
     def test_a_tile_takes_what_is_busiest_and_half_of_the_rest(self):
-        shape = attention.shape_of(self.COUNTED, attention.FORWARD, 128)
+        shape = attention.shape_of(self.COUNTED, flash("flash_forward", 16))
         self.assertEqual((shape.rows, shape.passing, shape.warps, shape.blocks), (64, 64, 4, 3))
         issue, shared, tensor = 160, 288, 128 * 4096 / (4096 * 0.62)
         self.assertEqual(shape.busy, {"issue": issue, "shared memory": shared, "tensor cores": tensor})
@@ -187,7 +200,7 @@ class Attention(unittest.TestCase):
     def test_paired_warps_have_half_of_the_rows_and_of_the_parts(self):
         tile = dataclasses.replace(self.TILE, hmma=128, ldsm=40, of_parts=80, bytes_of_parts=1024)
         counted = dataclasses.replace(self.COUNTED, tile=tile)
-        shape = attention.shape_of(counted, attention.PAIRED_KEYS, 128)
+        shape = attention.shape_of(counted, flash("flash_backward_keys", 16))
         # Two products of 32 rows by 32; four warps have 64 rows.
         self.assertEqual((shape.rows, shape.passing), (64, 32))
         self.assertEqual((shape.busy["issue"], shape.busy["shared memory"]), (150, 72 * 4 - 4))
@@ -198,142 +211,169 @@ class Attention(unittest.TestCase):
         self.assertEqual(attention.longest_slot([7], 2), 7)
 
     def test_a_block_alone_takes_its_tiles_and_what_is_around_them(self):
-        seconds = attention.seconds(self.COUNTED, attention.FORWARD, 128, 64, 1)
+        seconds = attention.seconds(self.COUNTED, flash("flash_forward", 1, seq=64))
         clocks = 288 + 160 + 128 / 0.62  # One warp a scheduler: all of it.
         self.assertAlmostEqual(seconds, 4 * (clocks + 100) / hopper.CLOCK_HZ)
         # Two blocks of rows on two multiprocessors: the longer has two tiles.
-        longer = attention.seconds(self.COUNTED, attention.FORWARD, 128, 128, 1)
+        longer = attention.seconds(self.COUNTED, flash("flash_forward", 2, seq=128))
         self.assertAlmostEqual(longer - seconds, 4 * clocks / hopper.CLOCK_HZ)
 
-    def test_keys_are_seen_by_the_queries_behind_them(self):
-        by_keys = dataclasses.replace(attention.FORWARD, queries_stay=False)
-        forward, backward = (attention.seconds(self.COUNTED, of, 128, 1024, 132) for of in (attention.FORWARD, by_keys))
-        self.assertAlmostEqual(forward, backward)
-        self.assertGreater(attention.seconds(self.COUNTED, by_keys, 128, 1024, 132, 2), 1.9 * backward)
+    def test_a_block_of_keys_goes_through_the_sequence_for_each_of_its_query_heads(self):
+        # 16 rows of a warp by 64, four times; two query heads for a key-value head, one after the other or in blocks of their own.
+        keys = dataclasses.replace(self.COUNTED, tile=dataclasses.replace(self.TILE, hmma=256, ldsm=144))
+        both, one = (attention.seconds(keys, flash("flash_backward_keys", 16, heads=2, batch=132 // parts, parts=parts))
+                     for parts in (1, 2))
+        self.assertGreater(both, 1.9 * one)
+        self.assertLess(both, 2 * one)
 
     def test_what_does_not_fit_or_multiplies_nothing_is_refused(self):
         for change, said in ((dict(tile=None), "no loop with products"), (dict(shared_bytes=300_000), "has room")):
             with self.assertRaisesRegex(code.Unexpected, said):
-                attention.shape_of(dataclasses.replace(self.COUNTED, **change), attention.FORWARD, 128)
+                attention.shape_of(dataclasses.replace(self.COUNTED, **change), flash("flash_forward", 16))
 
 
-class Workloads(unittest.TestCase):
-    def test_the_close_readings_percentages_are_of_causal_operations(self):
-        known = workloads.all_workloads()
-        for name, (_, ms, share) in tables.CLOSE_READING.items():
-            of = lambda flops: round(100 * flops / (ms / 1e3) / hopper.PEAK_FLOPS)
-            self.assertEqual(of(known[name].flops), share)
-            self.assertGreater(of(known[name].flops_uncut), share)
-
-    def test_operations_and_parameters_of_a_preset(self):
-        qwen = workloads.all_workloads()["qwen2.5-1.5b"]
-        # 1536 x (2 x 1536 + 2 x 256) + 3 x 1536 x 8960, of 28 layers, and 1536 x 151936.
-        self.assertEqual(qwen.model.product_weights, 28 * 46_792_704 + 233_373_696)
-        self.assertEqual(qwen.flops, 32768 * (6 * 1_543_569_408 + 6 * 28 * 1536 * 1024))
-        self.assertEqual(qwen.attention_flops, 2 * 32 * 1536 * 1024**2)
-        llama = workloads.all_workloads()["llama-3-8b"]
-        self.assertAlmostEqual(llama.model.parameters / 1e9, 8.03, places=2)
-        # 112 GB an update: the close reading's figure.
-        self.assertEqual(round(llama.states.update_bytes * llama.model.parameters / 1e9), 112)
+def launch(kernel, grid, block, numbers, bytes=0):
+    return Call("x", 1, kernel=kernel, grid=grid, block=block, numbers=numbers, bytes=bytes)
 
 
-# Kernels that came later, and the one that went then.
-LATER = {"flash_add_parts_bf16", "rms_norm_backward_wide_bf16", "split_qkv_bf16", "join_qkv_bf16"}
-EARLIER = {"rms_norm_dweight_bf16", "add_bias_bf16"}
+class Loops(unittest.TestCase):
+    """On launches as the example lists them."""
+
+    def loads_and_bytes(self, *of):
+        return loops.loads_and_bytes(launch(*of), STREAM)
+
+    def test_a_pack_a_thread_is_one_turn(self):
+        self.assertEqual(self.loads_and_bytes("swiglu_bf16", (8192, 14, 1), (128, 1, 1), (14336,), 7), (None, 7))
+        self.assertEqual(self.loads_and_bytes("rms_norm_bf16", (8, 1, 1), (192, 1, 1), (8, 1536), 7), (3, 7))
+        self.assertEqual(self.loads_and_bytes("rms_norm_bf16", (8, 1, 1), (512, 1, 1), (8, 8192), 7), (6, 7))
+        self.assertEqual(self.loads_and_bytes("cross_entropy_bf16", (512, 1, 1), (512, 1, 1), (128256,), 7), (2 * 32, 7))
+
+    def test_a_blocks_threads_go_through_its_rows_and_leave_parts(self):
+        norm = self.loads_and_bytes("rms_norm_backward_bf16", (1024, 1, 1), (192, 1, 1), (32768, 32, 1536, 1), 7)
+        self.assertEqual(norm, (8 * 32, 7 + 4 * 1024 * 1536))
+        self.assertEqual(self.loads_and_bytes("add_parts_f32", (48, 1, 1), (4, 128, 1), (1024, 1536, 0)), (2 * 8, 4 * 1024 * 1536))
+        bias = self.loads_and_bytes("bias_backward_bf16", (64, 16, 1), (4, 128, 1), (2048, 32768, 2048, 2048), 7)
+        self.assertEqual(bias, (16, 7 + 4 * 16 * 2048))
+
+    def test_an_operations_bytes_are_not_those_of_its_first_launch_in_flash_attention(self):
+        # Two tensors of bf16, and a sum a row.
+        sums = self.loads_and_bytes("flash_row_sums_bf16", (8192, 4, 1), (128, 1, 1), (8192, 32, 128, 16), 7)
+        self.assertEqual(sums, (None, 8192 * 32 * (4 * 128 + 4)))
+        added = self.loads_and_bytes("flash_add_parts_bf16", (1024, 2, 1), (256, 1, 1), (2, 8192 * 256))
+        self.assertEqual(added, (4, 2 * 8192 * 256 * (2 * 4 + 2)))
+
+    def test_an_updates_warps_take_so_many_turns(self):
+        update = self.loads_and_bytes("adamw_split_8bit_bf16", (10, 1, 1), (256, 1, 1), (512, 10 * 16384), 7)
+        self.assertEqual(update, (8 * 8, 7))
+        self.assertEqual(self.loads_and_bytes("norm_grains_f32", (10, 1, 1), (32, 8, 1), (10 * 8 * 4096,), 7), (2 * 16, 7))
+
+    def test_what_is_read_from_a_file_says_its_loads(self):
+        told = Call("x", 1, kernel="rms_norm_backward_bf16", loads=7, bytes=9)
+        self.assertEqual(loops.loads_and_bytes(told, STREAM), (7, 9))
+
+
+PRODUCT = dict(flops=700 * 10**9, bytes=0, product={"m": 1, "n": 1, "k": 1})
+KERNELS = code.Kernels({"flash_forward_128_bf16": Attention.COUNTED, "swiglu_bf16": STREAM, "adamw_x": STREAM})
 
 
 class Steps(unittest.TestCase):
-    def tree(self, without=LATER, **changes):
-        tile = dataclasses.replace(STREAM, registers=168, threads=128, tile=Attention.TILE)
-        products = {"flash_backward_queries_128_bf16": 96, "flash_backward_keys_128_bf16": 128}
-        kernels = {name: STREAM for names in launches.SOURCES.values() for name in names if name not in without}
-        if "flash_add_parts_bf16" in kernels:
-            # Two products of 32 rows by 32.
-            products["flash_backward_keys_128_bf16"] = 64
-        for name in launches.SOURCES["flash_attention"][:3]:
-            kernels[name] = dataclasses.replace(tile, tile=dataclasses.replace(Attention.TILE, hmma=products.get(name, 128)))
-        return dataclasses.replace(trees.Tree("here", kernels, 512, False), **changes)
+    """A product of a millisecond in each row that has products, attention, and what is in no row of its own."""
+    CALLS = (
+        Call("matmul", 2, **PRODUCT),
+        Call("matmul", 1, layer="head", **PRODUCT),
+        flash("flash_forward", 16, heads=132),
+        Call("swiglu", 4, kernel="swiglu_bf16", source="swiglu", numbers=(64,)),
+        Call("adamw", 0.5, phase="optimizer", kernel="adamw_x", source="adamw", numbers=(0, 256)),
+        Call("embedding_backward", 1, layer="embedding", bytes=3 * 10**9),
+    )
 
-    def test_launches_are_those_of_the_stages(self):
-        workload = workloads.all_workloads()["llama-3-8b"]
-        made = trees.estimate(self.tree(), workload)
-        # 21 products and 3 of attention; 2 norms, 2 of 3 launches backward, SwiGLU twice, rotary four times, row sums.
-        layer, chunk = 21 + 3 + 2 + 6 + 2 + 4 + 1, 3 + 1 + 1 + 3
-        self.assertAlmostEqual(made.launches(), 32 * layer + 16 * chunk + 2 + 2 / 8)
-        biased = workloads.all_workloads()["qwen2.5-1.5b"]
-        self.assertAlmostEqual(trees.estimate(self.tree(), biased).launches(), 28 * (layer + 9) + 64 * chunk + 2 + 2 / 16)
+    def step(self, calls=CALLS, **by):
+        return step.step_of(Listing(1024, 512, tuple(calls)), KERNELS, **by)
 
-    def test_launches_are_fewer_where_stages_are_one(self):
-        made = trees.estimate(self.tree(EARLIER), workloads.all_workloads()["llama-3-8b"])
-        # 12 products; norms backward are two launches each; queries, keys and values are taken apart and joined.
-        layer, chunk = 12 + 3 + 2 + 4 + 2 + 2 + 1, 3 + 1 + 1 + 2
-        self.assertAlmostEqual(made.launches(), 32 * layer + 16 * chunk + 2 + 2 / 8)
-        biased = workloads.all_workloads()["qwen2.5-1.5b"]
-        self.assertAlmostEqual(trees.estimate(self.tree(EARLIER), biased).launches(), 28 * (layer + 2) + 64 * chunk + 2 + 2 / 16)
-
-    def test_few_heads_are_parted_among_more_blocks(self):
-        kernels, known = self.tree(EARLIER).kernels, workloads.all_workloads()["qwen2.5-1.5b"]
-        of = lambda batch: dataclasses.replace(known, batch=batch)
-        # 32, 256 and 1,024 blocks of 64 keys; a key-value head has six query heads.
-        self.assertEqual([launches.key_parts(kernels, of(batch)) for batch in (1, 8, 32)], [6, 2, 1])
-        self.assertEqual(launches.key_parts(self.tree().kernels, of(1)), 1)
-        sums, added = launches.beside_attention(kernels, of(8))
-        self.assertEqual((sums.blocks, added.bytes, added.loads), (8192 * 2, 2 * 8192 * 256 * (2 * 4 + 2), 4))
-        self.assertEqual(len(launches.beside_attention(kernels, known)), 1)
-
-    def test_one_pass_reads_a_norms_operands_once(self):
-        rows, width = 8192, 4096
-        bytes_of = lambda code: sum(each.bytes for each in launches.norm_backward(code, rows, width, 2))
-        apart, together = bytes_of(self.tree().kernels), bytes_of(self.tree(EARLIER).kernels)
-        # Parts of f32: 32 of 256 rows, and 512 of 16; written, read, and a gradient of bf16 that is added to.
-        parts = lambda count: 2 * 4 * count * width + 4 * width
-        self.assertEqual((apart, together), (6 * 2 * rows * width + parts(32), 4 * 2 * rows * width + parts(512)))
-
-    def test_a_blocks_threads_go_through_its_rows(self):
-        kernels = self.tree(EARLIER).kernels
-        narrow, _ = launches.norm_backward(kernels, 32768, 1536, 4)
-        self.assertEqual((narrow.kernel, narrow.blocks, narrow.threads, narrow.loads), ("rms_norm_backward_bf16", 1024, 192, 8 * 32))
-        wide, _ = launches.norm_backward(kernels, 1024, 8192, 4)
-        self.assertEqual((wide.kernel, wide.blocks, wide.threads), ("rms_norm_backward_wide_bf16", 64, 256))
-        self.assertEqual(launches.add_parts(kernels, 1024, 1536, 4).loads, 2 * 8)
-        self.assertEqual(launches.add_parts(self.tree().kernels, 128, 1536, 4).loads, 2 * 128)
-
-    def test_rows_add_up_to_the_whole(self):
-        made = trees.estimate(self.tree(), workloads.all_workloads()["llama-3-8b"])
+    def test_calls_stand_in_their_rows_with_a_gap_each(self):
+        made = self.step()
+        self.assertAlmostEqual(made.row_ms(step.PRODUCTS), 2 * (1 + 2.5e-3))
+        self.assertAlmostEqual(made.row_ms(step.HEAD), 1 + 2.5e-3)
+        self.assertAlmostEqual(made.row_ms(step.FORWARD), 1e3 * attention.seconds(Attention.COUNTED, self.CALLS[2]) + 2.5e-3)
+        self.assertEqual(made.row_ms(step.BACKWARD), 0)
+        # Without kernel and product, at the speed of memory.
+        self.assertGreater(made.row_ms(step.OTHERS), 1)
+        self.assertGreater(made.row_ms(step.UPDATE), 0)
         self.assertAlmostEqual(made.ms(), sum(map(made.row_ms, step.ROWS)))
-        self.assertAlmostEqual(made.row_ms(step.PRODUCTS), 6 * 6_979_321_856 * 8192 / 700e9 + 32 * 21 * 2.5e-3, delta=0.5)
+        self.assertEqual(made.launches(), 9.5)
 
-    def test_a_chunk_is_as_large_as_it_pays(self):
-        workload = workloads.all_workloads()["qwen2.5-1.5b"]
-        times = {chunk: trees.estimate(self.tree(), workload, head_chunk=chunk).ms() for chunk in trees.CHUNKS}
-        chosen = trees.estimate(self.tree(head_chunk=None), workload)
-        best = min(times.values())
-        self.assertEqual(chosen.settings.head_chunk, min(chunk for chunk, ms in times.items() if ms <= best * 1.005))
-        # Gradients of f32 go through memory once a chunk: 1.87 GB, as long as 1,024 tokens' product nearly.
-        self.assertGreater(times[512] - chosen.ms(), 10)
+    def test_operations_are_those_of_products_and_attention_without_recompute(self):
+        forward = 2 * 2 * 132 * 128 * 1024**2 / 2
+        again = [*self.CALLS, *(dataclasses.replace(call, phase="recompute") for call in self.CALLS[:4])]
+        for calls in (self.CALLS, again):
+            made = self.step(calls)
+            self.assertEqual((made.flops, made.flops_uncut), (2100e9 + 3 * forward, 2100e9 + 6 * forward))
 
-    def test_what_is_recomputed_is_launched_again(self):
-        workload = workloads.all_workloads()["llama-3-8b"]
-        kept, again = (trees.estimate(self.tree(), workload, recomputes_act=each) for each in (False, True))
-        self.assertAlmostEqual(again.launches() - kept.launches(), 32)
-        # Three tensors of 8,192 tokens by 14,336 a layer, in bf16; a little more for what does not hide.
-        self.assertAlmostEqual(again.ms() - kept.ms(), 32 * 1e3 * (3 * 2 * 8192 * 14336 / 3e12 + 2.5e-6), delta=0.7)
+    def test_cudnn_takes_the_place_of_all_launches_of_attention(self):
+        calls = [*self.CALLS, flash("flash_backward_queries", 16), Call("flash_attention_backward", 1, kernel="swiglu_bf16")]
+        made = self.step(calls, cudnn=True)
+        forward, backward = attention.cudnn_seconds(1024, 2 * 2 * 132 * 128 * 1024**2 / 2)
+        self.assertAlmostEqual(made.row_ms(step.FORWARD), 1e3 * forward + 2.5e-3)
+        self.assertAlmostEqual(made.row_ms(step.BACKWARD), 1e3 * backward + 2.5e-3)
+        self.assertEqual(made.launches(), 9.5 + 1)
+
+    def test_tuning_makes_products_faster(self):
+        self.assertAlmostEqual(self.step(tuned=1.25).row_ms(step.PRODUCTS), 2 * (1 / 1.25 + 2.5e-3))
 
     def test_graphs_shorten_gaps_and_spare_the_host(self):
-        workload = workloads.all_workloads()["llama-3-8b"]
-        plain, graphs = (trees.estimate(self.tree(graphs=graphs), workload) for graphs in (False, True))
-        self.assertAlmostEqual(plain.ms() - graphs.ms(), 1e3 * (hopper.GAP_S - hopper.GRAPH_GAP_S) * plain.launches())
+        graphs = self.step(dataclasses.replace(call, in_graph=True) for call in self.CALLS)
+        self.assertAlmostEqual(self.step().ms() - graphs.ms(), 1e-3 * 9.5)
+        many = [Call("swiglu", 10**6, bytes=1)]
+        self.assertAlmostEqual(self.step(many).ms(), 1e6 * 5e-3)
+        self.assertAlmostEqual(self.step([dataclasses.replace(many[0], in_graph=True)]).ms(), 1e6 * 1.5e-3, delta=1)
 
     def test_parts_come_one_after_the_other(self):
-        before = self.tree()
-        faster = {name: dataclasses.replace(each, instructions=each.instructions / 2) for name, each in before.kernels.items()}
-        after = trees.Tree("later", faster, None, True)
-        seen = [tree for _, tree in trees.steps_between(before, after)]
-        self.assertEqual(seen[0].kernels["flash_row_sums_bf16"], faster["flash_row_sums_bf16"])
-        self.assertEqual(seen[0].kernels["swiglu_bf16"], STREAM)
-        self.assertEqual(seen[1].kernels["rms_norm_bf16"], STREAM)
-        self.assertEqual((seen[2].kernels, seen[2].head_chunk), (faster, 512))
-        self.assertEqual((seen[-1].kernels, seen[-1].head_chunk, seen[-1].graphs), (faster, None, True))
+        before = self.step(dataclasses.replace(call, flops=2 * call.flops, bytes=2 * call.bytes) for call in self.CALLS)
+        after = self.step(dataclasses.replace(call, in_graph=True) for call in self.CALLS)
+        seen = dict(trees.steps_between(before, after))
+        rows = lambda title: [round(seen[title].row_ms(row)) for row in (step.PRODUCTS, step.HEAD, step.OTHERS)]
+        self.assertEqual(rows("attention of our own"), [4, 2, 2])
+        self.assertEqual(rows("the head's chunk, and its kernels"), [4, 1, 2])
+        self.assertEqual(rows("q k v and gate up in one, bias in the product"), [2, 1, 2])
+        self.assertEqual(rows("reductions, alignment, AdamW"), [2, 1, 1])
+        self.assertEqual(seen["reductions, alignment, AdamW"].launches(), after.launches())
+        self.assertIs(seen["micro-batches as graphs"], after)
+
+
+class Listings(unittest.TestCase):
+    def test_a_steps_calls_are_shared_out_among_its_micro_batches(self):
+        row = {"operation": "fill", "times": 12, "grid": [2, 3, 1], "block": [4, 128, 1]}
+        listing = calls.parsed({"tokens": 64, "micro_batches": 8, "head_chunk": 512, "calls": [row]})
+        [call] = listing.calls
+        self.assertEqual((listing.tokens, call.times, call.blocks, call.threads), (64, 1.5, 6, 512))
+
+    def test_the_close_readings_percentages_are_of_causal_operations(self):
+        for name, (_, ms, share) in tables.CLOSE_READING.items():
+            listing = calls.of_file(trees.READ_LISTINGS, name)
+            attention_alone = [call for call in listing.calls if call.product or call.operation == "flash_attention"]
+            made = step.step_of(dataclasses.replace(listing, calls=tuple(attention_alone)), KERNELS)
+            of = lambda flops: round(100 * flops / (ms / 1e3) / hopper.PEAK_FLOPS)
+            self.assertEqual(of(made.flops), share)
+            self.assertGreater(of(made.flops_uncut), share)
+
+    def test_the_launch_code_lists_what_is_estimated(self):
+        """Kernels that are in the sources, and as many model operations as c5abdaf had."""
+        for name, workload in WORKLOADS.items():
+            listing = calls.parsed(calls.written(workload.preset, workload.settings))
+            for call in listing.calls:
+                if call.kernel:
+                    self.assertIn(call.source, {path.stem for path in (ROOT / "kernels").glob("*.cu")})
+            before = calls.of_file(trees.READ_LISTINGS, name)
+            products = lambda listing: sum(call.flops * call.times for call in listing.calls if call.product)
+            self.assertEqual(listing.tokens, before.tokens)
+            self.assertAlmostEqual(products(listing) / products(before), 1, places=9)
+            again = calls.parsed(calls.written(workload.preset, [*workload.settings, trees.RECOMPUTED]))
+            extra = {call.kernel for call in again.calls if call.phase == "recompute"}
+            self.assertEqual(extra, {"swiglu_bf16"})
+
+    def test_what_cannot_be_listed_is_a_sentence(self):
+        with self.assertRaisesRegex(calls.NotListed, "nothing-is-called-this"):
+            calls.written("nothing-is-called-this", [])
 
 
 class Tables(unittest.TestCase):

@@ -1,7 +1,7 @@
 //! What a CUDA device does for the launch code; the emulation does the same on the processor.
 
 use super::LibraryAttention;
-use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading, Section};
+use crate::{DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Section};
 use memory::{DType, In, Out};
 use std::ffi::c_void;
 
@@ -12,6 +12,9 @@ use std::ffi::c_void;
 /// Only [`Driver::copy_to_host`] and [`Driver::finish`] wait, and [`Driver::copy_to_device`] where many uploads are under
 /// way. An error may belong to earlier work.
 pub trait Driver {
+    /// Told of each operation before what is asked for to carry it out: for a driver that lists calls.
+    fn begin_operation(&self, _operation: &Operation) {}
+
     /// Launches a kernel.
     ///
     /// # Safety

@@ -1,64 +1,127 @@
-//! The matrix products of a step, listed without a device: what a rehearsal runs before memory is reserved.
+//! The calls of a step, listed without a device: the products that a rehearsal runs before memory is reserved, and what an
+//! estimate of a step's time counts.
 //!
 //! A step on shapes counts operations. Here it goes through the very launch code of the device, on addresses with no
-//! memory behind them, so that sizes, strides and alignments are those of the run.
+//! memory behind them, so that blocks and threads, sizes, strides and alignments are those of the run.
 
-use super::{Driver, Gemm, Launch, LibraryAttention, Workspace};
-use crate::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
-use memory::{Blocks, DeviceMarks, Memory, Refused, Space, Stamp};
+use super::{Argument, Driver, Gemm, Kernel, Launch, LibraryAttention, Workspace};
+use crate::{Cost, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading};
+use memory::{Blocks, DeviceMarks, Memory, Place, Refused, Space, Stamp};
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A driver that does nothing, and keeps every product and every attention of a library that it is asked for. Clones share one list.
-#[derive(Clone, Default)]
+/// A driver that does nothing, and keeps what it is asked to compute. Clones share one list.
+#[derive(Clone)]
 pub struct Listing {
-    products: Rc<RefCell<Vec<Gemm>>>,
-    attentions: Rc<RefCell<Vec<LibraryAttention>>>,
+    calls: Rc<RefCell<Vec<Listed>>>,
+    /// The operation under way, and what is left to say of what it takes.
+    operation: Rc<Cell<(&'static str, Cost)>>,
+    /// What knows where the step is.
+    memory: Memory,
     rank: usize,
 }
 
+/// A call of the device, and what it is for. Pointers tell the alignment of a run's, and no more.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Where in the step, and where in the model.
+    pub place: Place,
+    /// The operation that it carries out, alone or with other calls.
+    pub operation: &'static str,
+    /// What the operation takes at least, with the first of its calls; nothing with the others.
+    pub cost: Cost,
+    /// What is asked for.
+    pub call: Call,
+}
+
+/// What a device is asked to compute.
+#[derive(Clone, Debug)]
+pub enum Call {
+    /// A kernel.
+    Launch {
+        /// What is launched.
+        kernel: Kernel,
+        /// As in [`Launch`].
+        grid: [u32; 3],
+        /// As in [`Launch`].
+        block: [u32; 3],
+        /// As in [`Launch`].
+        shared_bytes: u32,
+        /// Its arguments that are whole numbers, in their order: sizes above all.
+        numbers: Vec<i64>,
+    },
+    /// Matrix products by the library.
+    Product(Gemm),
+    /// Attention by a library.
+    Attention(LibraryAttention),
+    /// So many bytes are set to 0.
+    Clear(usize),
+}
+
 impl Listing {
-    /// A memory to list products in: leases have addresses, and nothing behind them.
+    /// A memory to list calls in: leases have addresses, and nothing behind them.
     pub fn memory() -> Memory {
         Memory::device(Rc::new(Addresses {
             next: Cell::new(memory::GRANULARITY_BYTES),
         }))
     }
 
-    /// What is listed for a rank of a group.
-    pub fn of_rank(rank: usize) -> Listing {
+    /// What is listed for a rank of a group, or for the one that is alone, 0, in a memory like [`Listing::memory`]'s.
+    pub fn of_rank(rank: usize, memory: &Memory) -> Listing {
         Listing {
+            calls: Rc::default(),
+            operation: Rc::default(),
+            memory: memory.clone(),
             rank,
-            ..Listing::default()
         }
     }
 
-    /// The products so far, in their order. Their pointers tell the alignment of a run's, and no more.
-    pub fn products(&self) -> Vec<Gemm> {
-        self.products.borrow().clone()
+    /// The calls since this was asked for last, in their order.
+    pub fn take(&self) -> Vec<Listed> {
+        self.calls.take()
     }
 
-    /// What a library of attention was asked for so far, in order.
-    pub fn attentions(&self) -> Vec<LibraryAttention> {
-        self.attentions.borrow().clone()
+    fn list(&self, call: Call) -> Result<(), KernelError> {
+        let (operation, cost) = self.operation.get();
+        self.operation.set((operation, Cost::default()));
+        self.calls.borrow_mut().push(Listed {
+            place: self.memory.place(),
+            operation,
+            cost,
+            call,
+        });
+        Ok(())
     }
 }
 
 impl Driver for Listing {
-    unsafe fn launch(&self, _launch: &Launch) -> Result<(), KernelError> {
-        Ok(())
+    fn begin_operation(&self, operation: &Operation) {
+        self.operation.set((operation.name(), operation.cost()));
+    }
+
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), KernelError> {
+        let whole = |argument: &Argument| match *argument {
+            Argument::Size(value) => Some(value as i64),
+            Argument::Int(value) => Some(value.into()),
+            Argument::Pointer(_) | Argument::Float(_) => None,
+        };
+        self.list(Call::Launch {
+            kernel: launch.kernel,
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            numbers: launch.arguments.iter().filter_map(whole).collect(),
+        })
     }
 
     unsafe fn gemm(&self, gemm: &Gemm, _workspace: Workspace) -> Result<(), KernelError> {
-        self.products.borrow_mut().push(*gemm);
-        Ok(())
+        self.list(Call::Product(*gemm))
     }
 
     unsafe fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
-        self.attentions.borrow_mut().push(*attention);
-        Ok(())
+        self.list(Call::Attention(*attention))
     }
 
     unsafe fn copy_to_device(&self, _to: *mut u8, _bytes: &[u8]) -> Result<(), KernelError> {
@@ -70,8 +133,8 @@ impl Driver for Listing {
         Ok(())
     }
 
-    unsafe fn clear(&self, _to: *mut u8, _bytes: usize) -> Result<(), KernelError> {
-        Ok(())
+    unsafe fn clear(&self, _to: *mut u8, bytes: usize) -> Result<(), KernelError> {
+        self.list(Call::Clear(bytes))
     }
 
     unsafe fn start_copy(

@@ -41,7 +41,7 @@ pub use device::{
     pci_bus_id, plan_on_paper,
 };
 pub use driver::{Argument, BIAS_ALIGNMENT_BYTES, Driver, Gemm, Kernel, Launch, Matrix, Workspace};
-pub use listing::Listing;
+pub use listing::{Call, Listed, Listing};
 
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
@@ -194,6 +194,7 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
+        self.driver.begin_operation(&operation);
         match operation {
             Operation::Fill(operation) => elementwise::fill(self, operation),
             Operation::Copy(operation) => elementwise::copy(self, operation),

@@ -1,9 +1,36 @@
-//! The matrix products of a step on CUDA, for the rehearsal before the first one.
+//! What a step asks a GPU for, listed without one: for the rehearsal before the first step, and for estimates.
 
 use crate::{Session, SessionError};
 use data::{MicroBatch, Packing, StepBatch, padded_lengths};
-use kernels::cuda::{Cuda, Gemm, LibraryAttention, Listing};
+use kernels::cuda::{Call, Cuda, Gemm, LibraryAttention, Listed, Listing};
 use settings::{Settings, StatesPlace};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The calls of a step, in order.
+#[derive(Debug)]
+pub struct StepCalls {
+    /// Of each micro-batch, at most [`MICRO_BATCHES_MAX`]: all after the first make the same ones.
+    pub micro_batches: Vec<Vec<Listed>>,
+    /// Of what follows them: the norm of the gradients, and the update.
+    pub update: Vec<Listed>,
+}
+
+/// Everything that a step asks a GPU to compute. Nothing is computed or allocated.
+///
+/// # Errors
+/// [`SessionError::Config`] for settings that make no session.
+pub fn calls_of_a_step(settings: &Settings) -> Result<StepCalls, SessionError> {
+    let (mut session, listing) = listed(settings)?;
+    let micro_batches: Rc<RefCell<Vec<_>>> = Rc::default();
+    let (made, calls) = (micro_batches.clone(), listing.clone());
+    session.on_micro_batch(move |_, _| made.borrow_mut().push(calls.take()));
+    session.step(&shape_of_a_step(settings, settings.seq))?;
+    Ok(StepCalls {
+        micro_batches: micro_batches.take(),
+        update: listing.take(),
+    })
+}
 
 /// What a step, and what is computed between steps, asks NVIDIA's libraries for, in order.
 #[derive(Clone, Debug, Default)]
@@ -21,30 +48,46 @@ impl LibraryCalls {
     pub fn products_of_step(&self) -> &[Gemm] {
         &self.products[..self.of_step]
     }
+
+    fn add(&mut self, calls: Vec<Listed>) {
+        for listed in calls {
+            match listed.call {
+                Call::Product(gemm) => self.products.push(gemm),
+                Call::Attention(attention) => self.attentions.push(attention),
+                Call::Launch { .. } | Call::Clear(_) => {}
+            }
+        }
+    }
 }
 
 /// Lists what a step asks libraries for. Nothing is computed or allocated.
 ///
 /// # Errors
-/// [`SessionError::Config`] for settings that make no session.
+/// As [`calls_of_a_step`].
 pub fn library_calls(settings: &Settings) -> Result<LibraryCalls, SessionError> {
-    let (memory, listing) = (Listing::memory(), Listing::of_rank(settings.member().0));
+    let (mut session, listing) = listed(settings)?;
+    let mut calls = LibraryCalls::default();
+    session.step(&shape_of_a_step(settings, settings.seq))?;
+    calls.add(listing.take());
+    calls.of_step = calls.products.len();
+    session.between_steps_on_shapes()?;
+    calls.add(listing.take());
+    Ok(calls)
+}
+
+/// A session whose calls are listed, from its first step on.
+fn listed(settings: &Settings) -> Result<(Session, Listing), SessionError> {
+    let memory = Listing::memory();
+    let listing = Listing::of_rank(settings.member().0, &memory);
     let mut settings = settings.clone();
-    // No product depends on where states are, and no file is to be made for this.
+    // No call depends on where states are, and no file is to be made for this.
     if let StatesPlace::Disk(_) = settings.offload.states {
         settings.offload.states = StatesPlace::Pinned;
     }
     let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
-    let batch = shape_of_a_step(&settings, settings.seq);
-    let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
-    session.step(&batch)?;
-    let of_step = listing.products().len();
-    session.between_steps_on_shapes()?;
-    Ok(LibraryCalls {
-        products: listing.products(),
-        of_step,
-        attentions: listing.attentions(),
-    })
+    let session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
+    listing.take();
+    Ok((session, listing))
 }
 
 /// The second micro-batch meets what the first leaves behind; later ones meet the same.
@@ -91,6 +134,7 @@ pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> M
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memory::Phase;
     use settings::Config;
     use std::collections::HashSet;
 
@@ -126,6 +170,51 @@ mod tests {
         let of_one = library_calls(&once).unwrap().products;
         assert_eq!(gemms.len(), 2 * of_one.len());
         assert!(!sizes(&of_one).contains(&([352, tokens, 64], true)));
+    }
+
+    fn calls_of(accum: usize) -> StepCalls {
+        let mut config = Config::default();
+        config.batch.accum = accum;
+        calls_of_a_step(&Settings::new(&config).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn calls_are_told_apart_by_micro_batch_and_update() {
+        let StepCalls {
+            micro_batches,
+            update,
+        } = calls_of(5);
+        let [first, later] = &micro_batches[..] else {
+            panic!("{} micro-batches", micro_batches.len());
+        };
+        // The first clears the gradient of the table, and else computes the same.
+        let clears = |call: &&Listed| matches!(call.call, Call::Clear(_));
+        let cleared = [first, later, &update].map(|calls| calls.iter().filter(clears).count());
+        assert_eq!(cleared, [1, 0, 0]);
+        assert_eq!(first.len(), later.len() + 1);
+        let updates = |call: &&Listed| call.operation == "adamw";
+        assert!(!first.iter().chain(later).any(|call| updates(&call)));
+        let last = update.iter().rfind(updates).expect("an update");
+        assert_eq!(last.place.phase, Phase::Optimizer);
+    }
+
+    #[test]
+    fn an_operation_costs_what_it_takes_with_the_first_of_its_calls() {
+        let calls = calls_of(1).micro_batches.swap_remove(0);
+        for listed in &calls {
+            match listed.call {
+                Call::Product(gemm) if listed.operation == "matmul" => {
+                    let product: usize = gemm.sizes.iter().product();
+                    assert_eq!(listed.cost.flops, 2 * product as u64);
+                }
+                Call::Launch { kernel, .. } if listed.operation == "rms_norm_backward" => {
+                    assert_eq!(listed.cost.bytes == 0, kernel.source == "columns");
+                }
+                _ => {}
+            }
+        }
+        let costs_nothing = |listed: &Listed| listed.cost == Default::default();
+        assert!(calls.iter().any(costs_nothing));
     }
 
     /// What a run does between steps is rehearsed, and leaves the name of what its steps compute as it is.
