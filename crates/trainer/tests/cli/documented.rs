@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 const RUN_DIRECTORY: &str = include_str!("../../../../docs/reference/run-directory.md");
 const EXIT_CODES: &str = include_str!("../../../../docs/reference/exit-codes.md");
+const HARDWARE: &str = include_str!("../../../../docs/reference/hardware.md");
 
 /// Fields whose own keys are the names of stages, of GPUs, and ranges of layers.
 const BY_NAME: [&str; 3] = ["replayed", "fits", "layers"];
@@ -112,5 +113,32 @@ fn exit_codes_are_shown_with_what_the_program_says() {
             .fails(code, &[]);
         let shown = |example: &str| outcome.stderr.contains(example.trim_end_matches(" ..."));
         assert!(examples.clone().any(shown), "{flags}: {}", outcome.stderr);
+    }
+}
+
+/// The rates of a GPU, and the memory of every GPU that is known.
+#[test]
+fn hardware_is_what_plans_assume() {
+    let place = Workplace::new();
+    let plan = "plan --json --config small.toml --device cuda --ranks 2 --zero 1 --offload-optimizer states";
+    let plan: Value = serde_json::from_str(&place.trainer(plan).succeeds().stdout).unwrap();
+    let (offload, link) = (&plan["offload"], &plan["stages"][1]["time"]["link_gbps"]);
+    let products = offload["assumed_tflops"].as_f64().unwrap();
+    let rates = [
+        ("peak_tflops", format!("half of {}", 2.0 * products)),
+        ("h2d_gbps", offload["h2d_gbps"].to_string()),
+        ("d2h_gbps", offload["d2h_gbps"].to_string()),
+        ("both_ways_gbps", offload["both_ways_gbps"].to_string()),
+        ("disk_gbps", offload["disk_gbps"].to_string()),
+        ("link_gbps", link.to_string()),
+    ];
+    for (key, rate) in rates {
+        let row = format!("| `hardware.{key}` | {}", rate.trim_end_matches(".0"));
+        assert!(HARDWARE.contains(&row), "{row}");
+    }
+    for name in plan["fits"].as_object().unwrap().keys() {
+        let mib = planner::gpu_memory_bytes(name).unwrap() >> 20;
+        let row = format!("| {name} | {mib} |");
+        assert!(HARDWARE.contains(&row), "{row}");
     }
 }
