@@ -1,4 +1,5 @@
-//! The reference pages: they name every field that is written and no other, and show what the program says.
+//! The reference pages, and the picture of the README: they name every field that is written and no other, and show what the
+//! program says and draws.
 
 use crate::metrics::Metrics;
 use crate::workplace::Workplace;
@@ -7,6 +8,7 @@ use std::collections::BTreeSet;
 
 const RUN_DIRECTORY: &str = include_str!("../../../../docs/reference/run-directory.md");
 const EXIT_CODES: &str = include_str!("../../../../docs/reference/exit-codes.md");
+const PICTURE: &str = include_str!("../../../../benches/pictures/step.svg");
 const HARDWARE: &str = include_str!("../../../../docs/reference/hardware.md");
 
 /// Fields whose own keys are the names of stages, of GPUs, and ranges of layers.
@@ -141,4 +143,18 @@ fn hardware_is_what_plans_assume() {
         let row = format!("| {name} | {mib} |");
         assert!(HARDWARE.contains(&row), "{row}");
     }
+}
+
+/// The picture of the README has the peak that its command draws.
+#[test]
+fn the_picture_has_the_peak_of_today() {
+    let place = Workplace::new();
+    let plan = "plan --device cpu --recompute core_attn --accum 1 --trace drawn";
+    place.trainer(plan).succeeds();
+    let drawn = place.text("drawn/timeline.svg");
+    let peak = |picture: &str| {
+        let (_, from) = picture.split_once(">peak ").unwrap();
+        from.split_once("</text>").unwrap().0.to_owned()
+    };
+    assert_eq!(peak(PICTURE), peak(&drawn), "draw it anew: trainer {plan}");
 }
