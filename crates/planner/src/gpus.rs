@@ -15,6 +15,7 @@ pub const NCCL_OVERHEAD_BYTES: u64 = 300 << 20;
 /// Names and memory in MiB, as the driver tells programs (`cuMemGetInfo`); the smallest first. That is less than
 /// `nvidia-smi` shows in all, by what the driver and error correction keep. The least that users' reports of PyTorch's
 /// out-of-memory errors show for each ("GPU 0 has a total capacity of 79.10 GiB"): drivers differ by some tens of MiB.
+/// `docs/reference/hardware.md` has them for users.
 const GPUS: [(&str, u64); 9] = [
     ("RTX 4090 24GB", 24_084),
     ("A100 40GB", 40_335),

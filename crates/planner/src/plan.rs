@@ -64,7 +64,7 @@ pub struct Plan {
     pub slab_bytes: u64,
     /// Slab and everything that lives across steps, as the driver will see them.
     pub reserved_bytes: u64,
-    /// `reserved_bytes` over `peak_bytes`, less 1: what placement loses.
+    /// `reserved_bytes` over the largest of the peaks, less 1: what placement loses.
     pub fragmentation: f64,
     /// Context, modules and libraries beside the plan: an estimate on CUDA.
     pub device_overhead_bytes: u64,

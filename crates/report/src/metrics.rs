@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: one JSON object a line, `kind` first.
+//! `metrics.jsonl`: one JSON object a line, `kind` first. `docs/reference/run-directory.md` names every field.
 
 use crate::process::ProcessRecord;
 use crate::process::status_bytes;

@@ -1,4 +1,4 @@
-//! Why a command ended early, and with which exit code.
+//! Why a command ended early, and with which exit code (`docs/reference/exit-codes.md`).
 
 use crate::job::LastWords;
 use checkpoint::{CheckpointError, Damage, LockError};

@@ -17,7 +17,7 @@
 //! | the computation, before a lease ends | the download (`LEFT`) | what is leased next is written over what is being sent |
 //!
 //! No more are. A unit comes back only after the computation has waited for it to leave, because its lease had ended by then,
-//! and uploads wait for the computation.
+//! and uploads wait for the computation. What ranks wait for is in `docs/concepts/ranks.md`.
 
 mod gather;
 mod gathered_weights;

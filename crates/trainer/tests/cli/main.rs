@@ -21,6 +21,7 @@ mod cuda;
 mod default_run;
 mod diverged;
 mod doctor;
+mod documented;
 mod elsewhere;
 mod eval;
 mod export;

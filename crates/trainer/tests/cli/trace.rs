@@ -88,24 +88,3 @@ fn a_command_without_a_run_directory_wants_a_folder() {
     let flags = "--config small.toml --device cpu --trace=folder";
     place.trainer(flags).fails(2, &["--out"]);
 }
-
-/// Another picture is made by README's own command, in the folder of pictures.
-#[test]
-fn the_picture_in_the_readme_is_what_its_command_draws() {
-    let readme = include_str!("../../../../README.md").replace("\\\n", " ");
-    let mut commands = readme
-        .lines()
-        .filter_map(|line| line.strip_prefix("$ trainer plan "));
-    let drawn = commands.find_map(|flags| flags.split_once(" --trace "));
-    let (flags, _) = drawn.expect("README has the command");
-    let place = Workplace::new();
-    place
-        .trainer(&format!("plan {flags} --trace step"))
-        .succeeds();
-    let picture = include_str!("../../../../docs/pictures/step.svg");
-    assert!(picture.contains("times are estimates"));
-    assert!(
-        place.text("step/timeline.svg") == picture,
-        "docs/pictures/step.svg is not what the command draws now"
-    );
-}

@@ -1,0 +1,167 @@
+//! The reference pages, and the picture of the README: they name every field that is written and no other, and show what the
+//! program says and draws.
+
+use crate::metrics::Metrics;
+use crate::workplace::Workplace;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+const RUN_DIRECTORY: &str = include_str!("../../../../docs/reference/run-directory.md");
+const EXIT_CODES: &str = include_str!("../../../../docs/reference/exit-codes.md");
+const HARDWARE: &str = include_str!("../../../../docs/reference/hardware.md");
+const README: &str = include_str!("../../../../README.md");
+const PICTURE: &str = include_str!("../../../../docs/pictures/step.svg");
+
+/// Fields whose own keys are the names of stages, of GPUs, and ranges of layers.
+const BY_NAME: [&str; 3] = ["replayed", "fits", "layers"];
+
+/// Fields that only a run on a GPU has.
+const OF_A_GPU: [&str; 6] = [
+    "algorithms",
+    "cudnn_version",
+    "device_reserved_high_bytes",
+    "device_total_used_bytes",
+    "device_used_high_bytes",
+    "driver_allocations",
+];
+
+/// Collects the names of all fields, at any depth.
+fn collect(value: &Value, names: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                names.insert(name.clone());
+                if !BY_NAME.contains(&name.as_str()) {
+                    collect(field, names);
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect(item, names)),
+        _ => {}
+    }
+}
+
+/// What the first columns of the page's tables name: fields, and kinds of records.
+fn listed(page: &str) -> impl Iterator<Item = &str> {
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| "));
+    let cells = cells.filter_map(|line| line.split(" | ").next());
+    let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    quoted.filter(|name| {
+        name.bytes()
+            .all(|byte| byte == b'_' || byte.is_ascii_lowercase() || byte.is_ascii_digit())
+    })
+}
+
+/// The names of all fields, and kinds of records, that runs and plans of all kinds write.
+fn written() -> BTreeSet<String> {
+    let place = Workplace::new();
+    place.file("text.txt", "Some words to train on. ".repeat(200));
+    let small = "--config small.toml --device cpu --quiet";
+    let between = "--eval-data text.txt --eval-every 2 --sample-every 2 --save-every 2";
+    let run = format!("{small} --data text.txt {between} --zero 1 --out run");
+    place.trainer(&run).succeeds();
+    let resumed = "--resume run/checkpoints/step-2 --out resumed --quiet";
+    place.trainer(resumed).succeeds();
+    let short = format!("{small} --memory-limit 400KiB --out short");
+    place.trainer(&short).fails(3, &["oom.json"]);
+
+    let mut names = BTreeSet::new();
+    for folder in ["run", "run/ranks/0", "resumed"] {
+        for record in Metrics::read(&place, folder).0 {
+            names.insert(record["kind"].as_str().unwrap().to_owned());
+            collect(&record, &mut names);
+        }
+    }
+    let plans = [
+        "--offload-optimizer pinned --device-memory 640.5MiB",
+        "--ranks 2 --zero 1",
+        "--pareto --largest micro-batch --device-memory h100",
+    ];
+    let plans = plans.map(|flags| {
+        let plan = format!("plan --json --config small.toml --device cuda {flags}");
+        place.trainer(&plan).succeeds().stdout
+    });
+    let files = ["run/plan.json", "short/oom.json"].map(|file| place.text(file));
+    for text in plans.iter().chain(&files) {
+        collect(&serde_json::from_str(text).unwrap(), &mut names);
+    }
+    names
+}
+
+#[test]
+fn every_field_is_named_and_no_other() {
+    let written = written();
+    let is_missing = |name: &&String| !RUN_DIRECTORY.contains(&format!("`{name}`"));
+    let missing: Vec<&String> = written.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "the page does not name {missing:?}");
+    let is_gone = |name: &&str| !written.contains(*name) && !OF_A_GPU.contains(name);
+    let gone: Vec<&str> = listed(RUN_DIRECTORY).filter(is_gone).collect();
+    assert!(gone.is_empty(), "nothing writes {gone:?}");
+}
+
+/// The examples of the page, up to where they are cut short.
+#[test]
+fn exit_codes_are_shown_with_what_the_program_says() {
+    let cases = [
+        (2, "--set model.hiden=64"),
+        (3, "--device cpu --memory-limit 27MiB"),
+        (4, "--data nowhere.bin"),
+    ];
+    let examples = EXIT_CODES
+        .lines()
+        .filter(|line| line.starts_with("error: "));
+    for (code, flags) in cases {
+        let outcome = Workplace::new()
+            .trainer(&format!("{flags} --out run"))
+            .fails(code, &[]);
+        let shown = |example: &str| outcome.stderr.contains(example.trim_end_matches(" ..."));
+        assert!(examples.clone().any(shown), "{flags}: {}", outcome.stderr);
+    }
+}
+
+/// The rates of a GPU, and the memory of every GPU that is known.
+#[test]
+fn hardware_is_what_plans_assume() {
+    let place = Workplace::new();
+    let plan = "plan --json --config small.toml --device cuda --ranks 2 --zero 1 --offload-optimizer states";
+    let plan: Value = serde_json::from_str(&place.trainer(plan).succeeds().stdout).unwrap();
+    let (offload, link) = (&plan["offload"], &plan["stages"][1]["time"]["link_gbps"]);
+    let products = offload["assumed_tflops"].as_f64().unwrap();
+    let rates = [
+        ("peak_tflops", format!("half of {}", 2.0 * products)),
+        ("h2d_gbps", offload["h2d_gbps"].to_string()),
+        ("d2h_gbps", offload["d2h_gbps"].to_string()),
+        ("both_ways_gbps", offload["both_ways_gbps"].to_string()),
+        ("disk_gbps", offload["disk_gbps"].to_string()),
+        ("link_gbps", link.to_string()),
+    ];
+    for (key, rate) in rates {
+        let row = format!("| `hardware.{key}` | {}", rate.trim_end_matches(".0"));
+        assert!(HARDWARE.contains(&row), "{row}");
+    }
+    for name in plan["fits"].as_object().unwrap().keys() {
+        let mib = planner::gpu_memory_bytes(name).unwrap() >> 20;
+        let row = format!("| {name} | {mib} |");
+        assert!(HARDWARE.contains(&row), "{row}");
+    }
+}
+
+/// The picture of the README is what its command draws.
+#[test]
+fn the_picture_is_that_of_its_command() {
+    let readme = README.replace("\\\n", " ");
+    let mut commands = readme
+        .lines()
+        .filter_map(|line| line.strip_prefix("$ trainer plan "));
+    let drawn = commands.find_map(|flags| flags.split_once(" --trace "));
+    let (flags, _) = drawn.expect("README has the command");
+    let place = Workplace::new();
+    place
+        .trainer(&format!("plan {flags} --trace step"))
+        .succeeds();
+    assert!(PICTURE.contains("times are estimates"));
+    assert!(
+        place.text("step/timeline.svg") == PICTURE,
+        "draw docs/pictures/step.svg anew"
+    );
+}
