@@ -32,8 +32,8 @@ pub(crate) fn on_device(
 /// # Errors
 /// As [`on_device`].
 pub(crate) fn on_paper(resolved: &Resolved, device_bytes: Option<u64>) -> Result<Config, Failure> {
-    let holder = device_bytes.map_or(Holder::Unknown, Holder::Bytes);
-    for_holder(resolved, without_device(resolved)?, holder)
+    let before = without_device(resolved)?;
+    for_holder(resolved, before, Holder::Paper(device_bytes))
 }
 
 /// What is known of the memory that has to hold a run.
@@ -41,10 +41,8 @@ pub(crate) fn on_paper(resolved: &Resolved, device_bytes: Option<u64>) -> Result
 enum Holder<'a> {
     /// The run's own device.
     Device(&'a OpenDevice),
-    /// A device of so many bytes, which is not there.
-    Bytes(u64),
-    /// Nothing.
-    Unknown,
+    /// A device of so many bytes, which is not there; none: of any size.
+    Paper(Option<u64>),
 }
 
 impl Holder<'_> {
@@ -52,7 +50,7 @@ impl Holder<'_> {
     fn tell(self, choice: &str) {
         match self {
             Holder::Device(_) => tracing::info!("{choice}"),
-            Holder::Bytes(_) | Holder::Unknown => tracing::debug!("{choice}"),
+            Holder::Paper(_) => tracing::debug!("{choice}"),
         }
     }
 }
@@ -85,11 +83,14 @@ fn for_holder(
         false => None,
     };
     if config.memory.head_chunk == HeadChunk::Auto {
-        let room = match target {
-            Target::Cpu => None,
-            Target::Cuda => room(holder)?,
+        // Not `memory.limit`, which acts at leases alone: a run has the same plan with it and without.
+        let device_bytes = match (target, holder) {
+            (Target::Cpu, _) => None,
+            // All of it, whoever else has some of it now: the choice is the same from run to run.
+            (Target::Cuda, Holder::Device(device)) => Some(device.total_bytes()?),
+            (Target::Cuda, Holder::Paper(bytes)) => bytes,
         };
-        let chosen = ChosenHeadChunk::new(&config, target, room, budget)?;
+        let chosen = ChosenHeadChunk::new(&config, target, device_bytes, budget)?;
         if let Some(choice) = chosen.describe() {
             holder.tell(&choice);
         }
@@ -102,17 +103,6 @@ fn for_holder(
     let choice = choose(&config, target, budget)?;
     tracing::info!("{}", choice.describe());
     Ok(choice.applied_to(&config))
-}
-
-/// Device memory that a plan has to fit, if it is known. Not `memory.limit`, which acts at leases alone: a run has the same plan
-/// with it and without.
-fn room(holder: Holder) -> Result<Option<u64>, Failure> {
-    Ok(match holder {
-        // All of it, whoever else has some of it now: the choice is the same from run to run.
-        Holder::Device(device) => Some(device.total_bytes()?),
-        Holder::Bytes(bytes) => Some(bytes),
-        Holder::Unknown => None,
-    })
 }
 
 /// What the peak may be: the budget and the limit, the smaller where both are given.
@@ -138,8 +128,8 @@ fn bytes_of(size: Size, resolved: &Resolved, holder: Holder) -> Result<u64, Fail
     }
     let total = match holder {
         Holder::Device(device) => device.total_bytes()?,
-        Holder::Bytes(bytes) => bytes,
-        Holder::Unknown => OpenDevice::open(resolved.device())?.total_bytes()?,
+        Holder::Paper(Some(bytes)) => bytes,
+        Holder::Paper(None) => OpenDevice::open(resolved.device())?.total_bytes()?,
     };
     Ok(size.bytes_of(total))
 }

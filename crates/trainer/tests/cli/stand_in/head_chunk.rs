@@ -70,6 +70,9 @@ fn a_run_goes_on_with_its_chunk() {
     on_gpu(&place, &run, &[IDLE]).succeeds();
     for (steps, chunk) in [(2, ""), (3, "--set memory.head_chunk=auto")] {
         let on = format!("{MODEL} {chunk} --steps {steps} --resume run");
+        let planned = place.trainer(&format!("plan {on} --json")).succeeds();
+        let planned: Value = serde_json::from_str(&planned.stdout).unwrap();
+        assert_eq!(planned["head_chunk"], 256, "{chunk}");
         on_gpu(&place, &on, &[IDLE]).succeeds();
         assert_eq!(plan(&place, "run")["head_chunk"], 256, "{chunk}");
     }
