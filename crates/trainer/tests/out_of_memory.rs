@@ -62,9 +62,12 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
                 "{message}"
             );
             assert!(message.contains(&format!("`{}`", error.name)), "{message}");
-            let report = OomReport::new(error, &config, Target::Cpu).unwrap();
-            assert_eq!((report.cause, report.name), (Cause::Capacity, error.name));
-            assert!(!report.hints().is_empty());
+            // Once for a tensor in a phase: whichever layer's it is, the same is planned.
+            if refused.insert((error.name, error.place.phase.name())) {
+                let report = OomReport::new(error, &config, Target::Cpu).unwrap();
+                assert_eq!((report.cause, report.name), (Cause::Capacity, error.name));
+                assert!(!report.hints().is_empty());
+            }
             assert_eq!(
                 memory.live_bytes(),
                 live,
@@ -76,7 +79,6 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
                 before,
                 "lease {lease}: the weights are as they were"
             );
-            refused.insert(error.name);
         }
         for name in [
             "input_ids",
@@ -95,7 +97,7 @@ fn every_refused_lease_is_explained_and_loses_nothing() {
             "d_h1",
         ] {
             assert!(
-                refused.contains(name),
+                refused.iter().any(|(refused, _)| *refused == name),
                 "{name} was refused once: {refused:?}"
             );
         }
