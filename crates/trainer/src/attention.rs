@@ -2,13 +2,15 @@
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
+use kernels::{Fault, KernelError};
 use settings::{AttentionBackend, Config, Device, Resolved, Task, cudnn_fits, cudnn_misfit};
 
 /// The configuration with cuDNN's attention in it, if that is open, fits, and works on this device. Asked for outright, it has to
 /// work.
 ///
 /// # Errors
-/// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::NoDevice`] where its device cannot.
+/// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::CudnnUntried`] where a full device does
+/// not tell, [`Failure::NoDevice`] where there is none.
 pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, Failure> {
     let Device::Cuda { index } = config.device() else {
         return Ok(config);
@@ -22,7 +24,10 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
             if cudnn_misfit(&config).is_none() {
                 // A device that is not there is another failure.
                 drop(OpenDevice::open(config.device())?);
-                found(index, &config).map_err(Failure::NoCudnn)?;
+                found(index, &config).map_err(|error| match error.fault {
+                    Fault::DeviceFull => Failure::CudnnUntried(error.message),
+                    _ => Failure::NoCudnn(error.message),
+                })?;
             }
         }
         Task::Train | Task::Profile | Task::Tune if cudnn_fits(&config) && is_hopper(index) => {
@@ -33,7 +38,7 @@ pub(crate) fn chosen(resolved: &Resolved, mut config: Config) -> Result<Config, 
                     );
                     config.attention.backend = AttentionBackend::Cudnn;
                 }
-                Err(reason) => tracing::info!("attention is flash, our own: {reason}"),
+                Err(error) => tracing::info!("attention is flash, our own: {}", error.message),
             }
         }
         Task::Train | Task::Profile | Task::Tune => {}
@@ -63,12 +68,12 @@ fn is_hopper(_index: usize) -> bool {
 
 /// cuDNN's version, once it was tried on a GPU; or why it is not taken.
 #[cfg(feature = "cuda")]
-fn found(index: usize, config: &Config) -> Result<String, String> {
+fn found(index: usize, config: &Config) -> Result<String, KernelError> {
     use std::collections::HashMap;
     use std::sync::Mutex;
 
     // A matrix of strategies asks about the same few shapes over and over.
-    type Verdicts = HashMap<(usize, kernels::AttentionShape), Result<String, String>>;
+    type Verdicts = HashMap<(usize, kernels::AttentionShape), Result<String, KernelError>>;
     static VERDICTS: Mutex<Option<Verdicts>> = Mutex::new(None);
     let shape = settings::cudnn_shape(config);
     let key = (index, shape);
@@ -79,17 +84,18 @@ fn found(index: usize, config: &Config) -> Result<String, String> {
     }
     let device = kernels::cuda::CudaDevice::open(index);
     let checked = device.and_then(|device| device.check_cudnn(shape));
-    let verdict = match checked {
-        Ok(version) => Ok(version.to_string()),
-        Err(error) => Err(error.message),
-    };
-    verdicts.insert(key, verdict.clone());
+    let verdict = checked.map(|version| version.to_string());
+    // A device that is full now may have room the next time.
+    if !matches!(&verdict, Err(error) if error.fault == Fault::DeviceFull) {
+        verdicts.insert(key, verdict.clone());
+    }
     verdict
 }
 
 #[cfg(not(feature = "cuda"))]
-fn found(_index: usize, _config: &Config) -> Result<String, String> {
-    Err("this binary was built without CUDA".into())
+fn found(_index: usize, _config: &Config) -> Result<String, KernelError> {
+    let reason = "this binary was built without CUDA";
+    Err(KernelError::device("cudnn", reason))
 }
 
 /// The version of the cuDNN that computes attention, where it does.
