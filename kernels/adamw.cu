@@ -47,9 +47,9 @@ struct F32Weights {
     float *weights;
 
     __device__ F32Weights(void *parameters, void *) : weights(static_cast<float *>(parameters)) {}
-    __device__ Pack read(size_t first, size_t n) const { return load(weights, first, n); }
-    __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
-        store(weights, first, n, pack);
+    template <bool WIDE> __device__ Pack read(size_t first, size_t n) const { return load<WIDE>(weights, first, n); }
+    template <bool WIDE> __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
+        store<WIDE>(weights, first, n, pack);
     }
 };
 
@@ -59,15 +59,15 @@ struct MasterWeights {
 
     __device__ MasterWeights(void *parameters, void *beside)
         : weights(static_cast<bf16 *>(parameters)), master(static_cast<float *>(beside)) {}
-    __device__ Pack read(size_t first, size_t n) const { return load(master, first, n); }
-    __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
+    template <bool WIDE> __device__ Pack read(size_t first, size_t n) const { return load<WIDE>(master, first, n); }
+    template <bool WIDE> __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
         Elements<bf16> halves;
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
             halves.at[i] = split_weight(pack.at[i]);
         }
-        store(master, first, n, pack);
-        store_elements(weights, first, n, halves);
+        store<WIDE>(master, first, n, pack);
+        store_elements<WIDE>(weights, first, n, halves);
     }
 };
 
@@ -77,9 +77,9 @@ struct SplitWeights {
 
     __device__ SplitWeights(void *parameters, void *beside)
         : weights(static_cast<bf16 *>(parameters)), remainders(static_cast<int16_t *>(beside)) {}
-    __device__ Pack read(size_t first, size_t n) const {
-        const Elements<bf16> halves = load_elements(weights, first, n, narrow<bf16>(0.0f));
-        const Elements<int16_t> rest = load_elements(remainders, first, n, int16_t(0));
+    template <bool WIDE> __device__ Pack read(size_t first, size_t n) const {
+        const Elements<bf16> halves = load_elements<WIDE>(weights, first, n, narrow<bf16>(0.0f));
+        const Elements<int16_t> rest = load_elements<WIDE>(remainders, first, n, int16_t(0));
         Pack pack;
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
@@ -87,7 +87,7 @@ struct SplitWeights {
         }
         return pack;
     }
-    __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
+    template <bool WIDE> __device__ void write(const Pack &pack, size_t first, size_t n, const Random &) const {
         Elements<bf16> halves;
         Elements<int16_t> rest;
 #pragma unroll
@@ -95,8 +95,8 @@ struct SplitWeights {
             halves.at[i] = split_weight(pack.at[i]);
             rest.at[i] = split_remainder(pack.at[i]);
         }
-        store_elements(weights, first, n, halves);
-        store_elements(remainders, first, n, rest);
+        store_elements<WIDE>(weights, first, n, halves);
+        store_elements<WIDE>(remainders, first, n, rest);
     }
 };
 
@@ -104,14 +104,14 @@ struct RoundedWeights {
     bf16 *weights;
 
     __device__ RoundedWeights(void *parameters, void *) : weights(static_cast<bf16 *>(parameters)) {}
-    __device__ Pack read(size_t first, size_t n) const { return load(weights, first, n); }
-    __device__ void write(const Pack &pack, size_t first, size_t n, const Random &random) const {
+    template <bool WIDE> __device__ Pack read(size_t first, size_t n) const { return load<WIDE>(weights, first, n); }
+    template <bool WIDE> __device__ void write(const Pack &pack, size_t first, size_t n, const Random &random) const {
         Elements<bf16> halves;
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
             halves.at[i] = round_stochastically(pack.at[i], random.of_weight(first + i) & 0xffff);
         }
-        store_elements(weights, first, n, halves);
+        store_elements<WIDE>(weights, first, n, halves);
     }
 };
 
@@ -126,10 +126,12 @@ struct F32Moments {
     float *m, *v;
 
     __device__ F32Moments(void *m, void *v, float *, float *) : m(static_cast<float *>(m)), v(static_cast<float *>(v)) {}
-    __device__ Moments read(size_t first, size_t n) const { return {load(m, first, n), load(v, first, n)}; }
-    __device__ void write(const Moments &moments, size_t first, size_t n, const Random &) const {
-        store(m, first, n, moments.first);
-        store(v, first, n, moments.second);
+    template <bool WIDE> __device__ Moments read(size_t first, size_t n) const {
+        return {load<WIDE>(m, first, n), load<WIDE>(v, first, n)};
+    }
+    template <bool WIDE> __device__ void write(const Moments &moments, size_t first, size_t n, const Random &) const {
+        store<WIDE>(m, first, n, moments.first);
+        store<WIDE>(v, first, n, moments.second);
     }
 };
 
@@ -137,8 +139,10 @@ struct Bf16Moments {
     bf16 *m, *v;
 
     __device__ Bf16Moments(void *m, void *v, float *, float *) : m(static_cast<bf16 *>(m)), v(static_cast<bf16 *>(v)) {}
-    __device__ Moments read(size_t first, size_t n) const { return {load(m, first, n), load(v, first, n)}; }
-    __device__ void write(const Moments &moments, size_t first, size_t n, const Random &random) const {
+    template <bool WIDE> __device__ Moments read(size_t first, size_t n) const {
+        return {load<WIDE>(m, first, n), load<WIDE>(v, first, n)};
+    }
+    template <bool WIDE> __device__ void write(const Moments &moments, size_t first, size_t n, const Random &random) const {
         Elements<bf16> of_m, of_v;
 #pragma unroll
         for (int i = 0; i < PACK; i++) {
@@ -146,8 +150,8 @@ struct Bf16Moments {
             of_m.at[i] = round_stochastically(moments.first.at[i], bits & 0xffff);
             of_v.at[i] = round_stochastically(moments.second.at[i], bits >> 16);
         }
-        store_elements(m, first, n, of_m);
-        store_elements(v, first, n, of_v);
+        store_elements<WIDE>(m, first, n, of_m);
+        store_elements<WIDE>(v, first, n, of_v);
     }
 };
 
@@ -179,12 +183,12 @@ struct CodedMoments {
           m_map(signed_map()), v_map(unsigned_map()) {
         __syncthreads();
     }
-    __device__ Moments read(size_t first, size_t n) const {
-        return {load_codes(m_map, m, m_absmax, first, n), load_codes(v_map, v, v_absmax, first, n)};
+    template <bool WIDE> __device__ Moments read(size_t first, size_t n) const {
+        return {load_codes<WIDE>(m_map, m, m_absmax, first, n), load_codes<WIDE>(v_map, v, v_absmax, first, n)};
     }
-    __device__ void write(const Moments &moments, size_t first, size_t n, const Random &) const {
-        store_codes(m_map, m, m_absmax, first, n, moments.first);
-        store_codes(v_map, v, v_absmax, first, n, moments.second);
+    template <bool WIDE> __device__ void write(const Moments &moments, size_t first, size_t n, const Random &) const {
+        store_codes<WIDE>(m_map, m, m_absmax, first, n, moments.first);
+        store_codes<WIDE>(v_map, v, v_absmax, first, n, moments.second);
     }
 };
 
@@ -198,26 +202,31 @@ __device__ inline void step(float &weight, float &first_moment, float &second_mo
     second_moment = v.value;
 }
 
-// Every lane of a warp that has elements stays to the end: quantised moments are reduced over the warp.
+// Every lane of a warp that has elements stays to the end: quantised moments are reduced over the warp. `aligned`: whether all
+// tensors are, for wide accesses.
 template <typename WeightsForm, typename MomentsForm, typename G>
-__device__ void adamw(const WeightsForm &weights, const MomentsForm &moments, const G *gradients, const Rates &rates,
-                      const Random &random, size_t n) {
-    for (int round = 0; round < ROUNDS; round++) {
-        const size_t first = ((size_t(blockIdx.x) * ROUNDS + round) * THREADS + threadIdx.x) * PACK;
-        if (first / BLOCK * BLOCK >= n) {
-            return;
-        }
-        Pack weight = weights.read(first, n);
-        // Before the moments, whose codes are looked up as soon as they are there.
-        const Pack gradient = load(gradients, first, n);
-        Moments moment = moments.read(first, n);
+__device__ void adamw(const WeightsForm &weights, const MomentsForm &moments, const G *gradients, bool aligned,
+                      const Rates &rates, const Random &random, size_t n) {
+    // Of all blocks but the last, every lane has elements in every round.
+    knowing(aligned && (size_t(blockIdx.x) + 1) * ROUNDS * THREADS * PACK <= n, [&](auto whole) {
+        constexpr bool WIDE = decltype(whole)();
+        for (int round = 0; round < ROUNDS; round++) {
+            const size_t first = ((size_t(blockIdx.x) * ROUNDS + round) * THREADS + threadIdx.x) * PACK;
+            if (!WIDE && first / BLOCK * BLOCK >= n) {
+                return;
+            }
+            Pack weight = weights.template read<WIDE>(first, n);
+            // Before the moments, whose codes are looked up as soon as they are there.
+            const Pack gradient = load<WIDE>(gradients, first, n);
+            Moments moment = moments.template read<WIDE>(first, n);
 #pragma unroll
-        for (int i = 0; i < PACK; i++) {
-            step(weight.at[i], moment.first.at[i], moment.second.at[i], gradient.at[i], rates);
+            for (int i = 0; i < PACK; i++) {
+                step(weight.at[i], moment.first.at[i], moment.second.at[i], gradient.at[i], rates);
+            }
+            weights.template write<WIDE>(weight, first, n, random);
+            moments.template write<WIDE>(moment, first, n, random);
         }
-        weights.write(weight, first, n, random);
-        moments.write(moment, first, n, random);
-    }
+    });
 }
 
 // A factor that is not finite leaves all as it was. Pointers that a form has no use for are null.
@@ -229,6 +238,7 @@ __device__ void adamw(const WeightsForm &weights, const MomentsForm &moments, co
                      float weight_decay, size_t n) {                                                               \
         if (isfinite(clip[1])) {                                                                                   \
             adamw(W(parameters, beside), M(first_moment, second_moment, first_absmax, second_absmax), gradients,   \
+                  are_wide(PACK, parameters, beside, first_moment, second_moment, gradients),                      \
                   Rates(rates, clip, beta1, beta2, eps, weight_decay), Random(key, first_index), n);               \
         }                                                                                                          \
     }                                                                                                              \

@@ -54,10 +54,10 @@ template <bool SIGNED> struct Map {
 __device__ inline float stored_absmax(float largest) { return largest == 0.0f ? 0.0f : fmaxf(largest, FLT_MIN); }
 
 // Values `first` to `first + PACK` of `n`, from their codes; beyond the end, zero. `first` is below the end of a block
-// that starts below `n`.
-template <bool SIGNED>
+// that starts below `n`. `WIDE` as in `load_elements`.
+template <bool WIDE, bool SIGNED>
 __device__ Pack load_codes(const Map<SIGNED> &map, const uint8_t *codes, const float *absmax, size_t first, size_t n) {
-    const Elements<uint8_t> found = load_elements(codes, first, n, uint8_t(Map<SIGNED>::ZERO));
+    const Elements<uint8_t> found = load_elements<WIDE>(codes, first, n, uint8_t(Map<SIGNED>::ZERO));
     const float scale = absmax[first / BLOCK];
     Pack pack;
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ Pack load_codes(const Map<SIGNED> &map, const uint8_t *codes, const f
 }
 
 // Quantises a block of values, a pack for each lane of a warp; those beyond `n` are zero.
-template <bool SIGNED>
+template <bool WIDE, bool SIGNED>
 __device__ void store_codes(const Map<SIGNED> &map, uint8_t *codes, float *absmax, size_t first, size_t n,
                             const Pack &pack) {
     float largest = 0.0f;
@@ -84,7 +84,7 @@ __device__ void store_codes(const Map<SIGNED> &map, uint8_t *codes, float *absma
     for (int i = 0; i < PACK; i++) {
         found.at[i] = map.code_of(pack.at[i], inverse);
     }
-    store_elements(codes, first, n, found);
+    store_elements<WIDE>(codes, first, n, found);
     if (threadIdx.x % WARP == 0) {
         absmax[first / BLOCK] = scale;
     }

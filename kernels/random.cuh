@@ -14,12 +14,6 @@ __device__ inline uint32_t mix(uint32_t x) {
 // A key that lies in device memory, low half first.
 __device__ inline uint64_t read_key(const uint32_t *key) { return uint64_t(key[1]) << 32 | key[0]; }
 
-// The same, where the compiler must not read it earlier and hold it in registers.
-__device__ inline uint64_t read_key_now(const uint32_t *key) {
-    const volatile uint32_t *halves = key;
-    return uint64_t(halves[1]) << 32 | halves[0];
-}
-
 // 32 random bits, a function of a key and an index.
 __device__ inline uint32_t random_u32(uint64_t key, uint64_t index) {
     const uint32_t high = mix(uint32_t(index >> 32) ^ uint32_t(key >> 32));

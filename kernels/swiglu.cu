@@ -13,13 +13,16 @@ template <typename T> __device__ void swiglu(T *act, const T *gate_up, size_t wi
         return;
     }
     const T *gate = gate_up + size_t(blockIdx.x) * 2 * width, *up = gate + width;
-    Pack g = load(gate, first, width);
-    const Pack u = load(up, first, width);
+    knowing(are_wide(width, act, gate_up), [&](auto wide) {
+        constexpr bool WIDE = decltype(wide)();
+        Pack g = load<WIDE>(gate, first, width);
+        const Pack u = load<WIDE>(up, first, width);
 #pragma unroll
-    for (int i = 0; i < PACK; i++) {
-        g.at[i] = g.at[i] / (1.0f + expf(-g.at[i])) * u.at[i];
-    }
-    store(act + size_t(blockIdx.x) * width, first, width, g);
+        for (int i = 0; i < PACK; i++) {
+            g.at[i] = g.at[i] / (1.0f + expf(-g.at[i])) * u.at[i];
+        }
+        store<WIDE>(act + size_t(blockIdx.x) * width, first, width, g);
+    });
 }
 
 // Gate and up become their own gradients.
@@ -29,17 +32,20 @@ template <typename T> __device__ void swiglu_backward(T *gate_up, const T *dact,
         return;
     }
     T *gate = gate_up + size_t(blockIdx.x) * 2 * width, *up = gate + width;
-    Pack g = load(gate, first, width), u = load(up, first, width);
-    const Pack d = load(dact + size_t(blockIdx.x) * width, first, width);
+    knowing(are_wide(width, gate_up, dact), [&](auto wide) {
+        constexpr bool WIDE = decltype(wide)();
+        Pack g = load<WIDE>(gate, first, width), u = load<WIDE>(up, first, width);
+        const Pack d = load<WIDE>(dact + size_t(blockIdx.x) * width, first, width);
 #pragma unroll
-    for (int i = 0; i < PACK; i++) {
-        const float sigmoid = 1.0f / (1.0f + expf(-g.at[i]));
-        const float silu = g.at[i] * sigmoid;
-        g.at[i] = d.at[i] * u.at[i] * (sigmoid + silu * (1.0f - sigmoid));
-        u.at[i] = d.at[i] * silu;
-    }
-    store(gate, first, width, g);
-    store(up, first, width, u);
+        for (int i = 0; i < PACK; i++) {
+            const float sigmoid = 1.0f / (1.0f + expf(-g.at[i]));
+            const float silu = g.at[i] * sigmoid;
+            g.at[i] = d.at[i] * u.at[i] * (sigmoid + silu * (1.0f - sigmoid));
+            u.at[i] = d.at[i] * silu;
+        }
+        store<WIDE>(gate, first, width, g);
+        store<WIDE>(up, first, width, u);
+    });
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \

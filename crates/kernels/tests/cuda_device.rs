@@ -11,6 +11,7 @@ use kernels::{
 };
 use memory::{Blocks, Buffer, Category, DType, DeviceMarks, Memory};
 use std::io::{self, ErrorKind};
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -335,6 +336,7 @@ const WIDTH: usize = 1000;
 /// What comes to the device, is added to, and goes back.
 struct Round {
     device: Rc<CudaDevice>,
+    memory: Memory,
     kernels: Cuda<CudaDriver>,
     x: Buffer,
     /// Another of its size, for the same round elsewhere.
@@ -362,6 +364,7 @@ impl Round {
             goes: pinned("goes").unwrap(),
             ones,
             device,
+            memory,
             kernels,
         }
     }
@@ -458,4 +461,26 @@ fn a_section_that_is_waited_for_or_broken_off_is_carried_out() {
         round.kernels.end_section(false).unwrap();
         assert_eq!(round.take(), 41.0);
     }
+}
+
+/// It may go before a section and after it, and in one whose calls are made as they come.
+#[test]
+fn no_block_of_memory_goes_while_calls_are_kept_back() {
+    let mut round = Round::new();
+    let memory = round.memory.clone();
+    let goes = || {
+        let lease = memory.lease_persistent(Category::Temporary, "goes", [WIDTH], DType::F32);
+        std::panic::catch_unwind(AssertUnwindSafe(|| drop(lease.unwrap())))
+    };
+    goes().unwrap();
+    round.give(7.0);
+    round.kernels.begin_section(Section([4, 0, 0])).unwrap();
+    round.ask(false).unwrap();
+    let panic = goes().unwrap_err();
+    let message = panic.downcast_ref::<&str>().unwrap();
+    assert!(message.contains("goes within a section"), "{message}");
+    assert_eq!(round.take(), 8.0);
+    goes().unwrap();
+    round.kernels.end_section(true).unwrap();
+    goes().unwrap();
 }

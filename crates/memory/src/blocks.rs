@@ -21,7 +21,7 @@ pub trait Blocks {
     /// [`Refused`] if there is no room.
     fn allocate(&self, space: Space, bytes: u64) -> Result<NonNull<u8>, Refused>;
 
-    /// Takes a block back.
+    /// Takes a block back: never while calls that were asked for are kept back, to be made as one.
     ///
     /// # Safety
     /// `block` comes from [`Blocks::allocate`] with this `space`, and is used by nothing that is asked for later.

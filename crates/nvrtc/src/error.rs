@@ -12,16 +12,16 @@ pub enum Error {
     Library(libloading::Error),
     /// A file cannot be read or written.
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What the system says.
         error: std::io::Error,
     },
     /// The compiler refuses a source.
     Source {
-        /// Which.
+        /// The source's file.
         path: PathBuf,
-        /// For what.
+        /// The architecture that it does not compile for.
         target: String,
         /// What the compiler says.
         said: String,

@@ -6,9 +6,9 @@ use std::sync::Mutex;
 /// One compilation.
 #[derive(Clone, Copy)]
 pub struct Job<'a> {
-    /// Of what.
+    /// What is compiled.
     pub source: &'a Source,
-    /// For what: `sm_90`.
+    /// The architecture that it is compiled for: `sm_90`.
     pub target: &'a str,
 }
 

@@ -2,6 +2,7 @@
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
+use kernels::{Fault, KernelError};
 use model::Attention;
 use settings::{AttentionBackend, Config, Device, Task, auto_attention, cudnn_fits, cudnn_misfit};
 
@@ -9,7 +10,8 @@ use settings::{AttentionBackend, Config, Device, Task, auto_attention, cudnn_fit
 /// from what is written, the run is the same. cuDNN's, asked for outright, has to work.
 ///
 /// # Errors
-/// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::NoDevice`] where its device cannot.
+/// [`Failure::NoCudnn`] where cuDNN's attention is asked for and cannot be had, [`Failure::CudnnUntried`] where a full device does
+/// not tell, [`Failure::NoDevice`] where there is none.
 pub(crate) fn settle(task: Task, config: &mut Config) -> Result<Option<String>, Failure> {
     // Plans are the same on every machine and ask no device; with another length of sequences, which they try, `auto` may stand
     // for another kind.
@@ -37,7 +39,10 @@ fn chosen(config: &Config) -> (Attention, String) {
                     Attention::Cudnn,
                     format!("version {version} computes what our own does, and twice the same"),
                 ),
-                Err(reason) => (Attention::Flash, format!("our own, since {reason}")),
+                Err(error) => (
+                    Attention::Flash,
+                    format!("our own, since {}", error.message),
+                ),
             }
         }
         _ => auto_attention(config),
@@ -49,7 +54,12 @@ fn refuse_without_cudnn(config: &Config) -> Result<(), Failure> {
         (Device::Cuda { index }, None) => {
             // A device that is not there is another failure.
             drop(OpenDevice::open(config.device())?);
-            found(index, config).map(drop).map_err(Failure::NoCudnn)
+            found(index, config)
+                .map(drop)
+                .map_err(|error| match error.fault {
+                    Fault::DeviceFull => Failure::CudnnUntried(error.message),
+                    _ => Failure::NoCudnn(error.message),
+                })
         }
         // What does not fit is refused with the settings.
         _ => Ok(()),
@@ -78,12 +88,12 @@ fn is_hopper(_index: usize) -> bool {
 
 /// cuDNN's version, once it was tried on a GPU; or why it is not taken.
 #[cfg(feature = "cuda")]
-fn found(index: usize, config: &Config) -> Result<String, String> {
+fn found(index: usize, config: &Config) -> Result<String, KernelError> {
     use std::collections::HashMap;
     use std::sync::Mutex;
 
     // A matrix of strategies asks about the same few shapes over and over.
-    type Verdicts = HashMap<(usize, kernels::AttentionShape), Result<String, String>>;
+    type Verdicts = HashMap<(usize, kernels::AttentionShape), Result<String, KernelError>>;
     static VERDICTS: Mutex<Option<Verdicts>> = Mutex::new(None);
     let shape = settings::cudnn_shape(config);
     let key = (index, shape);
@@ -94,17 +104,18 @@ fn found(index: usize, config: &Config) -> Result<String, String> {
     }
     let device = kernels::cuda::CudaDevice::open(index);
     let checked = device.and_then(|device| device.check_cudnn(shape));
-    let verdict = match checked {
-        Ok(version) => Ok(version.to_string()),
-        Err(error) => Err(error.message),
-    };
-    verdicts.insert(key, verdict.clone());
+    let verdict = checked.map(|version| version.to_string());
+    // A device that is full now may have room the next time.
+    if !matches!(&verdict, Err(error) if error.fault == Fault::DeviceFull) {
+        verdicts.insert(key, verdict.clone());
+    }
     verdict
 }
 
 #[cfg(not(feature = "cuda"))]
-fn found(_index: usize, _config: &Config) -> Result<String, String> {
-    Err("this binary was built without CUDA".into())
+fn found(_index: usize, _config: &Config) -> Result<String, KernelError> {
+    let reason = "this binary was built without CUDA";
+    Err(KernelError::device("cudnn", reason))
 }
 
 /// The version of the cuDNN that computes attention, where it does.

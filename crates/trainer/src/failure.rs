@@ -102,6 +102,9 @@ pub enum Failure {
         "`attention.backend` is cudnn, and this machine does not have it: {0}; or use --attention flash"
     )]
     NoCudnn(String),
+    /// cuDNN's attention is asked for, and the device has no room to try it.
+    #[error("`attention.backend` is cudnn: {0}; --attention flash needs no trial")]
+    CudnnUntried(String),
     /// The device or its driver failed, or cannot do what was asked.
     #[error("the device failed: {0}")]
     Device(String),
@@ -217,6 +220,7 @@ impl Failure {
             Failure::OtherRank(words) | Failure::LostRank { words, .. } => words.exit_code,
             Failure::Auto(AutoError::Costs(_)) => 4,
             Failure::OutOfMemory { .. }
+            | Failure::CudnnUntried(_)
             | Failure::HostMemory(_)
             | Failure::DiskSpace(_)
             | Failure::Auto(_) => 3,
@@ -265,6 +269,7 @@ impl Failure {
     pub fn reason(&self) -> &'static str {
         match self {
             Failure::OutOfMemory { .. }
+            | Failure::CudnnUntried(_)
             | Failure::HostMemory(_)
             | Failure::DiskSpace(_)
             | Failure::Auto(_) => "out_of_memory",

@@ -7,7 +7,7 @@ use crate::{Incoming, Outgoing};
 pub(super) struct Gathering {
     pub(super) from: *const u8,
     pub(super) to: *mut u8,
-    /// Of one rank.
+    /// How many each rank sends.
     pub(super) bytes: usize,
 }
 

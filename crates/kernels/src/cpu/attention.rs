@@ -10,12 +10,11 @@
 use super::Shared;
 use super::dispatch::by_dtype;
 use super::dropout::{Mask, drop_elements};
-use super::gemm::{Matrix, product};
+use super::gemm::{Matrix, Output, product};
 use super::simd::{Real, exp, lane_max, lane_sum, vectorized};
 use crate::AttentionShape;
 use crate::operation::attention::{CPU_ROW_BLOCK, cpu_forward_scratch};
 use crate::operation::{Attention, AttentionBackward};
-use gemm::Parallelism;
 use rayon::prelude::*;
 
 /// Keys of a tile of dropped probabilities.
@@ -57,12 +56,43 @@ impl Task {
         self.kv_head * group..(self.kv_head + 1) * group
     }
 
-    /// Blocks of query rows: first row and number.
-    fn row_blocks(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let seq = self.shape.seq;
-        (0..seq)
-            .step_by(CPU_ROW_BLOCK)
-            .map(move |row| (row, CPU_ROW_BLOCK.min(seq - row)))
+    /// Blocks of query rows of each head, in order.
+    fn row_blocks(self) -> impl Iterator<Item = RowBlock> {
+        let rows = move |head, row| RowBlock {
+            task: self,
+            head,
+            row,
+            rows: CPU_ROW_BLOCK.min(self.shape.seq - row),
+        };
+        let first_rows = move || (0..self.shape.seq).step_by(CPU_ROW_BLOCK);
+        self.heads()
+            .flat_map(move |head| first_rows().map(move |row| rows(head, row)))
+    }
+}
+
+/// Some query rows of a head.
+#[derive(Clone, Copy)]
+struct RowBlock {
+    task: Task,
+    head: usize,
+    row: usize,
+    rows: usize,
+}
+
+impl RowBlock {
+    /// Keys that the last of its queries sees.
+    fn visible(&self) -> usize {
+        self.row + self.rows
+    }
+
+    /// Offset of its first element in a tensor shaped like q.
+    fn q_offset(&self) -> usize {
+        self.task.q_offset(self.head, self.row)
+    }
+
+    /// Offset of its first element among the probabilities.
+    fn probs_offset(&self) -> usize {
+        self.task.probs_offset(self.head, self.row)
     }
 }
 
@@ -129,16 +159,11 @@ pub(super) unsafe fn panel<T: Real>(
 }
 
 /// Where f32 results of `rows` rows go: the tensor itself, or a copy that [`narrow`] rounds into it.
-fn target<T: Real>(
-    tensor: *mut T,
-    stride: usize,
-    columns: usize,
-    copy: &mut [f32],
-) -> (*mut f32, usize) {
+fn target<T: Real>(tensor: *mut T, stride: usize, columns: usize, copy: &mut [f32]) -> Output {
     if T::WIDEN {
-        (copy.as_mut_ptr(), columns)
+        Output::rows(copy.as_mut_ptr(), columns)
     } else {
-        (tensor.cast(), stride)
+        Output::rows(tensor.cast(), stride)
     }
 }
 
@@ -181,96 +206,126 @@ fn attention_of<T: Real>(operation: Attention) {
         shape,
         dropout,
     } = operation;
-    let mask = Mask::of(dropout);
-    let out = out.map(|out| Shared(out.pointer().cast::<T>()));
-    let probs = probs.map(|probs| Shared(probs.pointer().cast::<T>()));
-    let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
+    let forward = Forward {
+        mask: Mask::of(dropout),
+        out: out.map(|out| Shared(out.pointer().cast::<T>())),
+        probs: probs.map(|probs| Shared(probs.pointer().cast::<T>())),
+        q: q.slice(),
+        k: k.slice(),
+        v: v.slice(),
+    };
     for_each_task(shape, scratch.slice_mut(), |task, scratch| {
-        forward_task(task, mask, out, probs, scratch, inputs)
+        forward.run(task, scratch)
     });
 }
 
-fn forward_task<T: Real>(
-    task: Task,
+/// What the tasks of a forward pass read and write.
+struct Forward<'a, T> {
     mask: Option<Mask>,
     out: Option<Shared<T>>,
     probs: Option<Shared<T>>,
-    scratch: &mut [f32],
-    (q, k, v): (&[T], &[T], &[T]),
-) {
-    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
-    let (q_width, kv_width) = (task.q_width(), task.kv_width());
-    let block = CPU_ROW_BLOCK.min(seq);
-    debug_assert!(scratch.len() >= cpu_forward_scratch(task.shape, T::DTYPE, probs.is_some()));
-    let mut pieces = Pieces(scratch);
-    let scores = pieces.take_if(T::WIDEN || probs.is_none(), block * seq);
-    let [q_copy, out_copy] = [(); 2].map(|()| pieces.take_if(T::WIDEN, block * dim));
-    let [k_copy, v_copy] = [(); 2].map(|()| pieces.take_if(T::WIDEN, seq * dim));
-    let at = task.kv_offset();
-    // SAFETY: the task's rows of k and v lie in the tensors.
-    let keys = unsafe { panel(k[at..].as_ptr(), kv_width, (seq, dim), k_copy) };
-    // SAFETY: as above.
-    let values = unsafe { panel(v[at..].as_ptr(), kv_width, (seq, dim), v_copy) };
-    for head in task.heads() {
-        for (row, rows) in task.row_blocks() {
-            let visible = row + rows;
-            let at = task.q_offset(head, row);
-            // SAFETY: as above.
-            let queries = unsafe { panel(q[at..].as_ptr(), q_width, (rows, dim), q_copy) };
-            let stored = probs.map(|probs| probs.at(task.probs_offset(head, row)));
-            let (p, stride) = match stored {
-                Some(stored) if !T::WIDEN => (stored.cast::<f32>(), seq),
-                _ => (scores.as_mut_ptr(), seq),
-            };
-            let scale = task.shape.scale();
-            // SAFETY: `p` has `rows` rows of `seq`, in the scratch or in this task's part of the probabilities.
-            unsafe {
-                product(
-                    (rows, visible, dim),
-                    p,
-                    stride,
-                    false,
-                    queries,
-                    keys.t(),
-                    scale,
-                    Parallelism::None,
-                );
-                let p = std::slice::from_raw_parts_mut(p, rows * seq);
-                softmax_rows(p, seq, row);
-                if T::WIDEN {
-                    round_rows::<T>(p);
-                    if let Some(stored) = stored {
-                        narrow(stored, seq, (rows, seq), p);
-                    }
-                }
-            }
-            if let Some(out) = out {
-                let tensor = out.at(at);
-                let (pointer, out_stride) = target(tensor, q_width, dim, out_copy);
-                let sizes = (rows, dim, visible);
-                // SAFETY: these rows and columns of the output belong to this task; `p` is as above.
-                unsafe {
-                    match mask {
-                        None => product(
-                            sizes,
-                            pointer,
-                            out_stride,
-                            false,
-                            Matrix::rows(p, stride),
-                            values,
-                            1.0,
-                            Parallelism::None,
-                        ),
-                        Some(mask) => {
-                            let p = std::slice::from_raw_parts(p, rows * seq);
-                            let first = task.probs_offset(head, row) as u64;
-                            dropped_product(sizes, pointer, out_stride, (p, first), values, mask)
-                        }
-                    }
-                    narrow(tensor, q_width, (rows, dim), out_copy);
-                }
+    q: &'a [T],
+    k: &'a [T],
+    v: &'a [T],
+}
+
+impl<T: Real> Forward<'_, T> {
+    fn run(&self, task: Task, scratch: &mut [f32]) {
+        let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+        let block_rows = CPU_ROW_BLOCK.min(seq);
+        let is_stored = self.probs.is_some();
+        debug_assert!(scratch.len() >= cpu_forward_scratch(task.shape, T::DTYPE, is_stored));
+        let mut pieces = Pieces(scratch);
+        let scores = pieces.take_if(T::WIDEN || !is_stored, block_rows * seq);
+        let [q_copy, out_copy] = [(); 2].map(|()| pieces.take_if(T::WIDEN, block_rows * dim));
+        let kv_copies = [(); 2].map(|()| pieces.take_if(T::WIDEN, seq * dim));
+        let [keys, values] = keys_and_values(task, [self.k, self.v], kv_copies);
+        for block in task.row_blocks() {
+            let (q, sizes) = (&self.q[block.q_offset()..], (block.rows, dim));
+            // SAFETY: the block's queries lie in the tensor.
+            let queries = unsafe { panel(q.as_ptr(), task.q_width(), sizes, q_copy) };
+            let p = self.probabilities(block, queries, keys, scores);
+            if let Some(out) = self.out {
+                self.weigh_values(block, p, values, out, out_copy);
             }
         }
+    }
+
+    /// A block's probabilities, in whole rows, as they are stored: in their tensor if that holds f32, else in `scores`.
+    fn probabilities<'a>(
+        &self,
+        block: RowBlock,
+        queries: Matrix,
+        keys: Matrix,
+        scores: &'a mut [f32],
+    ) -> &'a [f32] {
+        let (shape, rows) = (block.task.shape, block.rows);
+        let stored = self.probs.map(|probs| probs.at(block.probs_offset()));
+        let p = match stored {
+            Some(stored) if !T::WIDEN => stored.cast::<f32>(),
+            _ => scores.as_mut_ptr(),
+        };
+        let sizes = (rows, block.visible(), shape.head_dim);
+        let out = Output::rows(p, shape.seq);
+        // SAFETY: `p` has `rows` rows of `seq`, in the scratch or in this task's part of the probabilities.
+        unsafe {
+            product(sizes, out, queries, keys.t(), shape.scale());
+            let p = std::slice::from_raw_parts_mut(p, rows * shape.seq);
+            softmax_rows(p, shape.seq, block.row);
+            if T::WIDEN {
+                round_rows::<T>(p);
+                if let Some(stored) = stored {
+                    narrow(stored, shape.seq, (rows, shape.seq), p);
+                }
+            }
+            p
+        }
+    }
+
+    /// A block's rows of the output: values, weighed by those of the probabilities `p` that are not dropped.
+    fn weigh_values(
+        &self,
+        block: RowBlock,
+        p: &[f32],
+        values: Matrix,
+        out: Shared<T>,
+        copy: &mut [f32],
+    ) {
+        let (task, dim) = (block.task, block.task.shape.head_dim);
+        let tensor = out.at(block.q_offset());
+        let out = target(tensor, task.q_width(), dim, copy);
+        let sizes = (block.rows, dim, block.visible());
+        // SAFETY: these rows and columns of the output belong to this task; `p` has as many rows.
+        unsafe {
+            match self.mask {
+                None => {
+                    let p = Matrix::rows(p.as_ptr(), task.shape.seq);
+                    product(sizes, out, p, values, 1.0)
+                }
+                Some(mask) => {
+                    let first = block.probs_offset() as u64;
+                    dropped_product(sizes, out, (p, first), values, mask)
+                }
+            }
+            narrow(tensor, task.q_width(), (block.rows, dim), copy);
+        }
+    }
+}
+
+/// A task's rows of k and v, as f32.
+fn keys_and_values<T: Real>(
+    task: Task,
+    tensors: [&[T]; 2],
+    [k_copy, v_copy]: [&mut [f32]; 2],
+) -> [Matrix; 2] {
+    let sizes = (task.shape.seq, task.shape.head_dim);
+    let [k, v] = tensors.map(|tensor| tensor[task.kv_offset()..].as_ptr());
+    // SAFETY: the task's rows of k and v lie in the tensors.
+    unsafe {
+        [
+            panel(k, task.kv_width(), sizes, k_copy),
+            panel(v, task.kv_width(), sizes, v_copy),
+        ]
     }
 }
 
@@ -280,8 +335,7 @@ fn forward_task<T: Real>(
 /// As for [`product`].
 unsafe fn dropped_product(
     (rows, dim, visible): (usize, usize, usize),
-    out: *mut f32,
-    out_stride: usize,
+    out: Output,
     (p, first): (&[f32], u64),
     values: Matrix,
     mask: Mask,
@@ -302,9 +356,9 @@ unsafe fn dropped_product(
                 .wrapping_offset(key as isize * values.row_stride),
             ..values
         };
-        let (sizes, none) = ((rows, dim, keys), Parallelism::None);
+        let (sizes, out) = ((rows, dim, keys), out.accumulating(key > 0));
         // SAFETY: the caller's promise; the tile has room for its rows.
-        unsafe { product(sizes, out, out_stride, key > 0, tile, values, 1.0, none) };
+        unsafe { product(sizes, out, tile, values, 1.0) };
     }
 }
 
@@ -355,121 +409,131 @@ fn attention_backward_of<T: Real>(operation: AttentionBackward) {
         shape,
         dropout,
     } = operation;
-    let mask = Mask::of(dropout);
-    let outputs = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
-    let (dout, probs) = (dout.slice::<T>(), probs.slice::<T>());
-    let inputs = (q.slice::<T>(), k.slice::<T>(), v.slice::<T>());
+    let [dq, dk, dv] = [dq, dk, dv].map(|out| Shared(out.pointer().cast::<T>()));
+    let backward = Backward {
+        mask: Mask::of(dropout),
+        dq,
+        dk,
+        dv,
+        dout: dout.slice(),
+        probs: probs.slice(),
+        q: q.slice(),
+        k: k.slice(),
+        v: v.slice(),
+    };
     for_each_task(shape, scratch.slice_mut(), |task, scratch| {
-        backward_task(task, mask, outputs, scratch, dout, probs, inputs)
+        backward.run(task, scratch)
     });
 }
 
-fn backward_task<T: Real>(
-    task: Task,
+/// What the tasks of a backward pass read and write.
+struct Backward<'a, T> {
     mask: Option<Mask>,
-    [dq, dk, dv]: [Shared<T>; 3],
-    scratch: &mut [f32],
-    dout: &[T],
-    probs: &[T],
-    (q, k, v): (&[T], &[T], &[T]),
-) {
-    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
-    let (q_width, kv_width) = (task.q_width(), task.kv_width());
-    let block = CPU_ROW_BLOCK.min(seq);
-    let mut pieces = Pieces(scratch);
-    let dp = pieces.take(block * seq);
-    let p_copy = pieces.take_if(T::WIDEN, block * seq);
-    let [q_copy, dout_copy, dq_copy] = [(); 3].map(|()| pieces.take_if(T::WIDEN, block * dim));
-    let [k_copy, v_copy, dk_copy, dv_copy] = [(); 4].map(|()| pieces.take_if(T::WIDEN, seq * dim));
-    let at = task.kv_offset();
-    // SAFETY: the task's rows of k and v lie in the tensors.
-    let keys = unsafe { panel(k[at..].as_ptr(), kv_width, (seq, dim), k_copy) };
-    // SAFETY: as above.
-    let values = unsafe { panel(v[at..].as_ptr(), kv_width, (seq, dim), v_copy) };
-    let (dk_sum, dk_stride) = target(dk.at(at), kv_width, dim, dk_copy);
-    let (dv_sum, dv_stride) = target(dv.at(at), kv_width, dim, dv_copy);
-    for row in 0..seq {
-        // SAFETY: these rows and columns of dk and dv, or of their copies, belong to this task.
+    dq: Shared<T>,
+    dk: Shared<T>,
+    dv: Shared<T>,
+    dout: &'a [T],
+    probs: &'a [T],
+    q: &'a [T],
+    k: &'a [T],
+    v: &'a [T],
+}
+
+/// A task's scratch for a block of rows: what is widened, and the gradients of the probabilities.
+struct RowRoom<'a> {
+    dp: &'a mut [f32],
+    p_copy: &'a mut [f32],
+    q_copy: &'a mut [f32],
+    dout_copy: &'a mut [f32],
+    dq_copy: &'a mut [f32],
+}
+
+impl<T: Real> Backward<'_, T> {
+    fn run(&self, task: Task, scratch: &mut [f32]) {
+        let (seq, dim, width) = (task.shape.seq, task.shape.head_dim, task.kv_width());
+        let block_rows = CPU_ROW_BLOCK.min(seq);
+        let mut pieces = Pieces(scratch);
+        let dp = pieces.take(block_rows * seq);
+        let p_copy = pieces.take_if(T::WIDEN, block_rows * seq);
+        let [q_copy, dout_copy, dq_copy] =
+            [(); 3].map(|()| pieces.take_if(T::WIDEN, block_rows * dim));
+        let [k_copy, v_copy, dk_copy, dv_copy] =
+            [(); 4].map(|()| pieces.take_if(T::WIDEN, seq * dim));
+        let kv = keys_and_values(task, [self.k, self.v], [k_copy, v_copy]);
+        let [dk, dv] = [self.dk, self.dv].map(|tensor| tensor.at(task.kv_offset()));
+        let sums = [
+            target(dk, width, dim, dk_copy),
+            target(dv, width, dim, dv_copy),
+        ];
+        for (sum, row) in sums
+            .iter()
+            .flat_map(|sum| (0..seq).map(move |row| (sum, row)))
+        {
+            let start = sum.pointer.wrapping_add(row * sum.row_stride);
+            // SAFETY: these rows and columns of dk and dv, or of their copies, belong to this task.
+            unsafe { std::slice::from_raw_parts_mut(start, dim) }.fill(0.0);
+        }
+        let sums = sums.map(|sum| sum.accumulating(true));
+        let mut room = RowRoom {
+            dp,
+            p_copy,
+            q_copy,
+            dout_copy,
+            dq_copy,
+        };
+        for block in task.row_blocks() {
+            self.run_block(block, kv, sums, &mut room);
+        }
+        // SAFETY: as for the sums.
         unsafe {
-            std::slice::from_raw_parts_mut(dk_sum.wrapping_add(row * dk_stride), dim).fill(0.0);
-            std::slice::from_raw_parts_mut(dv_sum.wrapping_add(row * dv_stride), dim).fill(0.0);
+            narrow(dk, width, (seq, dim), dk_copy);
+            narrow(dv, width, (seq, dim), dv_copy);
         }
     }
-    for head in task.heads() {
-        for (row, rows) in task.row_blocks() {
-            let visible = row + rows;
-            let (at, probs_at) = (task.q_offset(head, row), task.probs_offset(head, row));
-            let scale = task.shape.scale();
-            let none = Parallelism::None;
-            // SAFETY: every panel lies in its tensor or has room in its copy; dq's rows and columns of this head,
-            // and the sums, belong to this task.
-            unsafe {
-                let queries = panel(q[at..].as_ptr(), q_width, (rows, dim), q_copy);
-                let douts = panel(dout[at..].as_ptr(), q_width, (rows, dim), dout_copy);
-                let p = panel(probs[probs_at..].as_ptr(), seq, (rows, seq), p_copy);
-                let stored = std::slice::from_raw_parts(p.pointer, rows * seq);
-                let dp = &mut dp[..rows * seq];
-                let weights = match mask {
-                    None => p,
-                    Some(mask) => {
-                        dp.copy_from_slice(stored);
-                        drop_elements(dp, probs_at as u64, 1, mask);
-                        Matrix::rows(dp.as_ptr(), seq)
-                    }
-                };
-                product(
-                    (visible, dim, rows),
-                    dv_sum,
-                    dv_stride,
-                    true,
-                    weights.t(),
-                    douts,
-                    1.0,
-                    none,
-                );
-                product(
-                    (rows, visible, dim),
-                    dp.as_mut_ptr(),
-                    seq,
-                    false,
-                    douts,
-                    values.t(),
-                    1.0,
-                    none,
-                );
-                if let Some(mask) = mask {
+
+    /// A block's rows of dq, and its part of the sums of dk and dv.
+    fn run_block(
+        &self,
+        block: RowBlock,
+        [keys, values]: [Matrix; 2],
+        [dk, dv]: [Output; 2],
+        room: &mut RowRoom,
+    ) {
+        let (task, rows, visible) = (block.task, block.rows, block.visible());
+        let (seq, dim, width) = (task.shape.seq, task.shape.head_dim, task.q_width());
+        let (at, probs_at) = (block.q_offset(), block.probs_offset());
+        let (by_query, by_key) = ((rows, visible, dim), (visible, dim, rows));
+        let scale = task.shape.scale();
+        let sizes = (rows, dim);
+        // SAFETY: every panel lies in its tensor or has room in its copy; dq's rows and columns of this head,
+        // and the sums, belong to this task.
+        unsafe {
+            let queries = panel(self.q[at..].as_ptr(), width, sizes, room.q_copy);
+            let douts = panel(self.dout[at..].as_ptr(), width, sizes, room.dout_copy);
+            let p = &self.probs[probs_at..];
+            let p = panel(p.as_ptr(), seq, (rows, seq), room.p_copy);
+            let stored = std::slice::from_raw_parts(p.pointer, rows * seq);
+            let dp = &mut room.dp[..rows * seq];
+            let weights = match self.mask {
+                None => p,
+                Some(mask) => {
+                    dp.copy_from_slice(stored);
                     drop_elements(dp, probs_at as u64, 1, mask);
+                    Matrix::rows(dp.as_ptr(), seq)
                 }
-                softmax_backward_rows(dp, stored, seq, visible);
-                let ds = Matrix::rows(dp.as_ptr(), seq);
-                let (dq_rows, dq_stride) = target(dq.at(at), q_width, dim, dq_copy);
-                product(
-                    (rows, dim, visible),
-                    dq_rows,
-                    dq_stride,
-                    false,
-                    ds,
-                    keys,
-                    scale,
-                    none,
-                );
-                narrow(dq.at(at), q_width, (rows, dim), dq_copy);
-                product(
-                    (visible, dim, rows),
-                    dk_sum,
-                    dk_stride,
-                    true,
-                    ds.t(),
-                    queries,
-                    scale,
-                    none,
-                );
+            };
+            product(by_key, dv, weights.t(), douts, 1.0);
+            let dp_rows = Output::rows(dp.as_mut_ptr(), seq);
+            product(by_query, dp_rows, douts, values.t(), 1.0);
+            if let Some(mask) = self.mask {
+                drop_elements(dp, probs_at as u64, 1, mask);
             }
+            softmax_backward_rows(dp, stored, seq, visible);
+            let ds = Matrix::rows(dp.as_ptr(), seq);
+            let dq = target(self.dq.at(at), width, dim, room.dq_copy);
+            product((rows, dim, visible), dq, ds, keys, scale);
+            narrow(self.dq.at(at), width, sizes, room.dq_copy);
+            product(by_key, dk, ds.t(), queries, scale);
         }
-    }
-    // SAFETY: as for the sums.
-    unsafe {
-        narrow(dk.at(at), kv_width, (seq, dim), dk_copy);
-        narrow(dv.at(at), kv_width, (seq, dim), dv_copy);
     }
 }

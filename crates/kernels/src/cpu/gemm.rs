@@ -51,17 +51,65 @@ impl Matrix {
     }
 }
 
-/// `out = [out +] scale * a b` for `[m, k] x [k, n]`; `out` is row-major.
+/// Where a product goes: rows of f32, which it overwrites or is added to.
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    pub(super) pointer: *mut f32,
+    pub(super) row_stride: usize,
+    pub(super) accumulate: bool,
+}
+
+impl Output {
+    /// Rows that a product overwrites.
+    pub(super) fn rows(pointer: *mut f32, row_stride: usize) -> Output {
+        Output {
+            pointer,
+            row_stride,
+            accumulate: false,
+        }
+    }
+
+    /// The same rows: whether what is there stays, and the product is added to it.
+    pub(super) fn accumulating(self, accumulate: bool) -> Output {
+        Output { accumulate, ..self }
+    }
+}
+
+/// `out = [out +] scale * a b`, for `[m, k] x [k, n]` with the sizes `(m, n, k)`, by the calling thread alone.
 ///
 /// # Safety
 /// The matrices must lie in live memory, and nothing else may touch the output's `m` rows of `n`.
 pub(super) unsafe fn product(
-    (m, n, k): (usize, usize, usize),
-    out: *mut f32,
-    out_row_stride: usize,
-    accumulate: bool,
+    sizes: (usize, usize, usize),
+    out: Output,
     a: Matrix,
     b: Matrix,
+    scale: f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply(sizes, out, [a, b], scale, Parallelism::None) }
+}
+
+/// As [`product`], unscaled and by all threads.
+///
+/// # Safety
+/// As for [`product`].
+pub(super) unsafe fn parallel_product(
+    sizes: (usize, usize, usize),
+    out: Output,
+    a: Matrix,
+    b: Matrix,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply(sizes, out, [a, b], 1.0, Parallelism::Rayon(0)) }
+}
+
+/// # Safety
+/// As for [`product`].
+unsafe fn multiply(
+    (m, n, k): (usize, usize, usize),
+    out: Output,
+    [a, b]: [Matrix; 2],
     scale: f32,
     parallelism: Parallelism,
 ) {
@@ -71,10 +119,10 @@ pub(super) unsafe fn product(
             m,
             n,
             k,
-            out,
+            out.pointer,
             1,
-            out_row_stride as isize,
-            accumulate,
+            out.row_stride as isize,
+            out.accumulate,
             a.pointer,
             a.column_stride,
             a.row_stride,

@@ -3,12 +3,11 @@
 use super::Shared;
 use super::dispatch::by_dtype;
 use super::elementwise::add_bias_of;
-use super::gemm::{Matrix, ROW_BLOCK, product};
+use super::gemm::{Matrix, Output, ROW_BLOCK, parallel_product};
 use super::simd::{Real, vectorized};
 use crate::Init;
 use crate::operation::Matmul;
 use crate::workspace::{TILE_K, TILE_M, TILE_N};
-use gemm::Parallelism;
 use half::bf16;
 use memory::{Buffer, DType, In, Out};
 use rayon::prelude::*;
@@ -60,20 +59,9 @@ fn matmul_f32(mut out: Out, a: In, b: In, init: Init) {
         let rows = start..(start + ROW_BLOCK).min(m);
         let a = Matrix::of(a.rows(rows.clone()));
         let out = out.reborrow().rows(rows.clone());
-        let pointer: *mut f32 = out.pointer().cast();
+        let out = Output::rows(out.pointer().cast(), stride).accumulating(accumulate);
         // SAFETY: the views are in bounds, `out` is exclusive, and shapes were checked.
-        unsafe {
-            product(
-                (rows.len(), n, k),
-                pointer,
-                stride,
-                accumulate,
-                a,
-                Matrix::of(b),
-                1.0,
-                Parallelism::Rayon(0),
-            )
-        };
+        unsafe { parallel_product((rows.len(), n, k), out, a, Matrix::of(b)) };
     }
 }
 
@@ -106,21 +94,9 @@ fn matmul_widened(mut out: Out, a: In, b: In, added: Sums, workspace: &mut [f32]
                     Matrix::rows(a_tile.as_ptr(), depths),
                     Matrix::rows(b_tile.as_ptr(), columns),
                 );
-                let sum = sum_tile.as_mut_ptr();
-                let accumulate = depth > 0;
+                let sums = Output::rows(sum_tile.as_mut_ptr(), columns).accumulating(depth > 0);
                 // SAFETY: the tiles hold `rows x depths`, `depths x columns` and `rows x columns` elements.
-                unsafe {
-                    product(
-                        (rows, columns, depths),
-                        sum,
-                        columns,
-                        accumulate,
-                        a,
-                        b,
-                        1.0,
-                        Parallelism::Rayon(0),
-                    );
-                }
+                unsafe { parallel_product((rows, columns, depths), sums, a, b) };
             }
             store(
                 out.reborrow(),

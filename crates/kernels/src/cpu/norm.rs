@@ -68,7 +68,7 @@ vectorized! {
         sum_of_groups::<PACK>(&lanes)
     }
 
-    /// In the lanes of a block of as many warps as a warp has threads, each of which loads one at a time.
+    /// Adds grains up in the order of CUDA's block of as many warps as a warp has threads, each of which loads one at a time.
     fn sum_of_grains(grains: &[f64]) -> f64 {
         let mut lanes = [0.0f64; WARP * WARP];
         for row in grains.chunks(lanes.len()) {

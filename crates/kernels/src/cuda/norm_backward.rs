@@ -39,7 +39,7 @@ pub(super) struct NormBackward<'a, const GRADIENTS: usize> {
     pub(super) dy: In<'a>,
     pub(super) x: In<'a>,
     pub(super) weight: In<'a>,
-    /// By rows, in the order of the kernel's parameters.
+    /// What the forward pass kept of each row, in the order of the kernel's parameters.
     pub(super) statistics: &'a [In<'a>],
 }
 

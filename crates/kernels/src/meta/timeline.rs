@@ -110,9 +110,9 @@ impl Times {
 /// Seconds since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Seconds {
-    /// With the time that copies and exchanges take.
+    /// As the links of a device give them, copies and exchanges included.
     pub with_copies: f64,
-    /// Without it, as if copies took none.
+    /// As if copies and exchanges took none: the difference is what waits for them.
     pub without_copies: f64,
 }
 

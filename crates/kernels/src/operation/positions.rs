@@ -15,7 +15,7 @@ pub enum Positions<'a> {
 }
 
 impl<'a> Positions<'a> {
-    /// For `tokens` tokens and a table of `rows` positions.
+    /// Refuses positions that are not those of `tokens` tokens, and sequences that are longer than a table of `rows` positions.
     pub(super) fn check(&self, check: &Check, tokens: usize, rows: usize) -> Checked {
         let seq = match self {
             Positions::Given(positions) => {

@@ -37,7 +37,7 @@ pub struct JoinQkv<'a> {
 }
 
 impl<'a> Turn<'a> {
-    /// For `tokens` tokens, and rows of these widths.
+    /// Refuses a turn that does not fit `tokens` tokens and rows of these widths.
     fn check(&self, check: &Check, tokens: usize, widths: [usize; 2]) -> Checked {
         let table = self.table.dims();
         check.rank("table", &self.table, 3)?;

@@ -5,6 +5,7 @@
 // As NVIDIA documents it, a stream comes to a capture by waiting for an event of it; a wait for an event from before, a call
 // that waits, and one that loads or allocates spoil it; streams that came must have been waited for at the end.
 #include "graphs.h"
+#include "memory.h"
 
 #include <algorithm>
 #include <fstream>
@@ -76,6 +77,14 @@ CUresult run(const std::vector<Node> &nodes) {
             }
         }
     }
+    return CUDA_SUCCESS;
+}
+
+// Takes a graph's memory of the device, unless it has it.
+CUresult upload(CUgraphExec graph) {
+    const uint64_t bytes = graph->nodes.size() * number_setting("STAND_IN_GRAPH_NODE_BYTES", 0);
+    STAND_IN_CHECK(take_memory(bytes - graph->device_bytes));
+    graph->device_bytes = bytes;
     return CUDA_SUCCESS;
 }
 
@@ -171,8 +180,16 @@ extern "C" CUresult cuGraphDestroy(CUgraph graph) {
 extern "C" CUresult cuGraphExecDestroy(CUgraphExec graph) {
     STAND_IN_ENTER(ready("cuGraphExecDestroy", graph));
     alive<CUgraphExec_st>().erase(graph);
+    give_back_memory(graph->device_bytes);
     delete graph;
     return CUDA_SUCCESS;
+}
+
+extern "C" CUresult cuGraphUpload(CUgraphExec graph, CUstream stream) {
+    STAND_IN_ENTER(ready_on("cuGraphUpload", stream));
+    STAND_IN_CHECK(ready("cuGraphUpload", graph));
+    STAND_IN_CHECK(not_captured("cuGraphUpload"));
+    return upload(graph);
 }
 
 extern "C" CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
@@ -180,6 +197,7 @@ extern "C" CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
         STAND_IN_ENTER(ready_on("cuGraphLaunch", stream));
         STAND_IN_CHECK(ready("cuGraphLaunch", graph));
         STAND_IN_CHECK(not_captured("cuGraphLaunch"));
+        STAND_IN_CHECK(upload(graph));
     }
     note("launched", graph->nodes.size());
     return run(graph->nodes);

@@ -55,6 +55,8 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
     std::vector<stand_in::Node> nodes;
+    // What it has taken of the device since it was uploaded or first launched.
+    uint64_t device_bytes = 0;
 };
 
 // For the libraries beside the driver, which find it by this name: whether a stream captures; then `run` is called with

@@ -120,7 +120,7 @@ static uint64_t total_bytes() {
     return total;
 }
 
-// What modules and libraries take of each device, as long as the process lives.
+// What modules and libraries take of each device as long as the process lives, and graphs as long as they do.
 static std::map<CUdevice, uint64_t> &loaded_bytes() {
     static std::map<CUdevice, uint64_t> bytes;
     return bytes;
@@ -135,8 +135,7 @@ static uint64_t free_bytes(CUdevice device) {
     return total_bytes() - std::min(total_bytes(), held);
 }
 
-// What code takes of the current device when it is loaded.
-static CUresult take_memory(uint64_t bytes) {
+CUresult take_memory(uint64_t bytes) {
     const CUdevice device = current_context()->device;
     if (bytes > free_bytes(device)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -145,7 +144,7 @@ static CUresult take_memory(uint64_t bytes) {
     return CUDA_SUCCESS;
 }
 
-CUresult take_module_memory() { return take_memory(number_setting("STAND_IN_MODULE_BYTES", 0)); }
+void give_back_memory(uint64_t bytes) { loaded_bytes()[current_context()->device] -= bytes; }
 
 // Writes down how much the pools of this process have in use when a library loads code, a line each time.
 static void note_first_use() {

@@ -9,8 +9,10 @@ namespace stand_in {
 bool is_device_memory(const void *address, size_t bytes);
 bool is_locked_memory(const void *address, size_t bytes);
 
-// Counts STAND_IN_MODULE_BYTES more as held, for good, in the current context; an error where so much is not free.
-CUresult take_module_memory();
+// Counts so many bytes more as held on the current context's device, until they are given back; an error where so much is
+// not free.
+CUresult take_memory(uint64_t bytes);
+void give_back_memory(uint64_t bytes);
 
 // At a synchronisation, every pool gives back what it holds above its release threshold.
 void release_unused();

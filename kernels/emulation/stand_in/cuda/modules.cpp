@@ -168,7 +168,7 @@ extern "C" CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsi
         write_log("not for this device and this driver", count, options, values);
         return refused;
     }
-    STAND_IN_CHECK(take_module_memory());
+    STAND_IN_CHECK(take_memory(number_setting("STAND_IN_MODULE_BYTES", 0)));
     note(*read);
     *module = new CUmod_st{read->entries, {}};
     alive<CUmod_st>().insert(*module);

@@ -30,7 +30,7 @@ __attribute__((constructor)) void check_dependencies() {
     std::abort();
 }
 
-// Carries a call out; a refusal is said and becomes its status.
+// Carries a call out; a refusal becomes its status, and is said where it is the program's mistake: want of memory is not.
 template <typename Call> cudnnStatus_t guarded(const char *function, const Call &call) {
     const std::lock_guard<std::mutex> entered(lock);
     try {
@@ -38,7 +38,9 @@ template <typename Call> cudnnStatus_t guarded(const char *function, const Call 
         return CUDNN_STATUS_SUCCESS;
     } catch (const Refusal &refusal) {
         last_error = refusal.reason;
-        say(function, "%s", refusal.reason.c_str());
+        if (refusal.status != CUDNN_STATUS_INTERNAL_ERROR) {
+            say(function, "%s", refusal.reason.c_str());
+        }
         return refusal.status;
     }
 }

@@ -9,11 +9,10 @@ use crate::AttentionShape;
 use crate::cpu::Shared;
 use crate::cpu::attention::{Pieces, Task, panel};
 use crate::cpu::dispatch::by_dtype;
-use crate::cpu::gemm::{Matrix, product};
+use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{Real, exp, lane_sum, vectorized};
 use crate::operation::FlashAttentionBackward;
 use crate::operation::flash::{CPU_KEYS, CPU_QUERIES, cpu_block};
-use gemm::Parallelism;
 
 pub(in crate::cpu) fn flash_attention_backward(operation: FlashAttentionBackward) {
     by_dtype!(operation.q.dtype(), flash_attention_backward_of(operation));
@@ -203,44 +202,46 @@ fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room
     let [k, k_transposed, v_transposed] = kv.from(key);
     let at = task.q_offset(block.head, query);
     let (probs, dscores) = (room.probs.as_mut_ptr(), room.dscores.as_mut_ptr());
-    let none = Parallelism::None;
     // SAFETY: the block's rows lie in the tensors; scores and their gradients have room for it.
     let (q, dout) = unsafe {
         let (q, dout) = (&operands.inputs.q[at..], &operands.dout[at..]);
         let q = panel(q.as_ptr(), width, (queries, dim), room.q_copy);
         let dout = panel(dout.as_ptr(), width, (queries, dim), room.dout_copy);
         let sizes = (queries, keys, dim);
-        product(sizes, probs, keys, false, q, k_transposed, scale, none);
-        product(sizes, dscores, keys, false, dout, v_transposed, 1.0, none);
+        product(sizes, Output::rows(probs, keys), q, k_transposed, scale);
+        product(sizes, Output::rows(dscores, keys), dout, v_transposed, 1.0);
         (q, dout)
     };
     differentiate(operands, block, room);
     let [probs, dscores] = [probs, dscores].map(|block| Matrix::rows(block, keys));
     let row = key - kv.first;
-    let [dk, dv] = [&mut *room.dk, &mut *room.dv].map(|sums| sums[row * dim..].as_mut_ptr());
-    let (dq, dq_stride) = dq_rows(operands, block, room);
+    let [dk, dv] = [&mut *room.dk, &mut *room.dv].map(|sums| {
+        let sums = sums[row * dim..].as_mut_ptr();
+        Output::rows(sums, dim).accumulating(true)
+    });
     // The first keys that any of the queries sees are the first to add to their dq.
-    let accumulate = operands.inputs.first_key(block) != key;
+    let is_later = operands.inputs.first_key(block) != key;
+    let dq = dq_rows(operands, block, room).accumulating(is_later);
     // SAFETY: the block's keys lie within the sums, and its rows and columns of dq belong to this task.
     unsafe {
         let sizes = (keys, dim, queries);
-        product(sizes, dv, dim, true, probs.t(), dout, 1.0, none);
-        product(sizes, dk, dim, true, dscores.t(), q, scale, none);
+        product(sizes, dv, probs.t(), dout, 1.0);
+        product(sizes, dk, dscores.t(), q, scale);
         let sizes = (queries, dim, keys);
-        product(sizes, dq, dq_stride, accumulate, dscores, k, scale, none);
+        product(sizes, dq, dscores, k, scale);
     }
 }
 
-/// Where the sums of dq of a block's queries are, and the distance between them.
-fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> (*mut f32, usize) {
+/// Where the sums of dq of a block's queries are.
+fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> Output {
     let (task, query) = (block.task, block.queries.0);
     if T::WIDEN {
         let row = (block.head - task.heads().start) * task.shape.seq + query;
         let dim = task.shape.head_dim;
-        (room.dq[row * dim..].as_mut_ptr(), dim)
+        Output::rows(room.dq[row * dim..].as_mut_ptr(), dim)
     } else {
         let at = task.q_offset(block.head, query);
-        (operands.dq.at(at).cast(), task.q_width())
+        Output::rows(operands.dq.at(at).cast(), task.q_width())
     }
 }
 

@@ -5,11 +5,10 @@ use crate::AttentionShape;
 use crate::cpu::Shared;
 use crate::cpu::attention::{Pieces, panel};
 use crate::cpu::dispatch::by_dtype;
-use crate::cpu::gemm::{Matrix, product};
+use crate::cpu::gemm::{Matrix, Output, product};
 use crate::cpu::simd::{LANES, Real, exp, vectorized};
 use crate::operation::FlashAttention;
 use crate::operation::flash::{CPU_KEYS, CPU_QUERIES, cpu_block};
-use gemm::Parallelism;
 
 pub(in crate::cpu) fn flash_attention(operation: FlashAttention) {
     by_dtype!(operation.q.dtype(), flash_attention_of(operation));
@@ -159,16 +158,8 @@ fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) 
             (keys, dim),
             room.k_copy,
         );
-        product(
-            (keys, columns, dim),
-            room.scores.as_mut_ptr(),
-            columns,
-            false,
-            k,
-            q,
-            task.shape.scale(),
-            Parallelism::None,
-        );
+        let scores = Output::rows(room.scores.as_mut_ptr(), columns);
+        product((keys, columns, dim), scores, k, q, task.shape.scale());
     }
     hide(inputs, block, room);
     online_softmax(
@@ -222,16 +213,8 @@ fn add_values<T: Real>(inputs: &Inputs<T>, block: Block, first: bool, room: &mut
             (keys, dim),
             room.v_copy,
         );
-        product(
-            (block.queries.1, dim, keys),
-            room.sums.as_mut_ptr(),
-            dim,
-            !first,
-            weights.t(),
-            v,
-            1.0,
-            Parallelism::None,
-        );
+        let sums = Output::rows(room.sums.as_mut_ptr(), dim).accumulating(!first);
+        product((block.queries.1, dim, keys), sums, weights.t(), v, 1.0);
     }
 }
 

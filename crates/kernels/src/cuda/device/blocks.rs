@@ -206,6 +206,11 @@ impl Blocks for CudaDevice {
     }
 
     unsafe fn free(&self, space: Space, block: NonNull<u8>) {
+        // No waiting reaches calls that have not been made. After a panic nobody makes them any more.
+        assert!(
+            !self.keeps_back.get() || std::thread::panicking(),
+            "a block of memory goes within a section, whose calls may be about to use it"
+        );
         // Blocks are few and come and go between steps; copies beside the computation may still use one. A failure
         // here is one of earlier work, and is told by the next operation.
         let _ = self.synchronize_all();

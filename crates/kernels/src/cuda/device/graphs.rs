@@ -70,9 +70,9 @@ enum Kept {
 
 /// How records and waits are carried out.
 enum Order {
-    /// By events of the streams' histories.
+    /// They go to the streams at once, and to the streams' histories.
     Direct(Records),
-    /// By events that live as long as the capture, by queue.
+    /// They become edges of a graph: the events of each queue live as long as the capture, and no history knows them.
     Captured([Vec<Event>; Queue::ALL.len()]),
 }
 

@@ -127,15 +127,19 @@ impl Capture {
         Ok(Capture(stream))
     }
 
-    /// What was captured, ready to be launched.
+    /// What was captured, ready to be launched, with the device memory that it needs.
     pub(super) fn end(self) -> Result<Graph, DriverError> {
         let stream = self.0;
         std::mem::forget(self);
-        let graph = Captured::of(stream)?;
+        let captured = Captured::of(stream)?;
         let mut ready = std::ptr::null_mut();
-        // SAFETY: writes one handle; the graph lives until the end of this function.
-        unsafe { sys::cuGraphInstantiateWithFlags(&mut ready, graph.0, 0) }.result()?;
-        Ok(Graph(ready))
+        // SAFETY: writes one handle; what was captured lives until the end of this function.
+        unsafe { sys::cuGraphInstantiateWithFlags(&mut ready, captured.0, 0) }.result()?;
+        let graph = Graph(ready);
+        // Else the first launch would take that memory, where a refusal comes too late to do without a graph.
+        // SAFETY: just instantiated; streams live as long as their device.
+        unsafe { sys::cuGraphUpload(graph.0, stream) }.result()?;
+        Ok(graph)
     }
 }
 

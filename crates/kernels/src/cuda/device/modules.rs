@@ -26,7 +26,7 @@ struct Source {
     name: &'static str,
     /// Names of its kernels.
     kernels: &'static [&'static str],
-    /// For the same GPUs as those of every other source.
+    /// Its code, for the same GPUs as that of every other source: one choice serves all.
     images: &'static [Image],
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Function {
 /// Modules of the current context, one a source, and their functions: loaded when first used, unloaded with the
 /// context.
 pub(super) struct Modules {
-    /// Of the context's GPU.
+    /// The compute capability of the context's GPU, which decides what of a source is loaded.
     capability: (i32, i32),
     modules: RefCell<HashMap<&'static str, sys::CUmodule>>,
     functions: RefCell<HashMap<Kernel, Function>>,

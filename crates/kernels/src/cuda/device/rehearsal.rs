@@ -88,7 +88,7 @@ pub(super) fn distinct(products: &[Gemm]) -> Result<Vec<Gemm>, KernelError> {
 }
 
 /// A failure, as one of memory where the card is nearly full.
-fn blamed_on_memory(device: &CudaDevice, error: KernelError) -> KernelError {
+pub(super) fn blamed_on_memory(device: &CudaDevice, error: KernelError) -> KernelError {
     let is_full = || {
         device
             .memory_bytes()

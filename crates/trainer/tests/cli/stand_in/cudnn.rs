@@ -90,6 +90,27 @@ fn cudnn_that_is_asked_for_and_not_there_is_refused() {
     assert!(!place.path("run").exists());
 }
 
+/// A trial on a full card says nothing of cuDNN: no run takes the machine for one that lacks it.
+#[test]
+fn a_full_card_is_not_taken_for_a_missing_cudnn() {
+    let place = Workplace::new();
+    let full = "the GPU's memory is full, so that cuDNN could not be tried";
+    let run = format!("{LONG} --out run");
+    // Room for the workspace of products and no plan; for part of the workspace.
+    for free in [40 << 20, 16 << 20] {
+        let others = ((80_u64 << 30) - free).to_string();
+        let settings = [
+            ("STAND_IN_OTHERS_BYTES", others.as_str()),
+            ("STAND_IN_PRODUCT_BYTES", "33554432"),
+        ];
+        let asked_for = with_cudnn(&place, &format!("{run} --attention cudnn"), &settings);
+        asked_for.fails(3, &[full, "nvidia-smi", "--attention flash"]);
+        let auto = with_cudnn(&place, &run, &settings);
+        let told = format!("attention is flash, our own: {full}");
+        assert!(auto.stderr.contains(&told), "{auto:?}");
+    }
+}
+
 /// What is computed again, by whichever outputs are still needed, has the bits of the first time.
 #[test]
 fn cudnn_agrees_with_itself_in_every_mode_and_nearly_with_ours() {

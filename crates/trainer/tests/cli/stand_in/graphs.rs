@@ -190,19 +190,22 @@ fn batches_of_documents_are_graphs_too() {
     }
 }
 
-/// A driver that has no room for a graph: every call is carried out, once, and it is said once.
+/// A driver that has no room for a graph, on the host or on the device: every call is carried out, once, and it is said once,
+/// with the reason.
 #[test]
 fn a_driver_that_refuses_changes_nothing() {
     let place = workplace();
     let flags = "--dtype bf16 --offload-activations block_input";
     graphed(&place, flags, "with");
-    let short = [("STAND_IN_GRAPH_NODES_MAX", "10")];
-    let (outcome, graphs) = graphed_with(&place, flags, "refused", &short);
-    assert_eq!(graphs, [0, 0]);
-    assert_eq!(steps(&place, "refused"), steps(&place, "with"));
-    let told = outcome
-        .stderr
-        .matches("makes no graph of a micro-batch")
-        .count();
-    assert_eq!(told, 1, "{outcome:?}");
+    for (short, captured) in [
+        (("STAND_IN_GRAPH_NODES_MAX", "10"), 0),
+        (("STAND_IN_GRAPH_NODE_BYTES", "1099511627776"), 1),
+    ] {
+        let out = short.0;
+        let (outcome, graphs) = graphed_with(&place, flags, out, &[short]);
+        assert_eq!(graphs, [captured, 0], "{out}");
+        assert_eq!(steps(&place, out), steps(&place, "with"), "{out}");
+        let told = "makes no graph of a micro-batch (CUDA_ERROR_OUT_OF_MEMORY";
+        assert_eq!(outcome.stderr.matches(told).count(), 1, "{outcome:?}");
+    }
 }

@@ -1,11 +1,12 @@
 //! Whether cuDNN computes here what our own kernels do, and twice the same.
 
 use super::library::CudnnVersion;
+use crate::cuda::device::rehearsal::blamed_on_memory;
 use crate::cuda::{Cuda, CudaDevice, CudaDriver};
 use crate::random::random_u32;
 use crate::{
-    AttentionShape, Flash, FlashAttention, FlashAttentionBackward, FlashOptions, KernelError,
-    Kernels, Target,
+    AttentionShape, Fault, Flash, FlashAttention, FlashAttentionBackward, FlashOptions,
+    KernelError, Kernels, Target,
 };
 use half::bf16;
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
@@ -30,7 +31,8 @@ impl CudaDevice {
     /// wide gives finite results, twice the same bits, close to our own.
     ///
     /// # Errors
-    /// [`KernelError`] with the reason for which it does not.
+    /// [`KernelError`] with the reason for which it does not; [`Fault::DeviceFull`] where memory was short, which says nothing of
+    /// cuDNN.
     pub fn check_cudnn(
         self: &Rc<CudaDevice>,
         shape: AttentionShape,
@@ -45,6 +47,24 @@ impl CudaDevice {
             ));
         }
         let version = CudnnVersion::look_up()?;
+        let tried = self.try_cudnn(shape);
+        let [own, first, second] = tried.map_err(|error| untried(blamed_on_memory(self, error)))?;
+        if first != second {
+            return refused(format!("cuDNN {version} gives other bits the second time"));
+        }
+        match difference(&own, &first) {
+            difference if difference <= DIFFERENCE_MAX => Ok(version),
+            difference => refused(format!(
+                "cuDNN {version} is not right here: its results differ from ours by {difference} of the largest"
+            )),
+        }
+    }
+
+    /// What our own kernels make of a small shape, and cuDNN twice, once it has plans for the shape itself.
+    fn try_cudnn(
+        self: &Rc<CudaDevice>,
+        shape: AttentionShape,
+    ) -> Result<[Results; 3], KernelError> {
         let small = AttentionShape {
             batch: 1,
             seq: SEQ,
@@ -57,18 +77,24 @@ impl CudaDevice {
         let kernels = kernels.map_err(full)?;
         kernels.driver.cudnn()?.prepare(shape)?;
         let results = |by: Flash| Trial::new(&memory, small)?.results(&kernels, by);
-        let own = results(Flash::Own)?;
-        let first = results(Flash::Cudnn)?;
-        if first != results(Flash::Cudnn)? {
-            return refused(format!("cuDNN {version} gives other bits the second time"));
-        }
-        match difference(&own, &first) {
-            difference if difference <= DIFFERENCE_MAX => Ok(version),
-            difference => refused(format!(
-                "cuDNN {version} is not right here: its results differ from ours by {difference} of the largest"
-            )),
-        }
+        Ok([
+            results(Flash::Own)?,
+            results(Flash::Cudnn)?,
+            results(Flash::Cudnn)?,
+        ])
     }
+}
+
+/// A failure of the trial; where memory was short, with what to do about that.
+fn untried(error: KernelError) -> KernelError {
+    if error.fault != Fault::DeviceFull {
+        return error;
+    }
+    let message = format!(
+        "the GPU's memory is full, so that cuDNN could not be tried: end what else runs there, which nvidia-smi lists ({})",
+        error.message
+    );
+    KernelError { message, ..error }
 }
 
 /// Tensors of one attention, forward and backward.
