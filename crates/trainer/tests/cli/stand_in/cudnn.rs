@@ -106,7 +106,7 @@ fn a_full_card_is_not_taken_for_a_missing_cudnn() {
         let asked_for = with_cudnn(&place, &format!("{run} --attention cudnn"), &settings);
         asked_for.fails(3, &[full, "nvidia-smi", "--attention flash"]);
         let auto = with_cudnn(&place, &run, &settings);
-        let told = format!("attention is flash, our own: {full}");
+        let told = format!("attention is flash: our own, since {full}");
         assert!(auto.stderr.contains(&told), "{auto:?}");
     }
 }
