@@ -125,26 +125,24 @@ pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), 
     Ok(())
 }
 
-/// A chunk of the output head that is left to a choice is the one of the run that goes on: another would change bits. Where
-/// nothing is to be trained, there has to be such a run: without it, this would be about another one.
+/// What is said of a run that goes on has the chunk of the output head that the run keeps, where that is left to a choice.
+/// Without such a run, it would be about another one. Training looks for itself, with all ranks and checksums
+/// (`train/resuming.rs`).
 fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
     let (options, chunk) = (&resolved.options, &mut resolved.config.memory.head_chunk);
-    let Some(resume) = &options.resume else {
+    let (Some(resume), false) = (&options.resume, resolved.task == Task::Train) else {
         return Ok(());
     };
-    match resumed_configuration(resume, options.out.as_deref()) {
-        Some(file) if *chunk == HeadChunk::Auto => {
-            let source = Source::open(&file.to_string_lossy())?;
-            *chunk = load(&source, &[], false)?.config.memory.head_chunk;
-            Ok(())
-        }
-        Some(_) => Ok(()),
-        // Training says more of what it finds.
-        None if resolved.task == Task::Train => Ok(()),
-        None => Err(Failure::Usage(
+    let Some(file) = resumed_configuration(resume, options.out.as_deref()) else {
+        return Err(Failure::Usage(
             "--resume names no run with a checkpoint, so there is nothing to plan; name one, or leave it out".into(),
-        )),
+        ));
+    };
+    if *chunk == HeadChunk::Auto {
+        let source = Source::open(&file.to_string_lossy())?;
+        *chunk = load(&source, &[], false)?.config.memory.head_chunk;
     }
+    Ok(())
 }
 
 fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {

@@ -83,7 +83,9 @@ impl Run {
     pub(super) fn summary(&self) -> String {
         let Some(last) = &self.made.last else {
             let steps = self.made.steps;
-            return format!("all {steps} steps were made before; a higher --steps goes on\n");
+            return format!(
+                "all {steps} steps were made before; a higher --steps goes on (with --allow-change, where the learning rate depends on their number)\n"
+            );
         };
         let seconds = self.made.time.as_secs_f64();
         let config = &self.resolved.config;

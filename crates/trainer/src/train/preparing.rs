@@ -31,6 +31,9 @@ impl Prepared {
     /// Opens the data and the device, settles what is left open, and plans: what cannot be is refused here.
     pub(super) fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
         let mut resumed = Resumed::find(job, &resolved)?;
+        if let Some(resumed) = &resumed {
+            resumed.keep_head_chunk(&mut resolved.config)?;
+        }
         let dataset = Dataset::open(&data_options(&resolved))?;
         let (config, device) = settled::on_device(&resolved, job.group())?;
         resolved.config = config;

@@ -8,7 +8,7 @@ use data::{Batches, Dataset};
 use files::Disk;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{Config, HEURISTIC, Member, Resolved, Resume};
+use settings::{Config, HEURISTIC, HeadChunk, Member, Resolved, Resume};
 use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
@@ -102,6 +102,14 @@ impl Resumed {
             config.join(Member { rank: 0, size })?;
         }
         Ok(config)
+    }
+
+    /// A chunk of the output head that is left to a choice is the one that the run had: another would change bits.
+    pub(super) fn keep_head_chunk(&self, config: &mut Config) -> Result<(), Failure> {
+        if config.memory.head_chunk == HeadChunk::Auto {
+            config.memory.head_chunk = self.config()?.memory.head_chunk;
+        }
+        Ok(())
     }
 
     /// The checkpoint's folder: a model in Hugging Face layout, too.
@@ -200,6 +208,11 @@ pub(crate) fn configuration(resume: &Resume, out: Option<&Path>) -> Option<PathB
     let folder = match resume {
         Resume::Folder(folder) => folder,
         Resume::Latest => out?,
+    };
+    // As `--resume` takes them: a checkpoint, a run, or the folder of a run's checkpoints.
+    let folder = match folder.ends_with("checkpoints") {
+        true => folder.parent()?,
+        false => folder,
     };
     let configuration = |folder: &Path| folder.join("config.toml");
     let is_whole = |folder: &Path| folder.join("manifest.json").is_file();

@@ -220,6 +220,20 @@ fn a_damaged_checkpoint_is_named_and_never_loaded() {
     );
 }
 
+/// Also where its settings are what is damaged, and the command line has its own.
+#[test]
+fn a_checkpoint_with_damaged_settings_is_passed_over() {
+    let place = place();
+    place.trainer(&format!("{RUN} --out run")).succeeds();
+    place.file("run/checkpoints/step-6/config.toml", "[memory");
+    let outcome = place
+        .trainer(&format!("{RUN} --resume latest --out run"))
+        .succeeds();
+    assert!(outcome.stderr.contains("step-6"), "{outcome:?}");
+    let metrics = Metrics::read(&place, "run");
+    assert_eq!(metrics.of_kind("resume").next().unwrap()["step"], 3);
+}
+
 /// A run that cannot go on is left as it was, its later checkpoints and its settings too.
 #[test]
 fn what_fails_before_its_first_step_changes_nothing() {
