@@ -39,10 +39,16 @@ fn chosen(config: &Config) -> (Attention, String) {
                     Attention::Cudnn,
                     format!("version {version} computes what our own does, and twice the same"),
                 ),
-                Err(error) => (
-                    Attention::Flash,
-                    format!("our own, since {}", error.message),
-                ),
+                Err(error) => {
+                    if error.fault == Fault::DeviceFull {
+                        tracing::warn!(
+                            "this run keeps attention of our own, also where it goes on; --attention cudnn ends instead where \
+                             the card is full"
+                        );
+                    }
+                    let reason = format!("our own, since {}", error.message);
+                    (Attention::Flash, reason)
+                }
             }
         }
         _ => auto_attention(config),

@@ -3,6 +3,7 @@
 
 use crate::cuda::device::block::Block;
 use crate::cuda::device::error;
+use crate::cuda::device::rehearsal::blamed_on_memory;
 use crate::cuda::{
     AttentionTensors, BackwardTensors, Cuda, CudaDriver, Driver, LibraryAttention, Workspace,
 };
@@ -24,18 +25,24 @@ impl Cuda<CudaDriver> {
             |attention: &&LibraryAttention| seen.insert((attention.shape, attention.pass()));
         let distinct: Vec<_> = attentions.iter().filter(is_new).collect();
         let device = &self.driver.device;
-        for attention in &distinct {
-            let bytes = Places::of(attention, std::ptr::null_mut()).used;
-            let block = Block::new(device, "rehearsal", Space::Device, bytes)?;
-            let placed = Places::of(attention, block.pointer()).attention;
-            // SAFETY: the block covers all tensors and the workspace; nothing but this stream uses it.
-            unsafe { self.driver.attention(&placed) }?;
-            let done = device.synchronize();
-            done.map_err(|error| error::of_driver("rehearsal", error))?;
-        }
+        let mut rehearsed = distinct.iter().map(|attention| self.attend_once(attention));
+        let rehearsed = rehearsed.try_for_each(|attention| attention);
         let trimmed = device.trim();
         trimmed.map_err(|error| error::of_driver("rehearsal", error))?;
-        Ok(distinct.len())
+        rehearsed.map(|()| distinct.len())
+    }
+
+    fn attend_once(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+        let device = &self.driver.device;
+        let bytes = Places::of(attention, std::ptr::null_mut()).used;
+        let block = Block::new(device, "rehearsal", Space::Device, bytes)?;
+        let placed = Places::of(attention, block.pointer()).attention;
+        // SAFETY: the block covers all tensors and the workspace; nothing but this stream uses it.
+        let attended = unsafe { self.driver.attention(&placed) };
+        // Judged while the block is there.
+        attended.map_err(|error| blamed_on_memory(device, error))?;
+        let done = device.synchronize();
+        done.map_err(|error| error::of_driver("rehearsal", error))
     }
 }
 

@@ -47,8 +47,7 @@ impl CudaDevice {
             ));
         }
         let version = CudnnVersion::look_up()?;
-        let tried = self.try_cudnn(shape);
-        let [own, first, second] = tried.map_err(|error| untried(blamed_on_memory(self, error)))?;
+        let [own, first, second] = self.try_cudnn(shape).map_err(untried)?;
         if first != second {
             return refused(format!("cuDNN {version} gives other bits the second time"));
         }
@@ -75,8 +74,13 @@ impl CudaDevice {
         let memory = Memory::device(self.clone());
         let kernels = Cuda::new(CudaDriver::new(self)?, &memory, DType::BF16);
         let kernels = kernels.map_err(full)?;
-        kernels.driver.cudnn()?.prepare(shape)?;
-        let results = |by: Flash| Trial::new(&memory, small)?.results(&kernels, by);
+        // Judged while the trial has its memory.
+        let blamed = |error| blamed_on_memory(self, error);
+        kernels.driver.cudnn()?.prepare(shape).map_err(blamed)?;
+        let results = |by: Flash| {
+            let trial = Trial::new(&memory, small)?;
+            trial.results(&kernels, by).map_err(blamed)
+        };
         Ok([
             results(Flash::Own)?,
             results(Flash::Cudnn)?,
@@ -197,7 +201,10 @@ fn lease<const N: usize>(
 }
 
 fn full(error: OutOfMemory) -> KernelError {
-    KernelError::device("cudnn", format!("trying cuDNN: {error}"))
+    KernelError {
+        fault: Fault::DeviceFull,
+        ..KernelError::device("cudnn", format!("trying cuDNN: {error}"))
+    }
 }
 
 /// A bf16 from -1 to 1.
