@@ -207,7 +207,7 @@ __device__ inline void step(float &weight, float &first_moment, float &second_mo
 template <typename WeightsForm, typename MomentsForm, typename G>
 __device__ void adamw(const WeightsForm &weights, const MomentsForm &moments, const G *gradients, bool aligned,
                       const Rates &rates, const Random &random, size_t n) {
-    // Of all blocks but the last, every lane has elements in every round.
+    // In all blocks but the last, every lane has elements in every round.
     knowing(aligned && (size_t(blockIdx.x) + 1) * ROUNDS * THREADS * PACK <= n, [&](auto whole) {
         constexpr bool WIDE = decltype(whole)();
         for (int round = 0; round < ROUNDS; round++) {

@@ -27,7 +27,7 @@ static float half_of(uint32_t word, unsigned upper) {
     return value;
 }
 
-// Of all lanes at once. Lane 4 g + t holds of a, by registers: rows g and g + 8 of columns 2 t and 2 t + 1, then the same rows
+// Multiplies for all lanes at once. Lane 4 g + t holds of a, by registers: rows g and g + 8 of columns 2 t and 2 t + 1, then the same rows
 // of columns 2 t + 8 and 2 t + 9; of b: rows 2 t and 2 t + 1 of column g, then rows 2 t + 8 and 2 t + 9; of the sums: row g of
 // columns 2 t and 2 t + 1, then row g + 8.
 static void multiply(Registers *of) {

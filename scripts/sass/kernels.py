@@ -15,8 +15,8 @@ def flash(width, rows):
     return Launch(128, rows * (width // 8 + 1) * 16)
 
 
-# Rows of 4,096 elements and more (of 8,192 for `rotary`, which turns pairs), columns of matrices of 128 rows and more, and flat tensors: `extent.rs`. Rows of 8,192
-# elements in the backward pass of norms: `norm_backward.rs`.
+# Rows of 4,096 elements and more (of 8,192 for `rotary`, which turns pairs), columns of matrices of 128 rows and more, and flat
+# tensors: `extent.rs`. Rows of 8,192 elements in the backward pass of norms: `norm_backward.rs`.
 ROWS, COLUMNS, FLAT, WIDE_ROWS = Launch(512), Launch(4 * 128), Launch(256), Launch(256)
 
 # By source file.

@@ -10,9 +10,9 @@ use std::rc::Rc;
 /// The calls of a step, in order.
 #[derive(Debug)]
 pub struct StepCalls {
-    /// Of each micro-batch, at most [`MICRO_BATCHES_MAX`]: all after the first make the same ones.
+    /// Those of each micro-batch, at most [`MICRO_BATCHES_MAX`]: all after the first compute the same.
     pub micro_batches: Vec<Vec<Listed>>,
-    /// Of what follows them: the norm of the gradients, and the update.
+    /// Those that follow: the norm of the gradients, and the update.
     pub update: Vec<Listed>,
 }
 
@@ -144,8 +144,8 @@ mod tests {
         gemms.iter().map(of).collect()
     }
 
-    /// Those of gate and up, which are one, and of what follows them: forward with tokens, backward with its data and its weight; weight gradients of the
-    /// second micro-batch are added to those of the first.
+    /// Gate and up are one, forward with tokens, backward with its data and its weight; so is what follows them. Weight
+    /// gradients of the second micro-batch are added to those of the first.
     #[test]
     fn all_products_of_a_linear_layer_are_listed() {
         let mut config = Config::default();

@@ -11,7 +11,7 @@ use memory::Layer;
 use planner::ChosenHeadChunk;
 use serde_json::{Value, json};
 use session::{StepCalls, calls_of_a_step};
-use settings::{HeadChunk, Settings};
+use settings::{GradientsPlace, HeadChunk, Settings, StatesPlace};
 use std::error::Error;
 use trainer::{Target, configuration};
 
@@ -34,6 +34,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         config.memory.head_chunk = HeadChunk::Tokens(chosen.tokens);
     }
     let settings = Settings::new(&config)?;
+    let elsewhere = &settings.offload;
+    if elsewhere.states != StatesPlace::Device || elsewhere.gradients != GradientsPlace::Device {
+        // The last micro-batch is another than those before it then, and none of a graph.
+        return Err("steps are listed with gradients and states on the device alone".into());
+    }
     let written = written(&settings, &calls_of_a_step(&settings)?);
     println!("{}", serde_json::to_string_pretty(&written)?);
     Ok(())

@@ -46,7 +46,7 @@ pub(crate) fn answer(
                 .into(),
         ));
     }
-    // The largest is looked for with the smallest chunk that a choice would take: what fits then fits with any choice.
+    // The largest is looked for with the smallest chunk that a choice would take: it takes that where a larger one does not fit.
     let mut smallest = config.clone();
     if resolved.config.memory.head_chunk == HeadChunk::Auto {
         smallest.memory.head_chunk = HeadChunk::Tokens(HeadChunk::DEFAULT_TOKENS);

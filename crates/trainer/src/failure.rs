@@ -467,7 +467,7 @@ mod tests {
             ..KernelError::device("flash_attention", "no memory left")
         });
         let wide = Failure::from(KernelError::too_large("flash_attention", "wide heads"));
-        let defect = Failure::from(KernelError::misfit("swiglu", "`up` is [2, 3]"));
+        let defect = Failure::from(KernelError::misfit("swiglu", "`gate_up` is [2, 3]"));
         assert_eq!((device.exit_code(), defect.exit_code()), (5, 101));
         assert!(
             full.to_string()

@@ -88,7 +88,7 @@ fn assert_same_in_every_mode(
             attention,
             ..settings(model.clone(), dtype, mode)
         };
-        run(&settings, STEPS)
+        in_pool(2, || run(&settings, STEPS))
     };
     let runs: Vec<Run> = MODES.into_iter().map(run_mode).collect();
     let (none, others) = runs.split_first().unwrap();

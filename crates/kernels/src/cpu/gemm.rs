@@ -104,6 +104,8 @@ pub(super) unsafe fn parallel_product(
     unsafe { multiply(sizes, out, [a, b], 1.0, Parallelism::Rayon(0)) }
 }
 
+/// `out = factor a b`, or added to what is there, by as many threads as `parallelism` says.
+///
 /// # Safety
 /// As for [`product`].
 unsafe fn multiply(

@@ -228,7 +228,14 @@ fn plan_in_two_seconds(place: &Workplace, settings: &str) -> Value {
         .args(["-c", r#"ulimit -t 2 && exec "$0" "$@""#])
         .arg(plan.get_program())
         .args(plan.get_args())
-        .current_dir(place.path(""));
+        .current_dir(place.path(""))
+        .stdin(std::process::Stdio::null());
+    for (name, value) in plan.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
     serde_json::from_str(&outcome(limited, &arguments).succeeds().stdout).unwrap()
 }
 
