@@ -475,7 +475,7 @@ mod tests {
         );
         assert!(wide.to_string().contains("take --attention eager"));
         assert!(
-            defect.to_string().ends_with("swiglu: `up` is [2, 3]"),
+            defect.to_string().ends_with("swiglu: `gate_up` is [2, 3]"),
             "{defect}"
         );
     }
