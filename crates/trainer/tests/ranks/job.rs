@@ -2,8 +2,8 @@
 
 use crate::batches::batch_file;
 use crate::metrics::Metrics;
+use crate::mpi;
 use crate::workplace::{Outcome, Workplace};
-use std::path::PathBuf;
 use std::process::Command;
 
 /// Micro-batches in a step, over all ranks.
@@ -57,6 +57,8 @@ threads = 1
 f32_states = []
 [lr]
 peak = 1e-2
+[checkpoint]
+every = 0
 "#;
 
 /// A folder with both models and the data of their runs.
@@ -89,6 +91,11 @@ pub fn data(order: &[usize; MICRO_BATCHES], altered: Option<usize>) -> Vec<u8> {
     batch_file(&inputs, &targets, SEQ)
 }
 
+/// Where the inputs of a micro-batch of a step begin among all.
+pub fn first_token(step: usize, micro: usize) -> usize {
+    (step * MICRO_BATCHES + micro) * ROWS * SEQ
+}
+
 /// SplitMix64.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -98,40 +105,19 @@ fn next(state: &mut u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Open MPI's launcher of so many ranks: as root, on fewer cores than ranks, none bound to one.
+/// Open MPI's launcher of so many ranks.
 pub fn open_mpi(ranks: usize) -> Command {
-    let version = Command::new("mpirun").arg("--version").output();
-    let is_there =
-        version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("Open MPI"));
-    assert!(
-        is_there,
-        "these tests run on Open MPI's `mpirun`, which is not there: scripts/mpi installs it (apt install openmpi-bin)"
-    );
-    let mut mpirun = Command::new("mpirun");
-    mpirun.args([
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-    ]);
-    mpirun.args(["-n", &ranks.to_string()]);
-    mpirun
+    of_so_many(mpi::open_mpi(), ranks)
 }
 
 /// MPICH's.
 pub fn mpich(ranks: usize) -> Command {
-    let home = std::env::var_os("MPICH_HOME").map(PathBuf::from);
-    let default =
-        || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/trainer/mpich-5.0.2");
-    let mpiexec = home.unwrap_or_else(default).join("bin/mpiexec");
-    assert!(
-        mpiexec.exists(),
-        "these tests run on {}, which is not there: scripts/mpi installs it",
-        mpiexec.display()
-    );
-    let mut command = Command::new(mpiexec);
-    command.args(["-n", &ranks.to_string()]);
-    command
+    of_so_many(mpi::mpich(), ranks)
+}
+
+fn of_so_many(mut launcher: Command, ranks: usize) -> Command {
+    launcher.args(["-n", &ranks.to_string()]);
+    launcher
 }
 
 /// The binary on ranks, ready to be run in a folder.

@@ -1,7 +1,5 @@
 //! Several ranks, as people start them: the real binary under Open MPI's `mpirun` and MPICH's `mpiexec`, on a model that trains in
 //! milliseconds.
-//!
-//! Without the launchers these tests fail: `scripts/mpi` installs them.
 
 #[path = "../cli/batches.rs"]
 #[allow(dead_code, reason = "the tests of the command line use the rest")]
@@ -9,6 +7,9 @@ mod batches;
 #[path = "../cli/metrics.rs"]
 #[allow(dead_code, reason = "as above")]
 mod metrics;
+#[path = "../../../collectives/tests/launchers/mpi.rs"]
+#[allow(dead_code, reason = "as above")]
+mod mpi;
 #[path = "../cli/workplace.rs"]
 #[allow(dead_code, reason = "as above")]
 mod workplace;
