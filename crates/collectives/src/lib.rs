@@ -44,7 +44,7 @@
 //!
 //! After an error a group is done for: whoever has it writes down the reason and calls [`Group::abort`], which ends the others.
 //! Read `group.rs` (what an engine does), `launch.rs`, `mpi/` (`interface.rs` has the three binary interfaces, `worker.rs` the one
-//! thread that calls the library), then `nccl/`.
+//! thread that calls the library), then `nccl/`, and `sockets.rs`, by which ranks agree where there is no MPI.
 //!
 //! *Invariant: knows no tensor, no device memory and no step; every wait has a deadline, and every error names what failed.*
 
@@ -56,6 +56,7 @@ mod loading;
 mod mpi;
 mod nccl;
 mod pieces;
+mod sockets;
 mod start;
 mod threads;
 
@@ -63,5 +64,6 @@ pub use alone::Alone;
 pub use error::GroupError;
 pub use group::{DeviceGroup, Group, Incoming, Outgoing};
 pub use launch::{Launch, Launcher};
+pub use nccl::NCCL_CHANNELS;
 pub use start::{Device, Engine, start};
 pub use threads::Threads;

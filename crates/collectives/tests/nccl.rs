@@ -1,8 +1,14 @@
 //! NCCL between processes, by libraries that stand in for it and for the driver: device memory is host memory there.
 
 mod launchers;
+#[path = "rank/rules.rs"]
+#[allow(dead_code, reason = "the ranks of this test keep them")]
+mod rules;
 
-use launchers::{at_once, open_mpi, ranks};
+use launchers::mpi::open_mpi;
+use launchers::{at_once, ranks};
+use rules::IN_PLACE;
+use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
 /// With the stand-ins; their checks of memory and streams, which are for a device's, are off.
@@ -13,17 +19,30 @@ fn by_stand_ins(mut command: Command) -> Command {
     command
 }
 
-/// Ranks as torchrun starts them, which meet at a place that no other test has.
-fn torchrun(size: usize, task: &str, timeout_s: f64, port: u16) -> Vec<Output> {
+/// A port of this machine that is free just now.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// Ranks as torchrun starts them, which meet on the port after that of torchrun's own agent.
+fn torchrun(
+    size: usize,
+    task: &str,
+    timeout_s: f64,
+    set: impl Fn(&mut Command, usize),
+) -> Vec<Output> {
+    let port = free_port() - 1;
     let start = |rank: usize| {
         let mut process = by_stand_ins(Command::new(env!("CARGO_BIN_EXE_rank")));
+        set(&mut process, rank);
         process.args([task, &timeout_s.to_string()]);
         process
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", size.to_string())
             .env("LOCAL_RANK", "0");
         process
-            .env("MASTER_ADDR", format!("test-{}", std::process::id()))
+            .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", port.to_string());
         process
             .stdout(Stdio::piped())
@@ -59,7 +78,7 @@ fn ranks_of_mpirun_keep_the_rules() {
 
 #[test]
 fn ranks_of_torchrun_keep_the_rules_without_mpi() {
-    for (index, output) in torchrun(4, "rules on a device", 60.0, 1000)
+    for (index, output) in torchrun(4, "rules on a device", 60.0, |_, _| {})
         .iter()
         .enumerate()
     {
@@ -73,13 +92,56 @@ fn ranks_of_torchrun_keep_the_rules_without_mpi() {
     }
 }
 
+/// NCCL's buffers are there once a group has started, and none are made later: it would find no room then. One rank's are
+/// larger than the other's, and hold for both.
+#[test]
+fn what_nccl_takes_is_taken_at_the_start_and_known() {
+    const CHANNEL: u64 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, rank: usize| folder.path().join(format!("{name}-{rank}"));
+    let outputs = torchrun(2, "rules on a device", 60.0, |rank_process, rank| {
+        rank_process
+            .env("STAND_IN_FIRST_USES", file("first-uses", rank))
+            .env("STAND_IN_EXCHANGES", file("exchanges", rank))
+            .env("STAND_IN_NCCL_CHANNEL_BYTES", (CHANNEL << rank).to_string());
+    });
+    // To the one peer, and along the ring; on the rank where they are larger.
+    let held = 2 * u64::from(collectives::NCCL_CHANNELS) * (CHANNEL << 1);
+    for (rank, output) in outputs.iter().enumerate() {
+        let said = said(output);
+        assert!(output.status.success(), "{said}");
+        assert!(
+            said.contains(&format!("holding {held} bytes of a GPU\n")),
+            "{said}"
+        );
+        let lines = |name| std::fs::read_to_string(file(name, rank)).unwrap();
+        assert_eq!(lines("first-uses").lines().count(), 2);
+        // Two of each by the rehearsal. What is in its place is gathered by the library, and not sent to each.
+        let exchanges = lines("exchanges");
+        let rehearsed: Vec<&str> = exchanges.lines().take(4).collect();
+        let many = 16 << 20;
+        let expected = ["exchange 4096", "gathering 4096"].map(String::from);
+        let expected = [
+            expected,
+            [format!("exchange {many}"), format!("gathering {many}")],
+        ]
+        .concat();
+        assert_eq!(rehearsed, expected);
+        let in_place = format!("gathering {}", 2 * IN_PLACE);
+        assert!(
+            exchanges.lines().any(|line| line == in_place),
+            "{exchanges}"
+        );
+    }
+}
+
 #[test]
 fn a_rank_that_does_not_come_is_waited_for_no_longer_than_the_deadline() {
     let launcher = by_stand_ins(open_mpi());
-    let (output, said) = at_once(|| ranks(launcher, 2, "late on a device", 1.0));
+    let (output, said) = at_once(|| ranks(launcher, 2, "late on a device", 5.0));
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(
-        said.contains("rank 1 did not answer rank 0 in 1 s, in an exchange"),
+        said.contains("rank 1 did not answer rank 0 in 5 s, in an exchange"),
         "{said}"
     );
 }
@@ -91,16 +153,16 @@ fn ranks_that_never_meet_are_told() {
         .args(["rules on a device", "1"])
         .env("RANK", "0")
         .env("WORLD_SIZE", "2");
-    process.env("NCCL_COMM_ID", format!("nobody-{}:1", std::process::id()));
+    process.env("NCCL_COMM_ID", format!("127.0.0.1:{}", free_port()));
     let output = at_once(|| process.output().unwrap());
     assert_eq!(output.status.code(), Some(7));
-    let sentence = "rank 1 did not answer rank 0 in 1 s, in ncclCommInitRankConfig";
+    let sentence = "rank 1 did not answer rank 0 in 1 s, in the meeting of ranks";
     assert!(said(&output).contains(sentence), "{}", said(&output));
 }
 
 #[test]
 fn a_rank_that_ends_is_noticed_by_those_that_wait_for_it() {
-    let outputs = torchrun(2, "abort on a device", 60.0, 1002);
+    let outputs = torchrun(2, "abort on a device", 60.0, |_, _| {});
     assert_eq!(outputs[1].status.code(), Some(3), "{}", said(&outputs[1]));
     let sentence = "failed: remote process exited or there was a network error (rank 1 has gone)";
     assert_eq!(outputs[0].status.code(), Some(7), "{}", said(&outputs[0]));

@@ -1,7 +1,7 @@
 //! Pieces of a bundle that come from the ranks that have them.
 
-use kernels::{Exchange, KernelError, Kernels, Queue, Traffic};
-use memory::{Cover, In, Out};
+use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue, Traffic};
+use memory::{Cover, DType, In, Out};
 use std::ops::Range;
 
 const COMPLETE: &str = "what a rank has is complete before the others get it";
@@ -18,7 +18,7 @@ pub(crate) fn gathered(
 }
 
 /// Where the pieces of a bundle lie in the layout, with the rank of each, in order.
-pub(crate) fn pieces(bundle: &Cover, ranks: usize) -> Vec<(usize, Range<usize>)> {
+fn pieces(bundle: &Cover, ranks: usize) -> Vec<(usize, Range<usize>)> {
     let elements = bundle.elements() / ranks;
     let of = |rank: usize| {
         let piece = bundle.lying_at(&(rank * elements..(rank + 1) * elements));
@@ -26,6 +26,28 @@ pub(crate) fn pieces(bundle: &Cover, ranks: usize) -> Vec<(usize, Range<usize>)>
         ranges.into_iter().map(move |range| (rank, range))
     };
     (0..ranks).flat_map(of).collect()
+}
+
+/// Asks for everybody's pieces of a bundle. `places` gives where ranges of the layout are to lie, in their order.
+///
+/// # Safety
+/// As for [`gather`].
+pub(crate) unsafe fn gather_bundle<'a>(
+    kernels: &dyn Kernels,
+    (rank, ranks): (usize, usize),
+    (bundle, dtype): (&'a Cover, DType),
+    own: Option<Vec<In<'a>>>,
+    places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
+) -> Result<Traffic, KernelError> {
+    let piece_bytes = bundle.elements() / ranks * dtype.size_in_bytes();
+    let bytes = ExchangeBytes::both_ways((ranks - 1) * piece_bytes);
+    let list = move || {
+        let (of, ranges): (Vec<_>, Vec<_>) = pieces(bundle, ranks).into_iter().unzip();
+        of.into_iter().zip(places(&ranges)).collect()
+    };
+    // SAFETY: the caller's promise.
+    unsafe { gather(kernels, (rank, ranks), bytes, own, list) }?;
+    Ok(Traffic::of(Queue::Collective, bytes.sent))
 }
 
 /// Asks for everybody's pieces, each with its rank and where it is to lie. This rank's own comes from `own`, or is there
@@ -37,23 +59,24 @@ pub(crate) fn pieces(bundle: &Cover, ranks: usize) -> Vec<(usize, Range<usize>)>
 pub(crate) unsafe fn gather<'a>(
     kernels: &dyn Kernels,
     (rank, ranks): (usize, usize),
-    places: Vec<(usize, Out<'a>)>,
+    bytes: ExchangeBytes,
     own: Option<Vec<In<'a>>>,
-) -> Result<Traffic, KernelError> {
-    let is_there = own.is_none();
-    let (kept, receives): (Vec<_>, Vec<_>) = places
-        .into_iter()
-        .partition(|(of, _)| is_there && *of == rank);
-    let kept = kept.into_iter().map(|(_, place)| place.into_in());
-    let own: Vec<In> = own.unwrap_or_else(|| kept.collect());
-    let to = (0..ranks).filter(|to| !is_there || *to != rank);
-    let sends = to.flat_map(|to| own.iter().map(move |piece| (to, *piece)));
-    let exchange = Exchange {
-        sends: sends.collect(),
-        receives,
+    places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
+) -> Result<(), KernelError> {
+    let list = move || {
+        let is_there = own.is_none();
+        let places = places().into_iter();
+        let (kept, receives): (Vec<_>, Vec<_>) =
+            places.partition(|(of, _)| is_there && *of == rank);
+        let kept = kept.into_iter().map(|(_, place)| place.into_in());
+        let own: Vec<In> = own.unwrap_or_else(|| kept.collect());
+        let to = (0..ranks).filter(|to| !is_there || *to != rank);
+        let sends = to.flat_map(|to| own.iter().map(move |piece| (to, *piece)));
+        Exchange {
+            sends: sends.collect(),
+            receives,
+        }
     };
-    let traffic = Traffic::of(Queue::Collective, exchange.sent_bytes(rank));
     // SAFETY: the caller's promise.
-    unsafe { kernels.start_exchange(exchange) }?;
-    Ok(traffic)
+    unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
 }

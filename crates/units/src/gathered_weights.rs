@@ -1,6 +1,6 @@
 //! Weights that every rank has, of which each updates its pieces: these are sent to the others after an update.
 
-use crate::gather::{gather, pieces};
+use crate::gather::gather_bundle;
 use kernels::{Event, KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Cover};
 
@@ -54,12 +54,14 @@ impl GatheredWeights {
             if bundle.elements() == 0 {
                 continue;
             }
-            let (ranks, ranges): (Vec<_>, Vec<_>) =
-                pieces(bundle, self.member.1).into_iter().unzip();
-            let places = ranks.into_iter().zip(arena.disjoint_mut(&ranges)).collect();
+            let whole = (bundle, arena.dtype());
             // SAFETY: the computation reads and writes the bundle after it waited for `came`, and the arena lives as long as
             // kernels have work.
-            let sent = unsafe { gather(kernels, self.member, places, None) }?;
+            let sent = unsafe {
+                gather_bundle(kernels, self.member, whole, None, |ranges| {
+                    arena.disjoint_mut(ranges)
+                })
+            }?;
             self.traffic = self.traffic.plus(sent);
             self.came[index] = Some(kernels.record(Queue::Collective)?);
         }

@@ -425,18 +425,17 @@ impl Gradients {
         }
     }
 
-    /// Copies a tensor's gradient, between steps. Those of matrices must not have been released.
+    /// Copies the gradient of a range of one tensor, between steps. Those of matrices must not have been released.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or `bytes` have another size.
     pub fn read(
         &self,
         kernels: &dyn Kernels,
-        entry: usize,
+        range: &Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
-        let range = self.layout().entries()[entry].range();
-        match self.source(&range) {
+        match self.source(range) {
             GradientSource::Device(x) => kernels.download(bytes, x),
             GradientSource::Host(x) => {
                 bytes.copy_from_slice(host_bytes(kernels, x)?);

@@ -2,7 +2,7 @@
 //! wherever gradients are, and whichever rank sums them.
 
 use crate::gather::gather;
-use kernels::{KernelError, Kernels, NormGrains};
+use kernels::{ExchangeBytes, KernelError, Kernels, NormGrains};
 use memory::{Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, OutOfMemory};
 use std::ops::Range;
 use std::rc::Rc;
@@ -43,16 +43,29 @@ impl Grains {
 
     /// All ranks get the grains of all, of which each has summed those of its own elements.
     pub(crate) fn gather(&mut self, kernels: &dyn Kernels, rank: usize) -> Result<(), KernelError> {
-        let ranks = self.layout.ranks().unwrap_or(1);
-        let of = |rank| grains_of(&self.layout, &self.layout.own(rank));
-        let of = (0..ranks).flat_map(|rank| of(rank).into_iter().map(move |(_, own)| (own, rank)));
-        let mut pieces: Vec<(Range<usize>, usize)> = of.collect();
-        pieces.sort_by_key(|(grains, _)| grains.start);
-        let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
-        let places = self.sums.view_mut().disjoint_rows(&ranges);
-        let places = owners.into_iter().zip(places).collect();
+        let layout = self.layout.clone();
+        let ranks = layout.ranks().unwrap_or(1);
+        let of = move |rank| grains_of(&layout, &layout.own(rank));
+        let own: usize = of(rank).iter().map(|(_, grains)| grains.len()).sum();
+        let others = self.sums.dims().elements() - own;
+        let grain_bytes = self.sums.dtype().size_in_bytes();
+        let bytes = ExchangeBytes {
+            sent: ((ranks - 1) * own * grain_bytes) as u64,
+            received: (others * grain_bytes) as u64,
+        };
+        let sums = self.sums.view_mut();
+        let list = move || {
+            let of = |rank| of(rank).into_iter().map(move |(_, own)| (own, rank));
+            let mut pieces: Vec<(Range<usize>, usize)> = (0..ranks).flat_map(of).collect();
+            pieces.sort_by_key(|(grains, _)| grains.start);
+            let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
+            owners
+                .into_iter()
+                .zip(sums.disjoint_rows(&ranges))
+                .collect()
+        };
         // SAFETY: whoever reads the grains, and writes them again, waits for this; they live as long as kernels have work.
-        unsafe { gather(kernels, (rank, ranks), places, None) }.map(|_| ())
+        unsafe { gather(kernels, (rank, ranks), bytes, None, list) }
     }
 
     /// All of them, `[g]` f64.

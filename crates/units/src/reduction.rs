@@ -2,9 +2,11 @@
 //! the others' of its piece into a slot, and adds them, with its own, in the order of ranks. So the sum has the same bits
 //! for any engine, size of buckets and number of ranks, and the one of the next micro-batch goes on with it.
 
-use crate::gather::{gather, pieces};
+use crate::gather::gather_bundle;
 use crate::stream::OnDevice;
-use kernels::{Event, Exchange, Init, KernelError, Kernels, Queue, SumInOrder, Traffic};
+use kernels::{
+    Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
+};
 use memory::{
     Arena, Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory, PARAMETER_PADDING,
     Space,
@@ -208,30 +210,34 @@ impl Reducing {
             let first = rank * piece;
             whole.lying_at(&(first + rows.start..first + rows.end))
         };
-        let to = (0..self.ranks).map(|rank| (rank, of(rank)));
-        let sends = to.flat_map(|(rank, cover)| {
-            let pieces: Vec<In> = cover.ranges().iter().map(&stage).collect();
-            pieces.into_iter().map(move |piece| (rank, piece))
-        });
         let ranges = of(self.how.rank).ranges().to_vec();
+        let bytes_a_rank = rows.len() * slot.place.dtype().size_in_bytes();
+        let bytes = ExchangeBytes::both_ways((self.ranks - 1) * bytes_a_rank);
         let mut room = slot.place.view_mut();
-        let mut receives = Vec::new();
-        for range in &ranges {
-            for rank in 0..self.ranks {
-                let (place, rest) = room.split_at(range.len());
-                receives.push((rank, place));
-                room = rest;
+        let list = || {
+            let to = (0..self.ranks).map(|rank| (rank, of(rank)));
+            let sends = to.flat_map(|(rank, cover)| {
+                let pieces: Vec<In> = cover.ranges().iter().map(&stage).collect();
+                pieces.into_iter().map(move |piece| (rank, piece))
+            });
+            let mut receives = Vec::new();
+            for range in &ranges {
+                for rank in 0..self.ranks {
+                    let (place, rest) = room.split_at(range.len());
+                    receives.push((rank, place));
+                    room = rest;
+                }
             }
-        }
-        let exchange = Exchange {
-            sends: sends.collect(),
-            receives,
+            Exchange {
+                sends: sends.collect(),
+                receives,
+            }
         };
-        let sent = Traffic::of(Queue::Collective, exchange.sent_bytes(self.how.rank));
-        self.traffic = self.traffic.plus(sent);
         // SAFETY: what is staged stays until the computation has waited for an event after this (`wait_until_sent`, or the
         // end of a unit's lease), the slot until the sum has read it, and both as long as kernels have work.
-        unsafe { kernels.start_exchange(exchange) }?;
+        unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }?;
+        let sent = Traffic::of(Queue::Collective, bytes.sent);
+        self.traffic = self.traffic.plus(sent);
         self.asked += 1;
         self.in_flight.push_back(Bucket {
             came: kernels.record(Queue::Collective)?,
@@ -293,17 +299,21 @@ impl Reducing {
         let bundles = self.bundles.iter();
         let mut sent = Traffic::default();
         for bundle in bundles {
-            let (ranks, ranges): (Vec<_>, Vec<_>) = pieces(bundle, self.ranks).into_iter().unzip();
             let own = self.sums.as_ref().map(|sums| {
-                let own = ranks.iter().zip(&ranges);
-                let own = own.filter(|(rank, _)| **rank == self.how.rank);
-                own.map(|(_, range)| sums.flat(range.clone())).collect()
+                let own = arena.layout().piece(bundle, self.how.rank);
+                let own = own.ranges().iter();
+                own.map(|range| sums.flat(range.clone())).collect()
             });
-            let places = ranks.into_iter().zip(arena.disjoint_mut(&ranges)).collect();
             let member = (self.how.rank, self.ranks);
+            let whole = (bundle, arena.dtype());
             // SAFETY: whoever reads or writes the arena waits for this, and it lives as long as kernels have work; so do the
             // sums, which are written again after the next backward pass.
-            sent = sent.plus(unsafe { gather(kernels, member, places, own) }?);
+            let gathered = unsafe {
+                gather_bundle(kernels, member, whole, own, |ranges| {
+                    arena.disjoint_mut(ranges)
+                })
+            };
+            sent = sent.plus(gathered?);
         }
         self.traffic = self.traffic.plus(sent);
         Ok(())

@@ -1,7 +1,7 @@
 //! Units of weights that come to the device, from the host or from the ranks that have their pieces, and go.
 
 use crate::UnitError;
-use crate::gather::{gather, pieces};
+use crate::gather::gather_bundle;
 use crate::stream::{OnDevice, finish_all};
 use kernels::{KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Category, Cover, In, Layout, Memory};
@@ -279,10 +279,13 @@ impl Pieces<'_> {
             return Ok(traffic);
         }
         here.free(kernels, Queue::Collective)?;
-        let (ranks, ranges): (Vec<_>, Vec<_>) = pieces(whole, self.member.1).into_iter().unzip();
-        let places = ranks.into_iter().zip(here.disjoint_mut(&ranges)).collect();
+        let bundle = (whole, self.resident.dtype());
         // SAFETY: the computation reads the unit after it waited for `came`, and pieces are written by an update after that.
-        let gathered = unsafe { gather(kernels, self.member, places, sent) }?;
+        let gathered = unsafe {
+            gather_bundle(kernels, self.member, bundle, sent, |ranges| {
+                here.disjoint_mut(ranges)
+            })
+        }?;
         here.came = kernels.record(Queue::Collective)?;
         Ok(traffic.plus(gathered))
     }

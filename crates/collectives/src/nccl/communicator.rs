@@ -61,32 +61,6 @@ impl Communicator {
         Ok(made)
     }
 
-    /// Another one of the same ranks, whose messages meet none of this one.
-    pub(super) fn duplicate(&self) -> Result<Communicator, GroupError> {
-        let (slot, mut config) = (slot(), Config::non_blocking());
-        // SAFETY: this communicator is alive; the handle is written until it has settled; the configuration is read.
-        let code = unsafe {
-            let split = self.nccl.functions.comm_split;
-            split(
-                self.handle,
-                0,
-                self.rank as c_int,
-                slot.as_ptr(),
-                &mut config,
-            )
-        };
-        self.nccl.checked(self.handle, "ncclCommSplit", code)?;
-        self.settle("ncclCommSplit")?;
-        let (handle, asking) = (slot.load(Ordering::Acquire), Mutex::new(()));
-        let made = Communicator {
-            handle,
-            asking,
-            ..*self
-        };
-        made.settle("ncclCommSplit")?;
-        Ok(made)
-    }
-
     /// Waits until what was asked for is under way.
     fn settle(&self, what: &str) -> Result<(), GroupError> {
         let begun = Instant::now();
@@ -112,7 +86,9 @@ impl Communicator {
     ) -> Result<u64, GroupError> {
         let _turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         let functions = &self.nccl.functions;
-        if let Some(Gathering { from, to, bytes }) = Gathering::of(self.size, sends, receives) {
+        if let Some(Gathering { from, to, bytes }) =
+            Gathering::of([self.rank, self.size], sends, receives)
+        {
             // SAFETY: the caller's promise.
             let code = unsafe {
                 (functions.all_gather)(from.cast(), to.cast(), bytes, INT8, self.handle, stream)

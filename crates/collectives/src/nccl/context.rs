@@ -1,5 +1,5 @@
-//! The GPU's context, in which a communicator is made; and memory and a stream for the few bytes that ranks share where no MPI
-//! carries them. Of CUDA's driver interface this is all that is used here.
+//! The GPU's context, in which a communicator is made and rehearsed, and how much of its memory is free. Of CUDA's driver
+//! interface this is all that is used here.
 
 use crate::GroupError;
 use crate::loading::{functions, load};
@@ -23,20 +23,20 @@ functions! {
     init: "cuInit" (c_uint) -> c_int;
     device_get: "cuDeviceGet" (*mut c_int, c_int) -> c_int;
     primary_ctx_retain: "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int) -> c_int;
-    primary_ctx_release: "cuDevicePrimaryCtxRelease_v2" (c_int) -> c_int;
     ctx_set_current: "cuCtxSetCurrent" (*mut c_void) -> c_int;
     stream_create: "cuStreamCreate" (*mut *mut c_void, c_uint) -> c_int;
     stream_destroy: "cuStreamDestroy_v2" (*mut c_void) -> c_int;
     stream_query: "cuStreamQuery" (*mut c_void) -> c_int;
+    mem_get_info: "cuMemGetInfo_v2" (*mut usize, *mut usize) -> c_int;
     mem_host_alloc: "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint) -> c_int;
     mem_free_host: "cuMemFreeHost" (*mut c_void) -> c_int;
     get_error_name: "cuGetErrorName" (c_int, *mut *const c_char) -> c_int;
 }
 
-/// The primary context of a GPU, which is that of whoever else uses the GPU in this process.
+/// The primary context of a GPU, which is that of whoever else uses the GPU in this process. It is never released: libraries
+/// have code in it.
 pub(super) struct Context {
     functions: Functions,
-    device: c_int,
     handle: *mut c_void,
 }
 
@@ -70,20 +70,25 @@ impl Context {
             let code = (functions.primary_ctx_retain)(&mut handle, device);
             functions.checked("cuDevicePrimaryCtxRetain", code)?;
         }
-        let context = Context {
-            functions,
-            device,
-            handle,
-        };
+        let context = Context { functions, handle };
         context.enter()?;
         Ok(context)
     }
 
     /// Makes it the calling thread's.
     pub(super) fn enter(&self) -> Result<(), GroupError> {
-        // SAFETY: the context is retained until this is dropped.
+        // SAFETY: the context stays retained.
         let code = unsafe { (self.functions.ctx_set_current)(self.handle) };
         self.functions.checked("cuCtxSetCurrent", code)
+    }
+
+    /// Bytes of the GPU's memory that nobody holds.
+    pub(super) fn free_bytes(&self) -> Result<u64, GroupError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are written before it returns.
+        let code = unsafe { (self.functions.mem_get_info)(&mut free, &mut total) };
+        self.functions.checked("cuMemGetInfo", code)?;
+        Ok(free as u64)
     }
 
     /// A stream that waits for no other.
@@ -128,13 +133,6 @@ impl Context {
                 (self.functions.stream_destroy)(stream);
             }
         }
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: it was retained once, by this.
-        unsafe { (self.functions.primary_ctx_release)(self.device) };
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::{Incoming, Outgoing};
 
-/// The same bytes from every rank to all, which arrive side by side in the order of ranks.
+/// The same bytes from every rank to all, which arrive side by side in the order of ranks. A rank's own may be in their place
+/// already, and in neither list.
 #[derive(Debug, PartialEq)]
 pub(super) struct Gathering {
     pub(super) from: *const u8,
@@ -13,30 +14,36 @@ pub(super) struct Gathering {
 
 impl Gathering {
     /// What an exchange is as a gathering, if it is one.
-    pub(super) fn of(size: usize, sends: &[Outgoing], receives: &[Incoming]) -> Option<Gathering> {
-        let Outgoing {
-            pointer: from,
-            bytes,
-            ..
-        } = *sends.first()?;
-        let to = receives.iter().find(|piece| piece.from == 0)?.pointer;
+    pub(super) fn of(
+        [rank, size]: [usize; 2],
+        sends: &[Outgoing],
+        receives: &[Incoming],
+    ) -> Option<Gathering> {
+        let (first, came) = (sends.first()?, receives.first()?);
+        let (from, bytes) = (first.pointer, first.bytes);
+        let to = came.pointer.wrapping_sub(came.from * bytes);
+        let place = |of: usize| to.wrapping_add(of * bytes);
         let same = |piece: &Outgoing| (piece.pointer, piece.bytes) == (from, bytes);
-        let in_place = |piece: &Incoming| {
-            piece.bytes == bytes && piece.pointer == to.wrapping_add(piece.from * bytes)
-        };
+        let in_place =
+            |piece: &Incoming| piece.bytes == bytes && piece.pointer == place(piece.from);
+        let goes_to = in_order(sends.iter().map(|piece| piece.to));
+        let others = (0..size).filter(|other| *other != rank);
+        let is_whole = goes_to.iter().copied().eq(0..size)
+            || (goes_to.iter().copied().eq(others) && from == place(rank).cast_const());
         let is_one = bytes > 0
-            && each_once(size, sends.iter().map(|piece| piece.to))
-            && each_once(size, receives.iter().map(|piece| piece.from))
+            && is_whole
+            && goes_to == in_order(receives.iter().map(|piece| piece.from))
             && sends.iter().all(same)
             && receives.iter().all(in_place);
         is_one.then_some(Gathering { from, to, bytes })
     }
 }
 
-fn each_once(size: usize, ranks: impl Iterator<Item = usize>) -> bool {
+/// Ranks in order; one that comes twice does so here, too.
+fn in_order(ranks: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut ranks: Vec<usize> = ranks.collect();
     ranks.sort_unstable();
-    ranks.into_iter().eq(0..size)
+    ranks
 }
 
 #[cfg(test)]
@@ -71,7 +78,25 @@ mod tests {
             to: TO,
             bytes: 8,
         };
-        assert_eq!(Gathering::of(3, &sends, &receives), Some(expected));
+        assert_eq!(Gathering::of([1, 3], &sends, &receives), Some(expected));
+    }
+
+    /// A rank's own piece may be left out of the list where it is in place: the call is still one `ncclAllGather`.
+    #[test]
+    fn a_piece_in_its_place_may_be_left_out() {
+        let of = |rank: usize, own: *const u8| {
+            let (mut sends, mut receives) = pieces();
+            sends.retain(|piece| piece.to != rank);
+            receives.retain(|piece| piece.from != rank);
+            sends.iter_mut().for_each(|piece| piece.pointer = own);
+            Gathering::of([rank, 3], &sends, &receives)
+        };
+        for rank in 0..3 {
+            let from = TO.wrapping_add(8 * rank).cast_const();
+            let (to, bytes) = (TO, 8);
+            assert_eq!(of(rank, from), Some(Gathering { from, to, bytes }));
+            assert_eq!(of(rank, FROM), None, "the own piece is elsewhere");
+        }
     }
 
     #[test]
@@ -79,7 +104,7 @@ mod tests {
         let change = |change: &dyn Fn(&mut Vec<Outgoing>, &mut Vec<Incoming>)| {
             let (mut sends, mut receives) = pieces();
             change(&mut sends, &mut receives);
-            Gathering::of(3, &sends, &receives)
+            Gathering::of([1, 3], &sends, &receives)
         };
         assert_eq!(
             change(&|sends, _| sends[1].pointer = TO),
@@ -108,6 +133,6 @@ mod tests {
             None,
             "fewer bytes from one"
         );
-        assert_eq!(Gathering::of(3, &[], &[]), None, "nothing");
+        assert_eq!(Gathering::of([1, 3], &[], &[]), None, "nothing");
     }
 }

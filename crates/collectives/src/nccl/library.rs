@@ -13,6 +13,10 @@ const NAME: &str = "libnccl.so.2";
 /// The oldest version that has all that is called: 2.18.1, as `NCCL_VERSION` of `nccl.h` makes a number of it.
 const OLDEST: c_int = 2_18_01;
 
+/// Most blocks of a GPU that an exchange may take, and so the channels that NCCL opens to each of a rank's peers, with buffers
+/// for each; 32 if nobody says so. A power of two, as it rounds them up. `NCCL_MAX_CTAS` in the environment overrides it.
+pub const NCCL_CHANNELS: u32 = 16;
+
 /// `ncclDataType_t` of bytes.
 pub(super) const INT8: c_int = 0;
 
@@ -48,7 +52,7 @@ const _: () = assert!(offset_of!(Config, version) == 12 && offset_of!(Config, bl
 const _: () = assert!(offset_of!(Config, net_name) == 32 && offset_of!(Config, split_share) == 40);
 
 impl Config {
-    /// Calls return before they are done, so that they can be given up.
+    /// Calls return before they are done, so that they can be given up, and channels are no more than [`NCCL_CHANNELS`].
     pub(super) fn non_blocking() -> Config {
         // `NCCL_CONFIG_UNDEF_INT`.
         let undefined = c_int::MIN;
@@ -59,7 +63,7 @@ impl Config {
             blocking: 0,
             cga_cluster_size: undefined,
             min_ctas: undefined,
-            max_ctas: undefined,
+            max_ctas: NCCL_CHANNELS as c_int,
             net_name: std::ptr::null(),
             split_share: undefined,
         }
@@ -69,7 +73,6 @@ impl Config {
 functions! {
     get_unique_id: "ncclGetUniqueId" (*mut UniqueId) -> c_int;
     comm_init_rank_config: "ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int;
-    comm_split: "ncclCommSplit" (Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int;
     comm_get_async_error: "ncclCommGetAsyncError" (Handle, *mut c_int) -> c_int;
     comm_finalize: "ncclCommFinalize" (Handle) -> c_int;
     comm_destroy: "ncclCommDestroy" (Handle) -> c_int;

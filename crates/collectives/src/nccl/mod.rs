@@ -1,21 +1,23 @@
 //! NCCL, loaded at run time: bytes between GPUs, in device memory.
 //!
-//! Where MPI started the ranks, it hands round NCCL's id, and carries what ranks share; under torchrun the ranks meet at
-//! `NCCL_COMM_ID`, and share by a second communicator.
+//! Where MPI started the ranks, it hands round NCCL's id, and carries what ranks share; under torchrun sockets do, which meet
+//! after `MASTER_PORT` or at `NCCL_COMM_ID`. So there is one communicator: two that are in use at once can wait for each other.
 
 mod communicator;
 mod context;
 mod gathering;
 mod library;
-mod shares;
+mod rehearsal;
 
 use crate::launch::Launch;
 use crate::mpi::Mpi;
+use crate::sockets::Sockets;
 use crate::{DeviceGroup, Group, GroupError, Incoming, Outgoing, pieces};
 use communicator::Communicator;
 use context::Context;
+pub use library::NCCL_CHANNELS;
 use library::{Nccl as Library, UniqueId};
-use shares::Shares;
+use rehearsal::rehearse;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -25,7 +27,7 @@ use std::time::Duration;
 /// How long the end of a communicator may take, in order or not: it is known to hang.
 const END: Duration = Duration::from_secs(5);
 
-/// Where ranks meet that no MPI started.
+/// Where ranks meet that no MPI started; NCCL would listen there too, if it were left in the environment.
 const MEETING: &str = "NCCL_COMM_ID";
 
 /// The ranks of a job, each on its GPU.
@@ -34,6 +36,7 @@ pub(crate) struct Nccl {
     engine: String,
     timeout: Duration,
     parts: Arc<Parts>,
+    device_bytes: u64,
     /// Why nothing can be asked for any more.
     over: OnceLock<GroupError>,
     sent_bytes: AtomicU64,
@@ -49,11 +52,61 @@ struct Parts {
 /// What carries what ranks share.
 enum Carrier {
     Mpi(Mpi),
-    Nccl(Shares),
+    Sockets(Sockets),
+}
+
+impl Carrier {
+    /// Meets the other ranks, by MPI if there is one.
+    fn start(launch: &Launch, timeout: Duration) -> Result<Carrier, GroupError> {
+        if launch.launcher.has_mpi() {
+            return Mpi::start(launch, timeout).map(Carrier::Mpi);
+        }
+        let Some(place) = &launch.meeting else {
+            return Err(GroupError::Launch(format!(
+                "rank {} of {} does not know where to meet the others: MASTER_ADDR and MASTER_PORT are not set, as torchrun \
+                 sets them, nor is {MEETING}",
+                launch.rank, launch.size
+            )));
+        };
+        // SAFETY: as `start` asks, no other thread reads the environment yet.
+        unsafe { std::env::remove_var(MEETING) };
+        Sockets::meet(place, [launch.rank, launch.size], timeout).map(Carrier::Sockets)
+    }
+
+    fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+        match self {
+            Carrier::Mpi(mpi) => mpi.share(bytes),
+            Carrier::Sockets(sockets) => sockets.share(bytes),
+        }
+    }
+
+    /// The id that rank 0 makes.
+    fn id(&self, library: &Library, rank: usize) -> Result<UniqueId, GroupError> {
+        let made = match rank {
+            0 => unique_id(library).map(|id| id.0.to_vec()),
+            _ => Ok(Vec::new()),
+        };
+        // The others wait for it, and hear that there is none.
+        let shared = self.share(made.as_deref().unwrap_or_default())?;
+        made?;
+        let id = shared[0].as_slice().try_into().map_err(|_| {
+            GroupError::Failed(
+                "rank 0 could not make an id for NCCL's ranks: its message says why".into(),
+            )
+        })?;
+        Ok(UniqueId(id))
+    }
+
+    /// The largest of the numbers that ranks have.
+    fn most(&self, own: u64) -> Result<u64, GroupError> {
+        let all = self.share(&own.to_le_bytes())?.into_iter();
+        let numbers = all.filter_map(|bytes| Some(u64::from_le_bytes(*bytes.as_array()?)));
+        Ok(numbers.max().unwrap_or(own))
+    }
 }
 
 impl Nccl {
-    /// Loads NCCL and meets the other ranks, by MPI if there is one.
+    /// Loads NCCL, meets the other ranks, and has NCCL take what it needs of the GPU.
     pub(crate) fn start(
         launch: &Launch,
         ordinal: usize,
@@ -61,31 +114,23 @@ impl Nccl {
     ) -> Result<Nccl, GroupError> {
         let library = Library::load()?;
         let mut engine = library.version.clone();
-        let mpi = match launch.launcher.has_mpi() {
-            true => Some(Mpi::start(launch, timeout)?),
-            false => None,
-        };
+        let carrier = Carrier::start(launch, timeout)?;
+        if let Carrier::Mpi(mpi) = &carrier {
+            engine = format!("{engine}, {}", mpi.engine());
+        }
         let context = Context::of(ordinal)?;
         let ranks = [launch.rank, launch.size];
-        let id = match &mpi {
-            Some(mpi) => handed_round(library, mpi)?,
-            None => met_at(library, launch)?,
-        };
+        let id = carrier.id(library, launch.rank)?;
+        let free = context.free_bytes()?;
         let exchanges = Communicator::new(library, id, ranks, timeout)?;
-        let carrier = match mpi {
-            Some(mpi) => {
-                engine = format!("{engine}, {}", mpi.engine());
-                Carrier::Mpi(mpi)
-            }
-            None => {
-                let communicator = exchanges.duplicate()?;
-                Carrier::Nccl(Shares::new(communicator, &context, ranks, timeout)?)
-            }
-        };
+        rehearse(&exchanges, &context, ranks, timeout)?;
+        let taken = free.saturating_sub(context.free_bytes()?);
+        let device_bytes = carrier.most(taken)?;
         Ok(Nccl {
             launch: launch.clone(),
             engine,
             timeout,
+            device_bytes,
             parts: Arc::new(Parts {
                 exchanges,
                 carrier,
@@ -116,42 +161,11 @@ impl Nccl {
         let parts = Arc::clone(&self.parts);
         std::thread::spawn(move || {
             end(&parts);
-            // Who no longer waits needs no answer.
+            // The receiver may have timed out; ignore the error.
             let _ = done.send(());
         });
         let _ = ended.recv_timeout(END);
     }
-}
-
-/// The id that rank 0 makes.
-fn handed_round(library: &Library, mpi: &Mpi) -> Result<UniqueId, GroupError> {
-    let made = match mpi.rank() {
-        0 => unique_id(library).map(|id| id.0.to_vec()),
-        _ => Ok(Vec::new()),
-    };
-    // The others wait for it, and hear that there is none.
-    let shared = mpi.share(made.as_deref().unwrap_or_default())?;
-    made?;
-    let id = shared[0].as_slice().try_into().map_err(|_| {
-        GroupError::Failed(
-            "rank 0 could not make an id for NCCL's ranks: its message says why".into(),
-        )
-    })?;
-    Ok(UniqueId(id))
-}
-
-/// The id of ranks that meet at a place which all of them know.
-fn met_at(library: &Library, launch: &Launch) -> Result<UniqueId, GroupError> {
-    let Some(place) = &launch.meeting else {
-        return Err(GroupError::Launch(format!(
-            "rank {} of {} does not know where to meet the others: MASTER_ADDR and MASTER_PORT are not set, as torchrun sets \
-             them, nor is {MEETING}",
-            launch.rank, launch.size
-        )));
-    };
-    // SAFETY: as `start` asks, no other thread reads the environment yet.
-    unsafe { std::env::set_var(MEETING, place) };
-    unique_id(library)
 }
 
 fn unique_id(library: &Library) -> Result<UniqueId, GroupError> {
@@ -182,10 +196,7 @@ impl Group for Nccl {
     }
 
     fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
-        self.unless_over(|parts| match &parts.carrier {
-            Carrier::Mpi(mpi) => mpi.share(bytes),
-            Carrier::Nccl(shares) => shares.share(&parts.context, bytes),
-        })
+        self.unless_over(|parts| parts.carrier.share(bytes))
     }
 
     fn sent_bytes(&self) -> u64 {
@@ -200,11 +211,7 @@ impl Group for Nccl {
         self.within_bounds(|parts| {
             // What does not end in order is left as it is: the process ends with it.
             let _ = parts.context.enter();
-            let ended = parts.exchanges.end();
-            if let Carrier::Nccl(shares) = &parts.carrier {
-                shares.give_back(&parts.context);
-                let _ = ended.and_then(|()| shares.communicator.end());
-            }
+            let _ = parts.exchanges.end();
         });
         if let Carrier::Mpi(mpi) = &self.parts.carrier {
             mpi.leave();
@@ -215,9 +222,6 @@ impl Group for Nccl {
         self.within_bounds(|parts| {
             let _ = parts.context.enter();
             parts.exchanges.abort();
-            if let Carrier::Nccl(shares) = &parts.carrier {
-                shares.communicator.abort();
-            }
         });
         if let Carrier::Mpi(mpi) = &self.parts.carrier {
             mpi.abort(code);
@@ -252,6 +256,10 @@ impl DeviceGroup for Nccl {
 
     fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.device_bytes
     }
 }
 

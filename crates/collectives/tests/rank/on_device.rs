@@ -1,6 +1,6 @@
 //! An engine of device memory, tried like one of host memory: on libraries that stand in for NVIDIA's, they are the same.
 
-use collectives::{Group, GroupError, Incoming, Outgoing};
+use collectives::{DeviceGroup, Group, GroupError, Incoming, Outgoing};
 use std::sync::Arc;
 
 /// A group whose exchanges go by its streams; the stand-in's are done when they have been asked for.
@@ -46,5 +46,9 @@ impl Group for OnDevice {
 
     fn leave(&self) {
         self.0.leave()
+    }
+
+    fn on_device(&self) -> Option<&dyn DeviceGroup> {
+        self.0.on_device()
     }
 }

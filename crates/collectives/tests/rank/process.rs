@@ -54,6 +54,9 @@ fn good(group: Arc<dyn Group>) {
         group.size(),
         group.engine()
     );
+    if let Some(device) = group.on_device() {
+        println!("holding {} bytes of a GPU", device.device_bytes());
+    }
     group.leave();
     let after = group.share(b"x");
     assert!(after.is_err(), "a group that was left shares {after:?}");

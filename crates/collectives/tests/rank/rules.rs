@@ -2,6 +2,9 @@
 
 use collectives::{Group, Incoming, Outgoing};
 
+/// Bytes of each rank in the gathering in place: of no other exchange.
+pub const IN_PLACE: usize = 54_321;
+
 /// Tries everything.
 pub fn all(group: &dyn Group) {
     uneven_pieces(group);
@@ -150,6 +153,34 @@ fn gatherings(group: &dyn Group) {
         );
         assert_eq!(group.sent_bytes() - before, ((size - 1) * bytes) as u64);
     }
+    gathering_in_place(group);
+}
+
+/// As above, where everybody's own bytes are in their place, and in no list.
+fn gathering_in_place(group: &dyn Group) {
+    let (rank, size, bytes) = (group.rank(), group.size(), IN_PLACE);
+    let of = |rank: usize| (0..bytes).map(move |index| byte(rank, 1, 0, index));
+    let mut all = vec![0xEE; bytes * size];
+    all.chunks_mut(bytes)
+        .nth(rank)
+        .unwrap()
+        .copy_from_slice(&of(rank).collect::<Vec<_>>());
+    let pieces: Vec<&mut [u8]> = all.chunks_mut(bytes).collect();
+    let others = || (0..size).filter(move |other| *other != rank);
+    let sends: Vec<Outgoing> = others().map(|to| goes(to, pieces[rank])).collect();
+    let receives = pieces
+        .into_iter()
+        .enumerate()
+        .filter(|(from, _)| *from != rank);
+    let receives: Vec<Incoming> = receives.map(|(from, piece)| comes(from, piece)).collect();
+    let before = group.sent_bytes();
+    // SAFETY: the vector lives on, untouched.
+    unsafe { group.exchange(&sends, &receives) }.unwrap();
+    assert!(
+        all.iter().copied().eq((0..size).flat_map(of)),
+        "a gathering in place"
+    );
+    assert_eq!(group.sent_bytes() - before, ((size - 1) * bytes) as u64);
 }
 
 fn shares_that_are_not_counted(group: &dyn Group) {

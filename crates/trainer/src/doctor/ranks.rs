@@ -45,31 +45,26 @@ impl Ranks {
         let opened = OpenDevice::open(device)?;
         let memory = opened.memory();
         let step = opened.step(Settings::new(&Config::default())?)?;
-        // What kernels load is no part of what the engine takes.
-        drop(opened.kernels(&step, &memory)?);
-        let before = opened.bytes_beside_blocks()?;
         let job = Rc::new(Job::start(config, device, Some(launch))?);
         let opened = opened.joining(job.group());
         let kernels = job.agree(opened.kernels(&step, &memory))?;
         let seconds = job.agree(exchanges(&job, &*kernels, &memory))?;
-        let after = opened.bytes_beside_blocks()?;
-        let taken = before
-            .zip(after)
-            .map(|(before, after)| after.saturating_sub(before));
-        let all = job.everybodys(&(hostname(), seconds, taken))?;
-        let mut hosts: Vec<String> = all.iter().map(|(host, ..)| host.clone()).collect();
+        let all = job.everybodys(&(hostname(), seconds))?;
+        let mut hosts: Vec<String> = all.iter().map(|(host, _)| host.clone()).collect();
         hosts.sort();
         hosts.dedup();
         let slowest = all
             .iter()
-            .filter_map(|(_, seconds, _)| *seconds)
+            .filter_map(|(_, seconds)| *seconds)
             .reduce(f64::max);
         let ranks = Ranks {
             engine: job.engine().unwrap_or_default(),
             size: job.size(),
             hosts,
             link_gbps: slowest.map(|seconds| BYTES as f64 / seconds / 1e9),
-            engine_bytes: all.iter().filter_map(|(.., taken)| *taken).max(),
+            engine_bytes: job
+                .group()
+                .and_then(|group| Some(group.on_device()?.device_bytes())),
         };
         Ok((job, ranks))
     }

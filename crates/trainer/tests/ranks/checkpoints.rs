@@ -228,3 +228,47 @@ fn a_rank_without_room() {
     outcome(command(&place, open_mpi(2), &again), "").succeeds();
     assert_eq!(names(&place.path("run/checkpoints")), ["step-1", "step-4"]);
 }
+
+/// One command begins a job, goes on with it, and begins again what was killed before it saved anything or had no room.
+#[test]
+fn one_command_whatever_ended_the_job() {
+    let place = place();
+    let saving = place.text("llama.toml").replace("every = 0", "");
+    place.file("saving.toml", saving);
+    let way = "--config saving.toml --zero 2 --resume auto";
+    let whole = train(&place, 2, way, "whole");
+    assert_eq!(names(&place.path("whole/checkpoints")), ["step-3"]);
+    for (rank, plan) in whole.plans.iter().enumerate() {
+        let part = format!("whole/checkpoints/step-3/rank-{rank:05}-of-00002.safetensors");
+        let part = std::fs::metadata(place.path(&part)).unwrap();
+        assert_eq!(plan["checkpoint_bytes"], part.len(), "rank {rank}");
+    }
+    let model = std::fs::metadata(place.path("whole/model/model.safetensors")).unwrap();
+    assert_eq!(whole.plans[0]["model_bytes"], model.len());
+
+    let ended = |more: &str, out: &str| {
+        let arguments = format!("--accum 2 --quiet --zero 2 {more} --out {out}");
+        outcome(command(&place, open_mpi(2), &arguments), &arguments)
+    };
+    ended("--config saving.toml --steps 2", "saved").succeeds();
+    ended("--config llama.toml --steps 2", "killed").succeeds();
+    for part in ["killed", "killed/ranks/0", "killed/ranks/1"] {
+        let file = format!("{part}/metrics.jsonl");
+        let text = place.text(&file);
+        let lines = text.split_inclusive('\n');
+        let before: String = lines
+            .filter(|line| !line.contains(r#""kind":"end""#))
+            .collect();
+        assert_ne!(before, text);
+        place.file(&file, before);
+    }
+    let refused = ended("--config saving.toml --memory-limit 1KiB", "refused");
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    for (out, resumed) in [("saved", 1), ("killed", 0), ("refused", 0)] {
+        let run = train(&place, 2, way, out);
+        assert!(run.bits() == whole.bits(), "{out}");
+        assert_eq!(run.metrics.of_kind("resume").count(), resumed, "{out}");
+        assert_eq!(run.ranks[1].steps().len(), 3, "{out}");
+        assert!(!place.path(&format!("{out}/oom.json")).exists());
+    }
+}

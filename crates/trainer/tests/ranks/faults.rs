@@ -1,6 +1,7 @@
 //! What one rank cannot do ends the job in seconds, with its exit code and its name.
 
 use crate::job::{command, command_but_for_one, open_mpi, place};
+use crate::metrics::Metrics;
 use crate::signals::{at_once, endless, ends, process_of_rank, send};
 use crate::workplace::{Workplace, outcome};
 use serde_json::Value;
@@ -70,6 +71,27 @@ fn a_file_that_one_rank_lacks() {
     );
 }
 
+/// Each rank reads its own rows: one alone meets the token that the model does not have, in the middle of the run, and all end
+/// with its sentence.
+#[test]
+fn data_that_one_rank_cannot_read() {
+    let place = place();
+    let mut data = crate::job::data(&[0, 1, 2, 3], None);
+    let header = u64::from_le_bytes(*data.first_chunk().unwrap()) as usize;
+    // In the second step's second micro-batch, which is of rank 1.
+    let token = crate::job::first_token(1, 1);
+    data[8 + header + 4 * token..][..4].copy_from_slice(&131_i32.to_le_bytes());
+    place.file("spoilt.safetensors", data);
+    let all = format!("{TRAIN} --data spoilt.safetensors");
+    let said = fails(command(&place, open_mpi(2), &all), 4);
+    names(&said, &["rank 1 (", "spoilt.safetensors", "131"]);
+    let own = said.matches("rank 1: error: data file spoilt.safetensors");
+    assert_eq!(own.count(), 1, "{said}");
+    let left = words(&place, "run/rank-1.json");
+    assert_eq!((&left["exit_code"], &left["step"]), (&4.into(), &1.into()));
+    assert_eq!(Metrics::read(&place, "run").steps().len(), 1);
+}
+
 #[test]
 fn a_folder_that_is_taken() {
     let place = place();
@@ -134,7 +156,7 @@ fn a_rank_that_is_killed() {
 #[test]
 fn a_rank_that_stops() {
     let place = place();
-    let child = endless(&place, 2, "--zero 2 --set collectives.timeout_s=2");
+    let child = endless(&place, 2, "--zero 2 --set collectives.timeout_s=5");
     send("STOP", process_of_rank(&child, 1));
     let (code, said) = ends(child);
     assert_eq!(code, Some(5), "{said}");
@@ -153,7 +175,10 @@ fn a_library_that_is_not_there() {
     let mut job = command(&place, open_mpi(2), TRAIN);
     job.env("TRAINER_MPI", "/nowhere/libmpi.so");
     let said = fails(job, 5);
-    names(&said, &["/nowhere/libmpi.so"]);
+    // Without the library ranks cannot agree who reports the error. Each reports its own, and the
+    // launcher may end a rank before it has.
+    let words = "error: TRAINER_MPI names `/nowhere/libmpi.so`, which does not load";
+    assert!(said.contains(words), "{said}");
 }
 
 /// A launcher's words that make no sense are refused, not guessed at.

@@ -1,8 +1,11 @@
 //! Ranks on GPUs: NCCL's calls and the driver's, on libraries that stand in for them and run the kernels emulated.
 
 use crate::job::{MICRO_BATCHES, Run, command, open_mpi, place};
-use crate::workplace::{Workplace, outcome};
+use crate::workplace::{Workplace, free_port, outcome};
 use std::process::{Command, Stdio};
+
+/// What the stand-in takes for the channels of two ranks, which are as many as the trainer allows.
+const NCCL: u64 = 2 * 16 * (12 << 20);
 
 const TRAIN: &str =
     "--config llama.toml --device cuda --dtype f32 --steps 2 --bucket-size 32KiB --quiet";
@@ -75,10 +78,12 @@ fn started_as_torchrun_does() {
     let place = place();
     let alone = alone(&place);
     let arguments = arguments(2, "--zero 2", "run");
-    let port = 20_000 + std::process::id() % 20_000;
+    let port = free_port() - 1;
+    let uses = |rank: usize| place.path(&format!("first-uses-{rank}"));
     let ranks = [0, 1].map(|rank: usize| {
         let mut job = place.command(&arguments);
         on_gpus(&mut job);
+        job.env("STAND_IN_FIRST_USES", uses(rank));
         job.env("RANK", rank.to_string())
             .env("LOCAL_RANK", rank.to_string())
             .env("WORLD_SIZE", "2")
@@ -90,5 +95,22 @@ fn started_as_torchrun_does() {
     for mut rank in ranks {
         assert!(rank.wait().unwrap().success());
     }
-    assert!(bits(&Run::read(&place, "run", 2)) == alone);
+    let run = Run::read(&place, "run", 2);
+    assert!(bits(&run) == alone);
+    for (rank, plan) in run.plans.iter().enumerate() {
+        // To the other rank, and along the ring: before anything is leased, and known to the plan.
+        let nccl = &plan["nccl"];
+        assert_eq!(
+            (&nccl["bytes"], &nccl["is_measured"]),
+            (&NCCL.into(), &true.into())
+        );
+        let uses = std::fs::read_to_string(uses(rank)).unwrap();
+        let held: Vec<u64> = uses.lines().map(|line| line.parse().unwrap()).collect();
+        let (nccl, products) = held.split_at(2);
+        assert_eq!(nccl, [0, 0]);
+        assert!(
+            products.len() >= 8 && products.iter().all(|held| *held == products[0]),
+            "{held:?}"
+        );
+    }
 }

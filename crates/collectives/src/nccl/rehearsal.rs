@@ -1,0 +1,59 @@
+//! What NCCL takes of a GPU, taken before anything else is: it makes its buffers when ranks first send each other something.
+
+use super::communicator::Communicator;
+use super::context::Context;
+use crate::{GroupError, Incoming, Outgoing, pieces};
+use std::time::{Duration, Instant};
+
+/// Between two looks at the stream.
+const SLEEP: Duration = Duration::from_micros(50);
+
+/// Bytes that come to a rank, of a few and of many at a time: libraries have other ways for each.
+const BYTES: [usize; 2] = [1 << 12, 16 << 20];
+
+/// Exchanges between all ranks and gathers from all, as steps do, and waits for it.
+pub(super) fn rehearse(
+    communicator: &Communicator,
+    context: &Context,
+    [rank, size]: [usize; 2],
+    timeout: Duration,
+) -> Result<(), GroupError> {
+    let (stream, memory) = (context.stream()?, context.memory(2 * BYTES[1])?);
+    // SAFETY: there is room for as much again.
+    let comes = unsafe { memory.add(BYTES[1]) };
+    let begun = Instant::now();
+    for bytes in BYTES.map(|bytes| (bytes / size).max(1)) {
+        // SAFETY: there is room for a piece of every rank.
+        let of = |start: *mut u8, rank: usize| unsafe { start.add(rank * bytes) };
+        let goes = |to, pointer: *mut u8| Outgoing { to, pointer, bytes };
+        let receives: Vec<Incoming> = (0..size)
+            .map(|from| Incoming {
+                from,
+                pointer: of(comes, from),
+                bytes,
+            })
+            .collect();
+        let to_each: Vec<Outgoing> = (0..size).map(|to| goes(to, of(memory, to))).collect();
+        let to_all: Vec<Outgoing> = (0..size).map(|to| goes(to, of(comes, rank))).collect();
+        for sends in [to_each, to_all] {
+            // SAFETY: the memory lives until the stream is done, and nothing else uses it; what is gathered is in its place.
+            unsafe { communicator.enqueue(stream, &sends, &receives)? };
+        }
+    }
+    while !context.is_done(stream)? {
+        communicator.check()?;
+        if begun.elapsed() > timeout {
+            let others = (0..size).filter(|other| *other != rank);
+            return Err(pieces::late(
+                rank,
+                "the rehearsal of an exchange",
+                timeout,
+                others,
+            ));
+        }
+        std::thread::sleep(SLEEP);
+    }
+    // SAFETY: the stream is done.
+    unsafe { context.give_back(memory, stream) };
+    Ok(())
+}
