@@ -20,14 +20,25 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// A micro-batch with room for `rows` rows and none read yet; [`Self::rows`] is already final.
-    pub(crate) fn with_room(rows: usize, seq: usize, documents: bool) -> Self {
+    /// A micro-batch of which no token is read yet; [`Self::rows`] is already final.
+    pub(crate) fn unread(rows: usize, seq: usize, documents: bool) -> Self {
         Self {
-            input_ids: Vec::with_capacity(rows * seq),
-            targets: Vec::with_capacity(rows * seq),
+            input_ids: Vec::new(),
+            targets: Vec::new(),
             rows,
             seq,
-            documents: documents.then(|| Vec::with_capacity(rows * seq)),
+            documents: documents.then(Vec::new),
+        }
+    }
+
+    /// Makes room for all of its rows.
+    pub(crate) fn make_room(&mut self) {
+        let documents = self.documents.as_mut();
+        for tokens in [&mut self.input_ids, &mut self.targets]
+            .into_iter()
+            .chain(documents)
+        {
+            tokens.reserve_exact(self.rows * self.seq);
         }
     }
 
@@ -48,19 +59,33 @@ impl MicroBatch {
     }
 }
 
-/// The micro-batches whose gradients are summed for one optimizer step.
+/// The micro-batches whose gradients are summed for one optimizer step, of all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepBatch {
     /// `accum` micro-batches of equally many rows, in the order in which they are to be run. All have the dataset's `seq`,
-    /// but with [`Packing::Pad`](crate::Packing::Pad) each one of its own, at most that.
+    /// but with [`Packing::Pad`](crate::Packing::Pad) each one of its own, at most that. Those that other ranks read have
+    /// their shape alone here.
     pub micro: Vec<MicroBatch>,
+    /// Targets of the micro-batches that other ranks read: what they say, once they have been asked.
+    pub targets_elsewhere: usize,
+}
+
+impl FromIterator<MicroBatch> for StepBatch {
+    /// A step that is read here as a whole.
+    fn from_iter<M: IntoIterator<Item = MicroBatch>>(micro: M) -> StepBatch {
+        StepBatch {
+            micro: micro.into_iter().collect(),
+            targets_elsewhere: 0,
+        }
+    }
 }
 
 impl StepBatch {
     /// How many targets of the whole step are not [`MASKED`]: what the loss is divided by. Never
-    /// zero in a step that came from [`Batches::next_step`](crate::Batches::next_step).
+    /// zero in a step that came from [`Batches::next_step`](crate::Batches::next_step) as a whole.
     pub fn target_count(&self) -> usize {
-        self.micro.iter().map(MicroBatch::target_count).sum()
+        let here: usize = self.micro.iter().map(MicroBatch::target_count).sum();
+        here + self.targets_elsewhere
     }
 }
 
@@ -84,16 +109,16 @@ mod tests {
             targets,
             documents: None,
         };
-        let step = StepBatch {
-            micro: vec![
-                micro(vec![MASKED, 0, 5]),
-                micro(vec![MASKED, MASKED, MASKED]),
-                micro(vec![1, 2, 3]),
-            ],
-        };
+        let mut step = StepBatch::from_iter([
+            micro(vec![MASKED, 0, 5]),
+            micro(vec![MASKED, MASKED, MASKED]),
+            micro(vec![1, 2, 3]),
+        ]);
         let counts: Vec<_> = step.micro.iter().map(MicroBatch::target_count).collect();
         assert_eq!(counts, [2, 0, 3]);
         assert_eq!(step.target_count(), 5);
+        step.targets_elsewhere = 3;
+        assert_eq!(step.target_count(), 8);
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub struct Batches {
     order: Order,
     buckets: Option<Buckets>, // for padded rows
     position: Position,
+    member: (usize, usize), // this rank, and how many there are
 }
 
 impl Batches {
@@ -23,14 +24,22 @@ impl Batches {
         let (options, samples) = (dataset.options(), dataset.samples());
         let seed = options.shuffle.then_some(options.seed);
         Self {
-            order: match seed {
-                Some(seed) => Order::shuffled(seed, samples as u64),
-                None => Order::File,
-            },
+            order: dataset.order(seed),
             buckets: (options.packing == Packing::Pad)
                 .then(|| Buckets::new(options.micro_batch, samples, seed)),
             dataset,
             position: Position::default(),
+            member: (0, 1),
+        }
+    }
+
+    /// The same steps, of which this rank of `size` reads every `size`-th micro-batch: of the others it knows the shape. Whether
+    /// a step has a target, all ranks know together.
+    #[must_use]
+    pub fn of_rank(self, rank: usize, size: usize) -> Self {
+        Self {
+            member: (rank, size),
+            ..self
         }
     }
 
@@ -55,7 +64,7 @@ impl Batches {
         let samples = self.dataset.samples() as u64;
         if position.index >= samples {
             return Err(DataError::NoSuchPosition {
-                file: self.dataset.name().to_owned(),
+                file: self.dataset.name(),
                 epoch: position.epoch,
                 index: position.index,
                 samples,
@@ -69,7 +78,7 @@ impl Batches {
     ///
     /// # Errors
     ///
-    /// A token outside the vocabulary, or a step without a single target. The position is then
+    /// A token outside the vocabulary, or a step without a single target where it is read as a whole. The position is then
     /// unchanged, so that asking again gives the same error.
     pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
         let (rows, accum) = {
@@ -80,18 +89,23 @@ impl Batches {
         let mut position = self.position;
         let mut micro = Vec::with_capacity(accum);
         let mut taken = Vec::with_capacity(rows * accum);
-        for _ in 0..accum {
+        let (rank, size) = self.member;
+        for number in 0..accum {
             let first = taken.len();
             for _ in 0..rows {
                 taken.push(self.sample(position));
                 position = position.next(samples);
             }
-            micro.push(self.dataset.read(&taken[first..])?);
+            let samples = &taken[first..];
+            micro.push(match number % size == rank {
+                true => self.dataset.read(samples)?,
+                false => self.dataset.shape(samples),
+            });
         }
-        let step = StepBatch { micro };
-        if step.target_count() == 0 {
+        let step = StepBatch::from_iter(micro);
+        if size == 1 && step.target_count() == 0 {
             return Err(DataError::NoTargets {
-                file: self.dataset.name().to_owned(),
+                file: self.dataset.name(),
                 samples: list(&taken),
                 epoch: self.position.epoch,
             });

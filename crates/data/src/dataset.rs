@@ -1,12 +1,15 @@
-//! Opening data: which source a path and a format mean, and whether it can give samples at all.
+//! Opened data: one input or several, and the samples that they give.
 
 use std::path::Path;
 
 use crc32fast::Hasher;
 
 use crate::{
-    Batches, DEFAULT_SEQ, DataError, Format, MicroBatch, Options, Packing, batch_file::BatchFile,
-    buckets::padded_lengths, file::DataFile, fingerprint::add_file, rows::Rows, shards::Shards,
+    Batches, DataError, Inputs, MicroBatch, Options, Packing,
+    buckets::padded_lengths,
+    mix::{MixedOrder, Shares},
+    order::Order,
+    source::{Source, TokensOf},
 };
 
 /// A data source that was opened and found able to give samples.
@@ -17,6 +20,7 @@ use crate::{
 ///   masks are never targets, and rows may follow its documents ([`Packing`]).
 /// - Batch files: safetensors with `input_ids` and `targets`, i32 or i64 `[N, seq]`, a sample a
 ///   row, target [`MASKED`](crate::MASKED) for no target.
+/// - Several of these, which take turns: by their weights, or each with all that it has.
 ///
 /// A sample is a row. With [`Packing::Concatenate`] sample `i` of a shard is the `seq + 1` tokens from `i * seq`, so it has
 /// `(tokens - 1) / seq` samples; with the others rows follow documents, at 12 bytes of host memory for each piece of one.
@@ -24,16 +28,11 @@ use crate::{
 /// Files are mapped, not read; tokens are checked against the vocabulary when they are taken.
 #[derive(Debug)]
 pub struct Dataset {
-    source: Source,
+    /// At least one.
+    sources: Vec<Source>,
+    shares: Shares,
     options: Options,
     seq: usize,
-    samples: usize,
-}
-
-#[derive(Debug)]
-enum Source {
-    Tokens(Shards, Rows),
-    Batches(BatchFile),
 }
 
 impl Dataset {
@@ -44,34 +43,39 @@ impl Dataset {
     /// Whatever is wrong with the options or with the file's header and size, as a [`DataError`].
     pub fn open(options: &Options) -> Result<Self, DataError> {
         options.validate()?;
-        let (source, seq, samples) = match open_tokens(options)? {
-            Some(mut shards) => {
-                let seq = options.seq.unwrap_or(DEFAULT_SEQ);
-                let rows = Rows::cut(&shards, options.packing, seq)?;
-                shards.forget_documents();
-                let samples = rows.samples();
-                (Source::Tokens(shards, rows), seq, samples)
-            }
-            None => {
-                let batches = open_batches(options)?;
-                let (seq, rows) = (batches.seq, batches.rows);
-                (Source::Batches(batches), seq, rows)
-            }
+        let paths = options.path.iter().flat_map(Inputs::paths).map(Some);
+        let paths: Vec<Option<&Path>> = match options.path {
+            None => vec![None],
+            Some(_) => paths.collect(),
         };
+        let sources = paths.into_iter().map(|path| Source::open(path, options));
+        let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
+        let seq = sources[0].seq(options);
+        if let Some(other) = sources.iter().find(|source| source.seq(options) != seq) {
+            return Err(DataError::SeqDiffers {
+                file: other.name().to_owned(),
+                found: other.seq(options),
+                wanted: seq,
+            });
+        }
         options.check_step_size(seq)?;
+        let sizes = sources.iter().map(|source| source.samples() as u64);
+        let weights = options.path.iter().flat_map(Inputs::iter);
+        let weights: Option<Vec<f64>> = weights.map(|input| input.weight).collect();
+        let weights = weights.filter(|weights| weights.len() > 1);
         let dataset = Self {
-            source,
+            shares: Shares::new(sizes.collect(), weights.as_deref()),
+            sources,
             options: options.clone(),
             seq,
-            samples,
         };
         tracing::debug!("opened {}", dataset.describe());
         Ok(dataset)
     }
 
-    /// Samples in an epoch; at least 1.
+    /// Samples in an epoch; at least 1. Of several inputs with weights about as many as they have together.
     pub fn samples(&self) -> usize {
-        self.samples
+        self.shares.samples() as usize
     }
 
     /// Tokens in a sequence; the most of them with [`Packing::Pad`].
@@ -86,42 +90,51 @@ impl Dataset {
 
     /// One line for people: what the source is and how much it holds.
     pub fn describe(&self) -> String {
-        let (name, seq, samples) = (self.name(), self.seq, self.samples);
-        match &self.source {
-            Source::Tokens(shards, rows) => {
-                format!("{}, {}", shards.describe(), rows.describe(seq))
-            }
-            Source::Batches(_) => format!("{name}: {samples} rows of {seq} tokens"),
+        let mut sources = self.sources.iter().enumerate();
+        if let [source] = &self.sources[..] {
+            return source.describe(self.seq);
         }
+        let each = sources.by_ref().map(|(at, source)| {
+            let (size, quota) = self.shares.of(at);
+            let percent = 100.0 * quota as f64 / self.samples() as f64;
+            let passes = quota as f64 / size as f64;
+            let what = source.describe(self.seq);
+            format!("{percent:.1} % {what} ({passes:.2} passes an epoch)")
+        });
+        let each: Vec<String> = each.collect();
+        format!("{}; {} samples an epoch", each.join("; "), self.samples())
+    }
+
+    /// Where each input is, none being the built-in text, and what its tokens are of.
+    pub fn inputs(&self) -> impl Iterator<Item = (Option<&Path>, TokensOf)> {
+        let mut paths = self.options.path.iter().flat_map(Inputs::paths);
+        let sources = self.sources.iter();
+        sources.map(move |source| (paths.next(), source.tokens_of()))
     }
 
     /// Bytes of text that a token stands for on average, which makes bits per byte of a loss: 1 for text, and what their
     /// indices say for shards. `None` where nothing says.
     pub fn bytes_per_token(&self) -> Option<f64> {
-        match &self.source {
-            Source::Tokens(shards, _) => shards.bytes_per_token(),
-            Source::Batches(_) => None,
-        }
+        let known = self.sources.iter().map(Source::text_and_tokens);
+        let known: Vec<(u64, u64)> = known.collect::<Option<_>>()?;
+        let bytes: u64 = known.iter().map(|(bytes, _)| bytes).sum();
+        let tokens: u64 = known.iter().map(|(_, tokens)| tokens).sum();
+        (bytes > 0).then(|| bytes as f64 / tokens as f64)
     }
 
     /// What tells this data from other data, whatever its files are called: their number, their size, and a checksum of
-    /// indices, or of some places of files without one.
+    /// indices, or of some places of files without one; of several inputs also their shares.
     pub fn fingerprint(&self) -> String {
         let mut crc = Hasher::new();
-        let (files, bytes) = match &self.source {
-            Source::Tokens(shards, _) => {
-                shards
-                    .files
-                    .iter()
-                    .for_each(|file| file.fingerprint(&mut crc));
-                let bytes = shards.files.iter().map(|file| file.file.len()).sum();
-                (shards.files.len(), bytes)
-            }
-            Source::Batches(batches) => {
-                add_file(&batches.file, &mut crc);
-                (1, batches.file.len())
-            }
-        };
+        let (mut files, mut bytes) = (0, 0);
+        for source in &self.sources {
+            let (own_files, own_bytes) = source.fingerprint(&mut crc);
+            files += own_files;
+            bytes += own_bytes;
+        }
+        if self.sources.len() > 1 {
+            self.shares.fingerprint(&mut crc);
+        }
         format!("files {files}, bytes {bytes}, crc32 {:08x}", crc.finalize())
     }
 
@@ -131,24 +144,39 @@ impl Dataset {
     }
 
     /// The name to use in messages: the path, or what stands for it.
-    pub(crate) fn name(&self) -> &str {
-        match &self.source {
-            Source::Tokens(shards, _) => &shards.name,
-            Source::Batches(batches) => &batches.file.name,
+    pub(crate) fn name(&self) -> String {
+        let names: Vec<&str> = self.sources.iter().map(Source::name).collect();
+        names.join(", ")
+    }
+
+    /// In which order samples come, shuffled by a seed or not.
+    pub(crate) fn order(&self, seed: Option<u64>) -> Order {
+        match &self.sources[..] {
+            [source] => Order::new(seed, source.samples() as u64),
+            _ => Order::Mixed(MixedOrder::new(self.shares.clone(), seed)),
         }
     }
 
-    /// Inputs of a sample (below [`Self::samples`]) that are not padding.
+    /// Which source has a sample, and its number there: samples of a source follow those of the one before.
+    fn locate(&self, mut sample: usize) -> (&Source, usize) {
+        for source in &self.sources {
+            if sample < source.samples() {
+                return (source, sample);
+            }
+            sample -= source.samples();
+        }
+        unreachable!("an order gives samples that there are")
+    }
+
+    /// Inputs of a sample that are not padding.
     pub(crate) fn length(&self, sample: usize) -> usize {
-        match &self.source {
-            Source::Tokens(_, rows) => rows.length(sample, self.seq),
-            Source::Batches(batches) => batches.length(sample),
-        }
+        let (source, sample) = self.locate(sample);
+        source.length(sample, self.seq)
     }
 
-    /// Reads samples (below [`Self::samples`]) as the rows of a micro-batch.
-    pub(crate) fn read(&self, samples: &[usize]) -> Result<MicroBatch, DataError> {
-        let Options { packing, vocab, .. } = self.options;
+    /// A micro-batch of samples (below [`Self::samples`]) without their tokens: it is as long as what indices say of them.
+    pub(crate) fn shape(&self, samples: &[usize]) -> MicroBatch {
+        let packing = self.options.packing;
         let seq = match packing {
             Packing::Pad => {
                 let longest = samples.iter().map(|&sample| self.length(sample)).max();
@@ -160,67 +188,19 @@ impl Dataset {
             }
             _ => self.seq,
         };
-        let mut batch = MicroBatch::with_room(samples.len(), seq, packing == Packing::FirstFit);
+        MicroBatch::unread(samples.len(), seq, packing == Packing::FirstFit)
+    }
+
+    /// Reads samples (below [`Self::samples`]) as the rows of a micro-batch.
+    pub(crate) fn read(&self, samples: &[usize]) -> Result<MicroBatch, DataError> {
+        let vocab = self.options.vocab;
+        let mut batch = self.shape(samples);
+        batch.make_room();
         for &sample in samples {
-            match &self.source {
-                Source::Tokens(shards, rows) => rows.read(shards, sample, vocab, &mut batch)?,
-                Source::Batches(batches) => batches.read_row(sample, vocab, &mut batch)?,
-            }
+            let (source, sample) = self.locate(sample);
+            source.read(sample, vocab, &mut batch)?;
             batch.fill_row();
         }
         Ok(batch)
-    }
-}
-
-/// Opens the source that `options` describe if it is one of tokens, `None` if it is one of batches.
-fn open_tokens(options: &Options) -> Result<Option<Shards>, DataError> {
-    let Some(path) = options.path.as_deref() else {
-        return match options.format {
-            Format::Auto | Format::Text => Ok(Some(Shards::builtin())),
-            format => Err(DataError::FormatNeedsPath {
-                format: format.name(),
-            }),
-        };
-    };
-    if path.is_dir() {
-        return Shards::open_folder(path, options).map(Some);
-    }
-    match options.format {
-        Format::Auto => match format_of(path) {
-            Format::Batches => Ok(None),
-            format => Shards::open_file(path, format).map(Some),
-        },
-        Format::Batches => Ok(None),
-        format => Shards::open_file(path, format).map(Some),
-    }
-}
-
-/// Opens a batch file, whose rows are as long as it says.
-fn open_batches(options: &Options) -> Result<BatchFile, DataError> {
-    let path = options.path.as_deref().expect("batches come from a file");
-    let batches = BatchFile::open(DataFile::open(path)?)?;
-    if let Some(wanted) = options.seq.filter(|&seq| seq != batches.seq) {
-        return Err(DataError::SeqDiffers {
-            file: batches.file.name,
-            found: batches.seq,
-            wanted,
-        });
-    }
-    if options.packing == Packing::FirstFit {
-        return Err(DataError::NoDocuments {
-            file: batches.file.name,
-            packing: options.packing.name(),
-            reason: "is made of rows already",
-        });
-    }
-    Ok(batches)
-}
-
-/// What `auto` means for a file of this name.
-fn format_of(path: &Path) -> Format {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("safetensors") => Format::Batches,
-        Some("bin") => Format::LlmC,
-        _ => Format::Text,
     }
 }

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::FileKind;
+
 /// Why there is no dataset, or no next step. Each message says what was wrong, where, and what to
 /// do about it.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +99,10 @@ pub enum DataError {
          or remove that file to read the .bin files that are there"
     )]
     BadListing { file: String, reason: String },
+
+    /// A file that is something else than text, or than the tokens that its name promises.
+    #[error("data file {file} is {}, neither text nor tokens{}", .kind.name(), way_out(*.kind))]
+    NotText { file: String, kind: FileKind },
 
     /// A shard without an index among shards that have one.
     #[error(
@@ -313,4 +319,16 @@ pub enum DataError {
     /// The thread that reads ahead is gone.
     #[error("the thread that reads data ahead {reason}; run again, and report it if it recurs")]
     ReaderStopped { reason: String },
+}
+
+/// What to do about a file that is not text.
+fn way_out(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Tokens => "; read it with data.format=\"llmc\"",
+        FileKind::Other("safetensors") => {
+            "; if it holds batches, read it with data.format=\"batches\""
+        }
+        FileKind::Other(_) => "; give the text that it was made of, or that is in it",
+        _ => ": `trainer prepare` makes tokens of it",
+    }
 }

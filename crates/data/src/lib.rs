@@ -30,8 +30,9 @@
 //! ```
 //!
 //! Where to read on: [`Dataset`] for what can be opened, [`ShardIndex`] for what lies beside a shard, [`ShardWriter`]
-//! for writing one, [`Packing`] for how documents become rows, [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for
-//! reading ahead, [`DataError`] for all that can be wrong with a file.
+//! for writing one, [`Packing`] for how documents become rows, [`Inputs`] for several inputs, [`FileKind`] for what is no text,
+//! [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for reading ahead,
+//! [`DataError`] for all that can be wrong with a file.
 
 mod batch;
 mod batch_file;
@@ -42,11 +43,14 @@ mod checksums;
 mod dataset;
 mod error;
 mod file;
+mod file_kind;
 mod fingerprint;
 mod first_fit;
 mod index_file;
+mod inputs;
 mod listing;
 mod llmc;
+mod mix;
 mod once;
 mod options;
 mod order;
@@ -55,6 +59,7 @@ mod prefetch;
 mod rows;
 mod shard_writer;
 mod shards;
+mod source;
 mod tokens;
 
 pub use batch::{MASKED, MicroBatch, StepBatch};
@@ -62,9 +67,12 @@ pub use batches::Batches;
 pub use buckets::padded_lengths;
 pub use dataset::Dataset;
 pub use error::DataError;
+pub use file_kind::FileKind;
 pub use index_file::ShardIndex;
-pub use listing::ListedShard;
+pub use inputs::{Input, Inputs, InputsError};
+pub use listing::{ListedOrigin, ListedShard, ListedTokenizer};
 pub use options::{DEFAULT_SEQ, Format, Options, Packing, Split};
 pub use order::Position;
 pub use prefetch::{Prefetched, prefetch};
 pub use shard_writer::ShardWriter;
+pub use source::TokensOf;

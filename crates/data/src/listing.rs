@@ -27,11 +27,36 @@ impl ListedShard {
     pub const FORMAT_VERSION: u32 = 1;
 }
 
+/// What prepared tokens were made of, and with what.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct ListedOrigin {
+    /// What made them.
+    pub tokenizer: ListedTokenizer,
+    /// The files and folders, as they were given.
+    #[serde(default)]
+    pub inputs: Vec<String>,
+    /// The share of documents for validation that was asked for.
+    #[serde(default)]
+    pub validation_fraction: f64,
+}
+
+/// A tokenizer, as `dataset.json` tells it from others.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct ListedTokenizer {
+    /// `bytes` or `hugging-face`.
+    #[serde(default)]
+    pub kind: String,
+    /// CRC-32 of its `tokenizer.json`.
+    #[serde(default)]
+    pub crc32: Option<u32>,
+    /// One more than its largest token.
+    pub vocab: usize,
+}
+
 /// What it says about the shards of a split: their tokens, by name.
 pub(crate) struct Listing {
     file: PathBuf,
-    /// One more than the largest token that the tokenizer has.
-    vocab: usize,
+    pub(crate) origin: ListedOrigin,
     shards: BTreeMap<String, u64>,
 }
 
@@ -42,14 +67,10 @@ struct Version {
 
 #[derive(Deserialize)]
 struct Contents {
-    tokenizer: Tokenizer,
+    #[serde(flatten)]
+    origin: ListedOrigin,
     train: Part,
     validation: Part,
-}
-
-#[derive(Deserialize)]
-struct Tokenizer {
-    vocab: usize,
 }
 
 #[derive(Deserialize)]
@@ -72,11 +93,10 @@ impl Listing {
         match parse(&bytes) {
             Ok(contents) => {
                 let Contents {
-                    tokenizer,
+                    origin,
                     train,
                     validation,
                 } = contents;
-                let vocab = tokenizer.vocab;
                 let part = match split {
                     Split::Train => train,
                     _ if validation.shards.is_empty() => train,
@@ -86,7 +106,7 @@ impl Listing {
                 let shards = shards.map(|shard| (shard.name, shard.tokens)).collect();
                 Ok(Some(Self {
                     file,
-                    vocab,
+                    origin,
                     shards,
                 }))
             }
@@ -96,7 +116,7 @@ impl Listing {
 
     /// Refuses a model that does not know all tokens that there may be: better now than when the first comes.
     pub(crate) fn check_vocab(&self, model: usize) -> Result<(), DataError> {
-        let vocab = self.vocab;
+        let vocab = self.origin.tokenizer.vocab;
         match vocab > model {
             false => Ok(()),
             true => Err(DataError::VocabTooSmall {

@@ -1,6 +1,6 @@
-//! A dataset read once, in file order: what an evaluation takes.
+//! A dataset read once, in file order: what an evaluation takes. Of several inputs the first samples are of all.
 
-use crate::{DataError, Dataset, MicroBatch};
+use crate::{DataError, Dataset, MicroBatch, Position};
 
 impl Dataset {
     /// Its samples in file order, each once: micro-batches of `micro_batch` rows, the last of which may have fewer. Where
@@ -11,9 +11,14 @@ impl Dataset {
     ) -> impl Iterator<Item = Result<MicroBatch, DataError>> + '_ {
         let samples = self.samples().min(most.unwrap_or(usize::MAX));
         let rows = self.options().micro_batch;
+        let mut order = self.order(None);
         (0..samples).step_by(rows).map(move |first| {
-            let taken: Vec<usize> = (first..samples.min(first + rows)).collect();
-            self.read(&taken)
+            let at = |index| Position {
+                epoch: 0,
+                index: index as u64,
+            };
+            let taken = (first..samples.min(first + rows)).map(|index| order.sample(at(index)));
+            self.read(&taken.collect::<Vec<_>>())
         })
     }
 }

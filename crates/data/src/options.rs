@@ -1,10 +1,8 @@
 //! What the caller chooses: the `data.*` and `batch.*` settings.
 
-use std::path::PathBuf;
-
 use choices::choices;
 
-use crate::DataError;
+use crate::{DataError, Inputs};
 
 /// Tokens in a sequence where neither [`Options::seq`] nor the file says.
 pub const DEFAULT_SEQ: usize = 256;
@@ -16,7 +14,7 @@ const MAX_STEP_TOKENS: usize = i32::MAX as usize;
 #[derive(Debug, Clone)]
 pub struct Options {
     /// `data.path`; `None` reads the text that ships in the binary.
-    pub path: Option<PathBuf>,
+    pub path: Option<Inputs>,
     /// `data.format`.
     pub format: Format,
     /// `data.seq`: tokens in a sequence. `None` takes a batch file's own, else [`DEFAULT_SEQ`].
@@ -71,8 +69,8 @@ impl Options {
 choices! {
     /// How a data file is laid out: the values of `data.format`.
     Format {
-        /// `.safetensors` is [`Batches`](Self::Batches), `.bin` is [`LlmC`](Self::LlmC), anything else is
-        /// [`Text`](Self::Text).
+        /// `.safetensors` is [`Batches`](Self::Batches), `.bin` is [`LlmC`](Self::LlmC), and so is what begins like it; anything
+        /// else is [`Text`](Self::Text), if it is ([`FileKind`](crate::FileKind)).
         Auto = "auto",
         /// safetensors with `input_ids` and `targets`, integers `[N, seq]`.
         Batches = "batches",

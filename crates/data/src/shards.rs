@@ -7,9 +7,9 @@ use std::{
 };
 
 use crate::{
-    DataError, Format, Options, Packing, ShardIndex, Split,
+    DataError, FileKind, Format, Options, Packing, ShardIndex, Split,
     file::DataFile,
-    listing::Listing,
+    listing::{ListedOrigin, Listing},
     llmc,
     tokens::{TokenFile, Width},
 };
@@ -21,6 +21,8 @@ pub(crate) struct Shards {
     pub(crate) name: String,
     pub(crate) format: Format,
     pub(crate) files: Vec<TokenFile>,
+    /// What they were made of, where it is known.
+    pub(crate) origin: Option<ListedOrigin>,
 }
 
 impl Shards {
@@ -38,6 +40,7 @@ impl Shards {
             name: file.file.name.clone(),
             format,
             files: vec![file],
+            origin: None,
         }
     }
 
@@ -73,6 +76,7 @@ impl Shards {
             name,
             format,
             files,
+            origin: listing.map(|listing| listing.origin),
         };
         shards.check_alike()?;
         Ok(shards)
@@ -115,17 +119,16 @@ impl Shards {
         self.files.iter().map(|file| file.tokens).sum()
     }
 
-    /// Bytes of text that a token stands for on average, where it is known.
-    pub(crate) fn bytes_per_token(&self) -> Option<f64> {
+    /// Bytes of text that all tokens stand for, where it is known.
+    pub(crate) fn text_bytes(&self) -> Option<u64> {
         if self.files[0].width == Width::U8 {
-            return Some(1.0);
+            return Some(self.tokens() as u64);
         }
         let bytes = self
             .files
             .iter()
             .map(|file| Some(file.index.as_ref()?.text_bytes));
-        let bytes: u64 = bytes.sum::<Option<_>>()?;
-        (bytes > 0).then(|| bytes as f64 / self.tokens() as f64)
+        bytes.sum()
     }
 
     /// Refuses to pack by documents where nothing says where they are.
@@ -166,6 +169,11 @@ fn open_shard(path: &Path, format: Format) -> Result<TokenFile, DataError> {
     match format {
         Format::U16 => TokenFile::bare_u16(file),
         Format::LlmC => {
+            // Of other kinds that are no tokens the missing header says enough.
+            let kind = FileKind::of(&file);
+            if kind != FileKind::Text && kind.can_be_prepared() {
+                return Err(no_text(file, kind));
+            }
             let shard = llmc::open(file)?;
             let index = ShardIndex::path(path);
             if index.exists() {
@@ -174,7 +182,17 @@ fn open_shard(path: &Path, format: Format) -> Result<TokenFile, DataError> {
                 Ok(shard)
             }
         }
-        _ => Ok(TokenFile::text(file)),
+        _ => match FileKind::of_file(path, &file) {
+            FileKind::Text => Ok(TokenFile::text(file)),
+            kind => Err(no_text(file, kind)),
+        },
+    }
+}
+
+fn no_text(file: DataFile, kind: FileKind) -> DataError {
+    DataError::NotText {
+        file: file.name,
+        kind,
     }
 }
 

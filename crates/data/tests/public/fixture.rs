@@ -107,7 +107,7 @@ pub fn llmc_bytes(magic: i32, version: i32, count: i32, tokens: &[u8]) -> Vec<u8
 /// Rows of 4 tokens, 2 a micro-batch, 1 a step, in file order.
 pub fn options(path: impl Into<PathBuf>) -> Options {
     Options {
-        path: Some(path.into()),
+        path: Some(path.into().into()),
         format: Format::Auto,
         seq: None,
         micro_batch: 2,

@@ -106,7 +106,7 @@ fn masked_tokens_are_never_targets() {
     );
     assert_says(
         &step_error(&Options {
-            path: Some(path),
+            path: Some(path.into()),
             ..options
         }),
         &["every target is masked"],
@@ -216,7 +216,7 @@ fn bytes_of_text_a_token_come_from_indices_and_from_text() {
     assert_eq!(ratio(&text), Some(1.0));
     let bare = folder.file("bare.tokens", &u16_bytes([1, 2, 3]));
     let bare = Options {
-        path: Some(bare),
+        path: Some(bare.into()),
         format: Format::U16,
         ..options
     };
@@ -243,7 +243,7 @@ fn a_fingerprint_tells_other_data_by_content_and_not_by_name() {
 
     let text = |bytes: &[u8]| {
         fingerprint(&Options {
-            path: Some(folder.file("a.txt", bytes)),
+            path: Some(folder.file("a.txt", bytes).into()),
             ..options.clone()
         })
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use data::{DataError, MASKED, Options, Position, StepBatch, prefetch};
+use data::{DataError, MASKED, Options, Packing, Position, StepBatch, prefetch};
 
 use crate::fixture::{Folder, open, options};
 
@@ -182,4 +182,67 @@ fn reading_ahead_gives_an_error_at_its_own_step_and_again_after_it() {
         assert!(matches!(error, DataError::NoTargets { .. }), "{error}");
         assert_eq!(ahead.position(), Position { epoch: 0, index: 1 });
     }
+}
+
+/// What a rank reads of a step is what a process alone does, and of the rest it knows the shape: so all go by the same lengths
+/// and positions.
+#[test]
+fn a_rank_reads_its_own_micro_batches_and_knows_the_shape_of_the_others() {
+    let folder = Folder::new();
+    let ends: Vec<u64> = (1..60).map(|end| end * end).collect();
+    let tokens: Vec<u16> = (0..3600).map(|token| token % 500).collect();
+    let masked = 40..90;
+    let path = folder.shard("data.bin", &tokens, &ends, std::slice::from_ref(&masked));
+    for packing in [Packing::Concatenate, Packing::FirstFit, Packing::Pad] {
+        let options = Options {
+            seq: Some(128),
+            accum: 6,
+            shuffle: true,
+            packing,
+            ..options(path.clone())
+        };
+        let mut alone = open(&options);
+        let mut ranks: Vec<_> = (0..3).map(|rank| open(&options).of_rank(rank, 3)).collect();
+        for _ in 0..8 {
+            let whole = alone.next_step().unwrap();
+            let mut targets = 0;
+            for (rank, batches) in ranks.iter_mut().enumerate() {
+                let step = batches.next_step().unwrap();
+                assert_eq!(batches.position(), alone.position());
+                targets += step.target_count();
+                for (number, (micro, read)) in step.micro.iter().zip(&whole.micro).enumerate() {
+                    assert_eq!(
+                        (micro.rows, micro.seq),
+                        (read.rows, read.seq),
+                        "{packing:?}"
+                    );
+                    match number % 3 == rank {
+                        true => assert_eq!(micro, read, "{packing:?}"),
+                        false => assert!(micro.input_ids.is_empty() && micro.targets.is_empty()),
+                    }
+                }
+            }
+            assert_eq!(targets, whole.target_count());
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_row_is_met_by_the_rank_that_reads_it() {
+    let folder = Folder::new();
+    let path = folder.batches(&[1, 2, 3, 4, 5, 600, 7, 8], &[MASKED; 8], 2);
+    let options = Options {
+        micro_batch: 1,
+        accum: 4,
+        vocab: 500,
+        ..options(path)
+    };
+    let of_rank = |rank| open(&options).of_rank(rank, 4).next_step();
+    let step = of_rank(1).unwrap();
+    assert_eq!(step.target_count(), 0, "other ranks may have some");
+    let error = of_rank(2).unwrap_err();
+    assert!(
+        matches!(error, DataError::EntryOutOfRange { token: 600, .. }),
+        "{error}"
+    );
 }

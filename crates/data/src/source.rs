@@ -1,0 +1,189 @@
+//! One input: which source a path and a format mean.
+
+use std::path::Path;
+
+use crc32fast::Hasher;
+
+use crate::{
+    DEFAULT_SEQ, DataError, FileKind, Format, MicroBatch, Options, Packing, batch_file::BatchFile,
+    file::DataFile, fingerprint::add_file, listing::ListedOrigin, rows::Rows, shards::Shards,
+};
+
+/// An input, opened.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Tokens(Shards, Rows),
+    Batches(BatchFile),
+}
+
+/// What the tokens of an input are of.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TokensOf {
+    /// Text, of which each byte is a token.
+    Bytes,
+    /// Of what `trainer prepare` read, with the tokenizer that its `dataset.json` names.
+    Prepared(ListedOrigin),
+    /// Nobody says.
+    Unknown,
+}
+
+impl Source {
+    /// Opens what `path` and `options` describe; without a path the built-in text.
+    pub(crate) fn open(path: Option<&Path>, options: &Options) -> Result<Self, DataError> {
+        match (open_tokens(path, options)?, path) {
+            (Some(mut shards), _) => {
+                let seq = options.seq.unwrap_or(DEFAULT_SEQ);
+                let rows = Rows::cut(&shards, options.packing, seq)?;
+                shards.forget_documents();
+                Ok(Self::Tokens(shards, rows))
+            }
+            (None, Some(path)) => open_batches(path, options).map(Self::Batches),
+            (None, None) => unreachable!("the built-in text has tokens"),
+        }
+    }
+
+    /// Tokens in a sequence.
+    pub(crate) fn seq(&self, options: &Options) -> usize {
+        match self {
+            Self::Tokens(..) => options.seq.unwrap_or(DEFAULT_SEQ),
+            Self::Batches(batches) => batches.seq,
+        }
+    }
+
+    pub(crate) fn samples(&self) -> usize {
+        match self {
+            Self::Tokens(_, rows) => rows.samples(),
+            Self::Batches(batches) => batches.rows,
+        }
+    }
+
+    /// The name to use in messages: the path, or what stands for it.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Tokens(shards, _) => &shards.name,
+            Self::Batches(batches) => &batches.file.name,
+        }
+    }
+
+    pub(crate) fn describe(&self, seq: usize) -> String {
+        match self {
+            Self::Tokens(shards, rows) => format!("{}, {}", shards.describe(), rows.describe(seq)),
+            Self::Batches(batches) => {
+                format!(
+                    "{}: {} rows of {seq} tokens",
+                    batches.file.name, batches.rows
+                )
+            }
+        }
+    }
+
+    pub(crate) fn tokens_of(&self) -> TokensOf {
+        match self {
+            Self::Tokens(shards, _) if shards.format == Format::Text => TokensOf::Bytes,
+            Self::Tokens(shards, _) => match &shards.origin {
+                Some(origin) => TokensOf::Prepared(origin.clone()),
+                None => TokensOf::Unknown,
+            },
+            Self::Batches(_) => TokensOf::Unknown,
+        }
+    }
+
+    /// Bytes of text, and the tokens that stand for them, where it is known.
+    pub(crate) fn text_and_tokens(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Tokens(shards, _) => Some((shards.text_bytes()?, shards.tokens() as u64)),
+            Self::Batches(_) => None,
+        }
+    }
+
+    /// Adds what tells this data from other data; how many files it has, and bytes.
+    pub(crate) fn fingerprint(&self, crc: &mut Hasher) -> (usize, usize) {
+        match self {
+            Self::Tokens(shards, _) => {
+                shards.files.iter().for_each(|file| file.fingerprint(crc));
+                let bytes = shards.files.iter().map(|file| file.file.len()).sum();
+                (shards.files.len(), bytes)
+            }
+            Self::Batches(batches) => {
+                add_file(&batches.file, crc);
+                (1, batches.file.len())
+            }
+        }
+    }
+
+    /// Inputs of a sample (below [`Self::samples`]) that are not padding.
+    pub(crate) fn length(&self, sample: usize, seq: usize) -> usize {
+        match self {
+            Self::Tokens(_, rows) => rows.length(sample, seq),
+            Self::Batches(batches) => batches.length(sample),
+        }
+    }
+
+    /// Appends a sample to a micro-batch.
+    pub(crate) fn read(
+        &self,
+        sample: usize,
+        vocab: usize,
+        into: &mut MicroBatch,
+    ) -> Result<(), DataError> {
+        match self {
+            Self::Tokens(shards, rows) => rows.read(shards, sample, vocab, into),
+            Self::Batches(batches) => batches.read_row(sample, vocab, into),
+        }
+    }
+}
+
+/// Opens a source of tokens; `None` if it is one of batches.
+fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<Shards>, DataError> {
+    let Some(path) = path else {
+        return match options.format {
+            Format::Auto | Format::Text => Ok(Some(Shards::builtin())),
+            format => Err(DataError::FormatNeedsPath {
+                format: format.name(),
+            }),
+        };
+    };
+    if path.is_dir() {
+        return Shards::open_folder(path, options).map(Some);
+    }
+    let format = match options.format {
+        Format::Auto => format_of(path)?,
+        format => format,
+    };
+    match format {
+        Format::Batches => Ok(None),
+        format => Shards::open_file(path, format).map(Some),
+    }
+}
+
+/// What `auto` means for a file: by its name, and where that says nothing by how it begins.
+fn format_of(path: &Path) -> Result<Format, DataError> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("safetensors") => Ok(Format::Batches),
+        Some("bin") => Ok(Format::LlmC),
+        _ => Ok(match FileKind::of(&DataFile::open(path)?) {
+            FileKind::Tokens => Format::LlmC,
+            _ => Format::Text,
+        }),
+    }
+}
+
+/// Opens a batch file, whose rows are as long as it says.
+fn open_batches(path: &Path, options: &Options) -> Result<BatchFile, DataError> {
+    let batches = BatchFile::open(DataFile::open(path)?)?;
+    if let Some(wanted) = options.seq.filter(|&seq| seq != batches.seq) {
+        return Err(DataError::SeqDiffers {
+            file: batches.file.name,
+            found: batches.seq,
+            wanted,
+        });
+    }
+    if options.packing == Packing::FirstFit {
+        return Err(DataError::NoDocuments {
+            file: batches.file.name,
+            packing: options.packing.name(),
+            reason: "is made of rows already",
+        });
+    }
+    Ok(batches)
+}
