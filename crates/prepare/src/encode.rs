@@ -1,12 +1,12 @@
 //! Documents to tokens.
 
 use crate::PrepareError;
-use crate::items::{Content, Document, Item};
+use crate::items::{Content, Item};
 use crate::json_lines;
-use serde_json::Value;
+use crate::records::{Chat, Completion, Document, Instruction};
 use std::ops::Range;
 use std::path::Path;
-use tokenization::{ChatError, ChatTemplate, Tokenizer, TokenizerError};
+use tokenization::{ChatError, ChatTemplate, Conversation, Tokenizer, TokenizerError};
 
 /// A document, or a piece of it, in tokens.
 #[derive(Debug, Default)]
@@ -40,15 +40,15 @@ impl Encoder {
         let (starts, ends) = (item.starts, item.ends);
         let (place, document) = match item.content {
             Content::Text(text) => (None, Document::Text(text)),
-            Content::Line { number, json } => (Some(("line", number)), json_lines::parse(&json)),
+            Content::Json { place, json } => (Some(place), json_lines::parse(&json)),
             Content::Row { number, document } => (Some(("row", number)), document),
         };
         let encoded = match document {
             Document::Text(text) if text.is_empty() && starts && ends => return Ok(None),
             Document::Text(text) => self.text(&text, ends).map_err(|error| error.to_string()),
-            Document::Chat(messages, tools) => self
-                .chat(&messages, &tools)
-                .map_err(|error| error.to_string()),
+            Document::Chat(chat) => self.chat(&chat).map_err(|error| error.to_string()),
+            Document::Completion(completion) => self.completion(&completion),
+            Document::Instruction(instruction) => self.instruction(instruction),
             Document::Neither(reason) => Err(reason),
         };
         let encoded = encoded.map_err(|reason| PrepareError::BadDocument {
@@ -71,17 +71,48 @@ impl Encoder {
         })
     }
 
-    fn chat(&self, messages: &[Value], tools: &Value) -> Result<Encoded, ChatError> {
+    fn chat(&self, chat: &Chat) -> Result<Encoded, ChatError> {
         let template = self.template.as_ref().ok_or(ChatError::NoTemplate)?;
-        let conversation = template.encode(&self.tokenizer, messages, tools)?;
+        let Chat {
+            messages,
+            tools,
+            given,
+        } = chat;
+        let conversation = template.encode_after(&self.tokenizer, messages, tools, *given)?;
+        Ok(conversation.into())
+    }
+
+    /// As text: what is learnt ends with the end-of-text token.
+    fn completion(&self, of: &Completion) -> Result<Encoded, String> {
+        if of.completion.is_empty() {
+            return Err("its completion is empty, so there is nothing to learn".into());
+        }
+        let encoded = self.tokenizer.encode_completion(&of.prompt, &of.completion);
+        encoded
+            .map(Encoded::from)
+            .map_err(|error| error.to_string())
+    }
+
+    fn instruction(&self, instruction: Instruction) -> Result<Encoded, String> {
+        match self.template {
+            Some(_) => self
+                .chat(&instruction.into_chat())
+                .map_err(|error| error.to_string()),
+            None => self.completion(&instruction.into_completion()),
+        }
+    }
+}
+
+impl From<Conversation> for Encoded {
+    fn from(conversation: Conversation) -> Encoded {
         let masked = conversation.masked.iter();
-        Ok(Encoded {
+        Encoded {
             masked: masked
                 .map(|range| range.start as u64..range.end as u64)
                 .collect(),
             text_bytes: conversation.text_bytes as u64,
             tokens: conversation.tokens,
             starts: true,
-        })
+        }
     }
 }

@@ -32,6 +32,17 @@ pub enum PrepareError {
     /// There is no such input.
     #[error("input {path} does not exist; give files, folders, or - for standard input")]
     Missing { path: PathBuf },
+    /// Inputs have no weights here.
+    #[error(
+        "input {path} does not exist, and `prepare` takes no weights: prepare each input into a folder of its own, and mix these \
+         in training with --data DIR:WEIGHT for each"
+    )]
+    Weight { path: PathBuf },
+    /// A file that holds no documents.
+    #[error(
+        "{file} is {what}, which no documents are read from; leave it out, or make text, JSONL or parquet of it"
+    )]
+    NotText { file: String, what: &'static str },
     /// The operating system would not read an input.
     #[error("cannot read {file}: {reason}")]
     Unreadable { file: String, reason: io::Error },
@@ -70,6 +81,7 @@ impl PrepareError {
                 | PrepareError::ShardTokens { .. }
                 | PrepareError::OutExists { .. }
                 | PrepareError::Busy { .. }
+                | PrepareError::Weight { .. }
                 | PrepareError::Threads { .. }
         )
     }

@@ -1,8 +1,9 @@
 //! The files to read: those given, and those in the folders given, in the order of their names.
 
 use crate::PrepareError;
+use data::FileKind;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,21 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Input {
     /// None: standard input.
     pub(crate) path: Option<PathBuf>,
-    pub(crate) kind: Kind,
     pub(crate) bytes: u64,
-}
-
-/// What documents are in it, by the end of its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// One document.
-    Text,
-    /// A document a line.
-    JsonLines,
-    /// A document a row.
-    Parquet,
-    /// Standard input, whose first line tells.
-    Unnamed,
 }
 
 impl Input {
@@ -36,40 +23,42 @@ impl Input {
         path.map_or("standard input".into(), |path| path.display().to_string())
     }
 
-    /// Its contents, decompressed; `read` counts the bytes of the file.
-    pub(crate) fn open(&self, read: &Arc<AtomicU64>) -> io::Result<Box<dyn BufRead>> {
-        let counted = |file: Box<dyn Read>| Counted {
+    /// Whether its name ends so, before the ending of what compressed it.
+    pub(crate) fn ends_with(&self, path: &Path, endings: &[&str]) -> bool {
+        let ending = |path: &Path| {
+            path.extension()
+                .and_then(|end| end.to_str().map(str::to_owned))
+        };
+        let stem = Path::new(path.file_stem().unwrap_or_default());
+        let own = match ending(path).as_deref() {
+            Some("gz" | "zst") if endings != ["parquet"] => ending(stem),
+            _ => ending(path),
+        };
+        own.is_some_and(|own| endings.contains(&&own[..]))
+    }
+
+    /// Its contents, decompressed, and whether nothing was; `read` counts the bytes of the file.
+    pub(crate) fn open(&self, read: &Arc<AtomicU64>) -> io::Result<(Box<dyn BufRead>, bool)> {
+        let file: Box<dyn Read> = match &self.path {
+            None => Box::new(io::stdin()),
+            Some(path) => Box::new(File::open(path)?),
+        };
+        let mut file = Counted {
             file,
             read: Arc::clone(read),
         };
-        let Some(path) = &self.path else {
-            return Ok(Box::new(BufReader::new(counted(Box::new(io::stdin())))));
-        };
-        let file = counted(Box::new(File::open(path)?));
-        Ok(match path.extension().and_then(|end| end.to_str()) {
-            Some("gz") => Box::new(BufReader::new(flate2::read::MultiGzDecoder::new(file))),
-            Some("zst") => Box::new(BufReader::new(zstd::Decoder::new(file)?)),
-            _ => Box::new(BufReader::with_capacity(1 << 20, file)),
+        let mut head = Vec::new();
+        file.by_ref().take(4).read_to_end(&mut head)?;
+        let kind = FileKind::of(&head);
+        let file = Cursor::new(head).chain(file);
+        Ok(match kind {
+            FileKind::Gzip => {
+                let unpacked = flate2::read::MultiGzDecoder::new(file);
+                (Box::new(BufReader::new(unpacked)), false)
+            }
+            FileKind::Zstd => (Box::new(BufReader::new(zstd::Decoder::new(file)?)), false),
+            _ => (Box::new(BufReader::with_capacity(1 << 20, file)), true),
         })
-    }
-}
-
-impl Kind {
-    fn of(path: &Path) -> Kind {
-        let compressed = matches!(
-            path.extension().and_then(|end| end.to_str()),
-            Some("gz" | "zst")
-        );
-        let inner = if compressed {
-            Path::new(path.file_stem().unwrap_or_default())
-        } else {
-            path
-        };
-        match inner.extension().and_then(|end| end.to_str()) {
-            Some("jsonl" | "ndjson" | "json") => Kind::JsonLines,
-            Some("parquet") if !compressed => Kind::Parquet,
-            _ => Kind::Text,
-        }
     }
 }
 
@@ -91,14 +80,17 @@ pub(crate) fn find(paths: &[PathBuf]) -> Result<Vec<Input>, PrepareError> {
     let mut inputs = Vec::new();
     for path in paths {
         if path == Path::new("-") {
-            let (kind, bytes) = (Kind::Unnamed, 0);
-            inputs.push(Input {
-                path: None,
-                kind,
-                bytes,
-            });
+            let bytes = 0;
+            inputs.push(Input { path: None, bytes });
         } else if !path.exists() {
-            return Err(PrepareError::Missing { path: path.clone() });
+            let path = path.clone();
+            let given = path
+                .to_str()
+                .and_then(|text| text.parse::<data::Input>().ok());
+            return Err(match given.and_then(|given| given.weight) {
+                Some(_) => PrepareError::Weight { path },
+                None => PrepareError::Missing { path },
+            });
         } else {
             add(path, &mut inputs)?;
         }
@@ -112,7 +104,6 @@ fn add(path: &Path, inputs: &mut Vec<Input>) -> Result<(), PrepareError> {
     if !metadata.is_dir() {
         inputs.push(Input {
             path: Some(path.into()),
-            kind: Kind::of(path),
             bytes: metadata.len(),
         });
         return Ok(());

@@ -1,11 +1,14 @@
 //! What is encoded at once: a document, or a piece of a long text.
 
 use crate::PrepareError;
-use crate::inputs::{Input, Kind};
+use crate::inputs::Input;
 use crate::json_lines::{self, JsonLines};
+use crate::json_list::JsonList;
 use crate::parquet_rows::ParquetRows;
+use crate::records::Document;
 use crate::text_pieces::TextPieces;
-use serde_json::Value;
+use data::FileKind;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::IntoIter;
@@ -26,47 +29,15 @@ pub(crate) struct Item {
 #[derive(Debug)]
 pub(crate) enum Content {
     Text(String),
-    Line { number: u64, json: Vec<u8> },
-    Row { number: u64, document: Document },
-}
-
-/// What a line or a row says.
-#[derive(Debug)]
-pub(crate) enum Document {
-    Text(String),
-    /// Messages, and the tools that there are, or null.
-    Chat(Vec<Value>, Value),
-    /// Neither; what it has instead.
-    Neither(String),
-}
-
-impl Document {
-    /// What a record with these fields says: its `messages` where it has both, and null as if it were not there. Messages
-    /// and tools may be written as JSON within a text.
-    pub(crate) fn of(text: Option<String>, messages: Value, tools: Value) -> Document {
-        match (messages, text) {
-            (Value::Null, Some(text)) => Document::Text(text),
-            (Value::Null, None) => Document::Neither("it has neither `text` nor `messages`".into()),
-            (messages, _) => match (list("messages", messages), list("tools", tools)) {
-                (Ok(Value::Array(messages)), Ok(tools)) => Document::Chat(messages, tools),
-                (Err(reason), _) | (_, Err(reason)) => Document::Neither(reason),
-                _ => Document::Neither("its `messages` are null".into()),
-            },
-        }
-    }
-}
-
-/// A list or null, or the JSON of one.
-fn list(name: &str, value: Value) -> Result<Value, String> {
-    let value = match value {
-        Value::String(json) => serde_json::from_str(&json)
-            .map_err(|error| format!("its `{name}` are a text that is not JSON: {error}"))?,
-        value => value,
-    };
-    match value {
-        Value::Array(_) | Value::Null => Ok(value),
-        _ => Err(format!("its `{name}` are not a list")),
-    }
+    /// An object: `line` or `element`, and its number.
+    Json {
+        place: (&'static str, u64),
+        json: Vec<u8>,
+    },
+    Row {
+        number: u64,
+        document: Document,
+    },
 }
 
 impl Item {
@@ -83,7 +54,7 @@ impl Item {
     pub(crate) fn bytes(&self) -> usize {
         match &self.content {
             Content::Text(text) => text.len(),
-            Content::Line { json, .. } => json.len(),
+            Content::Json { json, .. } => json.len(),
             Content::Row {
                 document: Document::Text(text),
                 ..
@@ -105,6 +76,7 @@ pub(crate) struct Items<'a> {
 enum Source {
     Text(TextPieces),
     Lines(JsonLines),
+    List(JsonList),
     Rows(ParquetRows),
 }
 
@@ -141,6 +113,7 @@ impl<'a> Items<'a> {
                 None => None,
                 Some(Source::Text(pieces)) => pieces.next(self.tokenizer)?,
                 Some(Source::Lines(lines)) => lines.next()?,
+                Some(Source::List(list)) => list.next()?,
                 Some(Source::Rows(rows)) => rows.next()?,
             };
             if item.is_some() {
@@ -155,26 +128,35 @@ impl<'a> Items<'a> {
 
     fn source(&self, input: &Input) -> Result<Source, PrepareError> {
         let file: Arc<str> = input.name().into();
-        let open = || {
-            input
-                .open(&self.read)
-                .map_err(PrepareError::unreadable(&file))
-        };
-        if input.kind == Kind::Unnamed {
-            let (lines, reader) =
-                json_lines::look(open()?).map_err(PrepareError::unreadable(&file))?;
-            return Ok(match lines {
-                true => Source::Lines(JsonLines::new(reader, file)),
-                false => Source::Text(TextPieces::new(reader, file)),
-            });
+        let path = input.path.as_deref();
+        // Its rows are not read from the beginning on.
+        if let Some(path) = path.filter(|path| input.ends_with(path, &["parquet"])) {
+            return self.rows(path, file, input.bytes);
         }
-        Ok(match (input.kind, &input.path) {
-            (Kind::Parquet, Some(path)) => {
-                self.read.fetch_add(input.bytes, Ordering::Relaxed);
-                Source::Rows(ParquetRows::open(path, file)?)
+        let unreadable = PrepareError::unreadable(&file);
+        let (reader, is_plain) = input.open(&self.read).map_err(unreadable)?;
+        let looked = json_lines::look(reader).map_err(PrepareError::unreadable(&file));
+        let (kind, is_document, reader) = looked?;
+        let says_json =
+            path.is_some_and(|path| input.ends_with(path, &["jsonl", "ndjson", "json"]));
+        match (kind, path) {
+            (FileKind::JsonList, _) => Ok(Source::List(JsonList::new(reader, file)?)),
+            (FileKind::Text | FileKind::JsonLines, _) if says_json || is_document => {
+                Ok(Source::Lines(JsonLines::new(reader, file)))
             }
-            (Kind::JsonLines, _) => Source::Lines(JsonLines::new(open()?, file.clone())),
-            _ => Source::Text(TextPieces::new(open()?, file.clone())),
-        })
+            (FileKind::Text | FileKind::JsonLines, _) => {
+                Ok(Source::Text(TextPieces::new(reader, file)))
+            }
+            (FileKind::Parquet, Some(path)) if is_plain => self.rows(path, file, input.bytes),
+            (kind, _) => Err(PrepareError::NotText {
+                file: file.to_string(),
+                what: kind.name(),
+            }),
+        }
+    }
+
+    fn rows(&self, path: &Path, file: Arc<str>, bytes: u64) -> Result<Source, PrepareError> {
+        self.read.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Source::Rows(ParquetRows::open(path, file)?))
     }
 }

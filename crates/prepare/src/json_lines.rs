@@ -1,10 +1,10 @@
-//! JSONL: a document a line, with `text` or `messages`.
+//! JSONL: a document a line.
 
 use crate::PrepareError;
-use crate::items::{Content, Document, Item};
+use crate::items::{Content, Item};
+use crate::records::{DOCUMENTS, Document, Record};
 use crate::text_pieces::BYTE_ORDER_MARK;
-use serde::Deserialize;
-use serde_json::Value;
+use data::FileKind;
 use std::io::{self, BufRead, Cursor, Read};
 use std::sync::Arc;
 
@@ -34,24 +34,26 @@ impl JsonLines {
             }
             self.number += 1;
             if !json.trim_ascii().is_empty() {
-                let number = self.number;
-                return Ok(Some(Item::whole(
-                    &self.file,
-                    Content::Line { number, json },
-                )));
+                let place = ("line", self.number);
+                let content = Content::Json { place, json };
+                return Ok(Some(Item::whole(&self.file, content)));
             }
         }
     }
 }
 
-/// Whether the first line that is not blank is a document; and the same bytes again.
-pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(bool, Box<dyn BufRead>)> {
+/// What it is that begins so, whether its first line that is not blank is a document, and the same bytes again.
+pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(FileKind, bool, Box<dyn BufRead>)> {
+    const PART: u64 = 8192;
     let mut head = Vec::new();
-    reader.by_ref().take(3).read_to_end(&mut head)?;
-    let mut start = if head == BYTE_ORDER_MARK { 3 } else { 0 };
+    reader.by_ref().take(PART).read_to_end(&mut head)?;
+    let mut start = match head.starts_with(BYTE_ORDER_MARK) {
+        true => BYTE_ORDER_MARK.len(),
+        false => 0,
+    };
     loop {
         start += head[start..].len() - head[start..].trim_ascii_start().len();
-        let more = start == head.len() && reader.by_ref().take(4096).read_to_end(&mut head)? > 0;
+        let more = start == head.len() && reader.by_ref().take(PART).read_to_end(&mut head)? > 0;
         if !more {
             break;
         }
@@ -65,19 +67,11 @@ pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(bool, Box<dyn Bu
         let line = head[start..].split(|byte| *byte == b'\n').next();
         is_document = !matches!(parse(line.unwrap_or_default()), Document::Neither(_));
     }
-    Ok((is_document, Box::new(Cursor::new(head).chain(reader))))
+    let kind = FileKind::of(&head);
+    Ok((kind, is_document, Box::new(Cursor::new(head).chain(reader))))
 }
 
-#[derive(Deserialize)]
-struct Record {
-    text: Option<String>,
-    #[serde(default)]
-    messages: Value,
-    #[serde(default)]
-    tools: Value,
-}
-
-/// What a line says; `messages` where it has both.
+/// What a line says.
 pub(crate) fn parse(json: &[u8]) -> Document {
     let json = json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json);
     // A list would be taken for the fields in their order.
@@ -86,19 +80,15 @@ pub(crate) fn parse(json: &[u8]) -> Document {
             "it begins a list, and a line is one object; `jq -c '.[]' FILE` makes lines of a list";
         return Document::Neither(reason.into());
     }
-    match serde_json::from_slice(json) {
-        Ok(Record {
-            text,
-            messages,
-            tools,
-        }) => Document::of(text, messages, tools),
+    match serde_json::from_slice::<Record>(json) {
+        Ok(record) => record.document(),
         Err(error) => {
             // The place within the line; serde counts lines of its own.
             let text = error.to_string();
             let text = text.split(" at line ").next().unwrap_or_default();
             let column = error.column();
             Document::Neither(format!(
-                "it is not a JSON object with `text` or `messages`: {text} at column {column}"
+                "it is not a JSON object with {DOCUMENTS}: {text} at column {column}"
             ))
         }
     }
@@ -124,7 +114,7 @@ mod tests {
             ("\u{feff}", false),
             ("", false),
         ] {
-            let (found, mut reader) = look(Box::new(Cursor::new(bytes.to_owned()))).unwrap();
+            let (_, found, mut reader) = look(Box::new(Cursor::new(bytes.to_owned()))).unwrap();
             let mut again = String::new();
             reader.read_to_string(&mut again).unwrap();
             assert_eq!((found, &again[..]), (expected, bytes));

@@ -1,4 +1,4 @@
-//! Text, conversations and parquet to shards of tokens: the folder that `--data` reads.
+//! Text, conversations, instructions and parquet to shards of tokens: the folder that `--data` reads.
 //!
 //! Documents are read in the order of the inputs, encoded on several threads, and written in that order again: the same
 //! inputs give the same files, whatever the number of threads. Memory holds two batches of documents, the longest one that
@@ -13,8 +13,10 @@ mod held;
 mod inputs;
 mod items;
 mod json_lines;
+mod json_list;
 mod parquet_rows;
 mod pipeline;
+mod records;
 mod shards;
 mod split;
 mod summary;

@@ -1,7 +1,8 @@
-//! Parquet: a document a row, in the columns `text` and `messages`.
+//! Parquet: a document a row, its columns being the fields of a line of JSONL.
 
 use crate::PrepareError;
-use crate::items::{Content, Document, Item};
+use crate::items::{Content, Item};
+use crate::records::{DOCUMENTS, Document, FIELDS, Record};
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
 use parquet::file::serialized_reader::SerializedFileReader;
@@ -34,14 +35,18 @@ impl ParquetRows {
             let fields = schema.get_fields();
             let wanted = fields.iter().filter(|field| {
                 let name = field.name();
-                ["text", "messages", "tools"].contains(&name)
+                FIELDS.contains(&name)
             });
             let wanted: Vec<_> = wanted.cloned().collect();
-            if wanted.iter().all(|field| field.name() == "tools") {
+            let only_beside = ["tools", "system", "input"];
+            if wanted
+                .iter()
+                .all(|field| only_beside.contains(&field.name()))
+            {
                 let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
                 let names = names.join(", ");
                 return Err(ParquetError::General(format!(
-                    "it has no column `text` or `messages`; it has {names}"
+                    "it has no column of {DOCUMENTS}; it has {names}"
                 )));
             }
             let alone = Type::group_type_builder(schema.name()).with_fields(wanted);
@@ -71,26 +76,22 @@ impl ParquetRows {
     }
 }
 
-/// As of a line of JSONL. Where there are messages, the text may be anything.
+/// As of a line of JSONL. Columns that its kind of document does not need may hold anything.
 fn document(row: Row) -> Document {
-    let [mut text, mut messages, mut tools] = [Field::Null, Field::Null, Field::Null];
+    let mut record = Record::default();
     for (name, field) in row.into_columns() {
-        match &name[..] {
-            "text" => text = field,
-            "messages" => messages = field,
-            _ => tools = field,
+        let value = match field {
+            Field::Str(text) => Ok(Value::String(text)),
+            field => json(&field),
+        };
+        match value {
+            Ok(value) => record.set(&name, value),
+            Err(reason) if name != "text" => return Document::Neither(reason),
+            // Refused as no text, unless there is something else.
+            Err(_) => record.set(&name, Value::Bool(false)),
         }
     }
-    let text = match (text, &messages) {
-        (Field::Null, _) => None,
-        (Field::Str(text), _) => Some(text),
-        (_, Field::Null) => return Document::Neither("its `text` is not text".into()),
-        _ => None,
-    };
-    match json(&messages).and_then(|messages| Ok((messages, json(&tools)?))) {
-        Ok((messages, tools)) => Document::of(text, messages, tools),
-        Err(reason) => Document::Neither(reason),
-    }
+    record.document()
 }
 
 /// A message's fields as JSON has them; those that are null, as every field is that another row has, are left out.
@@ -111,7 +112,7 @@ fn json(field: &Field) -> Result<Value, String> {
             Value::Object(fields.collect::<Result<_, String>>()?)
         }
         _ => {
-            return Err("its `messages` or `tools` hold more than texts, numbers and lists".into());
+            return Err("it holds more than texts, numbers and lists".into());
         }
     })
 }

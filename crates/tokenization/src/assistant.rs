@@ -16,13 +16,7 @@ pub(crate) fn without_blocks(template: &str) -> Option<String> {
     while let Some(at) = rest.find('{') {
         let (before, tag) = rest.split_at(at);
         out.push_str(before);
-        let length = match tag.as_bytes().get(1) {
-            Some(b'#') if !raw => tag.find("#}").map_or(tag.len(), |end| end + 2),
-            Some(b'{') if !raw => end(tag, "}}"),
-            Some(b'%') => end(tag, "%}"),
-            _ => 1,
-        };
-        let (tag, after) = tag.split_at(length);
+        let (tag, after) = tag.split_at(tag_length(tag, raw));
         rest = after;
         let inner = tag.strip_prefix("{%").unwrap_or_default();
         let inner = inner.strip_suffix("%}").unwrap_or_default();
@@ -44,6 +38,17 @@ pub(crate) fn without_blocks(template: &str) -> Option<String> {
     }
     out.push_str(rest);
     found.then_some(out)
+}
+
+/// Bytes of the comment, expression or statement that `rest` begins with; 1 where its brace begins none. In a raw block only
+/// statements count, since one of them ends it.
+pub(crate) fn tag_length(rest: &str, is_raw: bool) -> usize {
+    match rest.as_bytes().get(1) {
+        Some(b'#') if !is_raw => rest.find("#}").map_or(rest.len(), |end| end + 2),
+        Some(b'{') if !is_raw => end(rest, "}}"),
+        Some(b'%') => end(rest, "%}"),
+        _ => 1,
+    }
 }
 
 /// Bytes of a tag up to where it closes, not counting what is in quotes.

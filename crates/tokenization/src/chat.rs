@@ -1,16 +1,16 @@
 //! Conversations as tokens, of which only the assistant's turns are to be learnt.
 
-use crate::error::ChatError;
+use crate::error::{ChatError, TokenizerError};
 use crate::{ChatTemplate, Tokenizer, assistant};
 use serde_json::Value;
 use std::ops::Range;
 
-/// A conversation, rendered and encoded.
+/// A conversation or a completion, encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversation {
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// Ranges of tokens that are not the assistant's: never targets. In order, and apart.
+    /// Ranges of tokens that are not the assistant's, or the prompt's: never targets. In order, and apart.
     pub masked: Vec<Range<usize>>,
     /// Bytes of its text.
     pub text_bytes: usize,
@@ -33,6 +33,20 @@ impl ChatTemplate {
         messages: &[Value],
         tools: &Value,
     ) -> Result<Conversation, ChatError> {
+        self.encode_after(tokenizer, messages, tools, 0)
+    }
+
+    /// The same, with the first `given` turns of the assistant as part of what is asked: they are not learnt.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::encode`].
+    pub fn encode_after(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        tools: &Value,
+        given: usize,
+    ) -> Result<Conversation, ChatError> {
         check(messages, tools)?;
         let rendered = Rendered {
             template: self.with(tools),
@@ -45,19 +59,7 @@ impl ChatTemplate {
             rendered.turns_by_prefix()?
         };
         let tokens = tokenizer.encode_with_offsets(&text)?;
-        let learnt = |bytes: &Range<usize>| {
-            turns
-                .iter()
-                .any(|turn| bytes.start < turn.end && turn.start < bytes.end)
-        };
-        let mut masked: Vec<Range<usize>> = Vec::new();
-        for (at, (_, bytes)) in tokens.iter().enumerate() {
-            match masked.last_mut() {
-                _ if learnt(bytes) => {}
-                Some(range) if range.end == at => range.end += 1,
-                _ => masked.push(at..at + 1),
-            }
-        }
+        let masked = masked(&tokens, turns.get(given..).unwrap_or_default());
         if masked.iter().map(Range::len).sum::<usize>() == tokens.len() {
             return Err(ChatError::NothingLearnt);
         }
@@ -67,6 +69,49 @@ impl ChatTemplate {
             text_bytes: text.len(),
         })
     }
+}
+
+impl Tokenizer {
+    /// Encodes a prompt and how it goes on, of which the latter is learnt, with the token that ends a text. A token that is
+    /// partly in the completion counts.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_completion(
+        &self,
+        prompt: &str,
+        completion: &str,
+    ) -> Result<Conversation, TokenizerError> {
+        let text = format!("{prompt}{completion}");
+        let tokens = self.encode_with_offsets(&text)?;
+        let learnt = prompt.len()..text.len();
+        Ok(Conversation {
+            masked: masked(&tokens, &[learnt]),
+            tokens: tokens
+                .into_iter()
+                .map(|(token, _)| token)
+                .chain(self.end_of_text())
+                .collect(),
+            text_bytes: text.len(),
+        })
+    }
+}
+
+/// Ranges of tokens of which nothing is in the bytes that are `learnt`.
+fn masked(tokens: &[(u32, Range<usize>)], learnt: &[Range<usize>]) -> Vec<Range<usize>> {
+    let is_learnt = |bytes: &Range<usize>| {
+        let mut learnt = learnt.iter();
+        learnt.any(|turn| bytes.start < turn.end && turn.start < bytes.end)
+    };
+    let mut masked: Vec<Range<usize>> = Vec::new();
+    for (at, (_, bytes)) in tokens.iter().enumerate() {
+        match masked.last_mut() {
+            _ if is_learnt(bytes) => {}
+            Some(range) if range.end == at => range.end += 1,
+            _ => masked.push(at..at + 1),
+        }
+    }
+    masked
 }
 
 /// A conversation and what renders it.

@@ -8,7 +8,7 @@
 //!
 //! let bytes = Tokenizer::bytes();
 //! assert_eq!(bytes.encode("hé")?, [104, 195, 169]);
-//! let mut stream = bytes.stream();
+//! let mut stream = bytes.stream_after(&[]);
 //! let text: Vec<String> = [104, 195, 169].map(|token| stream.push(token)).into();
 //! assert_eq!(text, ["h", "", "é"]);
 //! # Ok::<(), tokenization::TokenizerError>(())
@@ -19,6 +19,7 @@ mod chat;
 mod cuts;
 mod error;
 mod messages;
+mod percent;
 mod python_json;
 mod special_tokens;
 mod stream;

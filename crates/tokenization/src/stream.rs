@@ -5,6 +5,9 @@ use crate::Tokenizer;
 /// More tokens than any character is made of; bytes that never become text are shown by then.
 const LONGEST_CHARACTER: usize = 16;
 
+/// Tokens of a prompt that are decoded with what follows it.
+const CONTEXT: usize = 32;
+
 /// Decodes tokens as they come, and holds back what is not a whole character yet.
 #[derive(Debug)]
 pub struct TextStream<'a> {
@@ -16,11 +19,13 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer) -> TextStream<'a> {
+    pub(crate) fn new(tokenizer: &'a Tokenizer, prompt: &[u32]) -> TextStream<'a> {
+        // The end of a long prompt says as much as the whole, and is decoded again for every token.
+        let context = &prompt[prompt.len().saturating_sub(CONTEXT)..];
         TextStream {
             tokenizer,
-            tokens: Vec::new(),
-            shown: 0,
+            tokens: context.into(),
+            shown: context.len(),
         }
     }
 
@@ -59,7 +64,7 @@ mod tests {
     #[test]
     fn characters_come_whole_and_broken_ones_in_the_end() {
         let bytes = Tokenizer::bytes();
-        let mut stream = bytes.stream();
+        let mut stream = bytes.stream_after(&[]);
         let text: Vec<String> = "aé🦀".bytes().map(|b| stream.push(b.into())).collect();
         assert_eq!(text, ["a", "", "é", "", "", "", "🦀"]);
         assert_eq!(stream.push(0xf0), "");
@@ -69,7 +74,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_do_not_hold_the_rest_back() {
         let bytes = Tokenizer::bytes();
-        let mut stream = bytes.stream();
+        let mut stream = bytes.stream_after(&[]);
         let text: String = (0..40).map(|_| stream.push(0xff)).collect();
         assert_eq!(text.chars().count(), 32);
         assert_eq!(stream.push(u32::from(b'a')), "\u{fffd}".repeat(8) + "a");

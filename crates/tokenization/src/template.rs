@@ -3,10 +3,11 @@
 use crate::error::TokenizerError;
 use crate::python_json::tojson;
 use crate::special_tokens::SpecialTokens;
-use crate::{assistant, messages, tokenizer::Configuration};
+use crate::{assistant, messages, percent, tokenizer::Configuration};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja::{Environment, Error, ErrorKind, State, Value, context};
+use minijinja_contrib::pycompat;
 use std::path::Path;
 
 /// The template of `chat_template.jinja`, or else of `tokenizer_config.json`.
@@ -66,14 +67,16 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let mut syntax = SyntaxConfig::builder();
         environment.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build()?);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(python_method);
         environment.add_filter("tojson", tojson);
+        environment.add_filter("e", escape);
+        environment.add_filter("escape", escape);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
-        let marked = assistant::without_blocks(source);
+        let source = percent::as_filter(source);
+        let marked = assistant::without_blocks(&source);
         let has_blocks = marked.is_some();
-        environment.add_template_owned("chat", marked.unwrap_or_else(|| source.into()))?;
+        environment.add_template_owned("chat", marked.unwrap_or(source))?;
         Ok(ChatTemplate {
             environment,
             special,
@@ -137,6 +140,48 @@ fn malformed(path: &Path) -> TokenizerError {
     }
 }
 
+/// Methods of Python's values. `title` differs from the filter of that name: letters behind an apostrophe are capital too.
+fn python_method(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    match (value.as_str(), method, arguments) {
+        (Some(text), "title", []) => Ok(title(text).into()),
+        _ => pycompat::unknown_method_callback(state, value, method, arguments),
+    }
+}
+
+/// Python's `str.title`: a letter is capital where none stands before it.
+fn title(text: &str) -> String {
+    let mut is_within_word = false;
+    let mut titled = String::with_capacity(text.len());
+    for char in text.chars() {
+        match is_within_word {
+            true => titled.extend(char.to_lowercase()),
+            false => titled.extend(char.to_uppercase()),
+        }
+        is_within_word = char.is_alphabetic();
+    }
+    titled
+}
+
+/// The five characters that Python's markupsafe escapes, as it writes them.
+fn escape(value: &Value) -> Value {
+    if value.is_safe() {
+        return value.clone();
+    }
+    let text = value.to_string();
+    let escaped = text
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('\'', "&#39;")
+        .replace('"', "&#34;");
+    Value::from_safe_string(escaped)
+}
+
 fn raise_exception(message: &str) -> Result<String, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
 }
@@ -147,4 +192,37 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     let now = fixed.unwrap_or_else(jiff::Timestamp::now);
     jiff::fmt::strtime::format(format, now)
         .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The expected texts are those of jinja2 3.1.6, in transformers' environment.
+    #[test]
+    fn escapes_titles_and_percents_are_pythons() {
+        for (template, expected) in [
+            (
+                "{{ messages[0].content|e }}",
+                "&lt;they&#39;re 3rd &amp; &#34;x&#34;/&gt;",
+            ),
+            (
+                "{{ messages[0].content|e|e }}",
+                "&lt;they&#39;re 3rd &amp; &#34;x&#34;/&gt;",
+            ),
+            (
+                "{{ messages[0].content.title() }}",
+                "<They'Re 3Rd & \"X\"/>",
+            ),
+            ("{{ messages[0].role|title }}", "User"),
+            ("{{ '%s: %03d%%' % (messages[0].role, 7) }}", "user: 007%"),
+            ("{{ '[%s]' % messages[0].role|upper ~ '!' }}", "[USER]!"),
+            ("{% if 7 % 2 == 1 %}{{ '%.2f' % 1.5 }}{% endif %}", "1.50"),
+        ] {
+            let template = ChatTemplate::new(template, SpecialTokens::default()).unwrap();
+            let said = serde_json::json!([{"role": "user", "content": "<they're 3rd & \"x\"/>"}]);
+            let text = template.render(said.as_array().unwrap(), false).unwrap();
+            assert_eq!(text, expected);
+        }
+    }
 }

@@ -206,9 +206,17 @@ impl Tokenizer {
         }
     }
 
-    /// Decodes token by token.
-    pub fn stream(&self) -> TextStream<'_> {
-        TextStream::new(self)
+    /// The text that `tokens` add to that of `prompt`. Decoded alone they may lack the space before their first word: some
+    /// decoders drop it at the beginning of a text.
+    pub fn decode_after(&self, prompt: &[u32], tokens: &[u32]) -> String {
+        let mut stream = self.stream_after(prompt);
+        let text: String = tokens.iter().map(|token| stream.push(*token)).collect();
+        text + &stream.finish()
+    }
+
+    /// Decodes token by token what follows `prompt`, which may be empty.
+    pub fn stream_after(&self, prompt: &[u32]) -> TextStream<'_> {
+        TextStream::new(self, prompt)
     }
 
     /// One more than the largest token.

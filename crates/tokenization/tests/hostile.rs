@@ -10,7 +10,7 @@ proptest! {
         let bytes = Tokenizer::bytes();
         let tokens = bytes.encode(&text).unwrap();
         prop_assert_eq!(bytes.decode(&tokens), text.clone());
-        let mut stream = bytes.stream();
+        let mut stream = bytes.stream_after(&[]);
         let streamed: String = tokens.iter().map(|token| stream.push(*token)).collect();
         prop_assert_eq!(streamed + &stream.finish(), text);
     }

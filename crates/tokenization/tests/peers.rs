@@ -59,12 +59,28 @@ fn texts() {
             let prompt = tokenizer.encode_prompt(&text.text).unwrap();
             assert_eq!(prompt, text.prompt, "{name}: {:?}", text.text);
             assert_eq!(tokenizer.decode(&tokens), text.decoded, "{name}");
-            let mut stream = tokenizer.stream();
-            let mut streamed: String = tokens.iter().map(|token| stream.push(*token)).collect();
-            streamed += &stream.finish();
-            assert_eq!(streamed, text.decoded, "{name}");
+            assert_eq!(tokenizer.decode_after(&[], &tokens), text.decoded, "{name}");
         }
     }
+}
+
+/// Wherever a text is cut, what follows has its text in the whole, the space before its first word included: this decoder
+/// drops one at the beginning of a text.
+#[test]
+fn texts_after_a_prompt_keep_their_first_space() {
+    let tokenizer = Tokenizer::open(&folder("mistral")).unwrap();
+    let said = "it is what the step loads, and for it is the one step of the run: with what it waits for, at the end";
+    let text = [said; 3].join(" ");
+    let tokens = tokenizer.encode_prompt(&text).unwrap();
+    assert!(tokens.len() > 40, "longer than the context that is decoded");
+    let mut lost = 0;
+    for cut in 1..tokens.len() {
+        let (prompt, rest) = tokens.split_at(cut);
+        let after = tokenizer.decode_after(prompt, rest);
+        assert_eq!(tokenizer.decode(prompt) + &after, text, "cut at {cut}");
+        lost += usize::from(tokenizer.decode(rest) != after);
+    }
+    assert!(lost > 0, "alone, some would lose their space");
 }
 
 #[test]

@@ -1,0 +1,139 @@
+//! A list of objects in JSON, which many data sets of instructions are: a document an element.
+
+use crate::PrepareError;
+use crate::items::{Content, Item};
+use crate::text_pieces::BYTE_ORDER_MARK;
+use std::io::{self, BufRead, ErrorKind};
+use std::sync::Arc;
+
+pub(crate) struct JsonList {
+    file: Arc<str>,
+    reader: Box<dyn BufRead>,
+    /// Elements read.
+    number: u64,
+    ended: bool,
+}
+
+impl JsonList {
+    /// Of a file that begins with a bracket, after blanks and a byte order mark.
+    pub(crate) fn new(
+        mut reader: Box<dyn BufRead>,
+        file: Arc<str>,
+    ) -> Result<JsonList, PrepareError> {
+        let mut before = Vec::new();
+        let read = reader.read_until(b'[', &mut before);
+        read.map_err(PrepareError::unreadable(&file))?;
+        let blank = before.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&before);
+        debug_assert_eq!(blank.trim_ascii(), b"[", "that is what the caller saw");
+        Ok(JsonList {
+            file,
+            reader,
+            number: 0,
+            ended: false,
+        })
+    }
+
+    /// The next element, not parsed yet.
+    pub(crate) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
+        let json = self
+            .element()
+            .map_err(PrepareError::unreadable(&self.file))?;
+        if json.is_empty() {
+            return Ok(None);
+        }
+        self.number += 1;
+        let place = ("element", self.number);
+        Ok(Some(Item::whole(&self.file, Content::Json { place, json })))
+    }
+
+    /// The bytes up to the next comma between elements, or the end; none where all was read. What follows the list is an
+    /// element that is none.
+    fn element(&mut self) -> io::Result<Vec<u8>> {
+        let mut json = Vec::new();
+        if self.ended {
+            self.reader.read_to_end(&mut json)?;
+            return Ok(json.trim_ascii().to_vec());
+        }
+        let (mut depth, mut in_text, mut escaped) = (0u32, false, false);
+        loop {
+            let buffer = self.reader.fill_buf()?;
+            if buffer.is_empty() {
+                let reason = "the list in it has no end";
+                return Err(io::Error::new(ErrorKind::UnexpectedEof, reason));
+            }
+            let mut end = None;
+            for (at, byte) in buffer.iter().enumerate() {
+                match byte {
+                    _ if escaped => escaped = false,
+                    b'\\' if in_text => escaped = true,
+                    b'"' => in_text = !in_text,
+                    _ if in_text => {}
+                    b'{' | b'[' => depth += 1,
+                    b',' | b']' if depth == 0 => {
+                        end = Some(at);
+                        break;
+                    }
+                    b'}' | b']' => depth = depth.saturating_sub(1),
+                    _ => {}
+                }
+            }
+            let taken = end.unwrap_or(buffer.len());
+            json.extend_from_slice(&buffer[..taken]);
+            let stops = end.map(|at| buffer[at]);
+            let used = taken + usize::from(end.is_some());
+            self.reader.consume(used);
+            match stops {
+                None => {}
+                Some(b']') => {
+                    self.ended = true;
+                    return match json.trim_ascii() {
+                        [] => self.element(),
+                        _ => Ok(json),
+                    };
+                }
+                // Two commas in a row have something between them that is no document.
+                Some(_) => {
+                    json.push(b' ');
+                    return Ok(json);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufReader, Cursor};
+
+    fn elements(text: &str, buffer: usize) -> Vec<String> {
+        let reader = BufReader::with_capacity(buffer, Cursor::new(text.to_owned()));
+        let mut list = JsonList::new(Box::new(reader), "a.json".into()).unwrap();
+        let items = std::iter::from_fn(|| list.next().unwrap());
+        let text = |item: Item| match item.content {
+            Content::Json { json, .. } => String::from_utf8(json.trim_ascii().to_vec()).unwrap(),
+            other => panic!("{other:?}"),
+        };
+        items.map(text).collect()
+    }
+
+    #[test]
+    fn elements_are_cut_at_commas_between_them_alone() {
+        let list = "\n [ {\"a\": \"],\\\"{\", \"b\": [1, {}]} ,\n{\"c\": 2}\n]\n";
+        for buffer in [1, 3, 1000] {
+            let expected = ["{\"a\": \"],\\\"{\", \"b\": [1, {}]}", "{\"c\": 2}"];
+            assert_eq!(elements(list, buffer), expected);
+        }
+        assert_eq!(elements("[]", 8), [""; 0]);
+        assert_eq!(elements("[{},]", 8), ["{}"]);
+    }
+
+    #[test]
+    fn what_is_no_list_has_an_element_that_is_none() {
+        assert_eq!(elements("[{}] {}", 8), ["{}", "{}"]);
+        assert_eq!(elements("[{},,{}]", 8), ["{}", "", "{}"]);
+        let cut = Box::new(Cursor::new("[{}".to_owned()));
+        let error = JsonList::new(cut, "a.json".into()).unwrap().next();
+        assert!(error.unwrap_err().to_string().contains("has no end"));
+    }
+}

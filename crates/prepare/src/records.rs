@@ -1,0 +1,383 @@
+//! Documents as data sets have them: the fields of a record, and what they mean.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What a line or a row says.
+#[derive(Debug)]
+pub(crate) enum Document {
+    /// All of it is learnt.
+    Text(String),
+    /// What the assistant says is learnt.
+    Chat(Chat),
+    /// The completion is learnt.
+    Completion(Completion),
+    /// Alpaca's: the output is learnt.
+    Instruction(Instruction),
+    /// None of these; what it has instead.
+    Neither(String),
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct Chat {
+    pub(crate) messages: Vec<Value>,
+    /// The tools that there are, or null.
+    pub(crate) tools: Value,
+    /// Turns of the assistant, the first ones, that are not learnt.
+    pub(crate) given: usize,
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct Completion {
+    pub(crate) prompt: String,
+    pub(crate) completion: String,
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct Instruction {
+    system: String,
+    instruction: String,
+    input: String,
+    output: String,
+}
+
+/// A record's fields; null where there is none.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Record {
+    text: Value,
+    messages: Value,
+    tools: Value,
+    conversations: Value,
+    system: Value,
+    prompt: Value,
+    completion: Value,
+    instruction: Value,
+    input: Value,
+    output: Value,
+}
+
+/// The fields that make a document, for messages.
+pub(crate) const DOCUMENTS: &str = "`text`, `messages`, `conversations`, `prompt` with `completion`, or `instruction` with \
+                                    `output`";
+
+/// The fields that a record is read for.
+pub(crate) const FIELDS: [&str; 10] = [
+    "text",
+    "messages",
+    "tools",
+    "conversations",
+    "system",
+    "prompt",
+    "completion",
+    "instruction",
+    "input",
+    "output",
+];
+
+impl Record {
+    /// Sets a field of [`FIELDS`].
+    pub(crate) fn set(&mut self, name: &str, value: Value) {
+        let field = match name {
+            "text" => &mut self.text,
+            "messages" => &mut self.messages,
+            "tools" => &mut self.tools,
+            "conversations" => &mut self.conversations,
+            "system" => &mut self.system,
+            "prompt" => &mut self.prompt,
+            "completion" => &mut self.completion,
+            "instruction" => &mut self.instruction,
+            "input" => &mut self.input,
+            "output" => &mut self.output,
+            _ => return,
+        };
+        *field = value;
+    }
+
+    /// What it says, null being as if it were not there. A record of several kinds is of the first of these: `messages`,
+    /// `conversations`, `instruction`, `prompt`, `text`, since the others are where it came from or what was made of it.
+    /// Messages and tools may be written as JSON within a text.
+    pub(crate) fn document(self) -> Document {
+        let document = if !self.messages.is_null() {
+            list("messages", self.messages).and_then(|messages| chat(messages, self.tools, 0))
+        } else if !self.conversations.is_null() {
+            list("conversations", self.conversations)
+                .and_then(|turns| share_gpt(turns, self.system))
+                .and_then(|messages| chat(messages, self.tools, 0))
+        } else if !self.instruction.is_null() && !self.output.is_null() {
+            instruction([self.system, self.instruction, self.input, self.output])
+        } else if !self.prompt.is_null() && !self.completion.is_null() {
+            completion(self.prompt, self.completion, self.tools)
+        } else if !self.text.is_null() {
+            string("text", self.text).map(Document::Text)
+        } else {
+            Err(format!("it has none of {DOCUMENTS}"))
+        };
+        document.unwrap_or_else(Document::Neither)
+    }
+}
+
+impl Instruction {
+    /// As messages, for a model that has a chat template.
+    pub(crate) fn into_chat(self) -> Chat {
+        let Instruction {
+            system,
+            instruction,
+            input,
+            output,
+        } = self;
+        let asked = match &input[..] {
+            "" => instruction,
+            input => format!("{instruction}\n\n{input}"),
+        };
+        let messages = [("system", system), ("user", asked), ("assistant", output)];
+        let messages = messages.into_iter();
+        let messages = messages.filter(|(role, content)| *role != "system" || !content.is_empty());
+        Chat {
+            messages: messages
+                .map(|(role, content)| json!({"role": role, "content": content}))
+                .collect(),
+            tools: Value::Null,
+            given: 0,
+        }
+    }
+
+    /// In the words that Stanford's Alpaca was trained with, for a model that has no chat template. What the system says
+    /// stands for their first sentences.
+    pub(crate) fn into_completion(self) -> Completion {
+        let Instruction {
+            system,
+            instruction,
+            input,
+            output,
+        } = self;
+        let (describes, input) = match &input[..] {
+            "" => (
+                "Below is an instruction that describes a task.",
+                String::new(),
+            ),
+            input => (
+                "Below is an instruction that describes a task, paired with an input that provides further context.",
+                format!("### Input:\n{input}\n\n"),
+            ),
+        };
+        let begins = match system.is_empty() {
+            true => {
+                format!("{describes} Write a response that appropriately completes the request.")
+            }
+            false => system,
+        };
+        Completion {
+            prompt: format!("{begins}\n\n### Instruction:\n{instruction}\n\n{input}### Response:"),
+            completion: output,
+        }
+    }
+}
+
+fn chat(messages: Vec<Value>, tools: Value, given: usize) -> Result<Document, String> {
+    let tools = match tools {
+        Value::Null => Value::Null,
+        tools => Value::Array(list("tools", tools)?),
+    };
+    Ok(Document::Chat(Chat {
+        messages,
+        tools,
+        given,
+    }))
+}
+
+/// The roles of ShareGPT's speakers, and of those that others write in its form.
+const SPEAKERS: [(&str, &str); 9] = [
+    ("human", "user"),
+    ("user", "user"),
+    ("gpt", "assistant"),
+    ("chatgpt", "assistant"),
+    ("bing", "assistant"),
+    ("bard", "assistant"),
+    ("assistant", "assistant"),
+    ("system", "system"),
+    ("tool", "tool"),
+];
+
+/// Messages of turns with `from` and `value`; those that have a `role` are messages already.
+fn share_gpt(turns: Vec<Value>, system: Value) -> Result<Vec<Value>, String> {
+    let mut messages = Vec::with_capacity(turns.len() + 1);
+    for (at, turn) in turns.into_iter().enumerate() {
+        if turn["role"].is_string() {
+            messages.push(turn);
+            continue;
+        }
+        let (from, value) = (turn["from"].as_str(), turn["value"].as_str());
+        let (Some(from), Some(value)) = (from, value) else {
+            let number = at + 1;
+            return Err(format!(
+                "turn {number} of its `conversations` has no text in `from` and `value`"
+            ));
+        };
+        let speaker = SPEAKERS.iter().find(|(name, _)| *name == from);
+        let Some((_, role)) = speaker else {
+            let known: Vec<&str> = SPEAKERS.iter().map(|(name, _)| *name).collect();
+            return Err(format!(
+                "turn {} of its `conversations` is from `{from}`; known are {}",
+                at + 1,
+                known.join(", ")
+            ));
+        };
+        messages.push(json!({"role": role, "content": value}));
+    }
+    let system = optional_string("system", system)?;
+    if !system.is_empty()
+        && messages
+            .first()
+            .is_none_or(|first| first["role"] != "system")
+    {
+        messages.insert(0, json!({"role": "system", "content": system}));
+    }
+    Ok(messages)
+}
+
+fn instruction([system, instruction, input, output]: [Value; 4]) -> Result<Document, String> {
+    Ok(Document::Instruction(Instruction {
+        system: optional_string("system", system)?,
+        instruction: string("instruction", instruction)?,
+        input: optional_string("input", input)?,
+        output: string("output", output)?,
+    }))
+}
+
+/// Texts, or the messages of a conversation and those that go on with it.
+fn completion(prompt: Value, completion: Value, tools: Value) -> Result<Document, String> {
+    if let (Value::Array(_), Value::Array(_)) = (&prompt, &completion) {
+        let mut messages = list("prompt", prompt)?;
+        let given = messages
+            .iter()
+            .filter(|message| message["role"] == "assistant")
+            .count();
+        messages.extend(list("completion", completion)?);
+        return chat(messages, tools, given);
+    }
+    Ok(Document::Completion(Completion {
+        prompt: string("prompt", prompt)?,
+        completion: string("completion", completion)?,
+    }))
+}
+
+fn string(name: &str, value: Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text),
+        _ => Err(format!("its `{name}` is not text")),
+    }
+}
+
+fn optional_string(name: &str, value: Value) -> Result<String, String> {
+    match value {
+        Value::Null => Ok(String::new()),
+        value => string(name, value),
+    }
+}
+
+/// A list, or the JSON of one.
+fn list(name: &str, value: Value) -> Result<Vec<Value>, String> {
+    let value = match value {
+        Value::String(json) => serde_json::from_str(&json)
+            .map_err(|error| format!("its `{name}` are a text that is not JSON: {error}"))?,
+        value => value,
+    };
+    match value {
+        Value::Array(list) => Ok(list),
+        _ => Err(format!("its `{name}` are not a list")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(value: Value) -> Document {
+        serde_json::from_value::<Record>(value).unwrap().document()
+    }
+
+    fn messages(document: Document) -> (Vec<Value>, usize) {
+        match document {
+            Document::Chat(chat) => (chat.messages, chat.given),
+            Document::Instruction(instruction) => (instruction.into_chat().messages, 0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn message(role: &str, content: &str) -> Value {
+        json!({"role": role, "content": content})
+    }
+
+    #[test]
+    fn alpaca_is_a_chat_or_the_words_it_was_trained_with() {
+        let record =
+            || json!({"instruction": "Add.", "input": "1 2", "output": "3", "text": "all of it"});
+        let expected = vec![message("user", "Add.\n\n1 2"), message("assistant", "3")];
+        assert_eq!(messages(document(record())), (expected, 0));
+        let Document::Instruction(instruction) = document(record()) else {
+            panic!("it is an instruction")
+        };
+        let expected = "Below is an instruction that describes a task, paired with an input that provides further context. \
+                        Write a response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n\
+                        ### Response:";
+        let completion = instruction.into_completion();
+        assert_eq!(
+            (&completion.prompt[..], &completion.completion[..]),
+            (expected, "3")
+        );
+        let without = json!({"instruction": "Sing.", "input": "", "output": "La."});
+        let Document::Instruction(instruction) = document(without) else {
+            panic!("it is an instruction")
+        };
+        let expected = "Below is an instruction that describes a task. Write a response that appropriately completes the \
+                        request.\n\n### Instruction:\nSing.\n\n### Response:";
+        assert_eq!(instruction.into_completion().prompt, expected);
+    }
+
+    #[test]
+    fn share_gpt_s_speakers_have_roles() {
+        let turn = |from: &str, value: &str| json!({"from": from, "value": value});
+        let turns = json!([turn("human", "Hi"), turn("gpt", "Hello!")]);
+        let found = messages(document(
+            json!({"conversations": turns, "system": "Be kind."}),
+        ));
+        let expected = vec![
+            message("system", "Be kind."),
+            message("user", "Hi"),
+            message("assistant", "Hello!"),
+        ];
+        assert_eq!(found, (expected, 0));
+        let unknown = document(json!({"conversations": [turn("cat", "Miaow")]}));
+        assert!(
+            matches!(&unknown, Document::Neither(reason) if reason.contains("from `cat`") && reason.contains("human")),
+            "{unknown:?}"
+        );
+    }
+
+    #[test]
+    fn prompts_are_texts_or_messages() {
+        let texts = document(json!({"prompt": "1 + 1 =", "completion": " 2"}));
+        assert!(
+            matches!(texts, Document::Completion(of) if of.prompt == "1 + 1 =" && of.completion == " 2")
+        );
+        let prompt = json!([
+            message("user", "a"),
+            message("assistant", "b"),
+            message("user", "c")
+        ]);
+        let completion = json!([message("assistant", "d")]);
+        let (messages, given) = messages(document(
+            json!({"prompt": prompt, "completion": completion}),
+        ));
+        assert_eq!((messages.len(), given), (4, 1));
+    }
+
+    #[test]
+    fn a_prompt_beside_a_text_is_where_it_came_from() {
+        let text = document(json!({"prompt": "Write a text.", "text": "A text."}));
+        assert!(matches!(text, Document::Text(text) if text == "A text."));
+        let neither = document(json!({"prompt": "Write a text."}));
+        assert!(matches!(neither, Document::Neither(_)));
+    }
+}
