@@ -62,6 +62,11 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Whether host memory is all that was missing.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, CheckpointError::Files(error) if error.is_out_of_memory())
+    }
+
     /// Whether there was no room for what was to be written. What was half written is removed, and earlier checkpoints are
     /// untouched, so that training can go on.
     pub fn is_full(&self) -> bool {

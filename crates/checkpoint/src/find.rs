@@ -6,7 +6,7 @@ use crate::names::{self, Name};
 use crate::open::Checkpoint;
 use collectives::{Alone, Group};
 use files::Disk;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A whole checkpoint.
 #[derive(Debug)]
@@ -31,10 +31,7 @@ pub fn find(path: &Path) -> Result<Found, CheckpointError> {
 /// # Errors
 /// As [`find`], and [`CheckpointError::OtherRank`].
 pub fn find_together(path: &Path, group: &dyn Group) -> Result<Found, CheckpointError> {
-    let path = match path.file_name() {
-        Some(name) if name == "checkpoints" => path.parent().unwrap_or(path),
-        _ => path,
-    };
+    let path = run_of(path);
     let checkpoints = names::checkpoints(path);
     // The first rank's word counts: another may see a folder later.
     let listed = match group.rank() {
@@ -48,14 +45,62 @@ pub fn find_together(path: &Path, group: &dyn Group) -> Result<Found, Checkpoint
             passed_over: Vec::new(),
         });
     };
+    newest(path, names, group)?.ok_or_else(|| CheckpointError::NoneWhole {
+        run: path.into(),
+        passed_over: Vec::new(),
+    })
+}
+
+/// The newest whole checkpoint of a run's folder, for all ranks of a group; none if it has none at all, or is not there.
+///
+/// # Errors
+/// As [`find_together`]; [`CheckpointError::NoneWhole`] if all that it has are damaged.
+pub fn find_any_together(run: &Path, group: &dyn Group) -> Result<Option<Found>, CheckpointError> {
+    let listed = match group.rank() {
+        0 => list(run, &names::checkpoints(run)),
+        _ => Ok(None),
+    };
+    let names = gather(group, listed)?.swap_remove(0);
+    newest(run, names.unwrap_or_default(), group)
+}
+
+/// The folder of the checkpoint that [`find`] will take unless a large file of it is damaged: sizes are looked at, and what is
+/// in `file`, a small one.
+pub fn glance(path: &Path, file: &str) -> Option<PathBuf> {
+    let path = run_of(path);
+    let checkpoints = names::checkpoints(path);
+    let folders = match list(path, &checkpoints).ok()? {
+        None => vec![path.to_path_buf()],
+        Some(names) => names.iter().map(|name| checkpoints.join(name)).collect(),
+    };
+    folders
+        .into_iter()
+        .find(|folder| Checkpoint::seems_whole(folder, file))
+}
+
+/// A run's folder, where its folder of checkpoints is named.
+fn run_of(path: &Path) -> &Path {
+    match path.file_name() {
+        Some(name) if name == "checkpoints" => path.parent().unwrap_or(path),
+        _ => path,
+    }
+}
+
+/// The first whole one of a run's checkpoints, newest first; none if there are none.
+fn newest(
+    run: &Path,
+    names: Vec<String>,
+    group: &dyn Group,
+) -> Result<Option<Found>, CheckpointError> {
+    let checkpoints = names::checkpoints(run);
     let mut passed_over = Vec::new();
     for name in names {
         match Checkpoint::open_together(&checkpoints.join(name), group) {
             Ok(checkpoint) => {
-                return Ok(Found {
+                return Ok(Some(Found {
                     checkpoint,
                     passed_over,
-                });
+                }));
             }
             Err(error @ (CheckpointError::Newer { .. } | CheckpointError::Group(_))) => {
                 return Err(error);
@@ -63,8 +108,11 @@ pub fn find_together(path: &Path, group: &dyn Group) -> Result<Found, Checkpoint
             Err(error) => passed_over.push(error),
         }
     }
+    if passed_over.is_empty() {
+        return Ok(None);
+    }
     Err(CheckpointError::NoneWhole {
-        run: path.into(),
+        run: run.into(),
         passed_over,
     })
 }

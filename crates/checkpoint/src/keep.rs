@@ -18,7 +18,7 @@ pub fn keep(
     best: Option<u64>,
 ) -> Result<Vec<u64>, CheckpointError> {
     let folder = names::checkpoints(run);
-    let mut steps = saved(disk, &folder)?;
+    let mut steps = saved(disk, run)?;
     steps.retain(|&step| step <= newest);
     let old = steps.len().saturating_sub(last.max(1));
     steps.truncate(old);
@@ -65,9 +65,12 @@ pub fn set_aside_after(
     Ok(aside)
 }
 
-/// Steps that have a checkpoint, in order.
-fn saved(disk: &dyn FileSystem, folder: &Path) -> Result<Vec<u64>, CheckpointError> {
-    let names = names::list(disk, folder)?.into_iter();
+/// Steps of which a run has a checkpoint, in order.
+///
+/// # Errors
+/// [`CheckpointError::Files`].
+pub fn saved(disk: &dyn FileSystem, run: &Path) -> Result<Vec<u64>, CheckpointError> {
+    let names = names::list(disk, &names::checkpoints(run))?.into_iter();
     let steps = names.filter_map(|name| match name {
         Name::Saved(step) => Some(step),
         _ => None,

@@ -25,9 +25,9 @@ mod state;
 
 pub use background::BackgroundWriter;
 pub use error::{CheckpointError, Damage};
-pub use find::{Found, find, find_together};
+pub use find::{Found, find, find_any_together, find_together, glance};
 pub use joint::{JointCheckpoint, JointSaver, Part};
-pub use keep::{keep, set_aside_after};
+pub use keep::{keep, saved, set_aside_after};
 pub use lock::{LockError, RunLock};
 pub use manifest::{Manifest, ManifestFile};
 pub use open::Checkpoint;

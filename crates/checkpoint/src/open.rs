@@ -42,33 +42,34 @@ impl Checkpoint {
         agree(group, Self::open_share(path, (group.rank(), group.size())))
     }
 
-    /// Verifies the sizes of all files, and the checksums of this share of them.
-    fn open_share(path: &Path, share: (usize, usize)) -> Result<Self, CheckpointError> {
+    /// Whether all files of a folder have the manifest's sizes, and `file` its checksum. It is computed by this thread alone: the
+    /// settings that may be in that file say how many threads there are to be.
+    pub(crate) fn seems_whole(path: &Path, file: &str) -> bool {
+        let Ok(manifest) = read_manifest(path) else {
+            return false;
+        };
+        let checksum = || hash_of(File::open(path.join(file))?).map(|hash| digits(hash.finalize()));
+        let mut listed = manifest.files.iter().filter(|listed| listed.name == file);
+        verify_sizes(path, &manifest).is_ok()
+            && listed.all(|listed| checksum().is_ok_and(|found| found == listed.crc32))
+    }
+
+    /// Verifies the sizes of all files, and the checksums of every `size`-th of them, from number `rank` on: the others are
+    /// another rank's.
+    fn open_share(path: &Path, (rank, size): (usize, usize)) -> Result<Self, CheckpointError> {
         let damaged = |damage| CheckpointError::Damaged {
             path: path.into(),
             damage,
         };
-        let newer = |found| CheckpointError::Newer {
-            path: path.into(),
-            found,
-            known: LATEST_VERSION,
-        };
-        let text = match fs::read(path.join(MANIFEST_FILE)) {
-            Err(error) if error.kind() == ErrorKind::NotFound && path.is_dir() => {
-                return Err(damaged(Damage::NoManifest));
-            }
-            text => text.map_err(FilesError::at("read", path))?,
-        };
-        let manifest = Manifest::parse(&text).map_err(|error| match error {
-            Unbelievable::Newer(found) => newer(found),
-            Unbelievable::Damaged(damage) => damaged(damage),
-        })?;
-        verify(path, &manifest, share)?;
+        let manifest = read_manifest(path)?;
+        verify_sizes(path, &manifest)?;
+        let share = manifest.files.iter().skip(rank).step_by(size);
+        verify_bytes(path, &manifest, share)?;
         let state = read_file(path, STATE_FILE)?;
         let state: TrainerState = serde_json::from_slice(&state)
             .map_err(|error| damaged(Damage::State(error.to_string())))?;
         if state.format_version > LATEST_VERSION {
-            return Err(newer(state.format_version));
+            return Err(newer(path, state.format_version));
         }
         check_step(path, &manifest, &state).map_err(damaged)?;
         Ok(Self {
@@ -109,6 +110,31 @@ impl Checkpoint {
     }
 }
 
+fn newer(path: &Path, found: u64) -> CheckpointError {
+    CheckpointError::Newer {
+        path: path.into(),
+        found,
+        known: LATEST_VERSION,
+    }
+}
+
+fn read_manifest(path: &Path) -> Result<Manifest, CheckpointError> {
+    let damaged = |damage| CheckpointError::Damaged {
+        path: path.into(),
+        damage,
+    };
+    let text = match fs::read(path.join(MANIFEST_FILE)) {
+        Err(error) if error.kind() == ErrorKind::NotFound && path.is_dir() => {
+            return Err(damaged(Damage::NoManifest));
+        }
+        text => text.map_err(FilesError::at("read", path))?,
+    };
+    Manifest::parse(&text).map_err(|error| match error {
+        Unbelievable::Newer(found) => newer(path, found),
+        Unbelievable::Damaged(damage) => damaged(damage),
+    })
+}
+
 fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, CheckpointError> {
     let path = folder.join(name);
     Ok(fs::read(&path).map_err(FilesError::at("read", &path))?)
@@ -132,13 +158,9 @@ fn check_step(path: &Path, manifest: &Manifest, state: &TrainerState) -> Result<
     }
 }
 
-/// Holds every file against the manifest, and the bytes of every `size`-th of them, from number `rank` on: the others are
-/// another rank's. Hidden files may lie about: some file systems and file managers make them.
-fn verify(
-    path: &Path,
-    manifest: &Manifest,
-    (rank, size): (usize, usize),
-) -> Result<(), CheckpointError> {
+/// Holds every file against the manifest by name and size. Hidden files may lie about: some file systems and file managers make
+/// them.
+fn verify_sizes(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     let damaged = |damage| CheckpointError::Damaged {
         path: path.into(),
         damage,
@@ -167,7 +189,15 @@ fn verify(
             _ => return Err(damaged(Damage::Missing(name))),
         }
     }
-    let share = manifest.files.iter().skip(rank).step_by(size);
+    Ok(())
+}
+
+/// Holds the bytes of some files against the manifest.
+fn verify_bytes<'a>(
+    path: &Path,
+    manifest: &Manifest,
+    share: impl Iterator<Item = &'a ManifestFile>,
+) -> Result<(), CheckpointError> {
     let share: Vec<&ManifestFile> = share.collect();
     let found = share.par_iter().map(|file| {
         let path = path.join(&file.name);
@@ -186,10 +216,13 @@ fn verify(
     let name = file.name.clone();
     let mut others = manifest.files.iter();
     let swapped = others.find(|other| (other.bytes, &other.crc32) == (file.bytes, found));
-    Err(damaged(match swapped.map(|other| other.name.clone()) {
-        Some(other) => Damage::Swapped { name, other },
-        None => Damage::Changed(name),
-    }))
+    Err(CheckpointError::Damaged {
+        path: path.into(),
+        damage: match swapped.map(|other| other.name.clone()) {
+            Some(other) => Damage::Swapped { name, other },
+            None => Damage::Changed(name),
+        },
+    })
 }
 
 /// The checksum of a file of `bytes` bytes.
@@ -209,7 +242,7 @@ fn crc32_of(path: &Path, bytes: u64) -> io::Result<u32> {
 }
 
 fn hash_of(mut from: impl Read) -> io::Result<crc32fast::Hasher> {
-    let (mut hasher, mut buffer) = (crc32fast::Hasher::new(), vec![0; 1 << 20]);
+    let (mut hasher, mut buffer) = (crc32fast::Hasher::new(), vec![0; 1 << 18]);
     loop {
         match from.read(&mut buffer)? {
             0 => return Ok(hasher),

@@ -54,6 +54,9 @@ pub struct TrainerState {
     /// The version of the cuDNN that computed attention, where it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cudnn_version: Option<String>,
+    /// Each byte of a text is a token of the model; where there is a tokenizer, its files say what is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reads_bytes: bool,
     /// How many ranks trained, and wrote, if several did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u64>,

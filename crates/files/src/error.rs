@@ -1,7 +1,7 @@
 //! What can be wrong with a file.
 
 use crate::file_system::is_full;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// A file cannot be read, written or believed.
@@ -41,6 +41,12 @@ pub enum FilesError {
         /// What does not fit.
         reason: String,
     },
+    /// The system has no memory left for a chunk of a tensor, or a header.
+    #[error("the system refuses {bytes} bytes of host memory")]
+    Memory {
+        /// What was asked for.
+        bytes: usize,
+    },
     /// A source of tensors wrote another number of bytes than it announced.
     #[error("`{name}` has {expected} bytes, but its source wrote {written}")]
     Source {
@@ -63,8 +69,28 @@ impl FilesError {
         }
     }
 
+    /// Whether host memory is all that was missing.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            FilesError::Memory { .. } => true,
+            FilesError::File { error, .. } => error.kind() == ErrorKind::OutOfMemory,
+            _ => false,
+        }
+    }
+
     /// Whether a file could not be written because there is no room for it.
     pub fn is_full(&self) -> bool {
         matches!(self, FilesError::File { error, .. } if is_full(error))
+    }
+}
+
+impl From<FilesError> for io::Error {
+    fn from(error: FilesError) -> io::Error {
+        let kind = match &error {
+            FilesError::Memory { .. } => ErrorKind::OutOfMemory,
+            FilesError::File { error, .. } => error.kind(),
+            _ => ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
     }
 }

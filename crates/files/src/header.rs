@@ -38,8 +38,14 @@ pub struct TensorEntry {
 /// # Errors
 /// What is wrong with the file, to follow its name and a colon.
 pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
-    let (length, rest) = bytes
-        .split_first_chunk()
+    let length = header_length(bytes, bytes.len())?;
+    parse_header(&bytes[8..8 + length], bytes.len())
+}
+
+/// How long the header is of a file of so many bytes that begins with these.
+pub(crate) fn header_length(first: &[u8], file_bytes: usize) -> Result<usize, String> {
+    let length = first
+        .first_chunk()
         .ok_or("it is shorter than the 8 bytes of a header length")?;
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER_BYTES {
@@ -47,17 +53,24 @@ pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
             "its header should be {length} bytes; none is longer than {MAX_HEADER_BYTES}"
         ));
     }
-    let header = rest.get(..length as usize).ok_or_else(|| {
-        let rest = rest.len();
-        format!("its header should be {length} bytes, but {rest} follow")
-    })?;
-    let raw: RawHeader = serde_json::from_slice(header)
+    let rest = file_bytes - 8;
+    match length as usize <= rest {
+        true => Ok(length as usize),
+        false => Err(format!(
+            "its header should be {length} bytes, but {rest} follow"
+        )),
+    }
+}
+
+/// Checks the header's text, of a file of so many bytes.
+pub(crate) fn parse_header(text: &[u8], file_bytes: usize) -> Result<Header, String> {
+    let raw: RawHeader = serde_json::from_slice(text)
         .map_err(|error| format!("its header cannot be read: {error}"))?;
-    let start = 8 + header.len();
+    let start = 8 + text.len();
     let mut tensors = Vec::with_capacity(raw.0.len());
     for (name, tensor) in raw.0 {
         let data = tensor
-            .place(bytes.len() - start)
+            .place(file_bytes - start)
             .map_err(|reason| format!("`{name}` {reason}"))?;
         tensors.push(TensorEntry {
             name,
@@ -77,9 +90,10 @@ pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
         }
         end = tensor.data.end;
     }
-    if end != bytes.len() {
-        let held = bytes.len();
-        return Err(format!("its tensors end at byte {end}, but it has {held}"));
+    if end != file_bytes {
+        return Err(format!(
+            "its tensors end at byte {end}, but it has {file_bytes}"
+        ));
     }
     Ok(Header { tensors })
 }

@@ -2,8 +2,8 @@
 //!
 //! All that a save does to a disk goes through [`FileSystem`], so that a test can stop at every operation of it
 //! ([`testing::PowerCut`]) or run out of room at any byte ([`testing::FullDisk`]). [`write_tensors`] streams tensors from a
-//! [`TensorSource`] into one safetensors file or into shards with an index, in Hugging Face's form; [`TensorFiles`] maps
-//! such files, whoever wrote them, and hands out bytes. Where several programs write a part of every tensor each, these are
+//! [`TensorSource`] into one safetensors file or into shards with an index, in Hugging Face's form; [`TensorFiles`] reads
+//! such files, whoever wrote them. Neither has more of a tensor in memory than a chunk ([`in_chunks`]). Where several programs write a part of every tensor each, these are
 //! [`write_pieces`] and [`PieceFiles`], and [`Tensors`] reads either.
 //!
 //! ```
@@ -24,12 +24,13 @@
 //! let source = Ones(vec![TensorSpec { name: "w".into(), dtype: Dtype::F32, shape: vec![2, 3] }]);
 //! write_tensors(&Disk, folder.path(), "model", &source, u64::MAX)?;
 //! let files = TensorFiles::open_folder(folder.path(), "model")?;
-//! assert_eq!(files.get("w").unwrap().bytes.len(), 24);
+//! assert_eq!(files.get("w").unwrap().bytes.get(4..8)?, &1f32.to_le_bytes()[..]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! This crate knows no model and no device.
 
+mod chunks;
 mod error;
 mod file_system;
 mod header;
@@ -43,16 +44,17 @@ mod unique;
 mod write;
 mod write_tensors;
 
+pub use chunks::{CHUNK_BYTES, CHUNK_ELEMENTS, host_room, in_chunks};
 pub use error::FilesError;
 pub use file_system::{Disk, FileSystem, FolderEntry, OutFile, is_full, remove_tree};
 pub use header::{Header, MAX_HEADER_BYTES, TensorEntry, read_header};
 pub use parts::Parts;
 pub use pieces::{
-    PIECE_INDEX, PieceFiles, PieceIndex, PieceSource, PieceSpec, WrittenPieces, write_pieces,
+    PIECE_INDEX, PieceFiles, PieceIndex, PieceSource, PieceSpec, WrittenPieces, piece_file_bytes,
+    write_pieces,
 };
 pub use safetensors::Dtype;
-pub use tensor_file::Tensor;
 pub use tensor_files::{TensorFiles, is_plain_name};
 pub use tensors::{TensorParts, Tensors};
 pub use write::{WrittenFile, write_file};
-pub use write_tensors::{TensorSource, TensorSpec, write_tensors};
+pub use write_tensors::{TensorSource, TensorSpec, tensor_file_bytes, write_tensors};

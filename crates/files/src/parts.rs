@@ -1,20 +1,56 @@
-//! Bytes that lie in one piece or in several.
+//! Bytes that lie in one piece or in several, in files or in memory.
 
+use crate::tensor_file::Extent;
+use crate::{CHUNK_BYTES, FilesError, host_room};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Bytes whose pieces, one behind the other, may lie apart from each other.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Bytes whose pieces, one behind the other, may lie apart from each other. Those in files are read when they are asked for.
+#[derive(Debug, Clone, Default)]
 pub struct Parts<'a> {
     /// Where each piece ends, counted over all, and the piece.
-    pieces: Vec<(usize, &'a [u8])>,
+    pieces: Vec<(usize, Piece<'a>)>,
+}
+
+/// Bytes that lie together.
+#[derive(Debug, Clone)]
+enum Piece<'a> {
+    Memory(&'a [u8]),
+    File(Extent<'a>),
+}
+
+impl<'a> Piece<'a> {
+    fn len(&self) -> usize {
+        match self {
+            Piece::Memory(bytes) => bytes.len(),
+            Piece::File(extent) => extent.bytes.len(),
+        }
+    }
+
+    /// Copies some of its bytes.
+    fn copy(&self, range: Range<usize>, out: &mut [u8]) -> Result<(), FilesError> {
+        match self {
+            Piece::Memory(bytes) => out.copy_from_slice(&bytes[range]),
+            Piece::File(extent) => extent.read(range.start, out)?,
+        }
+        Ok(())
+    }
 }
 
 impl<'a> Parts<'a> {
-    /// Pieces in their order.
+    /// Pieces in memory, in their order.
     pub fn new(pieces: impl IntoIterator<Item = &'a [u8]>) -> Parts<'a> {
+        Parts::of(pieces.into_iter().map(Piece::Memory))
+    }
+
+    /// Pieces in files, in their order.
+    pub(crate) fn in_files(pieces: impl IntoIterator<Item = Extent<'a>>) -> Parts<'a> {
+        Parts::of(pieces.into_iter().map(Piece::File))
+    }
+
+    fn of(pieces: impl Iterator<Item = Piece<'a>>) -> Parts<'a> {
         let mut end = 0;
-        let ended = pieces.into_iter().map(|piece| {
+        let ended = pieces.map(|piece| {
             end += piece.len();
             (end, piece)
         });
@@ -33,30 +69,59 @@ impl<'a> Parts<'a> {
         self.len() == 0
     }
 
-    /// Some of the bytes: as they lie where one piece has them, else copied together. No other piece is touched.
+    /// Some of the bytes: as they lie where one piece in memory has them, else in memory of their own, so that a caller asks
+    /// for a chunk at a time. No other piece is touched.
+    ///
+    /// # Errors
+    /// [`FilesError::File`] if a file cannot be read, [`FilesError::Memory`] if there is no memory for a copy.
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn get(&self, range: Range<usize>) -> Cow<'a, [u8]> {
-        let (len, count) = (self.len(), range.len());
+    pub fn get(&self, range: Range<usize>) -> Result<Cow<'a, [u8]>, FilesError> {
+        let len = self.len();
         assert!(range.end <= len, "{range:?} is within {len} bytes");
         let first = self.pieces.partition_point(|(end, _)| *end <= range.start);
-        let pieces = self.pieces[first..].iter();
-        let pieces = pieces.take_while(|(end, piece)| end - piece.len() < range.end);
-        let mut within = pieces.map(|(end, piece)| {
+        let mut pieces = self.pieces[first..].iter().map(|(end, piece)| {
             let start = end - piece.len();
-            &piece[range.start.max(start) - start..range.end.min(*end) - start]
+            (
+                start.max(range.start) - start..range.end.min(*end) - start,
+                piece,
+            )
         });
-        match within.next() {
-            None => Cow::Borrowed(&[]),
-            Some(piece) if piece.len() == count => Cow::Borrowed(piece),
-            Some(piece) => {
-                let mut gathered = Vec::with_capacity(count);
-                gathered.extend_from_slice(piece);
-                within.for_each(|piece| gathered.extend_from_slice(piece));
-                Cow::Owned(gathered)
+        let Some((within, piece)) = pieces.next().filter(|_| !range.is_empty()) else {
+            return Ok(Cow::Borrowed(&[]));
+        };
+        if let (Piece::Memory(bytes), true) = (piece, within.len() == range.len()) {
+            return Ok(Cow::Borrowed(&bytes[within]));
+        }
+        let mut gathered = host_room(range.len())?;
+        let mut rest = &mut gathered[..];
+        for (within, piece) in std::iter::once((within, piece)).chain(pieces) {
+            let (own, behind) = rest.split_at_mut(within.len());
+            piece.copy(within, own)?;
+            rest = behind;
+            if rest.is_empty() {
+                break;
             }
         }
+        Ok(Cow::Owned(gathered))
+    }
+
+    /// Whether others are the same bytes.
+    ///
+    /// # Errors
+    /// As [`Parts::get`].
+    pub fn equal(&self, others: &Parts) -> Result<bool, FilesError> {
+        if self.len() != others.len() {
+            return Ok(false);
+        }
+        for start in (0..self.len()).step_by(CHUNK_BYTES) {
+            let chunk = start..self.len().min(start + CHUNK_BYTES);
+            if self.get(chunk.clone())? != others.get(chunk)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -84,13 +149,29 @@ mod tests {
             let written = ranges(&cuts);
             let parts = Parts::new(written.iter().map(|range| &bytes[range.clone()]));
             prop_assert_eq!(parts.len(), len);
+            prop_assert!(parts.equal(&Parts::new([&bytes[..]])).unwrap());
             for range in ranges(&wanted) {
-                let got = parts.get(range.clone());
+                let got = parts.get(range.clone()).unwrap();
                 prop_assert_eq!(&*got, &bytes[range.clone()]);
                 let in_one = |piece: &Range<usize>| piece.start <= range.start && range.end <= piece.end;
                 let is_copied = matches!(got, Cow::Owned(_));
                 prop_assert_eq!(is_copied, !range.is_empty() && !written.iter().any(in_one));
             }
         }
+    }
+
+    #[test]
+    fn other_bytes_are_told_apart() {
+        let bytes = vec![1u8; CHUNK_BYTES + 3];
+        let mut others = bytes.clone();
+        let equal = |others: &[u8]| {
+            Parts::new([&bytes[..]])
+                .equal(&Parts::new([others]))
+                .unwrap()
+        };
+        assert!(equal(&others));
+        assert!(!equal(&others[1..]));
+        others[CHUNK_BYTES + 1] = 2;
+        assert!(!equal(&others));
     }
 }

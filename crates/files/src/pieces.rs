@@ -4,7 +4,10 @@ use crate::parts::Parts;
 use crate::tensor_file::TensorFile;
 use crate::tensors::TensorParts;
 use crate::write::WrittenFile;
-use crate::{FileSystem, FilesError, TensorSource, TensorSpec, is_plain_name, write_tensors};
+use crate::{
+    FileSystem, FilesError, TensorSource, TensorSpec, is_plain_name, tensor_file_bytes,
+    write_tensors,
+};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -65,6 +68,12 @@ pub struct WrittenPieces {
     pub file: WrittenFile,
     /// What it holds.
     pub pieces: Vec<PieceSpec>,
+}
+
+/// Bytes of the file that [`write_pieces`] makes of such pieces.
+pub fn piece_file_bytes(pieces: &[PieceSpec]) -> u64 {
+    let specs: Vec<TensorSpec> = pieces.iter().map(PieceSpec::in_file).collect();
+    tensor_file_bytes(&specs, "", u64::MAX)
 }
 
 /// Writes the pieces of a writer to `STEM.safetensors`, otherwise as [`write_tensors`].
@@ -219,10 +228,10 @@ impl PieceFiles {
                 if !files.contains_key(file) {
                     files.insert(file.clone(), TensorFile::open(&folder.join(file))?);
                 }
-                let found = files[file].get(&name_in_file(name, &(*first..*behind)));
+                let found = files[file].entry(&name_in_file(name, &(*first..*behind)));
                 let fits =
                     |dtype, shape: &[usize]| (dtype, shape) == (tensor.dtype, &[behind - first]);
-                if !found.is_some_and(|piece| fits(piece.dtype, piece.shape)) {
+                if !found.is_some_and(|piece| fits(piece.dtype, &piece.shape)) {
                     return Err(refuse(format!(
                         "`{file}` has no elements {first} to {behind} of it"
                     )));
@@ -236,15 +245,14 @@ impl PieceFiles {
     pub fn get(&self, name: &str) -> Option<TensorParts<'_>> {
         let tensor = self.tensors.get(name)?;
         let pieces = tensor.pieces.iter().map(|(file, first, behind)| {
-            let piece = self.files[file].get(&name_in_file(name, &(*first..*behind)));
-            piece
-                .expect("pieces were found when the files were opened")
-                .bytes
+            let file = &self.files[file];
+            let piece = file.entry(&name_in_file(name, &(*first..*behind)));
+            file.extent(piece.expect("pieces were found when the files were opened"))
         });
         Some(TensorParts {
             dtype: tensor.dtype,
             shape: &tensor.shape,
-            bytes: Parts::new(pieces),
+            bytes: Parts::in_files(pieces),
         })
     }
 

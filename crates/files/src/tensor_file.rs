@@ -1,75 +1,103 @@
-//! One safetensors file, mapped.
+//! One safetensors file, of which tensors are read a chunk at a time.
 
-use crate::FilesError;
-use crate::header::{Header, TensorEntry, read_header};
-use memmap2::Mmap;
-use safetensors::Dtype;
+use crate::header::{Header, TensorEntry, header_length, parse_header};
+use crate::parts::Parts;
+use crate::tensors::TensorParts;
+use crate::{FilesError, host_room};
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::path::Path;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-/// A safetensors file whose header has been checked, mapped rather than read.
+/// A safetensors file whose header has been checked. Its data is neither mapped nor held: what is mapped counts as memory of
+/// this process until the system takes it back.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
-    map: Mmap,
+    file: File,
+    path: PathBuf,
     header: Header,
     by_name: HashMap<String, usize>,
 }
 
-/// A tensor as it lies in a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tensor<'a> {
-    /// Element type.
-    pub dtype: Dtype,
-    /// Shape.
-    pub shape: &'a [usize],
-    /// Little-endian elements, exactly as many as the shape says. Not aligned.
-    pub bytes: &'a [u8],
+/// Some bytes of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct Extent<'a> {
+    file: &'a TensorFile,
+    /// Where they are.
+    pub(crate) bytes: Range<usize>,
+}
+
+impl Extent<'_> {
+    /// Reads bytes from place `start` of the extent on.
+    pub(crate) fn read(&self, start: usize, out: &mut [u8]) -> Result<(), FilesError> {
+        let place = (self.bytes.start + start) as u64;
+        let read = self.file.file.read_exact_at(out, place);
+        read.map_err(FilesError::at("read", &self.file.path))
+    }
 }
 
 impl TensorFile {
-    /// Maps a file and checks its header. Its data is not touched.
+    /// Opens a file and checks its header. Its data is not touched.
     ///
     /// # Errors
-    /// [`FilesError::File`] or [`FilesError::NotSafetensors`].
+    /// [`FilesError::File`], [`FilesError::NotSafetensors`], or [`FilesError::Memory`] for a header that finds no room.
     pub(crate) fn open(path: &Path) -> Result<Self, FilesError> {
-        let file = open_plain(path)?;
-        // SAFETY: the map is read-only, and read as plain bytes, for which any value is valid. It is undefined for another
-        // process to change the file meanwhile; as in every program that maps its input, not doing so is left to the user.
-        let map = unsafe { Mmap::map(&file) }.map_err(FilesError::at("map", path))?;
-        let header = read_header(&map).map_err(|reason| FilesError::NotSafetensors {
+        let refused = |reason| FilesError::NotSafetensors {
             path: path.into(),
             reason,
-        })?;
+        };
+        let failed = || FilesError::at("read", path);
+        let file = open_plain(path)?;
+        let size = file.metadata().map_err(failed())?.len() as usize;
+        let mut length = vec![0; size.min(8)];
+        file.read_exact_at(&mut length, 0).map_err(failed())?;
+        let length = header_length(&length, size).map_err(refused)?;
+        let mut text = host_room(length)?;
+        file.read_exact_at(&mut text, 8).map_err(failed())?;
+        let header = parse_header(&text, size).map_err(refused)?;
         let names = header.tensors.iter().enumerate();
         let by_name = names
             .map(|(index, entry)| (entry.name.clone(), index))
             .collect();
         Ok(Self {
-            map,
+            file,
+            path: path.into(),
             header,
             by_name,
         })
     }
 
     /// A tensor by name.
-    pub(crate) fn get(&self, name: &str) -> Option<Tensor<'_>> {
-        self.by_name
-            .get(name)
-            .map(|&index| self.tensor(&self.header.tensors[index]))
+    pub(crate) fn get(&self, name: &str) -> Option<TensorParts<'_>> {
+        self.entry(name).map(|entry| self.tensor(entry))
+    }
+
+    /// What the header says of a tensor.
+    pub(crate) fn entry(&self, name: &str) -> Option<&TensorEntry> {
+        let index = self.by_name.get(name);
+        index.map(|&index| &self.header.tensors[index])
+    }
+
+    /// Where the file has a tensor's bytes.
+    pub(crate) fn extent(&self, entry: &TensorEntry) -> Extent<'_> {
+        Extent {
+            file: self,
+            bytes: entry.data.clone(),
+        }
     }
 
     /// All names and tensors in the order of their data.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, Tensor<'_>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, TensorParts<'_>)> {
         let entries = self.header.tensors.iter();
         entries.map(|entry| (entry.name.as_str(), self.tensor(entry)))
     }
 
-    fn tensor<'a>(&'a self, entry: &'a TensorEntry) -> Tensor<'a> {
-        Tensor {
+    fn tensor<'a>(&'a self, entry: &'a TensorEntry) -> TensorParts<'a> {
+        TensorParts {
             dtype: entry.dtype,
             shape: &entry.shape,
-            bytes: &self.map[entry.data.clone()],
+            bytes: Parts::in_files([self.extent(entry)]),
         }
     }
 }

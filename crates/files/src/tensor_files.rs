@@ -1,7 +1,8 @@
 //! The tensors of a folder: one file, or the shards that an index names.
 
 use crate::FilesError;
-use crate::tensor_file::{Tensor, TensorFile};
+use crate::tensor_file::TensorFile;
+use crate::tensors::TensorParts;
 use crate::unique::Unique;
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -89,12 +90,12 @@ impl TensorFiles {
     }
 
     /// A tensor by name.
-    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+    pub fn get(&self, name: &str) -> Option<TensorParts<'_>> {
         self.files[*self.by_name.get(name)?].get(name)
     }
 
     /// All names and tensors, file by file in the order of their data.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Tensor<'_>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, TensorParts<'_>)> {
         self.files.iter().flat_map(TensorFile::iter)
     }
 }

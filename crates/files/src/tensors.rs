@@ -16,7 +16,7 @@ pub enum Tensors {
 }
 
 /// A tensor as it lies in files.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct TensorParts<'a> {
     /// Element type.
     pub dtype: Dtype,
@@ -42,14 +42,7 @@ impl Tensors {
     pub fn get(&self, name: &str) -> Option<TensorParts<'_>> {
         match self {
             Tensors::InPieces(files) => files.get(name),
-            Tensors::Whole(files) => {
-                let tensor = files.get(name)?;
-                Some(TensorParts {
-                    dtype: tensor.dtype,
-                    shape: tensor.shape,
-                    bytes: Parts::new([tensor.bytes]),
-                })
-            }
+            Tensors::Whole(files) => files.get(name),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Files that are counted and hashed while they are written.
 
-use crate::{FileSystem, FilesError, OutFile};
+use crate::{CHUNK_BYTES, FileSystem, FilesError, OutFile};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::path::Path;
@@ -62,6 +62,8 @@ impl Hashed {
 
 impl Write for Hashed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // What was just written is hashed while caches have it.
+        let bytes = &bytes[..bytes.len().min(CHUNK_BYTES)];
         let written = self.file.write(bytes)?;
         self.crc32.update(&bytes[..written]);
         self.bytes += written as u64;

@@ -10,7 +10,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 /// Small writes of a source are gathered up to this many bytes.
-const BUFFER_BYTES: usize = 1 << 20;
+const BUFFER_BYTES: usize = 1 << 16;
 
 /// Whose files these are, for readers that ask: as PyTorch's own have it.
 const METADATA: (&str, &str) = ("format", "pt");
@@ -55,30 +55,51 @@ pub fn write_tensors(
     max_shard_bytes: u64,
 ) -> Result<Vec<WrittenFile>, FilesError> {
     let shards = shards(source.tensors(), max_shard_bytes);
-    let count = shards.len();
-    let name = |shard: usize| match count {
-        1 => format!("{stem}.safetensors"),
-        _ => format!("{stem}-{:05}-of-{count:05}.safetensors", shard + 1),
-    };
     let mut written = Vec::new();
-    for (shard, tensors) in shards.iter().enumerate() {
-        let name = name(shard);
+    for (number, tensors) in shards.iter().enumerate() {
+        let name = shard_name(stem, number, shards.len());
         written.push(write_shard(disk, folder, &name, source, tensors)?);
     }
-    if count > 1 {
-        let total: u64 = source.tensors().iter().map(TensorSpec::bytes).sum();
-        let places = shards.iter().enumerate().flat_map(|(shard, tensors)| {
-            let file = name(shard);
-            let names = tensors.iter().map(|&index| &source.tensors()[index].name);
-            names.map(move |name| (name.clone(), json!(file)))
-        });
-        let map: serde_json::Map<_, _> = places.collect();
-        let index = json!({"metadata": {"total_size": total}, "weight_map": map});
-        let text = format!("{index:#}\n");
+    if let Some(text) = index(source.tensors(), stem, &shards) {
         let name = format!("{stem}.safetensors.index.json");
         written.push(write_file(disk, folder, &name, text.as_bytes())?);
     }
     Ok(written)
+}
+
+/// Bytes of all files that [`write_tensors`] makes of such tensors.
+pub fn tensor_file_bytes(tensors: &[TensorSpec], stem: &str, max_shard_bytes: u64) -> u64 {
+    let shards = shards(tensors, max_shard_bytes);
+    let headers = shards.iter().map(|shard| {
+        let specs = shard.iter().map(|&index| &tensors[index]);
+        header(specs).len() as u64
+    });
+    let index = index(tensors, stem, &shards).map_or(0, |text| text.len() as u64);
+    tensors.iter().map(TensorSpec::bytes).sum::<u64>() + headers.sum::<u64>() + index
+}
+
+/// The name of the file of a shard, counted from 0.
+fn shard_name(stem: &str, number: usize, count: usize) -> String {
+    match count {
+        1 => format!("{stem}.safetensors"),
+        _ => format!("{stem}-{:05}-of-{count:05}.safetensors", number + 1),
+    }
+}
+
+/// Which tensor is in which shard, where there are several.
+fn index(tensors: &[TensorSpec], stem: &str, shards: &[Vec<usize>]) -> Option<String> {
+    if shards.len() == 1 {
+        return None;
+    }
+    let total: u64 = tensors.iter().map(TensorSpec::bytes).sum();
+    let places = shards.iter().enumerate().flat_map(|(number, shard)| {
+        let file = shard_name(stem, number, shards.len());
+        let names = shard.iter().map(|&index| &tensors[index].name);
+        names.map(move |name| (name.clone(), json!(file)))
+    });
+    let map: serde_json::Map<_, _> = places.collect();
+    let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+    Some(format!("{index:#}\n"))
 }
 
 impl TensorSpec {

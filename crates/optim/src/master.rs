@@ -3,19 +3,25 @@
 use crate::form::{MASTER, REMAINDER};
 use crate::host::{store, store_f32};
 use crate::named::{RestoreError, SavedState, state_name};
+use files::FilesError;
 use half::bf16;
 use kernels::split::{join, split};
 use kernels::{KernelError, Kernels, MasterOperand};
 use memory::{DType, Entry, Space};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// The parameters of exact weights, as bytes.
-pub(crate) fn parameter_bytes(dtype: DType, values: &[f32]) -> Vec<u8> {
+pub(crate) fn parameter_bytes(dtype: DType, values: &[f32]) -> Cow<'_, [u8]> {
     if dtype == DType::F32 {
-        return bytemuck::cast_slice(values).to_vec();
+        return Cow::Borrowed(bytemuck::cast_slice(values));
     }
-    let halves: Vec<bf16> = values.iter().map(|value| split(*value).0).collect();
-    bytemuck::cast_slice(&halves).to_vec()
+    let mut bytes = vec![0; 2 * values.len()];
+    let halves = bytes.as_chunks_mut().0.iter_mut();
+    for (half, value) in halves.zip(values) {
+        *half = split(*value).0.to_le_bytes();
+    }
+    Cow::Owned(bytes)
 }
 
 /// Sets what stands beside the parameters of exact weights: the first ones, as many as there are values.
@@ -66,12 +72,16 @@ impl<'a> SavedMaster<'a> {
     }
 
     /// The exact weights of some of the parameter's elements, whose parameters, widened, are these.
-    pub(crate) fn values(&self, elements: &Range<usize>, parameters: Vec<f32>) -> Vec<f32> {
-        match self {
+    pub(crate) fn values(
+        &self,
+        elements: &Range<usize>,
+        parameters: Vec<f32>,
+    ) -> Result<Vec<f32>, FilesError> {
+        Ok(match self {
             SavedMaster::Parameters => parameters,
-            SavedMaster::Exact(master) => master.widened(elements),
-            SavedMaster::Remainder(remainder) => joined(&parameters, &remainder.part(elements)),
-        }
+            SavedMaster::Exact(master) => master.widened(elements)?,
+            SavedMaster::Remainder(remainder) => joined(&parameters, &remainder.part(elements)?),
+        })
     }
 }
 

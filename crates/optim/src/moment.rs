@@ -3,8 +3,9 @@
 use crate::form::{FIRST, MomentNames, SECOND};
 use crate::host::{store, store_f32};
 use crate::named::{RestoreError, SavedState, state_name};
+use files::FilesError;
 use kernels::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
-use kernels::{KernelError, Kernels, MomentOperand};
+use kernels::{Kernels, MomentOperand};
 use memory::{DType, Entry, Space};
 use std::ops::Range;
 
@@ -71,38 +72,39 @@ impl<'a> SavedMoment<'a> {
         space: Space,
         out: MomentOperand,
         elements: &Range<usize>,
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), RestoreError> {
         match (out, &self.values) {
             (MomentOperand::Plain(out), Saved::Plain(saved)) if out.dtype() == saved.dtype => {
                 let out = out.rows(0..elements.len());
-                store(kernels, space, out, &saved.part(elements))
+                store(kernels, space, out, &saved.part(elements)?)?;
             }
             (MomentOperand::Plain(out), _) => {
                 let out = out.rows(0..elements.len());
-                store_f32(kernels, space, out, &self.values(elements))
+                store_f32(kernels, space, out, &self.values(elements)?)?;
             }
             (MomentOperand::Quantised { codes, absmax }, saved) => {
                 let (mut coded, scales) = match saved {
-                    Saved::Plain(_) => quantise(self.map, &self.values(elements)),
+                    Saved::Plain(_) => quantise(self.map, &self.values(elements)?),
                     Saved::Quantised { codes, absmax } => {
-                        let scales = absmax.part(&blocks(elements)).into_owned();
-                        (codes.part(elements).into_owned(), scales)
+                        let scales = absmax.part(&blocks(elements))?.into_owned();
+                        (codes.part(elements)?.into_owned(), scales)
                     }
                 };
                 // The code of zero, which is not the number 0 in the first moment.
                 coded.resize(codes.elements(), self.map.zero);
                 store(kernels, space, codes, &coded)?;
-                store(kernels, space, absmax, &scales)
+                store(kernels, space, absmax, &scales)?;
             }
         }
+        Ok(())
     }
 
-    fn values(&self, elements: &Range<usize>) -> Vec<f32> {
+    fn values(&self, elements: &Range<usize>) -> Result<Vec<f32>, FilesError> {
         match &self.values {
             Saved::Plain(saved) => saved.widened(elements),
             Saved::Quantised { codes, absmax } => {
-                let scales = absmax.widened(&blocks(elements));
-                dequantise(self.map, &codes.part(elements), &scales)
+                let scales = absmax.widened(&blocks(elements))?;
+                Ok(dequantise(self.map, &codes.part(elements)?, &scales))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! States by parameter and name, as checkpoints hold them.
 
 use crate::store::Store;
-use files::Parts;
+use files::{FilesError, Parts};
 use half::bf16;
 use kernels::{KernelError, Kernels};
 use memory::{DType, Entry, In};
@@ -79,6 +79,9 @@ pub enum RestoreError {
         /// Its type.
         expected: DType,
     },
+    /// A file cannot be read.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// The device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -124,20 +127,20 @@ impl<'a> SavedState<'a> {
     }
 
     /// The bytes of some elements.
-    pub(crate) fn part(&self, elements: &Range<usize>) -> Cow<'a, [u8]> {
+    pub(crate) fn part(&self, elements: &Range<usize>) -> Result<Cow<'a, [u8]>, FilesError> {
         let size = self.dtype.size_in_bytes();
         self.bytes.get(elements.start * size..elements.end * size)
     }
 
     /// Some elements of f32 or bf16, as f32.
-    pub(crate) fn widened(&self, elements: &Range<usize>) -> Vec<f32> {
-        let bytes = self.part(elements);
+    pub(crate) fn widened(&self, elements: &Range<usize>) -> Result<Vec<f32>, FilesError> {
+        let bytes = self.part(elements)?;
         if self.dtype == DType::BF16 {
             let halves = bytes.as_chunks().0.iter().copied().map(bf16::from_le_bytes);
-            return halves.map(bf16::to_f32).collect();
+            return Ok(halves.map(bf16::to_f32).collect());
         }
         let words = bytes.as_chunks().0.iter().copied();
-        words.map(f32::from_le_bytes).collect()
+        Ok(words.map(f32::from_le_bytes).collect())
     }
 }
 

@@ -5,7 +5,7 @@ use crate::form::{StateViews, Tensor};
 use crate::master::{SavedMaster, parameter_bytes, set_master};
 use crate::moment::{FIRST_MOMENT, SECOND_MOMENT, SavedMoment};
 use crate::named::{NamedState, RestoreError, SavedState, StatePlace, state_name};
-use files::Parts;
+use files::{Parts, in_chunks};
 use kernels::{KernelError, Kernels};
 use memory::{Cover, Entry, Space};
 use std::ops::Range;
@@ -30,8 +30,8 @@ impl AdamW {
         if self.form.master().is_none() {
             return Ok(());
         }
-        self.each_piece(kernels, &range, |piece, space, states| {
-            let values = &values[piece.start - offset..piece.end - offset];
+        self.each_chunk(kernels, &range, |chunk, space, states| {
+            let values = &values[chunk.start - offset..chunk.end - offset];
             set_master(kernels, space, states.master, values)
         })
     }
@@ -82,7 +82,7 @@ impl AdamW {
     /// What has the format of this run is restored bit by bit; the rest is converted. `weights` hold the saved ones.
     ///
     /// # Errors
-    /// [`RestoreError`] if a moment is missing or something has another size.
+    /// [`RestoreError`] if a moment is missing, something has another size, or a file cannot be read.
     pub fn restore<'s>(
         &mut self,
         kernels: &dyn Kernels,
@@ -96,37 +96,39 @@ impl AdamW {
         let first_moment = SavedMoment::find(&FIRST_MOMENT, entry, find)?;
         let second_moment = SavedMoment::find(&SECOND_MOMENT, entry, find)?;
         let mut restored = Vec::new();
-        self.each_piece(kernels, &entry.padded_range(), |piece, space, states| {
-            let own = without_padding(entry, piece);
+        self.each_chunk(kernels, &entry.padded_range(), |chunk, space, states| {
+            let own = without_padding(entry, chunk);
             let elements = own.start - entry.offset..own.end - entry.offset;
             let values = set_exact(kernels, weights, entry, &own, &master)?;
             set_master(kernels, space, states.master, &values)?;
             first_moment.store(kernels, space, states.first_moment, &elements)?;
             second_moment.store(kernels, space, states.second_moment, &elements)?;
             restored.push(own);
-            Ok(())
+            Ok::<_, RestoreError>(())
         })?;
         if master.refines(weights.dtype()) {
             // Weights whose states other ranks keep.
             let held = weights.held().within(&entry.range());
-            for own in held.without(&Cover::new(restored)).ranges() {
-                set_exact(kernels, weights, entry, own, &master)?;
+            let others = held.without(&Cover::new(restored));
+            for own in others.ranges().iter().cloned().flat_map(in_chunks) {
+                set_exact(kernels, weights, entry, &own, &master)?;
             }
         }
         Ok(())
     }
 
-    /// Hands the states of a range, of one tensor, to the host, as far as they are kept here and in as many pieces as they lie
-    /// in. All but the first begin a block.
-    fn each_piece(
+    /// Hands the states of a range, of one tensor, to the host a chunk at a time, as far as they are kept here. All but the
+    /// first begin a block.
+    fn each_chunk<E: From<KernelError>>(
         &mut self,
         kernels: &dyn Kernels,
         range: &Range<usize>,
-        mut set: impl FnMut(Range<usize>, Space, StateViews) -> Result<(), KernelError>,
-    ) -> Result<(), KernelError> {
+        mut set: impl FnMut(Range<usize>, Space, StateViews) -> Result<(), E>,
+    ) -> Result<(), E> {
         let resident = self.resident.cover().within(range);
-        for piece in resident.ranges() {
-            set(piece.clone(), Space::Device, self.resident.views(piece))?;
+        for own in resident.ranges().iter().cloned().flat_map(in_chunks) {
+            let states = self.resident.views(&own);
+            set(own, Space::Device, states)?;
         }
         if resident.elements() == range.len() {
             return Ok(());
@@ -139,9 +141,11 @@ impl AdamW {
         let Some(store) = store else { return Ok(()) };
         for (chunk, piece) in chunks.pieces(range) {
             let Some(away) = &chunk.away else { continue };
-            let bytes = store.change(kernels, away)?;
-            let states = self.form.carve(&chunk.segment.range, &piece, bytes);
-            set(piece, Space::Host, states)?;
+            for own in in_chunks(piece) {
+                let bytes = store.change(kernels, away)?;
+                let states = self.form.carve(&chunk.segment.range, &own, bytes);
+                set(own, Space::Host, states)?;
+            }
         }
         Ok(())
     }
@@ -154,9 +158,9 @@ fn set_exact(
     entry: &Entry,
     own: &Range<usize>,
     master: &SavedMaster,
-) -> Result<Vec<f32>, KernelError> {
+) -> Result<Vec<f32>, RestoreError> {
     let elements = own.start - entry.offset..own.end - entry.offset;
-    let values = master.values(&elements, parameters(kernels, weights, own)?);
+    let values = master.values(&elements, parameters(kernels, weights, own)?)?;
     let bytes = parameter_bytes(weights.dtype(), &values);
     weights.store(kernels, own.clone(), &bytes)?;
     Ok(values)
@@ -172,7 +176,7 @@ fn parameters(
     kernels: &dyn Kernels,
     weights: &Weights,
     range: &Range<usize>,
-) -> Result<Vec<f32>, KernelError> {
+) -> Result<Vec<f32>, RestoreError> {
     let dtype = weights.dtype();
     let mut bytes = vec![0; range.len() * dtype.size_in_bytes()];
     weights.read(kernels, range.clone(), &mut bytes)?;
@@ -180,5 +184,5 @@ fn parameters(
         dtype,
         bytes: Parts::new([&bytes[..]]),
     };
-    Ok(read.widened(&(0..range.len())))
+    Ok(read.widened(&(0..range.len()))?)
 }

@@ -38,4 +38,4 @@ pub use engine::Engine;
 pub use error::ScratchError;
 pub use file::{Access, ScratchFile};
 pub use folder::ScratchFolder;
-pub use space::free_bytes;
+pub use space::{disk_of, free_bytes};

@@ -16,14 +16,27 @@ use std::path::{Path, PathBuf};
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
     let left = leftovers(path).unwrap_or_default();
     let bytes = |path: &PathBuf| Some(path.metadata().ok()?.blocks() * 512);
-    Ok(room(path)? + left.iter().filter_map(bytes).sum::<u64>())
+    Ok(room(path)?.saturating_add(left.iter().filter_map(bytes).sum()))
+}
+
+/// The disk of a path: the same number for all paths that share its room.
+///
+/// # Errors
+/// [`io::Error`] if the system does not tell.
+pub fn disk_of(path: &Path) -> io::Result<u64> {
+    Ok(nearest(path)?.metadata()?.dev())
+}
+
+/// What is there of a path: itself, or its nearest parent.
+fn nearest(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    let there = path.ancestors().find(|path| path.exists());
+    Ok(there.unwrap_or(Path::new("/")).into())
 }
 
 /// Bytes that may be written on the disk of a path.
 pub(crate) fn room(path: &Path) -> io::Result<u64> {
-    let path = std::path::absolute(path)?;
-    let there = path.ancestors().find(|path| path.exists());
-    let there = there.unwrap_or(Path::new("/"));
+    let there = nearest(path)?;
     let text = CString::new(there.as_os_str().as_bytes())?;
     let mut room = MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: the text ends in a zero, and the call fills the struct if it succeeds.
@@ -33,6 +46,9 @@ pub(crate) fn room(path: &Path) -> io::Result<u64> {
         }
         room.assume_init()
     };
+    if room.f_blocks == 0 {
+        return Ok(u64::MAX); // it does not tell
+    }
     // File systems without a limit say so with numbers whose product no u64 holds.
     Ok(room.f_bavail.saturating_mul(room.f_frsize))
 }

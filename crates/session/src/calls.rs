@@ -96,16 +96,19 @@ pub const MICRO_BATCHES_MAX: usize = 2;
 /// A step of sequences of `seq` tokens, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions
 /// that compute nothing. Those of other ranks have no rows.
 pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
+    shape_of_micro_batches(settings, &vec![seq; settings.accum.min(MICRO_BATCHES_MAX)])
+}
+
+/// A step in which this rank's micro-batches have these lengths; else as [`shape_of_a_step`].
+pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBatch {
     let (rank, size) = settings.member();
     let rows = |number: usize| match number % size == rank {
         true => settings.micro_batch,
         false => 0,
     };
-    let numbers = 0..settings.accum.min(MICRO_BATCHES_MAX) * size;
-    let micro = numbers.map(|number| shape_of_a_micro_batch(settings, rows(number), seq));
-    StepBatch {
-        micro: micro.collect(),
-    }
+    let numbers = 0..lengths.len() * size;
+    let shape = |number| shape_of_a_micro_batch(settings, rows(number), lengths[number / size]);
+    numbers.map(shape).collect()
 }
 
 /// The lengths of micro-batches, the longest first.

@@ -4,6 +4,7 @@ use crate::error::SessionError;
 use crate::session::Session;
 use crate::weights::widened;
 use memory::DType;
+use std::ops::Range;
 
 /// A state that the optimizer keeps of a parameter, copied.
 #[derive(Clone, Debug)]
@@ -22,13 +23,24 @@ impl Session {
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails, [`SessionError::Released`] where there is none any more.
     pub fn gradient(&self, index: usize) -> Result<Vec<f32>, SessionError> {
+        let elements = self.model.layout().entries()[index].elements();
+        self.gradient_of(index, 0..elements)
+    }
+
+    /// The same of some of its elements.
+    pub(crate) fn gradient_of(
+        &self,
+        index: usize,
+        elements: Range<usize>,
+    ) -> Result<Vec<f32>, SessionError> {
         let layout = self.model.layout();
         if self.gradients.is_released() && layout.unit_of(index).is_some() {
             return Err(SessionError::Released);
         }
-        let (dtype, entries) = (self.gradients.dtype(), layout.entries());
-        Ok(widened(dtype, entries[index].elements(), |bytes| {
-            self.gradients.read(&*self.kernels, index, bytes)
+        let first = layout.entries()[index].offset;
+        let range = first + elements.start..first + elements.end;
+        Ok(widened(self.gradients.dtype(), range.len(), |bytes| {
+            self.gradients.read(&*self.kernels, &range, bytes)
         })?)
     }
 

@@ -36,9 +36,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
         seq: settings.seq,
         documents: None,
     };
-    StepBatch {
-        micro: vec![micro; settings.accum],
-    }
+    StepBatch::from_iter(vec![micro; settings.accum])
 }
 
 /// Weights and optimizer states, as a checkpoint holds them.

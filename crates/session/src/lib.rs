@@ -36,7 +36,7 @@ mod weights;
 pub use between::{PeaksBetween, longest_and_shortest};
 pub use calls::{
     LibraryCalls, MICRO_BATCHES_MAX, StepCalls, calls_of_a_step, library_calls,
-    shape_of_a_micro_batch, shape_of_a_step,
+    shape_of_a_micro_batch, shape_of_a_step, shape_of_micro_batches,
 };
 pub use copies::NamedStateCopy;
 pub use crossed::Crossed;
@@ -47,4 +47,4 @@ pub use inference::Inference;
 pub use outcome::StepOutcome;
 pub use sampling::Sampling;
 pub use session::Session;
-pub use snapshot::{State, StateOnHost};
+pub use snapshot::{SavedBytes, State, StateOnHost};

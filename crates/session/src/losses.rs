@@ -1,6 +1,6 @@
 //! The loss of a step: a sum over its micro-batches, of which ranks have some each.
 
-use kernels::{Exchange, Init, KernelError, Kernels, Queue, SumInOrder};
+use kernels::{Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 
 const THERE: &str = "a micro-batch's loss is there before the others get it";
@@ -128,16 +128,21 @@ impl OfRanks {
         kernels.wait(Queue::Collective, there, THERE)?;
         let own = self.own.view().rows(place);
         let first = micro_batch * self.ranks;
-        let places: Vec<_> = (first..first + self.ranks)
-            .map(|place| place..place + 1)
-            .collect();
-        let places = self.all.view_mut().disjoint_rows(&places);
-        let exchange = Exchange {
-            sends: (0..self.ranks).map(|rank| (rank, own)).collect(),
-            receives: places.into_iter().enumerate().collect(),
+        let ranks = self.ranks;
+        let all = self.all.view_mut();
+        let list = move || {
+            let places: Vec<_> = (first..first + ranks)
+                .map(|place| place..place + 1)
+                .collect();
+            let places = all.disjoint_rows(&places);
+            Exchange {
+                sends: (0..ranks).map(|rank| (rank, own)).collect(),
+                receives: places.into_iter().enumerate().collect(),
+            }
         };
+        let bytes = ExchangeBytes::both_ways((ranks - 1) * own.dtype().size_in_bytes());
         // SAFETY: the losses are read after the computation has waited for this, and written again in the next step; they
         // live as long as kernels have work.
-        unsafe { kernels.start_exchange(exchange) }
+        unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }
     }
 }

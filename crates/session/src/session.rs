@@ -192,7 +192,8 @@ impl Session {
     }
 
     /// Asks for one training step, while the device may still be at the one before. Where the host computes, the step
-    /// is made when this returns. Where there are ranks, all are given the whole step, of which each makes its micro-batches.
+    /// is made when this returns. Where there are ranks, all are given the same step, of which each makes its micro-batches: of
+    /// the others' it needs no more than how many targets they have.
     ///
     /// # Errors
     /// As [`Session::step`].

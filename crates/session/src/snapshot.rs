@@ -1,14 +1,17 @@
 //! The state of a session as a checkpoint holds it: weights as Hugging Face's files have them, and optimizer states by name
-//! ([`optim::NamedState`]), bit by bit. It is read from the device a tensor at a time while training waits, or copied to host
+//! ([`optim::NamedState`]), bit by bit. It is read from the device a chunk at a time while training waits, or copied to host
 //! memory first, from where it is written while training goes on. Of several ranks each has a part of it, whatever else it
 //! holds, so that all write at once.
 
 use crate::error::SessionError;
 use crate::session::Session;
-use files::{PieceSource, PieceSpec, TensorSource, TensorSpec};
+use files::{
+    PieceSource, PieceSpec, TensorSource, TensorSpec, host_room, in_chunks, piece_file_bytes,
+    tensor_file_bytes,
+};
 use kernels::{KernelError, Kernels};
 use memory::{Buffer, Category, DType, Layout, Memory, OutOfMemory};
-use model::{OutgoingWeights, Parameters};
+use model::{MAX_SHARD_BYTES, OutgoingWeights, Parameters};
 use optim::AdamW;
 use settings::{Ranks, Settings};
 use std::borrow::Cow;
@@ -67,6 +70,15 @@ pub struct StateOnHost {
 
 // SAFETY: the bytes belong to the session, which neither writes nor frees them until this reader is gone.
 unsafe impl Send for StateOnHost {}
+
+/// Bytes of the files of tensors that a session saves. Small files come beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedBytes {
+    /// Of a checkpoint; of several ranks, of the file that this one writes.
+    pub checkpoint: u64,
+    /// Of the model in Hugging Face layout, which the first rank writes.
+    pub model: u64,
+}
 
 /// Host memory for a copy of the state, leased for the whole run.
 pub(crate) struct CopyPlace {
@@ -169,6 +181,22 @@ impl Held<'_> {
             }
         }
     }
+
+    /// What an item has of some of its elements, which begin a block.
+    fn chunk(&self, item: &Item, range: Range<usize>) -> io::Result<Vec<u8>> {
+        let bytes = match item.state {
+            None => range.len() * self.weights.dtype().size_in_bytes(),
+            Some(state) => self.optimizer.named_states(item.entry, &range)[state].bytes(),
+        };
+        let mut chunk = host_room(bytes)?;
+        let part = Item {
+            range,
+            bytes: 0..bytes,
+            ..*item
+        };
+        self.read(&part, &mut chunk).map_err(io::Error::other)?;
+        Ok(chunk)
+    }
 }
 
 /// An inventory on its way into files.
@@ -192,14 +220,28 @@ struct States<'a> {
 }
 
 impl<'a> Outgoing<'a> {
-    /// The bytes of an item.
-    fn bytes(&self, item: &Item) -> io::Result<Cow<'a, [u8]>> {
+    /// Writes an item.
+    fn write(&self, item: &Item, out: &mut dyn Write) -> io::Result<()> {
         match self.source {
-            Source::Copy(copy) => Ok(Cow::Borrowed(copy.part(&item.bytes))),
+            Source::Copy(copy) => out.write_all(copy.part(&item.bytes)),
+            Source::Session(held) => in_chunks(item.range.clone())
+                .try_for_each(|chunk| out.write_all(&held.chunk(item, chunk)?)),
+        }
+    }
+
+    /// The bytes of some elements of a parameter, whose weights are an item.
+    fn of_weights(&self, item: &Item, elements: Range<usize>) -> io::Result<Cow<'a, [u8]>> {
+        match self.source {
+            Source::Copy(copy) => {
+                let size = self.inventory.dtype.size_in_bytes();
+                let place = |element| item.bytes.start + element * size;
+                let bytes = copy.part(&(place(elements.start)..place(elements.end)));
+                Ok(Cow::Borrowed(bytes))
+            }
             Source::Session(held) => {
-                let mut bytes = vec![0; item.bytes.len()];
-                held.read(item, &mut bytes).map_err(io::Error::other)?;
-                Ok(Cow::Owned(bytes))
+                let first = item.range.start;
+                let chunk = first + elements.start..first + elements.end;
+                Ok(Cow::Owned(held.chunk(item, chunk)?))
             }
         }
     }
@@ -212,7 +254,9 @@ impl<'a> Outgoing<'a> {
             items,
             ..
         } = self.inventory;
-        OutgoingWeights::new(parameters, *dtype, move |entry| self.bytes(&items[entry]))
+        OutgoingWeights::new(parameters, *dtype, move |entry, elements| {
+            self.of_weights(&items[entry], elements)
+        })
     }
 
     fn states(self) -> States<'a> {
@@ -235,7 +279,7 @@ impl PieceSource for Outgoing<'_> {
     }
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        out.write_all(&self.bytes(&self.inventory.items[index])?)
+        self.write(&self.inventory.items[index], out)
     }
 }
 
@@ -375,6 +419,22 @@ impl Session {
         let copy = place.fill(self.held());
         self.copy_place = Some(place);
         Ok(Some(copy?))
+    }
+
+    /// How large what is saved of it is. No update may be pending: see [`Session::finish_step`].
+    pub fn saved_bytes(&self) -> SavedBytes {
+        let state = self.state();
+        let whole = |source: &dyn TensorSource, stem| {
+            tensor_file_bytes(source.tensors(), stem, MAX_SHARD_BYTES)
+        };
+        let model = whole(&state.weights(), "model");
+        SavedBytes {
+            checkpoint: match several(&self.settings) {
+                Some(_) => piece_file_bytes(state.pieces().pieces()),
+                None => model + whole(&state.optimizer(), "optimizer"),
+            },
+            model,
+        }
     }
 
     fn held(&self) -> Held<'_> {

@@ -2,7 +2,7 @@
 
 use crate::error::SessionError;
 use crate::session::Session;
-use files::{Disk, TensorSource};
+use files::{Disk, TensorSource, host_room};
 use half::bf16;
 use kernels::{KernelError, Kernels};
 use memory::{DType, Layer, Memory, Phase};
@@ -12,6 +12,7 @@ use model::{
 };
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use units::Weights;
 
@@ -60,50 +61,33 @@ impl Session {
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
     pub fn export(&mut self, folder: &Path, origin: &Origin) -> Result<(), SessionError> {
+        let parameters = self.model.architecture().parameters().clone();
+        let (layout, dtype) = (self.model.layout().clone(), self.weights.dtype());
         let ranks = self.settings.ranks.as_ref();
         if ranks.is_some_and(|ranks| ranks.rank > 0) {
-            return match self.gathers() {
-                true => self.each_parameter(|_, _| Ok(())),
-                false => Ok(()),
-            };
+            let mut reader = Reader::begin(self);
+            reader.rest(layout.entries().len())?;
+            return reader.end();
         }
-        let (settings, dtype) = (&self.settings, self.weights.dtype());
+        let settings = &self.settings;
         let files = origin.files(&settings.model, settings.seq, dtype);
-        let parameters = self.model.architecture().parameters().clone();
         let reader = RefCell::new(Reader::begin(self));
         // All have one type, so that they are asked for in their order.
-        let values = |index| reader.borrow_mut().values(index);
+        let bytes = |index, elements| reader.borrow_mut().bytes(index, elements);
         let made = std::fs::create_dir_all(folder).map_err(SessionError::file(folder));
         let written = made.and_then(|()| {
-            write_tensors(&parameters, values, dtype, |weights| {
+            write_chunks(&parameters, bytes, dtype, |weights| {
                 write_model(&Disk, folder, &files, weights, MAX_SHARD_BYTES)
             })
         });
         let mut reader = reader.into_inner();
         if reader.gathers && written.is_err() {
             // A full disk of this rank is no reason for the others to wait for it, and the one to tell.
-            let _ = reader.rest(parameters.in_layout().count());
+            let _ = reader.rest(layout.entries().len());
             return written;
         }
         reader.end()?;
         written
-    }
-
-    /// Hands over all parameters, widened to f32, in the order of the layout. What other ranks have of them is gathered: all
-    /// call this.
-    ///
-    /// # Errors
-    /// [`SessionError`] if the device fails or a lease is refused, or what `each` returns.
-    pub fn each_parameter(
-        &mut self,
-        mut each: impl FnMut(usize, Vec<f32>) -> Result<(), SessionError>,
-    ) -> Result<(), SessionError> {
-        let count = self.model.layout().entries().len();
-        let mut reader = Reader::begin(self);
-        for index in 0..count {
-            each(index, reader.values(index)?)?;
-        }
-        reader.end()
     }
 
     /// Whether other ranks have weights that this one has not.
@@ -120,15 +104,18 @@ impl Session {
         let folder = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let parameters = self.model.architecture().parameters();
-        let values = |index| self.gradient(index);
-        write_tensors(parameters, values, DType::F32, |gradients| {
+        let bytes = |index, elements| {
+            let values = self.gradient_of(index, elements)?;
+            Ok(encode(&values, DType::F32).into_owned())
+        };
+        write_chunks(parameters, bytes, DType::F32, |gradients| {
             let one_file = u64::MAX;
             let written = files::write_tensors(&Disk, folder, &stem, gradients, one_file);
             written.map_err(WeightsError::Write).map(|_| ())
         })
     }
 
-    /// The values of one parameter, widened to f32, where no other rank has a part of it ([`Session::each_parameter`]).
+    /// The values of one parameter, widened to f32, where no other rank has a part of it.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
@@ -141,15 +128,16 @@ impl Session {
     }
 }
 
-/// Reads parameters one after the other, as a pass that uses their units.
+/// Reads parameters one after the other, as a pass that uses their units. What other ranks have of them is gathered: all ranks
+/// read the same parameters.
 struct Reader<'a> {
     memory: &'a Memory,
     kernels: &'a dyn Kernels,
     weights: &'a mut Weights,
     /// Whether units are gathered from ranks; else all is here.
     gathers: bool,
-    /// How many parameters have been read.
-    read: usize,
+    /// The parameter that is being read.
+    current: Option<usize>,
 }
 
 impl<'a> Reader<'a> {
@@ -164,58 +152,85 @@ impl<'a> Reader<'a> {
             kernels: &*session.kernels,
             weights: &mut session.weights,
             gathers,
-            read: 0,
+            current: None,
         }
     }
 
-    /// Reads those of so many parameters that have not been read.
+    /// Gathers those of so many parameters that have not been.
     fn rest(&mut self, count: usize) -> Result<(), SessionError> {
-        for index in self.read..count {
-            self.values(index)?;
+        let next = self.current.map_or(0, |current| current + 1);
+        match self.gathers {
+            true => (next..count).try_for_each(|index| self.turn_to(index)),
+            false => Ok(()),
+        }
+    }
+
+    /// Some elements of a parameter, which is the one before or comes after it.
+    fn bytes(&mut self, index: usize, elements: Range<usize>) -> Result<Vec<u8>, SessionError> {
+        self.turn_to(index)?;
+        let first = self.weights.layout().entries()[index].offset;
+        let range = first + elements.start..first + elements.end;
+        let bytes = host_room(range.len() * self.weights.dtype().size_in_bytes());
+        let mut bytes = bytes.map_err(WeightsError::Write)?;
+        match self.unit_of(index) {
+            Some(_) => self.kernels.download(&mut bytes, self.weights.flat(range)),
+            None => self.weights.read(self.kernels, range, &mut bytes),
+        }?;
+        Ok(bytes)
+    }
+
+    /// The unit with which a parameter is gathered, if it is.
+    fn unit_of(&self, index: usize) -> Option<usize> {
+        let unit = self.weights.layout().unit_of(index);
+        unit.filter(|_| self.gathers)
+    }
+
+    /// Has a parameter gathered, once the one before is read.
+    fn turn_to(&mut self, index: usize) -> Result<(), SessionError> {
+        if self.current == Some(index) {
+            return Ok(());
+        }
+        self.finish_current()?;
+        self.current = Some(index);
+        if let Some(unit) = self.unit_of(index) {
+            let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
+            self.weights.use_unit(self.memory, self.kernels, unit)?;
         }
         Ok(())
     }
 
-    fn values(&mut self, index: usize) -> Result<Vec<f32>, SessionError> {
-        let (layout, dtype) = (self.weights.layout().clone(), self.weights.dtype());
-        let range = layout.entries()[index].range();
-        let elements = range.len();
-        self.read = index + 1;
-        let Some(unit) = layout.unit_of(index).filter(|_| self.gathers) else {
-            let read = |bytes: &mut [u8]| self.weights.read(self.kernels, range, bytes);
-            return Ok(widened(dtype, elements, read)?);
-        };
-        let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
-        self.weights.use_unit(self.memory, self.kernels, unit)?;
-        let read = |bytes: &mut [u8]| self.kernels.download(bytes, self.weights.flat(range));
-        let values = widened(dtype, elements, read)?;
-        self.weights.look_ahead(self.memory, self.kernels)?;
-        Ok(values)
+    fn finish_current(&mut self) -> Result<(), SessionError> {
+        if self.current.and_then(|index| self.unit_of(index)).is_some() {
+            let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
+            self.weights.look_ahead(self.memory, self.kernels)?;
+        }
+        Ok(())
     }
 
-    fn end(self) -> Result<(), SessionError> {
-        match self.gathers {
-            true => Ok(self.weights.end_pass(self.kernels)?),
-            false => Ok(()),
+    fn end(mut self) -> Result<(), SessionError> {
+        if self.gathers {
+            self.finish_current()?;
+            self.weights.end_pass(self.kernels)?;
         }
+        Ok(())
     }
 }
 
-/// Hands tensors to `write`, which asks for one after the other.
-fn write_tensors(
+/// Hands tensors to `write`, which asks for one after the other, a chunk at a time.
+fn write_chunks(
     parameters: &Parameters,
-    values: impl Fn(usize) -> Result<Vec<f32>, SessionError>,
+    bytes: impl Fn(usize, Range<usize>) -> Result<Vec<u8>, SessionError>,
     dtype: DType,
     write: impl FnOnce(&dyn TensorSource) -> Result<(), WeightsError>,
 ) -> Result<(), SessionError> {
     let failed = Cell::new(None);
-    let weights = OutgoingWeights::new(parameters, dtype, |index| {
-        let values = values(index).map_err(|error| {
+    let weights = OutgoingWeights::new(parameters, dtype, |index, elements| {
+        let bytes = bytes(index, elements).map_err(|error| {
             let reason = io::Error::other(error.to_string());
             failed.set(Some(error));
             reason
         })?;
-        Ok(encode(&values, dtype).into_owned().into())
+        Ok(bytes.into())
     });
     let written = write(&weights);
     match failed.take() {

@@ -14,7 +14,20 @@ use settings::{Config, HeadChunk, Settings};
 use std::path::{Path, PathBuf};
 
 /// What transformers computed (`golden/transformers/README.md` of the crate `trainer`).
-const FAMILIES: [&str; 6] = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gpt2"];
+const FAMILIES: [&str; 12] = [
+    "llama",
+    "llama3",
+    "llama_biases",
+    "llama_yarn",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "qwen3_window",
+    "mistral",
+    "mistral_window",
+    "phi3",
+    "gpt2",
+];
 
 const WINDOW: usize = 32;
 
@@ -278,9 +291,7 @@ fn evaluation_has_the_loss_of_a_step() {
             let micro = micro_batch(&settings, settings.micro_batch, 3);
             let mut trained = session(family, &set);
             let before: Evaluation = trained.evaluate(one(&micro)).unwrap();
-            let step = StepBatch {
-                micro: vec![micro.clone()],
-            };
+            let step = StepBatch::from_iter([micro.clone()]);
             let loss = trained.step(&step).unwrap().loss;
             assert_eq!(before.loss() as f32, loss, "{family} {attention}");
             assert_eq!(before.targets, micro.target_count());
@@ -341,11 +352,7 @@ fn steps(family: &str, set: &[&str], between: impl Fn(&mut Session)) -> Vec<Stri
     for step in 0..4 {
         let micro = (0..settings.accum)
             .map(|at| micro_batch(&settings, settings.micro_batch, 2 * step + at));
-        session
-            .start_step(&StepBatch {
-                micro: micro.collect(),
-            })
-            .unwrap();
+        session.start_step(&StepBatch::from_iter(micro)).unwrap();
         let mut finished = session.take_finished();
         between(&mut session);
         finished = finished.or(session.take_finished());

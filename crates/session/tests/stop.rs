@@ -63,9 +63,7 @@ fn batch(settings: &Settings, step: usize) -> StepBatch {
             documents: None,
         }
     });
-    StepBatch {
-        micro: micro.collect(),
-    }
+    micro.collect()
 }
 
 fn session(settings: &Settings) -> Session {

@@ -1,7 +1,11 @@
 //! Which checkpoint is taken, which stay, and who may write.
 
 use crate::fixture::Moment;
-use checkpoint::{CheckpointError, LockError, RunLock, find, keep, set_aside_after};
+use checkpoint::{
+    CheckpointError, LockError, RunLock, find, find_any_together, glance, keep, saved,
+    set_aside_after,
+};
+use collectives::Alone;
 use files::{Disk, FileSystem};
 use std::fs;
 use std::path::Path;
@@ -142,4 +146,53 @@ fn a_second_run_is_kept_out_of_the_folder() {
     RunLock::take(run.path()).unwrap();
     let error = RunLock::take(&run.path().join("nowhere")).unwrap_err();
     assert!(matches!(error, LockError::File { .. }), "{error}");
+}
+
+/// Where a run has nothing yet it begins; where all that it has is damaged, that is told.
+#[test]
+fn a_run_that_may_have_none() {
+    let any = |run: &Path| find_any_together(run, &Alone);
+    let empty = tempdir().unwrap();
+    assert!(any(empty.path()).unwrap().is_none());
+    assert!(any(&empty.path().join("nowhere")).unwrap().is_none());
+    let run = run_with(&[3]);
+    let folder = run.path().join("checkpoints");
+    fs::create_dir(folder.join(".step-4.tmp")).unwrap();
+    let found = any(run.path()).unwrap().unwrap();
+    assert_eq!(found.checkpoint.state.step, 3);
+    fs::rename(folder.join("step-3"), folder.join(".step-3.tmp")).unwrap();
+    assert!(any(run.path()).unwrap().is_none(), "none was ever whole");
+    fs::create_dir(folder.join("step-4")).unwrap();
+    let error = any(run.path()).unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::NoneWhole { .. }),
+        "{error}"
+    );
+}
+
+/// At a glance sizes count, and the bytes of one file.
+#[test]
+fn at_a_glance() {
+    let run = run_with(&[3, 4, 5]);
+    assert_eq!(saved(&Disk, run.path()).unwrap(), [3, 4, 5]);
+    let folder = |step: u64| run.path().join(format!("checkpoints/step-{step}"));
+    let seen = |path: &Path| glance(path, "config.json");
+    assert_eq!(seen(run.path()), Some(folder(5)));
+    assert_eq!(seen(&run.path().join("checkpoints")), Some(folder(5)));
+    assert_eq!(seen(&folder(4)), Some(folder(4)));
+    let alter = |file: &Path, at: usize| {
+        let mut bytes = fs::read(file).unwrap();
+        bytes[at] ^= 1;
+        fs::write(file, bytes).unwrap();
+    };
+    alter(&folder(5).join("config.json"), 0);
+    assert_eq!(seen(run.path()), Some(folder(4)));
+    let large = "optimizer-00001-of-00003.safetensors";
+    assert!(folder(4).join(large).is_file());
+    fs::write(folder(4).join(large), "short").unwrap();
+    assert_eq!(seen(run.path()), Some(folder(3)));
+    alter(&folder(3).join(large), 60);
+    assert_eq!(seen(run.path()), Some(folder(3)), "that takes all bytes");
+    assert!(find(run.path()).is_err());
+    assert_eq!(seen(Path::new("nowhere")), None);
 }

@@ -34,16 +34,9 @@ impl Tensors {
     fn assert_same(&self, found: &files::Tensors) {
         assert_eq!(found.names().len(), self.specs.len());
         for (index, spec) in self.specs.iter().enumerate() {
-            assert_eq!(
-                found
-                    .get(&spec.name)
-                    .unwrap()
-                    .bytes
-                    .get(0..spec.bytes() as usize),
-                self.bytes(index),
-                "{}",
-                spec.name
-            );
+            let tensor = found.get(&spec.name).unwrap();
+            let bytes = tensor.bytes.get(0..spec.bytes() as usize).unwrap();
+            assert_eq!(bytes, self.bytes(index), "{}", spec.name);
         }
     }
 }
@@ -160,6 +153,7 @@ impl Moment {
             },
             algorithms: Some("heuristic".into()),
             cudnn_version: None,
+            reads_bytes: false,
             ranks: None,
         };
         Self {

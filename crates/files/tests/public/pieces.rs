@@ -96,7 +96,7 @@ proptest! {
             let tensor = files.get(name).unwrap();
             prop_assert_eq!((tensor.dtype, tensor.shape), (Dtype::I16, &[ELEMENTS / 6, 6][..]));
             for range in ranges(&read) {
-                let got = tensor.bytes.get(range.start * 2..range.end * 2);
+                let got = tensor.bytes.get(range.start * 2..range.end * 2).unwrap();
                 prop_assert_eq!(&*got, &bytes(name, range));
             }
         }
