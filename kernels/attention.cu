@@ -18,12 +18,18 @@ template <typename T, typename Make> __device__ void replace_row(float *row, siz
     }
 }
 
-// Probabilities of a row, zero beyond the diagonal: in `kept`, where asked for, and dropped in place of its scores. The
+// Probabilities of a row, zero for keys that its query does not see, which are those of its window: in `kept`, where asked for, and dropped in place of its scores. The
 // first row's first element has the index `element` for dropout.
 template <typename T>
-__device__ void attention_softmax(T *kept, float *scores, size_t seq, size_t element, Dropout dropout) {
+__device__ void attention_softmax(T *kept, float *scores, size_t window, size_t seq, size_t element, Dropout dropout) {
     const size_t row = blockIdx.x, visible = row % seq + 1;
     float *own = scores + row * seq;
+    if (visible > window) {
+        for (size_t key = threadIdx.x; key < visible - window; key += blockDim.x) {
+            own[key] = -INFINITY;
+        }
+        __syncthreads();
+    }
     const Exponentials found = exponentials(own, visible);
     const float factor = 1.0f / found.sum;
     replace_row<T>(own, seq, [&](size_t first) {
@@ -87,8 +93,8 @@ __device__ void attention_softmax_backward(float *dp, const T *probs, size_t seq
 #define PARAMETERS size_t seq, size_t element, size_t threshold, const uint32_t *key, float kept_scale
 #define OF_ROWS seq, element, {threshold, key, kept_scale}
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void attention_softmax_##name(T *kept, float *scores, PARAMETERS) {                  \
-        attention_softmax(kept, scores, OF_ROWS);                                                              \
+    extern "C" __global__ void attention_softmax_##name(T *kept, float *scores, size_t window, PARAMETERS) {   \
+        attention_softmax(kept, scores, window, OF_ROWS);                                                      \
     }                                                                                                          \
     EXPORT(attention_softmax_##name);                                                                          \
     extern "C" __global__ void attention_drop_##name(float *scores, const T *probs, PARAMETERS) {              \

@@ -74,8 +74,8 @@ struct Seen {
 template <typename T> struct Keys {
     const T *k, *v;
     const int *blocks;
-    // How many are seen.
-    size_t count;
+    // The first that is seen, and the number of those up to the query's own.
+    size_t first, count;
     // Elements of a token in the cache, of the heads before this one, and of the head.
     size_t stride, head, dim;
 };
@@ -88,10 +88,11 @@ __device__ Seen see(const T *q, const Keys<T> &keys, int warp, int lane, int lan
     const size_t first = size_t(lane % lanes) * PACK;
     const Pack query = load(q, first, keys.dim);
     Seen seen;
-    for (size_t block = warp; block * CACHE_BLOCK < keys.count; block += WARPS) {
+    for (size_t block = keys.first / CACHE_BLOCK / WARPS * WARPS + warp; block * CACHE_BLOCK < keys.count; block += WARPS) {
         const size_t start = size_t(keys.blocks[block]) * CACHE_BLOCK;
         for (int token = 0; token < CACHE_BLOCK; token += together) {
-            const bool is_seen = token + own < CACHE_BLOCK && block * CACHE_BLOCK + token + own < keys.count;
+            const size_t position = block * CACHE_BLOCK + token + own;
+            const bool is_seen = token + own < CACHE_BLOCK && keys.first <= position && position < keys.count;
             const size_t at = (start + token + own) * keys.stride + keys.head;
             float score = 0.0f;
             if (is_seen) {
@@ -119,7 +120,7 @@ __device__ Seen see(const T *q, const Keys<T> &keys, int warp, int lane, int lan
 // does the order of the sums.
 template <typename T>
 __device__ void cached_attention(T *out, const T *q, const T *k_cache, const T *v_cache, Places places, size_t kv_heads,
-                                 size_t dim, float scale) {
+                                 size_t dim, size_t window, float scale) {
     SHARED(float, largest, WARPS);
     SHARED(float, totals, WARPS);
     SHARED(float, sums, WARPS * THREADS);
@@ -134,7 +135,8 @@ __device__ void cached_attention(T *out, const T *q, const T *k_cache, const T *
         return;
     }
     const size_t kv_head = head / (heads / kv_heads);
-    const Keys<T> keys = {k_cache, v_cache, places.blocks_of(row), size_t(position) + 1, kv_heads * dim, kv_head * dim, dim};
+    const size_t count = size_t(position) + 1, first = count > window ? count - window : 0;
+    const Keys<T> keys = {k_cache, v_cache, places.blocks_of(row), first, count, kv_heads * dim, kv_head * dim, dim};
     int lanes = 1;
     while (size_t(lanes) * PACK < dim) {
         lanes *= 2;
@@ -179,8 +181,9 @@ __device__ void cached_attention(T *out, const T *q, const T *k_cache, const T *
     extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
         cached_attention_##name(T *out, const T *q, const T *k_cache, const T *v_cache, const int *table,      \
                                 const int *lengths, size_t blocks, size_t fresh, size_t kv_heads, size_t dim,  \
-                                float scale) {                                                                 \
-        cached_attention(out, q, k_cache, v_cache, Places{table, lengths, blocks, fresh}, kv_heads, dim, scale); \
+                                size_t window, float scale) {                                                  \
+        const Places places = {table, lengths, blocks, fresh};                                                 \
+        cached_attention(out, q, k_cache, v_cache, places, kv_heads, dim, window, scale);                      \
     }                                                                                                          \
     EXPORT(cached_attention_##name)
 

@@ -35,15 +35,28 @@ template <typename T, int D> struct Sizes {
     static constexpr int KEY_THREADS = 2 * COLUMN_SETS * WARP * KEYS / WARP_ROWS;
 };
 
+// More than a sequence has. The launch code repeats this number.
+constexpr int NO_WINDOW = 1 << 30;
+
 struct Attention {
     const int *documents;
     size_t seq, heads, kv_heads, head_dim;
     float scale;
+    // A query sees as many keys at most, its own included: NO_WINDOW where all up to itself.
+    int window;
     // Dropout, unless the threshold is 0; the key lies in device memory.
     size_t threshold;
     const uint32_t *key;
     float kept_scale;
 
+    // Whether queries may see no key before a certain one.
+    __device__ bool has_first_keys() const { return documents != nullptr || window < NO_WINDOW; }
+    // Whether one of KEYS keys may be hidden from one of QUERIES queries, of which these are the first. None is where the keys
+    // lie neither after the first query nor before the last one's window: at `whole` distances, one comparison.
+    template <int QUERIES, int KEYS> __device__ bool hides(int query, int key) const {
+        const int whole = window + 2 - QUERIES - KEYS;
+        return unsigned(key - query + window - QUERIES) >= (documents != nullptr || whole < 0 ? 0u : unsigned(whole));
+    }
     // Query heads that a key-value head serves.
     __device__ unsigned group() const { return unsigned(heads) / unsigned(kv_heads); }
     __device__ bool is_kept(uint64_t stream, uint64_t element) const { return random_u32(stream, element) >= threshold; }
@@ -73,7 +86,9 @@ struct Head {
     // The first key that a query sees.
     __device__ int first_key(const Attention &a, int query) const {
         const bool given = a.documents != nullptr && query < int(a.seq);
-        return given ? a.documents[size_t(sequence) * a.seq + query] : 0;
+        const int of_document = given ? a.documents[size_t(sequence) * a.seq + query] : 0;
+        const int of_window = query + 1 - a.window;
+        return of_document > of_window ? of_document : of_window;
     }
     // The first key that any of some queries sees; whole warps call it.
     __device__ int first_key(const Attention &a, int query, int queries) const {
@@ -146,7 +161,7 @@ struct OnlineSoftmax {
     }
 };
 
-// The first keys that a block's queries see, which documents give them.
+// The first keys that a block's queries see, which documents or a window give them.
 struct FirstKeys {
     SharedArray<int> of;
     bool given;
@@ -238,7 +253,7 @@ __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const 
     const HeadRows<const T> keys = head.like_k(a, k), values = head.like_k(a, v);
     const int first = int(gridDim.z - 1 - blockIdx.z) * QUERIES, queries = rows_left(a, first, QUERIES);
     const int row = threadIdx.x / WARP * Size::WARP_ROWS, query = first + row, end = first + queries;
-    const FirstKeys first_keys = {first_key_of, a.documents != nullptr};
+    const FirstKeys first_keys = {first_key_of, a.has_first_keys()};
     first_keys.keep(a, head, first, QUERIES);
     int key = head.first_key(a, first, queries) / KEYS * KEYS;
     copy_rows<QUERIES, THREADS>(q_tile, head.like_q(a, q), first, queries);
@@ -259,7 +274,7 @@ __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const 
 #pragma unroll
         for (int f = 0; f < F; f++) {
             const int start = query + 16 * f;
-            if (a.documents != nullptr || key + KEYS > start + 1) {
+            if (a.hides<16, KEYS>(start, key)) {
                 hide(scores[f], start, key, first_keys, row + 16 * f);
             }
             float rescale[2];
@@ -441,7 +456,7 @@ __device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, c
     const HeadRows<const T> keys = head.like_k(a, k), values = head.like_k(a, v);
     const int first = int(gridDim.z - 1 - blockIdx.z) * QUERIES, queries = rows_left(a, first, QUERIES);
     const int row = threadIdx.x / WARP * Size::WARP_ROWS, query = first + row, end = first + queries;
-    const FirstKeys first_keys = {first_key_of, a.documents != nullptr};
+    const FirstKeys first_keys = {first_key_of, a.has_first_keys()};
     first_keys.keep(a, head, first, QUERIES);
     // Every thread has a query of its own at most.
     if (const int own = threadIdx.x; own < QUERIES) {
@@ -481,7 +496,7 @@ __device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, c
             const int start = query + 16 * f, of = row + 16 * f;
             const float row_lse[2] = {lse_of[of + lane_row(0)], lse_of[of + lane_row(2)]};
             const float row_sum[2] = {row_sum_of[of + lane_row(0)], row_sum_of[of + lane_row(2)]};
-            const bool hides = a.documents != nullptr || key + KEYS > start + 1;
+            const bool hides = a.hides<16, KEYS>(start, key);
             find_probabilities<T>(scores[f], a, head, hides, [&](int n, int i) {
                 const int first_key = first_keys.at(of + lane_row(i));
                 return Element{start + lane_row(i), key + 8 * n + lane_column(i), {row_lse[i / 2], first_key}};
@@ -519,10 +534,11 @@ struct Walk {
     int member, query;
 
     // Goes on from here to queries that see a key before `end`; returns whether there are any, of members before
-    // `members`. The queries of each head start at `first`. Whole warps call it.
-    template <int QUERIES> __device__ bool find(const Attention &a, const Head &head, int members, int first, int end) {
+    // `members`. The queries of each head start at `first`, and from `last` on none sees such a key. Whole warps call it.
+    template <int QUERIES>
+    __device__ bool find(const Attention &a, const Head &head, int members, int first, int last, int end) {
         for (; member < members; member++, query = first) {
-            for (; query < int(a.seq); query += QUERIES) {
+            for (; query < last; query += QUERIES) {
                 const bool documents = a.documents != nullptr;
                 if (!documents || head.first_key(a, query, rows_left(a, query, QUERIES)) < end) {
                     return true;
@@ -576,15 +592,17 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
             const bool exists = own < queries;
             lse_of[to] = exists ? Exponent<T>::of_row(lse[at]) : 0.0f;
             row_sum_of[to] = exists ? row_sums[at] : 0.0f;
-            if (a.documents != nullptr) {
+            if (a.has_first_keys()) {
                 first_key_of[to] = head.first_key(a, walk.query + own);
             }
         }
     };
     copy_rows<KEYS, THREADS>(k_tile, group.like_k(a, k), first, keys);
     copy_rows<KEYS, THREADS>(v_tile, group.like_k(a, v), first, keys);
+    // Beyond these queries, all windows begin after the keys.
+    const int reach = end - 1 + a.window, last = reach < int(a.seq) ? reach : int(a.seq);
     Walk next = {first_member(part), first};
-    bool more = next.find<QUERIES>(a, group, members, first, end);
+    bool more = next.find<QUERIES>(a, group, members, first, last, end);
     copy_queries(0, next);
     float sums[F][COLUMNS][4] = {};
     for (int turn = 0; more; turn ^= 1) {
@@ -592,7 +610,7 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
         __syncthreads();
         const Walk now = next;
         next.query += QUERIES;
-        more = next.find<QUERIES>(a, group, members, first, end);
+        more = next.find<QUERIES>(a, group, members, first, last, end);
         if (more) {
             copy_queries(turn ^ 1, next);
         }
@@ -604,10 +622,10 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
 #pragma unroll
             for (int f = 0; f < F; f++) {
                 const int start = key + 16 * f;
-                const bool hides = a.documents != nullptr || start + 16 > now.query + 1;
+                const bool hides = a.hides<QUERIES, 16>(now.query, start);
                 find_probabilities<T>(tile[f], a, group.member(a, now.member), hides, [&](int n, int i) {
                     const int own = 8 * n + lane_column(i), of = turn * QUERIES + own;
-                    const int first_key = a.documents == nullptr ? 0 : first_key_of[of];
+                    const int first_key = !a.has_first_keys() ? 0 : first_key_of[of];
                     return Element{now.query + own, start + lane_row(i), {lse_of[of], first_key}};
                 });
 #pragma unroll
@@ -677,9 +695,9 @@ __device__ void flash_add_parts(T *dk, T *dv, const float *sums, size_t count, s
 }
 
 #define ATTENTION                                                                                              \
-    const int *documents, size_t seq, size_t heads, size_t kv_heads, size_t head_dim, float scale,             \
+    const int *documents, size_t seq, size_t heads, size_t kv_heads, size_t head_dim, float scale, int window, \
         size_t threshold, const uint32_t *key, float kept_scale
-#define OF_ATTENTION {documents, seq, heads, kv_heads, head_dim, scale, threshold, key, kept_scale}
+#define OF_ATTENTION {documents, seq, heads, kv_heads, head_dim, scale, window, threshold, key, kept_scale}
 
 #define OF_THREADS(T, D, threads) __launch_bounds__(Sizes<T, D>::threads, blocks(Sizes<T, D>::threads))
 

@@ -16,7 +16,9 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
 }
 
 fn main() {
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
+    // As cargo says it now: this program may have been compiled for another checkout.
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where the crate is");
+    let kernels = Path::new(&own).join("../../kernels");
     let emulation = kernels.join("emulation");
     println!("cargo::rerun-if-changed={}", kernels.display());
 

@@ -26,7 +26,9 @@ mod cuda {
     type Warnings = BTreeMap<String, String>;
 
     pub(super) fn main() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
+        // Asked at run time: a target folder may have been copied from another checkout.
+        let own = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where the crate is");
+        let folder = Path::new(&own).join("../../kernels");
         println!("cargo::rerun-if-changed={}", folder.display());
         println!("cargo::rerun-if-env-changed=CUDA_HOME");
         println!("cargo::rerun-if-env-changed={DENY_WARNINGS}");

@@ -33,6 +33,7 @@ fn main() {
             heads: 8,
             kv_heads,
             head_dim,
+            window: None,
         });
         let [eager, flash] = bench.fastest();
         let ratios = [0, 1].map(|pass| eager[pass] / flash[pass]);

@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             heads,
             kv_heads,
             head_dim,
+            window: None,
         };
         for (name, pass) in [
             ("forward", AttentionPass::Forward),

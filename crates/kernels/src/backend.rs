@@ -1,7 +1,8 @@
 //! What a device is to [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels).
 
 use crate::{
-    DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Section, Target, Traffic,
+    DiskCopy, Event, Exchange, ExchangeBytes, KernelError, Operation, Queue, Reading, Section,
+    Target, Traffic,
 };
 use memory::{In, Out};
 use std::cell::Cell;
@@ -100,6 +101,11 @@ pub trait Backend {
     /// # Errors
     /// [`KernelError`] if there is no group or no such rank, the device fails, or an exchange has failed.
     unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError>;
+
+    /// Notes an exchange of so many bytes without its pieces, of which none moves here. False for a backend that moves them.
+    fn counts_exchange(&self, _bytes: ExchangeBytes) -> bool {
+        false
+    }
 
     /// As [`crate::Queues::record`].
     ///

@@ -14,19 +14,36 @@ pub struct Exchange<'a> {
     pub receives: Vec<(usize, Out<'a>)>,
 }
 
+/// Bytes of an exchange, but for those that a rank sends itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExchangeBytes {
+    /// Those that go to other ranks.
+    pub sent: u64,
+    /// Those that come from other ranks.
+    pub received: u64,
+}
+
+impl ExchangeBytes {
+    /// As many bytes go as come.
+    pub fn both_ways(bytes: usize) -> ExchangeBytes {
+        ExchangeBytes {
+            sent: bytes as u64,
+            received: bytes as u64,
+        }
+    }
+}
+
 const EXCHANGE: &str = "exchange";
 
 impl Exchange<'_> {
-    /// Bytes that go to other ranks than this one.
-    pub fn sent_bytes(&self, rank: usize) -> u64 {
-        let others = self.sends.iter().filter(|(to, _)| *to != rank);
-        others.map(|(_, x)| bytes_of(x) as u64).sum()
-    }
-
-    /// Bytes that come from other ranks than this one.
-    pub fn received_bytes(&self, rank: usize) -> u64 {
-        let others = self.receives.iter().filter(|(from, _)| *from != rank);
-        others.map(|(_, out)| bytes_of(&out.as_in()) as u64).sum()
+    /// Bytes that go to other ranks than this one, and come from them.
+    pub fn bytes(&self, rank: usize) -> ExchangeBytes {
+        let sends = self.sends.iter().filter(|(to, _)| *to != rank);
+        let receives = self.receives.iter().filter(|(from, _)| *from != rank);
+        ExchangeBytes {
+            sent: sends.map(|(_, x)| bytes_of(x) as u64).sum(),
+            received: receives.map(|(_, out)| bytes_of(&out.as_in()) as u64).sum(),
+        }
     }
 
     /// The same exchange, for as long as one likes.
@@ -60,6 +77,14 @@ impl Exchange<'_> {
             format!(
                 "rank {rank} sends itself pieces of {own_sends:?} bytes and receives {own_receives:?}"
             )
+        })
+    }
+
+    /// Refuses pieces that have other bytes than was said.
+    pub(crate) fn check_bytes(&self, rank: usize, said: ExchangeBytes) -> Result<(), KernelError> {
+        let listed = self.bytes(rank);
+        KernelError::unless(listed == said, EXCHANGE, || {
+            format!("the pieces of rank {rank} have {listed:?}, expected {said:?}")
         })
     }
 

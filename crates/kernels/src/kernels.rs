@@ -2,8 +2,8 @@
 
 use crate::queue::bytes_of;
 use crate::{
-    AdamW, Backend, BlockFile, DiskCopy, Event, Exchange, HostSide, KernelError, Operation, Queue,
-    READING_BYTES_MAX, Reading, Section, SumInOrder, Target, Traffic,
+    AdamW, Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError,
+    Operation, Queue, READING_BYTES_MAX, Reading, Section, SumInOrder, Target, Traffic,
 };
 use memory::{In, Out};
 use std::sync::Arc;
@@ -131,11 +131,34 @@ pub trait Queues: Backed {
     unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
         let rank = self.backend().rank();
         exchange.check(rank)?;
-        let bytes = exchange.sent_bytes(rank) as usize;
+        let bytes = exchange.bytes(rank).sent as usize;
         // SAFETY: the caller's promise, and the pieces were checked.
         unsafe { self.backend().exchange(exchange) }?;
         count(self.backend(), Queue::Collective, bytes);
         Ok(())
+    }
+
+    /// As [`Queues::start_exchange`], where it is known beforehand how many bytes cross. `list` names the pieces, and is called
+    /// only where they move: a plan counts bytes, and takes no longer for more ranks.
+    ///
+    /// # Safety
+    /// As for [`Queues::start_exchange`].
+    ///
+    /// # Errors
+    /// As for [`Queues::start_exchange`], and if the pieces have other bytes.
+    unsafe fn start_exchange_of<'a>(
+        &self,
+        bytes: ExchangeBytes,
+        list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
+    ) -> Result<(), KernelError> {
+        if self.backend().counts_exchange(bytes) {
+            count(self.backend(), Queue::Collective, bytes.sent as usize);
+            return Ok(());
+        }
+        let exchange = list();
+        exchange.check_bytes(self.backend().rank(), bytes)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.start_exchange(exchange) }
     }
 
     /// Asks for the contents of a small contiguous tensor, in [`Queue::Compute`].

@@ -49,7 +49,7 @@ mod wrappers;
 pub use backend::Backend;
 pub use block_file::{BlockFile, DiskCopy, HostSide, NoFile};
 pub use error::{Fault, KernelError};
-pub use exchange::Exchange;
+pub use exchange::{Exchange, ExchangeBytes};
 pub use kernels::{Kernels, Queues, Run};
 pub use meta::timeline;
 pub use numerics::{quantise, random, split};

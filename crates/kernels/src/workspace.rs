@@ -2,10 +2,8 @@
 
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 
-/// Tiles in which the CPU widens bf16 operands: rows, columns, depth.
-pub(crate) const TILE_M: usize = 256;
-pub(crate) const TILE_N: usize = 512;
-pub(crate) const TILE_K: usize = 512;
+/// f32 in which the CPU packs operands of products with bf16, and keeps sums.
+pub(crate) const CPU_WORKSPACE: usize = 512 * 1024;
 
 /// The device whose leases and scratch sizes apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,12 +27,11 @@ impl Target {
 /// The number of bytes that kernels of a target keep as constant workspace, where `dtype` is the narrowest type of a
 /// matrix product's operands.
 ///
-/// On the CPU, bf16 products are widened to f32 in tiles of this workspace; on CUDA it is what cuBLAS is given.
+/// On the CPU, operands of bf16 products are packed in this workspace; on CUDA it is what cuBLAS is given.
 pub fn workspace_bytes(target: Target, dtype: DType) -> u64 {
     match (target, dtype) {
         (Target::Cpu, DType::F32) => 0,
-        // One widened tile of each operand and of the result, f32.
-        (Target::Cpu, _) => (4 * (TILE_M * TILE_K + TILE_K * TILE_N + TILE_M * TILE_N)) as u64,
+        (Target::Cpu, _) => 4 * CPU_WORKSPACE as u64,
         (Target::Cuda, _) => 32 << 20,
     }
 }

@@ -1,8 +1,8 @@
 //! Causal attention with stored probabilities.
 //!
 //! One task is one key-value head of one sequence: it walks its query heads in order and their rows in blocks, so
-//! sums into dk and dv have a fixed order and no two tasks write the same element. The part of a row beyond the
-//! diagonal is never computed.
+//! sums into dk and dv have a fixed order and no two tasks write the same element. Of a row, only the keys that some
+//! query of its block sees are computed.
 //!
 //! Stored probabilities are not dropped. The forward pass drops a copy, a tile at a time on the stack; the backward pass
 //! drops one where the gradients of the probabilities will be.
@@ -16,6 +16,7 @@ use crate::AttentionShape;
 use crate::operation::attention::{CPU_ROW_BLOCK, cpu_forward_scratch};
 use crate::operation::{Attention, AttentionBackward};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Keys of a tile of dropped probabilities.
 const TILE_KEYS: usize = 64;
@@ -80,9 +81,9 @@ struct RowBlock {
 }
 
 impl RowBlock {
-    /// Keys that the last of its queries sees.
-    fn visible(&self) -> usize {
-        self.row + self.rows
+    /// Keys that some of its queries see.
+    fn visible(&self) -> Range<usize> {
+        self.task.shape.first_in_window(self.row)..self.row + self.rows
     }
 
     /// Offset of its first element in a tensor shaped like q.
@@ -259,19 +260,20 @@ impl<T: Real> Forward<'_, T> {
         keys: Matrix,
         scores: &'a mut [f32],
     ) -> &'a [f32] {
-        let (shape, rows) = (block.task.shape, block.rows);
+        let (shape, rows, visible) = (block.task.shape, block.rows, block.visible());
         let stored = self.probs.map(|probs| probs.at(block.probs_offset()));
         let p = match stored {
             Some(stored) if !T::WIDEN => stored.cast::<f32>(),
             _ => scores.as_mut_ptr(),
         };
-        let sizes = (rows, block.visible(), shape.head_dim);
-        let out = Output::rows(p, shape.seq);
+        let sizes = (rows, visible.len(), shape.head_dim);
+        let out = Output::rows(p.wrapping_add(visible.start), shape.seq);
         // SAFETY: `p` has `rows` rows of `seq`, in the scratch or in this task's part of the probabilities.
         unsafe {
+            let keys = keys.starting_at_row(visible.start);
             product(sizes, out, queries, keys.t(), shape.scale());
             let p = std::slice::from_raw_parts_mut(p, rows * shape.seq);
-            softmax_rows(p, shape.seq, block.row);
+            softmax_rows(p, shape, block.row);
             if T::WIDEN {
                 round_rows::<T>(p);
                 if let Some(stored) = stored {
@@ -292,18 +294,19 @@ impl<T: Real> Forward<'_, T> {
         copy: &mut [f32],
     ) {
         let (task, dim) = (block.task, block.task.shape.head_dim);
-        let tensor = out.at(block.q_offset());
+        let (visible, tensor) = (block.visible(), out.at(block.q_offset()));
         let out = target(tensor, task.q_width(), dim, copy);
-        let sizes = (block.rows, dim, block.visible());
         // SAFETY: these rows and columns of the output belong to this task; `p` has as many rows.
         unsafe {
             match self.mask {
                 None => {
-                    let p = Matrix::rows(p.as_ptr(), task.shape.seq);
-                    product(sizes, out, p, values, 1.0)
+                    let sizes = (block.rows, dim, visible.len());
+                    let p = Matrix::rows(p[visible.start..].as_ptr(), task.shape.seq);
+                    product(sizes, out, p, values.starting_at_row(visible.start), 1.0)
                 }
                 Some(mask) => {
                     let first = block.probs_offset() as u64;
+                    let sizes = (block.rows, dim, visible);
                     dropped_product(sizes, out, (p, first), values, mask)
                 }
             }
@@ -334,7 +337,7 @@ fn keys_and_values<T: Real>(
 /// # Safety
 /// As for [`product`].
 unsafe fn dropped_product(
-    (rows, dim, visible): (usize, usize, usize),
+    (rows, dim, visible): (usize, usize, Range<usize>),
     out: Output,
     (p, first): (&[f32], u64),
     values: Matrix,
@@ -342,23 +345,17 @@ unsafe fn dropped_product(
 ) {
     let seq = p.len() / rows;
     let mut tile = [0.0; CPU_ROW_BLOCK * TILE_KEYS];
-    for key in (0..visible).step_by(TILE_KEYS) {
-        let keys = TILE_KEYS.min(visible - key);
+    for key in visible.clone().step_by(TILE_KEYS) {
+        let keys = TILE_KEYS.min(visible.end - key);
         for (row, tile) in tile.chunks_exact_mut(keys).take(rows).enumerate() {
             let at = row * seq + key;
             tile.copy_from_slice(&p[at..at + keys]);
             drop_elements(tile, first + at as u64, 1, mask);
         }
         let tile = Matrix::rows(tile.as_ptr(), keys);
-        let values = Matrix {
-            pointer: values
-                .pointer
-                .wrapping_offset(key as isize * values.row_stride),
-            ..values
-        };
-        let (sizes, out) = ((rows, dim, keys), out.accumulating(key > 0));
+        let (sizes, out) = ((rows, dim, keys), out.accumulating(key > visible.start));
         // SAFETY: the caller's promise; the tile has room for its rows.
-        unsafe { product(sizes, out, tile, values, 1.0) };
+        unsafe { product(sizes, out, tile, values.starting_at_row(key), 1.0) };
     }
 }
 
@@ -369,10 +366,12 @@ fn round_rows<T: Real>(p: &mut [f32]) {
 }
 
 vectorized! {
-    /// Softmax of each row up to its diagonal; zero beyond. The first row is query `first`.
-    fn softmax_rows(scores: &mut [f32], seq: usize, first: usize) {
-        for (row, scores) in scores.chunks_exact_mut(seq).enumerate() {
-            let (scores, hidden) = scores.split_at_mut(first + row + 1);
+    /// Softmax of each row over the keys that its query sees; zero elsewhere. The first row is query `first`.
+    fn softmax_rows(scores: &mut [f32], shape: AttentionShape, first: usize) {
+        for (query, scores) in (first..).zip(scores.chunks_exact_mut(shape.seq)) {
+            let (scores, hidden) = scores.split_at_mut(query + 1);
+            let (earlier, scores) = scores.split_at_mut(shape.first_in_window(query));
+            earlier.fill(0.0);
             let largest = lane_max(scores);
             scores.iter_mut().for_each(|score| *score = exp(*score - largest));
             let factor = 1.0 / lane_sum([&*scores], |[score]| score);
@@ -382,9 +381,9 @@ vectorized! {
     }
 
     /// `dp` becomes the gradient of the scores before scaling: p (dp - sum(p dp)), row by row.
-    fn softmax_backward_rows(dp: &mut [f32], p: &[f32], seq: usize, visible: usize) {
+    fn softmax_backward_rows(dp: &mut [f32], p: &[f32], seq: usize, visible: Range<usize>) {
         for (dp, p) in dp.chunks_exact_mut(seq).zip(p.chunks_exact(seq)) {
-            let (dp, p) = (&mut dp[..visible], &p[..visible]);
+            let (dp, p) = (&mut dp[visible.clone()], &p[visible.clone()]);
             let dot = lane_sum([p, &*dp], |[p, dp]| p * dp);
             dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = p * (*dp - dot));
         }
@@ -501,8 +500,11 @@ impl<T: Real> Backward<'_, T> {
     ) {
         let (task, rows, visible) = (block.task, block.rows, block.visible());
         let (seq, dim, width) = (task.shape.seq, task.shape.head_dim, task.q_width());
-        let (at, probs_at) = (block.q_offset(), block.probs_offset());
-        let (by_query, by_key) = ((rows, visible, dim), (visible, dim, rows));
+        let (at, probs_at, first) = (block.q_offset(), block.probs_offset(), visible.start);
+        let by_query = (rows, visible.len(), dim);
+        let by_key = (visible.len(), dim, rows);
+        let [keys, values] = [keys, values].map(|panel| panel.starting_at_row(first));
+        let [dk, dv] = [dk, dv].map(|sums| sums.starting_at_row(first));
         let scale = task.shape.scale();
         let sizes = (rows, dim);
         // SAFETY: every panel lies in its tensor or has room in its copy; dq's rows and columns of this head,
@@ -522,16 +524,22 @@ impl<T: Real> Backward<'_, T> {
                     Matrix::rows(dp.as_ptr(), seq)
                 }
             };
-            product(by_key, dv, weights.t(), douts, 1.0);
-            let dp_rows = Output::rows(dp.as_mut_ptr(), seq);
+            product(
+                by_key,
+                dv,
+                weights.starting_at_column(first).t(),
+                douts,
+                1.0,
+            );
+            let dp_rows = Output::rows(dp[first..].as_mut_ptr(), seq);
             product(by_query, dp_rows, douts, values.t(), 1.0);
             if let Some(mask) = self.mask {
                 drop_elements(dp, probs_at as u64, 1, mask);
             }
-            softmax_backward_rows(dp, stored, seq, visible);
-            let ds = Matrix::rows(dp.as_ptr(), seq);
+            softmax_backward_rows(dp, stored, seq, visible.clone());
+            let ds = Matrix::rows(dp[first..].as_ptr(), seq);
             let dq = target(self.dq.at(at), width, dim, room.dq_copy);
-            product((rows, dim, visible), dq, ds, keys, scale);
+            product((rows, dim, visible.len()), dq, ds, keys, scale);
             narrow(self.dq.at(at), width, sizes, room.dq_copy);
             product(by_key, dk, ds.t(), queries, scale);
         }

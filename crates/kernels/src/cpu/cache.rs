@@ -7,6 +7,7 @@ use crate::AttentionShape;
 use crate::operation::{CACHE_BLOCK, CachedAttention, StoreInCache};
 use memory::In;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Columns of a head whose values are summed at a time. Wider heads' scores are made again for the next ones.
 const COLUMNS: usize = 256;
@@ -102,6 +103,7 @@ fn cached_attention_of<T: Real>(operation: CachedAttention) {
             v,
             blocks,
             count: position + 1,
+            first: (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX)),
             stride: kv_heads * dim,
             head: head / shape.group() * dim,
             dim,
@@ -118,7 +120,9 @@ struct Keys<'a, T> {
     k: &'a [T],
     v: &'a [T],
     blocks: &'a [i32],
+    /// Keys up to the query's own, and the first of them that it sees.
     count: usize,
+    first: usize,
     /// Elements of a token in the cache.
     stride: usize,
     /// The first element of the head in them.
@@ -127,11 +131,13 @@ struct Keys<'a, T> {
 }
 
 impl<T> Keys<'_, T> {
-    /// Where the head's elements of the `index`-th block begin, and how many of its tokens are seen.
+    /// Where the head's elements of the `index`-th block begin, and which of its tokens are seen.
     #[inline(always)]
-    fn block(&self, index: usize) -> (usize, usize) {
+    fn block(&self, index: usize) -> (usize, Range<usize>) {
         let start = self.blocks[index] as usize * CACHE_BLOCK * self.stride + self.head;
-        (start, CACHE_BLOCK.min(self.count - index * CACHE_BLOCK))
+        let first = index * CACHE_BLOCK;
+        let seen = self.first.saturating_sub(first)..CACHE_BLOCK.min(self.count - first);
+        (start, seen)
     }
 }
 
@@ -141,10 +147,11 @@ vectorized! {
         let mut sums = [0.0f32; COLUMNS];
         let sums = &mut sums[..out.len()];
         let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0f32);
-        for index in 0..keys.count.div_ceil(CACHE_BLOCK) {
+        let blocks = keys.first / CACHE_BLOCK..keys.count.div_ceil(CACHE_BLOCK);
+        for index in blocks.clone() {
             let (start, seen) = keys.block(index);
             let mut weights = [f32::NEG_INFINITY; CACHE_BLOCK];
-            for (token, score) in weights[..seen].iter_mut().enumerate() {
+            for (token, score) in seen.clone().zip(&mut weights[seen.clone()]) {
                 let k = &keys.k[start + token * keys.stride..][..keys.dim];
                 *score = lane_sum([q, k], |[q, k]| q * k) * scale;
             }
@@ -152,10 +159,10 @@ vectorized! {
             for score in weights {
                 largest = if score > largest { score } else { largest };
             }
-            let rescale = if index == 0 { 0.0 } else { exp(before - largest) };
+            let rescale = if index == blocks.start { 0.0 } else { exp(before - largest) };
             total *= rescale;
             sums.iter_mut().for_each(|sum| *sum *= rescale);
-            for (token, score) in weights[..seen].iter().enumerate() {
+            for (token, score) in seen.clone().zip(&weights[seen]) {
                 let weight = exp(score - largest);
                 total += weight;
                 let v = &keys.v[start + token * keys.stride + first..][..sums.len()];

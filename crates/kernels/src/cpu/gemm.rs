@@ -39,6 +39,17 @@ impl Matrix {
         }
     }
 
+    /// The same from a row on.
+    pub(super) fn starting_at_row(self, row: usize) -> Matrix {
+        let pointer = self.pointer.wrapping_offset(row as isize * self.row_stride);
+        Matrix { pointer, ..self }
+    }
+
+    /// The same from a column on.
+    pub(super) fn starting_at_column(self, column: usize) -> Matrix {
+        self.t().starting_at_row(column).t()
+    }
+
     /// A strided view of f32.
     pub(super) fn of(view: In) -> Matrix {
         assert!(!view.pointer().is_null(), "a shape has no data");
@@ -67,6 +78,12 @@ impl Output {
             row_stride,
             accumulate: false,
         }
+    }
+
+    /// The same from a row on.
+    pub(super) fn starting_at_row(self, row: usize) -> Output {
+        let pointer = self.pointer.wrapping_add(row * self.row_stride);
+        Output { pointer, ..self }
     }
 
     /// The same rows: whether what is there stays, and the product is added to it.

@@ -18,6 +18,7 @@ mod layer_norm;
 mod matmul;
 mod norm;
 mod positions;
+mod products;
 mod qkv;
 mod quantise;
 mod rms_norm;
@@ -38,9 +39,13 @@ use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+pub use products::Instructions;
+
 /// Kernels on the processor, in the current rayon pool.
 pub struct Cpu {
     workspace: Option<RefCell<Buffer>>,
+    /// What multiplies bf16.
+    instructions: Instructions,
     /// The queues of copies and exchanges, a thread each. Operations run in the thread that asks for them.
     workers: Workers,
     traffic: Cell<Traffic>,
@@ -67,6 +72,27 @@ impl Cpu {
         Cpu::with(memory, dtype, Some(group))
     }
 
+    /// The same kernels with other instructions for products with bf16, which this processor must have
+    /// ([`Instructions::are_here`]). [`Cpu::new`] takes the best.
+    ///
+    /// # Panics
+    /// If this processor does not have them.
+    pub fn multiplying_by(self, instructions: Instructions) -> Cpu {
+        assert!(
+            instructions.are_here(),
+            "this processor does not have {instructions:?}"
+        );
+        Cpu {
+            instructions,
+            ..self
+        }
+    }
+
+    /// The instructions that multiply bf16.
+    pub fn instructions(&self) -> Instructions {
+        self.instructions
+    }
+
     fn with(
         memory: &Memory,
         dtype: DType,
@@ -74,6 +100,7 @@ impl Cpu {
     ) -> Result<Cpu, OutOfMemory> {
         Ok(Cpu {
             workspace: lease_workspace(memory, Target::Cpu, dtype)?.map(RefCell::new),
+            instructions: Instructions::best(),
             workers: Workers::new(Box::new(|_, _| {}), group),
             traffic: Cell::default(),
         })
@@ -111,7 +138,9 @@ impl Backend for Cpu {
         match operation {
             Operation::Fill(operation) => elementwise::fill(operation),
             Operation::Copy(operation) => elementwise::copy(operation),
-            Operation::Matmul(operation) => matmul::matmul(self.workspace.as_ref(), operation),
+            Operation::Matmul(operation) => {
+                matmul::matmul(self.workspace.as_ref(), self.instructions, operation)
+            }
             Operation::AddBias(operation) => elementwise::add_bias(operation),
             Operation::BiasBackward(operation) => elementwise::bias_backward(operation),
             Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(operation),

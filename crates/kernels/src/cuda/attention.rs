@@ -152,8 +152,12 @@ pub(super) fn attention<D: Driver>(
         let kept = probs.as_ref().map_or(std::ptr::null(), |probs| {
             offset(probs.pointer(), dtype, sequence * cuda_scores(shape))
         });
-        let tensors = [Argument::Pointer(kept), (&scratch).into()];
-        launch_rows(cuda, kernel, tensors, (shape, sequence), dropout)?;
+        let first = [
+            Argument::Pointer(kept),
+            (&scratch).into(),
+            shape.reach().into(),
+        ];
+        launch_rows(cuda, kernel, &first, (shape, sequence), dropout)?;
         for member in members(shape, sequence) {
             if let Some(out) = &out {
                 let weights = member.scores(&scratch, dtype);
@@ -192,7 +196,7 @@ pub(super) fn attention_backward<D: Driver>(
         let probs_at = offset(probs.pointer(), dtype, sequence * cuda_scores(shape));
         let tensors = [(&scratch).into(), Argument::Pointer(probs_at)];
         if dropout.is_some() {
-            launch_rows(cuda, drop, tensors, (shape, sequence), dropout)?;
+            launch_rows(cuda, drop, &tensors, (shape, sequence), dropout)?;
         }
         for member in members(shape, sequence) {
             let gradients = member.like_q(dout.pointer(), dtype);
@@ -209,7 +213,7 @@ pub(super) fn attention_backward<D: Driver>(
             let scores = member.scores(&scratch, DType::F32);
             cuda.gemm(&member.product([seq, dim, seq], gradients, values.t(), scores))?;
         }
-        launch_rows(cuda, kernel, tensors, (shape, sequence), dropout)?;
+        launch_rows(cuda, kernel, &tensors, (shape, sequence), dropout)?;
         for member in members(shape, sequence) {
             let scores = member.scores(&scratch, dtype);
             let (queries, keys) = (
@@ -238,14 +242,12 @@ pub(super) fn attention_backward<D: Driver>(
 fn launch_rows<D: Driver>(
     cuda: &Cuda<D>,
     kernel: Kernel,
-    [first, second]: [Argument; 2],
+    first: &[Argument],
     (shape, sequence): (AttentionShape, usize),
     dropout: Option<Dropout>,
 ) -> Result<(), KernelError> {
     let [threshold, key, scale] = dropout_arguments(dropout);
-    let arguments = [
-        first,
-        second,
+    let of_rows = [
         shape.seq.into(),
         (sequence * cuda_scores(shape)).into(),
         threshold,
@@ -253,7 +255,7 @@ fn launch_rows<D: Driver>(
         scale,
     ];
     let extent = Extent::rows(shape.heads * shape.seq, shape.seq);
-    cuda.launch(kernel, extent, &arguments)
+    cuda.launch(kernel, extent, &[first, &of_rows].concat())
 }
 
 /// Where dk and dv of a sequence are added up: in the tensors, or in f32 beside them where bf16 would round every

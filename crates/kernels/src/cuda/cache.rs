@@ -72,6 +72,7 @@ pub(super) fn cached_attention<D: Driver>(
         shape.seq.into(),
         shape.kv_heads.into(),
         shape.head_dim.into(),
+        shape.window.unwrap_or(usize::MAX).into(),
         shape.scale().into(),
     ];
     let extent = Extent {

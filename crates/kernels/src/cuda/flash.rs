@@ -22,6 +22,9 @@ const PACK: usize = 8;
 
 const WARP: usize = 32;
 
+/// What stands for no window: `NO_WINDOW` in `flash_attention.cu`.
+const NO_WINDOW: i32 = 1 << 30;
+
 /// A kernel by its name, followed by the width and type that it is made for.
 macro_rules! kernel_of_width {
     ($name:literal, $width:expr, $dtype:expr) => {{
@@ -120,8 +123,12 @@ fn joined<const N: usize>(parts: [&[Argument]; 3]) -> [Argument; N] {
 }
 
 /// The arguments that every kernel ends with.
-fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 9] {
+fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 10] {
     let [threshold, key, kept_scale] = dropout_arguments(options.dropout);
+    let window = match shape.is_windowed() {
+        true => shape.reach() as i32,
+        false => NO_WINDOW,
+    };
     [
         options
             .documents
@@ -132,6 +139,7 @@ fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 9] {
         shape.kv_heads.into(),
         shape.head_dim.into(),
         shape.scale().into(),
+        Argument::Int(window),
         threshold,
         key,
         kept_scale,
@@ -156,7 +164,7 @@ pub(super) fn flash_attention<D: Driver>(
     let extent = sizes.of_queries(shape, sizes.queries + 2 * sizes.forward);
     let written = [Argument::optional(&out), Argument::optional(&lse)];
     let read = [&q, &k, &v].map(Argument::from);
-    let arguments: [Argument; 14] = joined([&written, &read, &common(shape, &options)]);
+    let arguments: [Argument; 15] = joined([&written, &read, &common(shape, &options)]);
     let kernel = kernel_of_width!("flash_forward", sizes.width, q.dtype());
     cuda.launch(kernel, extent, &arguments)
 }
@@ -194,7 +202,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
 
     let kernel = kernel_of_width!("flash_backward_keys", sizes.width, dtype);
     let extent = sizes.of_keys(shape, parts, 2 * sizes.keys + 4 * sizes.backward);
-    let arguments: [Argument; 19] = joined([&written, &read, &common]);
+    let arguments: [Argument; 20] = joined([&written, &read, &common]);
     cuda.launch(kernel, extent, &arguments)?;
     if parts > 1 {
         add_parts(cuda, written, &dk)?;
@@ -202,7 +210,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
 
     let kernel = kernel_of_width!("flash_backward_queries", sizes.width, dtype);
     let extent = sizes.of_queries(shape, 2 * sizes.queries + 3 * sizes.backward);
-    let arguments: [Argument; 16] = joined([&[(&dq).into()], &read, &common]);
+    let arguments: [Argument; 17] = joined([&[(&dq).into()], &read, &common]);
     cuda.launch(kernel, extent, &arguments)
 }
 

@@ -5,7 +5,8 @@ pub mod timeline;
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target, Traffic,
+    Backend, DiskCopy, Event, Exchange, ExchangeBytes, KernelError, Operation, Queue, Reading,
+    Target, Traffic,
 };
 use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -139,14 +140,15 @@ impl Backend for Meta {
     }
 
     unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        if let Some(timeline) = &self.timeline {
-            let [sent, received] = [
-                exchange.sent_bytes(self.rank),
-                exchange.received_bytes(self.rank),
-            ];
-            timeline.exchange(sent.max(received), self.memory.place());
-        }
+        self.counts_exchange(exchange.bytes(self.rank));
         Ok(())
+    }
+
+    fn counts_exchange(&self, bytes: ExchangeBytes) -> bool {
+        if let Some(timeline) = &self.timeline {
+            timeline.exchange(bytes.sent.max(bytes.received), self.memory.place());
+        }
+        true
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

@@ -23,8 +23,8 @@ pub struct StoreInCache<'a> {
     pub lengths: In<'a>,
 }
 
-/// Causal attention of the last `shape.seq` tokens of each sequence over all of its tokens, whose keys and values are in a
-/// cache that [`StoreInCache`] has filled, theirs included. `q [b * n, heads * d]`; `out` like `q`; `k_cache`, `v_cache
+/// Causal attention of the last `shape.seq` tokens of each sequence over all of its tokens, or over as many as
+/// `shape.window` has, whose keys and values are in a cache that [`StoreInCache`] has filled, theirs included. `q [b * n, heads * d]`; `out` like `q`; `k_cache`, `v_cache
 /// [blocks, 16, kv_heads * d]`, `table` and `lengths` as there. Rows before a sequence's first token become 0.
 ///
 /// A row of `out` depends on its query, its position and the keys and values up to there, to the bit: not on what else is

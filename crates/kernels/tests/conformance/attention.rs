@@ -102,12 +102,9 @@ impl Attention {
     /// Probabilities and output.
     fn forward(&self, [q, k, v]: [&Var; 3]) -> Result<[CandleTensor; 2]> {
         let seq = self.shape.seq;
-        let mask = (0..seq * seq).map(|index| {
-            if index % seq > index / seq {
-                f64::NEG_INFINITY
-            } else {
-                0.0
-            }
+        let mask = (0..seq * seq).map(|index| match self.sees(index / seq, index % seq) {
+            true => 0.0,
+            false => f64::NEG_INFINITY,
         });
         let mask = CandleTensor::from_iter(mask, &CandleDevice::Cpu)?.reshape((seq, seq))?;
         let [q, k, v] = [self.by_head(q)?, self.by_head(k)?, self.by_head(v)?];
@@ -136,12 +133,18 @@ impl Attention {
         device.room(DType::F32, [elements])
     }
 
-    /// The entries of the probabilities above the diagonal.
+    /// Whether a query sees a key: up to itself, and less than a window before it.
+    pub fn sees(&self, query: usize, key: usize) -> bool {
+        let is_far = |window| key + window <= query;
+        key <= query && !self.shape.window.is_some_and(is_far)
+    }
+
+    /// The entries of the probabilities of keys that are not seen.
     fn hidden(&self, probs: &Host) -> Host {
         let seq = self.shape.seq;
         let entries = probs.values().into_iter().enumerate();
         let hidden: Vec<f64> = entries
-            .filter(|(index, _)| index % seq > index / seq % seq)
+            .filter(|(index, _)| !self.sees(index / seq % seq, index % seq))
             .map(|(_, value)| value)
             .collect();
         Host::new(self.dtype, [hidden.len()], hidden)
@@ -209,17 +212,21 @@ impl Case for Attention {
             head_dim,
             ..
         } = self.shape;
-        let hidden = vec![0.0; batch * heads * seq * (seq - 1) / 2];
+        let pairs = (0..seq).flat_map(|query| (0..seq).map(move |key| (query, key)));
+        let hidden = pairs
+            .filter(|(query, key)| !self.sees(*query, *key))
+            .count();
+        let hidden = vec![0.0; batch * heads * hidden];
         let [probs, out, dq, dk, dv] = self.oracle().unwrap();
         // Where every query sees one token, no score has a gradient: what cancels is a product of dout and v.
-        let vanish = seq == 1 || matches!(self.scores, Scores::Steep);
+        let vanish = self.shape.reach() == 1 || matches!(self.scores, Scores::Steep);
         let terms = if vanish {
             (head_dim as f64).sqrt()
         } else {
             0.0
         };
         vec![
-            Expected::new("attention: probs above the diagonal", hidden, Rule::Exact),
+            Expected::new("attention: probs of hidden keys", hidden, Rule::Exact),
             Expected::new("attention: probs", probs, Rule::Standard),
             Expected::new("attention: out", out, Rule::Chained),
             Expected::new("attention_backward: dq", dq, Rule::Chained).with_terms(terms),
@@ -251,6 +258,15 @@ pub fn shape([batch, seq, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionSh
         heads,
         kv_heads,
         head_dim,
+        window: None,
+    }
+}
+
+/// The same, where queries see so many keys.
+pub fn windowed(sizes: [usize; 5], window: usize) -> AttentionShape {
+    AttentionShape {
+        window: Some(window),
+        ..shape(sizes)
     }
 }
 
@@ -273,6 +289,20 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 dropout: Some(Dropped {
                     probability,
                     key: 0x1234_5678_9abc_def0,
+                }),
+            }));
+        }
+    }
+    // A window of one key; below, at and above blocks of queries and packs of keys; one short of the sequence.
+    for window in [1, 5, 64, 66, 149] {
+        for probability in [0.0, 0.3] {
+            cases.push(Box::new(Attention {
+                dtype,
+                shape: windowed([2, 150, 4, 2, 20], window),
+                scores: Scores::Random(1.5),
+                dropout: (probability > 0.0).then_some(Dropped {
+                    probability,
+                    key: 3,
                 }),
             }));
         }

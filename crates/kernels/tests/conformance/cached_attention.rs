@@ -18,6 +18,7 @@ struct CachedAttention {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    window: Option<usize>,
     /// Scores are as large as this, about.
     range: f64,
 }
@@ -123,6 +124,7 @@ impl CachedAttention {
                 heads: self.heads,
                 kv_heads: self.kv_heads,
                 head_dim: self.head_dim,
+                window: self.window,
             },
         })?;
         Ok([&out, &caches[0], &caches[1]]
@@ -147,7 +149,7 @@ impl CachedAttention {
         cache
     }
 
-    /// One head of one query over the rows of keys and values from its sequence's first up to its own.
+    /// One head of one query over rows of keys and values.
     fn attend(&self, q: &[f64], [k, v]: [&[f64]; 2], head: usize) -> Vec<f64> {
         let (dim, width) = (self.head_dim, self.kv_heads * self.head_dim);
         let own = head / (self.heads / self.kv_heads) * dim;
@@ -183,7 +185,10 @@ impl CachedAttention {
                     out.extend(vec![0.0; q_width]);
                     continue;
                 }
-                let seen = first * kv_width..(row + 1) * kv_width;
+                let first_seen = self
+                    .window
+                    .map_or(0, |window| (row + 1).saturating_sub(window));
+                let seen = first.max(first_seen) * kv_width..(row + 1) * kv_width;
                 for head in 0..self.heads {
                     let q = &q[row * q_width + head * self.head_dim..][..self.head_dim];
                     out.extend(self.attend(q, [&k[seen.clone()], &v[seen.clone()]], head));
@@ -229,7 +234,7 @@ const SHAPES: [(&[usize], usize, [usize; 3]); 11] = [
 
 pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
     let case = |(lengths, new, [heads, kv_heads, head_dim]): (&[usize], usize, [usize; 3])| {
-        [0.5, 3.0].map(|range| {
+        [(0.5, None), (3.0, None), (3.0, Some(1)), (1.0, Some(21))].map(|(range, window)| {
             Box::new(CachedAttention {
                 dtype,
                 lengths: lengths.to_vec(),
@@ -237,6 +242,7 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
                 heads,
                 kv_heads,
                 head_dim,
+                window,
                 range,
             }) as Box<dyn Case>
         })
@@ -250,15 +256,17 @@ fn a_token_does_not_see_the_batch() {
     for dtype in DTYPES {
         for device in computing(dtype) {
             device.memory.set_poison(true);
-            let case = |lengths: &[usize]| CachedAttention {
+            let within = |lengths: &[usize], window| CachedAttention {
                 dtype,
                 lengths: lengths.to_vec(),
                 new: 1,
                 heads: 4,
                 kv_heads: 2,
                 head_dim: 20,
+                window,
                 range: 2.0,
             };
+            let case = |lengths: &[usize]| within(lengths, None);
             let row = 4 * 20 * dtype.size_in_bytes();
             let last = |case: &CachedAttention, parts: &[usize], sequence: usize| {
                 let out = case.read(&device, parts).unwrap().swap_remove(0);
@@ -267,7 +275,15 @@ fn a_token_does_not_see_the_batch() {
             };
             let alone = last(&case(&[53]), &[52, 1], 0);
             assert!(alone != last(&case(&[52]), &[51, 1], 0), "lengths differ");
+            let narrow = |window, parts: &[usize]| last(&within(&[53], Some(window)), parts, 0);
+            assert!(narrow(52, &[52, 1]) != alone, "a key is hidden");
+            assert!(
+                narrow(20, &[52, 1]) == narrow(20, &[17, 30, 6]),
+                "{}",
+                device.name
+            );
             for (name, same) in [
+                ("with a window of all", narrow(53, &[52, 1])),
                 ("at once", last(&case(&[53]), &[53], 0)),
                 ("in parts", last(&case(&[53]), &[17, 30, 6], 0)),
                 ("one by one", last(&case(&[53]), &[1; 53], 0)),
@@ -291,6 +307,7 @@ fn heads_wider_than_a_block_of_threads() {
                 heads: 2,
                 kv_heads: 1,
                 head_dim: 300,
+                window: None,
                 range: 1.0,
             };
             match device.kernels.target() {

@@ -3,7 +3,7 @@
 use crate::DTYPES;
 use crate::host::Host;
 use emulation::Emulation;
-use kernels::cpu::Cpu;
+use kernels::cpu::{Cpu, Instructions};
 use kernels::cuda::Cuda;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Init, Kernels, Target};
@@ -75,6 +75,14 @@ fn on_host(name: &str, dtype: DType, kernels: impl Fn(&Memory) -> Box<dyn Kernel
         kernels,
         shift: 0,
     }
+}
+
+/// The processor, multiplying bf16 by these instructions, which it must have.
+pub fn by_instructions(instructions: Instructions) -> Device {
+    on_host(&format!("cpu by {instructions:?}"), DType::BF16, |memory| {
+        let cpu = Cpu::new(memory, DType::BF16).unwrap();
+        Box::new(cpu.multiplying_by(instructions))
+    })
 }
 
 /// The first GPU, on a machine that has one.

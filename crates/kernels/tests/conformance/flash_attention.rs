@@ -1,7 +1,7 @@
 //! Causal attention without stored scores: documents, dropout, forward and backward.
 
 use crate::DTYPES;
-use crate::attention::{Attention, Scores, shape};
+use crate::attention::{Attention, Scores, shape, windowed};
 use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
@@ -155,7 +155,8 @@ impl FlashAttention {
         let AttentionShape { batch, seq, .. } = self.attention.shape;
         let rows = self.documents().into_iter().enumerate();
         let mask = rows.flat_map(|(row, first)| {
-            (0..seq).map(move |key| match (first..=row % seq).contains(&key) {
+            let sees = move |key| key >= first && self.attention.sees(row % seq, key);
+            (0..seq).map(move |key| match sees(key) {
                 true => 0.0,
                 false => f64::NEG_INFINITY,
             })
@@ -203,7 +204,7 @@ impl Case for FlashAttention {
         let [lse, out, dq, dk, dv] = self.oracle().unwrap();
         // Where queries see one token or two, or heed one, scores have hardly a gradient: what cancels is a product of
         // dout and v.
-        let vanish = shape.seq <= 2 || !matches!(scores, Scores::Random(_));
+        let vanish = shape.reach() <= 2 || !matches!(scores, Scores::Random(_));
         let terms = if vanish {
             (shape.head_dim as f64).sqrt()
         } else {
@@ -291,6 +292,32 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
         lengths: vec![70, 20],
         by: Flash::Own,
     });
+    // Windows of one key; that begin and end inside of blocks and at them, and leave out whole tiles of keys; that documents
+    // cut; one short of the sequence. With 66 keys, the first query of a block is the last to see the last key of another, here
+    // and there. Two sixteens of rows a warp, and one.
+    let windows: [([usize; 5], usize, &[usize], f32); 7] = [
+        ([1, 200, 1, 1, 20], 1, &[], 0.0),
+        ([1, 200, 2, 1, 20], 7, &[], 0.1),
+        ([1, 200, 2, 1, 20], 66, &[], 0.0),
+        ([2, 200, 1, 1, 20], 30, &[70, 5, 40], 0.1),
+        ([1, 150, 1, 1, 20], 149, &[], 0.0),
+        ([1, 200, 1, 1, 128], 40, &[], 0.0),
+        ([1, 129, 1, 1, 256], 33, &[], 0.0),
+    ];
+    for (sizes, window, lengths, probability) in windows {
+        cases.push(FlashAttention {
+            attention: Attention {
+                shape: windowed(sizes, window),
+                ..dropped(
+                    sizes,
+                    random,
+                    dropout(probability).filter(|_| probability > 0.0),
+                )
+            },
+            lengths: lengths.to_vec(),
+            by: Flash::Own,
+        });
+    }
     for (sizes, probability) in [([1, 37, 2, 2, 20], 0.5), ([2, 131, 4, 1, 16], 0.25)] {
         let dropout = dropout(probability);
         cases.push(FlashAttention::plain(dropped(sizes, random, dropout)));
@@ -370,6 +397,36 @@ fn one_document_and_a_dropout_of_nothing_change_no_bit() {
                     "{other:?} on {}",
                     device.name
                 );
+            }
+        }
+    }
+}
+
+/// Nor does a window that is as long as the sequence, of either kind of attention; one that is a key shorter does.
+#[test]
+fn a_window_as_long_as_the_sequence_changes_no_bit() {
+    const SIZES: [usize; 5] = [2, 150, 4, 2, 20];
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            let outputs = |window: Option<usize>| {
+                let attention = || Attention {
+                    dtype,
+                    shape: window.map_or(shape(SIZES), |window| windowed(SIZES, window)),
+                    scores: Scores::Random(1.0),
+                    dropout: None,
+                };
+                let flash = FlashAttention::plain(attention());
+                [run(&attention(), &device), run(&flash, &device)].map(|outputs| {
+                    let bytes = outputs.into_iter().skip(1).map(|output| output.bytes);
+                    bytes.collect::<Vec<_>>()
+                })
+            };
+            let none = outputs(None);
+            for window in [150, 151, usize::MAX] {
+                assert!(outputs(Some(window)) == none, "{window} on {}", device.name);
+            }
+            for (shorter, none) in outputs(Some(149)).iter().zip(&none) {
+                assert!(shorter != none, "{}", device.name);
             }
         }
     }

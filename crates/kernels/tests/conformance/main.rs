@@ -24,6 +24,7 @@ mod gelu;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod host;
+mod instructions;
 mod layer_norm;
 mod layout;
 mod linear;

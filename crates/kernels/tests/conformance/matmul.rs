@@ -125,8 +125,8 @@ impl Case for Product {
     }
 }
 
-/// Above the row block of f32, and above the tiles of bf16 in every direction at once; a token alone; odd sizes.
-const SIZES: [[usize; 3]; 10] = [
+/// Above the row block of f32, and above tiles in every direction at once; a token alone; odd sizes.
+pub const SIZES: [[usize; 3]; 10] = [
     [1, 1, 1],
     [1, 48, 131],
     [131, 37, 1],

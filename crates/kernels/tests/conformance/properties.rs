@@ -9,7 +9,7 @@ use crate::flash_attention::FlashAttention;
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::{Bias, Product};
 use crate::{DTYPES, case};
-use kernels::Flash;
+use kernels::{AttentionShape, Flash};
 use memory::DType;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -46,6 +46,11 @@ fn dropouts() -> impl Strategy<Value = Option<Dropped>> {
     let share = select(&[0.0f32, 0.1, 0.5][..]);
     (share, any::<u64>())
         .prop_map(|(probability, key)| (probability > 0.0).then_some(Dropped { probability, key }))
+}
+
+/// Of a few keys at least, for the same reason as sequences.
+fn windows() -> impl Strategy<Value = Option<usize>> {
+    prop_oneof![Just(None), (4..120usize).prop_map(Some)]
 }
 
 /// Compute type, then types of `out`, `a`, `b`.
@@ -87,10 +92,11 @@ proptest! {
         group in 1..9usize,
         head_dim in 4..30usize,
         range in 0.5..2.0,
+        window in windows(),
         dropout in dropouts(),
         dtype in select(&DTYPES[..]),
     ) {
-        let shape = shape([batch, seq, kv_heads * group, kv_heads, head_dim]);
+        let shape = AttentionShape { window, ..shape([batch, seq, kv_heads * group, kv_heads, head_dim]) };
         hold(&Attention { dtype, shape, scores: Scores::Random(range), dropout }, dtype);
     }
 
@@ -103,10 +109,11 @@ proptest! {
         group in 1..5usize,
         head_dim in 4..40usize,
         longest in 6..150usize,
+        window in windows(),
         dropout in dropouts(),
         dtype in select(&DTYPES[..]),
     ) {
-        let shape = shape([batch, seq, kv_heads * group, kv_heads, head_dim]);
+        let shape = AttentionShape { window, ..shape([batch, seq, kv_heads * group, kv_heads, head_dim]) };
         let attention = Attention { dtype, shape, scores: Scores::Random(1.5), dropout };
         let lengths = vec![longest, longest / 5 + 1, longest / 2 + 1];
         let by = Flash::Own;
@@ -120,9 +127,10 @@ proptest! {
         kv_heads in 1..3usize,
         group in 1..5usize,
         head_dim in 4..40usize,
+        window in windows(),
         dropout in dropouts(),
     ) {
-        let shape = shape([1, seq, kv_heads * group, kv_heads, head_dim]);
+        let shape = AttentionShape { window, ..shape([1, seq, kv_heads * group, kv_heads, head_dim]) };
         let scores = Scores::Random(1.5);
         let case = || Attention { dtype: DType::F32, shape, scores, dropout };
         for device in computing(DType::F32) {

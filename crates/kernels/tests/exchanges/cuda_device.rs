@@ -106,6 +106,10 @@ impl DeviceGroup for OnDevice {
     fn timeout(&self) -> Duration {
         self.timeout
     }
+
+    fn device_bytes(&self) -> u64 {
+        0
+    }
 }
 
 #[test]

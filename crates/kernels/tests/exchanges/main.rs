@@ -12,7 +12,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::scheduled::Scheduled;
 use kernels::timeline::{Rates, Timeline};
 use kernels::{
-    Event, Exchange, Fault, Fill, KernelError, Kernels, Queue, Queues, Run, Target, Traffic,
+    Event, Exchange, ExchangeBytes, Fault, Fill, KernelError, Kernels, Queue, Queues, Run, Target,
+    Traffic,
 };
 use memory::{DType, Memory};
 use std::sync::Arc;
@@ -287,4 +288,33 @@ fn exchanges_take_time_on_paper() {
     let spans = timeline.take_spans();
     let span = spans.first().map(|span| (span.queue, span.name));
     assert_eq!(span, Some((Queue::Collective, "exchange")));
+}
+
+/// Pieces are listed where they move, and then they have the bytes that were said; a plan counts those.
+#[test]
+fn pieces_are_listed_where_they_move() {
+    let memory = Memory::shapes();
+    let meta = Meta::new(&memory, Target::Cpu, DType::F32, FlopCounter::default()).unwrap();
+    let said = ExchangeBytes {
+        sent: 12,
+        received: 8,
+    };
+    let nobody = || panic!("a plan lists no pieces");
+    // SAFETY: nothing moves.
+    unsafe { meta.start_exchange_of(said, Box::new(nobody)) }.unwrap();
+    assert_eq!(meta.traffic().sent_bytes, 12);
+
+    let memory = Memory::host();
+    let alone: Arc<dyn Group> = Arc::new(Alone);
+    let cpu = cpu(&memory, &alone);
+    let nothing = || Exchange {
+        sends: Vec::new(),
+        receives: Vec::new(),
+    };
+    let none = ExchangeBytes::both_ways(0);
+    // SAFETY: there are no pieces.
+    unsafe { cpu.start_exchange_of(none, Box::new(nothing)) }.unwrap();
+    // SAFETY: as above.
+    let refused = unsafe { cpu.start_exchange_of(said, Box::new(nothing)) }.unwrap_err();
+    assert!(refused.to_string().contains("sent: 12"), "{refused}");
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 
 using namespace stand_in;
 
@@ -90,6 +91,22 @@ cublasStatus_t set_epilogue(Description &description, const void *from, size_t b
 cublasStatus_t refuse(cublasStatus_t status, const char *why) {
     say("cuBLASLt", "%s", why);
     return status;
+}
+
+// Whether a matrix, the first one of a batch, is zero everywhere.
+bool is_zero(const Layout &layout, const void *data) {
+    const auto *bytes = static_cast<const char *>(data);
+    const size_t size = layout.element_bytes() * (size_t(layout.leading) * (layout.columns - 1) + layout.rows);
+    return std::all_of(bytes, bytes + size, [](char byte) { return byte == 0; });
+}
+
+// Adds a line to the file that STAND_IN_OPERANDS names: whether what is multiplied is data or nothing but zeros.
+void note_operands(const Product &product, const void *a, const void *b) {
+    static const std::string path = setting("STAND_IN_OPERANDS", "");
+    if (!path.empty()) {
+        const bool zeros = is_zero(product.a, a) || is_zero(product.b, b);
+        std::ofstream(path, std::ios::app) << (zeros ? "zeros" : "data") << '\n';
+    }
 }
 
 cublasStatus_t check_layout(const Layout &layout, uint64_t rows, uint64_t columns, int32_t batch) {
@@ -317,6 +334,7 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
     if (!load_product(product, algorithm.alignment_bytes, algorithm.number)) {
         return CUBLAS_STATUS_INTERNAL_ERROR;
     }
+    note_operands(product, a, b);
     pass_time(algorithm.number);
     const float factors[] = {*static_cast<const float *>(alpha), *static_cast<const float *>(beta)};
     const size_t lost_bytes = algorithm.workspace_bytes;

@@ -49,7 +49,8 @@ extern "C" CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_
     STAND_IN_ENTER(ready_on("cuMemcpyDtoDAsync", stream));
     STAND_IN_CHECK(on_device("cuMemcpyDtoDAsync", to, bytes));
     STAND_IN_CHECK(on_device("cuMemcpyDtoDAsync", from, bytes));
-    return copy(to, from, bytes, to, stream);
+    // What is not computed on is not copied either.
+    return is_idle() ? CUDA_SUCCESS : copy(to, from, bytes, to, stream);
 }
 
 // Between any two places that the driver knows.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 
 namespace stand_in {
 
@@ -54,6 +55,15 @@ size_t shared_bytes_max() {
     }
 }
 
+// Adds what CUDA_DEVICE_MAX_CONNECTIONS says when the driver starts, which is when it is read, to the file that
+// STAND_IN_CONNECTIONS names.
+static void note_connections() {
+    const std::string path = setting("STAND_IN_CONNECTIONS", "");
+    if (!path.empty()) {
+        std::ofstream(path, std::ios::app) << setting("CUDA_DEVICE_MAX_CONNECTIONS", "8") << '\n';
+    }
+}
+
 // Whether there is such a device.
 static CUresult check(CUdevice device) {
     if (!initialised) {
@@ -68,6 +78,12 @@ using namespace stand_in;
 
 extern "C" CUresult cuInit(unsigned int flags) {
     STAND_IN_ENTER(flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+    if (!initialised) {
+        note_connections();
+        // The first call makes what the second one looks at, which so lives longer.
+        report_what_is_left();
+        std::atexit(report_what_is_left);
+    }
     initialised = !contexts().empty();
     return initialised ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
@@ -138,10 +154,8 @@ extern "C" CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
         say("cuDevicePrimaryCtxRelease", "device %d has no retained context", device);
         return CUDA_ERROR_INVALID_CONTEXT;
     }
-    contexts()[size_t(device)].retained--;
-    const auto is_retained = [](const CUctx_st &context) { return context.retained > 0; };
-    if (std::none_of(contexts().begin(), contexts().end(), is_retained)) {
-        report_what_is_left();
+    if (--contexts()[size_t(device)].retained == 0 && has_loaded_code(device)) {
+        say("cuDevicePrimaryCtxRelease", "the context of device %d goes, with the code that libraries have loaded into it", device);
     }
     return CUDA_SUCCESS;
 }

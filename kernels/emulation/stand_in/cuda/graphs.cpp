@@ -21,10 +21,10 @@ std::weak_ptr<Capture> &of_this_thread() {
 }
 
 // Adds a line to the file that STAND_IN_GRAPHS names.
-void note(const char *what, size_t nodes) {
+void note(const std::string &what) {
     const std::string path = setting("STAND_IN_GRAPHS", "");
     if (!path.empty()) {
-        std::ofstream(path, std::ios::app) << what << ' ' << nodes << '\n';
+        std::ofstream(path, std::ios::app) << what << '\n';
     }
 }
 
@@ -154,7 +154,7 @@ extern "C" CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
         say("cuStreamEndCapture", "work of another stream is not waited for");
         return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     }
-    *graph = new CUgraph_st{std::move(capture->nodes)};
+    *graph = new CUgraph_st{std::move(capture->nodes), capture->streams.size()};
     alive<CUgraph_st>().insert(*graph);
     return CUDA_SUCCESS;
 }
@@ -166,7 +166,7 @@ extern "C" CUresult cuGraphInstantiateWithFlags(CUgraphExec *ready_graph, CUgrap
     }
     *ready_graph = new CUgraphExec_st{graph->nodes};
     alive<CUgraphExec_st>().insert(*ready_graph);
-    note("captured", graph->nodes.size());
+    note("captured " + std::to_string(graph->nodes.size()) + " " + std::to_string(graph->streams));
     return CUDA_SUCCESS;
 }
 
@@ -199,6 +199,6 @@ extern "C" CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
         STAND_IN_CHECK(not_captured("cuGraphLaunch"));
         STAND_IN_CHECK(upload(graph));
     }
-    note("launched", graph->nodes.size());
+    note("launched " + std::to_string(graph->nodes.size()));
     return run(graph->nodes);
 }

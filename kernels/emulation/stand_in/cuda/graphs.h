@@ -51,6 +51,8 @@ struct CUevent_st {
 
 struct CUgraph_st {
     std::vector<stand_in::Node> nodes;
+    // How many streams took part.
+    size_t streams;
 };
 
 struct CUgraphExec_st {

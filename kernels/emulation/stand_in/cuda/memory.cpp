@@ -120,7 +120,7 @@ static uint64_t total_bytes() {
     return total;
 }
 
-// What modules and libraries take of each device as long as the process lives, and graphs as long as they do.
+// What modules and graphs take of each device as long as they live, and libraries as long as the process does.
 static std::map<CUdevice, uint64_t> &loaded_bytes() {
     static std::map<CUdevice, uint64_t> bytes;
     return bytes;
@@ -177,14 +177,17 @@ void report_what_is_left() {
                            alive<CUmemPoolHandle_st>().size(),
                            alive<CUstream_st>().size(),
                            alive<CUevent_st>().size(),
-                           alive<CUgraph_st>().size() + alive<CUgraphExec_st>().size()};
-    const char *names[] = {"blocks", "pools", "streams", "events", "graphs"};
-    for (size_t kind = 0; kind < 5; kind++) {
+                           alive<CUgraph_st>().size() + alive<CUgraphExec_st>().size(),
+                           alive<CUmod_st>().size()};
+    const char *names[] = {"blocks", "pools", "streams", "events", "graphs", "modules"};
+    for (size_t kind = 0; kind < 6; kind++) {
         if (left[kind] != 0) {
-            say("cuDevicePrimaryCtxRelease", "%zu %s are left", left[kind], names[kind]);
+            say("exit", "%zu %s are left", left[kind], names[kind]);
         }
     }
 }
+
+bool has_loaded_code(CUdevice device) { return loaded_bytes()[device] != 0; }
 
 }  // namespace stand_in
 

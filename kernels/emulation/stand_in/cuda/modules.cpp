@@ -15,9 +15,13 @@ struct CUfunc_st {
     stand_in::Entry entry;
     const emulation::Kernel *kernel;
     size_t dynamic_bytes_max;
+    // The share of a multiprocessor's memory for shared memory, in percent; -1 leaves it to the driver.
+    int carveout;
 };
 
 struct CUmod_st {
+    // What it takes of the device.
+    uint64_t bytes;
     std::map<std::string, stand_in::Entry> entries;
     std::map<std::string, std::unique_ptr<CUfunc_st>> functions;
 };
@@ -107,6 +111,10 @@ static std::string refusal(const CUfunc_st &function, uint3 grid, uint3 block, s
         return std::to_string(shared_bytes) + " bytes of shared memory, of which " +
                std::to_string(function.dynamic_bytes_max) + " are allowed";
     }
+    // More than by default, so that how memory is divided decides how many blocks a multiprocessor has.
+    if (shared_bytes > SHARED_BYTES && function.carveout != 100) {
+        return std::to_string(shared_bytes) + " bytes of shared memory, with a carve-out of " + std::to_string(function.carveout);
+    }
     return emulation::refusal(grid, block, shared_bytes);
 }
 
@@ -168,9 +176,10 @@ extern "C" CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsi
         write_log("not for this device and this driver", count, options, values);
         return refused;
     }
-    STAND_IN_CHECK(take_memory(number_setting("STAND_IN_MODULE_BYTES", 0)));
+    const uint64_t bytes = number_setting("STAND_IN_MODULE_BYTES", 0);
+    STAND_IN_CHECK(take_memory(bytes));
     note(*read);
-    *module = new CUmod_st{read->entries, {}};
+    *module = new CUmod_st{bytes, read->entries, {}};
     alive<CUmod_st>().insert(*module);
     return CUDA_SUCCESS;
 }
@@ -185,6 +194,7 @@ extern "C" CUresult cuModuleUnload(CUmodule module) {
         alive<CUfunc_st>().erase(function.get());
     }
     alive<CUmod_st>().erase(module);
+    give_back_memory(module->bytes);
     delete module;
     return CUDA_SUCCESS;
 }
@@ -205,7 +215,7 @@ extern "C" CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, c
     std::unique_ptr<CUfunc_st> &found = module->functions[name];
     if (found == nullptr) {
         const size_t dynamic_bytes_max = SHARED_BYTES - entry->second.static_bytes;
-        found.reset(new CUfunc_st{name, entry->second, kernel, dynamic_bytes_max});
+        found.reset(new CUfunc_st{name, entry->second, kernel, dynamic_bytes_max, -1});
         alive<CUfunc_st>().insert(found.get());
     }
     *function = found.get();
@@ -225,6 +235,10 @@ extern "C" CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribut
 
 extern "C" CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
     STAND_IN_ENTER(ready("cuFuncSetAttribute", function));
+    if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
+        function->carveout = value;
+        return value >= -1 && value <= 100 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
     const size_t most = shared_bytes_max() - function->entry.static_bytes;
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || size_t(value) > most) {
         return CUDA_ERROR_INVALID_VALUE;

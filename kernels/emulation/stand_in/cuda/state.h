@@ -43,8 +43,11 @@ template <typename T> std::set<T *> &alive() {
     return handles;
 }
 
-// What was left behind when a device's context goes, a line each on stderr.
+// What was not given back, a line each on stderr.
 void report_what_is_left();
+
+// Whether libraries have loaded code into a device's context.
+bool has_loaded_code(CUdevice device);
 
 // Whether the calling thread may make calls that need a context.
 inline CUresult ready(const char *function) {

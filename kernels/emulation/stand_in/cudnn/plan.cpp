@@ -163,6 +163,7 @@ std::shared_ptr<const Plan> plan_by(const Way &way, const Engine &engine) {
     plan->graph = engine.graph;
     plan->workspace_bytes = way.workspace_bytes(extent_of(*engine.graph));
     plan->is_ordered = way.is_ordered;
+    plan->queries = extent_of(*engine.graph).queries;
     plan->capability = engine.capability;
     plan->is_described = engine.is_described;
     return plan;

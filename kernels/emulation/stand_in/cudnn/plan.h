@@ -19,6 +19,8 @@ struct Plan : Made {
     int64_t workspace_bytes;
     // Whether sums of memory are added up in an order that the shape alone says.
     bool is_ordered;
+    // Tokens of a sequence.
+    int64_t queries;
     // Compute capability of the devices that it is for.
     int capability;
     // Whether its code stays where it is: the device is described.

@@ -7,10 +7,12 @@
 #include <condition_variable>
 #include <cstring>
 #include <dlfcn.h>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 #include <unistd.h>
 
@@ -19,7 +21,9 @@ using namespace stand_in;
 struct ncclComm {
     std::string name;
     int rank, size;
-    int splits = 0;
+    // Blocks of the device that it may take, each a channel to every peer; and the peers that it has channels to.
+    int channels;
+    std::set<int> connected;
     std::atomic<bool> stopped{false};
     std::atomic<ncclResult_t> state{ncclInProgress};
     std::mutex lock;
@@ -33,11 +37,15 @@ namespace {
 
 const unsigned MAGIC = 0xcafebeef;
 
+// NCCL's own limit of channels; and in place of a peer, the ring of all ranks, which has channels of its own.
+const int CHANNELS_MAX = 32, RING = -1;
+
 // The part of a configuration that the first version with all functions had.
 const size_t CONFIG_BYTES = offsetof(ncclConfig_t, splitShare) + sizeof(int);
 
 // As `Config` in crates/collectives has them.
 static_assert(offsetof(ncclConfig_t, version) == 12 && offsetof(ncclConfig_t, blocking) == 16);
+static_assert(offsetof(ncclConfig_t, maxCTAs) == 28);
 static_assert(offsetof(ncclConfig_t, netName) == 32 && offsetof(ncclConfig_t, splitShare) == 40);
 
 std::mutex last_error_lock;
@@ -71,6 +79,7 @@ ncclResult_t start(ncclComm_t *made, const std::string &name, int rank, int size
     comm->name = name;
     comm->rank = rank;
     comm->size = size;
+    comm->channels = config->maxCTAs == INT_MIN ? CHANNELS_MAX : std::min(config->maxCTAs, CHANNELS_MAX);
     comm->worker = std::thread(work, comm);
     *made = comm;
     return ncclInProgress;
@@ -104,6 +113,7 @@ struct Group {
     int depth = 0;
     ncclComm_t comm = nullptr;
     Exchange exchange;
+    bool is_gathering = false;
 };
 thread_local Group group;
 
@@ -137,6 +147,30 @@ ncclResult_t add(const char *function, bool sends, Piece piece, ncclDataType_t t
     group.comm = comm;
     (sends ? group.exchange.sends : group.exchange.receives).push_back(piece);
     return ncclSuccess;
+}
+
+// Makes the buffers of channels that are not there yet: when ranks first send each other something, and not before.
+bool connect(ncclComm_t comm, const std::set<int> &peers) {
+    const auto take = driver<int (*)(uint64_t)>("stand_in_take_library_memory");
+    for (const int peer : peers) {
+        if (peer == comm->rank || comm->size == 1 || !comm->connected.insert(peer).second) {
+            continue;
+        }
+        const uint64_t bytes = comm->channels * number_setting("STAND_IN_NCCL_CHANNEL_BYTES", 12 << 20);
+        if (take == nullptr || take(bytes) != 0) {
+            remember("Failed to CUDA calloc " + std::to_string(bytes) + " bytes: out of memory");
+            return false;
+        }
+    }
+    return true;
+}
+
+// Notes what was asked for, where a test wants to know.
+void note(const char *what, size_t bytes) {
+    const std::string path = setting("STAND_IN_EXCHANGES", "");
+    if (!path.empty()) {
+        std::ofstream(path, std::ios::app) << what + (" " + std::to_string(bytes)) + "\n";
+    }
 }
 
 char *writable(const void *memory) { return const_cast<char *>(static_cast<const char *>(memory)); }
@@ -195,22 +229,6 @@ extern "C" ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclU
     return start(comm, "nccl-stand-in/" + std::string(id.internal), rank, size, config);
 }
 
-// All ranks of one colour, which is all that is asked for.
-extern "C" ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {
-    if (color != 0 || key != comm->rank || comm->state != ncclSuccess) {
-        say("ncclCommSplit", "colour %d and key %d of rank %d", color, key, comm->rank);
-        return ncclInvalidArgument;
-    }
-    // The configuration is read now, the communicator written later.
-    const std::string name = comm->name + "/" + std::to_string(comm->splits++);
-    const ncclConfig_t read = *config;
-    *made = nullptr;
-    return ask(comm, [=](Mesh &) {
-        const ncclResult_t result = start(made, name, comm->rank, comm->size, &read);
-        return result == ncclInProgress ? ncclSuccess : result;
-    });
-}
-
 extern "C" ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state) {
     *state = comm->state;
     return ncclSuccess;
@@ -241,6 +259,19 @@ extern "C" ncclResult_t ncclGroupEnd() {
     }
     const Group asked = std::move(group);
     group = Group{};
+    std::set<int> peers;
+    size_t bytes = 0;
+    for (const Piece &piece : asked.exchange.sends) {
+        peers.insert(piece.peer);
+        bytes += piece.bytes;
+    }
+    for (const Piece &piece : asked.exchange.receives) {
+        peers.insert(piece.peer);
+    }
+    if (!connect(asked.comm, asked.is_gathering ? std::set<int>{RING} : peers)) {
+        return ncclUnhandledCudaError;
+    }
+    note(asked.is_gathering ? "gathering" : "exchange", bytes);
     return ask(asked.comm, [exchange = asked.exchange](Mesh &mesh) { return mesh.exchange(exchange); });
 }
 
@@ -257,6 +288,7 @@ extern "C" ncclResult_t ncclRecv(
 extern "C" ncclResult_t ncclAllGather(
     const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
     ncclGroupStart();
+    group.is_gathering = true;
     ncclResult_t result = ncclSuccess;
     for (int peer = 0; peer < comm->size && result == ncclSuccess; peer++) {
         char *place = static_cast<char *>(to) + size_t(peer) * count;

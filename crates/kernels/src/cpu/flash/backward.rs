@@ -152,7 +152,9 @@ fn key_block<T: Real>(operands: &Operands<T>, task: Task, keys: (usize, usize), 
     // The block of the first key's own query is the first that sees any of these keys.
     let first_queries = first / CPU_QUERIES * CPU_QUERIES;
     for head in task.heads() {
-        for query in (first_queries..seq).step_by(CPU_QUERIES) {
+        // Beyond these, all windows begin after the keys.
+        let end_queries = seq.min(end - 1 + task.shape.reach());
+        for query in (first_queries..end_queries).step_by(CPU_QUERIES) {
             let queries = (query, CPU_QUERIES.min(seq - query));
             let block = Block {
                 task,
@@ -180,16 +182,11 @@ struct KeyBlock {
 impl KeyBlock {
     /// Keys, and both transposed, from a key on.
     fn from(&self, key: usize) -> [Matrix; 3] {
-        let skip = |matrix: Matrix, stride: isize| Matrix {
-            pointer: matrix
-                .pointer
-                .wrapping_offset((key - self.first) as isize * stride),
-            ..matrix
-        };
+        let skipped = key - self.first;
         [
-            skip(self.k, self.k.row_stride),
-            skip(self.k_transposed, 1),
-            skip(self.v_transposed, 1),
+            self.k.starting_at_row(skipped),
+            self.k_transposed.starting_at_column(skipped),
+            self.v_transposed.starting_at_column(skipped),
         ]
     }
 }
@@ -259,9 +256,7 @@ fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room)
         .chunks_exact_mut(keys)
         .zip(room.dscores.chunks_exact_mut(keys));
     for (row, (probs, dprobs)) in rows.take(queries).enumerate() {
-        let first = first_keys.map_or(0, |first_keys| {
-            usize::try_from(first_keys[row]).unwrap_or(0)
-        });
+        let first = first_keys.map_or(0, |first_keys| first_keys[row] as usize);
         let end = (query + row + 1).saturating_sub(key).min(keys);
         let seen = first.saturating_sub(key).min(end)..end;
         for row in [&mut *probs, &mut *dprobs] {

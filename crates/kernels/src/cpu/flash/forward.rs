@@ -174,12 +174,13 @@ fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) 
 /// Sets the scores of keys that a query does not see to negative infinity.
 fn hide<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
+    let first_keys = inputs.first_keys(block);
     let rows = room.scores.chunks_exact_mut(room.largest.len());
     for (key, scores) in (key..key + keys).zip(rows) {
         let earlier = key.saturating_sub(query).min(queries);
         scores[..earlier].fill(f32::NEG_INFINITY);
-        if let Some(first_keys) = inputs.first_keys(block) {
-            hide_later_documents(scores, key as i32, first_keys);
+        if let Some(first_keys) = &first_keys {
+            hide_earlier_keys(&mut scores[..queries], key as i32, first_keys);
         }
     }
 }
@@ -270,8 +271,8 @@ vectorized! {
         }
     }
 
-    /// Scores of one key, by queries that see keys from their document's first on.
-    fn hide_later_documents(scores: &mut [f32], key: i32, first_keys: &[i32]) {
+    /// Scores of one key, by queries that see keys from their first on.
+    fn hide_earlier_keys(scores: &mut [f32], key: i32, first_keys: &[i32]) {
         for (score, first) in scores.iter_mut().zip(first_keys) {
             *score = if key < *first { f32::NEG_INFINITY } else { *score };
         }

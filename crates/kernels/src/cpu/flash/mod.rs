@@ -18,7 +18,7 @@ use super::attention::Task;
 use super::dropout::{Mask, drop_elements};
 use super::gemm::Matrix;
 use super::simd::Real;
-use crate::operation::flash::cpu_slots;
+use crate::operation::flash::{CPU_QUERIES, cpu_slots};
 use crate::{AttentionShape, FlashOptions};
 use memory::In;
 use rayon::prelude::*;
@@ -55,19 +55,29 @@ impl<'a, T: Real> Inputs<'a, T> {
         }
     }
 
-    /// The first key of its document for each query of a block, if there are documents.
-    fn first_keys(&self, block: Block) -> Option<&'a [i32]> {
+    /// The first key that each query of a block sees, where it is another than 0: that of its document, or of its window.
+    fn first_keys(&self, block: Block) -> Option<[i32; CPU_QUERIES]> {
         let (query, queries) = block.queries;
-        let row = block.task.sequence * self.shape.seq + query;
-        self.documents
-            .map(|documents| &documents[row..row + queries])
+        if self.documents.is_none() && !self.shape.is_windowed() {
+            return None;
+        }
+        let mut first_keys = [0; CPU_QUERIES];
+        if let Some(documents) = self.documents {
+            let row = block.task.sequence * self.shape.seq + query;
+            first_keys[..queries].copy_from_slice(&documents[row..row + queries]);
+        }
+        for (query, first) in (query..query + queries).zip(&mut first_keys) {
+            *first = (*first).max(self.shape.first_in_window(query) as i32);
+        }
+        Some(first_keys)
     }
 
     /// The first key that any query of a block sees.
     fn first_key(&self, block: Block) -> usize {
+        let (query, queries) = block.queries;
         let first_keys = self.first_keys(block);
-        let first = first_keys.and_then(|keys| keys.iter().copied().min());
-        usize::try_from(first.unwrap_or(0)).map_or(0, |first| first.min(block.queries.0))
+        let first = first_keys.and_then(|keys| keys[..queries].iter().copied().min());
+        first.map_or(0, |first| query.min(first as usize))
     }
 
     /// The index of an element of the probabilities `[b, heads, s, s]`, by which it is dropped.

@@ -7,34 +7,34 @@ use cudarc::driver::result::stream::StreamKind;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A retained primary context, current in the thread that retained it.
-pub(super) struct Context(sys::CUdevice);
-
-impl Context {
-    pub(super) fn retain(device: sys::CUdevice) -> Result<Context, DriverError> {
-        // SAFETY: the device comes from the driver.
-        let context = unsafe { result::primary_ctx::retain(device) }?;
-        let retained = Context(device);
-        // SAFETY: just retained.
-        unsafe { result::ctx::set_current(context) }?;
-        Ok(retained)
-    }
+/// Makes the primary context of a device current in this thread.
+///
+/// It is retained when the first one asks for it, and never released: cuBLASLt and cuDNN load code into it, which they
+/// believe to be there for as long as the process lives, whatever is opened and closed in between.
+pub(super) fn enter_primary_context(device: sys::CUdevice) -> Result<(), DriverError> {
+    static RETAINED: Mutex<Vec<(sys::CUdevice, Current)>> = Mutex::new(Vec::new());
+    let mut retained = RETAINED.lock().expect("nobody panics over it");
+    let known = retained.iter().find(|(of, _)| *of == device);
+    let context = match known {
+        Some((_, context)) => *context,
+        None => {
+            // SAFETY: the device comes from the driver.
+            let context = Current(unsafe { result::primary_ctx::retain(device) }?);
+            retained.push((device, context));
+            context
+        }
+    };
+    context.set()
 }
 
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained once, in `retain`; whoever owns it drops what uses it before.
-        let _ = unsafe { result::primary_ctx::release(self.0) };
-    }
-}
-
-/// The context of a thread, for another one.
+/// A primary context, for any thread.
 #[derive(Clone, Copy)]
 pub(super) struct Current(sys::CUcontext);
 
-// SAFETY: a context may be current in several threads; its device outlives those of its workers.
+// SAFETY: a context may be current in several threads, and is never released.
 unsafe impl Send for Current {}
 
 impl Current {
@@ -46,7 +46,7 @@ impl Current {
 
     /// Makes it the context of this thread.
     pub(super) fn set(self) -> Result<(), DriverError> {
-        // SAFETY: retained for as long as workers run.
+        // SAFETY: retained for as long as the process lives.
         unsafe { result::ctx::set_current(self.0) }
     }
 }

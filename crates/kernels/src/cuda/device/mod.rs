@@ -22,6 +22,7 @@ mod modules;
 mod numa;
 mod problem;
 mod products;
+mod random_data;
 mod rehearsal;
 mod staging;
 mod streams;
@@ -36,13 +37,13 @@ pub use facts::{DeviceFacts, capability, device_count, pci_bus_id};
 pub use library::LoadedLibrary;
 pub use modules::carried;
 pub use rehearsal::Rehearsal;
+pub use streams::separate_connections;
 pub use survey::CopyRates;
 
 use crate::{KernelError, Queue};
 use blocks::Pool;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use handles::Context;
 use memory::DeviceBytes;
 use modules::Modules;
 use products::Products;
@@ -65,12 +66,11 @@ pub struct CudaDevice {
     algorithms: OnceCell<Rc<Algorithms>>,
     /// Calls of a section are kept back: what goes into the stream now would come before them.
     keeps_back: Cell<bool>,
-    // Dropped in this order; the context, with the modules in it, goes last.
+    // Dropped in this order: what is under way goes before the code that it runs.
     stamps: Stamps,
     pool: Pool,
     streams: Streams,
     modules: Modules,
-    _context: Context,
 }
 
 /// Looks for cuBLASLt, without a GPU.
@@ -104,7 +104,7 @@ impl CudaDevice {
         )?;
         Products::look_for_library()?;
         LoadedLibrary::look_up().check(facts.driver_version)?;
-        let context = Context::retain(device).map_err(refused)?;
+        handles::enter_primary_context(device).map_err(refused)?;
         let streams = Streams::new().map_err(refused)?;
         let pool = Pool::new(device, streams.of(Queue::Compute)).map_err(refused)?;
         let modules = Modules::new(facts.capability);
@@ -119,7 +119,6 @@ impl CudaDevice {
             pool,
             streams,
             modules,
-            _context: context,
         }))
     }
 

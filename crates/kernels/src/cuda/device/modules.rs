@@ -67,6 +67,9 @@ pub fn carried() -> Vec<String> {
     carried
 }
 
+/// The share of a multiprocessor's memory that shared memory may have, where blocks ask for more of it than by default.
+const CARVEOUT_PERCENT: i32 = 100;
+
 /// A loaded kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Function {
@@ -75,8 +78,8 @@ pub(super) struct Function {
     shared_bytes_max: u32,
 }
 
-/// Modules of the current context, one a source, and their functions: loaded when first used, unloaded with the
-/// context.
+/// Modules of the current context, one a source, and their functions: loaded when first used, unloaded when this is
+/// dropped.
 pub(super) struct Modules {
     /// The compute capability of the context's GPU, which decides what of a source is loaded.
     capability: (i32, i32),
@@ -125,7 +128,7 @@ impl Modules {
         let module = self.module(kernel)?;
         let name = CString::new(kernel.name).expect("the name of a kernel holds no zero");
         let refused = |error| error::of_driver(kernel.name, error);
-        // SAFETY: modules are never unloaded while the context lives.
+        // SAFETY: modules are unloaded when `self` is dropped.
         let handle = unsafe { result::module::get_function(module, name) }.map_err(refused)?;
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function has just been found.
@@ -159,18 +162,32 @@ impl Modules {
     }
 }
 
+impl Drop for Modules {
+    fn drop(&mut self) {
+        for module in self.modules.get_mut().values() {
+            // A failure here is one of earlier work, and was told there.
+            // SAFETY: loaded by `module`; nothing runs any more, and the functions go with this.
+            let _ = unsafe { result::module::unload(*module) };
+        }
+    }
+}
+
 impl Function {
-    /// Asks for more dynamic shared memory than a block has by default, 48 KiB less what is static.
+    /// Asks for more dynamic shared memory than a block has by default, 48 KiB less what is static, and for all of a
+    /// multiprocessor's memory that shared memory may have: else the driver may split it so that one block fits where two would.
     fn allow_shared(&mut self, kernel: Kernel, shared_bytes: u32) -> Result<(), KernelError> {
         if shared_bytes <= self.shared_bytes_max {
             return Ok(());
         }
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function's module is never unloaded while the context lives.
-        let set = unsafe {
-            result::function::set_function_attribute(self.handle, attribute, shared_bytes as i32)
+        use sys::CUfunction_attribute as Attribute;
+        let set = |attribute, value| {
+            // SAFETY: the function's module is loaded as long as the function is known.
+            unsafe { result::function::set_function_attribute(self.handle, attribute, value) }
         };
-        set.map_err(|error| {
+        let bytes = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let share = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        let allowed = set(bytes, shared_bytes as i32).and_then(|()| set(share, CARVEOUT_PERCENT));
+        allowed.map_err(|error| {
             let message = format!(
                 "{shared_bytes} bytes of shared memory are more than a block has on this GPU ({})",
                 error::name(error)

@@ -40,8 +40,25 @@ pub(super) struct Streams {
 /// The queues that are streams: the first ones.
 const STREAMS: usize = 5;
 
-/// The streams that take part in a section beside the computation's.
-const BESIDE: [Queue; 3] = [Queue::Update, Queue::Upload, Queue::Download];
+/// The streams that take part in a section beside the computation's: all others.
+fn beside() -> impl Iterator<Item = Queue> {
+    let streams = Queue::ALL[..STREAMS].iter().copied();
+    streams.filter(|queue| *queue != Queue::Compute)
+}
+
+/// Lets every stream reach the GPU by a connection of its own, unless the environment says how many there are: of the 8 that
+/// are the default, streams share some, and what waits in one stream then holds up what follows in another. The driver reads it
+/// when it starts.
+///
+/// # Safety
+/// No other thread of this process runs.
+pub unsafe fn separate_connections() {
+    const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(NAME).is_none() {
+        // SAFETY: the caller's promise.
+        unsafe { std::env::set_var(NAME, "32") };
+    }
+}
 
 /// How long a thread leaves an event alone that has not come: a hundredth of what a read or write takes.
 const POLL: Duration = Duration::from_micros(50);
@@ -293,16 +310,12 @@ impl Streams {
 
     /// Has the computation wait for all streams beside it.
     pub(super) fn gather(&self) -> Result<(), DriverError> {
-        BESIDE
-            .into_iter()
-            .try_for_each(|queue| self.order(queue, Queue::Compute))
+        beside().try_for_each(|queue| self.order(queue, Queue::Compute))
     }
 
     /// Has all streams beside the computation wait for it.
     pub(super) fn fork(&self) -> Result<(), DriverError> {
-        BESIDE
-            .into_iter()
-            .try_for_each(|queue| self.order(Queue::Compute, queue))
+        beside().try_for_each(|queue| self.order(Queue::Compute, queue))
     }
 
     /// Has a stream wait for the present end of another. What waits does so for where the event is now, so that it can be

@@ -4,6 +4,7 @@ use super::algorithms::{TunedProduct, Words};
 use super::block::Block;
 use super::problem::{Pointers, Problem};
 use super::products::Plan;
+use super::random_data::RandomData;
 use super::rehearsal::{Operands, distinct};
 use super::{CudaDriver, error};
 use crate::KernelError;
@@ -27,8 +28,8 @@ const GAIN_MIN: f64 = 0.01;
 impl Cuda<CudaDriver> {
     /// Measures the algorithms of each of `products`, once for those that are the same problem, and tells the fastest.
     ///
-    /// Operands are zeros, in a block as a rehearsal has it: no larger than what a run holds when it computes the product.
-    /// Before each time that is taken the whole block is cleared, so that no cache holds the operands of the time before.
+    /// Operands are random numbers, in a block as a rehearsal has it: no larger than what a run holds when it computes the
+    /// product. Before each time that is taken the whole block is filled, so that no cache holds the operands of the time before.
     ///
     /// # Errors
     /// [`crate::Fault::DeviceFull`] where memory is short; else as the products.
@@ -40,15 +41,13 @@ impl Cuda<CudaDriver> {
             return Ok(Vec::new());
         };
         let block = Block::new(device, OPERATION, Space::Device, bytes)?;
-        let clear = || {
-            // SAFETY: the block is alive, and nothing but this stream uses it.
-            let cleared = unsafe { device.set(block.pointer(), 0, bytes as usize) };
-            cleared.map_err(|error| error::of_driver(OPERATION, error))
-        };
+        let data = RandomData::new();
+        // SAFETY: the block is alive, and nothing but this stream uses it.
+        let fill = || unsafe { data.fill(&self.driver, block.pointer(), bytes) };
         let tune = |gemm: &Gemm| {
             let gemm = Operands::of(gemm).placed(gemm, block.pointer());
             // SAFETY: the block covers the operands; nothing but this stream uses block and workspace.
-            unsafe { self.fastest(&gemm, &clear) }
+            unsafe { self.fastest(&gemm, &fill) }
         };
         let tuned = products.iter().map(tune).collect();
         let done = device.synchronize();
@@ -61,7 +60,7 @@ impl Cuda<CudaDriver> {
     unsafe fn fastest(
         &self,
         gemm: &Gemm,
-        clear: &dyn Fn() -> Result<(), KernelError>,
+        fill: &dyn Fn() -> Result<(), KernelError>,
     ) -> Result<TunedProduct, KernelError> {
         let (problem, pointers) = Problem::new(gemm)?;
         let (handle, workspace) = (self.driver.products.handle, self.workspace());
@@ -76,7 +75,7 @@ impl Cuda<CudaDriver> {
                 let Some(best) = times[place] else {
                     continue;
                 };
-                clear()?;
+                fill()?;
                 plan.algorithm = *algorithm;
                 // SAFETY: the caller's promise.
                 times[place] = match unsafe { self.time(&plan, pointers, gemm) } {

@@ -10,8 +10,8 @@ use super::contract::{Contract, Operand, reads, writes};
 use memory::{DType, In, Out};
 
 /// Causal attention with stored probabilities. `q [b * s, heads * d]`, `k`, `v [b * s, kv_heads * d]`; `out` like `q`;
-/// `probs [b, heads, s, s]`, zero above the diagonal and not dropped. Either output may be left out. `scratch` is f32 of
-/// [`Attention::scratch_elements`].
+/// `probs [b, heads, s, s]`, zero for keys that a query does not see and not dropped. Either output may be left out.
+/// `scratch` is f32 of [`Attention::scratch_elements`].
 pub struct Attention<'a> {
     pub out: Option<Out<'a>>,
     pub probs: Option<Out<'a>>,
@@ -51,9 +51,27 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// The most keys that a query sees, its own included: those up to itself (sliding-window attention, Beltagy et al.
+    /// 2020). None: all up to itself.
+    pub window: Option<usize>,
 }
 
 impl AttentionShape {
+    /// The most keys that a query of a whole sequence sees: the window, or all of a shorter sequence.
+    pub fn reach(&self) -> usize {
+        self.window.unwrap_or(self.seq).min(self.seq)
+    }
+
+    /// Whether some query does not see all keys up to itself.
+    pub fn is_windowed(&self) -> bool {
+        self.reach() < self.seq
+    }
+
+    /// The first key in the window of a query.
+    pub fn first_in_window(&self, query: usize) -> usize {
+        (query + 1).saturating_sub(self.reach())
+    }
+
     /// Query heads served by one key-value head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -69,15 +87,21 @@ impl AttentionShape {
         [self.batch, self.heads, self.seq, self.seq]
     }
 
-    /// Multiplications of `products` products of all scores with a head, without regard to causality.
+    /// Multiplications of `products` products of all scores with a head, without regard to causality: twice those of the
+    /// keys up to the query. Of a window of `w` keys that is `w (2 s - w)` scores instead of `s s`.
     pub(super) fn multiplications(&self, products: usize) -> usize {
-        products * self.probs().iter().product::<usize>() * self.head_dim
+        self.multiplications_of_a_column(products) * (2 * self.seq - self.reach())
     }
 
-    /// Operations of as many multiplications, where only those below the diagonal are needed: of each row of `seq`,
-    /// (seq + 1) / 2 on average. As a sum, since the product would pass 2^64 where sequences are long.
-    pub(super) fn causal_flops(&self, multiplications: usize) -> u64 {
-        (multiplications + multiplications / self.seq) as u64
+    /// The operations of these products that are needed: of `s` queries that see up to `w` keys, `w s - w (w - 1) / 2`
+    /// scores. As a sum, since the product would pass 2^64 where sequences are long.
+    pub(super) fn needed_flops(&self, products: usize) -> u64 {
+        (self.multiplications(products) + self.multiplications_of_a_column(products)) as u64
+    }
+
+    /// Multiplications of as many scores as a query has keys, in every head.
+    fn multiplications_of_a_column(&self, products: usize) -> usize {
+        products * self.batch * self.heads * self.reach() * self.head_dim
     }
 
     /// Shapes of `q`, which comes first, and what is like it, and of what is like k.
@@ -91,6 +115,9 @@ impl AttentionShape {
         check.that(kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
             format!("{heads} heads do not divide into {kv_heads} groups")
         })?;
+        check.that(self.window != Some(0), || {
+            "a window of no keys leaves a query without any".into()
+        })?;
         let (q, dtype) = (like_q[0], like_q[0].1.view().dtype());
         check.real_type(q.0, q.1)?;
         for (tensors, heads) in [(like_q, heads), (like_k, kv_heads)] {
@@ -100,6 +127,12 @@ impl AttentionShape {
             }
         }
         Ok(())
+    }
+}
+
+impl Attention<'_> {
+    fn products(&self) -> usize {
+        1 + usize::from(self.out.is_some())
     }
 }
 
@@ -126,12 +159,11 @@ impl Contract for Attention<'_> {
     }
 
     fn multiplications(&self) -> usize {
-        let products = 1 + usize::from(self.out.is_some());
-        self.shape.multiplications(products)
+        self.shape.multiplications(self.products())
     }
 
     fn flops(&self) -> u64 {
-        self.shape.causal_flops(self.multiplications())
+        self.shape.needed_flops(self.products())
     }
 }
 
@@ -167,6 +199,36 @@ impl Contract for AttentionBackward<'_> {
     }
 
     fn flops(&self) -> u64 {
-        self.shape.causal_flops(self.multiplications())
+        self.shape.needed_flops(4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where as many pairs of queries and keys are counted one by one.
+    #[test]
+    fn a_window_needs_as_many_scores_as_it_leaves() {
+        for window in [None, Some(1), Some(3), Some(10), Some(11), Some(usize::MAX)] {
+            let shape = AttentionShape {
+                batch: 2,
+                seq: 10,
+                heads: 6,
+                kv_heads: 3,
+                head_dim: 4,
+                window,
+            };
+            let seen = |query| query + 1 - shape.first_in_window(query);
+            let pairs: usize = (0..10).map(seen).sum();
+            let of_window = window.map_or(55, |window| match window {
+                1 => 10,
+                3 => 27,
+                _ => 55,
+            });
+            assert_eq!(pairs, of_window, "{window:?}");
+            // Two operations a multiplication, in each of 5 products, 12 heads of 4.
+            assert_eq!(shape.needed_flops(5), 2 * 5 * 12 * 4 * pairs as u64);
+        }
     }
 }

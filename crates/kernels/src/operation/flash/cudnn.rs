@@ -89,6 +89,7 @@ impl FlashAttentionBackward<'_> {
 impl AttentionShape {
     /// Why cuDNN does not compute attention of this shape and type without documents and dropout; none: it does.
     ///
+    /// Its graphs here have a causal mask and no other: queries that see a window of keys are left to our own kernels.
     /// Its kernels are for heads of whole 16-byte pieces. For queries that see one key alone there is no backward pass, and
     /// forward there are reports of wrong results (cudnn-frontend, issue 1072).
     pub fn cudnn_misfit(&self, target: Target, dtype: DType) -> Option<String> {
@@ -99,6 +100,10 @@ impl AttentionShape {
             () if dtype != DType::BF16 => misfit(format!("computes in bf16, not {dtype:?}")),
             () if !head_dim.is_multiple_of(8) || !(8..=128).contains(&head_dim) => misfit(format!(
                 "takes heads that are a multiple of 8 wide, up to 128, not {head_dim}"
+            )),
+            () if self.is_windowed() => misfit(format!(
+                "has no sliding window here, and queries see {} of {seq} keys",
+                self.reach()
             )),
             () if seq < 2 => misfit(format!("takes sequences of two tokens or more, not {seq}")),
             () => None,
@@ -116,6 +121,7 @@ mod tests {
         heads: 8,
         kv_heads: 2,
         head_dim: 64,
+        window: None,
     };
 
     #[test]
@@ -171,10 +177,16 @@ mod tests {
             ..SHAPE
         };
         let one = AttentionShape { seq: 1, ..SHAPE };
+        let windowed = |window| AttentionShape {
+            window: Some(window),
+            ..SHAPE
+        };
+        assert_eq!(misfit(windowed(1000)), None);
         for (misfit, word) in [
             (misfit(wide), "not 136"),
             (misfit(odd), "not 100"),
             (misfit(one), "two tokens"),
+            (misfit(windowed(999)), "999 of 1000 keys"),
             (SHAPE.cudnn_misfit(Target::Cuda, DType::F32), "bf16"),
             (SHAPE.cudnn_misfit(Target::Cpu, DType::BF16), "CUDA device"),
         ] {

@@ -51,7 +51,8 @@ pub struct FlashAttentionBackward<'a> {
 #[derive(Clone, Copy, Default)]
 pub struct FlashOptions<'a> {
     /// `[b, s]` i32: for each token the position, within its row, of the first token of its document, at or before the
-    /// token itself. A query sees keys from there up to itself, so several documents can be packed in one row.
+    /// token itself. A query sees keys from there up to itself, so several documents can be packed in one row. A window
+    /// hides more of them.
     pub documents: Option<In<'a>>,
     /// Drops attention probabilities.
     pub dropout: Option<Dropout<'a>>,
@@ -82,6 +83,15 @@ fn statistics(shape: AttentionShape) -> [usize; 3] {
     [shape.batch, shape.heads, shape.seq]
 }
 
+impl FlashAttention<'_> {
+    fn products(&self) -> usize {
+        1 + usize::from(self.out.is_some())
+    }
+}
+
+/// Those of `AttentionBackward`, and the scores once more.
+const BACKWARD_PRODUCTS: usize = 5;
+
 impl Contract for FlashAttention<'_> {
     fn name(&self) -> &'static str {
         "flash_attention"
@@ -111,12 +121,11 @@ impl Contract for FlashAttention<'_> {
     }
 
     fn multiplications(&self) -> usize {
-        let products = 1 + usize::from(self.out.is_some());
-        self.shape.multiplications(products)
+        self.shape.multiplications(self.products())
     }
 
     fn flops(&self) -> u64 {
-        self.shape.causal_flops(self.multiplications())
+        self.shape.needed_flops(self.products())
     }
 }
 
@@ -156,11 +165,10 @@ impl Contract for FlashAttentionBackward<'_> {
     }
 
     fn multiplications(&self) -> usize {
-        // Those of `AttentionBackward`, and the scores once more.
-        self.shape.multiplications(5)
+        self.shape.multiplications(BACKWARD_PRODUCTS)
     }
 
     fn flops(&self) -> u64 {
-        self.shape.causal_flops(self.multiplications())
+        self.shape.needed_flops(BACKWARD_PRODUCTS)
     }
 }

@@ -120,6 +120,7 @@ mod tests {
         heads: 8,
         kv_heads: 2,
         head_dim: 64,
+        window: None,
     };
 
     /// Forward and backward.
@@ -163,6 +164,7 @@ mod tests {
                 heads,
                 kv_heads,
                 head_dim: 128,
+                window: None,
             };
             for dtype in [DType::F32, DType::BF16] {
                 assert_eq!(cuda_parts(shape, dtype), parts, "{shape:?}");

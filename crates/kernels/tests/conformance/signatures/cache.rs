@@ -52,6 +52,7 @@ pub fn signatures(dtype: DType) -> [Signature; 2] {
                     heads: 4,
                     kv_heads: 2,
                     head_dim: 6,
+                    window: None,
                 },
             })
         },

@@ -1,66 +1,143 @@
-//! Plans are made and run once before memory is reserved, like products: building one takes half a second, and what it loads
-//! may find no room later.
+//! Plans are made and run before memory is reserved, like products: building one takes half a second, and what it loads may
+//! find no room later. Each is run several times: whether sums keep their order shows where there are as many blocks as in a step.
 
+use super::library::CudnnVersion;
 use crate::cuda::device::block::Block;
 use crate::cuda::device::error;
+use crate::cuda::device::random_data::RandomData;
 use crate::cuda::device::rehearsal::blamed_on_memory;
 use crate::cuda::{
-    AttentionTensors, BackwardTensors, Cuda, CudaDriver, Driver, LibraryAttention, Workspace,
+    AttentionPass, AttentionTensors, BackwardTensors, Cuda, CudaDriver, Driver, LibraryAttention,
+    Workspace, cudnn_workspace_bytes,
 };
 use crate::{AttentionShape, KernelError};
 use memory::{Space, round_up};
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hasher};
+
+/// How often each attention is computed.
+const REPEATS: usize = 4;
+
+/// Bytes of a result that are looked at at a time.
+const PIECE_BYTES: usize = 4 << 20;
 
 impl Cuda<CudaDriver> {
-    /// Runs each of `attentions` once, on zeros in a block of its own, which goes back to the driver. Says how many differ.
+    /// Runs each of `attentions` several times, on random data in a block of its own, which goes back to the driver. Says how
+    /// many differ.
     ///
     /// # Errors
-    /// [`crate::Fault::DeviceFull`] where memory is short; else as attention.
+    /// [`crate::Fault::DeviceFull`] where memory is short; [`KernelError`] where the same data gives other bits, else as
+    /// attention.
     pub fn rehearse_attention(
         &self,
         attentions: &[LibraryAttention],
     ) -> Result<usize, KernelError> {
-        let mut seen = HashSet::new();
-        let is_new =
-            |attention: &&LibraryAttention| seen.insert((attention.shape, attention.pass()));
-        let distinct: Vec<_> = attentions.iter().filter(is_new).collect();
-        let device = &self.driver.device;
-        let mut rehearsed = distinct.iter().map(|attention| self.attend_once(attention));
-        let rehearsed = rehearsed.try_for_each(|attention| attention);
-        let trimmed = device.trim();
-        trimmed.map_err(|error| error::of_driver("rehearsal", error))?;
-        rehearsed.map(|()| distinct.len())
+        let passes = attentions
+            .iter()
+            .map(|attention| (attention.shape, attention.pass()));
+        let distinct: HashSet<_> = passes.collect();
+        match self.varying_attention(distinct.iter().copied())? {
+            None => Ok(distinct.len()),
+            Some(varies) => {
+                let message = format!("{varies}: take --attention flash");
+                Err(KernelError::device("rehearsal", message))
+            }
+        }
     }
 
-    fn attend_once(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
-        let device = &self.driver.device;
-        let bytes = Places::of(attention, std::ptr::null_mut()).used;
-        let block = Block::new(device, "rehearsal", Space::Device, bytes)?;
-        let placed = Places::of(attention, block.pointer()).attention;
-        // SAFETY: the block covers all tensors and the workspace; nothing but this stream uses it.
-        let attended = unsafe { self.driver.attention(&placed) };
-        // Judged while the block is there.
-        attended.map_err(|error| blamed_on_memory(device, error))?;
-        let done = device.synchronize();
-        done.map_err(|error| error::of_driver("rehearsal", error))
+    /// What is to be said of the first of these that gives other bits for the same data; none if all of them repeat theirs.
+    pub(super) fn varying_attention(
+        &self,
+        passes: impl IntoIterator<Item = (AttentionShape, AttentionPass)>,
+    ) -> Result<Option<String>, KernelError> {
+        let data = RandomData::new();
+        let mut passes = passes.into_iter();
+        let varying = passes.find_map(|(shape, pass)| match self.repeats(shape, pass, &data) {
+            Ok(true) => None,
+            Ok(false) => Some(Ok(varies(shape))),
+            Err(error) => Some(Err(error)),
+        });
+        let trimmed = self.driver.device.trim();
+        trimmed.map_err(|error| error::of_driver("rehearsal", error))?;
+        varying.transpose()
     }
+
+    /// Whether an attention gives the same bits each time.
+    fn repeats(
+        &self,
+        shape: AttentionShape,
+        pass: AttentionPass,
+        data: &RandomData,
+    ) -> Result<bool, KernelError> {
+        let device = &self.driver.device;
+        let bytes = Places::of(shape, pass, std::ptr::null_mut()).used;
+        let block = Block::new(device, "rehearsal", Space::Device, bytes)?;
+        let placed = Places::of(shape, pass, block.pointer());
+        // SAFETY: the block has as many bytes; nothing but this stream uses it.
+        unsafe { data.fill(&self.driver, block.pointer(), bytes) }?;
+        let mut first = None;
+        for _ in 0..REPEATS {
+            // SAFETY: the block covers all tensors and the workspace; nothing but this stream uses it.
+            let attended = unsafe { self.driver.attention(&placed.attention) };
+            // Judged while the block is there.
+            attended.map_err(|error| blamed_on_memory(device, error))?;
+            let bits = self.bits_of(&placed.written)?;
+            if *first.get_or_insert(bits) != bits {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Tells results apart by their bits.
+    fn bits_of(&self, results: &[(*const u8, usize)]) -> Result<u64, KernelError> {
+        let mut bits = DefaultHasher::new();
+        let mut piece = Vec::new();
+        for (start, bytes) in results {
+            for from in (0..*bytes).step_by(PIECE_BYTES) {
+                piece.resize(PIECE_BYTES.min(bytes - from), 0);
+                // SAFETY: a part of a result, within its block.
+                unsafe { self.driver.copy_to_host(&mut piece, start.add(from)) }?;
+                bits.write(&piece);
+            }
+        }
+        Ok(bits.finish())
+    }
+}
+
+/// What is said of an attention that does not repeat itself.
+fn varies(shape: AttentionShape) -> String {
+    let version = CudnnVersion::look_up().map_or(String::new(), |version| format!(" {version}"));
+    let AttentionShape {
+        batch,
+        seq,
+        heads,
+        head_dim,
+        ..
+    } = shape;
+    format!(
+        "cuDNN{version} gives other bits from time to time for {batch} x {seq} tokens with {heads} heads of {head_dim}"
+    )
 }
 
 /// An attention whose tensors lie one after the other.
 struct Places {
     attention: LibraryAttention,
+    /// Results, with their bytes.
+    written: Vec<(*const u8, usize)>,
     used: u64,
 }
 
 impl Places {
-    fn of(attention: &LibraryAttention, start: *mut u8) -> Places {
+    fn of(shape: AttentionShape, pass: AttentionPass, start: *mut u8) -> Places {
         let AttentionShape {
             batch,
             seq,
             heads,
             kv_heads,
             head_dim,
-        } = attention.shape;
+            ..
+        } = shape;
         let rows = batch * seq;
         let (q, k) = (2 * rows * heads * head_dim, 2 * rows * kv_heads * head_dim);
         let (of_rows, sums) = (4 * rows * heads, 2 * q);
@@ -70,39 +147,50 @@ impl Places {
             used += round_up(bytes as u64);
             at
         };
-        let tensors = match attention.tensors {
-            AttentionTensors::Forward { .. } => AttentionTensors::Forward {
-                q: place(q),
-                k: place(k),
-                v: place(k),
-                out: place(q),
-                lse: place(of_rows),
-            },
-            AttentionTensors::Backward(_) => AttentionTensors::Backward(BackwardTensors {
-                q: place(q),
-                k: place(k),
-                v: place(k),
-                out: place(q),
-                lse: place(of_rows),
-                dout: place(q),
-                dq: place(q),
-                dk: place(k),
-                dv: place(k),
-                dq_sums: place(sums),
-                row_sums: place(of_rows),
-            }),
+        let inputs = [place(q), place(k), place(k)];
+        let (out, lse) = (place(q), place(of_rows));
+        let ([q_at, k_at, v_at], forward) = (inputs, vec![(out, q), (lse, of_rows)]);
+        let (tensors, written) = match pass {
+            AttentionPass::Forward => {
+                let tensors = AttentionTensors::Forward {
+                    q: q_at,
+                    k: k_at,
+                    v: v_at,
+                    out,
+                    lse,
+                };
+                (tensors, forward)
+            }
+            AttentionPass::Backward => {
+                let [dq, dk, dv] = [q, k, k].map(&mut place);
+                let tensors = AttentionTensors::Backward(BackwardTensors {
+                    q: q_at,
+                    k: k_at,
+                    v: v_at,
+                    out,
+                    lse,
+                    dout: place(q),
+                    dq,
+                    dk,
+                    dv,
+                    dq_sums: place(sums),
+                    row_sums: place(of_rows),
+                });
+                (tensors, vec![(dq, q), (dk, k), (dv, k)])
+            }
         };
-        let bytes = attention.workspace.bytes;
+        let bytes = cudnn_workspace_bytes(shape, pass);
         let workspace = Workspace {
             pointer: place(bytes),
             bytes,
         };
         Places {
             attention: LibraryAttention {
+                shape,
                 tensors,
                 workspace,
-                ..*attention
             },
+            written,
             used,
         }
     }

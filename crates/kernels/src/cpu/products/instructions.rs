@@ -1,0 +1,121 @@
+//! Which instructions multiply bf16.
+
+use super::tiles::Job;
+use super::vectors::{Baseline, WithAvx2, WithAvx512, WithAvx512Bf16};
+
+/// Instructions that multiply matrices of bf16, best first. All sum in the same order, so all give the same bits,
+/// as long as no product or sum is smaller than the least normal f32 (1.2e-38), which the first two take for zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Instructions {
+    /// Intel's matrix extension: tiles of 16 rows by 32.
+    Amx,
+    /// AVX-512 with products of pairs of bf16 (Intel since Cooper Lake, AMD since Zen 4).
+    Avx512Bf16,
+    /// AVX-512, on operands widened to f32.
+    Avx512,
+    /// AVX2 and fused multiplication, on operands widened to f32.
+    Avx2,
+    /// What every processor has, on operands widened to f32.
+    Baseline,
+}
+
+impl Instructions {
+    /// All, best first.
+    pub const ALL: [Instructions; 5] = [
+        Instructions::Amx,
+        Instructions::Avx512Bf16,
+        Instructions::Avx512,
+        Instructions::Avx2,
+        Instructions::Baseline,
+    ];
+
+    /// The best that this processor has.
+    pub fn best() -> Instructions {
+        let mut all = Instructions::ALL.into_iter();
+        all.find(|instructions| instructions.are_here())
+            .expect("every processor has the baseline")
+    }
+
+    /// Whether this processor has them, and the operating system lets this process use them.
+    pub fn are_here(self) -> bool {
+        match self {
+            Instructions::Amx => detection::has_amx(),
+            Instructions::Avx512Bf16 => detection::has_avx512_bf16(),
+            Instructions::Avx512 => detection::has_avx512(),
+            Instructions::Avx2 => detection::has_avx2(),
+            Instructions::Baseline => true,
+        }
+    }
+
+    /// Those that take what is no bf16: these, or the best that widen.
+    pub(super) fn widening(self) -> Instructions {
+        match self {
+            Instructions::Amx | Instructions::Avx512Bf16 => Instructions::Avx512,
+            others => others,
+        }
+    }
+
+    /// Runs a job that was compiled for these instructions.
+    pub(super) fn run(self, job: impl Job) {
+        debug_assert!(self.are_here());
+        match self {
+            // SAFETY: whoever made `Cpu` with these instructions saw to it that they are here.
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Instructions::Amx => unsafe { super::amx::run(job) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512Bf16 => unsafe { WithAvx512Bf16::run(job) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe { WithAvx512::run(job) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { WithAvx2::run(job) },
+            _ => job.run::<Baseline>(),
+        }
+    }
+}
+
+/// What the processor and its operating system offer.
+#[cfg(target_arch = "x86_64")]
+mod detection {
+    pub(super) use crate::cpu::simd::has_avx512;
+    use std::arch::is_x86_feature_detected;
+
+    pub(super) fn has_avx2() -> bool {
+        crate::cpu::simd::has_avx2() && is_x86_feature_detected!("fma")
+    }
+
+    pub(super) fn has_avx512_bf16() -> bool {
+        has_avx512() && is_x86_feature_detected!("avx512bf16")
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(super) fn has_amx() -> bool {
+        has_avx512() && super::super::amx::is_permitted()
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn has_amx() -> bool {
+        false
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod detection {
+    pub(super) fn has_amx() -> bool {
+        false
+    }
+
+    pub(super) fn has_avx512_bf16() -> bool {
+        false
+    }
+
+    pub(super) fn has_avx512() -> bool {
+        false
+    }
+
+    pub(super) fn has_avx2() -> bool {
+        false
+    }
+}

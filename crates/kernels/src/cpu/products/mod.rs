@@ -1,0 +1,393 @@
+//! Products with bf16 in them, by the best instructions that the processor has.
+//!
+//! One operand is the left one: AMX reads its tiles where they lie. The other is packed into the workspace, at most
+//! [`RIGHT_PANELS`] panels of 16 columns at a time, by all threads. Then each thread takes strips of 32 rows of the left
+//! operand, packs what cannot be read in place on its stack, multiplies it by all panels, and stores the sums. Which
+//! operand is the left one, and how large blocks are, changes no bit: see [`tiles`].
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+mod instructions;
+mod multiply;
+mod pack;
+mod store;
+mod tiles;
+mod vectors;
+mod words;
+
+use super::Shared;
+use memory::{DType, In, Out};
+use pack::{Operand, PackRight, Part, Side, pack};
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use store::Output;
+use tiles::{DEPTH, Job, Left, Right, SIDE, STRIP_TILES, Square, Tiles};
+
+pub use instructions::Instructions;
+pub(super) use store::Added;
+
+/// Squares of the workspace.
+const WORKSPACE: usize = crate::workspace::CPU_WORKSPACE / (SIDE * SIDE);
+
+/// Panels of the right operand that are packed at a time.
+const RIGHT_PANELS: usize = 32;
+
+/// Rows of a strip.
+const STRIP: usize = STRIP_TILES * SIDE;
+
+/// Blocks of the depth for which a strip is multiplied by all panels: its part of them stays in the first-level cache.
+const LEFT_BLOCKS: usize = 16;
+
+/// Products below this many multiplications are left to the calling thread.
+const SMALL: usize = 1 << 14;
+
+/// `out = init + a b + bias`, where not all are f32.
+pub(super) fn multiply(
+    out: Out,
+    [a, b]: [In; 2],
+    added: Added,
+    workspace: &mut [f32],
+    instructions: Instructions,
+) {
+    let (m, k, n) = (a.dims()[0], a.dims()[1], b.dims()[1]);
+    if m * n == 0 {
+        return;
+    }
+    let are_bf16 = [a.dtype(), b.dtype()] == [DType::BF16; 2];
+    let instructions = match are_bf16 {
+        true => instructions,
+        false => instructions.widening(),
+    };
+    let [rows, columns] = [a, b.t()].map(Operand::of);
+    // The larger operand is worth reading in place.
+    let is_turned = match (rows.has_contiguous_rows(), columns.has_contiguous_rows()) {
+        (true, false) => false,
+        (false, true) => true,
+        _ => n > m,
+    };
+    let (left, right) = match is_turned {
+        false => (rows, columns),
+        true => (columns, rows),
+    };
+    let product = Product {
+        left,
+        right,
+        depth: k,
+        out: Output::new(out, added, is_turned),
+        instructions,
+        is_parallel: m * k * n >= SMALL,
+        workspace: Shared(workspace.as_mut_ptr().cast()),
+    };
+    assert!(workspace.len() >= WORKSPACE * SIDE * SIDE);
+    product.run();
+}
+
+/// A product, its operands by rows.
+struct Product<'a> {
+    left: Operand,
+    right: Operand,
+    depth: usize,
+    out: Output<'a>,
+    instructions: Instructions,
+    is_parallel: bool,
+    workspace: Shared<Square>,
+}
+
+/// How a product is cut: panels of the right operand, strips of the left one, blocks of the depth.
+#[derive(Debug, PartialEq)]
+struct Cut {
+    panels: usize,
+    strips: usize,
+    blocks: usize,
+}
+
+impl Cut {
+    /// Panels of a whole depth, if a fair number fits; then sums need not be kept. Else half of the workspace is for sums.
+    fn new(panels: usize, strips: usize, blocks: usize, squares: usize) -> Cut {
+        let fit = WORKSPACE / (blocks * squares).max(1);
+        let enough = RIGHT_PANELS.min(panels);
+        if fit >= enough.div_ceil(2) {
+            return Cut {
+                panels: fit.min(enough),
+                strips,
+                blocks,
+            };
+        }
+        Cut {
+            panels: enough,
+            strips: WORKSPACE / 2 / kept_squares(enough),
+            blocks: WORKSPACE / 2 / (enough * squares),
+        }
+    }
+}
+
+/// Squares of a strip's sums: a tile of sums for each of its own and each panel. A single panel may be exchanged for the
+/// strip, whose tiles are then two panels.
+fn kept_squares(panels: usize) -> usize {
+    STRIP_TILES * panels.max(STRIP_TILES)
+}
+
+/// A part of a product that is computed at once.
+struct Piece {
+    panels: Range<usize>,
+    strips: Range<usize>,
+    blocks: Range<usize>,
+    /// Blocks of the whole product.
+    all_blocks: usize,
+}
+
+impl Piece {
+    fn is_first(&self) -> bool {
+        self.blocks.start == 0
+    }
+
+    fn is_last(&self) -> bool {
+        self.blocks.end == self.all_blocks
+    }
+}
+
+impl Product<'_> {
+    fn run(&self) {
+        let squares = match self.instructions {
+            Instructions::Amx | Instructions::Avx512Bf16 => 1,
+            _ => 2,
+        };
+        let panels = self.right.rows.div_ceil(SIDE);
+        let strips = self.left.rows.div_ceil(STRIP);
+        // An empty depth is a block of zeros.
+        let blocks = self.depth.div_ceil(DEPTH).max(1);
+        let cut = Cut::new(panels, strips, blocks, squares);
+        for panels in ranges(0..panels, cut.panels) {
+            for strips in ranges(0..strips, cut.strips) {
+                for part in ranges(0..blocks, cut.blocks) {
+                    self.compute(
+                        &Piece {
+                            panels: panels.clone(),
+                            strips: strips.clone(),
+                            blocks: part,
+                            all_blocks: blocks,
+                        },
+                        squares,
+                    );
+                }
+            }
+        }
+    }
+
+    fn compute(&self, piece: &Piece, squares: usize) {
+        self.pack_right(piece, squares);
+        let panel = piece.blocks.len() * squares;
+        let right = Right {
+            pointer: self.workspace.at(0),
+            panel,
+            panels: piece.panels.len(),
+        };
+        let right = SharedRight(right);
+        self.for_each(piece.strips.clone(), |index| {
+            let right = right.get();
+            self.instructions.run(Strip {
+                product: self,
+                piece,
+                right,
+                index,
+            });
+        });
+    }
+
+    /// A task packs a panel, or a block of all panels: whatever lies side by side.
+    fn pack_right(&self, piece: &Piece, squares: usize) {
+        let (operand, panel) = (&self.right, piece.blocks.len() * squares);
+        let run = |panels: Range<usize>, blocks: Range<usize>| {
+            let skipped = (panels.start - piece.panels.start) * panel
+                + (blocks.start - piece.blocks.start) * squares;
+            self.instructions.run(PackRight {
+                operand,
+                part: self.part(operand, panels.start * SIDE..panels.end * SIDE, &blocks),
+                to: self.workspace.at(skipped),
+                panel,
+            });
+        };
+        if operand.has_contiguous_rows() {
+            self.for_each(piece.panels.clone(), |index| {
+                run(index..index + 1, piece.blocks.clone())
+            });
+        } else {
+            self.for_each(piece.blocks.clone(), |index| {
+                run(piece.panels.clone(), index..index + 1)
+            });
+        }
+    }
+
+    fn for_each(&self, range: Range<usize>, run: impl Fn(usize) + Sync + Send) {
+        match self.is_parallel {
+            true => range.into_par_iter().for_each(run),
+            false => range.for_each(run),
+        }
+    }
+
+    /// The part of an operand with some of its rows and blocks, up to where it ends.
+    fn part(&self, operand: &Operand, rows: Range<usize>, blocks: &Range<usize>) -> Part {
+        let place = blocks.start * DEPTH;
+        Part {
+            row: rows.start,
+            place,
+            rows: rows.end.min(operand.rows) - rows.start,
+            places: (blocks.end * DEPTH).min(self.depth).saturating_sub(place),
+        }
+    }
+}
+
+/// The panels of the right operand, which all threads read.
+struct SharedRight(Right);
+
+// SAFETY: while strips are multiplied nobody writes the panels.
+unsafe impl Sync for SharedRight {}
+
+impl SharedRight {
+    fn get(&self) -> Right {
+        self.0
+    }
+}
+
+/// A range in steps, the last of which may be shorter.
+fn ranges(all: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = all.end;
+    all.step_by(step)
+        .map(move |start| start..end.min(start + step))
+}
+
+/// A strip of the left operand by the packed panels of the right one.
+struct Strip<'a> {
+    product: &'a Product<'a>,
+    piece: &'a Piece,
+    right: Right,
+    index: usize,
+}
+
+/// Squares on the stack, which are written before they are read.
+#[repr(C, align(64))]
+struct Room<const N: usize>(MaybeUninit<[Square; N]>);
+
+impl<const N: usize> Room<N> {
+    #[inline(always)]
+    fn new() -> Room<N> {
+        Room(MaybeUninit::uninit())
+    }
+
+    #[inline(always)]
+    fn pointer(&mut self) -> *mut Square {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+impl Job for Strip<'_> {
+    #[inline(always)]
+    fn run<S: Tiles>(self) {
+        let Strip {
+            product,
+            piece,
+            right,
+            index,
+        } = self;
+        let is_thin = product.right.rows <= S::THIN;
+        let mut on_stack = Room::<{ STRIP_TILES * RIGHT_PANELS }>::new();
+        let mut packed = Room::<{ 2 * STRIP_TILES * LEFT_BLOCKS }>::new();
+        let sums = match piece.is_first() && piece.is_last() {
+            true => on_stack.pointer(),
+            false => product.workspace.at(self.kept_sums()),
+        };
+        for blocks in ranges(piece.blocks.clone(), LEFT_BLOCKS) {
+            // SAFETY: the room has so many blocks; the strip is in the operand, and its sums are this task's.
+            unsafe {
+                let mut left = self.left::<S>(&blocks, packed.pointer());
+                let skipped = (blocks.start - piece.blocks.start) * S::SQUARES;
+                let mut right = Right {
+                    pointer: right.pointer.wrapping_add(skipped),
+                    ..right
+                };
+                if is_thin {
+                    (left, right) = self.exchanged(left, right);
+                }
+                S::multiply(sums, left, right, blocks.len(), blocks.start == 0);
+            }
+        }
+        if piece.is_last() {
+            for (place, panel) in piece.panels.clone().enumerate() {
+                for tile in 0..STRIP_TILES {
+                    let (row, column) = (index * STRIP + tile * SIDE, panel * SIDE);
+                    if row < product.left.rows {
+                        // Exchanged, the only panel's sums are those of the first tile.
+                        let at = match is_thin {
+                            true => STRIP_TILES * tile,
+                            false => STRIP_TILES * place + tile,
+                        };
+                        let sums = sums.wrapping_add(at);
+                        // SAFETY: no other task has this strip and these panels.
+                        unsafe { product.out.store::<S>(sums, row, column, is_thin) };
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Strip<'_> {
+    /// The strip as panels, and the only panel as rows. They were packed for that.
+    #[inline(always)]
+    fn exchanged(&self, left: Left, right: Right) -> (Left, Right) {
+        let rows = Left {
+            pointer: right.pointer.cast(),
+            rows: self.product.right.rows,
+            ..left
+        };
+        let panels = Right {
+            pointer: left.pointer.cast(),
+            panel: left.tile / size_of::<Square>(),
+            panels: STRIP_TILES,
+        };
+        (rows, panels)
+    }
+
+    /// The first square of the strip's sums in the workspace.
+    fn kept_sums(&self) -> usize {
+        let strip = self.index - self.piece.strips.start;
+        WORKSPACE / 2 + strip * kept_squares(self.piece.panels.len())
+    }
+
+    /// The strip's tiles of some blocks, packed unless they can be read in place.
+    ///
+    /// # Safety
+    /// `room` must have squares for them.
+    #[inline(always)]
+    unsafe fn left<S: Tiles>(&self, blocks: &Range<usize>, room: *mut Square) -> Left {
+        let operand = &self.product.left;
+        let part = |rows| self.product.part(operand, rows, blocks);
+        let first = self.index * STRIP;
+        // Rows that lie apart take longer to read: worth it where they are read once.
+        if self.piece.panels.len() <= 2 {
+            let in_place = operand.in_place::<S>(part(first..first + STRIP));
+            if let Some(left) = in_place {
+                return left;
+            }
+        }
+        let squares = blocks.len() * S::SQUARES;
+        let side = match self.product.right.rows <= S::THIN {
+            true => Side::Right,
+            false => Side::Left,
+        };
+        for tile in 0..STRIP_TILES {
+            let row = (first + tile * SIDE).min(operand.rows);
+            let to = room.wrapping_add(tile * squares);
+            // SAFETY: the caller's promise.
+            unsafe { pack::<S>(operand, part(row..row + SIDE), side, to) };
+        }
+        Left {
+            pointer: room.cast_const().cast(),
+            row: size_of::<[u32; SIDE]>(),
+            block: S::SQUARES * size_of::<Square>(),
+            tile: squares * size_of::<Square>(),
+            rows: STRIP,
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Operands, and how their tiles are packed.
+
+use super::Room;
+use super::tiles::{DEPTH, Job, Left, SIDE, STRIP_TILES, Square, Tiles};
+use crate::cpu::Shared;
+use crate::cpu::simd::Real;
+use half::bf16;
+use memory::{DType, In};
+
+/// An operand, by its rows: the left one's are the product's rows, the right one's its columns.
+#[derive(Clone, Copy)]
+pub(super) struct Operand {
+    pointer: Shared<u8>,
+    dtype: DType,
+    pub(super) rows: usize,
+    row_stride: usize,
+    depth_stride: usize,
+}
+
+/// Part of an operand: from its `row` and `place` of the depth on, so many rows and places.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) row: usize,
+    pub(super) place: usize,
+    pub(super) rows: usize,
+    pub(super) places: usize,
+}
+
+impl Operand {
+    /// A matrix `[rows, depth]`.
+    pub(super) fn of(view: In) -> Operand {
+        assert!(!view.pointer().is_null(), "a shape has no data");
+        Operand {
+            pointer: Shared(view.pointer().cast_mut()),
+            dtype: view.dtype(),
+            rows: view.dims()[0],
+            row_stride: view.strides()[0],
+            depth_stride: view.strides()[1],
+        }
+    }
+
+    /// Whether the elements of a row lie side by side.
+    pub(super) fn has_contiguous_rows(&self) -> bool {
+        self.depth_stride == 1
+    }
+
+    fn at<T>(&self, row: usize, place: usize) -> *const T {
+        let first = self.pointer.at(0).cast::<T>().cast_const();
+        first.wrapping_add(row * self.row_stride + place * self.depth_stride)
+    }
+
+    /// Tiles of bf16 where they lie, if instructions can read them there: whole ones.
+    pub(super) fn in_place<S: Tiles>(&self, part: Part) -> Option<Left> {
+        let is_whole = part.rows == STRIP_TILES * SIDE && part.places.is_multiple_of(DEPTH);
+        let is_readable = S::READS_ROWS && self.has_contiguous_rows();
+        (is_whole && is_readable).then(|| Left {
+            pointer: self.at::<bf16>(part.row, part.place).cast(),
+            row: 2 * self.row_stride,
+            block: 2 * DEPTH,
+            tile: 2 * SIDE * self.row_stride,
+            rows: part.rows,
+        })
+    }
+}
+
+/// Which operand's squares: lines are rows, or words are.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Side {
+    Left,
+    Right,
+}
+
+/// Packs at most 16 rows of an operand: the squares of one block after those of the one before, zeros where it ends.
+///
+/// # Safety
+/// The part must lie in the operand, which must be live, and nothing else may touch the squares.
+#[inline(always)]
+pub(super) unsafe fn pack<S: Tiles>(operand: &Operand, part: Part, side: Side, to: *mut Square) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match operand.dtype {
+            DType::F32 => pack_as::<S, f32>(operand, part, side, to),
+            _ => pack_as::<S, bf16>(operand, part, side, to),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_as<S: Tiles, T: Real>(operand: &Operand, part: Part, side: Side, to: *mut Square) {
+    // No place at all is a block of zeros.
+    for (block, start) in (0..part.places.max(1)).step_by(DEPTH).enumerate() {
+        let to = to.wrapping_add(block * S::SQUARES);
+        let places = DEPTH.min(part.places - start);
+        let is_whole = part.rows == SIDE && places == DEPTH;
+        let first = operand.at::<T>(part.row, part.place + start);
+        // SAFETY: the caller's promise; a patch is whole, and its rows are contiguous.
+        unsafe {
+            if is_whole && operand.depth_stride == 1 {
+                pack_rows::<S, T>(first, operand.row_stride, side, to);
+            } else if is_whole && operand.row_stride == 1 {
+                let is_last = part.places - start == DEPTH;
+                pack_places::<S, T>(first, operand.depth_stride, side, to, is_last);
+            } else {
+                let mut patch = [T::narrow(0.0); SIDE * DEPTH];
+                for (row, patch) in patch.chunks_exact_mut(DEPTH).take(part.rows).enumerate() {
+                    for (place, value) in patch[..places].iter_mut().enumerate() {
+                        *value = *operand.at(part.row + row, part.place + start + place);
+                    }
+                }
+                pack_rows::<S, T>(patch.as_ptr(), DEPTH, side, to);
+            }
+        }
+    }
+}
+
+/// Packs a tile whose rows are contiguous.
+#[inline(always)]
+unsafe fn pack_rows<S: Tiles, T: Real>(
+    first: *const T,
+    stride: usize,
+    side: Side,
+    to: *mut Square,
+) {
+    let mut room = Room::<2>::new();
+    let lines = match side {
+        Side::Left => to,
+        Side::Right => room.pointer(),
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        for row in 0..SIDE {
+            S::along(first.wrapping_add(row * stride), lines, row);
+        }
+        if side == Side::Right {
+            for square in 0..S::SQUARES {
+                S::transpose(to.wrapping_add(square), lines.wrapping_add(square));
+            }
+        }
+    }
+}
+
+/// Packs a tile of rows that lie side by side at each place of the depth.
+#[inline(always)]
+unsafe fn pack_places<S: Tiles, T: Real>(
+    first: *const T,
+    stride: usize,
+    side: Side,
+    to: *mut Square,
+    is_last: bool,
+) {
+    // Places may lie so far apart that the processor does not see where the next ones will be.
+    for place in DEPTH..2 * DEPTH {
+        if !is_last {
+            prefetch(first.wrapping_add(place * stride).cast());
+        }
+    }
+    let mut room = Room::<2>::new();
+    let lines = match side {
+        Side::Left => room.pointer(),
+        Side::Right => to,
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        for line in 0..SIDE * S::SQUARES {
+            S::across(first, stride, lines, line);
+        }
+        if side == Side::Left {
+            for square in 0..S::SQUARES {
+                S::transpose(to.wrapping_add(square), lines.wrapping_add(square));
+            }
+        }
+    }
+}
+
+/// Asks for a line of memory that will be read soon. Harmless where there is none.
+#[inline(always)]
+pub(super) fn prefetch(place: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: the instruction never faults, and every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
+/// Packs a part of the right operand: some blocks of some panels.
+pub(super) struct PackRight<'a> {
+    pub(super) operand: &'a Operand,
+    pub(super) part: Part,
+    /// The first square of its first panel.
+    pub(super) to: *mut Square,
+    /// Squares from a panel to the next.
+    pub(super) panel: usize,
+}
+
+impl Job for PackRight<'_> {
+    #[inline(always)]
+    fn run<S: Tiles>(self) {
+        let end = self.part.row + self.part.rows;
+        for (panel, row) in (self.part.row..end).step_by(SIDE).enumerate() {
+            let part = Part {
+                row,
+                rows: SIDE.min(end - row),
+                ..self.part
+            };
+            let to = self.to.wrapping_add(panel * self.panel);
+            let side = match self.operand.rows <= S::THIN {
+                true => Side::Left,
+                false => Side::Right,
+            };
+            // SAFETY: whoever made the job saw to it that the part lies in the operand, and the squares are this task's.
+            unsafe { pack::<S>(self.operand, part, side, to) };
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Random data for what is timed or repeated on a device. On zeros a GPU draws less power and runs at higher clocks, and sums
+//! are the same in any order.
+
+use super::{CudaDriver, error};
+use crate::KernelError;
+use crate::cuda::Driver;
+use crate::random::random_u32;
+use cudarc::driver::sys;
+use half::bf16;
+
+/// Bytes after which the data begins again: 16 times a prime, so that rows of a matrix are not alike.
+const PERIOD_BYTES: usize = 16 * 65_521;
+
+/// Numbers from -1 to 1, as bf16; two of them are an f32 from -1 to 1.
+pub(super) struct RandomData(Vec<u8>);
+
+impl RandomData {
+    pub(super) fn new() -> RandomData {
+        let elements = 0..(PERIOD_BYTES / 2) as u64;
+        RandomData(elements.flat_map(|at| uniform(0, at)).collect())
+    }
+
+    /// Fills memory of the device, in the order of its computation.
+    ///
+    /// # Safety
+    /// `to` starts as many bytes on the device, which nothing but the computation uses.
+    pub(super) unsafe fn fill(
+        &self,
+        driver: &CudaDriver,
+        to: *mut u8,
+        bytes: u64,
+    ) -> Result<(), KernelError> {
+        let bytes = bytes as usize;
+        let mut filled = bytes.min(PERIOD_BYTES);
+        // SAFETY: the caller's promise.
+        unsafe { driver.copy_to_device(to, &self.0[..filled]) }?;
+        while filled < bytes {
+            let more = filled.min(bytes - filled);
+            let (end, start) = (to as u64 + filled as u64, to as u64);
+            // SAFETY: the caller's promise; what is read lies before what is written.
+            let copied =
+                unsafe { sys::cuMemcpyDtoDAsync_v2(end, start, more, driver.device.stream) };
+            let copied = copied.result();
+            copied.map_err(|error| error::of_driver("random data", error))?;
+            filled += more;
+        }
+        Ok(())
+    }
+}
+
+/// A bf16 from -1 to 1.
+pub(super) fn uniform(key: u64, at: u64) -> [u8; 2] {
+    let unit = random_u32(key, at) as f32 / u32::MAX as f32;
+    bf16::from_f32(2.0 * unit - 1.0).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In both types, and most of them differ.
+    #[test]
+    fn data_is_finite_and_varied_as_bf16_and_as_f32() {
+        let data = RandomData::new().0;
+        let narrow = |bytes: &[u8]| bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+        let wide = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let halves: Vec<f32> = data.chunks_exact(2).map(narrow).collect();
+        let wholes: Vec<f32> = data.chunks_exact(4).map(wide).collect();
+        for numbers in [&halves, &wholes] {
+            assert!(numbers.iter().all(|number| number.abs() <= 1.01));
+            let positive = numbers.iter().filter(|number| **number > 0.0).count();
+            assert!((0.45..0.55).contains(&(positive as f64 / numbers.len() as f64)));
+        }
+        let mut bits: Vec<u32> = wholes.iter().map(|number| number.to_bits()).collect();
+        bits.sort_unstable();
+        bits.dedup();
+        assert!(bits.len() > wholes.len() / 2);
+    }
+}
