@@ -11,7 +11,8 @@ step loss and gradient norm), `grads_step0.safetensors` (the first step's gradie
 `model_final.safetensors` (the weights after the last step). The figures are those of transformers' own forward pass and
 loss, PyTorch's backward pass, clipping and AdamW, in f32 on one thread.
 
-For GPT-2 two mistakes are made on purpose (`broken` in `reference.json`): their figures have to be beyond every tolerance.
+For GPT-2 two mistakes are made on purpose (`broken` in `reference.json`), and for Mistral's window, which is one key longer and
+one shorter: their figures have to be beyond every tolerance.
 """
 import argparse
 import json
@@ -36,6 +37,10 @@ LLAMA = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_
 # At most 16 tokens a wave are kept, from 64 on stretched, and those between blended: these heads have all three.
 LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=64)
+# Of these heads' pairs the first is kept, the last two are stretched, and two are blended.
+YARN_ROPE = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, beta_fast=4.0, beta_slow=0.5,
+                 original_max_position_embeddings=64)
+WINDOW = 5
 CONFIGS = {
     "llama": transformers.LlamaConfig(**LLAMA),
     "llama3": transformers.LlamaConfig(**LLAMA | dict(rope_parameters=LLAMA3_ROPE, max_position_embeddings=512,
@@ -45,6 +50,19 @@ CONFIGS = {
     "qwen3": transformers.Qwen3Config(**LLAMA | dict(rms_norm_eps=1e-6)),
     "mistral": transformers.MistralConfig(**LLAMA | dict(sliding_window=None, num_attention_heads=6, num_key_value_heads=3,
                                                          head_dim=8)),
+    "llama_biases": transformers.LlamaConfig(**LLAMA | dict(attention_bias=True, mlp_bias=True, rope_parameters=dict(
+        rope_type="linear", rope_theta=500.0, factor=2.5))),
+    "llama_yarn": transformers.LlamaConfig(**LLAMA | dict(rope_parameters=YARN_ROPE, max_position_embeddings=256)),
+    "mistral_window": transformers.MistralConfig(**LLAMA | dict(sliding_window=WINDOW, num_attention_heads=6,
+                                                                num_key_value_heads=3, head_dim=8)),
+    "qwen2_window": transformers.Qwen2Config(**LLAMA | dict(
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=6, use_sliding_window=True,
+        sliding_window=WINDOW - 1, layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
+    "qwen3_window": transformers.Qwen3Config(**LLAMA | dict(
+        use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, attention_bias=True,
+        max_position_embeddings=256, rope_parameters=YARN_ROPE | dict(attention_factor=1.3, truncate=False))),
+    "phi3": transformers.Phi3Config(**LLAMA | dict(sliding_window=WINDOW + 2, num_attention_heads=6, num_key_value_heads=2,
+                                                   head_dim=4)),
     "gpt2": transformers.GPT2Config(vocab_size=VOCAB, n_positions=32, n_embd=30, n_layer=2, n_head=3, n_inner=74,
                                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None),
 }
@@ -142,6 +160,15 @@ def broken_gpt2(folder, ids, targets, right):
     return result | dict(c_proj_untransposed=dict(steps=steps, gradient_distance=distance))
 
 
+def broken_window(folder, ids, targets, right):
+    """What windows that are off by one make of the steps."""
+    result = {}
+    for name, window in dict(one_key_more=WINDOW + 1, one_key_less=WINDOW - 1).items():
+        steps, first = train(load(folder, sliding_window=window), ids, targets)
+        result[name] = dict(steps=steps, gradient_distance=gradient_distance(first, right))
+    return result
+
+
 def write_reference(family, folder):
     folder.mkdir(parents=True)
     torch.manual_seed(SEED)
@@ -159,8 +186,9 @@ def write_reference(family, folder):
         optimizer=OPTIMIZER, micro_batch=MICRO_BATCH, accum=ACCUM, seq=SEQ,
         loss="mean over the step's unmasked targets; grad_norm is before clipping; targets are inputs shifted by one; -100 = masked",
         input_ids=ids.tolist(), targets=targets.tolist(), steps=steps)
-    if family == "gpt2":
-        reference["broken"] = broken_gpt2(folder, ids, targets, first)
+    broken = dict(gpt2=broken_gpt2, mistral_window=broken_window).get(family)
+    if broken:
+        reference["broken"] = broken(folder, ids, targets, first)
     (folder / "reference.json").write_text(json.dumps(reference) + "\n")
     return steps
 

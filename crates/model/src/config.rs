@@ -1,8 +1,9 @@
 //! The shape of a model: what `[model]` in a configuration and `config.json` in a Hugging Face folder both say.
 
+use crate::RopeScaling;
 use serde::{Deserialize, Serialize};
 
-/// The shape of a decoder-only transformer: of the Llama family (Llama, Mistral, Qwen2, Qwen3), or of GPT-2.
+/// The shape of a decoder-only transformer: of the Llama family (Llama, Mistral, Qwen2, Qwen3, Phi-3), or of GPT-2.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
@@ -26,9 +27,24 @@ pub struct ModelConfig {
     /// q, k and v projections have a bias (Qwen2).
     #[serde(default)]
     pub qkv_bias: bool,
+    /// The output projection of attention has a bias (Llama's and Qwen3's `attention_bias`, with that of q, k and v).
+    #[serde(default)]
+    pub o_bias: bool,
+    /// The projections of the feed-forward layer have a bias (Llama's `mlp_bias`).
+    #[serde(default)]
+    pub mlp_bias: bool,
+    /// q, k and v are one matrix in files, and gate and up another (Phi-3).
+    #[serde(default)]
+    pub fused_projections: bool,
     /// q and k are normalised per head before the rotary embedding (Qwen3).
     #[serde(default)]
     pub qk_norm: bool,
+    /// The most keys that a query sees, its own included; absent: all up to itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<usize>,
+    /// Layers without the window, counted from 0 and in order.
+    #[serde(default)]
+    pub full_attention_layers: Vec<usize>,
     /// How the residual stream is normalised.
     #[serde(default)]
     pub norm: NormKind,
@@ -54,7 +70,7 @@ pub struct ModelConfig {
     /// Base of the rotary embedding's wavelengths.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f64,
-    /// Llama-3's stretching of long rotary wavelengths; absent: none.
+    /// How long rotary wavelengths are stretched; absent: not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScaling>,
     /// Standard deviation of freshly initialised matrices.
@@ -119,21 +135,6 @@ pub enum Family {
     Gpt2,
 }
 
-/// Llama-3's rotary scaling: wavelengths longer than `original_max_position / low_freq_factor` are stretched by
-/// `factor`, those shorter than `original_max_position / high_freq_factor` kept, those between blended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RopeScaling {
-    /// How far long wavelengths are stretched.
-    pub factor: f64,
-    /// Upper end of the stretched wavelengths.
-    pub low_freq_factor: f64,
-    /// Lower end of the blended wavelengths.
-    pub high_freq_factor: f64,
-    /// Context length of the original training.
-    pub original_max_position: usize,
-}
-
 fn default_norm_eps() -> f64 {
     1e-5
 }
@@ -196,6 +197,18 @@ pub enum ConfigError {
         /// What it has there.
         expected: &'static str,
     },
+    /// Layers without a window that no model has them of.
+    #[error("model.full_attention_layers = {0:?}: {1}")]
+    FullLayers(Vec<usize>, String),
+    /// Features that no family has together.
+    #[error(
+        "no family that Hugging Face transformers knows has {0}; what is saved could not be loaded there. Llama has biases in \
+         all of attention (model.qkv_bias and o_bias together) and in the feed-forward layer (mlp_bias), Qwen2 qkv_bias \
+         alone, Qwen3 qk_norm with biases in all of attention or none, Phi-3 fused_projections with none of these and without \
+         rope_scaling; a sliding window goes with Qwen2 and Qwen3, or in every layer with a model without biases (Mistral, \
+         Phi-3)"
+    )]
+    NoFamily(String),
     /// A rate that drops everything, or less than nothing.
     #[error("model.dropout = {0}; it must be from 0 to below 1")]
     Dropout(f64),
@@ -253,7 +266,19 @@ impl ModelConfig {
                 "a tied head",
             ),
             ("qkv_bias", is_gpt2 && self.qkv_bias, "model.biases instead"),
+            ("o_bias", is_gpt2 && self.o_bias, "model.biases instead"),
+            ("mlp_bias", is_gpt2 && self.mlp_bias, "model.biases instead"),
             ("qk_norm", is_gpt2 && self.qk_norm, "none"),
+            (
+                "sliding_window",
+                is_gpt2 && self.sliding_window.is_some(),
+                "none",
+            ),
+            (
+                "fused_projections",
+                is_gpt2 && self.fused_projections,
+                "a matrix of its own for all three",
+            ),
             (
                 "rope_scaling",
                 is_gpt2 && self.rope_scaling.is_some(),
@@ -274,6 +299,70 @@ impl ModelConfig {
                 expected: what,
             }),
         }
+    }
+
+    /// The window of a layer, if it has one.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        let is_full = self.full_attention_layers.contains(&layer);
+        self.sliding_window.filter(|_| !is_full)
+    }
+
+    /// The family of Llama's like that has these features, as Hugging Face calls it.
+    pub(crate) fn llama_like(&self) -> Result<&'static str, ConfigError> {
+        let (qkv, o, mlp) = (self.qkv_bias, self.o_bias, self.mlp_bias);
+        let (window, some_full) = (self.sliding_window, !self.full_attention_layers.is_empty());
+        let is_plain = !qkv && !o && !mlp && !self.qk_norm && !some_full;
+        let family = match () {
+            () if self.fused_projections => {
+                (is_plain && self.rope_scaling.is_none()).then_some("phi3")
+            }
+            () if self.qk_norm => (qkv == o && !mlp).then_some("qwen3"),
+            () if qkv && !o => (!mlp).then_some("qwen2"),
+            () if o && !qkv => None,
+            () if window.is_none() => Some("llama"),
+            () => is_plain.then_some("mistral"),
+        };
+        let features = [
+            ("fused_projections", self.fused_projections),
+            (
+                "rope_scaling",
+                self.fused_projections && self.rope_scaling.is_some(),
+            ),
+            ("qk_norm", self.qk_norm),
+            ("qkv_bias", qkv),
+            ("o_bias", o),
+            ("mlp_bias", mlp),
+            ("sliding_window", window.is_some()),
+            ("full_attention_layers", some_full),
+        ];
+        family.ok_or_else(|| {
+            let present = features.iter().filter(|(_, is_there)| *is_there);
+            let names: Vec<String> = present.map(|(key, _)| format!("model.{key}")).collect();
+            ConfigError::NoFamily(match &names[..] {
+                [one] => format!("{one} alone"),
+                several => several.join(" with "),
+            })
+        })
+    }
+
+    /// Refuses layers without a window where there is none, that do not exist, or that are not in order.
+    fn check_full_layers(&self) -> Result<(), ConfigError> {
+        let layers = &self.full_attention_layers;
+        let wrong = match layers.last() {
+            None => return Ok(()),
+            _ if self.sliding_window.is_none() => {
+                "they differ from others by model.sliding_window, which is not set".into()
+            }
+            Some(last) if *last >= self.layers => {
+                format!("the model has {} layers, counted from 0", self.layers)
+            }
+            _ if !layers.is_sorted_by(|one, next| one < next) => "write each once, in order".into(),
+            _ if layers.len() == self.layers => {
+                "no layer is left for model.sliding_window; leave both out".into()
+            }
+            _ => return Ok(()),
+        };
+        Err(ConfigError::FullLayers(layers.clone(), wrong))
     }
 
     /// Width of all query heads together.
@@ -316,6 +405,7 @@ impl ModelConfig {
             ("ffn", self.ffn),
             ("vocab", self.vocab),
             ("max_positions", self.max_positions.unwrap_or(1)),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(ConfigError::Zero(name));
@@ -328,6 +418,10 @@ impl ModelConfig {
             });
         }
         self.check_family()?;
+        self.check_full_layers()?;
+        if self.family() == Family::Llama {
+            self.llama_like()?;
+        }
         if self.positions == Positions::Rotary && !self.head_dim.is_multiple_of(2) {
             return Err(ConfigError::OddHeadDim(self.head_dim));
         }
@@ -339,20 +433,7 @@ impl ModelConfig {
             ("rope_theta", self.rope_theta),
             ("init_std", self.init_std),
         ];
-        let scaling = self.rope_scaling.iter().flat_map(|scaling| {
-            [
-                ("rope_scaling.factor", scaling.factor),
-                ("rope_scaling.low_freq_factor", scaling.low_freq_factor),
-                (
-                    "rope_scaling.high_freq_factor - low_freq_factor",
-                    scaling.high_freq_factor - scaling.low_freq_factor,
-                ),
-                (
-                    "rope_scaling.original_max_position",
-                    scaling.original_max_position as f64,
-                ),
-            ]
-        });
+        let scaling = self.rope_scaling.iter().flat_map(RopeScaling::positive);
         match reals
             .into_iter()
             .chain(scaling)

@@ -1,7 +1,7 @@
 //! Fresh weights.
 
-use crate::hugging_face::CHUNK;
 use crate::{Initial, Parameters};
+use files::{CHUNK_ELEMENTS, in_chunks};
 use memory::Layout;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -18,13 +18,13 @@ pub fn initialise<E>(
     init: Fresh,
     mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut chunk = Vec::with_capacity(CHUNK);
+    let mut chunk = Vec::with_capacity(CHUNK_ELEMENTS);
     for (index, (parameter, entry)) in parameters.in_layout().zip(layout.entries()).enumerate() {
         let mut values = init.values(parameter.initial, index);
-        for start in (0..entry.elements()).step_by(CHUNK) {
+        for elements in in_chunks(0..entry.elements()) {
             chunk.clear();
-            chunk.extend(values.by_ref().take(CHUNK.min(entry.elements() - start)));
-            set(entry.offset + start, &chunk)?;
+            chunk.extend(values.by_ref().take(elements.len()));
+            set(entry.offset + elements.start, &chunk)?;
         }
     }
     Ok(())
@@ -111,7 +111,7 @@ mod tests {
         let parameters = architecture.parameters();
         let layout = parameters.layout(|_, _| false);
         assert!(
-            layout.entries()[0].elements() > 2 * CHUNK,
+            layout.entries()[0].elements() > 2 * CHUNK_ELEMENTS,
             "the embedding needs three chunks"
         );
         let mut filled = vec![f32::NAN; layout.elements()];

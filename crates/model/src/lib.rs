@@ -35,6 +35,7 @@ mod policy;
 mod purpose;
 mod randomness;
 mod replays;
+mod rope_scaling;
 mod saved;
 mod stage;
 pub mod stages;
@@ -45,14 +46,12 @@ pub use architecture::Architecture;
 pub use batch::Batch;
 pub use beside::{Beside, Nothing};
 pub use block::Block;
-pub use config::{
-    ActivationFunction, ConfigError, Family, ModelConfig, NormKind, Positions, RopeScaling,
-};
+pub use config::{ActivationFunction, ConfigError, Family, ModelConfig, NormKind, Positions};
 pub use error::ModelError;
 pub use forward_backward::StepTotals;
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
-    WeightsError, encode, import, write_model,
+    WeightsError, encode, import, loading_bytes, saving_bytes, write_model,
 };
 pub use init::{Fresh, InitialValues, initialise};
 pub use kv_cache::{CachedSequences, KvCache, LayerCache};
@@ -64,6 +63,7 @@ pub use policy::{Action, MegatronFlags, OffloadError, OffloadLabels, Policy, Spe
 pub use purpose::{Purpose, Training};
 pub use randomness::{DropoutKeys, Randomness};
 pub use replays::ReplayCounts;
+pub use rope_scaling::RopeScaling;
 pub use saved::Saved;
 pub use stage::{Declared, DropoutSite, Io, Stage};
 pub use stages::Attention;

@@ -38,7 +38,12 @@ fn plain() -> ModelConfig {
         vocab: VOCAB,
         tie_embeddings: false,
         qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        fused_projections: false,
         qk_norm: false,
+        sliding_window: None,
+        full_attention_layers: Vec::new(),
         norm: NormKind::Rms,
         activation: ActivationFunction::Swiglu,
         positions: Positions::Rotary,
@@ -253,7 +258,7 @@ fn with_query_and_key_norms_as_qwen3() {
 
 #[test]
 fn tied_with_scaled_rotary_embedding_as_llama_3() {
-    let scaling = RopeScaling {
+    let scaling = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
@@ -265,6 +270,52 @@ fn tied_with_scaled_rotary_embedding_as_llama_3() {
         ..plain()
     };
     assert_agrees("tied, scaled", &config);
+}
+
+/// One layer of three sees everything.
+#[test]
+fn with_sliding_windows_in_some_layers() {
+    for window in [2, 5, SEQ - 1] {
+        let config = ModelConfig {
+            layers: 3,
+            qkv_bias: true,
+            sliding_window: Some(window),
+            full_attention_layers: vec![1],
+            ..plain()
+        };
+        assert_agrees(&format!("a window of {window}"), &config);
+    }
+}
+
+#[test]
+fn with_biases_everywhere_as_llama_with_attention_bias() {
+    let config = ModelConfig {
+        qkv_bias: true,
+        o_bias: true,
+        mlp_bias: true,
+        ..plain()
+    };
+    assert_agrees("all biases", &config);
+}
+
+#[test]
+fn with_linear_and_yarn_scaling() {
+    let yarn = RopeScaling::Yarn {
+        factor: 4.0,
+        original_max_position: 64,
+        beta_fast: 4.0,
+        beta_slow: 1.0,
+        attention_factor: None,
+        truncate: true,
+    };
+    for scaling in [RopeScaling::Linear { factor: 3.0 }, yarn] {
+        let config = ModelConfig {
+            rope_theta: 500.0,
+            rope_scaling: Some(scaling.clone()),
+            ..plain()
+        };
+        assert_agrees(&format!("{scaling:?}"), &config);
+    }
 }
 
 #[test]

@@ -121,6 +121,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
+            window: config.sliding_window,
             dropout: DropoutSite {
                 site: 0,
                 rate: 0.25,

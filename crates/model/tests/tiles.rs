@@ -15,7 +15,7 @@ const TILES: [usize; 5] = [1, 5, 13, 20, 26];
 fn models() -> [(&'static str, ModelConfig); 3] {
     let llama = r#"{"hidden": 20, "layers": 3, "heads": 2, "kv_heads": 1, "head_dim": 6, "ffn": 44, "vocab": 31}"#;
     let qwen3 = r#"{"hidden": 20, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "ffn": 44, "vocab": 31,
-        "qk_norm": true, "qkv_bias": true, "tie_embeddings": true}"#;
+        "qk_norm": true, "qkv_bias": true, "o_bias": true, "tie_embeddings": true}"#;
     let gpt2 = r#"{"hidden": 20, "layers": 3, "heads": 4, "kv_heads": 4, "head_dim": 5, "ffn": 66, "vocab": 31,
         "tie_embeddings": true, "norm": "layer", "activation": "gelu_tanh", "positions": "learned",
         "max_positions": 17, "biases": true, "dropout": 0.25}"#;

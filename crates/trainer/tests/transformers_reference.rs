@@ -9,7 +9,20 @@ use model::Attention;
 use serde_json::Value;
 
 /// The families that the trainer knows. Each is a folder of `tests/golden/transformers`.
-const FAMILIES: [&str; 6] = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gpt2"];
+const FAMILIES: [&str; 12] = [
+    "llama",
+    "llama3",
+    "llama_biases",
+    "llama_yarn",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "qwen3_window",
+    "mistral",
+    "mistral_window",
+    "phi3",
+    "gpt2",
+];
 
 /// How far a run may be from transformers.
 const TOLERANCE: Distance = Distance {
@@ -60,11 +73,17 @@ fn distance_of_mistake(golden: &Golden, mistake: &Value) -> Distance {
     distance
 }
 
-/// GPT-2's likeliest mistakes, a GELU by the error function and a square `c_proj` that is not transposed, would not pass.
+/// GPT-2's likeliest mistakes, a GELU by the error function and a square `c_proj` that is not transposed, would not pass, nor a
+/// window that is off by one key.
 #[test]
-fn the_tolerances_see_the_wrong_gelu_and_the_untransposed_projection() {
-    let golden = open("gpt2");
-    for mistake in ["gelu_erf", "c_proj_untransposed"] {
+fn the_tolerances_see_likely_mistakes() {
+    for (family, mistake) in [
+        ("gpt2", "gelu_erf"),
+        ("gpt2", "c_proj_untransposed"),
+        ("mistral_window", "one_key_more"),
+        ("mistral_window", "one_key_less"),
+    ] {
+        let golden = open(family);
         let distance = distance_of_mistake(&golden, &golden.reference["broken"][mistake]);
         println!("{mistake}: {distance:?}");
         let beyond = distance.loss > TOLERANCE.loss

@@ -64,6 +64,7 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
             heads,
             kv_heads: heads,
             head_dim: config.head_dim,
+            window: None,
             dropout: of_probs,
         }),
         Box::new(ResidualProjection {

@@ -1,4 +1,5 @@
-//! Llama, and what differs from it in a few switches: Mistral, Qwen2 (biases of q, k and v), Qwen3 (norms of q and k).
+//! Llama, and what differs from it in a few switches: Mistral (sliding windows), Qwen2 (biases of q, k and v), Qwen3 (norms of
+//! q and k), Phi-3 (matrices that read the same are one in files).
 
 use crate::parameters::{Parameters, PartParameters};
 use crate::stages::{
@@ -23,7 +24,7 @@ pub(super) fn architecture(config: &ModelConfig, attention: Attention) -> Archit
     let block = |layer| {
         let part = Layer::Block(layer);
         let mut own = parameters.of_part(part, format!("model.layers.{layer}."));
-        Block::new(config.hidden, stages(config, attention, &mut own))
+        Block::new(config.hidden, stages(config, layer, attention, &mut own))
     };
     let blocks = (0..config.layers).map(block).collect();
     let mut last = parameters.of_part(Layer::Head, "");
@@ -43,7 +44,12 @@ pub(super) fn architecture(config: &ModelConfig, attention: Attention) -> Archit
 }
 
 /// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)).
-fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [Box<dyn Stage>; 8] {
+fn stages(
+    config: &ModelConfig,
+    layer: usize,
+    kind: Attention,
+    own: &mut PartParameters,
+) -> [Box<dyn Stage>; 8] {
     let ModelConfig {
         hidden,
         ffn,
@@ -51,6 +57,8 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
         kv_heads,
         head_dim,
         norm_eps,
+        o_bias,
+        mlp_bias,
         ..
     } = *config;
     let norm = |own: &mut PartParameters, name, [input, output]: [_; 2], parameter, rstd| {
@@ -70,6 +78,7 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
             heads,
             kv_heads,
             head_dim,
+            window: config.window(layer),
             dropout: DropoutSite::NONE,
         }),
         Box::new(ResidualProjection {
@@ -77,7 +86,7 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
             input: CoreAttention::O,
             residual: X,
             output: X2,
-            linear: Linear::declare(own, "self_attn.o_proj", [hidden, config.q_width()], false),
+            linear: Linear::declare(own, "self_attn.o_proj", [hidden, config.q_width()], o_bias),
             dropout: DropoutSite::NONE,
         }),
         norm(own, "mlp_norm", [X2, H2], "post_attention_layernorm", RSTD2),
@@ -85,12 +94,15 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
             name: "mlp_up",
             input: H2,
             output: Swiglu::GATE_UP,
-            linear: Linear::declare_together(
-                own,
-                ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn)),
-                hidden,
-                false,
-            ),
+            linear: match config.fused_projections {
+                true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], mlp_bias),
+                false => Linear::declare_together(
+                    own,
+                    ["mlp.gate_proj", "mlp.up_proj"].map(|name| (name, ffn)),
+                    hidden,
+                    mlp_bias,
+                ),
+            },
         }),
         Box::new(Swiglu { width: ffn }),
         Box::new(ResidualProjection {
@@ -98,7 +110,7 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
             input: Swiglu::ACT,
             residual: X2,
             output: Activation::NEXT_X,
-            linear: Linear::declare(own, "mlp.down_proj", [hidden, ffn], false),
+            linear: Linear::declare(own, "mlp.down_proj", [hidden, ffn], mlp_bias),
             dropout: DropoutSite::NONE,
         }),
     ]
@@ -110,7 +122,14 @@ fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
         ("self_attn.k_proj", config.kv_width()),
         ("self_attn.v_proj", config.kv_width()),
     ];
-    let linear = Linear::declare_together(own, parts, config.hidden, config.qkv_bias);
+    let linear = match config.fused_projections {
+        true => {
+            let width = parts.iter().map(|(_, width)| width).sum();
+            let shape = [width, config.hidden];
+            Linear::declare(own, "self_attn.qkv_proj", shape, config.qkv_bias)
+        }
+        false => Linear::declare_together(own, parts, config.hidden, config.qkv_bias),
+    };
     let norm = |which| {
         let name = format!("self_attn.{which}_norm");
         Norm::rms(own, &name, config.head_dim, config.norm_eps)

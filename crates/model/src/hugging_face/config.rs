@@ -1,10 +1,9 @@
 //! `config.json` as Hugging Face writes it.
 
-use super::gpt2;
-use crate::config::{ActivationFunction, NormKind, Positions};
-use crate::{ConfigError, Family, ModelConfig, RopeScaling};
+use super::{gpt2, llama};
+use crate::{ConfigError, Family, ModelConfig};
 use memory::DType;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// A `config.json` that describes no model of this family.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +16,7 @@ pub enum HfConfigError {
     Key(&'static str, &'static str),
     /// Another architecture.
     #[error(
-        "model_type `{0}` is not supported; this trainer knows llama, mistral (without a sliding window), qwen2, qwen3 and gpt2"
+        "model_type `{0}` is not supported; this trainer knows llama, mistral, qwen2, qwen3, phi3 and gpt2"
     )]
     Family(String),
     /// The same blocks under another head, or none.
@@ -53,7 +52,7 @@ impl ModelConfig {
         check_architecture(&json, family)?;
         let config = match family {
             "gpt2" => gpt2::read(&json)?,
-            _ => read_llama(&json, family)?,
+            _ => llama::read(&json, family)?,
         };
         config.validate()?;
         Ok(config)
@@ -62,7 +61,7 @@ impl ModelConfig {
     /// The text of a `config.json` for a model made here, trained on sequences of `seq` tokens, with weights of `dtype`.
     pub fn to_hf(&self, seq: usize, dtype: DType) -> String {
         let json = match self.family() {
-            Family::Llama => write_llama(self, seq, dtype_name(dtype)),
+            Family::Llama => llama::write(self, seq, dtype_name(dtype)),
             Family::Gpt2 => gpt2::write(self, dtype_name(dtype)),
         };
         format!("{json:#}\n")
@@ -79,24 +78,30 @@ pub(super) fn dtype_name(dtype: DType) -> &'static str {
 }
 
 /// The model types that are known, with the one class of each that has the language model's head.
-const ARCHITECTURES: [(&str, &str); 5] = [
+const ARCHITECTURES: [(&str, &str); 6] = [
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
+    ("phi3", "Phi3ForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
 ];
 
+/// The class of a model type that has the language model's head, if the type is known.
+pub(super) fn causal_lm(family: &str) -> Option<&'static str> {
+    let known = ARCHITECTURES.iter().find(|(name, _)| *name == family);
+    known.map(|(_, class)| *class)
+}
+
 /// Refuses model types, and heads, that are not known.
 fn check_architecture(json: &Value, family: &str) -> Result<(), HfConfigError> {
-    let known = ARCHITECTURES.iter().find(|(name, _)| *name == family);
-    let (_, known) = known.ok_or_else(|| HfConfigError::Family(family.into()))?;
+    let known = causal_lm(family).ok_or_else(|| HfConfigError::Family(family.into()))?;
     let named = match &json["architectures"] {
         Value::Null => return Ok(()),
         named => named.as_array(),
     };
     let named = named.ok_or(HfConfigError::Key("architectures", "a list of names"))?;
-    match named.iter().find(|name| *name != known) {
+    match named.iter().find(|name| **name != known) {
         None => Ok(()),
         Some(other) => Err(HfConfigError::Architecture {
             found: other.as_str().map_or(other.to_string(), Into::into),
@@ -104,136 +109,6 @@ fn check_architecture(json: &Value, family: &str) -> Result<(), HfConfigError> {
             known,
         }),
     }
-}
-
-/// The positions that the file promises: transformers complains about scaling that ends below them.
-fn max_position(config: &ModelConfig, seq: usize) -> usize {
-    let scaled = config.rope_scaling.as_ref().map(|scaling| {
-        // A cast of what is too large gives the largest.
-        (scaling.original_max_position as f64 * scaling.factor).round() as usize
-    });
-    scaled.unwrap_or(0).max(seq)
-}
-
-/// The shape that Llama's keys say, and those of its like.
-fn read_llama(json: &Value, family: &str) -> Result<ModelConfig, HfConfigError> {
-    refuse_unsupported(json)?;
-    let size = |key: &'static str| {
-        json[key]
-            .as_u64()
-            .map(|size| size as usize)
-            .ok_or(HfConfigError::Key(key, "a positive whole number"))
-    };
-    let (hidden, heads) = (size("hidden_size")?, size("num_attention_heads")?);
-    Ok(ModelConfig {
-        hidden,
-        layers: size("num_hidden_layers")?,
-        heads,
-        kv_heads: if json["num_key_value_heads"].is_null() {
-            heads
-        } else {
-            size("num_key_value_heads")?
-        },
-        head_dim: match (json["head_dim"].is_null(), family) {
-            (false, _) => size("head_dim")?,
-            (true, "qwen3") => 128,
-            (true, _) => hidden / heads.max(1),
-        },
-        ffn: size("intermediate_size")?,
-        vocab: size("vocab_size")?,
-        tie_embeddings: flag(json, "tie_word_embeddings")?,
-        qkv_bias: family == "qwen2" || flag(json, "attention_bias")?,
-        qk_norm: family == "qwen3",
-        norm: NormKind::Rms,
-        activation: ActivationFunction::Swiglu,
-        positions: Positions::Rotary,
-        max_positions: None,
-        biases: false,
-        dropout: 0.0,
-        norm_eps: number(json, "rms_norm_eps")?.unwrap_or(1e-6),
-        rope_theta: rope_theta(json)?,
-        rope_scaling: rope_scaling(json)?,
-        init_std: number(json, "initializer_range")?.unwrap_or(0.02),
-    })
-}
-
-/// Llama's keys for this shape, or those of its like.
-fn write_llama(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
-    let (family, architecture) = match (config.qk_norm, config.qkv_bias) {
-        (true, _) => ("qwen3", "Qwen3ForCausalLM"),
-        (false, true) => ("qwen2", "Qwen2ForCausalLM"),
-        (false, false) => ("llama", "LlamaForCausalLM"),
-    };
-    let rope_scaling = config.rope_scaling.as_ref().map(|scaling| {
-        json!({
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position,
-        })
-    });
-    let mut json = json!({
-        "architectures": [architecture],
-        "model_type": family,
-        "hidden_size": config.hidden,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.ffn,
-        "vocab_size": config.vocab,
-        "tie_word_embeddings": config.tie_embeddings,
-        "attention_bias": config.qkv_bias,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": rope_scaling,
-        "initializer_range": config.init_std,
-        "hidden_act": "silu",
-        "max_position_embeddings": max_position(config, seq),
-        "bos_token_id": null,
-        "eos_token_id": null,
-        "torch_dtype": dtype,
-    });
-    if family == "qwen2" {
-        // transformers has defaults for these, other readers have none.
-        json["use_sliding_window"] = json!(false);
-        json["sliding_window"] = json!(max_position(config, seq));
-        json["max_window_layers"] = json!(config.layers);
-    }
-    json
-}
-
-/// Features that the forward pass does not have.
-fn refuse_unsupported(json: &Value) -> Result<(), HfConfigError> {
-    type IsRefused = fn(&Value) -> bool;
-    let refused: [(&'static str, IsRefused); 7] = [
-        ("hidden_act", |value| !(value.is_null() || value == "silu")),
-        ("mlp_bias", |value| value == true),
-        ("attention_dropout", |value| {
-            value.as_f64().is_some_and(|rate| rate > 0.0)
-        }),
-        ("use_sliding_window", |value| value == true),
-        ("num_experts", |value| {
-            value.as_u64().is_some_and(|experts| experts > 1)
-        }),
-        ("quantization_config", |value| !value.is_null()),
-        ("layer_types", |value| {
-            let mut kinds = value.as_array().into_iter().flatten();
-            kinds.any(|kind| kind != "full_attention")
-        }),
-    ];
-    if let Some((key, _)) = refused.iter().find(|(key, wrong)| wrong(&json[*key])) {
-        return Err(HfConfigError::Unsupported(key, json[*key].to_string()));
-    }
-    let window = &json["sliding_window"];
-    if json["model_type"] == "mistral" && !window.is_null() {
-        return Err(HfConfigError::Unsupported(
-            "sliding_window",
-            window.to_string(),
-        ));
-    }
-    Ok(())
 }
 
 /// A number that may be left out.
@@ -247,6 +122,20 @@ pub(super) fn number(json: &Value, key: &'static str) -> Result<Option<f64>, HfC
     }
 }
 
+/// A whole number.
+pub(super) fn size(json: &Value, key: &'static str) -> Result<usize, HfConfigError> {
+    let size = json[key].as_u64().map(|size| size as usize);
+    size.ok_or(HfConfigError::Key(key, "a positive whole number"))
+}
+
+/// A whole number that may be left out.
+pub(super) fn size_or(json: &Value, key: &'static str, or: usize) -> Result<usize, HfConfigError> {
+    match json[key].is_null() {
+        true => Ok(or),
+        false => size(json, key),
+    }
+}
+
 /// A switch that may be left out.
 pub(super) fn flag(json: &Value, key: &'static str) -> Result<bool, HfConfigError> {
     match &json[key] {
@@ -257,80 +146,187 @@ pub(super) fn flag(json: &Value, key: &'static str) -> Result<bool, HfConfigErro
     }
 }
 
-/// Newer files keep the base in `rope_parameters`.
-fn rope_theta(json: &Value) -> Result<f64, HfConfigError> {
-    let given = match number(json, "rope_theta")? {
-        None => number(&json["rope_parameters"], "rope_theta")?,
-        given => given,
-    };
-    Ok(given.unwrap_or(10_000.0))
-}
-
-fn rope_scaling(json: &Value) -> Result<Option<RopeScaling>, HfConfigError> {
-    let newer = &json["rope_parameters"];
-    let scaling = if json["rope_scaling"].is_null() {
-        newer
-    } else {
-        &json["rope_scaling"]
-    };
-    let kind = scaling["rope_type"].as_str().or(scaling["type"].as_str());
-    match kind {
-        None | Some("default") => Ok(None),
-        Some("llama3") => {
-            let number = |key: &'static str| {
-                scaling[key]
-                    .as_f64()
-                    .ok_or(HfConfigError::Key(key, "a number"))
-            };
-            Ok(Some(RopeScaling {
-                factor: number("factor")?,
-                low_freq_factor: number("low_freq_factor")?,
-                high_freq_factor: number("high_freq_factor")?,
-                original_max_position: number("original_max_position_embeddings")? as usize,
-            }))
-        }
-        Some(other) => Err(HfConfigError::Unsupported("rope_scaling", other.into())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RopeScaling;
 
     const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3,
         "num_key_value_heads": 1, "head_dim": 20, "intermediate_size": 100, "vocab_size": 131, "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0, "tie_word_embeddings": true, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
         "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}"#;
 
+    /// What is read, once it has been found to be read again from what is written of it.
+    fn read(text: &str) -> ModelConfig {
+        let config = ModelConfig::from_hf(text).unwrap();
+        let written = config.to_hf(64, DType::F32);
+        assert_eq!(ModelConfig::from_hf(&written).unwrap(), config, "{written}");
+        config
+    }
+
+    /// Llama's text with another beginning, up to its first size.
+    fn with(beginning: &str) -> String {
+        LLAMA.replacen("\"model_type\": \"llama\"", beginning, 1)
+    }
+
     #[test]
     fn what_is_written_is_read_again() {
-        let config = ModelConfig::from_hf(LLAMA).unwrap();
+        let config = read(LLAMA);
         assert_eq!(
             (config.q_width(), config.kv_width(), config.tie_embeddings),
             (60, 20, true)
         );
-        assert_eq!(
-            ModelConfig::from_hf(&config.to_hf(64, DType::F32)).unwrap(),
-            config
-        );
-        let qwen2 = ModelConfig {
-            qkv_bias: true,
-            rope_scaling: None,
-            ..config.clone()
+        assert!(!config.qkv_bias && !config.qk_norm);
+        assert!(read(&with("\"model_type\": \"qwen2\"")).qkv_bias);
+        assert!(read(&with("\"model_type\": \"qwen3\"")).qk_norm);
+    }
+
+    #[test]
+    fn biases_are_those_of_the_family() {
+        let biases = |beginning: &str| {
+            let config = read(&with(beginning));
+            [config.qkv_bias, config.o_bias, config.mlp_bias]
         };
-        assert_eq!(
-            ModelConfig::from_hf(&qwen2.to_hf(64, DType::F32)).unwrap(),
-            qwen2
-        );
-        let qwen3 = ModelConfig {
-            qk_norm: true,
-            rope_scaling: None,
-            ..config
+        let all = "\"attention_bias\": true, \"model_type\"";
+        assert_eq!(biases(&format!("{all}: \"llama\"")), [true, true, false]);
+        assert_eq!(biases(&format!("{all}: \"qwen3\"")), [true, true, false]);
+        assert_eq!(biases(&format!("{all}: \"qwen2\"")), [true, false, false]);
+        let none = format!("{all}: \"mistral\", \"sliding_window\": null");
+        assert_eq!(biases(&none), [false; 3]);
+        let mlp = "\"model_type\": \"llama\", \"mlp_bias\": true";
+        assert_eq!(biases(mlp), [false, false, true]);
+    }
+
+    /// As transformers reads them, of three layers.
+    #[test]
+    fn windows_are_those_of_the_family() {
+        let window = |family: &str, keys: &str| {
+            let config = read(&with(&format!("\"model_type\": \"{family}\"{keys}")));
+            (config.sliding_window, config.full_attention_layers)
         };
+        let none = (None, vec![]);
+        assert_eq!(window("llama", ", \"sliding_window\": 5"), none);
+        assert_eq!(window("mistral", ", \"sliding_window\": null"), none);
         assert_eq!(
-            ModelConfig::from_hf(&qwen3.to_hf(64, DType::F32)).unwrap(),
-            qwen3
+            window("mistral", ", \"sliding_window\": 5"),
+            (Some(5), vec![])
         );
+        assert_eq!(window("mistral", ""), (Some(4096), vec![]));
+        let phi3 = |keys: &str| {
+            let text = with(&format!("\"model_type\": \"phi3\"{keys}"));
+            let config = read(&text.replace("\"llama3\"", "\"default\""));
+            assert!(config.fused_projections);
+            config.sliding_window
+        };
+        assert_eq!(phi3(", \"sliding_window\": 5"), Some(5));
+        assert_eq!((phi3(""), phi3(", \"sliding_window\": null")), (None, None));
+        for family in ["qwen2", "qwen3"] {
+            let unused = ", \"sliding_window\": 5, \"max_window_layers\": 1";
+            assert_eq!(window(family, unused), none);
+            let used = format!("{unused}, \"use_sliding_window\": true");
+            assert_eq!(window(family, &used), (Some(5), vec![0]));
+            assert_eq!(
+                window(family, &used.replace("layers\": 1", "layers\": 3")),
+                none
+            );
+            assert_eq!(window(family, ", \"use_sliding_window\": true"), none);
+            let types = "\"sliding_attention\", \"full_attention\", \"sliding_attention\"";
+            let mixed = format!("{used}, \"layer_types\": [{types}]");
+            assert_eq!(window(family, &mixed), (Some(5), vec![1]));
+        }
+    }
+
+    #[test]
+    fn a_file_is_of_the_family_that_has_the_features() {
+        let plain = ModelConfig::from_hf(LLAMA).unwrap();
+        let window = Some(5);
+        let family = |config: &ModelConfig| {
+            config.validate().ok()?;
+            let json: Value = serde_json::from_str(&config.to_hf(64, DType::F32)).unwrap();
+            Some(json["model_type"].as_str().unwrap().to_owned())
+        };
+        let fused = ModelConfig {
+            fused_projections: true,
+            rope_scaling: None,
+            ..plain.clone()
+        };
+        assert_eq!(family(&fused).as_deref(), Some("phi3"));
+        let with = |[qkv_bias, o_bias, mlp_bias, qk_norm]: [u8; 4], window, full: &[usize]| {
+            family(&ModelConfig {
+                qkv_bias: qkv_bias == 1,
+                o_bias: o_bias == 1,
+                mlp_bias: mlp_bias == 1,
+                qk_norm: qk_norm == 1,
+                sliding_window: window,
+                full_attention_layers: full.to_vec(),
+                ..plain.clone()
+            })
+        };
+        for (features, window, full, expected) in [
+            ([0, 0, 0, 0], None, &[][..], Some("llama")),
+            ([1, 1, 1, 0], None, &[], Some("llama")),
+            ([0, 0, 1, 0], None, &[], Some("llama")),
+            ([0, 0, 0, 0], window, &[], Some("mistral")),
+            ([1, 0, 0, 0], window, &[1], Some("qwen2")),
+            ([0, 0, 0, 1], window, &[0], Some("qwen3")),
+            ([1, 1, 0, 1], None, &[], Some("qwen3")),
+            ([0, 0, 0, 0], window, &[1], None),
+            ([1, 1, 0, 0], window, &[], None),
+            ([0, 1, 0, 0], None, &[], None),
+            ([1, 0, 1, 0], None, &[], None),
+            ([1, 0, 0, 1], None, &[], None),
+        ] {
+            let found = with(features, window, full);
+            assert_eq!(
+                found.as_deref(),
+                expected,
+                "{features:?} {window:?} {full:?}"
+            );
+        }
+    }
+
+    /// In both spellings.
+    #[test]
+    fn rotary_scaling_is_read_as_transformers_reads_it() {
+        let scaling = |keys: &str| {
+            let given = LLAMA.find("\"rope_scaling\"").unwrap();
+            let beginning = &LLAMA[..given];
+            let texts = ["rope_scaling", "rope_parameters"].map(|name| {
+                let positions = "\"max_position_embeddings\": 4096";
+                format!("{beginning} {positions}, \"{name}\": {{{keys}}}}}")
+            });
+            let [older, newer] = texts.map(|text| read(&text).rope_scaling);
+            assert_eq!(older, newer);
+            older.unwrap()
+        };
+        let linear = scaling("\"type\": \"linear\", \"factor\": 2");
+        assert_eq!(linear, RopeScaling::Linear { factor: 2.0 });
+        let yarn = |attention_factor| RopeScaling::Yarn {
+            factor: 8.0,
+            original_max_position: 512,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor,
+            truncate: true,
+        };
+        let given = "\"rope_type\": \"yarn\", \"original_max_position_embeddings\": 512";
+        assert_eq!(
+            scaling(given),
+            yarn(None),
+            "the factor follows from positions"
+        );
+        let factor = format!("{given}, \"factor\": 8");
+        let weighed = format!("{factor}, \"mscale\": 0.707, \"mscale_all_dim\": 1.0");
+        let RopeScaling::Yarn {
+            attention_factor, ..
+        } = scaling(&weighed)
+        else {
+            panic!("it is YaRN");
+        };
+        let expected = (0.0707 * 8f64.ln() + 1.0) / (0.1 * 8f64.ln() + 1.0);
+        assert!((attention_factor.unwrap() - expected).abs() < 1e-15);
+        let outright = format!("{weighed}, \"attention_factor\": 1.5, \"beta_fast\": null");
+        assert_eq!(scaling(&outright), yarn(Some(1.5)));
     }
 
     #[test]
@@ -374,14 +370,51 @@ mod tests {
             ),
             (
                 "\"rope_type\": \"llama3\"",
-                "\"rope_type\": \"yarn\"",
-                "`rope_scaling` = yarn",
+                "\"rope_type\": \"dynamic\"",
+                "`rope_scaling` = dynamic",
+            ),
+            (
+                "\"rope_type\": \"llama3\"",
+                "\"rope_type\": \"longrope\"",
+                "`rope_scaling` = longrope",
+            ),
+            (
+                "\"rope_type\": \"llama3\"",
+                "\"partial_rotary_factor\": 0.5",
+                "`rope_scaling` = {",
+            ),
+            (
+                "\"rope_type\": \"llama3\"",
+                "\"sliding_attention\": {}",
+                "`rope_scaling` = {",
             ),
             ("\"head_dim\": 20", "\"head_dim\": 21", "odd"),
             (
-                "\"head_dim\": 20",
-                "\"mlp_bias\": true",
+                "\"llama\"",
+                "\"qwen2\", \"mlp_bias\": true",
                 "`mlp_bias` = true",
+            ),
+            (
+                "\"llama\"",
+                "\"qwen2\", \"layer_types\": [\"full_attention\"]",
+                "`layer_types` is missing or is not a name for each layer",
+            ),
+            (
+                "\"llama\"",
+                "\"qwen2\", \"layer_types\": [\"full_attention\", \"full_attention\", \"sliding_attention\"]",
+                "`layer_types` = \"sliding_attention\"",
+            ),
+            ("\"llama\"", "\"gemma\"", "model_type `gemma`"),
+            ("\"llama\"", "\"phi\"", "model_type `phi`"),
+            (
+                "\"llama\"",
+                "\"phi3\"",
+                "model.fused_projections with model.rope_scaling",
+            ),
+            (
+                "\"llama\"",
+                "\"phi3\", \"resid_pdrop\": 0.1",
+                "`resid_pdrop` = 0.1",
             ),
         ];
         for (from, to, expected) in cases {

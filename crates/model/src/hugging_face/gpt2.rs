@@ -1,6 +1,6 @@
 //! GPT-2's `config.json`, whose keys are its own.
 
-use super::config::{HfConfigError, flag, number};
+use super::config::{HfConfigError, flag, number, size, size_or};
 use crate::ModelConfig;
 use crate::config::{ActivationFunction, NormKind, Positions};
 use serde_json::{Value, json};
@@ -8,10 +8,7 @@ use serde_json::{Value, json};
 /// The shape that the keys say.
 pub(super) fn read(json: &Value) -> Result<ModelConfig, HfConfigError> {
     refuse_unsupported(json)?;
-    let size = |key: &'static str| {
-        let size = json[key].as_u64().map(|size| size as usize);
-        size.ok_or(HfConfigError::Key(key, "a positive whole number"))
-    };
+    let size = |key| size(json, key);
     let (hidden, heads) = (size("n_embd")?, size("n_head")?);
     Ok(ModelConfig {
         hidden,
@@ -19,14 +16,16 @@ pub(super) fn read(json: &Value) -> Result<ModelConfig, HfConfigError> {
         heads,
         kv_heads: heads,
         head_dim: hidden / heads.max(1),
-        ffn: match json["n_inner"].is_null() {
-            true => hidden.saturating_mul(4),
-            false => size("n_inner")?,
-        },
+        ffn: size_or(json, "n_inner", hidden.saturating_mul(4))?,
         vocab: size("vocab_size")?,
         tie_embeddings: json["tie_word_embeddings"].is_null() || flag(json, "tie_word_embeddings")?,
         qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        fused_projections: false,
         qk_norm: false,
+        sliding_window: None,
+        full_attention_layers: Vec::new(),
         norm: NormKind::Layer,
         activation: ActivationFunction::GeluTanh,
         positions: Positions::Learned,

@@ -2,12 +2,43 @@
 
 mod config;
 mod gpt2;
+mod llama;
 mod origin;
+mod rope;
+mod turned;
 mod weights;
 mod write;
 
+use crate::parameters::{Parameters, Stored};
+use files::CHUNK_BYTES;
+use turned::Turned;
+
 pub use config::HfConfigError;
 pub use origin::{Origin, OriginError};
-pub(crate) use weights::CHUNK;
 pub use weights::{ModelWeights, WeightsError, encode, import};
 pub use write::{MAX_SHARD_BYTES, OutgoingWeights, write_model};
+
+/// Most host memory that values take on their way from files to where weights and states are: as they are read, in f32, and as
+/// they are kept. Held by a test of the resident set.
+pub fn loading_bytes(parameters: &Parameters) -> u64 {
+    5 * CHUNK_BYTES as u64 + turned_bytes(parameters)
+}
+
+/// The same on their way from there into files.
+pub fn saving_bytes(parameters: &Parameters) -> u64 {
+    2 * CHUNK_BYTES as u64 + turned_bytes(parameters)
+}
+
+/// Bytes of what is turned at a time, of parameters that files have the other way round.
+fn turned_bytes(parameters: &Parameters) -> u64 {
+    let room = |shape: &[usize]| {
+        let [rows, columns] = [shape[0], shape[1]];
+        let stored = Turned::f32(columns, rows);
+        Turned::f32(rows, columns).room().max(stored.room())
+    };
+    let turned = parameters
+        .in_layout()
+        .filter(|parameter| parameter.stored == Stored::Transposed);
+    let most = turned.map(|parameter| room(&parameter.shape)).max();
+    most.unwrap_or(0) as u64
+}

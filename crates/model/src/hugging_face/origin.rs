@@ -94,13 +94,14 @@ impl Origin {
     }
 
     /// All files of the folder of this model but its weights, `config.json` last: names and contents. Of the original
-    /// `config.json` only the type of the weights changes. Where there is none, or it describes another model than `model`,
-    /// it is a new one, for sequences of `seq` tokens.
+    /// `config.json` only the type of the weights changes, and dropout or the norms' epsilon where `model` has others. Where
+    /// there is none, or it describes another model, it is a new one, for sequences of `seq` tokens.
     pub fn files(&self, model: &ModelConfig, seq: usize, dtype: DType) -> Vec<(String, Vec<u8>)> {
-        let describes = |text: &&str| ModelConfig::from_hf(text).is_ok_and(|of| of == *model);
-        let original = self.config().filter(describes);
+        let original = self
+            .config()
+            .and_then(|text| describing(text, model, (seq, dtype)));
         let config = original
-            .and_then(|text| with_dtype(text, dtype_name(dtype)))
+            .and_then(|text| with_dtype(&text, dtype_name(dtype)))
             .unwrap_or_else(|| self.new_config(&model.to_hf(seq, dtype)));
         let mut files = self.companions.clone();
         files.push(("config.json".into(), config.into_bytes()));
@@ -152,6 +153,29 @@ fn read_present<'a>(
         }
     };
     names.into_iter().filter_map(read).collect()
+}
+
+/// The text of a `config.json`, with the dropout and the norms' epsilon of `model`; none if it describes another model.
+fn describing(text: &str, model: &ModelConfig, (seq, dtype): (usize, DType)) -> Option<String> {
+    let described = ModelConfig::from_hf(text).ok()?;
+    if described == *model {
+        return Some(text.into());
+    }
+    let (dropout, norm_eps) = (model.dropout, model.norm_eps);
+    let changed = ModelConfig {
+        dropout,
+        norm_eps,
+        ..described.clone()
+    };
+    if changed != *model {
+        return None;
+    }
+    let keys = |of: &ModelConfig| serde_json::from_str::<Map<String, Value>>(&of.to_hf(seq, dtype));
+    let (before, after) = (keys(&described).ok()?, keys(model).ok()?);
+    let mut config: Map<String, Value> = serde_json::from_str(text).ok()?;
+    let is_changed = |(key, value): &(String, Value)| before.get(key) != Some(value);
+    config.extend(after.into_iter().filter(is_changed));
+    Some(in_text(&config))
 }
 
 /// A `config.json` that says the type of the weights where it said it before; the same text if nothing changes.
@@ -221,6 +245,22 @@ mod tests {
         for (name, contents) in &came[..4] {
             assert_eq!(text(&files, name), *contents, "to the byte");
         }
+    }
+
+    #[test]
+    fn dropout_of_ones_own_goes_into_the_config_that_came() {
+        let came = r#"{"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3, "vocab_size": 20, "n_positions": 16,
+            "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "unheard_of": true}"#;
+        let origin = Origin::read(folder(&[("config.json", came)]).path()).unwrap();
+        let described = ModelConfig::from_hf(came).unwrap();
+        let model = ModelConfig {
+            dropout: 0.0,
+            ..described.clone()
+        };
+        assert_ne!(model, described);
+        let written = text(&origin.files(&model, 16, DType::F32), "config.json");
+        assert_eq!(ModelConfig::from_hf(&written).unwrap(), model);
+        assert_eq!(object(&written)["unheard_of"], true);
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! Weights from a folder in Hugging Face layout: safetensors, one file or sharded; or from a checkpoint of several ranks, which
 //! has them in pieces, in the order of their use.
 
-use super::write::transposed;
+use super::turned::Turned;
+use super::write::OutgoingWeights;
 use crate::parameters::{Parameter, Parameters, Stored};
 use bytemuck::cast_slice;
-use files::{Dtype, FilesError, Parts, TensorParts, TensorSource, TensorSpec, Tensors};
+use files::{
+    CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, TensorSpec, Tensors, host_room,
+    in_chunks,
+};
 use half::{bf16, f16};
 use memory::{Cover, DType, Layout};
 use std::borrow::Cow;
-use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -33,10 +36,13 @@ pub enum WeightsError {
     Write(FilesError),
 }
 
-/// Values that are handed over at a time when a model is filled: what host memory loading needs.
-pub(crate) const CHUNK: usize = 256 * 1024;
+impl From<FilesError> for WeightsError {
+    fn from(error: FilesError) -> WeightsError {
+        WeightsError::Read(error)
+    }
+}
 
-/// The weights of a folder, mapped: all that a model has, in its shapes, and nothing else.
+/// The weights of a folder, to be read a chunk at a time: all that a model has, in its shapes, and nothing else.
 #[derive(Debug)]
 pub struct ModelWeights<'a> {
     tensors: Tensors,
@@ -69,7 +75,7 @@ impl<'a> ModelWeights<'a> {
             parameters,
             names,
         };
-        match weights.unwanted() {
+        match weights.unwanted()? {
             None => Ok(weights),
             Some(unwanted) => Err(wrong(unwanted)),
         }
@@ -88,40 +94,77 @@ impl<'a> ModelWeights<'a> {
     /// values. What is not `wanted` is not read, as far as chunks go.
     ///
     /// # Errors
-    /// What `set` returns.
-    pub fn read<E>(
+    /// [`WeightsError::Read`], or what `set` returns.
+    pub fn read<E: From<WeightsError>>(
         &self,
         layout: &Layout,
         wanted: &Cover,
         mut set: impl FnMut(usize, &[f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut values = Vec::with_capacity(CHUNK);
+        let mut values = Vec::with_capacity(CHUNK_ELEMENTS);
         let parameters = self.parameters.in_layout().zip(layout.entries());
         for (index, (parameter, entry)) in parameters.enumerate() {
             let tensor = self.tensor(index);
-            let is_transposed = is_transposed(&self.tensors, parameter);
-            for first in (0..entry.elements()).step_by(CHUNK) {
-                let elements = first..entry.elements().min(first + CHUNK);
+            let (dtype, size) = (tensor.dtype, tensor.dtype.bitsize() / 8);
+            let bytes = |elements| bytes_of(&tensor, elements).map_err(E::from);
+            let is_wanted = |elements: &Range<usize>| {
                 let place = entry.offset + elements.start..entry.offset + elements.end;
-                if wanted.within(&place).elements() == 0 {
-                    continue;
-                }
+                wanted.within(&place).elements() > 0
+            };
+            let mut set = |first: usize, bytes: &[u8]| {
                 values.clear();
-                let bytes = used_bytes(&tensor, parameter, is_transposed, elements);
-                widen(tensor.dtype, &bytes, &mut values);
-                set(place.start, &values)?;
+                widen(dtype, bytes, &mut values);
+                set(entry.offset + first, &values)
+            };
+            if !self.is_transposed(parameter) {
+                let mut chunks = in_chunks(0..entry.elements()).filter(is_wanted);
+                chunks.try_for_each(|chunk| set(chunk.start, &bytes(chunk)?))?;
+                continue;
             }
+            let stored = Turned {
+                rows: tensor.shape[0],
+                columns: tensor.shape[1],
+                size,
+            };
+            let mut room = host_room(stored.room()).map_err(WeightsError::Read)?;
+            stored.each(&mut room, is_wanted, bytes, |elements, turned| {
+                let first = elements.start;
+                let mut chunks = in_chunks(0..elements.len());
+                chunks.try_for_each(|chunk| {
+                    set(
+                        first + chunk.start,
+                        &turned[chunk.start * size..chunk.end * size],
+                    )
+                })
+            })?;
         }
         Ok(())
     }
 
     /// The same weights on their way into other files, under the parameters' names and in one type.
     pub fn converted(&self, dtype: DType) -> impl TensorSource {
-        Converted {
-            weights: self,
-            specs: specs(self.parameters, dtype),
-            dtype,
+        let bytes = move |index, elements: Range<usize>| {
+            let tensor = self.tensor(index);
+            let bytes = bytes_of(&tensor, elements.clone()).map_err(|error| match error {
+                WeightsError::Read(error) => error.into(),
+                other => std::io::Error::other(other),
+            })?;
+            if tensor.dtype == Dtype::from(dtype) {
+                return Ok(bytes);
+            }
+            let mut values = Vec::with_capacity(elements.len());
+            widen(tensor.dtype, &bytes, &mut values);
+            Ok(Cow::Owned(encode(&values, dtype).into_owned()))
+        };
+        match &self.tensors {
+            Tensors::Whole(_) => OutgoingWeights::as_stored(self.parameters, dtype, bytes),
+            Tensors::InPieces(_) => OutgoingWeights::new(self.parameters, dtype, bytes),
         }
+    }
+
+    /// Whether files have the transpose of a parameter.
+    fn is_transposed(&self, parameter: &Parameter) -> bool {
+        matches!(self.tensors, Tensors::Whole(_)) && parameter.stored == Stored::Transposed
     }
 
     fn tensor(&self, index: usize) -> TensorParts<'_> {
@@ -130,23 +173,36 @@ impl<'a> ModelWeights<'a> {
     }
 
     /// A tensor that the model does not have, and what there is to say about it.
-    fn unwanted(&self) -> Option<(&str, String)> {
+    fn unwanted(&self) -> Result<Option<(&str, String)>, FilesError> {
         let known: std::collections::HashSet<&str> =
             self.names.iter().map(String::as_str).collect();
         let extra = self.tensors.names().into_iter();
-        let mut extra = extra.filter(|name| !known.contains(name) && !is_buffer(name));
-        extra.find_map(|name| match name == HEAD {
-            true if self.is_embedding(name) => None,
-            true => Some((name, "differs from the embedding, but config.json ties them; set \"tie_word_embeddings\" to false there if both were trained".into())),
-            false => Some((name, "is not one of the model's: what config.json describes has no such weights".into())),
-        })
+        for name in extra.filter(|name| !known.contains(name) && !is_buffer(name)) {
+            let problem = match name == HEAD {
+                true if self.is_embedding(name)? => continue,
+                true => {
+                    "differs from the embedding, but config.json ties them; set \"tie_word_embeddings\" to false there if both were trained"
+                }
+                false => {
+                    "is not one of the model's: what config.json describes has no such weights"
+                }
+            };
+            return Ok(Some((name, problem.into())));
+        }
+        Ok(None)
     }
 
     /// Whether a head is the embedding once more.
-    fn is_embedding(&self, head: &str) -> bool {
+    fn is_embedding(&self, head: &str) -> Result<bool, FilesError> {
         let is_it = |name: &String| EMBEDDINGS.iter().any(|end| name.ends_with(end));
         let embedding = self.names.iter().find(|name| is_it(name));
-        embedding.is_some_and(|embedding| self.tensors.get(embedding) == self.tensors.get(head))
+        let embedding = embedding.and_then(|embedding| self.tensors.get(embedding));
+        match (embedding, self.tensors.get(head)) {
+            (Some(one), Some(other)) if (one.dtype, one.shape) == (other.dtype, other.shape) => {
+                one.bytes.equal(&other.bytes)
+            }
+            _ => Ok(false),
+        }
     }
 }
 
@@ -201,27 +257,15 @@ pub fn import<E: From<WeightsError>>(
     ModelWeights::open(folder, parameters)?.read(layout, wanted, set)
 }
 
-/// Whether files have the transpose of a parameter.
-fn is_transposed(tensors: &Tensors, parameter: &Parameter) -> bool {
-    matches!(tensors, Tensors::Whole(_)) && parameter.stored == Stored::Transposed
-}
-
-/// The bytes of some elements of a parameter, in the order of their use.
-fn used_bytes<'a>(
+/// The bytes of some elements of a tensor, as they lie in its files.
+fn bytes_of<'a>(
     tensor: &TensorParts<'a>,
-    parameter: &Parameter,
-    is_transposed: bool,
     elements: Range<usize>,
-) -> Cow<'a, [u8]> {
-    let (data, size) = (&tensor.bytes, tensor.dtype.bitsize() / 8);
-    if !is_transposed {
-        return data.get(elements.start * size..elements.end * size);
-    }
-    let [outputs, inputs] = [parameter.shape[0], parameter.shape[1]];
-    let data = data.get(0..data.len());
-    let places = elements.map(|element| element % inputs * outputs + element / inputs);
-    let bytes = places.flat_map(|place| &data[place * size..(place + 1) * size]);
-    Cow::Owned(bytes.copied().collect())
+) -> Result<Cow<'a, [u8]>, WeightsError> {
+    let size = tensor.dtype.bitsize() / 8;
+    Ok(tensor
+        .bytes
+        .get(elements.start * size..elements.end * size)?)
 }
 
 /// Appends little-endian elements as f32.
@@ -232,47 +276,6 @@ fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
         Dtype::F16 => values.extend(halves().map(|bytes| f16::from_le_bytes(bytes).to_f32())),
         Dtype::F32 => values.extend(data.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
         other => unreachable!("{other:?} was refused when the files were opened"),
-    }
-}
-
-/// What a folder's weights become in a type.
-struct Converted<'a> {
-    weights: &'a ModelWeights<'a>,
-    specs: Vec<TensorSpec>,
-    dtype: DType,
-}
-
-impl TensorSource for Converted<'_> {
-    fn tensors(&self) -> &[TensorSpec] {
-        &self.specs
-    }
-
-    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        let tensor = self.weights.tensor(index);
-        let (dtype, spec) = (tensor.dtype, &self.specs[index]);
-        let parameter = self.weights.parameters.in_layout().nth(index);
-        let parameter = parameter.expect("there is a specification of every parameter");
-        let (turned, mut bytes);
-        bytes = tensor.bytes;
-        if parameter.stored == Stored::Transposed
-            && !is_transposed(&self.weights.tensors, parameter)
-        {
-            turned = transposed(&bytes.get(0..bytes.len()), &spec.shape);
-            bytes = Parts::new([&turned[..]]);
-        }
-        let chunk = CHUNK * dtype.bitsize() / 8;
-        let mut values = Vec::with_capacity(CHUNK);
-        for start in (0..bytes.len()).step_by(chunk) {
-            let bytes = bytes.get(start..bytes.len().min(start + chunk));
-            if dtype == spec.dtype {
-                out.write_all(&bytes)?;
-                continue;
-            }
-            values.clear();
-            widen(dtype, &bytes, &mut values);
-            out.write_all(&encode(&values, self.dtype))?;
-        }
-        Ok(())
     }
 }
 
@@ -293,8 +296,12 @@ pub(super) fn specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
 pub fn encode(values: &[f32], dtype: DType) -> Cow<'_, [u8]> {
     match dtype {
         DType::BF16 => {
-            let narrow: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-            Cow::Owned(cast_slice(&narrow).to_vec())
+            let mut narrow = vec![0; 2 * values.len()];
+            let halves = narrow.as_chunks_mut().0.iter_mut();
+            for (half, value) in halves.zip(values) {
+                *half = bf16::from_f32(*value).to_le_bytes();
+            }
+            Cow::Owned(narrow)
         }
         DType::F32 => Cow::Borrowed(cast_slice(values)),
         other => panic!("weights are written in f32 or bf16, not in {other:?}"),

@@ -1,13 +1,16 @@
 //! A model's folder in Hugging Face layout, written so that half of one is never taken for a model.
 
+use super::turned::Turned;
 use super::weights::{WeightsError, specs};
 use crate::parameters::{Parameters, Stored};
 use files::{
-    FileSystem, FilesError, TensorSource, TensorSpec, remove_tree, write_file, write_tensors,
+    FileSystem, FilesError, TensorSource, TensorSpec, host_room, in_chunks, remove_tree,
+    write_file, write_tensors,
 };
 use memory::DType;
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::Path;
 
 /// Bytes of weights that a file has at most, unless a tensor alone has more.
@@ -23,47 +26,58 @@ pub struct OutgoingWeights<F> {
     bytes: F,
 }
 
-impl<'a, F: Fn(usize) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
-    /// `bytes(index)` are the little-endian elements, in `dtype`, of the parameter with this index in the layout, as they
-    /// are used. It is called for one after the other, when its bytes are written: a model need not be twice in memory.
+impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
+    /// `bytes(index, elements)` are some little-endian elements, in `dtype`, of the parameter with this index in the layout,
+    /// as they are used: a chunk at a time, when they are written. It is called for one parameter after the other, in order
+    /// of its elements, several times from the first one on where files have a transpose.
     pub fn new(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
+        let stored = parameters.in_layout().map(|parameter| parameter.stored);
         OutgoingWeights {
             specs: specs(parameters, dtype),
-            stored: parameters
-                .in_layout()
-                .map(|parameter| parameter.stored)
-                .collect(),
+            stored: stored.collect(),
+            bytes,
+        }
+    }
+
+    /// The same, where `bytes` has all parameters as files have them.
+    pub(super) fn as_stored(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
+        let specs = specs(parameters, dtype);
+        OutgoingWeights {
+            stored: vec![Stored::AsUsed; specs.len()],
+            specs,
             bytes,
         }
     }
 }
 
-impl<'a, F: Fn(usize) -> io::Result<Cow<'a, [u8]>>> TensorSource for OutgoingWeights<F> {
+impl<'a, F> TensorSource for OutgoingWeights<F>
+where
+    F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>,
+{
     fn tensors(&self) -> &[TensorSpec] {
         &self.specs
     }
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        let bytes = (self.bytes)(index)?;
-        match self.stored[index] {
-            Stored::AsUsed => out.write_all(&bytes),
-            Stored::Transposed => out.write_all(&transposed(&bytes, &self.specs[index].shape)),
+        let TensorSpec { dtype, shape, .. } = &self.specs[index];
+        let bytes = |elements| (self.bytes)(index, elements);
+        if self.stored[index] == Stored::AsUsed {
+            let mut chunks = in_chunks(0..shape.iter().product());
+            return chunks.try_for_each(|chunk| out.write_all(&bytes(chunk)?));
         }
+        let used = Turned {
+            rows: shape[1],
+            columns: shape[0],
+            size: dtype.bitsize() / 8,
+        };
+        let mut room = host_room(used.room())?;
+        used.each(
+            &mut room,
+            |_| true,
+            bytes,
+            |_, turned| out.write_all(turned),
+        )
     }
-}
-
-/// A matrix of this shape, from the bytes of its transpose.
-pub(super) fn transposed(bytes: &[u8], shape: &[usize]) -> Vec<u8> {
-    let [rows, columns] = [shape[0], shape[1]];
-    let size = bytes.len() / (rows * columns);
-    let element = |row, column| {
-        let at = (column * rows + row) * size;
-        &bytes[at..at + size]
-    };
-    let rows = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
-    rows.flat_map(|(row, column)| element(row, column))
-        .copied()
-        .collect()
 }
 
 /// Writes weights and the other files of a model ([`Origin::files`](crate::Origin::files)) into an existing folder. All is

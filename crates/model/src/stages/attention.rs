@@ -49,6 +49,8 @@ pub struct CoreAttention {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// The most keys that a query sees, its own included; none: all up to itself.
+    pub window: Option<usize>,
     /// Where probabilities are dropped.
     pub dropout: DropoutSite,
 }
@@ -69,6 +71,7 @@ impl CoreAttention {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
+            window: self.window,
         }
     }
 
@@ -269,7 +272,10 @@ impl Stage for CoreAttention {
     }
 
     fn flops_per_token(&self, seq: usize) -> u64 {
-        12 * (self.heads * self.head_dim) as u64 * seq as u64
+        // Of a window of `w` keys, `w (2 s - w)` of the `s s` scores: as many as the whole where it is as long.
+        let reach = self.window.unwrap_or(seq).min(seq);
+        let keys = reach as u64 * (2 * seq - reach) as u64 / seq.max(1) as u64;
+        12 * (self.heads * self.head_dim) as u64 * keys
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {

@@ -3,7 +3,6 @@
 use crate::{ModelError, RopeScaling};
 use kernels::Kernels;
 use memory::{Buffer, Category, DType, Memory};
-use std::f64::consts::PI;
 
 /// Which angles the positions turn by.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,7 +11,7 @@ pub struct Rotary {
     pub head_dim: usize,
     /// Base of the wavelengths.
     pub theta: f64,
-    /// Llama-3's stretching of long wavelengths.
+    /// How wavelengths are stretched.
     pub scaling: Option<RopeScaling>,
 }
 
@@ -34,7 +33,7 @@ impl Rotary {
     }
 
     /// Cosines `[s, head_dim / 2]`, then sines: angle = position x frequency, both rounded to f32 first, as Hugging
-    /// Face and PyTorch do.
+    /// Face and PyTorch do. Turning back by them keeps their amplitude, as a gradient wants it.
     fn table(&self, seq: usize) -> Vec<f32> {
         let frequencies = self.frequencies().into_iter();
         let frequencies: Vec<f32> = frequencies.map(|frequency| frequency as f32).collect();
@@ -43,30 +42,23 @@ impl Rotary {
             frequencies.map(move |frequency| f64::from(position as f32 * frequency))
         });
         let angles: Vec<f64> = angles.collect();
+        let amplitude = self.scaling.as_ref().map_or(1.0, RopeScaling::amplitude);
         let cosines = angles.iter().map(|angle| angle.cos());
         let sines = angles.iter().map(|angle| angle.sin());
-        cosines.chain(sines).map(|value| value as f32).collect()
+        let values = cosines.chain(sines).map(|value| amplitude * value);
+        values.map(|value| value as f32).collect()
     }
 
     /// Radians per position of each pair.
     fn frequencies(&self) -> Vec<f64> {
         let pairs = self.head_dim / 2;
         let plain = (0..pairs).map(|pair| self.theta.powf(-(pair as f64) / pairs as f64));
-        let scaling = self.scaling.as_ref();
-        plain
-            .map(|frequency| scaling.map_or(frequency, |scaling| stretch(frequency, scaling)))
-            .collect()
+        let mut frequencies: Vec<f64> = plain.collect();
+        if let Some(scaling) = &self.scaling {
+            scaling.stretch(&mut frequencies, self.theta);
+        }
+        frequencies
     }
-}
-
-/// Llama 3's scaling of one frequency.
-fn stretch(frequency: f64, scaling: &RopeScaling) -> f64 {
-    let original = scaling.original_max_position as f64;
-    let turns = original * frequency / (2.0 * PI);
-    let blend =
-        (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
-    let kept = blend.clamp(0.0, 1.0);
-    frequency * (kept + (1.0 - kept) / scaling.factor)
 }
 
 #[cfg(test)]
@@ -97,7 +89,7 @@ mod tests {
     /// wavelengths are kept, long ones divided by 8.
     #[test]
     fn llama3_scaling_keeps_short_and_stretches_long_wavelengths() {
-        let scaling = RopeScaling {
+        let scaling = RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,

@@ -3,7 +3,7 @@
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{Embedding, Linear, Module};
-use model::{Family, ModelConfig};
+use model::{Family, ModelConfig, RopeScaling};
 use std::collections::BTreeMap;
 
 /// Parameters by Hugging Face name.
@@ -83,7 +83,7 @@ impl Oracle<'_> {
             let width = self.config.hidden;
             let [q, k, v] =
                 [0, 1, 2].map(|part| self.heads(&qkv.narrow(2, part * width, width)?));
-            let attended = self.linear(&self.attend(q?, k?, v?)?, &name("attn.c_proj"))?;
+            let attended = self.linear(&self.attend(q?, k?, v?, None)?, &name("attn.c_proj"))?;
             x = (x + attended)?;
             let h = self.layer_norm(&x, &name("ln_2"))?;
             let act = gelu(&self.linear(&h, &name("mlp.c_fc"))?)?;
@@ -112,7 +112,8 @@ impl Oracle<'_> {
     fn block(&self, layer: usize, x: &Tensor) -> Result<Tensor> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let mut h = self.norm(x, &name("input_layernorm.weight"))?;
-        let x = (x + self.attention(&h, &name("self_attn"))?)?;
+        let window = self.config.window(layer);
+        let x = (x + self.attention(&h, &name("self_attn"), window)?)?;
         if !self.is_parallel {
             h = self.norm(&x, &name("post_attention_layernorm.weight"))?;
         }
@@ -136,7 +137,7 @@ impl Oracle<'_> {
     }
 
     /// Causal attention with grouped queries; `x [b, s, h]`.
-    fn attention(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+    fn attention(&self, x: &Tensor, name: &str, window: Option<usize>) -> Result<Tensor> {
         let ModelConfig {
             heads,
             kv_heads,
@@ -163,7 +164,7 @@ impl Oracle<'_> {
                 .contiguous()?
                 .reshape((rows, heads, seq, head_dim))
         };
-        let out = self.attend(q?, repeat(k?)?, repeat(v)?)?;
+        let out = self.attend(q?, repeat(k?)?, repeat(v)?, window)?;
         self.linear(&out, &format!("{name}.o_proj"))
     }
 
@@ -174,12 +175,22 @@ impl Oracle<'_> {
         x.transpose(1, 2)?.contiguous()
     }
 
-    /// Causal attention of as many key heads as query heads, `[b, heads, s, d]`; gives `[b, s, heads d]`.
-    fn attend(&self, q: Tensor, k: Tensor, v: Tensor) -> Result<Tensor> {
+    /// Causal attention of as many key heads as query heads, `[b, heads, s, d]`; gives `[b, s, heads d]`. A key is hidden that
+    /// is a whole window or more before its query.
+    fn attend(&self, q: Tensor, k: Tensor, v: Tensor, window: Option<usize>) -> Result<Tensor> {
         let (rows, heads, seq, head_dim) = q.dims4()?;
         let scores = (q.matmul(&k.t()?.contiguous()?)? / (head_dim as f64).sqrt())?;
+        let is_hidden = |query: usize, key: usize| {
+            key > query || window.is_some_and(|window| key + window <= query)
+        };
         let hidden: Vec<f64> = (0..seq * seq)
-            .map(|at| if at % seq > at / seq { -1e30 } else { 0.0 })
+            .map(|at| {
+                if is_hidden(at / seq, at % seq) {
+                    -1e30
+                } else {
+                    0.0
+                }
+            })
             .collect();
         let hidden = Tensor::from_vec(hidden, (seq, seq), &Device::Cpu)?;
         let scores = scores.broadcast_add(&hidden)?;
@@ -196,8 +207,13 @@ impl Oracle<'_> {
         let (_, seq, _, dim) = x.dims4()?;
         let half = dim / 2;
         let angle = |at: usize| (at / half) as f64 * self.frequency(at % half);
+        let amplitude = match &self.config.rope_scaling {
+            Some(RopeScaling::Yarn { factor, .. }) => 0.1 * factor.ln() + 1.0,
+            _ => 1.0,
+        };
         let table = |of: fn(f64) -> f64| {
-            let values: Vec<f64> = (0..seq * half).map(|at| of(angle(at))).collect();
+            let angles = (0..seq * half).map(angle);
+            let values: Vec<f64> = angles.map(|angle| amplitude * of(angle)).collect();
             Tensor::from_vec(values, (1, seq, 1, half), &Device::Cpu)
         };
         let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
@@ -207,23 +223,48 @@ impl Oracle<'_> {
         Tensor::cat(&[first, second], 3)
     }
 
-    /// Radians a position of a pair, with Llama 3's scaling as Hugging Face writes it: by wavelength.
+    /// Radians a position of a pair, with the scaling as Hugging Face writes it: Llama 3's by wavelength, YaRN's by dimension.
     fn frequency(&self, pair: usize) -> f64 {
         let dim = self.config.head_dim as f64;
         let plain = self.config.rope_theta.powf(-2.0 * pair as f64 / dim);
+        let wavelength = 2.0 * std::f64::consts::PI / plain;
         let Some(scaling) = &self.config.rope_scaling else {
             return plain;
         };
-        let wavelength = 2.0 * std::f64::consts::PI / plain;
-        let original = scaling.original_max_position as f64;
-        let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
-        if wavelength < original / high {
-            plain
-        } else if wavelength > original / low {
-            plain / scaling.factor
-        } else {
-            let smooth = (original / wavelength - low) / (high - low);
-            (1.0 - smooth) * plain / scaling.factor + smooth * plain
+        match *scaling {
+            RopeScaling::Linear { factor } => plain / factor,
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_position,
+            } => {
+                let original = original_max_position as f64;
+                if wavelength < original / high {
+                    plain
+                } else if wavelength > original / low {
+                    plain / factor
+                } else {
+                    let smooth = (original / wavelength - low) / (high - low);
+                    (1.0 - smooth) * plain / factor + smooth * plain
+                }
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_max_position,
+                beta_fast,
+                beta_slow,
+                ..
+            } => {
+                let dimension = |turns: f64| {
+                    let waves = original_max_position as f64 / (turns * 2.0 * std::f64::consts::PI);
+                    dim * waves.ln() / (2.0 * self.config.rope_theta.ln())
+                };
+                let (low, high) = (dimension(beta_fast).floor(), dimension(beta_slow).ceil());
+                let (low, high) = (low.max(0.0), high.min(dim - 1.0));
+                let ramp = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                plain / factor * ramp + plain * (1.0 - ramp)
+            }
         }
     }
 }

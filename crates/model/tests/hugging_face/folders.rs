@@ -3,14 +3,28 @@
 use files::{Disk, Dtype, TensorFiles, TensorSource, TensorSpec};
 use memory::{DType, Layout};
 use model::{
-    Architecture, Attention, ModelConfig, ModelWeights, Origin, OutgoingWeights, Parameters, encode,
+    Architecture, Attention, ModelConfig, ModelWeights, Origin, OutgoingWeights, Parameters,
+    WeightsError, encode,
 };
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// The families that the trainer knows, each a folder that transformers wrote.
-pub const FAMILIES: [&str; 6] = ["llama", "llama3", "qwen2", "qwen3", "mistral", "gpt2"];
+pub const FAMILIES: [&str; 12] = [
+    "llama",
+    "llama3",
+    "llama_biases",
+    "llama_yarn",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "qwen3_window",
+    "mistral",
+    "mistral_window",
+    "phi3",
+    "gpt2",
+];
 
 pub fn golden(family: &str) -> PathBuf {
     let folder = "../trainer/tests/golden/transformers";
@@ -44,7 +58,7 @@ impl Shape {
     pub fn read(&self, folder: &Path) -> Vec<f32> {
         let mut arena = vec![0.0; self.layout.elements()];
         let weights = ModelWeights::open(folder, &self.parameters).unwrap();
-        let set = |offset: usize, values: &[f32]| -> Result<(), ()> {
+        let set = |offset: usize, values: &[f32]| -> Result<(), WeightsError> {
             arena[offset..offset + values.len()].copy_from_slice(values);
             Ok(())
         };
@@ -55,8 +69,8 @@ impl Shape {
 
     /// An arena's weights on their way into files.
     pub fn outgoing<'a>(&'a self, arena: &'a [f32], dtype: DType) -> impl TensorSource + 'a {
-        OutgoingWeights::new(&self.parameters, dtype, move |index| {
-            let values = &arena[self.layout.entries()[index].range()];
+        OutgoingWeights::new(&self.parameters, dtype, move |index, elements| {
+            let values = &arena[self.layout.entries()[index].range()][elements];
             Ok(encode(values, dtype))
         })
     }
@@ -68,7 +82,8 @@ pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 pub fn tensors(folder: &Path) -> Tensors {
     let files = TensorFiles::open_folder(folder, "model").unwrap();
     let owned = files.iter().map(|(name, tensor)| {
-        let tensor = (tensor.dtype, tensor.shape.to_vec(), tensor.bytes.to_vec());
+        let bytes = tensor.bytes.get(0..tensor.bytes.len()).unwrap();
+        let tensor = (tensor.dtype, tensor.shape.to_vec(), bytes.into_owned());
         (name.to_string(), tensor)
     });
     owned.collect()

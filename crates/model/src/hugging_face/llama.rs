@@ -1,0 +1,199 @@
+//! The `config.json` of Llama, and of its like: Mistral, Qwen2, Qwen3, Phi-3.
+
+use super::config::{HfConfigError, causal_lm, flag, number, size, size_or};
+use super::rope;
+use crate::ModelConfig;
+use crate::config::{ActivationFunction, NormKind, Positions};
+use serde_json::{Value, json};
+
+/// What transformers takes for a window that the file does not mention, of all but Phi-3.
+const DEFAULT_WINDOW: usize = 4096;
+
+/// Layers without a window in Qwen's files that do not say how many.
+const DEFAULT_WINDOW_LAYERS: usize = 28;
+
+/// What `layer_types` calls layers with a window, and without.
+const SLIDING: &str = "sliding_attention";
+const FULL: &str = "full_attention";
+
+/// The shape that Llama's keys say, and those of its like.
+pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigError> {
+    refuse_unsupported(json, family)?;
+    let size = |key| size(json, key);
+    let (hidden, heads) = (size("hidden_size")?, size("num_attention_heads")?);
+    let layers = size("num_hidden_layers")?;
+    let has_attention_bias = ["llama", "qwen3"].contains(&family) && flag(json, "attention_bias")?;
+    let (sliding_window, full_attention_layers) = window(json, family, layers)?;
+    Ok(ModelConfig {
+        hidden,
+        layers,
+        heads,
+        kv_heads: size_or(json, "num_key_value_heads", heads)?,
+        head_dim: match family {
+            "qwen3" => size_or(json, "head_dim", 128)?,
+            _ => size_or(json, "head_dim", hidden / heads.max(1))?,
+        },
+        ffn: size("intermediate_size")?,
+        vocab: size("vocab_size")?,
+        tie_embeddings: flag(json, "tie_word_embeddings")?,
+        qkv_bias: family == "qwen2" || has_attention_bias,
+        o_bias: has_attention_bias,
+        mlp_bias: family == "llama" && flag(json, "mlp_bias")?,
+        fused_projections: family == "phi3",
+        qk_norm: family == "qwen3",
+        sliding_window,
+        full_attention_layers,
+        norm: NormKind::Rms,
+        activation: ActivationFunction::Swiglu,
+        positions: Positions::Rotary,
+        max_positions: None,
+        biases: false,
+        dropout: 0.0,
+        norm_eps: number(json, "rms_norm_eps")?.unwrap_or(1e-6),
+        rope_theta: rope::theta(json)?,
+        rope_scaling: rope::scaling(json)?,
+        init_std: number(json, "initializer_range")?.unwrap_or(0.02),
+    })
+}
+
+/// The window, if some layers have one, and the layers without: as transformers reads them. Mistral and Phi-3 have it everywhere,
+/// Qwen by `layer_types`, or from layer `max_window_layers` on.
+fn window(
+    json: &Value,
+    family: &str,
+    layers: usize,
+) -> Result<(Option<usize>, Vec<usize>), HfConfigError> {
+    // Null means none; only what is not there has a default.
+    let mentioned = match json.get("sliding_window") {
+        None => Some(DEFAULT_WINDOW).filter(|_| family != "phi3"),
+        Some(Value::Null) => None,
+        Some(_) => Some(size(json, "sliding_window")?),
+    };
+    let (window, full_layers) = match family {
+        "mistral" | "phi3" => (mentioned, vec![]),
+        "qwen2" | "qwen3" => {
+            let is_used = flag(json, "use_sliding_window")?;
+            (
+                mentioned.filter(|_| is_used),
+                full_layers(json, layers, is_used)?,
+            )
+        }
+        _ => (None, vec![]),
+    };
+    match window {
+        Some(window) if full_layers.len() < layers => Ok((Some(window), full_layers)),
+        _ => Ok((None, vec![])),
+    }
+}
+
+/// Layers of Qwen without a window. More layers than anyone has are refused later.
+fn full_layers(json: &Value, layers: usize, is_used: bool) -> Result<Vec<usize>, HfConfigError> {
+    let types = &json["layer_types"];
+    if types.is_null() {
+        let first = size_or(json, "max_window_layers", DEFAULT_WINDOW_LAYERS)?;
+        return Ok((0..first.min(layers).min(1 << 16)).collect());
+    }
+    let expected = HfConfigError::Key("layer_types", "a name for each layer");
+    let types = types.as_array().filter(|types| types.len() == layers);
+    let types = types.ok_or(expected)?;
+    let known = |kind: &&Value| **kind == FULL || (**kind == SLIDING && is_used);
+    match types.iter().find(|kind| !known(kind)) {
+        Some(other) => Err(HfConfigError::Unsupported("layer_types", other.to_string())),
+        None => Ok((0..layers).filter(|layer| types[*layer] == FULL).collect()),
+    }
+}
+
+/// Llama's keys for this shape, or those of its like.
+pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
+    let family = config.llama_like();
+    let family = family.expect("it was refused where the configuration was read");
+    let max_position = rope::max_position(config, seq);
+    let mut json = json!({
+        "architectures": [causal_lm(family)],
+        "model_type": family,
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.ffn,
+        "vocab_size": config.vocab,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.qkv_bias,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": config.rope_scaling.as_ref().map(rope::written),
+        "initializer_range": config.init_std,
+        "hidden_act": "silu",
+        "max_position_embeddings": max_position,
+        "bos_token_id": null,
+        "eos_token_id": null,
+        "torch_dtype": dtype,
+    });
+    if config.mlp_bias {
+        json["mlp_bias"] = json!(true);
+    }
+    match config.sliding_window {
+        Some(window) => {
+            json["sliding_window"] = json!(window);
+            if family.starts_with("qwen") {
+                write_layers(config, &mut json);
+            }
+        }
+        // transformers has defaults for these, other readers have none.
+        None if family == "qwen2" => {
+            json["use_sliding_window"] = json!(false);
+            json["sliding_window"] = json!(max_position);
+            json["max_window_layers"] = json!(config.layers);
+        }
+        None => {}
+    }
+    json
+}
+
+/// Which layers have the window: their types, and for readers that know none, how many come before the first with one.
+fn write_layers(config: &ModelConfig, json: &mut Value) {
+    let windows: Vec<_> = (0..config.layers)
+        .map(|layer| config.window(layer))
+        .collect();
+    let kind = |window: &Option<usize>| if window.is_some() { SLIDING } else { FULL };
+    let before = windows.iter().take_while(|window| window.is_none()).count();
+    json["use_sliding_window"] = json!(true);
+    json["max_window_layers"] = json!(before);
+    json["layer_types"] = windows.iter().map(kind).collect();
+}
+
+/// Features that the forward pass does not have.
+fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
+    type IsRefused = fn(&Value) -> bool;
+    let drops = |value: &Value| value.as_f64().is_some_and(|rate| rate > 0.0);
+    let refused: [(&'static str, IsRefused); 7] = [
+        ("hidden_act", |value| !(value.is_null() || value == "silu")),
+        ("attention_dropout", drops),
+        ("resid_pdrop", drops),
+        ("embd_pdrop", drops),
+        ("num_experts", |value| {
+            value.as_u64().is_some_and(|experts| experts > 1)
+        }),
+        ("partial_rotary_factor", |value| {
+            value.as_f64().is_some_and(|share| share != 1.0)
+        }),
+        ("quantization_config", |value| !value.is_null()),
+    ];
+    let refused = refused.iter().find(|(key, wrong)| wrong(&json[*key]));
+    let refused = refused.map(|(key, _)| (*key, json[*key].to_string()));
+    // What this family's classes would not heed says that another is meant.
+    let has_types = ["qwen2", "qwen3"].contains(&family);
+    let mut kinds = json["layer_types"].as_array().into_iter().flatten();
+    let of_another = match () {
+        () if family != "llama" && json["mlp_bias"] == true => Some(("mlp_bias", "true".into())),
+        () if !has_types && kinds.any(|kind| *kind != FULL) => {
+            Some(("layer_types", json["layer_types"].to_string()))
+        }
+        () => None,
+    };
+    match refused.or(of_another) {
+        Some((key, value)) => Err(HfConfigError::Unsupported(key, value)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,267 @@
+//! How the rotary embedding's wavelengths are changed for sequences longer than those of the original training.
+
+use serde::{Deserialize, Serialize};
+use std::f64::consts::PI;
+
+/// A way to stretch wavelengths, by its name in Hugging Face's files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// All wavelengths by the same factor: positions are divided by it (Chen et al. 2023).
+    Linear {
+        /// How far.
+        factor: f64,
+    },
+    /// Llama 3.1's: wavelengths longer than `original_max_position / low_freq_factor` are stretched by `factor`, those shorter
+    /// than `original_max_position / high_freq_factor` kept, those between blended.
+    Llama3 {
+        /// How far long wavelengths are stretched.
+        factor: f64,
+        /// Upper end of the stretched wavelengths.
+        low_freq_factor: f64,
+        /// Lower end of the blended wavelengths.
+        high_freq_factor: f64,
+        /// Context length of the original training.
+        original_max_position: usize,
+    },
+    /// YaRN (Peng et al. 2023): pairs that turn more than `beta_fast` times within the original context are kept, those that
+    /// turn less than `beta_slow` times stretched, those between blended by their number; cosines and sines are multiplied
+    /// by a factor.
+    Yarn {
+        /// How far long wavelengths are stretched.
+        factor: f64,
+        /// Context length of the original training.
+        original_max_position: usize,
+        /// Turns from which on pairs are kept.
+        #[serde(default = "default_beta_fast")]
+        beta_fast: f64,
+        /// Turns up to which pairs are stretched.
+        #[serde(default = "default_beta_slow")]
+        beta_slow: f64,
+        /// Factor of cosines and sines; none: `0.1 ln(factor) + 1`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attention_factor: Option<f64>,
+        /// The ends of the blended pairs are rounded outwards to whole pairs.
+        #[serde(default = "default_truncate")]
+        truncate: bool,
+    },
+}
+
+fn default_beta_fast() -> f64 {
+    32.0
+}
+
+fn default_beta_slow() -> f64 {
+    1.0
+}
+
+fn default_truncate() -> bool {
+    true
+}
+
+/// What the paper suggests as YaRN's factor of cosines and sines, where `weight` is 1.
+pub(crate) fn yarn_attention_factor(factor: f64, weight: f64) -> f64 {
+    match factor > 1.0 {
+        true => 0.1 * weight * factor.ln() + 1.0,
+        false => 1.0,
+    }
+}
+
+impl RopeScaling {
+    /// The names of the ways.
+    pub const KINDS: &'static [&'static str] = &["llama3", "linear", "yarn"];
+
+    /// The keys that a way needs, and those that it may have beside them.
+    pub fn keys(kind: &str) -> [&'static [&'static str]; 2] {
+        match kind {
+            "linear" => [&["factor"], &[]],
+            "yarn" => [
+                &["factor", "original_max_position"],
+                &["beta_fast", "beta_slow", "attention_factor", "truncate"],
+            ],
+            _ => [
+                &[
+                    "factor",
+                    "low_freq_factor",
+                    "high_freq_factor",
+                    "original_max_position",
+                ],
+                &[],
+            ],
+        }
+    }
+
+    /// How far the longest wavelengths are stretched.
+    pub fn factor(&self) -> f64 {
+        match self {
+            RopeScaling::Linear { factor }
+            | RopeScaling::Llama3 { factor, .. }
+            | RopeScaling::Yarn { factor, .. } => *factor,
+        }
+    }
+
+    /// Context length of the original training, where the way says it.
+    pub fn original_max_position(&self) -> Option<usize> {
+        match self {
+            RopeScaling::Linear { .. } => None,
+            RopeScaling::Llama3 {
+                original_max_position,
+                ..
+            }
+            | RopeScaling::Yarn {
+                original_max_position,
+                ..
+            } => Some(*original_max_position),
+        }
+    }
+
+    /// Numbers that must be finite and above 0, by their keys.
+    pub(crate) fn positive(&self) -> Vec<(&'static str, f64)> {
+        let mut positive = vec![("rope_scaling.factor", self.factor())];
+        let original = self.original_max_position();
+        positive.extend(original.map(|most| ("rope_scaling.original_max_position", most as f64)));
+        match self {
+            RopeScaling::Linear { .. } => {}
+            RopeScaling::Llama3 {
+                low_freq_factor,
+                high_freq_factor,
+                ..
+            } => positive.extend([
+                ("rope_scaling.low_freq_factor", *low_freq_factor),
+                (
+                    "rope_scaling.high_freq_factor - low_freq_factor",
+                    high_freq_factor - low_freq_factor,
+                ),
+            ]),
+            RopeScaling::Yarn {
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                ..
+            } => positive.extend([
+                ("rope_scaling.beta_slow", *beta_slow),
+                ("rope_scaling.beta_fast - beta_slow", beta_fast - beta_slow),
+                (
+                    "rope_scaling.attention_factor",
+                    attention_factor.unwrap_or(1.0),
+                ),
+            ]),
+        }
+        positive
+    }
+
+    /// What cosines and sines are multiplied by.
+    pub(crate) fn amplitude(&self) -> f64 {
+        match self {
+            RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
+            RopeScaling::Yarn {
+                factor,
+                attention_factor,
+                ..
+            } => attention_factor.unwrap_or_else(|| yarn_attention_factor(*factor, 1.0)),
+        }
+    }
+
+    /// What becomes of `frequencies`, radians per position of each pair, made from the base `theta`.
+    pub(crate) fn stretch(&self, frequencies: &mut [f64], theta: f64) {
+        let pairs = frequencies.len() as f64;
+        for (pair, frequency) in frequencies.iter_mut().enumerate() {
+            *frequency *= match self {
+                RopeScaling::Linear { factor } => 1.0 / factor,
+                RopeScaling::Llama3 {
+                    factor,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_max_position,
+                } => {
+                    let turns = *original_max_position as f64 * *frequency / (2.0 * PI);
+                    let blend = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    kept_and_stretched(blend, *factor)
+                }
+                RopeScaling::Yarn { factor, .. } => {
+                    let [first, last] = self.blended_pairs(pairs, theta);
+                    kept_and_stretched(1.0 - (pair as f64 - first) / (last - first), *factor)
+                }
+            };
+        }
+    }
+
+    /// Between which pairs YaRN blends: those that turn `beta_fast` and `beta_slow` times within the original context.
+    fn blended_pairs(&self, pairs: f64, theta: f64) -> [f64; 2] {
+        let RopeScaling::Yarn {
+            original_max_position,
+            beta_fast,
+            beta_slow,
+            truncate,
+            ..
+        } = self
+        else {
+            unreachable!("the others blend by wavelengths");
+        };
+        let original = *original_max_position as f64;
+        let pair = |turns: f64| pairs * (original / (turns * 2.0 * PI)).ln() / theta.ln();
+        let [first, last] = match truncate {
+            true => [pair(*beta_fast).floor(), pair(*beta_slow).ceil()],
+            false => [pair(*beta_fast), pair(*beta_slow)],
+        };
+        // As transformers has it: the last may lie beyond the pairs, and both are never the same.
+        let (first, last) = (first.max(0.0), last.min(2.0 * pairs - 1.0));
+        [first, if first == last { last + 0.001 } else { last }]
+    }
+}
+
+/// The factor of a frequency of which a share is kept, and the rest divided by `factor`.
+fn kept_and_stretched(share: f64, factor: f64) -> f64 {
+    let kept = share.clamp(0.0, 1.0);
+    kept + (1.0 - kept) / factor
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How far each of 16 pairs' wavelengths are stretched, with the base 10,000.
+    fn stretches(scaling: &RopeScaling) -> Vec<f64> {
+        let plain = (0..16).map(|pair| 10_000f64.powf(-f64::from(pair) / 16.0));
+        let plain: Vec<f64> = plain.collect();
+        let mut stretched = plain.clone();
+        scaling.stretch(&mut stretched, 10_000.0);
+        let ratios = plain.iter().zip(stretched);
+        ratios.map(|(plain, stretched)| plain / stretched).collect()
+    }
+
+    /// What `_compute_yarn_parameters` of transformers 5.23 gives.
+    #[test]
+    fn yarn_is_that_of_transformers() {
+        let yarn = |beta_fast, beta_slow, truncate| RopeScaling::Yarn {
+            factor: 8.0,
+            original_max_position: 512,
+            beta_fast,
+            beta_slow,
+            attention_factor: None,
+            truncate,
+        };
+        let plain = yarn(32.0, 1.0, true);
+        assert!((plain.amplitude() - 1.2079441541679836).abs() < 1e-12);
+        for (scaling, blended) in [
+            (plain, [1.0, 1.14286, 1.33333, 1.6, 2.0, 2.66667, 4.0, 8.0]),
+            (
+                yarn(16.0, 2.0, false),
+                [1.0, 1.0, 1.04351, 1.39648, 2.11032, 4.3171, 8.0, 8.0],
+            ),
+        ] {
+            let found = stretches(&scaling);
+            assert_eq!(found[0], 1.0);
+            for (found, expected) in found[1..9].iter().zip(blended) {
+                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+            }
+            assert!(found[9..].iter().all(|found| (found - 8.0).abs() < 1e-12));
+        }
+    }
+
+    #[test]
+    fn linear_stretches_all_alike() {
+        let stretches = stretches(&RopeScaling::Linear { factor: 4.0 });
+        assert!(stretches.iter().all(|stretch| *stretch == 4.0));
+    }
+}
