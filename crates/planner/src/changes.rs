@@ -1,12 +1,12 @@
 //! Settings that a run might add, as `--set` takes them: what a plan compares, and what an out-of-memory error tries.
 
-use data::Format;
+use data::{Format, Inputs};
 use kernels::Target;
 use memory::DType;
 use model::{Attention, Policy};
 use optim::{MasterFormat, MomentFormat};
 use settings::{Config, GradientsPlace, Settings, StatesPlace, Zero};
-use std::path::PathBuf;
+use std::path::Path;
 
 /// What full recompute keeps, and host memory can hold.
 const BLOCK_INPUT: &str = "block_input";
@@ -331,9 +331,9 @@ pub(crate) fn smaller_micro_batch(settings: &Settings) -> Option<Change> {
 
 /// Sequences of half the length, and twice as many of them; none below [`SHORTEST`], or where a file brings them.
 pub(crate) fn shorter_sequences(config: &Config, settings: &Settings) -> Option<Change> {
-    let is_batches = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors");
-    let from_file =
-        config.data.format == Format::Batches || config.data.path.as_ref().is_some_and(is_batches);
+    let is_batches = |path: &Path| path.extension().is_some_and(|end| end == "safetensors");
+    let mut paths = config.data.path.iter().flat_map(Inputs::paths);
+    let from_file = config.data.format == Format::Batches || paths.any(is_batches);
     let seq = settings.seq / 2;
     let helps = settings.seq.is_multiple_of(2) && seq >= SHORTEST;
     let accum = 2 * settings.accum;

@@ -5,6 +5,7 @@ use kernels::meta::FlopCounter;
 use memory::{ByPhase, LiveLease, Memory, Peak};
 use session::{Crossed, MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, shape_of_a_step};
 use settings::Settings;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What one step on shapes needs.
 pub(crate) struct Figures {
@@ -28,12 +29,26 @@ impl Figures {
     }
 }
 
+/// Steps that plans have made on shapes in this process.
+static STEPS: AtomicU64 = AtomicU64::new(0);
+
+/// How many steps plans have made on shapes so far: what tells that a long plan goes on.
+pub fn steps_on_shapes() -> u64 {
+    STEPS.load(Ordering::Relaxed)
+}
+
+/// A step is made on shapes.
+pub(crate) fn count_step() {
+    STEPS.fetch_add(1, Ordering::Relaxed);
+}
+
 /// Makes one step on shapes.
 pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, SessionError> {
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops.clone())?;
     let persistent_bytes = memory.live_bytes();
     let outcome = session.step(&shape_of_a_step(settings, settings.seq))?;
+    count_step();
     let step = outcome.memory;
     let not_made = settings.accum - MICRO_BATCHES_MAX.min(settings.accum);
     let (flops, largest_at_peak) = (flops.by_phase(), memory.largest_at_peak());
@@ -125,9 +140,7 @@ mod tests {
                 let settings = Settings::new(&config).unwrap();
                 let planned = figures(&settings, Target::Cuda).unwrap().crossed;
                 let micro = shape_of_a_micro_batch(&settings, settings.micro_batch, settings.seq);
-                let whole = StepBatch {
-                    micro: vec![micro; size * micro_batches],
-                };
+                let whole = StepBatch::from_iter(vec![micro; size * micro_batches]);
                 let (memory, flops) = (Memory::shapes(), FlopCounter::default());
                 let session = Session::on_shapes(settings, &memory, Target::Cuda, flops);
                 let made = session.unwrap().step(&whole).unwrap().crossed;

@@ -1,16 +1,21 @@
 //! Which GPUs a plan fits.
 
+use collectives::NCCL_CHANNELS;
 use kernels::Target;
-use settings::Settings;
+use memory::format_bytes;
+use serde::Serialize;
+use settings::{Ranks, Settings};
 use std::collections::BTreeMap;
 
 /// What context, modules and libraries of a CUDA process take beside the plan: an estimate from the range of 400
 /// to 800 MiB that PyTorch processes show on an H100, until it is measured on the device itself.
 pub const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
 
-/// What NCCL takes of each GPU beside that for its channels between ranks: an estimate, until `trainer doctor` measures it
-/// under a launcher.
-pub const NCCL_OVERHEAD_BYTES: u64 = 300 << 20;
+/// What a channel between two GPUs takes of each for its buffers: an estimate, from what others measured of NCCL.
+const CHANNEL_BYTES: u64 = 12 << 20;
+
+/// GPUs of a machine, at most. Each has channels to each of the others; to those of other machines buffers are shared.
+const GPUS_OF_A_MACHINE: usize = 8;
 
 /// Names and memory in MiB, as the driver tells programs (`cuMemGetInfo`); the smallest first. That is less than
 /// `nvidia-smi` shows in all, by what the driver and error correction keep. The least that users' reports of PyTorch's
@@ -91,11 +96,57 @@ pub(crate) fn holding(needed_bytes: u64) -> Vec<&'static str> {
 
 /// Bytes beside the plan on a target.
 pub(crate) fn overhead_bytes(target: Target, settings: &Settings) -> u64 {
-    let are_several = settings.ranks.as_ref().is_some_and(|ranks| ranks.size > 1);
-    match (target, are_several) {
-        (Target::Cpu, _) => 0,
-        (Target::Cuda, false) => CUDA_OVERHEAD_BYTES,
-        (Target::Cuda, true) => CUDA_OVERHEAD_BYTES + NCCL_OVERHEAD_BYTES,
+    match target {
+        Target::Cpu => 0,
+        Target::Cuda => {
+            CUDA_OVERHEAD_BYTES
+                + settings
+                    .ranks
+                    .as_ref()
+                    .map_or(0, |ranks| NcclMemory::of(ranks).bytes)
+        }
+    }
+}
+
+/// What NCCL holds of each GPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NcclMemory {
+    /// Bytes.
+    pub bytes: u64,
+    /// Whether the ranks have measured it; else it is an estimate: channels x peers x 12 MiB.
+    pub is_measured: bool,
+    /// Channels to each peer, at most.
+    pub channels: u32,
+    /// Peers to which a rank has channels of its own.
+    pub peers: usize,
+}
+
+impl NcclMemory {
+    /// That of ranks with a GPU each.
+    pub(crate) fn of(ranks: &Ranks) -> NcclMemory {
+        let (channels, peers) = (NCCL_CHANNELS, ranks.size.min(GPUS_OF_A_MACHINE) - 1);
+        let estimate = u64::from(channels) * peers as u64 * CHANNEL_BYTES;
+        NcclMemory {
+            bytes: ranks.engine_bytes.unwrap_or(estimate),
+            is_measured: ranks.engine_bytes.is_some(),
+            channels,
+            peers,
+        }
+    }
+
+    /// What is said of it after the bytes of which it is a part.
+    pub(crate) fn describe(&self) -> String {
+        let bytes = format_bytes(self.bytes);
+        let NcclMemory {
+            channels, peers, ..
+        } = self;
+        match self.is_measured {
+            true => format!(", {bytes} of it NCCL's, as measured"),
+            false => format!(
+                ", {bytes} of it NCCL's: {channels} channels to each of {peers} peers, {} each",
+                format_bytes(CHANNEL_BYTES)
+            ),
+        }
     }
 }
 
@@ -123,6 +174,28 @@ mod tests {
     #[test]
     fn the_smallest_comes_first() {
         assert!(GPUS.is_sorted_by_key(|(_, mib)| *mib), "{GPUS:?}");
+    }
+
+    #[test]
+    fn what_nccl_holds_is_measured_or_estimated_by_channels() {
+        let of = |size: usize, engine_bytes: Option<u64>| {
+            let mut config = settings::Config::default();
+            config.join(settings::Member { rank: 0, size }).unwrap();
+            config.engine_bytes = engine_bytes;
+            let config = config.with(&["train.seed=1".into()]).unwrap();
+            let settings = Settings::new(&config).unwrap();
+            [Target::Cpu, Target::Cuda].map(|target| overhead_bytes(target, &settings))
+        };
+        let mib = |mib: u64| [0, CUDA_OVERHEAD_BYTES + (mib << 20)];
+        assert_eq!(of(1, None), mib(0));
+        assert_eq!(of(2, None), mib(16 * 12));
+        assert_eq!(of(8, None), mib(7 * 16 * 12));
+        assert_eq!(
+            of(64, None),
+            of(8, None),
+            "buffers between machines are shared"
+        );
+        assert_eq!(of(8, Some(900 << 20)), mib(900));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! pinned memory cannot even be swapped: the limits are compared first.
 
 use crate::control_group::{MemoryLimit, memory_limit};
-use crate::memory_size::meminfo_bytes;
+use crate::memory_size::{address_space, meminfo_bytes};
 use memory::format_bytes;
 use std::fmt::{self, Display, Formatter};
 use std::path::Path;
@@ -45,6 +45,8 @@ pub struct HostRoom {
     available_bytes: Option<u64>,
     /// Free to swap memory to that is not pinned.
     swap_bytes: u64,
+    /// The limit on the process's address space, and what it has of it.
+    address_space: Option<(u64, u64)>,
 }
 
 /// Host memory that a run needs.
@@ -92,6 +94,7 @@ impl HostRoom {
             group: memory_limit(Path::new("/")),
             available_bytes: meminfo_bytes("MemAvailable:"),
             swap_bytes: meminfo_bytes("SwapFree:").unwrap_or(0),
+            address_space: address_space(),
         }
     }
 
@@ -126,7 +129,21 @@ impl HostRoom {
                 "end what else runs here, or take a machine with more",
             )
         });
-        let tightest = group.into_iter().chain(free).min_by_key(|(left, ..)| *left);
+        // A GPU's driver sets aside address space that it does not use.
+        let own = self
+            .address_space
+            .filter(|_| matches!(need, HostNeed::Everything(_)));
+        let own = own.map(|(limit_bytes, used_bytes)| {
+            let left_bytes = limit_bytes.saturating_sub(used_bytes);
+            let limit = format!(
+                "the limit of {} on its address space leaves {}",
+                format_bytes(limit_bytes),
+                format_bytes(left_bytes)
+            );
+            (left_bytes, limit, "raise it with ulimit -v")
+        });
+        let limits = group.into_iter().chain(free).chain(own);
+        let tightest = limits.min_by_key(|(left, ..)| *left);
         match tightest {
             Some((left_bytes, limit, raise)) if left_bytes < needed_bytes => {
                 Err(NoHostRoom { need, limit, raise })
@@ -157,6 +174,7 @@ mod tests {
             }),
             available_bytes: Some(100 * GIB),
             swap_bytes: 0,
+            address_space: None,
         };
         room.check(HostNeed::Pinned(60 * GIB)).unwrap();
         let refused = refusal(&room, HostNeed::Pinned(60 * GIB + 1));
@@ -187,6 +205,7 @@ mod tests {
             group: None,
             available_bytes: None,
             swap_bytes: 0,
+            address_space: None,
         };
         room.check(HostNeed::Pinned(u64::MAX)).unwrap();
         room.check(HostNeed::Everything(u64::MAX)).unwrap();
@@ -199,6 +218,7 @@ mod tests {
             group: None,
             available_bytes: Some(10 * GIB),
             swap_bytes: 0,
+            address_space: None,
         };
         room.check(HostNeed::Everything(10 * GIB)).unwrap();
         let refused = refusal(&room, HostNeed::Everything(11 * GIB));
@@ -234,10 +254,31 @@ mod tests {
             }),
             available_bytes: Some(100 * GIB),
             swap_bytes: GIB,
+            address_space: None,
         };
         room.check(HostNeed::Everything(3 * GIB)).unwrap();
         let refused = refusal(&room, HostNeed::Everything(3 * GIB + 1));
         for words in ["limit of 4.00 GiB leaves 3.00 GiB", "docker run --memory"] {
+            assert!(refused.contains(words), "{words}: {refused}");
+        }
+    }
+
+    /// Threads and libraries have some of the address space too: what is left of it counts.
+    #[test]
+    fn the_limit_on_the_address_space_bounds_a_run_on_the_processor() {
+        let room = HostRoom {
+            group: None,
+            available_bytes: Some(100 * GIB),
+            swap_bytes: 0,
+            address_space: Some((4 * GIB, GIB)),
+        };
+        room.check(HostNeed::Everything(3 * GIB)).unwrap();
+        room.check(HostNeed::Pinned(10 * GIB)).unwrap();
+        let refused = refusal(&room, HostNeed::Everything(3 * GIB + 1));
+        for words in [
+            "limit of 4.00 GiB on its address space leaves 3.00 GiB",
+            "ulimit -v",
+        ] {
             assert!(refused.contains(words), "{words}: {refused}");
         }
     }

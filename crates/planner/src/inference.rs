@@ -2,7 +2,7 @@
 
 use kernels::Target;
 use memory::{ByCategory, Memory, format_bytes};
-use model::{Architecture, KvCache};
+use model::{Architecture, KvCache, loading_bytes};
 use serde::Serialize;
 use session::{Generation, Inference, SessionError, longest_and_shortest, shape_of_a_micro_batch};
 use settings::Settings;
@@ -30,6 +30,9 @@ pub struct InferencePlan {
     pub slab_bytes: u64,
     /// Slab, weights and what else stays, as the driver will see them.
     pub reserved_bytes: u64,
+    /// Most host memory beside it while the weights are loaded.
+    #[serde(skip)]
+    pub loading_bytes: u64,
 }
 
 /// The keys and values of all sequences.
@@ -122,6 +125,7 @@ fn plan(
     let kv_cache = cache.map(|cache| PlannedCache::new(settings, architecture, cache));
     let parameters = inference.model().layout().parameters();
     let weights_bytes = inference.weights_bytes();
+    let loading_bytes = loading_bytes(architecture.parameters());
     compute(&mut inference)?;
     let used = memory.step_memory();
     Ok(InferencePlan {
@@ -134,6 +138,7 @@ fn plan(
         peak_by_category: used.peak.by_category,
         slab_bytes: used.slab_bytes,
         reserved_bytes: persistent_bytes + used.slab_bytes,
+        loading_bytes,
     })
 }
 

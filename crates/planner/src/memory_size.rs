@@ -23,9 +23,19 @@ pub fn group_limit_bytes() -> Option<u64> {
 
 /// Most memory that a process may lock, if it is limited.
 pub fn locked_limit_bytes() -> Option<u64> {
+    own_limit_bytes("Max locked memory")
+}
+
+/// The limit on this process's address space (`ulimit -v`), if there is one, and what it has of it.
+pub(crate) fn address_space() -> Option<(u64, u64)> {
+    let limit = own_limit_bytes("Max address space")?;
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split_whitespace().next()?.parse().ok()?;
+    Some((limit, pages * 4096))
+}
+
+fn own_limit_bytes(name: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/limits").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }

@@ -1,5 +1,6 @@
 //! A step on shapes, taken apart: what is live while each layer is at work, and what that layer takes of a device's time.
 
+use crate::figures::count_step;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::timeline::{Measured, Rates, Seconds, Span, Timeline};
 use kernels::{Queue, Target};
@@ -146,6 +147,7 @@ impl Paper {
         let before = timeline.computed();
         timeline.keep_spans();
         session.start_step(&batch)?;
+        count_step();
         Ok(SecondStep {
             // Before the session gives back what lives across steps.
             history: memory.history().unwrap_or_default(),
@@ -238,6 +240,11 @@ pub(crate) enum Part {
 }
 
 impl OnPaper {
+    /// Whether one queue does everything, so that times of operations add up.
+    pub(crate) fn computes_alone(&self) -> bool {
+        self.spans.iter().all(|span| span.queue == Queue::Compute)
+    }
+
     /// The most bytes that are live in parts of a kind; none if there is no such part.
     pub(crate) fn most(&self, is_meant: impl Fn(Part) -> bool) -> Option<u64> {
         let meant = self.stretches.iter().filter(|one| is_meant(one.part));

@@ -3,7 +3,7 @@
 use crate::auto::choose;
 use crate::changes::{Change, automatic_recompute, smaller};
 use crate::copies::PlannedOffload;
-use crate::disk_room::NoDiskRoom;
+use crate::disk_room::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use crate::figures::figures;
 use crate::host_room::{HostNeed, HostRoom, OFFLOAD_LESS};
 use crate::other_process::{NOTABLE_BYTES, OtherProcess, unowned};
@@ -233,7 +233,10 @@ fn exposed(plan: &Plan) -> f64 {
 /// Whether host and disk have room for what is not on the device.
 fn has_room(plan: &Plan, settings: &Settings, host: &HostRoom) -> bool {
     let disk = match &settings.offload.states {
-        StatesPlace::Disk(folder) => NoDiskRoom::check(folder, plan.disk_bytes),
+        StatesPlace::Disk(folder) => {
+            let states = DiskNeed::new(Saved::OptimizerStates, plan.disk_bytes, folder);
+            NoDiskRoom::check(&[states], &SystemDisks)
+        }
         _ => Ok(()),
     };
     let pinned = HostNeed::Pinned(plan.host_pinned_bytes);

@@ -8,6 +8,7 @@ use crate::auto::Frontier;
 use crate::copies::PlannedOffload;
 use crate::figures::figures;
 use crate::formulas::{Formula, formulas};
+use crate::host_phases::HostPhases;
 use crate::largest::Largest;
 use crate::ranks::PlannedRanks;
 use crate::{gpus, notes};
@@ -70,8 +71,14 @@ pub struct Plan {
     pub device_overhead_bytes: u64,
     /// Bytes of pinned host memory.
     pub host_pinned_bytes: u64,
+    /// Most host memory while files are read or written.
+    pub host_phase_bytes: HostPhases,
     /// Bytes of scratch files on the disk.
     pub disk_bytes: u64,
+    /// Bytes of a checkpoint's files of tensors, small files apart; of several ranks, of the file that this one writes.
+    pub checkpoint_bytes: u64,
+    /// Bytes of the trained model's files of weights in Hugging Face layout.
+    pub model_bytes: u64,
     /// Bytes that a step copies from the host to the device.
     pub h2d_bytes: u64,
     /// Bytes that a step copies from the device to the host.
@@ -125,6 +132,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Most host memory beside leases while files are read or written.
+    pub fn host_beside_bytes(&self) -> u64 {
+        self.host_phase_bytes.beside_bytes
+    }
+
     /// Plans a run, and what other settings would change.
     ///
     /// # Errors
@@ -156,7 +168,9 @@ impl Plan {
     /// # Errors
     /// [`SessionError::Config`] for settings that make no session; else none but a defect: shapes need no memory.
     pub fn new(settings: &Settings, target: Target) -> Result<Plan, SessionError> {
-        let figures = figures(settings, target)?;
+        let mut figures = figures(settings, target)?;
+        figures.session.finish_step()?;
+        let saved = figures.session.saved_bytes();
         let model = figures.session.model();
         let parameters = model.layout().parameters();
         let activations = planned_activations(model.architecture(), settings);
@@ -177,7 +191,7 @@ impl Plan {
             place,
         } = figures.peak;
         let most_bytes = figures.most_bytes();
-        let ranks = PlannedRanks::new(settings, &figures);
+        let ranks = PlannedRanks::new(settings, target, &figures);
         let graphs_off = match target {
             Target::Cuda => settings.graphs_off,
             Target::Cpu => Some("the CPU has none"),
@@ -204,7 +218,10 @@ impl Plan {
             fragmentation: figures.reserved_bytes as f64 / most_bytes as f64 - 1.0,
             device_overhead_bytes: gpus::overhead_bytes(target, settings),
             host_pinned_bytes: figures.host_pinned_bytes,
+            host_phase_bytes: HostPhases::new(settings, &figures, target),
             disk_bytes: figures.session.disk_bytes().unwrap_or(0),
+            checkpoint_bytes: saved.checkpoint,
+            model_bytes: saved.model,
             h2d_bytes: traffic.h2d_bytes,
             d2h_bytes: traffic.d2h_bytes,
             disk_read_bytes: traffic.disk_read_bytes,

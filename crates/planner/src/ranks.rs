@@ -1,6 +1,7 @@
 //! What the ranks of a run divide, and what they send each other for it.
 
 use crate::figures::{Figures, figures};
+use crate::gpus::NcclMemory;
 use crate::on_paper::Paper;
 use kernels::Target;
 use kernels::timeline::Measured;
@@ -23,6 +24,8 @@ pub struct PlannedRanks {
     pub tokens_a_step: usize,
     /// Bytes that this rank sends to others in a step.
     pub sent_bytes: u64,
+    /// What NCCL holds of each GPU, which `device_overhead_bytes` counts; null for the processor.
+    pub nccl: Option<NcclMemory>,
     /// The other stages beside this one; those that other settings refuse are left out.
     pub stages: Vec<PlannedStage>,
 }
@@ -69,16 +72,22 @@ pub(crate) fn tokens_a_step(settings: &Settings) -> usize {
 
 impl PlannedRanks {
     /// What settings say of ranks, if they do, and what a step on shapes sent.
-    pub(crate) fn new(settings: &Settings, figures: &Figures) -> Option<PlannedRanks> {
+    pub(crate) fn new(
+        settings: &Settings,
+        target: Target,
+        figures: &Figures,
+    ) -> Option<PlannedRanks> {
+        let ranks = settings.ranks.as_ref()?;
         let Ranks {
             size, rank, zero, ..
-        } = settings.ranks.as_ref()?;
+        } = ranks;
         Some(PlannedRanks {
             ranks: *size,
             rank: *rank,
             zero: *zero,
             tokens_a_step: tokens_a_step(settings),
             sent_bytes: figures.crossed.total().sent_bytes,
+            nccl: (target == Target::Cuda && *size > 1).then(|| NcclMemory::of(ranks)),
             stages: Vec::new(),
         })
     }

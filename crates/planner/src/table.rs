@@ -3,7 +3,7 @@
 use crate::activations::{TotalBytes, total_bytes};
 use crate::alternatives::Strategy;
 use crate::arenas::{HOST_ARENAS, arena_table};
-use crate::gpus;
+use crate::gpus::{self, NcclMemory};
 use crate::plan::Plan;
 use crate::ranks::PlannedRanks;
 use memory::format_bytes;
@@ -97,6 +97,10 @@ impl Plan {
                 format_bytes(self.h2d_bytes),
             )?;
         }
+        // For a GPU that has all, the host holds next to nothing.
+        if self.device == "cpu" || self.host_pinned_bytes > 0 {
+            writeln!(f, "{}", self.host_phase_bytes)?;
+        }
         if self.disk_bytes > 0 {
             writeln!(
                 f,
@@ -108,6 +112,17 @@ impl Plan {
                 format_bytes(self.disk_written_bytes),
             )?;
         }
+        writeln!(
+            f,
+            "saved {} ({} bytes) a checkpoint{}, {} the model alone, beside small files",
+            format_bytes(self.checkpoint_bytes),
+            self.checkpoint_bytes,
+            match &self.ranks {
+                Some(_) => " of this rank",
+                None => "",
+            },
+            format_bytes(self.model_bytes),
+        )?;
         if let Some(ranks) = &self.ranks {
             writeln!(f, "{}", ranks.headline())?;
         }
@@ -122,9 +137,11 @@ impl Plan {
         };
         let (fitting, too_small) = (list(true), list(false));
         let overhead = format_bytes(self.device_overhead_bytes);
+        let nccl = self.ranks.as_ref().and_then(|ranks| ranks.nccl.as_ref());
+        let nccl = nccl.map(NcclMemory::describe).unwrap_or_default();
         writeln!(
             f,
-            "with about {overhead} for context and libraries (an estimate)"
+            "with about {overhead} for context and libraries (an estimate){nccl}"
         )?;
         for (verdict, gpus) in [("fits", fitting), ("too large for", too_small)] {
             if !gpus.is_empty() {

@@ -122,7 +122,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
                  cosine or wsd, or leave lr.decay_steps out",
             );
         }
-        if lr.schedule == ScheduleKind::Wsd && decay_steps > train.steps {
+        if lr.schedule == ScheduleKind::Wsd && train.epochs.is_none() && decay_steps > train.steps {
             return contradiction(format!(
                 "`lr.decay_steps` is {decay_steps}, but the run has only {} steps; wsd decays within \
                  the run, so make it shorter",
@@ -225,9 +225,9 @@ fn between_steps(config: &Config) -> Result<(), ConfigError> {
             "--keep-best keeps the checkpoint with the lowest evaluation loss, and nothing is evaluated; add --eval-every N",
         );
     }
-    if (checkpoint.keep_best || checkpoint.keep_last.is_some()) && checkpoint.every.is_none() {
+    if (checkpoint.keep_best || checkpoint.keep_last.is_some()) && !checkpoint.saves() {
         return contradiction(
-            "--keep-last and --keep-best say which checkpoints are kept, and none are written; add --save-every N",
+            "--keep-last and --keep-best say which checkpoints are kept, and --save-every 0 writes none; leave one of them out",
         );
     }
     Ok(())

@@ -34,6 +34,7 @@ pub fn cudnn_shape(config: &Config) -> AttentionShape {
         heads: model.heads,
         kv_heads: model.kv_heads,
         head_dim: model.head_dim,
+        window: model.sliding_window,
     }
 }
 
@@ -70,6 +71,7 @@ mod tests {
     #[test]
     fn auto_leaves_room_for_cudnn_where_it_fits() {
         assert!(cudnn_fits(&config(&[])));
+        assert!(cudnn_fits(&config(&["model.sliding_window=512"])));
         for set in [
             "data.seq=128",
             "train.dtype=f32",
@@ -77,6 +79,7 @@ mod tests {
             "attention.backend=flash",
             "model.head_dim=100",
             "data.packing=first-fit",
+            "model.sliding_window=511",
         ] {
             assert!(!cudnn_fits(&config(&[set])), "{set}");
         }
@@ -93,6 +96,7 @@ mod tests {
             ("model.head_dim=136", "not 136"),
             ("data.packing=first-fit", "data.packing is first-fit"),
             ("data.packing=pad", "data.packing is pad"),
+            ("model.sliding_window=511", "511 of 512 keys"),
         ] {
             let refused = Settings::new(&config(&[cudnn, set]))
                 .unwrap_err()

@@ -6,7 +6,7 @@ use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
 use super::ranks::{Engine, Reduce};
 use data::{Format, Packing};
-use model::{ActivationFunction, NormKind, Positions};
+use model::{ActivationFunction, NormKind, Positions, RopeScaling};
 use optim::{MasterFormat, MomentFormat, ScheduleKind};
 
 /// The headings of help.
@@ -29,7 +29,15 @@ pub const KEYS: &[Key] = &[
     key("model.vocab", Kind::Whole(1), "256", "Number of tokens known to the embedding and the output head"),
     key("model.tie_embeddings", Kind::Bool, "false", "The output head reuses the embedding matrix"),
     key("model.qkv_bias", Kind::Bool, "false", "The q, k and v projections have a bias (Qwen2)"),
+    key("model.o_bias", Kind::Bool, "false", "The output projection of attention has a bias (Llama with `attention_bias`)"),
+    key("model.mlp_bias", Kind::Bool, "false", "The projections of the feed-forward layer have a bias (Llama with `mlp_bias`)"),
+    key("model.fused_projections", Kind::Bool, "false",
+        "q, k and v are one matrix in Hugging Face's files, and gate and up another (Phi-3)"),
     key("model.qk_norm", Kind::Bool, "false", "q and k are normalised per head before the rotary embedding (Qwen3)"),
+    optional("model.sliding_window", Kind::Whole(1), ("4096", "none"),
+        "Sliding-window attention: the most keys that a query sees, its own included (Mistral, Qwen2, Qwen3)"),
+    key("model.full_attention_layers", Kind::Wholes, "[]",
+        "Layers that see all keys in spite of `sliding_window`, counted from 0"),
     key("model.norm", Kind::Choice(NormKind::NAMES), "\"rms\"",
         "How the residual stream is normalised: RMSNorm (Llama), or LayerNorm (GPT-2)")
         .details("The families differ in this and the next five keys together; mixtures are refused."),
@@ -43,22 +51,36 @@ pub const KEYS: &[Key] = &[
         "Rate at which attention probabilities, what is added to the residual stream, and the embedding are dropped"),
     key("model.norm_eps", Kind::Real(Range::Positive), "1e-5", "Added to the mean square, or the variance, inside every norm"),
     key("model.rope_theta", Kind::Real(Range::Positive), "10000.0", "Base of the rotary embedding's wavelengths"),
-    optional("model.rope_scaling.factor", Kind::Real(Range::Positive), ("8.0", "none"),
-        "Llama 3.1's stretching of long rotary wavelengths: how far")
-        .details("The section needs all four keys."),
+    optional("model.rope_scaling.kind", Kind::Choice(RopeScaling::KINDS), ("\"llama3\"", "llama3, if the section has keys"),
+        "How rotary wavelengths are stretched for sequences longer than those of the original training")
+        .details("linear divides positions by the factor and needs no other key; llama3 (Llama 3.1) needs the next four keys; yarn \
+                  needs `factor` and `original_max_position`."),
+    optional("model.rope_scaling.factor", Kind::Real(Range::Positive), ("8.0", "none"), "How far long wavelengths are stretched"),
     optional("model.rope_scaling.low_freq_factor", Kind::Real(Range::Positive), ("1.0", ""),
-        "Wavelengths above `original_max_position` divided by this are stretched"),
+        "llama3: wavelengths above `original_max_position` divided by this are stretched"),
     optional("model.rope_scaling.high_freq_factor", Kind::Real(Range::Positive), ("4.0", ""),
-        "Wavelengths below `original_max_position` divided by this are kept; those between are blended"),
+        "llama3: wavelengths below `original_max_position` divided by this are kept; those between are blended"),
     optional("model.rope_scaling.original_max_position", Kind::Whole(1), ("8192", ""),
-        "Context length of the original training"),
+        "llama3, yarn: context length of the original training"),
+    optional("model.rope_scaling.beta_fast", Kind::Real(Range::Positive), ("32.0", "32"),
+        "yarn: pairs that turn more often within the original context are kept"),
+    optional("model.rope_scaling.beta_slow", Kind::Real(Range::Positive), ("1.0", "1"),
+        "yarn: pairs that turn less often are stretched; those between are blended"),
+    optional("model.rope_scaling.attention_factor", Kind::Real(Range::Positive), ("1.2", "0.1 ln(factor) + 1"),
+        "yarn: cosines and sines are multiplied by this"),
+    optional("model.rope_scaling.truncate", Kind::Bool, ("true", "true"),
+        "yarn: the ends of the blended pairs are rounded outwards to whole pairs"),
     key("model.init_std", Kind::Real(Range::Positive), "0.02", "Standard deviation of freshly initialised matrices"),
 
-    optional("data.path", Kind::Text, ("\"tokens.bin\"", "built-in text"), "Token, batch or text file, or a folder of token files")
-        .flag("--data", "PATH", TRAINING),
+    optional("data.path", Kind::Inputs, ("\"tokens.bin\"", "built-in text"),
+        "Token, batch or text file, or a folder of token files; several, as a list, take turns (repeatable)")
+        .details("[\"a:0.3\", \"b:0.7\"] mixes them by weight; without weights each gives all that it has.")
+        .flag("--data", "PATH[:WEIGHT]", TRAINING),
     key("data.format", Kind::Choice(Format::NAMES), "\"auto\"", "How the file is read")
-        .details("auto goes by its ending; batches is safetensors with input_ids and targets, llmc has llm.c's header, u16 \
-                  is bare 16-bit tokens (nanoGPT), text is bytes."),
+        .details("auto goes by its ending and by how it begins; batches is safetensors with input_ids and targets, llmc has \
+                  llm.c's header, u16 is bare 16-bit tokens (nanoGPT), text is bytes."),
+    key("data.any_tokenizer", Kind::Bool, "false", "Data is taken whose tokens are not those of the model's tokenizer")
+        .details("Without it a model that came with weights refuses them, and text unless it reads bytes."),
     key("data.shuffle", Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")
         .switch("--no-shuffle", (false, "Read samples in file order"), Some(TRAINING)),
     key("data.packing", Kind::Choice(Packing::NAMES), "\"concatenate\"", "How documents become sequences")
@@ -73,6 +95,10 @@ pub const KEYS: &[Key] = &[
         .flag("--accum", "A", TRAINING),
 
     key("train.steps", Kind::Whole(1), "1000", "Number of optimizer steps").flag("--steps", "N", TRAINING),
+    optional("train.epochs", Kind::Real(Range::Positive), ("3.0", "train.steps says how long the run is"),
+        "Passes over the data, instead of a number of steps")
+        .details("A run writes down the train.steps that follow; the last step is filled up from the next pass.")
+        .flag("--epochs", "N", TRAINING),
     key("train.seed", Kind::Whole(0), "0", "Seed of initialisation, shuffling, stochastic rounding and dropout")
         .flag("--seed", "N", TRAINING),
     optional("train.device", Kind::Device, ("\"cpu\"", "train: cuda if built and present, else cpu; plan: cuda"), "Device")
@@ -101,9 +127,11 @@ pub const KEYS: &[Key] = &[
     key("optim.beta2", Kind::Real(Range::BelowOne), "0.95", "Decay of the second moment"),
     key("optim.eps", Kind::Real(Range::Positive), "1e-8", "Added to the root of the second moment"),
     key("optim.weight_decay", Kind::Real(Range::NotNegative), "0.1",
-        "Decoupled weight decay of the matrices; norm weights and biases have none"),
+        "Decoupled weight decay of the matrices; norm weights and biases have none")
+        .flag("--weight-decay", "X", TRAINING),
     key("optim.clip_norm", Kind::Real(Range::PositiveOrInfinite), "1.0",
-        "Gradients are scaled down to this global norm; inf turns clipping off"),
+        "Gradients are scaled down to this global norm; inf turns clipping off")
+        .flag("--clip", "NORM", TRAINING),
     key("optim.f32_states", Kind::Texts, "[\"*norm*\", \"*embed_tokens*\", \"*.ln_*\", \"*.wte.*\", \"*.wpe.*\"]",
         "Name patterns of tensors that keep f32 moments under 8-bit states"),
     key("optim.release", Kind::Choice(Release::NAMES), "\"step\"", "When gradients have served their purpose")
@@ -112,8 +140,10 @@ pub const KEYS: &[Key] = &[
 
     key("lr.peak", Kind::Real(Range::NotNegative), "3e-4", "Peak learning rate").flag("--lr", "X", TRAINING),
     key("lr.schedule", Kind::Choice(ScheduleKind::NAMES), "\"constant\"", "How the learning rate falls after the warmup")
-        .details("wsd is warmup, stable, decay."),
-    key("lr.warmup_steps", Kind::Whole(0), "0", "Steps over which the learning rate rises linearly to its peak"),
+        .details("wsd is warmup, stable, decay.")
+        .flag("--schedule", "constant|linear|cosine|wsd", TRAINING),
+    key("lr.warmup_steps", Kind::Whole(0), "0", "Steps over which the learning rate rises linearly to its peak")
+        .flag("--warmup", "N", TRAINING),
     optional("lr.decay_steps", Kind::Whole(1), ("500", "until the last step, for wsd the last tenth of the steps"),
         "Steps of the decay"),
     key("lr.min_ratio", Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
@@ -170,8 +200,8 @@ pub const KEYS: &[Key] = &[
         .flag("--eval-micro-batch", "B", TRAINING),
     optional("eval.samples", Kind::Whole(1), ("512", "all"), "The most sequences that an evaluation takes: the first ones"),
 
-    optional("checkpoint.every", Kind::Whole(1), ("500", "a checkpoint is written only when a run is interrupted"),
-        "Steps between two checkpoints; the last step has one too")
+    optional("checkpoint.every", Kind::Whole(0), ("500", "only the last step is saved"),
+        "Steps between two checkpoints; the last step has one too; 0 saves nothing unless a signal ends the run")
         .flag("--save-every", "N", OUTPUT),
     optional("checkpoint.keep_last", Kind::Whole(1), ("3", "all"), "Checkpoints that are kept: the newest ones")
         .flag("--keep-last", "K", OUTPUT),

@@ -6,6 +6,7 @@ use super::device::Device;
 use super::error::ConfigError;
 use super::schema::AUTO;
 use super::size::{Size, SizeError};
+use data::Inputs;
 
 /// What the value of a key must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,8 +31,12 @@ pub enum Kind {
     Device,
     /// A size of memory.
     Size,
+    /// Paths of data, each with a weight or none with one: a text or a list.
+    Inputs,
     /// A list of texts.
     Texts,
+    /// A list of whole numbers of at least 0.
+    Wholes,
     /// A table of texts, its keys free.
     TextTable,
 }
@@ -63,6 +68,8 @@ impl Kind {
             (Kind::Text | Kind::Choice(_) | Kind::NameOrFolder(_) | Kind::Device, _) => {
                 Value::String(text.to_owned())
             }
+            (Kind::Inputs, Some(value @ (Value::String(_) | Value::Array(_)))) => value,
+            (Kind::Inputs, _) => Value::String(text.to_owned()),
             (_, Some(value)) => value,
             // TOML wants digits on both sides of the point.
             (Kind::Real(_), None) => text
@@ -120,9 +127,13 @@ impl Kind {
                 .as_str()
                 .is_some_and(|name| name.parse::<Device>().is_ok()),
             Kind::Size => Self::size(value).is_some_and(|size| size.is_ok()),
+            Kind::Inputs => value.clone().try_into::<Inputs>().is_ok(),
             Kind::Texts => value
                 .as_array()
                 .is_some_and(|list| list.iter().all(Value::is_str)),
+            Kind::Wholes => value
+                .as_array()
+                .is_some_and(|list| list.iter().all(|one| Kind::Whole(0).allows(one))),
             Kind::TextTable => value
                 .as_table()
                 .is_some_and(|table| table.values().all(Value::is_str)),
@@ -160,7 +171,12 @@ impl Kind {
                 Some(Err(SizeError::TooLarge(_))) => "below 2^64 bytes".to_owned(),
                 _ => "a size of memory, for example 24GiB, 80GB, 1500000 or 95%".to_owned(),
             },
+            Kind::Inputs => {
+                "a path, or several as a list; all with a weight above 0 (PATH:WEIGHT), or none"
+                    .to_owned()
+            }
             Kind::Texts => "a list of texts in quotes".to_owned(),
+            Kind::Wholes => "a list of whole numbers, such as [0, 1]".to_owned(),
             Kind::TextTable => "a table whose values are texts".to_owned(),
         }
     }

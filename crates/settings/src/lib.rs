@@ -6,6 +6,7 @@
 //! questions becomes [`Settings`], which sessions and plans read.
 
 pub mod check;
+mod checkpoints;
 mod choices;
 mod cudnn;
 mod defaults;

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use model::RopeScaling;
 use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::defaults::defaults;
 use super::error::ConfigError;
-use super::keys::KEYS;
 use super::kind::Kind;
 use super::preset;
 use super::schema::Config;
@@ -146,13 +146,27 @@ impl Override {
     /// The value `text` of the flag `flag`, which stands for `key`.
     pub fn from_flag(flag: &str, key: &str, text: &str) -> Self {
         let value = match dotted::find(key).map(|key| key.kind) {
-            None | Some(Kind::Text) => Value::String(text.to_owned()),
+            None | Some(Kind::Text | Kind::Inputs) => Value::String(text.to_owned()),
             Some(kind) => kind.parse(text),
         };
         Self {
             key: key.to_owned(),
             value,
             place: format!("{flag} {text}"),
+            is_flag: true,
+        }
+    }
+
+    /// The values of the flag `flag`, which may be repeated: a list where it is.
+    pub fn from_flags(flag: &str, key: &str, texts: &[String]) -> Self {
+        if let [text] = texts {
+            return Self::from_flag(flag, key, text);
+        }
+        let places: Vec<String> = texts.iter().map(|text| format!("{flag} {text}")).collect();
+        Self {
+            key: key.to_owned(),
+            value: texts.to_vec().into(),
+            place: places.join(" "),
             is_flag: true,
         }
     }
@@ -214,7 +228,9 @@ pub fn load(
         }
     }
     forget_other_places(&mut table, &set)?;
+    forget_other_length(&mut table, &set)?;
     derive_heads(&mut table, &source.place)?;
+    complete_rope_scaling(&mut table, &source.place)?;
     let config = Config::deserialize(Value::Table(table)).map_err(|error| ConfigError::Syntax {
         place: source.place.clone(),
         message: error.message().replace('\n', ", "),
@@ -274,6 +290,21 @@ fn forget_other_places(table: &mut Table, set: &Overrides) -> Result<(), ConfigE
     Ok(())
 }
 
+/// Steps that are asked for now are meant instead of epochs that the file asks for.
+fn forget_other_length(table: &mut Table, set: &Overrides) -> Result<(), ConfigError> {
+    match (set.get("train.steps"), set.get("train.epochs")) {
+        (Some((_, steps)), Some((_, epochs))) => Err(ConfigError::Contradiction(format!(
+            "`{}` and `{}` both say how long the run is; leave one of the two out",
+            steps.place, epochs.place
+        ))),
+        (Some(_), None) => {
+            dotted::remove(table, "train.epochs");
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Config {
     /// The configuration with further settings, each as `--set` takes it.
     ///
@@ -287,11 +318,40 @@ impl Config {
         };
         let set = set.iter().map(|argument| Override::from_set(argument));
         let mut config = load(&source, &set.collect::<Result<Vec<_>, _>>()?, false)?.config;
-        config.member = self.member;
+        (config.member, config.engine_bytes) = (self.member, self.engine_bytes);
         check::contradictions(&config)?;
         config.model.validate()?;
         Ok(config)
     }
+}
+
+/// Fills the kind of `rope_scaling` in where it was left out, as in files from before there were several, and looks for the keys
+/// that the kind needs.
+fn complete_rope_scaling(table: &mut Table, place: &str) -> Result<(), ConfigError> {
+    const SECTION: &str = "model.rope_scaling";
+    let Some(scaling) = dotted::get(table, SECTION).and_then(Value::as_table) else {
+        return Ok(());
+    };
+    let given = scaling.get("kind").and_then(Value::as_str);
+    let kind = given.unwrap_or("llama3").to_owned();
+    let [needed, allowed] = RopeScaling::keys(&kind);
+    if let Some(name) = needed.iter().find(|name| !scaling.contains_key(**name)) {
+        return Err(ConfigError::Missing {
+            key: format!("{SECTION}.{name}"),
+            place: place.to_owned(),
+            rule: "each kind of rope_scaling needs its keys (configs/reference.toml lists them)",
+        });
+    }
+    let known = |name: &&String| {
+        *name == "kind" || needed.contains(&name.as_str()) || allowed.contains(&name.as_str())
+    };
+    if let Some(name) = scaling.keys().find(|name| !known(name)) {
+        return Err(ConfigError::Contradiction(format!(
+            "`{SECTION}.{name}` in {place} says nothing with kind = \"{kind}\"; leave it out, or set another kind"
+        )));
+    }
+    dotted::insert(table, &format!("{SECTION}.kind"), Value::String(kind));
+    Ok(())
 }
 
 /// Fills `kv_heads` and `head_dim` of a model that leaves them out, once its shape is complete.
@@ -305,14 +365,6 @@ fn derive_heads(table: &mut Table, place: &str) -> Result<(), ConfigError> {
     if let Some(name) = SHAPE.into_iter().find(|name| size(name).is_none()) {
         let rule = "a [model] section needs hidden, layers, heads, ffn and vocab";
         return Err(missing(name, rule));
-    }
-    if let Some(scaling) = dotted::get(table, "model.rope_scaling").and_then(Value::as_table) {
-        let parts = KEYS.iter();
-        let mut parts = parts.filter_map(|key| key.name.strip_prefix("model.rope_scaling."));
-        if let Some(name) = parts.find(|name| !scaling.contains_key(*name)) {
-            let rule = "rope_scaling needs all its keys";
-            return Err(missing(&format!("rope_scaling.{name}"), rule));
-        }
     }
     let (hidden, heads) = (size("hidden").unwrap_or(1), size("heads").unwrap_or(1));
     let (kv_heads, head_dim) = (size("kv_heads"), size("head_dim"));

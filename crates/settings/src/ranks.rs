@@ -35,6 +35,8 @@ pub struct Ranks {
     pub overlap_param_gather: bool,
     /// Whether gathered weights go after the forward pass, and are gathered again for the backward pass (stage 3).
     pub reshard_after_forward: bool,
+    /// What the engine holds of each GPU's memory, where that was measured.
+    pub engine_bytes: Option<u64>,
 }
 
 /// What ranks divide, each stage with what the one before divides (Rajbhandari et al. 2020). Written as its number.
@@ -190,6 +192,7 @@ impl Config {
             overlap_grad_reduce: collectives.overlap_grad_reduce,
             overlap_param_gather: collectives.overlap_param_gather,
             reshard_after_forward: collectives.reshard_after_forward,
+            engine_bytes: self.engine_bytes,
         })
     }
 }

@@ -28,10 +28,12 @@ pub enum Task {
 }
 
 /// What the command line says of the configuration.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Given {
     /// Preset or file.
     pub config: Option<String>,
+    /// The configuration of the checkpoint that the run goes on from: for what the command line leaves open.
+    pub resumed: Option<String>,
     /// Flags that stand for keys.
     pub flags: Vec<Override>,
     /// The arguments of `--set`, in their order.
@@ -65,11 +67,28 @@ pub struct RunOptions {
     pub json: bool,
 }
 
+impl RunOptions {
+    /// Refuses to ask for a step after the last.
+    ///
+    /// # Errors
+    /// [`ConfigError::Contradiction`] says which.
+    pub fn check_steps(&self, steps: usize) -> Result<(), ConfigError> {
+        match self.dump_gradients {
+            Some(step) if step > steps as u64 => Err(ConfigError::Contradiction(format!(
+                "--dump-gradients {step} asks for a step after the last; the run has {steps} steps"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// What a run goes on from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
     /// The newest whole checkpoint of the run directory.
     Latest,
+    /// The same; where there is none, the run begins.
+    Auto,
     /// A checkpoint, or the newest whole one of a run.
     Folder(PathBuf),
 }
@@ -78,6 +97,7 @@ impl From<PathBuf> for Resume {
     fn from(folder: PathBuf) -> Resume {
         match folder.to_str() {
             Some("latest") => Resume::Latest,
+            Some("auto") => Resume::Auto,
             _ => Resume::Folder(folder),
         }
     }
@@ -94,6 +114,8 @@ pub struct Resolved {
     pub config: Config,
     /// What is read and written.
     pub options: RunOptions,
+    /// What the command line says of the configuration.
+    pub given: Given,
     /// Keys of `[model]` that the user set, as `model.key`, sorted: by `--set`, or in the preset or
     /// file of an explicit `--config`. With `init_from` they must agree with the model there.
     pub explicit_model_keys: Vec<String>,
@@ -135,13 +157,14 @@ impl Resolved {
 /// # Errors
 /// A flag or setting that is unknown, contradictory, out of range or not built.
 pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved, ConfigError> {
-    let source = match (&given.config, &options.init_from) {
+    let file = given.config.as_ref().or(given.resumed.as_ref());
+    let source = match (file, &options.init_from) {
         (Some(name), _) => Source::open(name)?,
         // A model of the user's own is trained with the defaults, not with a preset's settings.
         (None, Some(folder)) => Source::defaults(folder),
         (None, None) => Source::open(preset::DEFAULT)?,
     };
-    let mut overrides = given.flags;
+    let mut overrides = given.flags.clone();
     if let Some(spec) = given.megatron.spec()? {
         let flag = "--recompute-granularity";
         overrides.push(Override::from_flag(flag, "recompute.spec", &spec));
@@ -161,13 +184,9 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     if !model_elsewhere {
         config.model.validate()?;
     }
-    if let Some(step) = options.dump_gradients
-        && step > config.train.steps as u64
-    {
-        return Err(ConfigError::Contradiction(format!(
-            "--dump-gradients {step} asks for a step after the last; the run has {} steps",
-            config.train.steps
-        )));
+    // What an epoch is, only the data says.
+    if config.train.epochs.is_none() {
+        options.check_steps(config.train.steps)?;
     }
 
     if options.dump_gradients.is_some() && config.ranks().is_some() {
@@ -186,7 +205,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
         ));
     }
 
-    let mut explicit_model_keys = match given.config {
+    let mut explicit_model_keys = match file {
         Some(_) => source.model_keys(),
         None => Vec::new(),
     };
@@ -198,6 +217,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
         name: source.name,
         config,
         options,
+        given,
         explicit_model_keys,
         seq_is_explicit: loaded.places.contains_key("data.seq"),
     })

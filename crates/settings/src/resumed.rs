@@ -9,7 +9,7 @@ use optim::ScheduleKind;
 use toml::{Table, Value};
 
 /// Sections and keys that change where bytes lie, what is recorded and how fast a run is, and no bit of what it computes.
-const HARMLESS: [&str; 15] = [
+const HARMLESS: [&str; 17] = [
     "recompute.",
     "offload.",
     "eval.",
@@ -27,6 +27,9 @@ const HARMLESS: [&str; 15] = [
     "data.prefetch",
     // Whether it is the same data, its own fingerprint says.
     "data.path",
+    "data.any_tokenizer",
+    // The number of steps that follows is compared.
+    "train.epochs",
 ];
 
 /// A key whose change alters what is computed, or what stands for several.

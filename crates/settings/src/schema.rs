@@ -13,7 +13,7 @@ use super::error::ConfigError;
 use super::head_chunk::HeadChunk;
 use super::ranks::{Engine, Member, Reduce, Zero};
 use super::size::Size;
-use data::{Format, Packing};
+use data::{Format, Inputs, Packing};
 use optim::{MasterFormat, MomentFormat, ScheduleKind};
 
 /// Everything that decides what a run computes. `configs/reference.toml` explains every key.
@@ -55,16 +55,21 @@ pub struct Config {
     /// Which rank this is the configuration of; `None`: there is one process alone. No file says it.
     #[serde(skip)]
     pub member: Option<Member>,
+    /// What the engine between ranks holds of each GPU's memory, once it was measured.
+    #[serde(skip)]
+    pub engine_bytes: Option<u64>,
 }
 
 /// `[data]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// File or folder to train on; `None`: the built-in text.
-    pub path: Option<PathBuf>,
+    /// Files or folders to train on; `None`: the built-in text.
+    pub path: Option<Inputs>,
     /// How the file is read.
     pub format: Format,
+    /// Tokens of another tokenizer than the model's are taken.
+    pub any_tokenizer: bool,
     /// Samples are drawn in an order shuffled by `train.seed`.
     pub shuffle: bool,
     /// How documents become sequences.
@@ -91,6 +96,8 @@ pub struct BatchConfig {
 pub struct TrainConfig {
     /// Optimizer steps of the whole run.
     pub steps: usize,
+    /// Passes over the data, from which `steps` follows once the data is open; `None`: `steps` was asked for.
+    pub epochs: Option<f64>,
     /// Seed of initialisation, shuffling, stochastic rounding and dropout.
     pub seed: u64,
     /// Where to compute; `None`: the command's default.
@@ -211,7 +218,7 @@ pub struct EvalConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointConfig {
-    /// Steps between two checkpoints; `None`: a run writes one only when it is interrupted.
+    /// Steps between two checkpoints; `None`: only the last step is saved. 0: no step is, unless a signal ends the run.
     pub every: Option<usize>,
     /// How many are kept; `None`: all.
     pub keep_last: Option<usize>,
@@ -325,7 +332,7 @@ impl Config {
     pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
         let (eval, checkpoint) = (&self.eval, &self.checkpoint);
         let [chooses, evaluates] = [self.chooses(), eval.every.is_some()];
-        let saves = checkpoint.every.is_some();
+        let never_said = checkpoint.every.is_none();
         let [auto, evaluation, saving] = ["--recompute auto", "--eval-every", "--save-every"];
         let set = [
             (
@@ -354,18 +361,26 @@ impl Config {
                 eval.samples.is_some() && !evaluates,
                 evaluation,
             ),
-            ("checkpoint.blocking", checkpoint.blocking && !saves, saving),
+            (
+                "checkpoint.blocking",
+                checkpoint.blocking && never_said,
+                saving,
+            ),
         ];
         let set = set.into_iter().chain(self.of_ranks_alone());
         let unused = set.filter(|(_, is_unused, _)| *is_unused);
         unused.map(|(key, _, needs)| (key, needs)).collect()
     }
 
-    /// Leaves out what a run does between its steps.
+    /// Leaves out what a run does between its steps, and how many of these its data has.
     pub fn without_between_steps(&mut self) {
         let none = Config::default();
         self.eval = none.eval;
-        self.checkpoint = none.checkpoint;
+        self.checkpoint = CheckpointConfig {
+            every: Some(CheckpointConfig::NEVER),
+            ..none.checkpoint
+        };
+        self.train.epochs = None;
         self.log.sample_every = None;
         self.log.tensorboard = false;
     }

@@ -136,7 +136,7 @@ impl Settings {
             tile_tokens: config.memory.tile_tokens,
             packing: config.data.packing,
             between: between_steps(config),
-            checkpoint_copy: config.checkpoint.every.is_some() && !config.checkpoint.blocking,
+            checkpoint_copy: config.checkpoint.interval().is_some() && !config.checkpoint.blocking,
             attention,
             optimizer: Hyperparameters {
                 beta1: optim.beta1,
@@ -280,6 +280,12 @@ fn check_logits(config: &Config) -> Result<(), ConfigError> {
     if chunk <= most {
         return Ok(());
     }
+    if most == 0 {
+        return Err(ConfigError::Contradiction(format!(
+            "model.vocab is {vocab}, and one matrix product has at most {PRODUCT_ELEMENTS_MAX} logits, so that not one token's fit; \
+             a smaller model.vocab is needed"
+        )));
+    }
     Err(ConfigError::Contradiction(format!(
         "a chunk of the output head has {chunk} tokens of {vocab} logits, more than the 2^31 of one matrix product; make \
          memory.head_chunk at most {most}"
@@ -344,7 +350,11 @@ pub fn auto_attention(config: &Config) -> (Attention, String) {
         true => Attention::Flash,
         false => Attention::Eager,
     };
-    let reason =
+    let mut reason =
         format!("auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}");
+    let is_windowed = config.model.sliding_window.is_some_and(|keys| keys < seq);
+    if is_windowed && attention == Attention::Flash {
+        reason += "; of cuDNN's there is none with a sliding window here";
+    }
     (attention, reason)
 }

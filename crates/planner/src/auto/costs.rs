@@ -1,22 +1,31 @@
 //! Measured times of operations: what `trainer profile --json` printed.
 
+use kernels::Target;
 use kernels::timeline::Measured;
-use serde::Deserialize;
+use model::ModelConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use settings::load::{Source, load};
+use settings::{Config, Settings, preset};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// A file of measured times that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{} holds no measured times ({why}); write one with `trainer profile --json > {}` and the same settings", path.display(), path.display())]
+#[error("{} {why}; write one with `{command} > {}`", path.display(), path.display())]
 pub struct CostsError {
     /// The file.
     pub path: PathBuf,
     /// What is wrong with it.
     pub why: String,
+    /// What prints the times of this run.
+    pub command: String,
 }
 
 /// The part of a profile that counts.
 #[derive(Deserialize)]
 struct Profile {
+    measured_for: Option<MeasuredFor>,
     operations: Vec<Operations>,
 }
 
@@ -28,30 +37,138 @@ struct Operations {
     ms: f64,
 }
 
-/// Reads a profile; nothing where there is none.
+/// What a profile was measured for: the settings that decide which operations there are, and of which sizes, by their keys.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MeasuredFor(BTreeMap<String, String>);
+
+impl MeasuredFor {
+    /// What a profile of these settings is measured for.
+    pub fn new(settings: &Settings, target: Target) -> MeasuredFor {
+        let mut keys = model_keys(&settings.model);
+        let others = [
+            ("data.seq", settings.seq.to_string()),
+            ("batch.micro", settings.micro_batch.to_string()),
+            ("train.device", target.name().to_string()),
+            ("train.dtype", settings.dtype.as_str().to_string()),
+            ("attention.backend", settings.attention.name().to_string()),
+        ];
+        keys.extend(others.map(|(key, value)| (key.to_string(), value)));
+        MeasuredFor(keys)
+    }
+
+    /// What is otherwise here than in a run, in words; nothing if nothing is.
+    fn differences(&self, run: &MeasuredFor) -> Option<String> {
+        let keys: Vec<&String> = run.0.keys().chain(self.0.keys()).collect();
+        let differs = |key: &&&String| self.0.get(**key) != run.0.get(**key);
+        let mut keys: Vec<&String> = keys.iter().filter(differs).copied().collect();
+        keys.sort();
+        keys.dedup();
+        let first = keys.first()?;
+        let value = |of: &MeasuredFor| of.0.get(*first).map_or("none", String::as_str).to_string();
+        let others = match keys.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more differ"),
+        };
+        Some(format!(
+            "was measured with {first} = {}, and this run has {}{others}",
+            value(self),
+            value(run)
+        ))
+    }
+
+    /// A command that profiles this: by the preset that has the model, and what else is not as it is there.
+    fn command(&self) -> String {
+        let is_model = |key: &str| key.starts_with("model.");
+        let of_preset = |name: &'static str| {
+            let config = load(&Source::open(name).ok()?, &[], false).ok()?.config;
+            Some((name, config))
+        };
+        let mut presets = preset::names().filter_map(of_preset);
+        let has_model = |config: &Config| {
+            let keys = model_keys(&config.model);
+            let own = self.0.keys().filter(|key| is_model(key)).count();
+            own == keys.len()
+                && keys
+                    .iter()
+                    .all(|(key, value)| self.0.get(key) == Some(value))
+        };
+        let known = presets.find(|(_, config)| has_model(config));
+        let mut words = vec!["trainer profile --json".to_string()];
+        words.extend(known.as_ref().map(|(name, _)| format!("--config {name}")));
+        for (key, value) in &self.0 {
+            if !(is_model(key) && known.is_some()) {
+                let is_plain = !value.contains(['"', '{', ' ']);
+                let quote = if is_plain { "" } else { "'" };
+                words.push(format!("--set {quote}{key}={value}{quote}"));
+            }
+        }
+        words.join(" ")
+    }
+}
+
+/// The keys of `[model]` that have a value, as `--set` takes them.
+fn model_keys(model: &ModelConfig) -> BTreeMap<String, String> {
+    let table = serde_json::to_value(model).unwrap_or_default();
+    let fields = table.as_object().into_iter().flatten();
+    let given = fields.filter(|(_, value)| !value.is_null());
+    let keys = given.map(|(key, value)| (format!("model.{key}"), as_toml(value)));
+    keys.collect()
+}
+
+fn as_toml(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            let fields: Vec<String> = fields
+                .map(|(key, value)| format!("{key} = {}", as_toml(value)))
+                .collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Reads a profile of these settings; nothing where there is none.
 ///
 /// # Errors
-/// The file cannot be read, or is no profile.
-pub(crate) fn read(path: Option<&Path>) -> Result<Measured, CostsError> {
+/// The file cannot be read, is no profile, or is that of another model or shape, whose times are none of this run.
+pub(crate) fn read(
+    path: Option<&Path>,
+    settings: &Settings,
+    target: Target,
+) -> Result<Measured, CostsError> {
     let Some(path) = path else {
         return Ok(Measured::new());
     };
+    let run = MeasuredFor::new(settings, target);
     let wrong = |why: String| CostsError {
         path: path.into(),
         why,
+        command: run.command(),
     };
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    let profile: Profile = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let no_times = |why: String| wrong(format!("holds no measured times ({why})"));
+    let text = std::fs::read_to_string(path).map_err(|error| no_times(error.to_string()))?;
+    let profile: Profile =
+        serde_json::from_str(&text).map_err(|error| no_times(error.to_string()))?;
     let of_call = |sum: Operations| {
         let seconds = sum.ms / 1e3 / sum.calls.max(1) as f64;
         ((sum.operation, sum.sizes), seconds)
     };
     let measured: Measured = profile.operations.into_iter().map(of_call).collect();
-    match measured
+    let are_times = measured
         .values()
-        .all(|seconds| seconds.is_finite() && *seconds >= 0.0)
-    {
-        true if !measured.is_empty() => Ok(measured),
-        _ => Err(wrong("no operations with their times".into())),
+        .all(|seconds| seconds.is_finite() && *seconds >= 0.0);
+    if !are_times || measured.is_empty() {
+        return Err(no_times("no operations with their times".into()));
+    }
+    match profile.measured_for {
+        None => Err(wrong(
+            "does not say which model it was measured with".into(),
+        )),
+        Some(other) => match other.differences(&run) {
+            Some(why) => Err(wrong(why)),
+            None => Ok(measured),
+        },
     }
 }

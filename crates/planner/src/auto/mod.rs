@@ -12,7 +12,7 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-pub use costs::CostsError;
+pub use costs::{CostsError, MeasuredFor};
 pub use pareto::{Frontier, Point};
 
 use crate::changes::recompute_specs;
@@ -136,9 +136,9 @@ pub(crate) struct Chooser {
     presets: Vec<Preset>,
     /// What keeps and recomputes.
     resident: Space,
-    /// What offloads too, if it may. How queues share a link no sum over layers tells, so it is chosen for some budgets
-    /// beforehand, and steps on paper are compared. From a fixed list, more memory never chooses what is slower.
-    offloading: Vec<Candidate>,
+    /// What is chosen for some budgets beforehand, where no sum over layers tells the time of a step: how queues share a
+    /// link, and what hides behind what, shows only on paper. Of a fixed list, more memory never chooses what is slower.
+    listed: Vec<Candidate>,
 }
 
 /// The assignments of a menu's entries to layers.
@@ -147,8 +147,11 @@ struct Space {
     terms: Terms,
 }
 
-/// Budgets for which offloading is chosen beforehand.
+/// Budgets for which policies are chosen beforehand, where they are.
 const BUDGETS: u64 = 48;
+
+/// Times that differ by a smaller share are one: sums were made in another order.
+const ROUNDING: f64 = 1e-9;
 
 /// A specification that people know by name.
 pub(crate) struct Preset {
@@ -166,11 +169,12 @@ pub(crate) struct Candidate {
     pub(crate) seconds: f64,
 }
 
-impl Candidate {
-    /// What is better is smaller; seconds as whole picoseconds, since sums in other orders differ beyond.
-    fn order(&self) -> (u64, u64) {
-        (picoseconds(self.seconds), self.peak)
-    }
+/// The fastest; of several, the one with the lowest peak.
+fn best(candidates: &[Candidate]) -> Option<&Candidate> {
+    let seconds = candidates.iter().map(|one| one.seconds);
+    let as_fast = seconds.min_by(f64::total_cmp)? * (1.0 + ROUNDING);
+    let fastest = candidates.iter().filter(|one| one.seconds <= as_fast);
+    fastest.min_by_key(|one| one.peak)
 }
 
 impl Space {
@@ -193,12 +197,12 @@ impl Space {
 
 impl Chooser {
     pub(crate) fn new(config: &Config, target: Target) -> Result<Chooser, AutoError> {
-        let measured = costs::read(config.recompute.costs.as_deref())?;
         let mut resident = config.clone();
         resident.recompute.spec = "none".into();
         resident.recompute.layers.clear();
         resident.offload.activations = "none".into();
         let settings = Settings::new(&resident)?;
+        let measured = costs::read(config.recompute.costs.as_deref(), &settings, target)?;
         let paper = Paper::new(&settings, target, measured);
         let specs = recompute_specs(settings.model.layers).into_iter();
         let presets = specs.map(|spec| Preset::new(spec, &settings, &paper));
@@ -206,13 +210,17 @@ impl Chooser {
             presets: presets.collect::<Result<_, _>>()?,
             keep_all: paper.step(&settings)?,
             resident: Space::new(&settings, &paper, false)?,
-            offloading: Vec::new(),
+            listed: Vec::new(),
             settings,
             paper,
         };
+        if !chooser.keep_all.computes_alone() {
+            chooser.listed = chooser.over_budgets(&chooser.resident)?;
+        }
         if config.chooses_offload() {
             let space = Space::new(&chooser.settings, &chooser.paper, true)?;
-            chooser.offloading = chooser.over_budgets(&space)?;
+            let offloading = chooser.over_budgets(&space)?;
+            chooser.listed.extend(offloading);
         }
         Ok(chooser)
     }
@@ -259,26 +267,32 @@ impl Chooser {
     }
 
     fn best(&self, budget: u64) -> Result<Option<Candidate>, SessionError> {
+        let presets = self.presets.iter().map(|preset| &preset.candidate);
+        let known = presets.chain(&self.listed).cloned();
+        let assigned = self.assigned(budget)?;
+        // If the terms are off, a better policy may be missed, but the budget holds.
+        let all: Vec<Candidate> = known
+            .chain(assigned)
+            .filter(|candidate| candidate.peak <= budget)
+            .collect();
+        Ok(best(&all).cloned())
+    }
+
+    /// The best mixture of the menu's entries, where its time is a sum over layers and no preset is known to be better.
+    fn assigned(&self, budget: u64) -> Result<Option<Candidate>, SessionError> {
+        if !self.keep_all.computes_alone() {
+            return Ok(None);
+        }
         let presets = self.presets.iter();
         let presets = presets.filter(|preset| preset.candidate.peak <= budget);
-        let known = presets
-            .clone()
-            .map(|preset| (preset.cost, preset.candidate.peak));
+        let known = presets.map(|preset| (preset.cost, preset.candidate.peak));
+        let known = known.min();
         let assigned = self.resident.terms.cheapest(budget);
         // A preset may do what no assignment of the menu's entries does.
-        let assigned = assigned.filter(|assigned| {
-            known
-                .min()
-                .is_none_or(|known| (assigned.cost, assigned.peak) <= known)
-        });
+        let assigned = assigned
+            .filter(|assigned| known.is_none_or(|known| (assigned.cost, assigned.peak) <= known));
         let assigned = assigned.map(|assigned| self.candidate(&self.resident, &assigned));
-        let offloading = self.offloading.iter();
-        let offloading = offloading.filter(|candidate| candidate.peak <= budget);
-        let known = presets.map(|preset| &preset.candidate).chain(offloading);
-        // A block for which terms are not the whole truth costs a choice, not the promise.
-        let assigned = assigned.transpose()?.filter(|found| found.peak <= budget);
-        let all = assigned.into_iter().chain(known.cloned());
-        Ok(all.min_by_key(Candidate::order))
+        assigned.transpose()
     }
 
     fn on_paper(&self, policy: &Policy) -> Result<OnPaper, SessionError> {
@@ -290,10 +304,13 @@ impl Chooser {
 
     /// The policy with the lowest peak.
     pub(crate) fn smallest(&self) -> Result<Candidate, SessionError> {
-        let resident = self.candidate(&self.resident, &self.resident.terms.smallest())?;
-        let offloading = self.offloading.iter();
         let presets = self.presets.iter().map(|preset| &preset.candidate);
-        let all = offloading.chain(presets).cloned().chain([resident]);
+        let known = presets.chain(&self.listed).cloned();
+        let resident = match self.keep_all.computes_alone() {
+            true => Some(self.candidate(&self.resident, &self.resident.terms.smallest())?),
+            false => None,
+        };
+        let all = known.chain(resident);
         Ok(all.min_by_key(|one| one.peak).expect("there is one"))
     }
 

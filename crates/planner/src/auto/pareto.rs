@@ -8,10 +8,13 @@ use settings::Config;
 /// Budgets that are tried between the lowest peak and that of keeping everything.
 const BUDGETS: u64 = 24;
 
+/// The share of its time by which a policy has to be faster to be worth more memory: what five digits show.
+const WORTH: f64 = 1e-4;
+
 /// What is to be had for a budget.
 #[derive(Clone, Debug, Serialize)]
 pub struct Frontier {
-    /// Chosen policies, the lowest peak first; none is slower and larger than another.
+    /// Chosen policies, the lowest peak first, each notably faster than the one before.
     pub chosen: Vec<Choice>,
     /// The specifications that plans compare, the lowest peak first.
     pub presets: Vec<Point>,
@@ -34,16 +37,19 @@ impl Frontier {
     /// # Errors
     /// As [`super::choose`], but for budgets, which are within the range.
     pub fn new(config: &Config, target: Target) -> Result<Frontier, AutoError> {
-        let chooser = Chooser::new(config, target)?;
+        Frontier::of(&Chooser::new(config, target)?)
+    }
+
+    pub(super) fn of(chooser: &Chooser) -> Result<Frontier, AutoError> {
         let (least, most) = (chooser.smallest()?.peak, chooser.keep_all.peak.bytes);
         let mut chosen: Vec<Choice> = Vec::new();
         for step in 0..=BUDGETS {
             let budget = least + (most.max(least) - least) * step / BUDGETS;
             let choice = chooser.choose(budget)?;
-            if chosen
-                .last()
-                .is_none_or(|last| last.peak_bytes < choice.peak_bytes)
-            {
+            let is_worth = |last: &Choice| {
+                last.peak_bytes < choice.peak_bytes && choice.step_ms < last.step_ms * (1.0 - WORTH)
+            };
+            if chosen.last().is_none_or(is_worth) {
                 chosen.push(choice);
             }
         }

@@ -1,0 +1,101 @@
+//! Which steps a run saves, and how many of its checkpoints there are at a time.
+
+use super::schema::CheckpointConfig;
+
+impl CheckpointConfig {
+    /// What saves no step.
+    pub const NEVER: usize = 0;
+
+    /// Steps between two checkpoints, where others than the last step are saved.
+    pub fn interval(&self) -> Option<usize> {
+        self.every.filter(|every| *every != Self::NEVER)
+    }
+
+    /// Whether a run saves its last step.
+    pub fn saves(&self) -> bool {
+        self.every != Some(Self::NEVER)
+    }
+
+    /// Whether step `step` of `steps` is saved.
+    pub fn is_due(&self, step: usize, steps: usize) -> bool {
+        let is_last = self.saves() && step == steps;
+        is_last
+            || self
+                .interval()
+                .is_some_and(|every| step.is_multiple_of(every))
+    }
+
+    /// For how many checkpoints the disk needs room at a time while a run goes on from step `made` to `steps`, beside the
+    /// `there` that its folder has: old ones are removed once a new one is whole.
+    pub fn most_at_a_time(&self, (made, steps): (usize, usize), there: usize) -> usize {
+        let between = self
+            .interval()
+            .map_or(0, |every| steps / every - made / every);
+        let is_apart = made < steps
+            && !self
+                .interval()
+                .is_some_and(|every| steps.is_multiple_of(every));
+        let written = between + usize::from(self.saves() && is_apart);
+        let kept = self
+            .keep_last
+            .map(|last| last + usize::from(self.keep_best));
+        // One is written while those that are kept are there.
+        let room = kept.map_or(written, |kept| (kept + 1).saturating_sub(there).max(1));
+        written.min(room)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CheckpointConfig;
+    use crate::Config;
+
+    /// Every so many steps, or only the last (`None`), of which the last so many are kept.
+    fn saving(every: Option<usize>, keep_last: Option<usize>) -> CheckpointConfig {
+        CheckpointConfig {
+            every,
+            keep_last,
+            ..Config::default().checkpoint
+        }
+    }
+
+    #[test]
+    fn which_steps_are_saved() {
+        let saved = |every| -> Vec<usize> {
+            let config = saving(every, None);
+            (1..=10).filter(|step| config.is_due(*step, 10)).collect()
+        };
+        assert_eq!(saved(None), [10]);
+        assert_eq!(saved(Some(4)), [4, 8, 10]);
+        assert_eq!(saved(Some(5)), [5, 10]);
+        assert_eq!(saved(Some(0)), [0; 0]);
+        let mut config = Config::default();
+        config.without_between_steps();
+        assert!(!config.checkpoint.saves());
+    }
+
+    #[test]
+    fn checkpoints_that_need_room_at_a_time() {
+        for (every, keep_last, (made, steps), there, most) in [
+            (None, None, (0, 10), 0, 1),
+            (None, None, (10, 10), 1, 0),
+            (Some(0), None, (0, 10), 0, 0),
+            (Some(4), None, (0, 10), 0, 3),
+            (Some(5), None, (0, 10), 0, 2),
+            (Some(4), None, (4, 10), 1, 2),
+            (Some(1), Some(2), (0, 10), 0, 3),
+            (Some(1), Some(2), (5, 10), 2, 1),
+            (Some(1), Some(2), (5, 10), 7, 1),
+            (Some(9), Some(2), (0, 10), 0, 2),
+        ] {
+            let config = saving(every, keep_last);
+            let said = config.most_at_a_time((made, steps), there);
+            assert_eq!(said, most, "{every:?} {keep_last:?} {made} {steps} {there}");
+        }
+        let best = CheckpointConfig {
+            keep_best: true,
+            ..saving(Some(1), Some(2))
+        };
+        assert_eq!(best.most_at_a_time((0, 10), 0), 4);
+    }
+}
