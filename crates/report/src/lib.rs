@@ -18,6 +18,6 @@ pub use metrics::{
     StepRecord, Timing, max_rss_bytes, milliseconds, resident_bytes,
 };
 pub use process::{Fate, OomKills, ProcessRecord};
-pub use progress::Progress;
+pub use progress::{Busy, Progress};
 pub use tables::{Align, Table, memory_table};
 pub use tensorboard::TensorBoard;

@@ -111,6 +111,8 @@ pub struct StepRecord {
     pub finite: bool,
     /// Learning rate.
     pub lr: f32,
+    /// Passes over the data so far, this step included.
+    pub epoch: f64,
     /// Targets counted.
     pub tokens: usize,
     /// What depends on the clock.
@@ -118,7 +120,7 @@ pub struct StepRecord {
     pub timing: Timing,
     /// Most live device bytes in this step.
     pub peak_bytes: u64,
-    /// What the plan said.
+    /// What the plan of a step of this shape says: under `--packing pad` micro-batches differ in length.
     pub planned_peak_bytes: u64,
     /// Live at the peak; sums to `peak_bytes`.
     pub peak_by_category: ByCategory,

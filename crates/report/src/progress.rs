@@ -1,10 +1,12 @@
-//! Progress of a run: a bar on a terminal, lines elsewhere.
+//! Progress of a run: lines, and on a terminal a bar below them.
 
 use crate::metrics::{EvalRecord, SampleRecord, StepRecord};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use memory::format_bytes;
 use std::cell::Cell;
+use std::fmt;
 use std::io::{IsTerminal, Write, stderr};
+use std::time::Duration;
 
 /// Tells how a run is going, on stderr.
 pub struct Progress {
@@ -20,7 +22,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar if stderr is a terminal; else a line every `every` steps. Nothing if `quiet`.
+    /// A line every `every` steps, and below them a bar if stderr is a terminal. Nothing if `quiet`.
     pub fn new(total: usize, every: usize, quiet: bool) -> Progress {
         let terminal = !quiet && stderr().is_terminal();
         let bar = terminal.then(|| {
@@ -71,27 +73,22 @@ impl Progress {
     pub fn step(&self, record: &StepRecord) {
         self.pace.set(self.pace.get().after(record.timing.step_ms));
         let eta = self.pace.get().eta(self.total.saturating_sub(record.step));
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(record.step as u64);
-                bar.set_prefix(accumulation(self.accum));
-                bar.set_message(format!("{}{eta}", short_status(record)));
-            }
-            None if self.quiet => {}
-            None => {
-                let due = record.step == self.done + 1
-                    || record.step == self.total
-                    || record.step.is_multiple_of(self.every);
-                if due {
-                    let (step, total, accum) = (record.step, self.total, accumulation(self.accum));
-                    // A reader that left (`2>&1 | head`) is no reason to stop training.
-                    let _ = writeln!(
-                        stderr(),
-                        "step {step:>4}/{total}{accum} {}{eta}",
-                        status(record)
-                    );
-                }
-            }
+        if let Some(bar) = &self.bar {
+            bar.set_position(record.step as u64);
+            bar.set_prefix(accumulation(self.accum));
+            // A narrow terminal cuts the end off.
+            let epoch = record.epoch;
+            bar.set_message(format!("{}{eta}  epoch {epoch:.2}", short_status(record)));
+        }
+        let is_due = record.step == self.done + 1
+            || record.step == self.total
+            || record.step.is_multiple_of(self.every);
+        if is_due {
+            let (step, total, accum) = (record.step, self.total, accumulation(self.accum));
+            self.tell(&format!(
+                "step {step:>4}/{total}{accum} {}{eta}",
+                status(record)
+            ));
         }
     }
 
@@ -125,6 +122,7 @@ impl Progress {
         match &self.bar {
             Some(bar) => bar.println(line),
             None if self.quiet => {}
+            // A reader that left (`2>&1 | head`) is no reason to stop training.
             None => {
                 let _ = writeln!(stderr(), "{line}");
             }
@@ -136,6 +134,35 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// Says on a terminal what takes its time before the first step, and for how long; gone when it is dropped.
+pub struct Busy(ProgressBar);
+
+impl Busy {
+    /// `what` is done, such as `loading the model`; it is asked again whenever it is shown. Nothing if `quiet`, or where
+    /// stderr is no terminal.
+    pub fn with(what: impl Fn() -> String + Clone + Send + Sync + 'static, quiet: bool) -> Busy {
+        if quiet || !stderr().is_terminal() {
+            return Busy(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template("{spinner} {what} ({elapsed})");
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let shown = move |_: &ProgressState, to: &mut dyn fmt::Write| {
+            let _ = to.write_str(&what());
+        };
+        bar.set_style(style.with_key("what", shown));
+        bar.tick();
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Busy(bar)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
     }
 }
 
@@ -208,13 +235,14 @@ fn peak(record: &StepRecord) -> String {
     format!("peak {} (plan {})", format_bytes(peak), format_bytes(plan))
 }
 
-/// `loss 2.3112  norm 0.71  lr 3.0e-3  41200 tok/s  peak 18.2 MiB (plan 18.2 MiB)`.
+/// `loss 2.3112  norm 0.71  lr 3.0e-3  epoch 0.53  41200 tok/s  peak 18.2 MiB (plan 18.2 MiB)`.
 fn status(record: &StepRecord) -> String {
     format!(
-        "loss {:.4}  norm {:.3}  lr {:.1e}  {:.0} tok/s  {}",
+        "loss {:.4}  norm {:.3}  lr {:.1e}  epoch {:.2}  {:.0} tok/s  {}",
         record.loss,
         record.grad_norm,
         record.lr,
+        record.epoch,
         record.timing.tokens_per_s,
         peak(record),
     )

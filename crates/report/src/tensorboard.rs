@@ -217,6 +217,7 @@ mod tests {
             finite: false,
             lr: 3e-4,
             tokens: 7,
+            epoch: 0.5,
             timing: Timing::new(
                 Duration::from_millis(250),
                 Duration::ZERO,

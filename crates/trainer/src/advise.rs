@@ -102,7 +102,7 @@ fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> Strin
         words.splice(0..0, ["mpirun".into(), "-n".into(), ranks]);
     }
     let mut pair = |flag: &str, value: String| words.extend([flag.to_string(), value]);
-    if let Some(config) = &given.config {
+    if let Some(config) = given.config.as_ref().or(given.resumed.as_ref()) {
         pair("--config", config.clone());
     }
     let output = &args.output;
@@ -141,10 +141,16 @@ fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> Strin
     quoted.join(" ")
 }
 
-/// A flag, and its value if it has one.
+/// A flag, and its value if it has one; of one that was repeated, each time.
 fn words_of(place: &str) -> Vec<String> {
-    let words = place.splitn(2, ' ');
-    words.map(String::from).collect()
+    let Some((flag, values)) = place.split_once(' ') else {
+        return vec![place.into()];
+    };
+    let again = format!(" {flag} ");
+    let values = values.split(&again);
+    values
+        .flat_map(|value| [flag.into(), value.into()])
+        .collect()
 }
 
 /// The words of the last setting of each key, in their order.
@@ -157,7 +163,7 @@ fn last_of_each(settings: Vec<(String, Vec<String>)>) -> impl Iterator<Item = St
 }
 
 /// A word as a shell takes it.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:=,@%+".contains(letter);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.into();
@@ -232,6 +238,14 @@ mod tests {
         assert_eq!(
             command(&flags, &["collectives.zero=3"]),
             "mpirun -n 8 trainer train --device cpu --reshard-after-forward=false --set collectives.zero=3"
+        );
+    }
+
+    #[test]
+    fn a_flag_that_was_repeated_is_again() {
+        assert_eq!(
+            command(&["--data", "a b:1", "--data", "c:2"], &[]),
+            "trainer train --device cuda --data 'a b:1' --data c:2"
         );
     }
 

@@ -123,9 +123,9 @@ pub struct OutputArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Training")]
 pub struct ResumeArgs {
-    /// Go on from a run or checkpoint folder, or from the newest checkpoint under --out. Flags that are not given are those
-    /// of the run
-    #[arg(long, value_name = "DIR|latest")]
+    /// Go on from a run or checkpoint folder, or from the newest checkpoint under --out (auto: begin where there is none).
+    /// Flags that are not given are those of the run
+    #[arg(long, value_name = "DIR|latest|auto")]
     pub resume: Option<PathBuf>,
     /// Resume with settings that change what is computed
     #[arg(long, requires = "resume")]
@@ -147,11 +147,8 @@ impl RunArgs {
             flags.push(Override::from_switch("--trace", "log.trace", true));
         }
         Given {
-            config: self
-                .source
-                .config
-                .clone()
-                .or_else(|| self.resumed_configuration()),
+            config: self.source.config.clone(),
+            resumed: self.resumed_configuration(),
             flags,
             set: self.source.set.clone(),
             member: None,

@@ -37,7 +37,9 @@ fn chosen(config: &Config) -> (Attention, String) {
             match found(index, config) {
                 Ok(version) => (
                     Attention::Cudnn,
-                    format!("version {version} computes what our own does, and twice the same"),
+                    format!(
+                        "version {version} computes what our own does, and the same bits every time"
+                    ),
                 ),
                 Err(error) => {
                     if error.fault == Fault::DeviceFull {

@@ -5,6 +5,7 @@ use crate::args::{MemberArgs, RunArgs, SourceArgs};
 use crate::bench::BenchArgs;
 use crate::eval::EvalArgs;
 use crate::export::ExportArgs;
+use crate::foreign_flags::explained;
 use crate::generate::{GenerateArgs, GenerationArgs};
 use crate::pareto::ParetoArgs;
 use crate::prepare::PrepareArgs;
@@ -64,7 +65,8 @@ pub enum Command {
     /// Make token files of text, conversations or parquet, for --data
     ///
     /// Each text ends with the tokenizer's end-of-text token (of bytes: 0), each conversation as its template ends it; of
-    /// conversations only the assistant's turns are learnt. The same inputs give the same files.
+    /// conversations only the assistant's turns are learnt, of instructions and prompts only the answers. The same inputs give
+    /// the same files.
     Prepare(PrepareArgs),
     /// Measure loss, perplexity and bits per byte of a model on data
     Eval(EvalArgs),
@@ -145,6 +147,9 @@ pub struct InitArgs {
     /// CPU threads; never changes results
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<String>,
+    /// Try although the disk seems to have no room
+    #[arg(long)]
+    pub force: bool,
     /// No progress
     #[arg(long)]
     pub quiet: bool,
@@ -165,6 +170,12 @@ pub struct DoctorArgs {
 }
 
 impl Cli {
+    /// Reads the process's command line. One that is refused ends the process with exit code 2; a flag of another trainer is
+    /// answered with the one here.
+    pub fn from_command_line() -> Cli {
+        Cli::try_parse().unwrap_or_else(|error| explained(error).exit())
+    }
+
     /// The command, its configuration and its options.
     ///
     /// # Errors
@@ -223,9 +234,13 @@ impl InitArgs {
             ("--dtype", "train.dtype", &self.dtype),
             ("--threads", "train.threads", &self.threads),
         ];
+        let mut flags = overrides(&flags);
+        if self.force {
+            flags.push(Override::from_switch("--force", "memory.force", true));
+        }
         let given = Given {
             config: self.source.config.clone(),
-            flags: overrides(&flags),
+            flags,
             set: self.source.set.clone(),
             ..Given::default()
         };

@@ -86,14 +86,6 @@ impl OpenDevice {
         }
     }
 
-    /// Device memory in use beside this process's blocks; none for the processor.
-    ///
-    /// # Errors
-    /// [`Failure::Device`] where the driver fails.
-    pub(crate) fn bytes_beside_blocks(&self) -> Result<Option<u64>, Failure> {
-        Ok(self.gpu_bytes()?.map(|bytes| bytes.beside()))
-    }
-
     /// Whose leases and scratch sizes apply.
     pub(crate) fn target(&self) -> Target {
         match self {

@@ -67,7 +67,8 @@ pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
         trained.resolved.config.data.packing = packing;
     }
     let config = &trained.resolved.config;
-    let dataset = Dataset::open(&evaluation_options(&trained.resolved))?;
+    let options = evaluation_options(&trained.resolved);
+    let dataset = trained.tokens().open_own(&options, &trained.resolved)?;
     let samples = dataset
         .samples()
         .min(config.eval.samples.unwrap_or(usize::MAX));

@@ -1,6 +1,7 @@
 //! The `export` command: a checkpoint becomes a model in Hugging Face layout.
 
 use crate::failure::Failure;
+use crate::limits::refuse_model_without_room;
 use crate::run_dir::{make_folder, refuse_non_empty};
 use crate::stdout::print;
 use crate::trained::model_folder;
@@ -28,6 +29,9 @@ pub struct ExportArgs {
     /// Data type of the weights [default: that of the checkpoint]
     #[arg(long, value_name = "f32|bf16", value_parser = FloatType::NAMES.to_vec())]
     pub dtype: Option<String>,
+    /// Try although the disk seems to have no room
+    #[arg(long)]
+    pub force: bool,
 }
 
 impl ExportArgs {
@@ -66,14 +70,10 @@ pub(crate) fn export(args: &ExportArgs) -> Result<(), Failure> {
     let dtype = args.dtype().unwrap_or(weights.dtype());
     // Its own config.json describes it, so that the length of sequences is not asked for.
     let files = origin.files(&config, 0, dtype);
+    let converted = weights.converted(dtype);
+    refuse_model_without_room(out, &converted, &files, max_shard_bytes, args.force)?;
     make_folder(out, "--out")?;
-    write_model(
-        &Disk,
-        out,
-        &files,
-        &weights.converted(dtype),
-        max_shard_bytes,
-    )?;
+    write_model(&Disk, out, &files, &converted, max_shard_bytes)?;
     print(format_args!(
         "{} parameters of {} in {}\n",
         parameters.layout(|_, _| false).parameters(),

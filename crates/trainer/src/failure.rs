@@ -7,6 +7,7 @@ use data::DataError;
 use kernels::{Fault, KernelError};
 use memory::OutOfMemory;
 use model::{HfConfigError, OriginError, WeightsError};
+use optim::RestoreError;
 use planner::{AutoError, NoDiskRoom, NoHostRoom};
 use prepare::PrepareError;
 use report::page::PageError;
@@ -48,6 +49,14 @@ pub enum Failure {
     /// Bad data.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Data that is no tokens of the model's.
+    #[error("{why}")]
+    ForeignData {
+        /// What it is, and what the model reads.
+        why: String,
+        /// What makes tokens for the model of it.
+        command: Option<String>,
+    },
     /// Bad weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -72,6 +81,14 @@ pub enum Failure {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// A file that the command line names holds something else than it is for, or is not there.
+    #[error("{path} cannot be used: {reason}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
     },
     /// A file of the run could not be written.
     #[error("cannot write {path}: {source}")]
@@ -211,6 +228,7 @@ impl Failure {
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
+            refused if refused.wants_host_memory() => 3,
             Failure::PeaksChanged(_) => 1,
             Failure::Scratch(ScratchError::Held { .. }) => 2,
             Failure::Scratch(ScratchError::Full { .. }) => 3,
@@ -229,6 +247,7 @@ impl Failure {
             Failure::Prepare(_) => 4,
             Failure::PrepareInterrupted { signal } => 128 + *signal as u8,
             Failure::Data(_)
+            | Failure::ForeignData { .. }
             | Failure::Weights(_)
             | Failure::Unsound(_)
             | Failure::OptimizerState(_)
@@ -236,6 +255,7 @@ impl Failure {
             | Failure::Tokenizer(_)
             | Failure::HfConfig { .. }
             | Failure::Unreadable { .. }
+            | Failure::Malformed { .. }
             | Failure::File { .. }
             | Failure::Algorithms { .. }
             | Failure::Report(_) => 4,
@@ -254,6 +274,21 @@ impl Failure {
         }
     }
 
+    /// Whether the system had no host memory left for what passes between leases and files.
+    fn wants_host_memory(&self) -> bool {
+        use RestoreError::Files;
+        match self {
+            Failure::Weights(WeightsError::Read(error) | WeightsError::Write(error))
+            | Failure::OptimizerState(OptimizerStateError::Files(error))
+            | Failure::OptimizerState(OptimizerStateError::Restore {
+                source: Files(error),
+                ..
+            }) => error.is_out_of_memory(),
+            Failure::Checkpoint(error) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
+
     /// Whether all ranks end of it and know, so that it is enough if one says it.
     pub(crate) fn is_of_all(&self) -> bool {
         matches!(
@@ -268,6 +303,7 @@ impl Failure {
     /// The reason in the last record of the metrics.
     pub fn reason(&self) -> &'static str {
         match self {
+            refused if refused.wants_host_memory() => "out_of_memory",
             Failure::OutOfMemory { .. }
             | Failure::CudnnUntried(_)
             | Failure::HostMemory(_)
@@ -282,10 +318,15 @@ impl Failure {
     /// What else may help.
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
+            refused if refused.wants_host_memory() => Some(
+                "raise the limit on this process's memory, or end what else runs here: `trainer plan` says what the host has to \
+                 hold to load, save, resume and export"
+                    .into(),
+            ),
             Failure::Config(error) => error.hint(),
             Failure::OutOfMemory { hints, .. } => return hints.clone(),
             Failure::HostMemory(refused) => return refused.hints(),
-            Failure::DiskSpace(refused) => Some(refused.hint().into()),
+            Failure::DiskSpace(refused) => return refused.hints(),
             Failure::Auto(AutoError::Infeasible { .. }) => Some(
                 "what of these is not set yet may help: --offload-activations auto, of several ranks --zero 3, --offload-parameters pinned, \
                  --offload-gradients pinned, --grad-dtype bf16, memory.tile_tokens, a smaller --micro-batch, smaller optimizer \
@@ -316,11 +357,18 @@ impl Failure {
                  recorded may change freely"
                     .into(),
             ),
+            Failure::Checkpoint(CheckpointError::NoneWhole { passed_over, .. }) if !passed_over.is_empty() => Some(
+                "another folder for --out begins the run anew".into(),
+            ),
             Failure::Checkpoint(CheckpointError::Damaged { damage: Damage::NoManifest, .. }) => Some(
                 "name the folder of a run that saved checkpoints, or of one of these; eval, generate and export also take a \
                  model in Hugging Face layout: config.json and model.safetensors"
                     .into(),
             ),
+            Failure::ForeignData { command, .. } => {
+                let command = command.as_ref();
+                command.map(|command| format!("`{command}` makes tokens for the model; give its --out to --data or --eval-data"))
+            }
             Failure::Weights(WeightsError::Write { .. }) => None,
             Failure::Unreadable { .. } | Failure::Weights(_) => Some(
                 "--init-from takes a folder in Hugging Face layout: config.json and model.safetensors, as `trainer \
@@ -453,8 +501,32 @@ impl From<OutOfMemory> for Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{Failure, Fault};
+    use super::{CheckpointError, Failure, Fault, WeightsError};
+    use files::{FilesError, host_room};
     use kernels::KernelError;
+
+    #[test]
+    fn host_memory_that_is_missing_for_files_is_out_of_memory() {
+        let io = std::io::Error::from(host_room(usize::MAX / 4).unwrap_err());
+        let written = FilesError::at("write", "model.safetensors".as_ref())(io);
+        let read = host_room(usize::MAX / 4).unwrap_err();
+        for failure in [
+            Failure::Weights(WeightsError::Write(written)),
+            Failure::Checkpoint(CheckpointError::Files(read)),
+        ] {
+            assert_eq!(
+                (failure.exit_code(), failure.reason()),
+                (3, "out_of_memory")
+            );
+            assert!(
+                failure.to_string().contains("bytes of host memory"),
+                "{failure}"
+            );
+            assert!(failure.hints()[0].contains("raise the limit"));
+        }
+        let full = FilesError::at("write", "x".as_ref())(std::io::ErrorKind::StorageFull.into());
+        assert_eq!(Failure::Weights(WeightsError::Write(full)).exit_code(), 4);
+    }
 
     #[test]
     fn a_failing_device_is_told_apart_from_a_defect() {

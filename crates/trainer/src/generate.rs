@@ -2,16 +2,16 @@
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
+use crate::prompts::{Prompt, PromptArgs};
 use crate::stdout::{print, print_json};
 use crate::trained::{Trained, TrainedArgs, settings};
 use clap::Args;
 use planner::{InferencePlan, PlannedCache};
 use serde::Serialize;
-use serde_json::json;
 use session::{Generation, Sampling};
 use settings::Resolved;
 use std::path::PathBuf;
-use tokenization::{ChatTemplate, TextStream, Tokenizer};
+use tokenization::{TextStream, Tokenizer};
 
 /// Flags of `generate`.
 #[derive(Debug, Args)]
@@ -19,9 +19,9 @@ pub struct GenerateArgs {
     /// The model.
     #[command(flatten)]
     pub trained: TrainedArgs,
-    /// What to go on with; may be given several times
-    #[arg(long, value_name = "TEXT", required = true, allow_hyphen_values = true)]
-    pub prompt: Vec<String>,
+    /// What to go on with.
+    #[command(flatten)]
+    pub prompts: PromptArgs,
     /// Tokens to make of each prompt, at most
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub max_tokens: usize,
@@ -37,9 +37,6 @@ pub struct GenerateArgs {
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Prompts are what a user says: the model's chat template is put around them
-    #[arg(long)]
-    pub chat: bool,
     /// Read the whole sequence again for every token, instead of keeping keys and values: the same text in f32, while bf16
     /// rounds in another order and the text may differ
     #[arg(long)]
@@ -82,8 +79,10 @@ struct Continuation<'a> {
 pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     let trained = Trained::open(&args.trained, Vec::new())?;
     let tokenizer = trained.tokenizer()?;
-    let prompts = prompts(args, &trained, &tokenizer)?;
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let vocab = trained.resolved.config.model.vocab;
+    let prompts = args.prompts.read((&trained.folder, vocab), &tokenizer)?;
+    let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
+    let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
     let wanted = Generation {
         max_tokens: args.max_tokens,
         window: window(args.max_tokens, longest, trained.positions())?,
@@ -98,26 +97,23 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     };
     let settings = settings(&trained.resolved, wanted.window)?;
     let device = OpenDevice::open(trained.resolved.device())?;
-    let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
+    let lengths: Vec<usize> = tokens.iter().map(Vec::len).collect();
     let plan = InferencePlan::of_generation(&settings, device.target(), &lengths, &wanted)?;
     let mut inference = trained.load(&settings, &device, &plan)?;
-    let mut shown = Shown::new(args, &tokenizer)?;
-    let made = inference.generate(&prompts, &wanted, |prompt, token| shown.show(prompt, token))?;
+    let mut shown = Shown::new(&prompts, &tokenizer, args.trained.json)?;
+    let made = inference.generate(&tokens, &wanted, |prompt, token| shown.show(prompt, token))?;
     shown.finish()?;
     if !args.trained.json {
         return Ok(());
     }
     let peak = inference.memory().step_memory().peak;
-    let prompted = args.prompt.iter().zip(lengths);
-    let generations = prompted
-        .zip(made)
-        .map(|((prompt, prompt_tokens), made)| Continuation {
-            prompt,
-            text: tokenizer.decode(&made.tokens),
-            prompt_tokens,
-            finish_reason: if made.is_ended { "end" } else { "length" },
-            tokens: made.tokens,
-        });
+    let generations = prompts.iter().zip(made).map(|(prompt, made)| Continuation {
+        prompt: &prompt.said,
+        text: tokenizer.decode_after(&prompt.tokens, &made.tokens),
+        prompt_tokens: prompt.tokens.len(),
+        finish_reason: if made.is_ended { "end" } else { "length" },
+        tokens: made.tokens,
+    });
     print_json(&Record {
         generations: generations.collect(),
         model: trained.folder,
@@ -125,46 +121,6 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         peak_bytes: peak.bytes,
         planned_peak_bytes: plan.peak_bytes,
     })
-}
-
-/// The prompts' tokens.
-fn prompts(
-    args: &GenerateArgs,
-    trained: &Trained,
-    tokenizer: &Tokenizer,
-) -> Result<Vec<Vec<u32>>, Failure> {
-    let template = match args.chat {
-        true => Some(ChatTemplate::open(&trained.folder)?.ok_or_else(|| {
-            let folder = trained.folder.display();
-            Failure::Usage(format!("{folder} has no chat template; leave --chat out"))
-        })?),
-        false => None,
-    };
-    let vocab = trained.resolved.config.model.vocab;
-    let encode = |prompt: &String| {
-        let tokens = match &template {
-            // It writes the special tokens itself.
-            Some(template) => tokenizer.encode(&in_template(template, prompt)?)?,
-            None => tokenizer.encode_prompt(prompt)?,
-        };
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
-            return Err(Failure::Usage(format!(
-                "the tokenizer makes token {token} of the prompt, and the model knows {vocab}; its folder has another \
-                 model's tokenizer"
-            )));
-        }
-        match tokens.is_empty() {
-            true => Err(Failure::Usage("a prompt has at least one token".into())),
-            false => Ok(tokens),
-        }
-    };
-    args.prompt.iter().map(encode).collect()
-}
-
-fn in_template(template: &ChatTemplate, prompt: &str) -> Result<String, Failure> {
-    let said = [json!({"role": "user", "content": prompt})];
-    let text = template.render(&said, true);
-    text.map_err(|error| Failure::Usage(format!("the chat template refuses the prompt: {error}")))
 }
 
 /// Tokens of a sequence, at most: as many as are asked for, if the model has the positions.
@@ -186,7 +142,7 @@ fn window(max_tokens: usize, longest: usize, positions: Option<usize>) -> Result
 
 /// The text as it is made. Of several prompts, all but the first are shown when it is done.
 struct Shown<'a> {
-    prompts: &'a [String],
+    prompts: &'a [Prompt],
     tokenizer: &'a Tokenizer,
     stream: Option<TextStream<'a>>,
     later: Vec<Vec<u32>>,
@@ -194,16 +150,19 @@ struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    fn new(args: &'a GenerateArgs, tokenizer: &'a Tokenizer) -> Result<Shown<'a>, Failure> {
-        let is_text = !args.trained.json;
-        if is_text {
-            print(&args.prompt[0])?;
+    fn new(
+        prompts: &'a [Prompt],
+        tokenizer: &'a Tokenizer,
+        is_json: bool,
+    ) -> Result<Shown<'a>, Failure> {
+        if !is_json {
+            print(prompts[0].heading())?;
         }
         Ok(Shown {
-            prompts: &args.prompt,
+            prompts,
             tokenizer,
-            stream: is_text.then(|| tokenizer.stream()),
-            later: vec![Vec::new(); args.prompt.len()],
+            stream: (!is_json).then(|| tokenizer.stream_after(&prompts[0].tokens)),
+            later: vec![Vec::new(); prompts.len()],
             outcome: Ok(()),
         })
     }
@@ -227,10 +186,8 @@ impl<'a> Shown<'a> {
         };
         print(format_args!("{}\n", stream.finish()))?;
         for (prompt, tokens) in self.prompts.iter().zip(&self.later).skip(1) {
-            print(format_args!(
-                "\n{prompt}{}\n",
-                self.tokenizer.decode(tokens)
-            ))?;
+            let text = self.tokenizer.decode_after(&prompt.tokens, tokens);
+            print(format_args!("\n{}{text}\n", prompt.heading()))?;
         }
         Ok(())
     }

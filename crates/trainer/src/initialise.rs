@@ -1,6 +1,7 @@
 //! The `init` command.
 
 use crate::failure::Failure;
+use crate::limits::refuse_model_without_room;
 use crate::run_dir::{make_folder, refuse_non_empty};
 use crate::stdout::print;
 use files::Disk;
@@ -10,6 +11,7 @@ use model::{
     write_model,
 };
 use settings::Resolved;
+use std::cell::RefCell;
 
 /// Writes a freshly initialised model in Hugging Face layout.
 pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
@@ -19,7 +21,6 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
         .as_deref()
         .ok_or_else(|| Failure::Usage("init needs --out DIR".into()))?;
     refuse_non_empty(folder)?;
-    make_folder(folder, "--out")?;
     let config = &resolved.config;
     let architecture = Architecture::of(&config.model, Attention::default());
     let parameters = architecture.parameters();
@@ -33,12 +34,22 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
         .in_layout()
         .map(|parameter| parameter.initial)
         .collect();
-    let weights = OutgoingWeights::new(parameters, dtype, |index| {
-        let values = fresh.values(initial[index], index);
-        let values: Vec<f32> = values.take(layout.entries()[index].elements()).collect();
+    // They are drawn in order: anew where a transpose begins to read them once more.
+    let drawn = RefCell::new((0, fresh.values(initial[0], 0)));
+    let weights = OutgoingWeights::new(parameters, dtype, |index, elements| {
+        let (next, values) = &mut *drawn.borrow_mut();
+        if elements.start == 0 {
+            (*next, *values) = (0, fresh.values(initial[index], index));
+        }
+        assert_eq!(*next, elements.start, "elements are asked for in order");
+        *next = elements.end;
+        let values: Vec<f32> = values.take(elements.len()).collect();
         Ok(encode(&values, dtype).into_owned().into())
     });
     let files = Origin::default().files(&config.model, config.data.seq, dtype);
+    let is_forced = config.memory.force;
+    refuse_model_without_room(folder, &weights, &files, MAX_SHARD_BYTES, is_forced)?;
+    make_folder(folder, "--out")?;
     write_model(&Disk, folder, &files, &weights, MAX_SHARD_BYTES)?;
     print(format_args!(
         "{} parameters in {}\n",

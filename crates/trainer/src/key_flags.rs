@@ -31,6 +31,9 @@ fn argument(key: &Key, flag: Flag) -> Arg {
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true"),
+        Argument::Value(name) if key.kind == Kind::Inputs => {
+            argument.value_name(name).action(ArgAction::Append)
+        }
         Argument::Value(name) => argument
             .value_name(name)
             .allow_negative_numbers(matches!(key.kind, Kind::Whole(_) | Kind::Real(_)))
@@ -51,6 +54,11 @@ impl Args for KeyFlags {
 impl FromArgMatches for KeyFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let read = |(key, flag): (&Key, Flag)| match flag.argument {
+            Argument::Value(_) if key.kind == Kind::Inputs => {
+                let texts = matches.get_many::<String>(flag.name)?.cloned();
+                let texts: Vec<String> = texts.collect();
+                Some(Override::from_flags(flag.name, key.name, &texts))
+            }
             Argument::Value(_) => {
                 let text = matches.get_one::<String>(flag.name)?;
                 Some(Override::from_flag(flag.name, key.name, text))

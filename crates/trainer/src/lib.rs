@@ -15,18 +15,22 @@ mod doctor;
 mod eval;
 mod export;
 pub mod failure;
+mod foreign_flags;
 mod generate;
 mod gpu_watch;
 mod initialise;
 mod interrupt;
 mod job;
 mod key_flags;
+mod leftovers;
 mod library;
 mod limits;
 pub mod log;
+mod model_tokens;
 mod pareto;
 mod prepare;
 mod profile;
+mod prompts;
 mod report;
 mod run;
 mod run_dir;
@@ -57,6 +61,7 @@ use settings::Member;
 /// [`Ended`], with its failure.
 pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
     interrupt::outlive_file_size_limit()?;
+    limits::allow_many_files();
     match &cli.command {
         None | Some(Command::Train(_)) => train(cli),
         Some(Command::Doctor(args)) => run::doctor(cli.resolve()?, args, launch()?.as_ref()),

@@ -21,10 +21,13 @@ mod tensors;
 pub use configuration::{configuration, configuration_from_text};
 
 use crate::failure::Failure;
-use crate::limits::limit;
+use crate::limits::{limit, refuse_without_room};
+use crate::model_tokens::ModelTokens;
+use crate::samples::data_options;
 use crate::settled;
 use candle_core::Tensor;
 use configuration::{of_pretrained, resolved};
+use data::Dataset;
 use memory::{Layer, Phase};
 use model::{Origin, Parameter};
 use planner::Plan;
@@ -43,6 +46,7 @@ pub struct Trainer {
     plan: Plan,
     /// What the model came with.
     origin: Origin,
+    tokens: ModelTokens,
 }
 
 impl Trainer {
@@ -53,9 +57,9 @@ impl Trainer {
     /// [`Failure`]: contradictory settings, a device that cannot be used, memory that is refused.
     pub fn new(config: Config) -> Result<Trainer, Failure> {
         let seed = config.train.seed;
-        Trainer::filled(config, Origin::default(), |session| {
-            session.initialise(seed)
-        })
+        let vocab = config.model.vocab;
+        let made_here = (Origin::default(), ModelTokens::Untrained { vocab });
+        Trainer::filled(config, made_here, |session| session.initialise(seed))
     }
 
     /// A model from a folder in Hugging Face layout, under the defaults with settings over them, each as `--set` takes it.
@@ -71,13 +75,14 @@ impl Trainer {
     pub fn from_pretrained(folder: impl AsRef<Path>, set: &[&str]) -> Result<Trainer, Failure> {
         let folder = folder.as_ref();
         let config = of_pretrained(folder, set)?;
-        let origin = Origin::read(folder)?;
+        let tokens = ModelTokens::of_folder(folder, config.model.vocab);
+        let origin = (Origin::read(folder)?, tokens);
         Trainer::filled(config, origin, |session| session.import(folder))
     }
 
     fn filled(
         mut config: Config,
-        origin: Origin,
+        (origin, tokens): (Origin, ModelTokens),
         fill: impl FnOnce(&mut Session) -> Result<(), SessionError>,
     ) -> Result<Trainer, Failure> {
         // A loop of one's own evaluates and saves as it likes: nothing is leased for a run's doing so.
@@ -87,8 +92,10 @@ impl Trainer {
         resolved.config = config;
         let step = device.step(Settings::new(&resolved.config)?)?;
         let plan = Plan::new(&step.settings, device.target())?;
+        let limit = limit(&resolved, &device)?;
+        refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
         let memory = device.memory();
-        memory.set_limit(limit(&resolved, &device)?);
+        memory.set_limit(limit);
         let kernels = device.kernels(&step, &memory)?;
         let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
         {
@@ -101,7 +108,17 @@ impl Trainer {
             config: resolved.config,
             plan,
             origin,
+            tokens,
         })
+    }
+
+    /// The data of `data.path`, as `trainer train` would read it: its [`Dataset::batches`] are steps of this configuration.
+    ///
+    /// # Errors
+    /// [`Failure::Data`] for what is no data, and [`Failure::ForeignData`] for what has other tokens than the model came with.
+    pub fn data(&self) -> Result<Dataset, Failure> {
+        let resolved = resolved(self.config.clone());
+        self.tokens.open_own(&data_options(&resolved), &resolved)
     }
 
     /// One training step: forward and backward passes of every micro-batch, then AdamW.

@@ -2,10 +2,25 @@
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
+use files::{TensorSource, tensor_file_bytes};
 use kernels::Target;
-use planner::{HostNeed, HostRoom, NoDiskRoom, Plan};
+use planner::{DiskNeed, HostNeed, HostRoom, InferencePlan, NoDiskRoom, Plan, Saved, SystemDisks};
 use scratch::ScratchFolder;
 use settings::{Config, Elsewhere, Resolved, Size, StatesPlace};
+use std::path::Path;
+
+/// Raises the limit on open files as far as this process may: a checkpoint of many ranks has a file of each, all of which are
+/// open while it is read. One that cannot be raised is told of by the file that cannot be opened.
+pub(crate) fn allow_many_files() {
+    // SAFETY: all zeros are a valid `rlimit`, which outlives both calls.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
 
 /// The limit on live device bytes.
 pub(crate) fn limit(resolved: &Resolved, device: &OpenDevice) -> Result<Option<u64>, Failure> {
@@ -36,22 +51,68 @@ pub(crate) fn refuse_without_room(
     }
     HostRoom::ask().check(host_need(plan, target, limit))?;
     if let StatesPlace::Disk(folder) = Elsewhere::of(config)?.states {
-        NoDiskRoom::check(&folder, plan.disk_bytes)?;
+        NoDiskRoom::check(&[states_on_disk(plan, &folder)], &SystemDisks)?;
         // Taken and given back: a folder that cannot be used is told before anything is loaded or written.
         drop(ScratchFolder::open(folder)?);
     }
     Ok(())
 }
 
-/// Host memory that a run takes. Under a limit, leases beyond that are refused: they take none.
+/// Scratch files that a run keeps in a folder.
+pub(crate) fn states_on_disk(plan: &Plan, folder: &Path) -> DiskNeed {
+    DiskNeed::new(Saved::OptimizerStates, plan.disk_bytes, folder)
+}
+
+/// Refuses to write a model that a disk has no room for, unless it is forced: weights from a source, and the files beside them.
+pub(crate) fn refuse_model_without_room(
+    out: &Path,
+    weights: &dyn TensorSource,
+    files: &[(String, Vec<u8>)],
+    max_shard_bytes: u64,
+    is_forced: bool,
+) -> Result<(), Failure> {
+    let weights = tensor_file_bytes(weights.tensors(), "model", max_shard_bytes);
+    let model = DiskNeed::new(Saved::Model, weights + bytes_of(files), out);
+    match is_forced {
+        true => Ok(()),
+        false => Ok(NoDiskRoom::check(&[model], &SystemDisks)?),
+    }
+}
+
+/// Bytes of small files.
+pub(crate) fn bytes_of(files: &[(String, Vec<u8>)]) -> u64 {
+    files.iter().map(|(_, bytes)| bytes.len() as u64).sum()
+}
+
+/// Host memory that a run takes: with what passes between leases and files, and what the library of matrix products packs.
+/// Under a limit, leases beyond that are refused: they take none.
 fn host_need(plan: &Plan, target: Target, limit: Option<u64>) -> HostNeed {
     match target {
         Target::Cuda => HostNeed::Pinned(plan.host_pinned_bytes),
         Target::Cpu => {
             let leased = plan.reserved_bytes.min(limit.unwrap_or(u64::MAX));
-            HostNeed::Everything(plan.host_pinned_bytes.saturating_add(leased))
+            let leased = plan.host_pinned_bytes.saturating_add(leased);
+            let beside = plan.host_beside_bytes() + packing_bytes();
+            HostNeed::Everything(leased.saturating_add(beside))
         }
     }
+}
+
+fn packing_bytes() -> u64 {
+    kernels::cpu::untracked_bytes_max(rayon::current_num_threads())
+}
+
+/// Refuses a model that is evaluated or generates where the host has no room for it, unless it is forced.
+pub(crate) fn refuse_inference_without_room(
+    config: &Config,
+    plan: &InferencePlan,
+    target: Target,
+) -> Result<(), Failure> {
+    if target == Target::Cpu && !config.memory.force {
+        let need = plan.reserved_bytes + plan.loading_bytes + packing_bytes();
+        HostRoom::ask().check(HostNeed::Everything(need))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -59,9 +120,44 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
     use clap::Parser;
+    use files::{Dtype, TensorSpec};
     use settings::Settings;
+    use std::io::Write;
 
     const GIB: u64 = 1 << 30;
+
+    /// A tensor of so many bytes, which nobody writes.
+    struct Huge([TensorSpec; 1]);
+
+    impl TensorSource for Huge {
+        fn tensors(&self) -> &[TensorSpec] {
+            &self.0
+        }
+        fn write_to(&self, _: usize, _: &mut dyn Write) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_model_is_refused_where_it_has_no_room() {
+        let place = tempfile::tempdir().unwrap();
+        let model = |bytes: usize| {
+            Huge([TensorSpec {
+                name: "w".into(),
+                dtype: Dtype::U8,
+                shape: vec![bytes],
+            }])
+        };
+        let refuse = |model: &Huge, is_forced| {
+            refuse_model_without_room(place.path(), model, &[], u64::MAX, is_forced)
+        };
+        refuse(&model(1), false).unwrap();
+        refuse(&model(1 << 60), true).unwrap();
+        let refused = refuse(&model(1 << 60), false).unwrap_err();
+        assert_eq!(refused.exit_code(), 3);
+        assert!(refused.to_string().contains("a model of 1024 PiB"));
+        assert!(refused.hints().iter().any(|hint| hint.contains("--force")));
+    }
 
     /// A GPU's run needs host memory for what is pinned, the processor's for everything that it may lease.
     #[test]
@@ -75,7 +171,8 @@ mod tests {
         let need = |target, limit| host_need(&plan, target, limit);
         assert_eq!(need(Target::Cuda, None), HostNeed::Pinned(pinned));
         for (limit, leased) in [(None, reserved), (Some(GIB), reserved), (Some(256), 256)] {
-            let everything = HostNeed::Everything(pinned + leased);
+            let beside = plan.host_beside_bytes() + packing_bytes();
+            let everything = HostNeed::Everything(pinned + leased + beside);
             assert_eq!(need(Target::Cpu, limit), everything);
         }
     }

@@ -52,7 +52,7 @@ pub(crate) fn tables(frontier: &Frontier) -> String {
     for choice in &frontier.chosen {
         chosen.row([
             format_bytes(choice.peak_bytes),
-            format!("{:.3} ms", choice.step_ms),
+            five_digits(choice.step_ms),
             choice.policy(),
         ]);
     }
@@ -73,12 +73,19 @@ pub(crate) fn tables(frontier: &Frontier) -> String {
         });
         presets.row([
             format_bytes(preset.peak_bytes),
-            format!("{:.3} ms", preset.step_ms),
+            five_digits(preset.step_ms),
             preset.recompute.clone(),
             saves,
         ]);
     }
     format!("\n{chosen}\n{presets}")
+}
+
+/// Milliseconds, short or long, so that rows that differ look different.
+fn five_digits(ms: f64) -> String {
+    let whole = ms.abs().log10().floor() as i32 + 1;
+    let decimals = (5 - whole).clamp(0, 9) as usize;
+    format!("{ms:.decimals$} ms")
 }
 
 fn draw(frontier: &Frontier, path: &Path) -> Result<(), Failure> {
@@ -98,4 +105,19 @@ fn draw(frontier: &Frontier, path: &Path) -> Result<(), Failure> {
         points: chosen.chain(presets).collect(),
     };
     scatter.write(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_five_digits() {
+        let times = [25.0514, 0.0456789, 123_456.7, 9.999_96];
+        let shown = times.map(five_digits);
+        assert_eq!(
+            shown,
+            ["25.051 ms", "0.045679 ms", "123457 ms", "10.0000 ms"]
+        );
+    }
 }

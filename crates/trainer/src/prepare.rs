@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
+use crate::run::threads_of;
 use crate::stdout::print;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 /// Flags of `prepare`.
 #[derive(Debug, Args)]
 pub struct PrepareArgs {
-    /// Text (a document a file), JSONL (`text`, or `messages` of a conversation), parquet, folders of these, or - for
-    /// standard input (JSONL if its first line is, else text); .gz and .zst are unpacked
+    /// Text (a document a file), JSONL or a list in JSON (`text`, `messages`, `conversations`, `prompt` and `completion`, or
+    /// `instruction` and `output`), parquet, folders of these, or - for standard input; gzip and zstd are unpacked
     #[arg(required = true, value_name = "INPUT")]
     pub inputs: Vec<PathBuf>,
     /// Folder for the token files, which --data takes; new or empty
@@ -44,14 +45,13 @@ pub struct PrepareArgs {
 
 /// Writes the token files, and says what is in them.
 pub(crate) fn prepare(args: &PrepareArgs) -> Result<(), Failure> {
-    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let options = Options {
         inputs: args.inputs.clone(),
         out: args.out.clone(),
         tokenizer: args.tokenizer.clone(),
         validation: args.validation,
         shard_tokens: args.shard_tokens,
-        threads: args.threads.map_or_else(cores, usize::from),
+        threads: threads_of(args.threads.map(usize::from)),
     };
     let interrupt = Interrupt::new()
         .map_err(|error| Failure::Usage(format!("signals cannot be watched: {error}")))?;

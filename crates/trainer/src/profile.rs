@@ -10,7 +10,7 @@ use crate::tracer::{Tracer, trace_folder};
 use data::{MicroBatch, StepBatch};
 use kernels::random::random_u32;
 use kernels::timed::Timing;
-use planner::Plan;
+use planner::{MeasuredFor, Plan};
 use report::{Align, Table};
 use serde::Serialize;
 use session::Session;
@@ -29,6 +29,8 @@ struct Profile {
     device: &'static str,
     /// Compute type.
     dtype: &'static str,
+    /// What decides which operations there are: times are good for runs that have the same (`--costs`).
+    measured_for: MeasuredFor,
     /// Peak rate of matrix products that floors are counted with, in units of 10^12 operations a second:
     /// `hardware.peak_tflops`, or the data sheet's, or else the rate measured on large products.
     peak_tflops: f64,
@@ -88,6 +90,7 @@ pub(crate) fn profile(resolved: &Resolved) -> Result<(), Failure> {
     let profile = Profile {
         device: device.target().name(),
         dtype,
+        measured_for: MeasuredFor::new(&step.settings, device.target()),
         peak_tflops,
         bandwidth_gbps,
         total_ms: operations.iter().map(|operation| operation.ms).sum(),
@@ -159,9 +162,7 @@ fn random_batch(settings: &Settings) -> StepBatch {
             documents: None,
         }
     };
-    StepBatch {
-        micro: (0..settings.accum).map(micro).collect(),
-    }
+    (0..settings.accum).map(micro).collect()
 }
 
 /// Takes each operation's best time, and adds up those that are alike.

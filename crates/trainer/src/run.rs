@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::generate::print_generation_plan;
 use crate::job::Ended;
 use crate::pareto;
-use crate::settled;
+use crate::settled::{self, planning};
 use crate::stdout::{print, print_json};
 use crate::tracer::{draw_plan, trace_folder};
 use crate::train::resumed_configuration;
@@ -17,7 +17,7 @@ use memory::format_bytes;
 use model::ModelConfig;
 use planner::Plan;
 use settings::load::{Source, load};
-use settings::{Config, HeadChunk, Resolved, Size, Task, check};
+use settings::{Config, HeadChunk, Resolved, Resume, Size, Task, check};
 use std::path::Path;
 
 /// Trains; as one of several ranks, if a launcher started this process so.
@@ -72,6 +72,12 @@ fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
     for (key, needs) in resolved.config.unused() {
         tracing::warn!("{key} has no effect on the run: it is for {needs}");
     }
+    let (warmup, steps) = (resolved.config.lr.warmup_steps, resolved.config.train.steps);
+    if warmup > steps {
+        tracing::warn!(
+            "the learning rate never reaches lr.peak: lr.warmup_steps is {warmup}, and the run has {steps} steps"
+        );
+    }
     keep_head_chunk(resolved)?;
     match resolved.options.init_from.clone() {
         Some(folder) => adopt_model(resolved, &folder),
@@ -79,17 +85,44 @@ fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
     }
 }
 
+/// The threads that are asked for, at most one for each processor that this process may use: more would wait for each other.
+pub(crate) fn threads_of(asked: Option<usize>) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    match asked {
+        Some(asked) if asked > processors => {
+            tracing::warn!(
+                "{asked} threads are asked for, and this process may use {processors} {}: it takes one thread for each",
+                if processors == 1 {
+                    "processor"
+                } else {
+                    "processors"
+                }
+            );
+            processors
+        }
+        asked => asked.unwrap_or(processors),
+    }
+}
+
 /// The main thread is one of the pool's: operations start without handing over.
 pub(crate) fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
-    let all = || std::thread::available_parallelism().map_or(1, |threads| threads.get());
     let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads.unwrap_or_else(all))
+        .num_threads(threads_of(threads))
         .use_current_thread();
     pool.build_global()
         .map_err(|error| Failure::Usage(format!("the worker threads did not start: {error}")))
 }
 
-/// `--init-from` sets the model; what the user said about it must agree.
+/// Keys of `[model]` that no weight's shape depends on: a run may change them for a model that it starts from.
+const FREE_OF_SHAPES: [&str; 5] = [
+    "dropout",
+    "norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "init_std",
+];
+
+/// `--init-from` sets the model; what the user said about the shapes of its weights must agree, and the rest is taken.
 pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), Failure> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|source| Failure::Unreadable {
@@ -101,25 +134,36 @@ pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), 
         source,
     })?;
     let as_toml = |model: &ModelConfig| {
-        toml::Value::try_from(model).map_err(|error| Failure::Usage(error.to_string()))
+        toml::Table::try_from(model).map_err(|error| Failure::Usage(error.to_string()))
     };
-    let (given, found) = (as_toml(&resolved.config.model)?, as_toml(&model)?);
+    let (given, mut taken) = (as_toml(&resolved.config.model)?, as_toml(&model)?);
     for key in &resolved.explicit_model_keys {
         let name = key.trim_start_matches("model.");
-        let show = |value: &toml::Value| {
-            value
-                .get(name)
-                .map_or("absent".to_string(), ToString::to_string)
-        };
-        if given.get(name) != found.get(name) {
+        // A key of a section of its own goes with the whole section.
+        let name = name.split('.').next().unwrap_or(name);
+        if given.get(name) == taken.get(name) {
+            continue;
+        }
+        let show = |value: Option<&toml::Value>| value.map_or("absent".into(), ToString::to_string);
+        let (ours, theirs) = (show(given.get(name)), show(taken.get(name)));
+        if !FREE_OF_SHAPES.contains(&name) {
             return Err(Failure::Usage(format!(
-                "{key} is {}, but {} says {}; leave the setting out, or start from another model",
-                show(&given),
+                "{key} is {ours}, but {} says {theirs}; leave the setting out, or start from another model",
                 path.display(),
-                show(&found)
             )));
         }
+        tracing::warn!(
+            "model.{name} is {ours}, where {} says {theirs}",
+            path.display()
+        );
+        match given.get(name) {
+            Some(value) => taken.insert(name.into(), value.clone()),
+            None => taken.remove(name),
+        };
     }
+    let model: ModelConfig = toml::Value::Table(taken)
+        .try_into()
+        .expect("each value was one of a model's before");
     resolved.config.model = model;
     check::contradictions(&resolved.config)?;
     Ok(())
@@ -134,6 +178,9 @@ fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
         return Ok(());
     };
     let Some(file) = resumed_configuration(resume, options.out.as_deref()) else {
+        if *resume == Resume::Auto {
+            return Ok(());
+        }
         return Err(Failure::Usage(
             "--resume names no run with a checkpoint, so there is nothing to plan; name one, or leave it out".into(),
         ));
@@ -149,6 +196,7 @@ fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
     let folder = trace_folder(resolved)?;
     let target = resolved.device().target();
     let config = settled::on_paper(resolved, args.advice.device_bytes()?)?;
+    let busy = planning(resolved.options.quiet);
     let mut plan = Plan::with_alternatives(&config, target)?;
     plan.notes.extend(attention::note(&config));
     let mut plan = answer(args, resolved, &config, plan)?;
@@ -159,6 +207,7 @@ fn print_plan(resolved: &Resolved, args: &PlanArgs) -> Result<(), Failure> {
         ..config.clone()
     };
     plan.pareto = args.pareto.answer(&open, target)?;
+    drop(busy);
     match resolved.options.json {
         true => print_json(&plan)?,
         false => print(in_words(&plan, resolved))?,

@@ -2,11 +2,12 @@
 
 use crate::failure::Failure;
 use crate::job::{Job, forget_last_words, hostname};
+use crate::leftovers::Leftovers;
 use crate::log;
 use checkpoint::RunLock;
 use planner::Plan;
 use serde::Serialize;
-use settings::Resolved;
+use settings::{Resolved, Resume};
 use std::path::{Path, PathBuf};
 
 /// `--out`, or a new folder under `runs/`.
@@ -55,15 +56,14 @@ impl RunDir {
 
     /// Makes the directory and writes the resolved configuration and the plan into it.
     fn create(resolved: &Resolved, plan: &Plan) -> Result<RunDir, Failure> {
-        let path = match &resolved.options.out {
-            Some(out) => {
-                refuse_non_empty(out)?;
-                out.clone()
-            }
-            None => new_folder(&resolved.name),
-        };
+        let out = resolved.options.out.clone();
+        let path = out.unwrap_or_else(|| new_folder(&resolved.name));
+        let begins_again = resolved.options.resume == Some(Resume::Auto);
+        Leftovers::of(&path, begins_again)?;
         make_folder(&path, "--out")?;
         let directory = RunDir::reopen(&path)?;
+        // Until it was locked, another run may have begun there.
+        Leftovers::of(&path, begins_again)?.remove(&path)?;
         directory.describe(resolved, plan)?;
         Ok(directory)
     }
@@ -167,14 +167,17 @@ const MODEL_FILES: [&str; 3] = [
     "model.safetensors.index.json",
 ];
 
-/// A model that is there may be all that is left of a run of days. `companions` are files that would be written beside one.
+/// A model that is there may be all that is left of a run of days. `companions` are files that would be written beside one. Some
+/// files of a model whose writing was cut short are none.
 pub(crate) fn refuse_model<'a>(
     folder: &Path,
     companions: impl Iterator<Item = &'a str>,
 ) -> Result<(), Failure> {
     let is_there = |name: &&str| folder.join(name).symlink_metadata().is_ok();
+    let is_cut_short = is_there(&".unfinished") && !is_there(&"config.json");
     match MODEL_FILES.into_iter().chain(companions).find(is_there) {
         None => Ok(()),
+        Some(_) if is_cut_short => Ok(()),
         Some(name) => Err(Failure::Usage(format!(
             "{} has a model already ({name}), which --save-final would write over; name another folder, or remove it",
             folder.display()

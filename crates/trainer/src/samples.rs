@@ -1,8 +1,8 @@
 //! What a configuration says of the data.
 
 use crate::failure::Failure;
-use data::{Dataset, Format, Options, Split};
-use settings::{Config, Resolved};
+use data::{Dataset, Format, Inputs, Options, Split};
+use settings::{Config, Resolved, TrainConfig, check};
 use std::path::Path;
 
 /// What to read, and how to cut it into steps.
@@ -11,7 +11,12 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
     let format = config.data.format;
     let is_safetensors = |path: &Path| path.extension().is_some_and(|end| end == "safetensors");
     let from_file = matches!(format, Format::Auto | Format::Batches)
-        && config.data.path.as_deref().is_some_and(is_safetensors);
+        && config
+            .data
+            .path
+            .as_ref()
+            .and_then(Inputs::only)
+            .is_some_and(is_safetensors);
     // A batch file says its own sequence length, unless the user insists.
     let asks_the_file = from_file && !resolved.seq_is_explicit;
     Options {
@@ -19,7 +24,7 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
         format,
         seq: (!asks_the_file).then_some(config.data.seq),
         micro_batch: config.batch.micro,
-        // Every rank reads the whole step, and takes what is its own.
+        // Of all ranks, each of which reads what is its own.
         accum: config.micro_batches(),
         shuffle: config.data.shuffle,
         seed: config.train.seed,
@@ -29,38 +34,69 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
     }
 }
 
-/// What `eval` reads: the validation part of `data.path`, in file order.
+/// What `eval` reads: the validation part of `data.path`, in file order. Of several all is read, whatever their weights.
 pub(crate) fn evaluation_options(resolved: &Resolved) -> Options {
+    let options = data_options(resolved);
     Options {
+        path: options.path.map(Inputs::unweighted),
         accum: 1,
         shuffle: false,
         split: Split::Validation,
-        ..data_options(resolved)
+        ..options
     }
 }
 
 /// What evaluations while training read, likewise.
 pub(crate) fn held_out_options(resolved: &Resolved) -> Result<Options, Failure> {
     let config = &resolved.config;
-    let prepared = config.data.path.as_ref().filter(|path| path.is_dir());
-    let chosen = config
-        .eval
-        .path
-        .as_ref()
-        .map(|path| (path, Split::Validation));
-    let (path, split) = chosen.or(prepared.map(|path| (path, Split::HeldOut))).ok_or_else(|| {
+    let prepared = config.data.path.clone().map(Inputs::unweighted);
+    let prepared = prepared.filter(|data| data.paths().all(Path::is_dir));
+    let chosen = config.eval.path.clone();
+    let chosen = chosen.map(|path| (path.into(), Split::Validation));
+    let (path, split) = chosen.or(prepared.map(|data| (data, Split::HeldOut))).ok_or_else(|| {
         let message = "--eval-every needs data that is not trained on; name it with --eval-data, or train on a folder that \
                        `trainer prepare` wrote with --validation";
         Failure::Usage(message.into())
     })?;
     Ok(Options {
-        path: Some(path.clone()),
+        path: Some(path),
         split,
         seq: Some(config.data.seq),
         micro_batch: config.eval.micro_batch.unwrap_or(config.batch.micro),
         ..evaluation_options(resolved)
     })
 }
+
+/// Makes a number of steps of the number of epochs, where the length of the run is given so: as many as have every sample so
+/// often, the last one filled up from the next pass.
+///
+/// # Errors
+/// Settings that ask for more steps than there are.
+pub(crate) fn settle_epochs(resolved: &mut Resolved, data: &Dataset) -> Result<(), Failure> {
+    let config = &mut resolved.config;
+    let Some(epochs) = config.train.epochs else {
+        return Ok(());
+    };
+    let (samples, in_a_step) = (data.samples(), config.batch.micro * config.micro_batches());
+    let steps = epochs * samples as f64 / in_a_step as f64;
+    // A product such as 0.1 x 30 is a little more than 3.
+    let steps = (steps - steps * 1e-12).ceil().clamp(1.0, MOST_STEPS);
+    config.train.steps = steps as usize;
+    tracing::info!("--epochs {epochs}: {samples} samples in each, {steps} steps of {in_a_step}");
+    let length = TrainConfig {
+        epochs: None,
+        ..config.train.clone()
+    };
+    check::contradictions(&Config {
+        train: length,
+        ..config.clone()
+    })?;
+    resolved.options.check_steps(resolved.config.train.steps)?;
+    Ok(())
+}
+
+/// More steps than any run makes; they are exact as a number of any kind.
+const MOST_STEPS: f64 = 1e15;
 
 /// Makes micro-batches of evaluations no larger than their data: what is planned is what is computed. Data that cannot be
 /// opened is left to those who read it.

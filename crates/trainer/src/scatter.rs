@@ -6,6 +6,15 @@ use std::ops::Range;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (900, 600);
+const MARGIN: u32 = 16;
+/// Room for the numbers of the upright axis.
+const Y_LABELS: u32 = 72;
+/// Room for the numbers and the name of the other axis.
+const X_LABELS: u32 = 44;
+/// From a point to its name.
+const BESIDE: i32 = 8;
+/// The width of a letter of a name, at the most on average.
+const LETTER: f64 = 7.5;
 const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -54,8 +63,8 @@ impl Scatter {
         std::fs::write(path, svg).map_err(Failure::file(path))
     }
 
-    /// From 0, or a little before the smallest, to a little beyond the largest; labels to the right take some room too.
-    fn range(&self, of: fn(&Point) -> f64, beyond: f64) -> Range<f64> {
+    /// From 0, or a little before the smallest, to a little beyond the largest.
+    fn range(&self, of: fn(&Point) -> f64) -> Range<f64> {
         let values = || self.points.iter().map(of);
         let most = values().fold(0.0, f64::max);
         let least = match self.from_zero {
@@ -64,21 +73,31 @@ impl Scatter {
         };
         let width = most - least;
         let before = if self.from_zero { 0.0 } else { 0.1 * width };
-        least - before..most + beyond * width
+        least - before..most + 0.1 * width
+    }
+
+    /// The range of bytes: so far to the right that every point's name has room beside it.
+    fn range_with_names(&self) -> Range<f64> {
+        let Range { start, end } = self.range(|point| point.at.0);
+        let plot = f64::from(SIZE.0 - 2 * MARGIN - Y_LABELS);
+        let needed = |point: &Point| {
+            let name = f64::from(BESIDE) + LETTER * point.name.chars().count() as f64;
+            // Of a name that is as long as the picture is wide, the beginning shows.
+            let share = (1.0 - name / plot).max(0.2);
+            start + (point.at.0 - start) / share
+        };
+        start..self.points.iter().map(needed).fold(end, f64::max)
     }
 
     fn draw(&self, svg: &mut String, unit: &str) -> Result<(), Box<dyn std::error::Error>> {
         let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         area.fill(&WHITE)?;
-        let ranges = (
-            self.range(|point| point.at.0, 0.32),
-            self.range(|point| point.at.1, 0.1),
-        );
+        let ranges = (self.range_with_names(), self.range(|point| point.at.1));
         let offsets = self.label_offsets(&ranges);
         let mut chart = ChartBuilder::on(&area)
-            .margin(16)
-            .x_label_area_size(44)
-            .y_label_area_size(72)
+            .margin(MARGIN)
+            .x_label_area_size(X_LABELS)
+            .y_label_area_size(Y_LABELS)
             .build_cartesian_2d(ranges.0, ranges.1)?;
         chart
             .configure_mesh()
@@ -100,7 +119,7 @@ impl Scatter {
                 false => BLUE.mix(1.0),
             };
             let font = ("sans-serif", 13).into_font().color(&colour);
-            let label = Text::new(point.name.clone(), (8, offset), font);
+            let label = Text::new(point.name.clone(), (BESIDE, offset), font);
             let circle = Circle::new((0, 0), 4, colour.filled());
             chart.draw_series([EmptyElement::at(point.at) + circle + label])?;
         }
@@ -113,24 +132,29 @@ impl Scatter {
         let share = |value: f64, range: &Range<f64>| {
             (value - range.start) / (range.end - range.start).max(f64::MIN_POSITIVE)
         };
+        let plot = (
+            SIZE.0 - 2 * MARGIN - Y_LABELS,
+            SIZE.1 - 2 * MARGIN - X_LABELS,
+        );
         let pixel = |point: &Point| {
-            let x = f64::from(SIZE.0) * share(point.at.0, xs);
-            let y = f64::from(SIZE.1) * (1.0 - share(point.at.1, ys));
+            let x = f64::from(plot.0) * share(point.at.0, xs);
+            let y = f64::from(plot.1) * (1.0 - share(point.at.1, ys));
             (x as i32, y as i32)
         };
-        let mut taken: Vec<(i32, i32)> = Vec::new();
+        let width = |point: &Point| (LETTER * point.name.chars().count() as f64) as i32;
+        let mut taken: Vec<(Range<i32>, i32)> = Vec::new();
         let offset = |point: &Point| {
-            let (x, y) = pixel(point);
+            let ((x, y), width) = (pixel(point), width(point));
             let is_free = |down: &i32| {
-                let lies_on = |&(other_x, other_y): &(i32, i32)| {
-                    (other_x - x).abs() < 160 && (other_y - y - down).abs() < 14
+                let lies_on = |(across, other_y): &(Range<i32>, i32)| {
+                    across.start < x + width && x < across.end && (other_y - y - down).abs() < 14
                 };
                 point.name.is_empty() || !taken.iter().any(lies_on)
             };
-            let mut downs = [-6, 10, -22, 26, -38, 42].into_iter();
+            let mut downs = [-6, 8, -20, 22, -34, 36, -48, 50].into_iter();
             let down = downs.find(is_free).unwrap_or(-6);
             if !point.name.is_empty() {
-                taken.push((x, y + down));
+                taken.push((x..x + width, y + down));
             }
             down
         };

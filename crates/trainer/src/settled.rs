@@ -10,8 +10,12 @@ use collectives::Group;
 use data::Dataset;
 use kernels::Target;
 use planner::{ChosenHeadChunk, choose};
+use report::Busy;
 use settings::{Config, Device, HeadChunk, Resolved, Size, Task};
 use std::sync::Arc;
+
+/// What the measured memory of an engine is rounded up to.
+const ENGINE_ROUNDING: u64 = 64 << 20;
 
 /// The configuration of a run without open questions, and its device: opened for a rank, where there is a group.
 ///
@@ -21,7 +25,11 @@ pub(crate) fn on_device(
     resolved: &Resolved,
     group: Option<Arc<dyn Group>>,
 ) -> Result<(Config, OpenDevice), Failure> {
-    let before = without_device(resolved)?;
+    let mut before = without_device(resolved)?;
+    let engine = group.as_deref().and_then(|group| group.on_device());
+    // Rounded, so that choices are the same from run to run.
+    let engine = engine.map(|engine| engine.device_bytes().next_multiple_of(ENGINE_ROUNDING));
+    before.0.engine_bytes = engine;
     let device = OpenDevice::in_group(resolved.device(), group)?;
     let config = for_holder(resolved, before, Holder::Device(&device))?;
     Ok((config, device))
@@ -90,7 +98,9 @@ fn for_holder(
             (Target::Cuda, Holder::Device(device)) => Some(device.total_bytes()?),
             (Target::Cuda, Holder::Paper(bytes)) => bytes,
         };
+        let busy = planning(resolved.options.quiet);
         let chosen = ChosenHeadChunk::new(&config, target, device_bytes, budget)?;
+        drop(busy);
         if let Some(choice) = chosen.describe() {
             holder.tell(&choice);
         }
@@ -100,7 +110,9 @@ fn for_holder(
         return Ok(config);
     };
     tracing::info!("recompute auto: comparing policies on paper");
+    let busy = planning(resolved.options.quiet);
     let choice = choose(&config, target, budget)?;
+    drop(busy);
     tracing::info!("{}", choice.describe());
     Ok(choice.applied_to(&config))
 }
@@ -132,4 +144,15 @@ fn bytes_of(size: Size, resolved: &Resolved, holder: Holder) -> Result<u64, Fail
         Holder::Paper(None) => OpenDevice::open(resolved.device())?.total_bytes()?,
     };
     Ok(size.bytes_of(total))
+}
+
+/// Tells on a terminal that a plan is being made, and of how many steps on shapes, until it is dropped.
+pub(crate) fn planning(quiet: bool) -> Busy {
+    let steps = || {
+        format!(
+            "planning: {} steps on shapes so far",
+            planner::steps_on_shapes()
+        )
+    };
+    Busy::with(steps, quiet)
 }

@@ -8,6 +8,7 @@ mod made;
 mod preparing;
 mod recording;
 mod resuming;
+mod room;
 mod saving;
 
 pub(crate) use resuming::configuration as resumed_configuration;
@@ -15,15 +16,16 @@ pub(crate) use resuming::configuration as resumed_configuration;
 use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::job::{Ended, Job, together};
+use crate::job::{Begun, Ended, Job, together};
+use crate::model_tokens::{ModelTokens, describe};
 use crate::run_dir::{RunDir, make_folder};
 use crate::stdout::print;
 use crate::tracer::Tracer;
 use between::Between;
 use collectives::Launch;
-use data::{Batches, Dataset, Position, Prefetched, prefetch};
+use data::{Batches, DataError, Dataset, Inputs, Position, Prefetched, prefetch};
 use made::{Asked, Made};
-use planner::Plan;
+use planner::{Plan, StepPeaks};
 use preparing::Prepared;
 use recording::Records;
 use report::{ProcessRecord, ResumeRecord};
@@ -48,10 +50,14 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
     let prepared = job.agree(Prepared::new(job, resolved))?;
     job.compare(&prepared.facts(job)?)?;
     let (mut run, step, dataset, resumed) = Run::open(job, prepared)?;
-    tracing::info!("training on {}", dataset.describe());
+    tracing::info!("training on {}", describe(&dataset));
     let batches = match &resumed {
         None => dataset.batches(),
         Some(resumed) => resumed.seek(dataset)?,
+    };
+    let batches = match job.member() {
+        Some(member) => batches.of_rank(member.rank, member.size),
+        None => batches,
     };
     let outcome = run
         .steps(step, batches, resumed.as_ref())
@@ -80,6 +86,7 @@ struct Run {
     resolved: Resolved,
     device: OpenDevice,
     plan: Plan,
+    peaks: StepPeaks,
     /// The limit on live device bytes.
     limit: Option<u64>,
     directory: RunDir,
@@ -90,6 +97,12 @@ struct Run {
     /// The first sample after the last step.
     position: Position,
     data_fingerprint: String,
+    /// Samples in a pass over the data.
+    samples: usize,
+    /// It was said that the data is read once more.
+    is_told_of_pass: bool,
+    /// Each byte of a text is a token.
+    reads_bytes: bool,
     /// An evaluation after the last step was broken off, and is still due.
     is_pending: bool,
     /// Steps that are not recorded yet.
@@ -105,16 +118,19 @@ impl Run {
     /// Opens the run directory and everything that is written there; the rest of what was prepared is for its steps.
     fn open(
         job: &Rc<Job>,
-        prepared: Prepared,
+        mut prepared: Prepared,
     ) -> Result<(Run, DeviceStep, Dataset, Option<Resumed>), Failure> {
-        let (between, saver) = job.agree(prepared.open_companions(job))?;
+        let (between, mut saver) = job.agree(prepared.open_companions(job))?;
         let evaluated = between.fingerprint();
         let evaluated = evaluated.map(|data| ("the evaluation data".into(), data));
         job.compare(&evaluated.into_iter().collect())?;
+        prepared.settle_final_model(job, saver.origin())?;
+        saver.checkpoint_bytes = prepared.refuse_without_room_to_save(job, saver.origin())?;
         let Prepared {
             resolved,
             resumed,
             dataset,
+            tokens,
             device,
             step,
             plan,
@@ -132,6 +148,10 @@ impl Run {
             interrupt: job.agree(interrupt)?,
             position: Position::default(),
             data_fingerprint: dataset.fingerprint(),
+            peaks: StepPeaks::new(&step.settings, device.target(), &plan),
+            samples: dataset.samples(),
+            is_told_of_pass: false,
+            reads_bytes: tokens == ModelTokens::Bytes,
             is_pending: state.is_some_and(|state| state.pending),
             asked: VecDeque::new(),
             job: job.clone(),
@@ -160,6 +180,7 @@ impl Run {
         if let (true, Some(folder)) = (self.job.leads(), &self.resolved.options.save_final) {
             make_folder(folder, "--save-final")?;
         }
+        self.tell_what_is_saved();
         match goes_on {
             true => Ok(()),
             false => self.records.write(&self.run_record()),
@@ -191,6 +212,7 @@ impl Run {
         resumed: Option<&Resumed>,
     ) -> Result<(), Failure> {
         self.position = batches.position();
+        self.is_told_of_pass = self.position.epoch > 0;
         let loaded = self.load(step, resumed);
         let mut session = self.job.agree(loaded)?;
         let begun = resumed.map_or(Ok(()), |resumed| self.go_on(resumed));
@@ -221,20 +243,42 @@ impl Run {
         let last = last.map_err(Failure::from);
         let recorded = last.and_then(|last| self.record(last));
         let made = made.and(recorded);
-        if self.job.has_ranks() && made.as_ref().is_err_and(Failure::is_of_all) {
+        if made
+            .as_ref()
+            .is_err_and(|failure| self.job.all_know(failure))
+        {
             // All finish a save that is under way; why the run ends says more than how that went.
             let _ = self.finish_saves();
         }
         made?;
-        if let Some(folder) = &self.resolved.options.save_final {
-            let exported = session.export(folder, self.saver.origin());
-            self.job.agree(exported.map_err(Failure::from))?;
-        }
-        self.finish_saves()?;
+        // A model that cannot be written costs no training: the checkpoint comes first.
+        let saved = self.finish_saves();
+        self.export(&mut session)?;
+        saved?;
         match &self.made.last {
             Some(last) if !last.is_finite() => Err(self.diverged(last)),
             _ => Ok(()),
         }
+    }
+
+    /// Writes the model where `--save-final` wants it. If that fails and the state is not saved, it is saved now; several ranks
+    /// end with the one that failed.
+    fn export(&mut self, session: &mut Session) -> Result<(), Failure> {
+        let Some(folder) = &self.resolved.options.save_final else {
+            return Ok(());
+        };
+        let exported = session.export(folder, self.saver.origin());
+        let exported = self.job.agree(exported.map_err(Failure::from));
+        if exported.is_err() && !self.job.has_ranks() {
+            match self.save_now(session) {
+                Ok(checkpoint) => tracing::warn!(
+                    "the model could not be written; the training is in {}, of which `trainer export` makes it",
+                    checkpoint.display()
+                ),
+                Err(failure) => tracing::warn!("nor could a checkpoint be written: {failure}"),
+            }
+        }
+        exported
     }
 
     /// Says once that micro-batches are not launched at once, where the plan has it.
@@ -263,12 +307,18 @@ impl Run {
         self.made.until = Instant::now();
         let mut step = self.made.steps + 1;
         while step <= self.resolved.config.train.steps || self.is_pending {
-            if let Some(told) = self.job.signal(self.interrupt.signal())? {
-                return Err(self.interrupted(session, told));
+            let read = batches.next_step();
+            let batch = match self.job.begin_step(self.interrupt.signal(), read)? {
+                Begun::Step(batch) => batch,
+                Begun::Signal(told) => return Err(self.interrupted(session, told)),
+            };
+            if batch.target_count() == 0 {
+                return Err(self.without_targets());
             }
-            let batch = batches.next_step()?;
-            let asked = Asked::of(&self.job, &batch, batches.data_wait());
+            let read = (batches.position(), self.samples);
+            let asked = Asked::of(&self.job, &batch, batches.data_wait(), read);
             self.asked.push_back(asked);
+            self.tell_of_pass(step, batches.position());
             if let Some(tracer) = &self.tracer {
                 tracer.begin_step();
             }
@@ -291,6 +341,18 @@ impl Run {
         Ok(())
     }
 
+    /// Says once that samples come again. `next` is the sample after those of the step.
+    fn tell_of_pass(&mut self, step: usize, next: Position) {
+        let is_again = next.epoch > 1 || (next.epoch == 1 && next.index > 0);
+        if is_again && !self.is_told_of_pass {
+            self.is_told_of_pass = true;
+            tracing::info!(
+                "step {step}: all {} samples of the data have been read, and a second pass begins",
+                self.samples
+            );
+        }
+    }
+
     /// Saves what a signal interrupted, to this rank or another.
     fn interrupted(
         &mut self,
@@ -311,6 +373,20 @@ impl Run {
             },
             Err(failure) => failure,
         }
+    }
+
+    /// Ranks know only together that a step has no target: one that is alone is told when it reads it.
+    fn without_targets(&self) -> Failure {
+        let (config, Position { epoch, index }) = (&self.resolved.config, self.position);
+        let last = index as usize + config.batch.micro * config.micro_batches() - 1;
+        let paths = config.data.path.iter().flat_map(Inputs::paths);
+        let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+        self.job.end_together();
+        Failure::Data(DataError::NoTargets {
+            file: paths.join(", "),
+            samples: format!("{index} to {last} of the epoch's order"),
+            epoch,
+        })
     }
 
     fn diverged(&self, outcome: &StepOutcome) -> Failure {

@@ -2,8 +2,10 @@
 
 use crate::device::OpenDevice;
 use crate::failure::Failure;
+use crate::limits::refuse_inference_without_room;
+use crate::model_tokens::{ModelTokens, json};
 use crate::run::{adopt_model, start_threads};
-use checkpoint::{Checkpoint, Found, find_together};
+use checkpoint::{Checkpoint, Found, find_any_together, find_together};
 use clap::Args;
 use collectives::{Alone, Group};
 use data::Packing;
@@ -46,16 +48,26 @@ pub(crate) fn newest_checkpoint(folder: &Path) -> Result<Checkpoint, Failure> {
 
 /// The same for all ranks of a group, of which the first one tells.
 pub(crate) fn newest_together(folder: &Path, group: &dyn Group) -> Result<Checkpoint, Failure> {
+    Ok(tell_passed_over(find_together(folder, group)?, group))
+}
+
+/// The newest whole checkpoint of a run, if it has any, for all ranks of a group.
+pub(crate) fn newest_if_any(run: &Path, group: &dyn Group) -> Result<Option<Checkpoint>, Failure> {
+    let found = find_any_together(run, group)?;
+    Ok(found.map(|found| tell_passed_over(found, group)))
+}
+
+fn tell_passed_over(found: Found, group: &dyn Group) -> Checkpoint {
     let Found {
         checkpoint,
         passed_over,
-    } = find_together(folder, group)?;
+    } = found;
     if group.rank() == 0 {
         for newer in passed_over {
             tracing::warn!("{newer}; an earlier one is taken");
         }
     }
-    Ok(checkpoint)
+    checkpoint
 }
 
 /// The folder of that checkpoint, or the folder itself if it is a model's.
@@ -100,7 +112,7 @@ impl Trained {
         start_threads(resolved.config.train.threads)?;
         let folder = model_folder(&args.from)?;
         adopt_model(&mut resolved, &folder)?;
-        let description = read_json(&folder.join("config.json"));
+        let description = json(&folder.join("config.json"));
         Ok(Trained {
             folder,
             resolved,
@@ -136,29 +148,28 @@ impl Trained {
         config.get("data")?.get(key).cloned()
     }
 
-    /// Its tokenizer: that of its folder, or bytes where there is none and it knows as many tokens.
+    /// What its tokens stand for.
+    pub(crate) fn tokens(&self) -> ModelTokens {
+        ModelTokens::of_folder(&self.folder, self.resolved.config.model.vocab)
+    }
+
+    /// Its tokenizer: that of its folder, or bytes.
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer, Failure> {
-        // Files that are put into a checkpoint would make it another one; a run's folder may have them.
-        let run = self.folder.parent().and_then(Path::parent);
-        let folders = [Some(self.folder.as_path()), run].into_iter().flatten();
-        let mut folders = folders.filter(|folder| folder.join("tokenizer.json").is_file());
-        if let Some(folder) = folders.next() {
-            return Ok(Tokenizer::open(folder)?);
+        match self.tokens() {
+            ModelTokens::Tokenizer(folder) => Ok(Tokenizer::open(&folder)?),
+            tokens if tokens.reads_bytes() => Ok(Tokenizer::bytes()),
+            _ => Err(Failure::Usage(format!(
+                "{} has no tokenizer.json, and its {} tokens are not bytes; copy the tokenizer's files into the model's folder, or \
+                 that of the run",
+                self.folder.display(),
+                self.resolved.config.model.vocab
+            ))),
         }
-        if self.resolved.config.model.vocab == 256 {
-            return Ok(Tokenizer::bytes());
-        }
-        Err(Failure::Usage(format!(
-            "{} has no tokenizer.json, and its {} tokens are not bytes; copy the tokenizer's files into the model's folder, or \
-             that of the run",
-            self.folder.display(),
-            self.resolved.config.model.vocab
-        )))
     }
 
     /// The tokens that end its texts: as `generation_config.json`, else `config.json`, else the tokenizer has it.
     pub(crate) fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let generation = read_json(&self.folder.join("generation_config.json"));
+        let generation = json(&self.folder.join("generation_config.json"));
         let said = [&generation, &self.description].into_iter();
         let mut said = said.filter_map(|json| tokens(&json["eos_token_id"]));
         match said.next() {
@@ -174,6 +185,7 @@ impl Trained {
         device: &OpenDevice,
         plan: &InferencePlan,
     ) -> Result<Inference, Failure> {
+        refuse_inference_without_room(&self.resolved.config, plan, device.target())?;
         device.warn_if_full(plan.reserved_bytes)?;
         let memory = device.memory();
         let kernels = device.kernels(&device.step(settings.clone())?, &memory)?;
@@ -195,12 +207,6 @@ pub(crate) fn settings(resolved: &Resolved, seq: usize) -> Result<Settings, Fail
         config.attention.backend = AttentionBackend::Auto;
     }
     Ok(Settings::new(&config)?)
-}
-
-/// A file that may be missing, or something else: then nothing is known from it.
-fn read_json(path: &Path) -> Value {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    serde_json::from_str(&text).unwrap_or_default()
 }
 
 /// A token, or a list of tokens; none where there is neither.

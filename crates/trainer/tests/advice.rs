@@ -25,9 +25,11 @@ fn ladder(config: &Config, target: Target) -> Vec<Rung> {
     let advice = Advice::new(config, target, 1).unwrap();
     assert!(!advice.fits && advice.command.is_none());
     let needed = advice.rungs.last().unwrap().reserved_bytes;
-    let beside = match config.member {
-        Some(_) => planner::NCCL_OVERHEAD_BYTES,
-        None => 0,
+    // 16 channels of 12 MiB to each of at most 7 peers.
+    let peers = config.member.map_or(0, |member| member.size.min(8) - 1);
+    let beside = match target {
+        Target::Cpu => 0,
+        Target::Cuda => 16 * peers as u64 * (12 << 20),
     };
     assert_eq!(advice.needs_bytes, needed + overhead_bytes(target) + beside);
     advice.rungs

@@ -208,6 +208,27 @@ fn the_largest_model_is_planned_in_under_a_second() {
     assert!(best < Duration::from_secs(1), "{best:?}");
 }
 
+/// What other ranks send and receive is like what this one does: a plan counts it, and lists no rank's pieces.
+#[test]
+fn a_plan_takes_no_longer_for_more_ranks() {
+    let model = ModelConfig {
+        layers: 16,
+        ..preset("llama-3.1-405b")
+    };
+    let plan = |size: usize| {
+        let mut config = common::config(model.clone(), DType::BF16, "full");
+        config.collectives.zero = Some(Zero::Weights);
+        config.join(Member { rank: 1, size }).unwrap();
+        let start = processor_time();
+        let plan = Plan::with_alternatives(&config, Target::Cuda).unwrap();
+        assert!(plan.ranks.unwrap().sent_bytes > 0);
+        processor_time() - start
+    };
+    let best = |size: usize| (0..3).map(|_| plan(size)).min().unwrap();
+    let (few, many) = (best(8), best(4096));
+    assert!(many < 3 * few, "{few:?} for 8 ranks, {many:?} for 4096");
+}
+
 /// No stage is replayed more often than once a block, whatever the chunk; a chunk's last `mlp_down` not at all.
 #[test]
 fn uniform_recompute_replays_each_stage_once() {
@@ -228,7 +249,7 @@ fn uniform_recompute_replays_each_stage_once() {
             documents: None,
         };
         session
-            .step(&data::StepBatch { micro: vec![micro] })
+            .step(&data::StepBatch::from_iter([micro]))
             .unwrap()
             .replayed
     };

@@ -3,17 +3,20 @@
 
 mod common;
 
+use common::elsewhere::all_pinned;
 use common::{
     ATTENTIONS, MODES, Random, assert_as_planned, config, offloading, plan, session, step_batch,
     variants,
 };
-use data::{MASKED, MicroBatch, Packing, StepBatch};
+use data::{MASKED, MicroBatch, Packing, StepBatch, padded_lengths};
 use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{DType, Memory};
 use model::{Attention, ModelConfig};
-use session::{Session, StepOutcome};
-use settings::Settings;
+use planner::{Plan, StepPeaks};
+use session::{Session, StepOutcome, shape_of_micro_batches};
+use settings::{Member, Settings, Zero};
+use std::collections::BTreeSet;
 
 /// Tokens of the documents of both rows.
 const LENGTHS: [&[usize]; 2] = [&[20, 35, 16], &[48, 23]];
@@ -48,8 +51,7 @@ fn alone(settings: &Settings) -> StepBatch {
         }
     };
     let lengths = LENGTHS.into_iter().flatten();
-    let micro = lengths.map(|tokens| document(*tokens)).collect();
-    StepBatch { micro }
+    lengths.map(|tokens| document(*tokens)).collect()
 }
 
 /// The same documents side by side.
@@ -70,7 +72,7 @@ fn side_by_side(settings: &Settings) -> StepBatch {
         seq: settings.seq,
         documents: Some(starts.collect()),
     };
-    StepBatch { micro: vec![micro] }
+    StepBatch::from_iter([micro])
 }
 
 /// Loss and gradients of a step.
@@ -200,4 +202,76 @@ fn shorter_rows_need_no_more_than_planned() {
         }
     }
     assert!(loses_more, "then the plan's slab would do");
+}
+
+/// Settings of padded rows of up to 200 tokens, with everything on the device, on the host, and divided among ranks.
+fn padded(model: &ModelConfig, mode: &str, accum: usize) -> Vec<Settings> {
+    let longer = ModelConfig {
+        max_positions: model.max_positions.map(|_| 200),
+        ..model.clone()
+    };
+    let with = |settings: Settings| Settings {
+        seq: 200,
+        head_chunk: 150,
+        accum,
+        packing: Packing::Pad,
+        ..settings
+    };
+    let resident = config(longer, DType::F32, mode);
+    let mut of_ranks = resident.clone();
+    of_ranks.collectives.zero = Some(Zero::Weights);
+    of_ranks.join(Member { rank: 1, size: 3 }).unwrap();
+    let resident = with(Settings::new(&resident).unwrap());
+    let pinned = Settings {
+        offload: all_pinned(),
+        ..resident.clone()
+    };
+    let offloaded = offloading(&resident, "block_input,core_attn");
+    let of_ranks = with(Settings::new(&of_ranks).unwrap());
+    let all = [Some(resident), Some(pinned), offloaded, Some(of_ranks)];
+    all.into_iter().flatten().collect()
+}
+
+/// The plan of a step whose micro-batches have any lengths is what such a step uses, whatever steps went before.
+#[test]
+fn steps_of_any_lengths_are_planned_to_the_byte() {
+    let lengths: Vec<usize> = padded_lengths(200).collect();
+    let mut random = Random(9);
+    let (mut all, mut differing) = (0, 0);
+    for (name, model) in variants(3) {
+        for (mode, accum) in [
+            ("none", 1),
+            ("core_attn", 2),
+            ("mlp", 4),
+            ("full:uniform:2", 3),
+        ] {
+            for settings in padded(&model, mode, accum) {
+                for target in [Target::Cpu, Target::Cuda] {
+                    let planned = Plan::new(&settings, target).unwrap();
+                    let mut peaks = StepPeaks::new(&settings, target, &planned);
+                    let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+                    let session = Session::on_shapes(settings.clone(), &memory, target, flops);
+                    let mut session = session.unwrap();
+                    let mut seen = BTreeSet::new();
+                    for _ in 0..8 {
+                        let mut below = |count: usize| random.below(count as u64) as usize;
+                        // Short ones more often: the longest of a step is to differ from step to step.
+                        let any = |_| lengths[below(lengths.len()).min(below(lengths.len()))];
+                        let step: Vec<usize> = (0..accum).map(any).collect();
+                        let batch = shape_of_micro_batches(&settings, &step);
+                        let used = session.step(&batch).unwrap().memory.peak.bytes;
+                        let name = format!("{name}, {mode}, {target:?}, {step:?}");
+                        assert_eq!(peaks.of_step(&step).unwrap(), used, "{name}");
+                        seen.insert(used);
+                    }
+                    all += 1;
+                    differing += usize::from(seen.len() > 1);
+                }
+            }
+        }
+    }
+    assert!(
+        4 * differing > 3 * all,
+        "lengths make a difference: {differing} of {all}"
+    );
 }

@@ -110,7 +110,15 @@ fn reading_a_model_needs_no_more_than_training() {
     let read = run(
         folder.path(),
         "read",
-        &["--recompute", "full", "--init-from", model],
+        // Weights without a tokenizer: any tokens will do here.
+        &[
+            "--recompute",
+            "full",
+            "--init-from",
+            model,
+            "--set",
+            "data.any_tokenizer=true",
+        ],
     );
     assert_eq!(fresh.0, read.0);
     // A fifth is what the whole model would add; what the allocator keeps differs by a few percent from run to run.
@@ -120,4 +128,103 @@ fn reading_a_model_needs_no_more_than_training() {
         read.1,
         fresh.1
     );
+}
+
+/// Embedding and head have 32 MiB each, all else next to nothing.
+const LARGE: [&str; 6] = [
+    "--config",
+    "tiny",
+    "--set",
+    "model.vocab=65536",
+    "--set",
+    "model.hidden=128",
+];
+
+/// Half of such a tensor: beside leases, a process that trains a small model has about as much as one that trains a large one.
+const HALF_A_TENSOR: f64 = (16 << 20) as f64;
+
+/// What a process had resident beyond the planned peak of the host.
+fn beyond_the_plan(folder: &Path, name: &str, arguments: &str) -> f64 {
+    let out = folder.join(name);
+    let settings = "train --device cpu --quiet --micro-batch 1 --seq 32 --out";
+    let settings = settings.split(' ').chain([out.to_str().unwrap()]);
+    let arguments: Vec<&str> = settings.chain(arguments.split_whitespace()).collect();
+    trainer(&arguments);
+    let text = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    let plan: Value = serde_json::from_str(&text("plan.json")).unwrap();
+    let phases = ["load", "save", "resume", "export"];
+    let planned = phases.map(|phase| plan["host_phase_bytes"][phase].as_f64().unwrap());
+    let metrics = text("metrics.jsonl");
+    let end: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    end["max_rss_bytes"].as_f64().unwrap() - planned.into_iter().fold(0.0, f64::max)
+}
+
+/// However large tensors are, loading and saving take what is planned: one whole tensor more would show.
+#[test]
+fn loading_and_saving_stay_within_the_plan_of_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let beyond = |name: &str, arguments: &str| beyond_the_plan(folder.path(), name, arguments);
+    let own = beyond("small", "--config tiny --steps 2");
+    let large = LARGE.join(" ");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (model, saved) = (path("model"), path("saved"));
+    let save = format!("{large} --steps 2 --save-every 2 --save-blocking --save-final {model}");
+    // Weights without a tokenizer: any tokens will do here.
+    let load = format!("--init-from {model} --steps 2 --set data.any_tokenizer=true");
+    let resume = format!("--resume {saved} --steps 3 --allow-change");
+    let runs = [
+        ("saved", save),
+        ("loaded", load),
+        ("resumed", resume.clone()),
+        ("converted", format!("{resume} --state-dtype 8bit")),
+    ];
+    for (name, arguments) in runs {
+        let more = beyond(name, &arguments) - own;
+        assert!(more < HALF_A_TENSOR, "{name}: {more} bytes beyond the plan");
+    }
+}
+
+/// Largest resident set of a process.
+#[allow(clippy::zombie_processes, reason = "wait4 waits for it")]
+fn resident(arguments: &[&str]) -> u64 {
+    let child = Command::new(env!("CARGO_BIN_EXE_trainer"))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut status = 0;
+    // SAFETY: all zeros are a valid `rusage`, and both places outlive the call.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::wait4(child.id() as i32, &mut status, 0, &mut usage);
+        usage
+    };
+    assert_eq!(status, 0, "{arguments:?}");
+    usage.ru_maxrss as u64 * 1024
+}
+
+/// Models go from file to file in chunks, in either type, and fresh ones are written as they are drawn.
+#[test]
+fn models_are_made_and_exported_in_chunks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (small, large) = (path("small"), path("large"));
+    let own = resident(&["init", "--config", "tiny", "--out", &small]);
+    let made = resident(&[&["init", "--out", &large][..], &LARGE].concat());
+    let copied = resident(&["export", &large, "--out", &path("copied")]);
+    let rounded = resident(&[
+        "export",
+        &large,
+        "--out",
+        &path("rounded"),
+        "--dtype",
+        "bf16",
+    ]);
+    for (name, bytes) in [("init", made), ("export", copied), ("--dtype", rounded)] {
+        let more = bytes.saturating_sub(own);
+        assert!(
+            more < 8 << 20,
+            "{name}: {more} bytes more than for a small model"
+        );
+    }
 }

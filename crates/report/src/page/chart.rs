@@ -39,7 +39,22 @@ struct Mark {
 #[derive(Serialize)]
 struct Tick {
     at: f64,
+    /// The middle of its text, if it stands below the picture: no letter is cut off at the edges.
+    middle: f64,
     text: String,
+}
+
+/// Room that a letter is taken to need, at the least.
+const LETTER: f64 = 6.7;
+/// Letters that have room before the picture.
+const LETTERS_BEFORE: usize = 7;
+
+impl Tick {
+    fn new(at: f64, text: String) -> Tick {
+        let half = 0.5 * LETTER * text.chars().count() as f64;
+        let middle = at.clamp(half, SIZE.0 - half);
+        Tick { at, middle, text }
+    }
 }
 
 /// A line; broken where values are missing.
@@ -219,7 +234,7 @@ fn dominates(one: (f64, f64), other: (f64, f64)) -> bool {
     one.0 <= other.0 && one.1 <= other.1 && one != other
 }
 
-/// Finds room for names beside their points; letters are taken to be 6 wide and 11 high.
+/// Finds room for names beside their points; lines are taken to be 11 high.
 fn label(dots: &mut [Dot]) {
     let mut taken: Vec<[f64; 4]> = dots
         .iter()
@@ -233,7 +248,7 @@ fn label(dots: &mut [Dot]) {
         })
         .collect();
     for dot in dots {
-        let ((x, y), width) = (dot.at, 6.0 * dot.name.chars().count() as f64);
+        let ((x, y), width) = (dot.at, LETTER * dot.name.chars().count() as f64);
         let beside = if dot.is_chosen { 12.0 } else { 7.0 };
         let places = [0.0, -9.0, 9.0].into_iter().flat_map(|down| {
             let y = y + down;
@@ -316,11 +331,7 @@ impl Axis {
     fn ticks(&self, count: f64, at: impl Fn(f64) -> f64) -> Vec<Tick> {
         let raw = (self.most - self.least) / count;
         if raw <= 0.0 || !raw.is_finite() {
-            let text = grouped(self.least, 0);
-            return vec![Tick {
-                at: at(self.least),
-                text,
-            }];
+            return vec![Tick::new(at(self.least), short(self.least, 0))];
         }
         let magnitude = 10f64.powf(raw.log10().floor());
         let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude);
@@ -328,11 +339,9 @@ impl Axis {
         let decimals = (-step.log10().floor()).max(0.0) as usize;
         let (first, last) = ((self.least / step).ceil(), (self.most / step).floor());
         let values = (first as i64..=last as i64).map(|index| index as f64 * step);
-        let tick = |value| Tick {
-            at: at(value),
-            text: grouped(value, decimals),
-        };
-        values.map(tick).collect()
+        values
+            .map(|value| Tick::new(at(value), short(value, decimals)))
+            .collect()
     }
 }
 
@@ -402,6 +411,23 @@ fn points(line: &Line, place: impl Fn((f64, f64)) -> ((f64, f64), String)) -> St
     serde_json::to_string(&places).unwrap_or_default()
 }
 
+/// A number for an axis: what has no room is written with a unit, or as a power of ten.
+fn short(value: f64, decimals: usize) -> String {
+    let plain = grouped(value, decimals);
+    if plain.chars().count() <= LETTERS_BEFORE {
+        return plain;
+    }
+    let units = [("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)];
+    match units.into_iter().find(|(_, size)| value.abs() >= *size) {
+        Some((unit, size)) => {
+            let text = format!("{:.3}", value / size);
+            format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
+        }
+        // Ticks are one or two digits and a power of ten.
+        None => format!("{:e}", format!("{value:.1e}").parse().unwrap_or(value)),
+    }
+}
+
 /// A number with its thousands apart.
 pub(super) fn grouped(value: f64, decimals: usize) -> String {
     let plain = format!("{value:.decimals$}");
@@ -442,6 +468,47 @@ mod tests {
         assert_eq!(texts(1.0, 20.0), ["5", "10", "15", "20"]);
         assert_eq!(texts(2.05, 2.45), ["2.1", "2.2", "2.3", "2.4"]);
         assert_eq!(texts(3.0, 3.0), ["3"]);
+    }
+
+    /// Labels of any values stay within the picture: those of x below it, those of y before it.
+    #[test]
+    fn no_label_is_cut_off() {
+        let half = |tick: &Tick| 0.5 * LETTER * tick.text.chars().count() as f64;
+        for (x, y) in [
+            (1000.0, 1.0),
+            (100_000.0, 2e-7),
+            (12_345_678.0, 3e12),
+            (7.0, 1_234_567.0),
+        ] {
+            let line = Line {
+                name: "values".into(),
+                values: vec![(0.0, Some(0.0)), (x, Some(y))],
+                look: Look::Steps(0),
+            };
+            let chart = curves("", 2, false, &[line], &[]).unwrap();
+            assert!(chart.x_ticks.len() > 1 && chart.y_ticks.len() > 1);
+            for tick in &chart.x_ticks {
+                let (left, right) = (tick.middle - half(tick), tick.middle + half(tick));
+                assert!(
+                    left >= 0.0 && right <= SIZE.0,
+                    "{} at {}",
+                    tick.text,
+                    tick.middle
+                );
+            }
+            for tick in &chart.y_ticks {
+                assert!(2.0 * half(tick) <= CROSS.0 - 6.0, "{}", tick.text);
+            }
+        }
+        let texts = [
+            (1_234_567.0, 0),
+            (2_500_000_000.0, 0),
+            (0.000_000_5, 7),
+            (-0.000_25, 5),
+            (0.25, 2),
+        ];
+        let short = texts.map(|(value, decimals)| short(value, decimals));
+        assert_eq!(short, ["1.235M", "2.5G", "5e-7", "-2.5e-4", "0.25"]);
     }
 
     /// A million steps become a few hundred points, and the one spike among them is still there.

@@ -70,6 +70,8 @@ fn facts(run: &Run) -> Vec<Fact> {
         }));
     };
     fact("steps", run.steps.last().map(|last| last.step.to_string()));
+    let epochs = run.last_step["epoch"].as_f64();
+    fact("epochs", epochs.map(|epochs| epochs.to_string()));
     fact(
         "last loss",
         run.last_loss().map(|loss| format!("{loss:.4}")),
@@ -85,7 +87,7 @@ fn facts(run: &Run) -> Vec<Fact> {
     // After the steps and their last loss, so far as there are those.
     let at = facts
         .iter()
-        .take_while(|fact| matches!(fact.name, "steps" | "last loss"));
+        .take_while(|fact| matches!(fact.name, "steps" | "epochs" | "last loss"));
     let at = at.count();
     facts.splice(at..at, between::facts(run));
     facts

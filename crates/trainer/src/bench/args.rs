@@ -90,7 +90,8 @@ impl BenchArgs {
         let matrix = Matrix::open(&self.matrix)?;
         let mut given = self.run.given();
         given.member = self.member.member();
-        given.config = given.config.or_else(|| matrix.config.clone());
+        let resumed = given.resumed.take();
+        given.config = given.config.or(resumed).or_else(|| matrix.config.clone());
         let settings = matrix.set.iter().map(|set| Override::from_set(set));
         let settings = settings.collect::<Result<Vec<_>, ConfigError>>()?;
         given.flags.splice(0..0, settings);

@@ -73,16 +73,16 @@ impl Golden {
     /// # Errors
     /// It cannot be read, or holds something else.
     pub(crate) fn read(path: &Path) -> Result<Golden, Failure> {
-        let text = std::fs::read_to_string(path).map_err(|source| Failure::Unreadable {
+        let unusable = |what: &str| Failure::Malformed {
             path: path.into(),
-            source,
-        })?;
-        serde_json::from_str(&text).map_err(|error| {
-            Failure::Usage(format!(
-                "{} holds no peaks ({error}); `trainer bench --bless` writes them",
-                path.display()
-            ))
-        })
+            reason: format!(
+                "{what}; `trainer bench --bless FILE` with the same flags writes such a file"
+            ),
+        };
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| unusable(&format!("it cannot be read: {error}")))?;
+        serde_json::from_str(&text)
+            .map_err(|error| unusable(&format!("it holds no peaks: {error}")))
     }
 
     /// Writes the file.

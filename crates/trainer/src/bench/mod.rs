@@ -19,6 +19,8 @@ use crate::failure::Failure;
 use crate::gpu_watch::warnings;
 use crate::interrupt::Interrupt;
 use crate::limits::{limit_of_plan, refuse_without_room};
+use crate::model_tokens::{ModelTokens, describe};
+use crate::samples::data_options;
 use crate::settled;
 use crate::stdout::{print, print_json};
 use args::Shared;
@@ -62,12 +64,17 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
             "a traced run waits for every operation, so bench does not trace; use `trainer train --trace`".into(),
         ));
     }
+    // A file that is not there is told of before anything is measured.
+    let was = args.check.as_deref().map(Golden::read).transpose()?;
     let strategies = shared.matrix().strategies()?;
     let planned = plan_all(&shared, &strategies)?;
     let bench = Bench::new(args, &shared);
     let (runs, interrupted) = match args.plan_only {
         true => (Vec::new(), None),
-        false => bench.measure_all(&shared, &planned)?,
+        false => {
+            planned.refuse_foreign_data()?;
+            bench.measure_all(&shared, &planned)?
+        }
     };
     let rows = rows(&planned.planned, &runs, args.plan_only);
     warn_of_the_gpu(&runs);
@@ -82,9 +89,9 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
         });
     }
     let golden = Golden::new(&planned.planned, &rows);
-    match (&args.bless, &args.check) {
+    match (&args.bless, was) {
         (Some(path), _) => golden.write(path),
-        (None, Some(path)) => check(&Golden::read(path)?, &golden, args.tolerance),
+        (None, Some(was)) => check(&was, &golden, args.tolerance),
         (None, None) => match output::failures(&rows) {
             0 => Ok(()),
             failed => Err(Failure::StrategiesFailed { failed }),
@@ -120,6 +127,21 @@ struct PlannedMatrix {
     /// Their configurations, where settings go together.
     resolved: Vec<Option<Resolved>>,
     device: String,
+}
+
+impl PlannedMatrix {
+    /// Refuses data that the model may not read before anything is measured: every strategy reads the same.
+    fn refuse_foreign_data(&self) -> Result<(), Failure> {
+        let strategies = self.planned.iter().zip(&self.resolved);
+        let mut measured = strategies.filter(|(planned, _)| planned.obstacle.is_none());
+        let Some(resolved) = measured.find_map(|(_, resolved)| resolved.as_ref()) else {
+            return Ok(());
+        };
+        let tokens = ModelTokens::of_run(resolved, resolved.options.init_from.as_deref());
+        let dataset = tokens.open_own(&data_options(resolved), resolved)?;
+        tracing::info!("training on {}", describe(&dataset));
+        Ok(())
+    }
 }
 
 /// Plans every strategy. One whose settings do not go together is no reason to stop; that all of them are is.

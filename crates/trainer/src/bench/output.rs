@@ -58,12 +58,15 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
         number(row.spread, |spread| format!("{:.1} %", 100.0 * spread)),
         number(row.tflops, |tflops| format!("{tflops:.3}")),
         number(row.mfu, |mfu| format!("{:.1} %", 100.0 * mfu)),
-        number(row.against_baseline, |ratio| format!("{ratio:.2}")),
+        number(row.against_baseline, |ratio| format!("{ratio:.3}")),
         bytes(row.planned_peak_bytes),
         bytes(row.peak_bytes),
         saved.map_or(String::new(), signed_bytes),
         bytes(row.planned_sent_bytes),
-        number(row.ms_per_gib_saved, |ms| format!("{ms:.0}")),
+        // No "-0".
+        number(row.ms_per_gib_saved, |ms| {
+            format!("{:.0}", ms.round() + 0.0)
+        }),
         row.dominated_by.clone().unwrap_or_default(),
     ]
 }

@@ -53,9 +53,9 @@ pub(crate) struct Row {
     pub(crate) mfu: Option<f64>,
     /// Speed over the baseline's, the median over rounds of both in one round.
     pub(crate) against_baseline: Option<f64>,
-    /// What a step takes longer than the baseline's, for a GiB that is saved.
+    /// How much longer the baseline's step would take at this speed (`against_baseline`), for a GiB that is saved.
     pub(crate) ms_per_gib_saved: Option<f64>,
-    /// A strategy that is as fast and as small, and one of both more so.
+    /// A strategy that needs no more memory, and is faster by more than the spread of either.
     pub(crate) dominated_by: Option<String>,
     /// Loss of the last step.
     pub(crate) loss: Option<f64>,
@@ -194,10 +194,6 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[Entry]) {
     let row = &rows[index];
     let saved = row.planned_peak_bytes.zip(base.planned_peak_bytes);
     let saved = saved.map(|(bytes, of_base)| of_base as i64 - bytes as i64);
-    let slower = row
-        .step_ms
-        .zip(base.step_ms)
-        .map(|(ms, of_base)| ms - of_base);
     let speed_in = |strategy: &str, round: usize| {
         let mut of_round = runs
             .iter()
@@ -207,6 +203,8 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[Entry]) {
     let rounds = runs.iter().map(|entry| entry.round + 1).max().unwrap_or(0);
     let ratio = |round| Some(speed_in(&row.strategy, round)? / speed_in(&base.strategy, round)?);
     let against_baseline = median((0..rounds).filter_map(ratio).collect());
+    let slower = base.step_ms.zip(against_baseline);
+    let slower = slower.map(|(of_base, speed)| of_base / speed - of_base);
     let gib = saved
         .filter(|saved| *saved > 0)
         .map(|saved| saved as f64 / (1u64 << 30) as f64);
@@ -216,15 +214,16 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[Entry]) {
     row.ms_per_gib_saved = slower.zip(gib).map(|(ms, gib)| ms / gib);
 }
 
-/// The smallest strategy of the same model that is nowhere worse and somewhere better.
+/// The smallest strategy of the same model that needs no more memory and is faster. What lies within the spread of either
+/// may be otherwise in the next measurement, so it counts for nothing, and a single round says nothing.
 fn dominator(row: &Row, rows: &[Row]) -> Option<String> {
-    let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?));
-    let (peak, speed) = score(row)?;
+    let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?, row.spread?));
+    let (peak, speed, spread) = score(row)?;
     let others = rows.iter().filter(|other| other.model == row.model);
     let better = others.filter_map(|other| {
-        let (other_peak, other_speed) = score(other)?;
-        let nowhere_worse = other_peak <= peak && other_speed >= speed;
-        (nowhere_worse && (other_peak, other_speed) != (peak, speed)).then_some((other_peak, other))
+        let (other_peak, other_speed, other_spread) = score(other)?;
+        let is_faster = other_speed > speed * (1.0 + spread.max(other_spread));
+        (other_peak <= peak && is_faster).then_some((other_peak, other))
     });
     better
         .min_by_key(|(peak, _)| *peak)
@@ -287,22 +286,61 @@ mod tests {
         assert_eq!(rows[1].tokens_per_s, Some(600.0));
     }
 
+    fn dominated(names: &[&str], runs: &[Entry]) -> Vec<Option<String>> {
+        let rows = rows(&planned(names), runs, false);
+        rows.into_iter().map(|row| row.dominated_by).collect()
+    }
+
+    /// `near` is as fast as `none` within what either of them varies, in both directions.
     #[test]
-    fn what_is_nowhere_worse_dominates() {
-        let runs = [
-            entry("none", 0, 100, 1000.0),
-            entry("slow", 0, 100, 900.0),
-            entry("full", 0, 50, 800.0),
-            entry("bad", 0, 90, 700.0),
-            entry("same", 0, 50, 800.0),
-        ];
-        let rows = rows(
-            &planned(&["none", "slow", "full", "bad", "same"]),
-            &runs,
-            false,
+    fn what_is_faster_beyond_the_spread_dominates() {
+        let names = ["none", "slow", "full", "bad", "near", "small"];
+        let round = |round, drift: f64| {
+            [
+                entry("none", round, 100, 1000.0 + drift),
+                entry("slow", round, 100, 900.0),
+                entry("full", round, 50, 800.0),
+                entry("bad", round, 90, 700.0),
+                entry("near", round, 100, 985.0 - drift),
+                entry("small", round, 40, 790.0 + drift),
+            ]
+        };
+        let runs = [round(0, 10.0), round(1, -10.0)].concat();
+        let expected = [None, Some("none"), None, Some("small"), None, None];
+        assert_eq!(
+            dominated(&names, &runs),
+            expected.map(|name| name.map(String::from))
         );
-        let dominated: Vec<Option<&str>> =
-            rows.iter().map(|row| row.dominated_by.as_deref()).collect();
-        assert_eq!(dominated, [None, Some("none"), None, Some("full"), None]);
+        let once = round(0, 0.0);
+        assert_eq!(dominated(&names, &once), vec![None; names.len()]);
+    }
+
+    /// The medians of both columns are from other rounds, but they say the same: who is faster saves time too.
+    #[test]
+    fn speed_and_time_for_a_gib_agree() {
+        let gib = 1 << 30;
+        let speeds = [(1000.0, 1010.0), (900.0, 890.0), (800.0, 816.0)];
+        let runs: Vec<Entry> = speeds
+            .iter()
+            .enumerate()
+            .flat_map(|(round, (none, full))| {
+                [
+                    entry("none", round, 2 * gib, *none),
+                    entry("full", round, gib, *full),
+                ]
+            })
+            .collect();
+        let mut rows = rows(&planned(&["none", "full"]), &runs, false);
+        for (row, bytes) in rows.iter_mut().zip([2 * gib, gib]) {
+            row.planned_peak_bytes = Some(bytes);
+        }
+        // Medians apart would have the opposite: 890 tokens/s beside 900.
+        assert!(rows[1].step_ms > rows[0].step_ms);
+        compare(&mut rows, 1, 0, &runs);
+        let (speed, ms) = (rows[1].against_baseline, rows[1].ms_per_gib_saved);
+        assert_eq!(speed, Some(1.01));
+        let of_base = 1e6 / 900.0;
+        assert_eq!(ms, Some(of_base / 1.01 - of_base));
+        assert!(ms < Some(0.0));
     }
 }

@@ -3,10 +3,12 @@
 mod differences;
 mod ended;
 mod last_words;
+mod steps;
 
 pub use ended::Ended;
 pub use last_words::LastWords;
 pub(crate) use last_words::{forget as forget_last_words, hostname};
+pub(crate) use steps::Begun;
 
 use crate::failure::Failure;
 use collectives::{Alone, Group, GroupError, Launch};
@@ -71,7 +73,7 @@ pub(crate) fn together(
     }
 }
 
-/// What a rank says where all must have succeeded.
+/// A rank's message where all must have succeeded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Said {
     /// Why it did not.
@@ -225,18 +227,6 @@ impl Job {
         }
     }
 
-    /// The signal that a rank was sent, and which rank: the same for all.
-    ///
-    /// # Errors
-    /// [`Failure::Ranks`] if ranks are lost.
-    pub(crate) fn signal(&self, own: Option<i32>) -> Result<Option<(i32, Option<usize>)>, Failure> {
-        let mut told = self.everybodys(&own)?.into_iter().enumerate();
-        let rank = |by| self.has_ranks().then_some(by);
-        let first = told.find_map(|(by, signal)| Some((signal?, rank(by))));
-        self.is_over.set(first.is_some());
-        Ok(first)
-    }
-
     /// A failure that says who failed first, where this rank only saw that others are lost.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         match (&self.rank, failure) {
@@ -260,7 +250,17 @@ impl Job {
 
     /// Whether there are other ranks, which do not know of a failure yet and are ended by it.
     pub(crate) fn ends_others(&self, failure: &Failure) -> bool {
-        self.size() > 1 && !self.is_over.get() && !failure.is_of_all()
+        self.size() > 1 && !self.all_know(failure)
+    }
+
+    /// Whether there are ranks, all of which know that the job ends by a failure: none waits for another.
+    pub(crate) fn all_know(&self, failure: &Failure) -> bool {
+        self.has_ranks() && (self.is_over.get() || failure.is_of_all())
+    }
+
+    /// All ranks have come to the same end.
+    pub(crate) fn end_together(&self) {
+        self.is_over.set(true);
     }
 
     /// What moves bytes between ranks, and how many it was handed for others than this one: counted where the library is called.
@@ -331,7 +331,7 @@ mod tests {
     use collectives::Threads;
 
     /// What ranks say where each carries out the same with its own job.
-    fn on_ranks<T: Send>(size: usize, act: impl Fn(&Job) -> T + Sync) -> Vec<T> {
+    pub(super) fn on_ranks<T: Send>(size: usize, act: impl Fn(&Job) -> T + Sync) -> Vec<T> {
         let groups = Threads::group(size);
         std::thread::scope(|scope| {
             let act = &act;
@@ -343,7 +343,7 @@ mod tests {
         })
     }
 
-    fn rank(job: &Job) -> usize {
+    pub(super) fn rank(job: &Job) -> usize {
         job.member().unwrap().rank
     }
 
@@ -383,16 +383,6 @@ mod tests {
             refused[0]
         );
         assert!(refused.iter().all(|one| *one == refused[0]));
-    }
-
-    #[test]
-    fn a_signal_to_one_is_a_signal_to_all() {
-        let told = on_ranks(3, |job| job.signal((rank(job) == 2).then_some(15)).unwrap());
-        assert_eq!(told, [Some((15, Some(2))); 3]);
-        assert_eq!(on_ranks(2, |job| job.signal(None).unwrap()), [None; 2]);
-        let alone = Job::of(None);
-        assert_eq!(alone.signal(Some(2)).unwrap(), Some((2, None)));
-        assert!(alone.leads() && !alone.has_ranks());
     }
 
     #[test]

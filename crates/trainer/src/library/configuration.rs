@@ -59,6 +59,7 @@ pub(super) fn resolved(config: Config) -> Resolved {
         name: "library".into(),
         config,
         options: RunOptions::default(),
+        given: Given::default(),
         explicit_model_keys: Vec::new(),
         seq_is_explicit: true,
     }

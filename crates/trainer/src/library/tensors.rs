@@ -42,9 +42,7 @@ pub(super) fn step_batch(
         seq,
         documents: None,
     });
-    Ok(StepBatch {
-        micro: micro_batches.collect(),
-    })
+    Ok(micro_batches.collect())
 }
 
 /// Refuses another shape than the run was planned for.

@@ -4,7 +4,7 @@ use super::preparing::Prepared;
 use super::resuming::Resumed;
 use crate::failure::Failure;
 use crate::job::Job;
-use settings::{ConfigError, RunOptions, StatesPlace};
+use settings::{ConfigError, Resume, RunOptions, StatesPlace};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -32,6 +32,7 @@ const OWN: [&str; 12] = [
 pub(super) fn asked_for(options: &RunOptions) -> BTreeMap<String, String> {
     let asked = [
         ("--resume", options.resume.is_some()),
+        ("--resume auto", options.resume == Some(Resume::Auto)),
         ("--out", options.out.is_some()),
         ("--init-from", options.init_from.is_some()),
         ("--save-final", options.save_final.is_some()),

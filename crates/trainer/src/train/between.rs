@@ -3,13 +3,14 @@
 use super::Run;
 use crate::eval::refuse_nothing;
 use crate::failure::Failure;
+use crate::model_tokens::ModelTokens;
 use crate::samples::held_out_options;
 use checkpoint::Best;
-use data::Dataset;
+use data::{DataError, Dataset};
 use report::{EvalRecord, SampleRecord, milliseconds};
 use session::{Generation, Sampling, Session};
 use settings::{Resolved, Settings};
-use std::path::Path;
+use std::collections::BTreeSet;
 use std::time::Instant;
 use tokenization::Tokenizer;
 
@@ -47,23 +48,25 @@ impl Between {
         self.evaluation.as_ref().map(Dataset::fingerprint)
     }
 
-    /// Opens what the settings ask for.
+    /// Opens what the settings ask for, for a model whose tokens stand for `tokens`.
     pub(super) fn open(
         resolved: &Resolved,
         settings: &Settings,
-        model: Option<&Path>,
-        data: Option<&Path>,
+        tokens: &ModelTokens,
     ) -> Result<Between, Failure> {
         let config = &resolved.config;
         let evaluation = config.eval.every.map(|_| {
-            let options = held_out_options(resolved)?;
-            Ok::<_, Failure>(Dataset::open(&options)?)
+            let opened = tokens.open_own(&held_out_options(resolved)?, resolved);
+            opened.map_err(|error| match (error, &config.eval.path) {
+                (Failure::Data(DataError::Missing { .. }), Some(path)) => Failure::Malformed {
+                    path: path.clone(),
+                    reason: "there is no such file; check --eval-data (eval.path)".into(),
+                },
+                (error, _) => error,
+            })
         });
         let window = settings.between.sample;
-        let mut folders = [model, data].into_iter().flatten();
-        let has_tokenizer = |folder: &&Path| folder.join("tokenizer.json").is_file();
-        let tokenizer = folders.find(has_tokenizer);
-        let sample = window.map(|window| Sample::open(resolved, window, tokenizer));
+        let sample = window.map(|window| Sample::open(resolved, window, tokens));
         Ok(Between {
             evaluation: evaluation.transpose()?,
             sample: sample.transpose()?,
@@ -72,15 +75,16 @@ impl Between {
 }
 
 impl Sample {
-    fn open(resolved: &Resolved, window: usize, folder: Option<&Path>) -> Result<Sample, Failure> {
+    fn open(resolved: &Resolved, window: usize, tokens: &ModelTokens) -> Result<Sample, Failure> {
         let (model, log) = (&resolved.config.model, &resolved.config.log);
-        let tokenizer = match folder {
-            Some(folder) => Tokenizer::open(folder)?,
-            None if model.vocab == 256 => Tokenizer::bytes(),
-            None => {
+        let tokenizer = match tokens {
+            ModelTokens::Tokenizer(folder) => Tokenizer::open(folder)?,
+            _ if tokens.reads_bytes() => Tokenizer::bytes(),
+            _ => {
                 return Err(Failure::Usage(
-                    "--sample-every needs the model's tokenizer, and there is none: train on a folder that `trainer prepare` \
-                     wrote, or start from a model that has tokenizer.json"
+                    "--sample-every has to know which text the model's tokens stand for, and files of bare tokens do not say: \
+                     train on a folder that `trainer prepare` wrote with the tokenizer, start from a model that has \
+                     tokenizer.json, or leave --sample-every out"
                         .into(),
                 ));
             }
@@ -139,7 +143,7 @@ impl Run {
         Due {
             evaluation: is_due(config.eval.every),
             sample: is_due(config.log.sample_every),
-            checkpoint: is_due(config.checkpoint.every),
+            checkpoint: config.checkpoint.is_due(step, config.train.steps),
         }
     }
 
@@ -154,7 +158,13 @@ impl Run {
         // Ranks do the same, and end at the end of a step.
         let breaks_off = || !self.job.has_ranks() && self.interrupt.signal().is_some();
         let batches = batches.take_while(|_| !breaks_off());
-        let found = session.evaluate(batches.map(|micro| micro.map_err(Failure::from)))?;
+        let mut shapes = BTreeSet::new();
+        let batches = batches.map(|micro| {
+            let micro = micro?;
+            shapes.insert((micro.rows, micro.seq));
+            Ok::<_, Failure>(micro)
+        });
+        let found = session.evaluate(batches)?;
         self.is_pending = breaks_off();
         if self.is_pending {
             return Ok(false);
@@ -180,7 +190,7 @@ impl Run {
             targets: found.targets as u64,
             is_best,
             peak_bytes: found.peak_bytes,
-            planned_peak_bytes: self.plan.eval_peak_bytes.unwrap_or_default(),
+            planned_peak_bytes: self.peaks.of_evaluation(&shapes)?,
             eval_ms: milliseconds(begun.elapsed()),
         };
         self.records.evaluation(&record);
@@ -208,7 +218,7 @@ impl Run {
         let record = SampleRecord {
             step,
             prompt: log.sample_prompt.clone(),
-            text: with.tokenizer.decode(&made[0].tokens),
+            text: with.tokenizer.decode_after(&with.prompt, &made[0].tokens),
         };
         self.records.sample(&record);
         Ok(())

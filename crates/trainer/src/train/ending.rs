@@ -27,6 +27,11 @@ impl Run {
         };
         name_others(&mut report, self.resolved.device());
         let mut hints = report.hints();
+        if self.made.steps > self.made.before && self.resolved.options.resume.is_none() {
+            hints.push(
+                "the run made steps, so the same --out needs --resume auto: it goes on from the last checkpoint, or begins again".into(),
+            );
+        }
         if self.made.before > 0 {
             hints.push("a resumed run takes settings that change what is computed only with --allow-change".into());
         }
@@ -91,7 +96,8 @@ impl Run {
         let config = &self.resolved.config;
         let tokens = self.made.tokens_here;
         let planned = (&self.plan.peak_by_category, &self.plan.phase_peak_bytes);
-        let measured = (&last.memory.peak.by_category, &last.memory.phase_peaks);
+        let used = &self.made.used;
+        let measured = (&used.by_category, &used.by_phase);
         let resident = max_rss_bytes().map_or(String::new(), |bytes| {
             format!("  resident set at most {}\n", format_bytes(bytes))
         });
@@ -118,7 +124,7 @@ impl Run {
         if !self.plan.host_arenas.is_empty() {
             host_arenas = format!("{}\n", arena_table(HOST_ARENAS, &self.plan.host_arenas));
         }
-        let pinned = match last.memory.host_pinned_bytes {
+        let pinned = match used.host_pinned_bytes {
             0 => String::new(),
             bytes => format!("  pinned host memory {}\n", format_bytes(bytes)),
         };

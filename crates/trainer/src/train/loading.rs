@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::tracer::Tracer;
 use memory::{Layer, Phase, format_bytes};
 use planner::first_refused;
+use report::Busy;
 use session::Session;
 use settings::Settings;
 
@@ -60,7 +61,12 @@ impl Run {
         let mut session = Session::on_kernels(step.settings, &memory, kernels)?;
         {
             let _place = memory.enter(Phase::Load, Layer::Whole);
-            match (resumed, &self.resolved.options.init_from) {
+            let options = &self.resolved.options;
+            let _busy = Busy::with(
+                || "loading the model".into(),
+                options.quiet || !self.job.leads(),
+            );
+            match (resumed, &options.init_from) {
                 (Some(resumed), _) => resumed.restore(&mut session, &self.resolved.config)?,
                 (None, Some(folder)) => session.import(folder)?,
                 (None, None) => session.initialise(self.resolved.config.train.seed)?,

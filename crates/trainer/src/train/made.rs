@@ -2,12 +2,13 @@
 
 use crate::job::Job;
 use checkpoint::TrainerState;
-use data::{MicroBatch, StepBatch};
+use data::{MicroBatch, Position, StepBatch};
+use memory::{ByCategory, ByPhase, Phase, StepMemory};
 use session::StepOutcome;
 use std::time::{Duration, Instant};
 
 /// What is known of a step before it is made.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Asked {
     /// How long it waited for its data.
     pub(super) data_wait: Duration,
@@ -15,16 +16,28 @@ pub(super) struct Asked {
     pub(super) tokens: usize,
     /// Targets that are this rank's.
     pub(super) own_targets: usize,
+    /// Lengths of this rank's micro-batches.
+    pub(super) own_lengths: Vec<usize>,
+    /// Passes over the data after it, to four decimals.
+    pub(super) epoch: f64,
 }
 
 impl Asked {
-    pub(super) fn of(job: &Job, batch: &StepBatch, data_wait: Duration) -> Asked {
+    /// `next` is the sample that follows, of so many in a pass.
+    pub(super) fn of(
+        job: &Job,
+        batch: &StepBatch,
+        data_wait: Duration,
+        (next, samples): (Position, usize),
+    ) -> Asked {
         let first = job.member().map_or(0, |member| member.rank);
-        let own = batch.micro.iter().skip(first).step_by(job.size());
+        let own = || batch.micro.iter().skip(first).step_by(job.size());
         Asked {
             data_wait,
             tokens: batch.micro.iter().map(|micro| micro.rows * micro.seq).sum(),
-            own_targets: own.map(MicroBatch::target_count).sum(),
+            own_targets: own().map(MicroBatch::target_count).sum(),
+            own_lengths: own().map(|micro| micro.seq).collect(),
+            epoch: (1e4 * (next.epoch as f64 + next.index as f64 / samples as f64)).round() / 1e4,
         }
     }
 }
@@ -45,6 +58,31 @@ pub(super) struct Made {
     /// When the last step was known to be done.
     pub(super) until: Instant,
     pub(super) last: Option<StepOutcome>,
+    /// The most that any step of this process has used.
+    pub(super) used: Used,
+}
+
+/// The most memory that any of some steps used.
+#[derive(Default)]
+pub(super) struct Used {
+    peak_bytes: u64,
+    /// Live at that peak.
+    pub(super) by_category: ByCategory,
+    pub(super) by_phase: ByPhase<u64>,
+    pub(super) host_pinned_bytes: u64,
+}
+
+impl Used {
+    fn add(&mut self, step: &StepMemory) {
+        if step.peak.bytes > self.peak_bytes {
+            (self.peak_bytes, self.by_category) = (step.peak.bytes, step.peak.by_category);
+        }
+        for phase in Phase::ALL {
+            let most = self.by_phase.get_mut(phase);
+            *most = (*most).max(*step.phase_peaks.get(phase));
+        }
+        self.host_pinned_bytes = self.host_pinned_bytes.max(step.host_pinned_bytes);
+    }
 }
 
 impl Made {
@@ -63,6 +101,7 @@ impl Made {
             time: Duration::ZERO,
             until: Instant::now(),
             last: None,
+            used: Used::default(),
         }
     }
 
@@ -81,6 +120,7 @@ impl Made {
         self.tokens_here += tokens as u64;
         self.targets += outcome.targets as u64;
         self.time += elapsed;
+        self.used.add(&outcome.memory);
         self.last = Some(outcome.clone());
     }
 }

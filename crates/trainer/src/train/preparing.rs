@@ -8,10 +8,12 @@ use crate::device::{DeviceStep, OpenDevice};
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::limits::{limit, refuse_without_room};
+use crate::model_tokens::ModelTokens;
 use crate::run_dir::refuse_model;
-use crate::samples::data_options;
-use crate::settled;
-use data::Dataset;
+use crate::samples::{data_options, settle_epochs};
+use crate::settled::{self, planning};
+use data::{Dataset, Inputs};
+use model::Origin;
 use planner::Plan;
 use settings::{Config, HEURISTIC, OptimizerPlace, Resolved, Settings};
 use std::path::Path;
@@ -21,6 +23,8 @@ pub(super) struct Prepared {
     pub(super) resolved: Resolved,
     pub(super) resumed: Option<Resumed>,
     pub(super) dataset: Dataset,
+    /// What the model's tokens stand for, trained on these data.
+    pub(super) tokens: ModelTokens,
     pub(super) device: OpenDevice,
     pub(super) step: DeviceStep,
     pub(super) plan: Plan,
@@ -32,9 +36,21 @@ impl Prepared {
     pub(super) fn new(job: &Job, mut resolved: Resolved) -> Result<Prepared, Failure> {
         let mut resumed = Resumed::find(job, &resolved)?;
         if let Some(resumed) = &resumed {
+            resolved = resumed.own_settings(resolved)?;
             resumed.keep_head_chunk(&mut resolved.config)?;
         }
-        let dataset = Dataset::open(&data_options(&resolved))?;
+        let from = resumed.as_ref().map(Resumed::folder);
+        let from = from.or(resolved.options.init_from.as_deref());
+        let tokens = ModelTokens::of_run(&resolved, from);
+        let dataset = tokens.open(&data_options(&resolved))?;
+        let goes_on = resumed
+            .as_ref()
+            .is_some_and(|resumed| resumed.read(&dataset));
+        if !goes_on && !resolved.config.data.any_tokenizer {
+            tokens.check(&dataset)?;
+        }
+        let tokens = tokens.after(&dataset);
+        settle_epochs(&mut resolved, &dataset)?;
         let (config, device) = settled::on_device(&resolved, job.group())?;
         resolved.config = config;
         let step = device.step(Settings::new(&resolved.config)?)?;
@@ -44,11 +60,13 @@ impl Prepared {
             let libraries = [step.algorithms.as_deref(), cudnn_version.as_deref()];
             resumed.compare(&resolved, &dataset.fingerprint(), libraries)?;
         }
+        let busy = planning(resolved.options.quiet || !job.leads());
         let plan = Plan {
             cudnn_version,
             algorithms: step.algorithms.clone(),
             ..Plan::with_alternatives(&resolved.config, device.target())?
         };
+        drop(busy);
         let limit = limit(&resolved, &device)?;
         refuse_without_room(&resolved.config, &plan, device.target(), limit)?;
         refuse_beforehand(&resolved)?;
@@ -60,6 +78,7 @@ impl Prepared {
             resolved,
             resumed,
             dataset,
+            tokens,
             device,
             step,
             plan,
@@ -74,15 +93,35 @@ impl Prepared {
         let from = resumed
             .map(Resumed::folder)
             .or(options.init_from.as_deref());
-        let data = config.data.path.as_deref();
-        let between = Between::open(&self.resolved, &self.step.settings, from, data)?;
+        let mut data = config.data.path.iter().flat_map(Inputs::paths);
+        let data = data.find(|path| path.join("tokenizer.json").is_file());
+        let between = Between::open(&self.resolved, &self.step.settings, &self.tokens)?;
         let evaluated = between.fingerprint();
         let best = resumed.and_then(|resumed| resumed.best(evaluated.as_deref()));
-        let saver = Saver::new(origin(from, data)?, best, job.group());
-        if let Some(folder) = &options.save_final {
-            refuse_model(folder, saver.origin().names())?;
+        Ok((between, Saver::new(origin(from, data)?, best, job.group())))
+    }
+
+    /// Refuses to write the trained model where there is one, on the first rank. Where all steps were made before, it may be
+    /// this run's own: then it stays, and none is written.
+    pub(super) fn settle_final_model(&mut self, job: &Job, origin: &Origin) -> Result<(), Failure> {
+        let Some(folder) = &self.resolved.options.save_final else {
+            return Ok(());
+        };
+        let refused = match job.leads() {
+            true => refuse_model(folder, origin.names()),
+            false => Ok(()),
+        };
+        let is_made = self.steps_before() == self.resolved.config.train.steps;
+        let stays = job.word_of_first(&(is_made && refused.is_err()).to_string())?;
+        if stays == true.to_string() {
+            tracing::info!(
+                "{} has a model already, which stays as it is",
+                folder.display()
+            );
+            self.resolved.options.save_final = None;
+            return Ok(());
         }
-        Ok((between, saver))
+        job.agree(refused)
     }
 }
 
@@ -96,12 +135,10 @@ fn name_paths_for_later(config: &mut Config) {
     let algorithms = algorithms
         .as_mut()
         .filter(|path| *path != Path::new(HEURISTIC));
-    let paths = [
-        &mut config.data.path,
-        &mut config.eval.path,
-        &mut config.offload.path,
-    ];
-    for path in paths.into_iter().flatten().chain(states).chain(algorithms) {
+    let data = config.data.path.iter_mut().flat_map(Inputs::paths_mut);
+    let paths = [&mut config.eval.path, &mut config.offload.path];
+    let paths = paths.into_iter().flatten().chain(data);
+    for path in paths.chain(states).chain(algorithms) {
         if let Ok(absolute) = std::path::absolute(&*path) {
             *path = absolute;
         }

@@ -172,7 +172,8 @@ impl Run {
         };
         let elapsed = self.made.lap(outcome.done_at);
         let asked = self.asked.pop_front().unwrap_or_default();
-        let record = self.step_record(&outcome, elapsed, asked);
+        let planned_peak_bytes = self.peaks.of_step(&asked.own_lengths)?;
+        let record = self.step_record(&outcome, elapsed, &asked, planned_peak_bytes);
         self.records.step(&record, asked.own_targets);
         self.made.add(&outcome, asked.tokens, elapsed);
         let marks = outcome.memory.device;
@@ -190,7 +191,13 @@ impl Run {
         Ok(())
     }
 
-    fn step_record(&self, outcome: &StepOutcome, elapsed: Duration, asked: Asked) -> StepRecord {
+    fn step_record(
+        &self,
+        outcome: &StepOutcome,
+        elapsed: Duration,
+        asked: &Asked,
+        planned_peak_bytes: u64,
+    ) -> StepRecord {
         let config = &self.resolved.config;
         let known_peak = || self.device.peak_tflops(self.plan.dtype);
         let peak_tflops = config.hardware.peak_tflops.or_else(known_peak);
@@ -202,6 +209,7 @@ impl Run {
             grad_norm: outcome.grad_norm,
             finite: outcome.is_finite(),
             lr: outcome.lr as f32,
+            epoch: asked.epoch,
             tokens: outcome.targets,
             timing: Timing::new(
                 elapsed,
@@ -212,7 +220,7 @@ impl Run {
                 peak_tflops.map(of_all),
             ),
             peak_bytes: outcome.memory.peak.bytes,
-            planned_peak_bytes: self.plan.peak_bytes,
+            planned_peak_bytes,
             peak_by_category: outcome.memory.peak.by_category,
             peak_phase: outcome.memory.peak.place.phase,
             peak_layer: outcome.memory.peak.place.layer,
@@ -240,7 +248,8 @@ impl Run {
             parameters: self.plan.parameters,
             flops_per_token: self.plan.flops_per_token,
             granularity_bytes: GRANULARITY_BYTES,
-            untracked_host_bytes_max: self.device.untracked_host_bytes_max(),
+            untracked_host_bytes_max: self.device.untracked_host_bytes_max()
+                + self.plan.host_beside_bytes(),
             algorithms: self.plan.algorithms.clone(),
             graphs: self.plan.graphs,
             graphs_off: self.plan.graphs_off,

@@ -2,15 +2,20 @@
 
 use crate::failure::Failure;
 use crate::job::Job;
-use crate::trained::{newest_checkpoint, newest_together};
-use checkpoint::{Best, Checkpoint, set_aside_after};
+use crate::run::adopt_model;
+use crate::trained::{newest_if_any, newest_together};
+use checkpoint::{Best, Checkpoint, glance, set_aside_after};
+use collectives::Alone;
 use data::{Batches, Dataset};
 use files::Disk;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{Config, HEURISTIC, HeadChunk, Member, Resolved, Resume};
-use std::fs::DirEntry;
+use settings::{Config, Given, HEURISTIC, HeadChunk, Member, Resolved, Resume, resolve};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The file of a checkpoint that has the run's settings.
+const SETTINGS: &str = "config.toml";
 
 /// A checkpoint to go on from.
 pub(super) struct Resumed {
@@ -27,17 +32,22 @@ impl Resumed {
     /// Finds the checkpoint that the command line asks for, if it asks, with all ranks of the job.
     pub(super) fn find(job: &Job, resolved: &Resolved) -> Result<Option<Resumed>, Failure> {
         let out = resolved.options.out.as_deref();
-        let folder = match &resolved.options.resume {
-            None => return Ok(None),
-            Some(Resume::Folder(folder)) => folder.as_path(),
-            Some(Resume::Latest) => out.ok_or_else(|| {
-                let message = "--resume latest takes the newest checkpoint under --out; name the run's folder with --out DIR";
-                Failure::Usage(message.into())
-            })?,
+        let under_out = |word: &str| {
+            out.ok_or_else(|| {
+                Failure::Usage(format!(
+                    "--resume {word} takes the newest checkpoint under --out; name the run's folder with --out DIR"
+                ))
+            })
         };
-        let checkpoint = match job.group() {
-            Some(group) => newest_together(folder, &*group)?,
-            None => newest_checkpoint(folder)?,
+        let group = job.group().unwrap_or_else(|| Arc::new(Alone));
+        let found = match &resolved.options.resume {
+            None => None,
+            Some(Resume::Folder(folder)) => Some(newest_together(folder, &*group)?),
+            Some(Resume::Latest) => Some(newest_together(under_out("latest")?, &*group)?),
+            Some(Resume::Auto) => newest_if_any(under_out("auto")?, &*group)?,
+        };
+        let Some(checkpoint) = found else {
+            return Ok(None);
         };
         Ok(Some(Resumed {
             run: going_on(&checkpoint.path, out)?,
@@ -45,6 +55,27 @@ impl Resumed {
             are_same_samples: true,
             changes: Vec::new(),
         }))
+    }
+
+    /// Settings that the command line leaves open are those of the checkpoint. They were looked up before it was known that a
+    /// newer one is damaged: then all is resolved once more.
+    pub(super) fn own_settings(&self, resolved: Resolved) -> Result<Resolved, Failure> {
+        let own = self.checkpoint.path.join(SETTINGS);
+        let own = own.to_str().map(str::to_owned);
+        if resolved.given.config.is_some() || resolved.given.resumed == own {
+            return Ok(resolved);
+        }
+        let given = Given {
+            resumed: own,
+            ..resolved.given
+        };
+        let mut again = resolve(resolved.task, given, resolved.options)?;
+        // A launcher's rank has a device of its own.
+        again.config.train.device = resolved.config.train.device;
+        if let Some(folder) = again.options.init_from.clone() {
+            adopt_model(&mut again, &folder)?;
+        }
+        Ok(again)
     }
 
     /// Refuses to go on as another run, on these data, with these algorithms of matrix products and this cuDNN, unless that is
@@ -92,8 +123,8 @@ impl Resumed {
 
     /// The configuration that the checkpoint was written under.
     fn config(&self) -> Result<Config, Failure> {
-        let text = self.checkpoint.file("config.toml")?.unwrap_or_default();
-        let place = self.checkpoint.path.join("config.toml");
+        let text = self.checkpoint.file(SETTINGS)?.unwrap_or_default();
+        let place = self.checkpoint.path.join(SETTINGS);
         let text = String::from_utf8_lossy(&text);
         let source = Source::parse(String::new(), place.display().to_string(), &text)?;
         let mut config = load(&source, &[], false)?.config;
@@ -125,6 +156,11 @@ impl Resumed {
     /// Where the run was.
     pub(super) fn state(&self) -> &checkpoint::TrainerState {
         &self.checkpoint.state
+    }
+
+    /// Whether the run read these data before.
+    pub(super) fn read(&self, dataset: &Dataset) -> bool {
+        self.checkpoint.state.data == dataset.fingerprint()
     }
 
     /// Fills a session with weights, optimizer states and counters.
@@ -207,26 +243,7 @@ fn going_on(checkpoint: &Path, out: Option<&Path>) -> Result<Option<PathBuf>, Fa
 pub(crate) fn configuration(resume: &Resume, out: Option<&Path>) -> Option<PathBuf> {
     let folder = match resume {
         Resume::Folder(folder) => folder,
-        Resume::Latest => out?,
+        Resume::Latest | Resume::Auto => out?,
     };
-    // As `--resume` takes them: a checkpoint, a run, or the folder of a run's checkpoints.
-    let folder = match folder.ends_with("checkpoints") {
-        true => folder.parent()?,
-        false => folder,
-    };
-    let configuration = |folder: &Path| folder.join("config.toml");
-    let is_whole = |folder: &Path| folder.join("manifest.json").is_file();
-    if is_whole(folder) {
-        return Some(configuration(folder));
-    }
-    let step = |entry: &DirEntry| -> Option<u64> {
-        let name = entry.file_name();
-        name.to_str()?.strip_prefix("step-")?.parse().ok()
-    };
-    let entries = std::fs::read_dir(folder.join("checkpoints"))
-        .ok()?
-        .flatten();
-    let whole = entries.filter(|entry| is_whole(&entry.path()) && step(entry).is_some());
-    let newest = whole.max_by_key(step)?;
-    Some(configuration(&newest.path()))
+    Some(glance(folder, SETTINGS)?.join(SETTINGS))
 }

@@ -9,6 +9,7 @@ use checkpoint::{
 };
 use collectives::Group;
 use files::{Disk, TensorSource};
+use memory::format_bytes;
 use model::{MAX_SHARD_BYTES, Origin};
 use report::{CheckpointRecord, milliseconds};
 use session::Session;
@@ -31,6 +32,8 @@ pub(super) struct Saver {
     newest: Option<PathBuf>,
     /// The evaluation with the lowest loss.
     pub(super) best: Option<Best>,
+    /// Bytes of the tensors of a checkpoint, of all ranks.
+    pub(super) checkpoint_bytes: u64,
 }
 
 /// How a save ended.
@@ -66,6 +69,7 @@ impl Saver {
             failure: None,
             newest: None,
             best,
+            checkpoint_bytes: 0,
         }
     }
 
@@ -215,7 +219,12 @@ impl Run {
         let job = move || checkpointing.write(&copy.weights(), &copy.optimizer());
         match self.saver.writer.start(job) {
             Ok(before) => self.saver.note(before),
-            Err(error) => self.saver.note(Some(Err(CheckpointError::Thread(error)))),
+            // Where the system has no thread left, training waits.
+            Err(_) => {
+                let (checkpointing, state) = (self.checkpointing(session)?, session.state());
+                let outcome = checkpointing.write(&state.weights(), &state.optimizer());
+                self.saver.note(Some(outcome))
+            }
         }
     }
 
@@ -276,6 +285,25 @@ impl Run {
         Ok(outcome?)
     }
 
+    /// Says which steps will be saved, and where.
+    pub(super) fn tell_what_is_saved(&self) {
+        let config = &self.resolved.config;
+        let (checkpoint, steps) = (&config.checkpoint, config.train.steps);
+        if !checkpoint.saves() || self.made.steps >= steps {
+            return;
+        }
+        let folder = self.directory.path().join("checkpoints");
+        let (folder, size) = (folder.display(), format_bytes(self.saver.checkpoint_bytes));
+        match checkpoint.interval() {
+            Some(every) => tracing::info!(
+                "every {every} steps and the last one will be saved in {folder} ({size} each)"
+            ),
+            None => tracing::info!(
+                "the last step will be saved in {folder}/step-{steps} ({size}); --save-every N saves others too, 0 none"
+            ),
+        }
+    }
+
     fn checkpointing(&self, session: &Session) -> Result<Checkpointing, Failure> {
         let config = &self.resolved.config;
         let dtype = session.model().dtype();
@@ -326,6 +354,7 @@ impl Run {
             },
             algorithms: self.plan.algorithms.clone(),
             cudnn_version: self.plan.cudnn_version.clone(),
+            reads_bytes: self.reads_bytes,
             ranks,
         }
     }
@@ -335,24 +364,8 @@ impl Run {
 /// that has none.
 pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin, Failure> {
     let origin = from.map(Origin::read).transpose()?.unwrap_or_default();
-    if let (Some(model), Some(data)) = (from, data) {
-        warn_of_another_tokenizer(model, data);
-    }
-    match data.filter(|data| data.is_dir()) {
+    match data {
         Some(folder) => Ok(origin.with_tokenizer_from(folder)?),
         None => Ok(origin),
-    }
-}
-
-/// Says that prepared data has tokens of another tokenizer than the model.
-fn warn_of_another_tokenizer(model: &Path, data: &Path) {
-    let tokenizer = |folder: &Path| std::fs::read(folder.join("tokenizer.json")).ok();
-    let is_prepared = data.join("dataset.json").is_file();
-    if is_prepared && tokenizer(model).is_some_and(|own| tokenizer(data).as_ref() != Some(&own)) {
-        tracing::warn!(
-            "{} was prepared with another tokenizer than that of {}: its tokens mean something else to the model",
-            data.display(),
-            model.display()
-        );
     }
 }

@@ -66,6 +66,10 @@ fn logits_beyond_one_product() {
             "memory.head_chunk at most 14134",
         ],
     );
+    refused(
+        "--set model.vocab=4294967296",
+        &["model.vocab is 4294967296", "a smaller model.vocab"],
+    );
     let place = Workplace::new();
     for fits in [
         "14134 --micro-batch 8 --seq 4096",

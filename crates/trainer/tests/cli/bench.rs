@@ -144,8 +144,11 @@ fn a_peak_that_moves_fails_and_names_what_grew() {
     assert!(measured.stdout.contains("measured peak"));
     assert!(place.text("measured.json").contains("\"peak_bytes\""));
     bench(&place, "--plan-only --check measured.json").succeeds();
-    let missing = bench(&place, "--plan-only --check no-such.json");
+    let missing = bench(&place, "--rounds 1 --check no-such.json");
     assert_eq!(missing.code, Some(4), "{missing:?}");
+    assert!(missing.stderr.contains("no-such.json") && missing.stderr.contains("--bless FILE"));
+    assert!(!missing.stderr.contains("--init-from"), "{missing:?}");
+    assert_eq!(missing.stdout, "", "it is told before anything is measured");
 }
 
 /// What was measured is not measured again, and measurements of something else are refused.

@@ -2,16 +2,7 @@
 
 use crate::metrics::Metrics;
 use crate::workplace::{Workplace, until};
-use std::path::Path;
 use std::process::{Child, Stdio};
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
-}
 
 #[test]
 fn the_last_ones_and_the_best_are_kept() {
@@ -23,7 +14,7 @@ fn the_last_ones_and_the_best_are_kept() {
     // Its rate is so high that the model gets worse, so that the best is an early one.
     let run = "--config small.toml --steps 8 --lr 1 --save-every 2 --keep-last 2 --quiet";
     place.trainer(&format!("{run} --out run")).succeeds();
-    assert_eq!(names(&place.path("run/checkpoints")), ["step-6", "step-8"]);
+    assert_eq!(place.names("run/checkpoints"), ["step-6", "step-8"]);
     let best = "--eval-every 1 --eval-data eval.txt --keep-best --out best";
     place.trainer(&format!("{run} {best}")).succeeds();
     let metrics = Metrics::read(&place, "best");
@@ -35,7 +26,7 @@ fn the_last_ones_and_the_best_are_kept() {
     });
     let lowest = lowest.unwrap()["step"].as_u64().unwrap();
     assert!(lowest < 6, "the test needs an early best: {evals:?}");
-    let kept = names(&place.path("best/checkpoints"));
+    let kept = place.names("best/checkpoints");
     assert!(
         kept.contains(&format!("step-{lowest}")),
         "{lowest}: {kept:?}"
@@ -105,11 +96,7 @@ fn a_full_disk_stops_no_training() {
             "its last steps are lost: {stderr}"
         );
         assert!(stderr.contains("want of room"), "{stderr}");
-        assert_eq!(
-            names(&place.path("run/checkpoints")),
-            ["step-1"],
-            "{stderr}"
-        );
+        assert_eq!(place.names("run/checkpoints"), ["step-1"], "{stderr}");
         let metrics = Metrics::read(&place, "run");
         assert_eq!(metrics.steps().len(), 4, "training went on: {stderr}");
     }
@@ -117,7 +104,7 @@ fn a_full_disk_stops_no_training() {
     place
         .trainer("--resume latest --steps 4 --out run --quiet")
         .succeeds();
-    assert_eq!(names(&place.path("run/checkpoints")), ["step-4"]);
+    assert_eq!(place.names("run/checkpoints"), ["step-4"]);
 }
 
 fn start(place: &Workplace, arguments: &str) -> Child {
@@ -143,7 +130,8 @@ fn two_runs_into_one_folder() {
             .count()
     };
     until(&mut first, || steps() > 1);
-    let second = place.trainer("--resume latest --out run --quiet --steps 100000001");
+    let second =
+        place.trainer("--resume latest --out run --quiet --steps 100000001 --save-every 100000000");
     first.kill().unwrap();
     first.wait().unwrap();
     second.fails(2, &["another trainer", "run", "--out"]);
@@ -169,11 +157,7 @@ fn a_run_that_is_killed_again_and_again() {
         || checkpoint::find(&place.path("run")).is_ok_and(|found| found.checkpoint.state.step > 0);
     let mut inside = 0;
     for round in 0..20 {
-        let command = match round {
-            0 => run.to_owned(),
-            _ => format!("{run} --resume latest"),
-        };
-        let mut child = start(&place, &command);
+        let mut child = start(&place, &format!("{run} --resume auto"));
         match round {
             0 => until(&mut child, whole),
             _ => {
@@ -191,7 +175,7 @@ fn a_run_that_is_killed_again_and_again() {
     assert!(inside >= 5, "only {inside} of 20 fell into a save");
     let found = checkpoint::find(&place.path("run")).unwrap().checkpoint;
     let steps = found.state.step + 3;
-    let last = format!("{run} --resume latest").replace("100000000", &steps.to_string());
+    let last = format!("{run} --resume auto").replace("100000000", &steps.to_string());
     place.trainer(&last).succeeds();
     let undisturbed = run
         .replace("100000000", &steps.to_string())

@@ -15,6 +15,7 @@ fn without_arguments_a_small_model_learns() {
         "measured",
         "optimizer_state",
         "peak in backward",
+        "checkpoint runs/tiny-",
         "run directory runs/tiny-",
     ] {
         assert!(summary.contains(part), "no {part:?}: {outcome:?}");

@@ -43,8 +43,7 @@ fn weights(place: &Workplace, folder: &str) -> Vec<u8> {
     std::fs::read(place.path(folder).join("model.safetensors")).unwrap()
 }
 
-const TRAIN: &str =
-    "train --init-from model --seq 32 --steps 2 --save-every 1 --save-final final --out run";
+const TRAIN: &str = "train --init-from model --seq 32 --steps 2 --set data.any_tokenizer=true --save-every 1 --save-final final --out run";
 
 #[test]
 fn what_came_with_a_model_goes_out_with_it() {
@@ -74,7 +73,7 @@ fn what_came_with_a_model_goes_out_with_it() {
     for folder in ["final", "run/checkpoints/step-2", "exported"] {
         place
             .trainer(&format!(
-                "train --init-from {folder} --seq 32 --steps 1 --out {folder}-run"
+                "train --init-from {folder} --seq 32 --steps 1 --set data.any_tokenizer=true --out {folder}-run"
             ))
             .succeeds();
     }

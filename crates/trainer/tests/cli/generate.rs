@@ -136,9 +136,8 @@ fn what_cannot_be_generated_is_refused() {
         .fails(2, &["no tokenizer.json", "53 tokens"]);
 }
 
-/// The template writes what a user says as the model knows it.
-#[test]
-fn chats_go_through_the_template() {
+/// A model with a chat template.
+fn chat_place() -> Workplace {
     let place = place();
     place
         .trainer("init --config small.toml --set model.vocab=360 --set data.seq=128 --out chat")
@@ -146,6 +145,96 @@ fn chats_go_through_the_template() {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(format!("{CHAT}/{name}"), place.path("chat").join(name)).unwrap();
     }
+    place
+}
+
+/// One conversation may be told in three ways: as a flag, as a list of messages, as a line of several.
+#[test]
+fn conversations_come_from_flags_and_files() {
+    let place = chat_place();
+    let user = r#"{"role": "user", "content": "hello"}"#;
+    let system = r#"{"role": "system", "content": "be-brief"}"#;
+    let earlier = r#"{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}"#;
+    place.file("one.json", format!("[{user}]"));
+    place.file("system.json", format!("[{system}, {user}]"));
+    let several = format!("{{\"messages\": [{user}]}}\n{{\"messages\": [{earlier}, {user}]}}\n");
+    place.file("several.jsonl", several);
+    let greedy = "--max-tokens 4 --temperature 0";
+    let asked = |flags: &str| generate(&place, &format!("chat {flags} {greedy}"));
+    let made = |record: &Value, at: usize| record["generations"][at].clone();
+    let flag = asked("--prompt hello --chat");
+    assert_eq!(made(&flag, 0), made(&asked("--chat-file one.json"), 0));
+    let several = asked("--chat-file several.jsonl");
+    assert_eq!(
+        made(&flag, 0)["prompt_tokens"],
+        made(&several, 0)["prompt_tokens"]
+    );
+    assert_eq!(made(&several, 1)["prompt"], "hello");
+    let tokens = |record: &Value, at| made(record, at)["prompt_tokens"].as_u64().unwrap();
+    assert!(
+        tokens(&several, 1) > tokens(&several, 0),
+        "earlier turns are read too"
+    );
+    let with_system = asked("--prompt hello --chat --system be-brief");
+    assert_eq!(
+        made(&with_system, 0),
+        made(&asked("--chat-file system.json"), 0)
+    );
+    assert!(tokens(&with_system, 0) > tokens(&flag, 0));
+    // The answer stands apart from what was said.
+    let text = place.trainer(&format!("generate chat --chat-file one.json {greedy}"));
+    let answer = made(&flag, 0)["text"].as_str().unwrap().to_owned();
+    assert_eq!(text.succeeds().stdout, format!("> hello\n{answer}\n"));
+}
+
+#[test]
+fn prompts_are_lines_of_a_file() {
+    let place = place();
+    place.file("prompts.txt", "abc\n\nonce\n");
+    let greedy = "--max-tokens 6 --temperature 0";
+    let from_file = generate(&place, &format!("model --prompt-file prompts.txt {greedy}"));
+    let from_flags = generate(
+        &place,
+        &format!("model --prompt abc --prompt once {greedy}"),
+    );
+    assert_eq!(from_file, from_flags);
+}
+
+#[test]
+fn files_without_prompts_are_refused() {
+    let place = chat_place();
+    place.file("empty.txt", "\n");
+    place.file("broken.json", "[{");
+    place.file(
+        "answered.json",
+        r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]"#,
+    );
+    place.file("none.json", r#"{"text": "a"}"#);
+    for (flags, words) in [
+        (
+            "--prompt-file nowhere.txt",
+            "nowhere.txt cannot be used: it cannot be read",
+        ),
+        ("--prompt-file empty.txt", "no line with a prompt"),
+        ("--chat-file broken.json", "it is not JSON"),
+        ("--chat-file answered.json", "ends with an answer"),
+        ("--chat-file none.json", "messages"),
+    ] {
+        place
+            .trainer(&format!("generate chat {flags}"))
+            .fails(4, &[words]);
+    }
+    for (flags, words) in [("--prompt a --system b", "--chat"), ("--chat", "--prompt")] {
+        place
+            .trainer(&format!("generate chat {flags}"))
+            .fails(2, &[words]);
+    }
+}
+
+/// The template writes what a user says as the model knows it.
+#[test]
+fn chats_go_through_the_template() {
+    let place = chat_place();
     let asked = "chat --prompt hello --max-tokens 4 --temperature 0";
     let (plain, chat) = (
         generate(&place, asked),
@@ -203,4 +292,23 @@ fn a_plan_holds_any_prompts() {
     for word in ["weights", "KV cache", formula, "peak", "reserved"] {
         assert!(words.contains(word), "{word}: {words}");
     }
+}
+
+/// Text is read as bytes by a model of any vocabulary, so its samples are bytes; files of bare tokens say nothing.
+#[test]
+fn samples_are_bytes_where_the_data_is() {
+    let place = Workplace::new();
+    let run = "--config small.toml --set model.vocab=300 --steps 1 --sample-every 1 --save-every 0";
+    place.trainer(&format!("{run} --out text")).succeeds();
+    assert!(
+        place
+            .text("text/metrics.jsonl")
+            .contains("\"kind\":\"sample\"")
+    );
+    place.file("tokens.bin", [7, 0].repeat(2000));
+    place
+        .trainer(&format!(
+            "{run} --data tokens.bin --set data.format=\"u16\" --out tokens"
+        ))
+        .fails(2, &["--sample-every has to know", "tokenizer.json"]);
 }

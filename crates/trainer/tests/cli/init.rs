@@ -73,6 +73,34 @@ fn a_saved_model_is_trained_on() {
     assert!(continued < start - 1.0, "{start} {continued}");
 }
 
+/// A run whose model cannot be written has its training in a checkpoint, also where none was asked for.
+#[test]
+fn a_model_that_cannot_be_written_costs_no_training() {
+    let place = Workplace::new();
+    // The folder that a model is written into until it is whole.
+    place.folder("model");
+    place.file("model/.unfinished", "no folder");
+    let run = "--config small.toml --steps 2 --save-final model";
+    let checkpoint = "run/checkpoints/step-2";
+    for (saves, out) in [("", "run"), ("--save-every 0", "unsaved")] {
+        let failed = place.trainer(&format!("{run} {saves} --out {out}"));
+        let failed = failed.fails(4, &["model/.unfinished"]);
+        let told = format!(
+            "{}, of which `trainer export` makes it",
+            checkpoint.replace("run", out)
+        );
+        assert!(failed.stderr.contains(&told), "{failed:?}");
+        place
+            .trainer(&format!("export {out} --out {out}-model"))
+            .succeeds();
+    }
+    std::fs::remove_file(place.path("model/.unfinished")).unwrap();
+    place.trainer(&format!("{run} --out whole")).succeeds();
+    let weights =
+        |folder: &str| std::fs::read(place.path(folder).join("model.safetensors")).unwrap();
+    assert_eq!(weights("run-model"), weights("model"));
+}
+
 #[test]
 fn settings_that_contradict_the_model_are_refused() {
     let place = Workplace::new();
@@ -86,11 +114,7 @@ fn settings_that_contradict_the_model_are_refused() {
             "model.tie_embeddings is true",
             "false",
         ),
-        (
-            "--set model.norm_eps=1e-6",
-            "model.norm_eps is 0.000001",
-            "0.00001",
-        ),
+        ("--set model.ffn=64", "model.ffn is 64", "48"),
         ("--config tiny", "model.", "48"),
     ] {
         for command in ["train", "plan"] {
@@ -109,4 +133,43 @@ fn settings_that_contradict_the_model_are_refused() {
     place
         .trainer("--init-from model --set model.hidden=32 --seq 32 --steps 1 --out run")
         .succeeds();
+}
+
+/// A model that came with weights may be trained with other dropout: no weight's shape depends on it.
+#[test]
+fn what_shapes_no_weight_may_be_changed() {
+    let place = Workplace::new();
+    let gpt2 = "--set model.norm=layer --set model.activation=gelu_tanh --set model.positions=learned \
+                --set model.max_positions=32 --set model.biases=true --set model.tie_embeddings=true";
+    place
+        .trainer(&format!("init --config small.toml {gpt2} --out model"))
+        .succeeds();
+    let run = |dropout: &str, out: &str| {
+        let command = format!(
+            "--init-from model --seq 32 --steps 2 --seed 3 {dropout} --out {out} --save-final {out}-model"
+        );
+        let stderr = place.trainer(&command).succeeds().stderr;
+        (Metrics::read(&place, out).losses(), stderr)
+    };
+    let (plain, quiet) = run("", "plain");
+    let (dropped, told) = run("--set model.dropout=0.2", "dropped");
+    assert_ne!(plain, dropped);
+    let words = "model.dropout is 0.2, where model/config.json says 0";
+    assert!(
+        told.contains(words) && !quiet.contains("model.dropout"),
+        "{told}"
+    );
+    let config = place.text("dropped-model/config.json");
+    assert!(config.contains("\"attn_pdrop\": 0.2"), "{config}");
+}
+
+#[test]
+fn a_warmup_that_outlasts_the_run_is_told_of() {
+    let place = Workplace::new();
+    let run = |warmup: usize| {
+        let command = format!("plan --config small.toml --device cpu --steps 4 --warmup {warmup}");
+        place.trainer(&command).succeeds().stderr
+    };
+    assert!(run(5).contains("lr.warmup_steps is 5, and the run has 4 steps"));
+    assert!(!run(4).contains("lr.warmup_steps"));
 }

@@ -1,7 +1,7 @@
 //! `--memory-limit`: the plan's peak is enough, one granule less is not.
 
 use crate::metrics::Metrics;
-use crate::workplace::Workplace;
+use crate::workplace::{Workplace, outcome};
 use serde_json::Value;
 
 #[test]
@@ -135,4 +135,30 @@ fn a_share_of_the_machine() {
     place
         .trainer("--config small.toml --steps 1 --memory-limit 0.0000001%")
         .fails(3, &["CPU out of memory"]);
+}
+
+/// What `ulimit -v` leaves is less than a run needs: that is told before anything is loaded or written.
+#[test]
+fn a_limit_on_the_address_space_is_compared_with_the_plan() {
+    use std::os::unix::process::CommandExt;
+    let place = Workplace::new();
+    let arguments = "--config small.toml --set model.vocab=2000000 --device cpu --threads 2 --steps 1 --out run";
+    let mut command = place.command(arguments);
+    let limit = libc::rlimit {
+        rlim_cur: 700 << 20,
+        rlim_max: 700 << 20,
+    };
+    // SAFETY: `setrlimit` may be called between fork and exec.
+    unsafe {
+        command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_AS, &limit) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let words = [
+        "the limit of 700 MiB on its address space leaves",
+        "raise it with ulimit -v",
+    ];
+    outcome(command, arguments).fails(3, &words);
+    assert!(!place.path("run").exists());
 }

@@ -87,7 +87,13 @@ fn ranks_have_a_plan_each_and_stages_a_table() {
     );
     let overhead = |plan: &Value| plan["device_overhead_bytes"].as_u64().unwrap();
     let alone = plan_json(&place, "--config small.toml");
-    assert!(overhead(&plan) > overhead(&alone), "NCCL takes some");
+    let nccl = &plan["nccl"];
+    assert_eq!(nccl["bytes"], 16 * 3 * (12 << 20), "{nccl}");
+    assert_eq!(nccl["is_measured"], false);
+    assert_eq!(
+        overhead(&plan) - overhead(&alone),
+        nccl["bytes"].as_u64().unwrap()
+    );
     for name in ["ranks", "rank", "zero", "sent_bytes", "stages"] {
         assert!(alone.get(name).is_none(), "{name} of a process alone");
     }
@@ -98,6 +104,7 @@ fn ranks_have_a_plan_each_and_stages_a_table() {
         "rank 2 of 4 under --zero 3",
         "3 *",
         "sent a step",
+        "576 MiB of it NCCL's: 16 channels to each of 3 peers, 12.0 MiB each",
         "hardware.link_gbps",
     ] {
         assert!(table.contains(words), "no {words:?} in\n{table}");

@@ -200,6 +200,108 @@ fn parquet_and_compressed_files() {
         .fails(4, &["cut.parquet", "parquet"]);
 }
 
+/// The text that is learnt of a shard, its tokens being bytes.
+fn learnt(shard: &Path) -> String {
+    let (tokens, index) = (tokens(shard), index(shard));
+    let is_masked = |at: u64| index.masked.iter().any(|range| range.contains(&at));
+    let learnt = tokens.iter().zip(0..).filter(|(_, at)| !is_masked(*at));
+    learnt.map(|(token, _)| char::from(*token as u8)).collect()
+}
+
+/// The forms that instructions come in: of each only the answer is learnt.
+#[test]
+fn instructions_of_all_forms() {
+    let place = Workplace::new();
+    let alpaca = r#"{"instruction": "Add.", "input": "1 2", "output": "3"}"#;
+    place.file("alpaca.jsonl", alpaca);
+    place.file("list.json", format!("[\n  {alpaca},\n  {alpaca}\n]\n"));
+    place.file(
+        "pairs.jsonl",
+        r#"{"prompt": "1 + 2 =", "completion": " 3"}"#,
+    );
+    let prepare = |input: &str, tokenizer: &str| {
+        let out = format!("{input}.{}", tokenizer.len());
+        place
+            .trainer(&format!(
+                "prepare {input} --out {out} --tokenizer {tokenizer}"
+            ))
+            .succeeds();
+        place.path(&format!("{out}/train-00000.bin"))
+    };
+    let shard = prepare("alpaca.jsonl", "bytes");
+    assert_eq!(learnt(&shard), "3\0");
+    let whole: String = tokens(&shard)
+        .iter()
+        .map(|token| char::from(*token as u8))
+        .collect();
+    assert!(whole.starts_with("Below is an instruction"), "{whole}");
+    assert!(
+        whole.ends_with("### Input:\n1 2\n\n### Response:3\0"),
+        "{whole}"
+    );
+    assert_eq!(learnt(&prepare("pairs.jsonl", "bytes")), " 3\0");
+    assert_eq!(learnt(&prepare("list.json", "bytes")), "3\x003\0");
+    // With a chat template they are conversations, as are those of ShareGPT.
+    let chat = |user: &str| {
+        let messages = format!(
+            r#"[{{"role": "user", "content": "{user}"}}, {{"role": "assistant", "content": "3"}}]"#
+        );
+        place.file("chat.jsonl", format!("{{\"messages\": {messages}}}\n"));
+        fs::remove_dir_all(place.path(&format!("chat.jsonl.{}", TOKENIZER.len()))).ok();
+        let shard = prepare("chat.jsonl", TOKENIZER);
+        (tokens(&shard), index(&shard).masked)
+    };
+    let shard = prepare("alpaca.jsonl", TOKENIZER);
+    assert_eq!(
+        (tokens(&shard), index(&shard).masked),
+        chat("Add.\\n\\n1 2")
+    );
+    let turns = r#"[{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "3"}]"#;
+    place.file("share.jsonl", format!("{{\"conversations\": {turns}}}\n"));
+    let shard = prepare("share.jsonl", TOKENIZER);
+    assert_eq!((tokens(&shard), index(&shard).masked), chat("Hi"));
+    place.file(
+        "cat.jsonl",
+        r#"{"conversations": [{"from": "cat", "value": "Miaow"}]}"#,
+    );
+    place
+        .trainer(&format!(
+            "prepare cat.jsonl --out cat --tokenizer {TOKENIZER}"
+        ))
+        .fails(4, &["cat.jsonl, line 1", "`cat`", "human, user, gpt"]);
+    place.file("cut.json", format!("[{alpaca}, "));
+    place
+        .trainer("prepare cut.json --out cut --tokenizer bytes")
+        .fails(4, &["cut.json", "has no end"]);
+}
+
+/// Names say nothing that bytes say otherwise.
+#[test]
+fn files_are_read_as_what_they_are() {
+    let place = Workplace::new();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/prepare");
+    let prepare = |input: &str, out: &str| {
+        place
+            .trainer(&format!("prepare {input} --out {out} --tokenizer bytes"))
+            .succeeds();
+        tokens(&place.path(&format!("{out}/train-00000.bin")))
+    };
+    let expected = prepare(&format!("{fixtures}/text.jsonl"), "plain");
+    for end in ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"] {
+        let name = end.replace('.', "-");
+        fs::copy(format!("{fixtures}/text.{end}"), place.path(&name)).unwrap();
+        assert_eq!(prepare(&name, &format!("of-{name}")), expected, "{end}");
+    }
+    let mut command = place.command("prepare - --out piped --tokenizer bytes");
+    command.stdin(fs::File::open(format!("{fixtures}/text.jsonl.gz")).unwrap());
+    assert!(command.output().unwrap().status.success());
+    assert_eq!(tokens(&place.path("piped/train-00000.bin")), expected);
+    place.file("notes.txt", [&b"\x7fELF\x02\x01"[..], &[7; 100]].concat());
+    place
+        .trainer("prepare notes.txt --out no --tokenizer bytes")
+        .fails(4, &["notes.txt is an executable"]);
+}
+
 #[test]
 fn standard_input() {
     let place = Workplace::new();

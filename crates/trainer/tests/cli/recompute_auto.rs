@@ -135,6 +135,36 @@ fn a_profile_of_this_machine_is_a_file_of_costs() {
     assert!(peak(&planned(&place, &flags)) <= full + full / 4);
 }
 
+/// Times of another model are none of this run's; the command that is named makes the right ones.
+#[test]
+fn a_profile_of_another_model_is_refused_and_the_right_one_is_named() {
+    let place = Workplace::new();
+    let profile = place.trainer("profile --json --config small.toml --device cpu");
+    place.file("costs.json", profile.succeeds().stdout);
+    let other = "--config small.toml --device cpu --set model.ffn=64 --recompute auto --memory-budget 1GiB --costs costs.json";
+    let plan = format!("plan {other}");
+    let difference = "model.ffn = 48, and this run has 64";
+    let refused = place.trainer(&plan).fails(4, &["costs.json", difference]);
+    place
+        .trainer(&format!("{other} --steps 1 --out run"))
+        .fails(4, &[difference]);
+    let command = refused.stderr.split('`').nth(1).unwrap();
+    assert!(command.ends_with("> costs.json"), "{command}");
+    let trainer = std::path::Path::new(env!("CARGO_BIN_EXE_trainer"));
+    let path = format!(
+        "{}:{}",
+        trainer.parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
+    let made = std::process::Command::new("sh")
+        .args(["-c", command])
+        .env("PATH", path)
+        .current_dir(place.path("."))
+        .status();
+    assert!(made.unwrap().success(), "{command}");
+    place.trainer(&plan).succeeds();
+}
+
 /// Peaks rise and times fall from row to row, and no preset with as much memory is faster.
 #[test]
 fn budgets_are_compared_with_presets() {
@@ -153,7 +183,7 @@ fn budgets_are_compared_with_presets() {
     let (chosen, presets) = (points("chosen"), points("presets"));
     assert!(chosen.len() > 4);
     assert!(
-        chosen.is_sorted_by(|a, b| a.0 < b.0 && a.1 >= b.1),
+        chosen.is_sorted_by(|a, b| a.0 < b.0 && a.1 > b.1),
         "{chosen:?}"
     );
     assert_eq!(chosen.last().unwrap().0, peak(&plan));
@@ -164,4 +194,18 @@ fn budgets_are_compared_with_presets() {
     }
     let svg = place.text("pareto.svg");
     assert!(svg.contains("core_attn,layernorm,mlp") && svg.contains("step on paper"));
+}
+
+/// As the tables show them, too: a short step's times differ in their last digits alone.
+#[test]
+fn no_two_rows_show_one_time() {
+    let text = Workplace::new().trainer("plan --pareto --device cuda");
+    let text = text.succeeds().stdout;
+    let (_, table) = text.split_once("recompute auto\n").unwrap();
+    let rows = table.lines().take_while(|line| !line.is_empty());
+    let times: Vec<&str> = rows
+        .map(|row| row.split_whitespace().nth(2).unwrap())
+        .collect();
+    assert!(times.len() > 6, "{table}");
+    assert!(times.is_sorted_by(|a, b| a != b), "{table}");
 }

@@ -234,6 +234,54 @@ fn a_checkpoint_with_damaged_settings_is_passed_over() {
     assert_eq!(metrics.of_kind("resume").next().unwrap()["step"], 3);
 }
 
+/// Settings that the command line leaves open are those of the checkpoint that is taken, whichever file of a newer one is damaged.
+#[test]
+fn what_falls_back_takes_the_settings_of_what_it_falls_back_to() {
+    let place = place();
+    let run = RUN.replace("--steps 6", "--steps 3");
+    place.trainer(&format!("{run} --out run")).succeeds();
+    let more = "--resume latest --out run --steps 6 --lr 0.002 --allow-change --quiet";
+    place.trainer(more).succeeds();
+    let newest = |name: &str| place.path(&format!("run/checkpoints/step-6/{name}"));
+    let go_on = |out: &str| {
+        place
+            .trainer(&format!("--resume run --steps 8 --quiet --out {out}"))
+            .succeeds()
+    };
+    let rates = |out: &str| {
+        let steps = Metrics::read(&place, out);
+        let rate = |step: &Value| (step["step"].as_u64().unwrap(), step["lr"].to_string());
+        steps.steps().into_iter().map(rate).next().unwrap()
+    };
+    go_on("whole");
+    assert_eq!(rates("whole"), (7, "0.002".into()));
+    let settings = place.text("run/checkpoints/step-6/config.toml");
+    let same_size = settings.replace("peak = 0.002", "peak = 0.003");
+    assert_ne!(same_size, settings);
+    let mut weights = std::fs::read(newest("model.safetensors")).unwrap();
+    *weights.last_mut().unwrap() ^= 1;
+    let damages = [
+        ("config.toml", Some(same_size.as_bytes())),
+        ("config.toml", Some(b"[lr".as_slice())),
+        ("config.toml", None),
+        ("model.safetensors", Some(&weights)),
+    ];
+    for (number, (name, damaged)) in damages.into_iter().enumerate() {
+        let (file, out) = (newest(name), format!("damaged-{number}"));
+        let before = std::fs::read(&file).unwrap();
+        match damaged {
+            Some(bytes) => std::fs::write(&file, bytes).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        let outcome = go_on(&out);
+        for word in ["step-6", name, "an earlier one is taken"] {
+            assert!(outcome.stderr.contains(word), "{word}: {outcome:?}");
+        }
+        assert_eq!(rates(&out), (4, "0.001".into()), "{name} {number}");
+        std::fs::write(&file, before).unwrap();
+    }
+}
+
 /// A run that cannot go on is left as it was, its later checkpoints and its settings too.
 #[test]
 fn what_fails_before_its_first_step_changes_nothing() {

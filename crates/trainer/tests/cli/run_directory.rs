@@ -180,5 +180,46 @@ fn an_empty_folder_is_used_and_nothing_else_is_written() {
         "report.html",
     ];
     assert_eq!(names("run"), files);
-    assert_eq!(names(""), ["run", "small.toml"]);
+    assert_eq!(names(""), ["plain.toml", "run", "small.toml"]);
+}
+
+/// Documents of many lengths, a row each: micro-batches are as long as their longest.
+fn documents(place: &Workplace) {
+    let text = |number: usize| "ab ".repeat(3 + number * 37 % 80);
+    let lines = (0..120).map(|number| format!("{{\"text\": \"{}\"}}\n", text(number)));
+    place.file("texts.jsonl", lines.collect::<String>());
+    let prepare = "prepare texts.jsonl --out data --tokenizer bytes --validation 0.1";
+    place.trainer(prepare).succeeds();
+}
+
+/// Each step is planned by the lengths of its own micro-batches, an evaluation by its own rows and lengths, and the table at the
+/// end has the run's peak, which is not the last step's.
+#[test]
+fn steps_of_many_lengths_are_planned_and_the_end_has_the_largest() {
+    let place = Workplace::new();
+    documents(&place);
+    let flags = "--config small.toml --device cpu --data data --packing pad --seq 256 --steps 5 --eval-every 5 --out run";
+    let ended = place.trainer(flags).succeeds();
+    let metrics = Metrics::read(&place, "run");
+    let peaks = |records: Vec<&Value>| -> Vec<u64> {
+        let peak = |record: &Value| {
+            assert_eq!(
+                record["peak_bytes"], record["planned_peak_bytes"],
+                "{record}"
+            );
+            record["peak_bytes"].as_u64().unwrap()
+        };
+        records.into_iter().map(peak).collect()
+    };
+    assert_eq!(peaks(metrics.of_kind("eval").collect()).len(), 1);
+    let steps = peaks(metrics.steps());
+    let (last, most) = (*steps.last().unwrap(), *steps.iter().max().unwrap());
+    assert!(last < most, "the last step is not the largest: {steps:?}");
+    let plan: Value = serde_json::from_str(&place.text("run/plan.json")).unwrap();
+    let planned = plan["peak_bytes"].as_u64().unwrap();
+    assert!(most <= planned, "{most} {planned}");
+    let mut lines = ended.stdout.lines();
+    let table = lines.find(|line| line.starts_with("  peak ")).unwrap();
+    let difference = format!(" {} B", most as i64 - planned as i64);
+    assert!(table.ends_with(&difference), "{table}, not {difference}");
 }

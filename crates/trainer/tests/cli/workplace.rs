@@ -25,6 +25,9 @@ steps = 4
 peak = 1e-3
 "#;
 
+/// Most tests look at what a run computes: it saves nothing that is not asked for.
+const UNSAVED: &str = "[checkpoint]\nevery = 0\n";
+
 /// Nothing that these tests do takes nearly as long, on however busy a machine; a binary that hangs fails its test.
 const LONGEST: Duration = Duration::from_secs(600);
 
@@ -34,7 +37,8 @@ pub struct Workplace(TempDir);
 impl Workplace {
     pub fn new() -> Workplace {
         let workplace = Workplace(tempfile::tempdir().unwrap());
-        workplace.file("small.toml", SMALL);
+        workplace.file("small.toml", format!("{SMALL}{UNSAVED}"));
+        workplace.file("plain.toml", SMALL);
         workplace
     }
 
@@ -48,6 +52,15 @@ impl Workplace {
 
     pub fn folder(&self, name: &str) {
         std::fs::create_dir_all(self.path(name)).unwrap();
+    }
+
+    /// The names in a folder, in order.
+    pub fn names(&self, folder: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(folder)).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
     }
 
     pub fn text(&self, name: &str) -> String {
@@ -195,4 +208,11 @@ impl Outcome {
         assert_eq!(errors.len(), 1, "one error: {self:?}");
         &self.stderr[errors[0]..]
     }
+}
+
+/// A port of this machine that is free just now.
+#[cfg(feature = "cuda")]
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.local_addr().unwrap().port()
 }

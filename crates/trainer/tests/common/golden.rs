@@ -106,12 +106,10 @@ impl Golden {
             list(&self.reference["input_ids"]),
             list(&self.reference["targets"]),
         );
-        let steps = ids.iter().zip(&targets).map(|(ids, targets)| StepBatch {
-            micro: list(ids)
-                .iter()
-                .zip(list(targets))
-                .map(|(ids, targets)| micro_batch(ids, &targets))
-                .collect(),
+        let steps = ids.iter().zip(&targets).map(|(ids, targets)| {
+            let (ids, targets) = (list(ids), list(targets));
+            let micro = ids.iter().zip(&targets);
+            StepBatch::from_iter(micro.map(|(ids, targets)| micro_batch(ids, targets)))
         });
         steps.collect()
     }

@@ -62,7 +62,12 @@ pub fn odd_model(layers: usize) -> ModelConfig {
         vocab: 131,
         tie_embeddings: false,
         qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        fused_projections: false,
         qk_norm: false,
+        sliding_window: None,
+        full_attention_layers: Vec::new(),
         norm: NormKind::Rms,
         activation: ActivationFunction::Swiglu,
         positions: Positions::Rotary,
@@ -95,12 +100,17 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 4] {
     let plain = odd_model(layers);
     let bias = ModelConfig {
         qkv_bias: true,
+        o_bias: true,
+        mlp_bias: true,
         ..plain.clone()
     };
+    // The first layers see everything, the others a window.
     let norm = ModelConfig {
         qk_norm: true,
         heads: 4,
         kv_heads: 2,
+        sliding_window: Some(9),
+        full_attention_layers: (0..layers / 2).collect(),
         ..plain.clone()
     };
     let tied = ModelConfig {
@@ -304,9 +314,7 @@ pub fn step_batch(settings: &Settings, step: usize) -> StepBatch {
         seq: settings.seq,
         documents: None,
     });
-    StepBatch {
-        micro: micro.collect(),
-    }
+    micro.collect()
 }
 
 /// A sequence of numbers (SplitMix64).

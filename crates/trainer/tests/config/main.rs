@@ -119,7 +119,20 @@ fn set_values_are_toml_or_plain_text() {
         "model.rope_scaling={factor=8, low_freq_factor=1, high_freq_factor=4, \
          original_max_position=64}",
     );
-    assert_eq!(scaling.model.rope_scaling.unwrap().factor, 8.0);
+    assert_eq!(scaling.model.rope_scaling.unwrap().factor(), 8.0);
+    let yarn = set("model.rope_scaling={kind=\"yarn\", factor=4, original_max_position=64}");
+    let expected = model::RopeScaling::Yarn {
+        factor: 4.0,
+        original_max_position: 64,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: None,
+        truncate: true,
+    };
+    assert_eq!(yarn.model.rope_scaling, Some(expected));
+    let linear = set("model.rope_scaling={kind=\"linear\", factor=2}");
+    let expected = model::RopeScaling::Linear { factor: 2.0 };
+    assert_eq!(linear.model.rope_scaling, Some(expected));
 }
 
 #[test]
@@ -237,6 +250,32 @@ fn a_files_model_is_complete_or_absent() {
         &["--set", "model.rope_scaling.factor=8"],
         &["rope_scaling", "missing"],
     );
+    let refused = [
+        (
+            "model.rope_scaling={kind=\"linear\", factor=2, beta_fast=32}",
+            "says nothing with kind = \"linear\"",
+        ),
+        (
+            "model.rope_scaling={kind=\"yarn\", factor=2}",
+            "`model.rope_scaling.original_max_position` is missing",
+        ),
+        (
+            "model.rope_scaling={kind=\"dynamic\", factor=2}",
+            "one of llama3, linear, yarn",
+        ),
+        (
+            "model.full_attention_layers=[0]",
+            "they differ from others by model.sliding_window",
+        ),
+        (
+            "model.full_attention_layers=[-1]",
+            "a list of whole numbers",
+        ),
+        ("model.o_bias=true", "no family"),
+    ];
+    for (set, words) in refused {
+        assert_refused(&["--set", set], &[words]);
+    }
 }
 
 #[test]
@@ -260,7 +299,7 @@ fn help_names_presets_and_flags() {
             "auto|eager|flash",
             "--memory-budget <SIZE>",
             "--trace [<DIR>]",
-            "--resume <DIR|latest>",
+            "--resume <DIR|latest|auto>",
             "--save-every <N>",
         ] {
             assert!(text.contains(built), "{text}");

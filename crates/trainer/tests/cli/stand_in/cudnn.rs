@@ -20,7 +20,8 @@ fn with_cudnn(place: &Workplace, arguments: &str, settings: &[(&str, &str)]) -> 
 const LONG: &str =
     "--config small.toml --device cuda --seq 256 --micro-batch 1 --accum 1 --steps 1";
 
-/// What was taken is logged and written down.
+/// What was taken is logged and written down. The trial's device is closed before the run opens its own, and the context
+/// stays: the stand-in says so where one is released that has code of libraries in it.
 #[test]
 fn auto_takes_cudnn_on_hopper_once_it_was_tried() {
     let place = Workplace::new();
@@ -109,6 +110,25 @@ fn a_full_card_is_not_taken_for_a_missing_cudnn() {
         let told = format!("attention is flash: our own, since {full}");
         assert!(auto.stderr.contains(&told), "{auto:?}");
     }
+}
+
+/// Sums of short sequences cannot come in another order: what is planned is what is tried, and on data, since sums of zeros are
+/// always the same.
+#[test]
+fn attention_that_does_not_repeat_itself_at_the_planned_length_is_not_taken() {
+    let place = Workplace::new();
+    let from = |tokens| [("STAND_IN_CUDNN_UNORDERED", tokens)];
+    let run = |out: &str| format!("{LONG} --out {out}");
+    let words = "cuDNN 9.28.0 gives other bits from time to time for 1 x 256 tokens";
+    let auto = with_cudnn(&place, &run("auto"), &from("256")).succeeds();
+    let told = format!("attention is flash: our own, since {words}");
+    assert!(auto.stderr.contains(&told), "{auto:?}");
+    assert_eq!(plan(&place, "auto")["attention"], "flash");
+    let asked_for = format!("{} --attention cudnn", run("asked-for"));
+    let refused = with_cudnn(&place, &asked_for, &from("256"));
+    refused.fails(5, &[words, "--attention flash"]);
+    with_cudnn(&place, &run("longer"), &from("257")).succeeds();
+    assert_eq!(plan(&place, "longer")["attention"], "cudnn");
 }
 
 /// What is computed again, by whichever outputs are still needed, has the bits of the first time.

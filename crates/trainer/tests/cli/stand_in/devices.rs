@@ -196,3 +196,29 @@ fn the_doctor_sees_it() {
     assert_eq!(machine["carries"], serde_json::json!(carried));
     assert!(gpu["bf16"]["gemm_tflops"].as_f64().unwrap() > 0.0);
 }
+
+/// Eight, the driver's own choice, are shared by streams. Who sets another number has it.
+#[test]
+fn streams_have_connections_of_their_own_before_the_driver_starts() {
+    let place = Workplace::new();
+    let file = place.path("connections");
+    let noted = ("STAND_IN_CONNECTIONS", file.to_str().unwrap());
+    let run = |out: &str, more: &[(&str, &str)]| {
+        std::fs::write(&file, "").unwrap();
+        let run = format!("--config small.toml --device cuda --steps 1 --out {out}");
+        on_gpu(&place, &run, &[&[IDLE, noted], more].concat()).succeeds();
+        place.text("connections")
+    };
+    assert_eq!(run("by-itself", &[]), "32\n");
+    let set = [("CUDA_DEVICE_MAX_CONNECTIONS", "1")];
+    assert_eq!(run("set", &set), "1\n");
+}
+
+/// The stand-in refuses blocks that large unless a multiprocessor's memory is divided so that several fit.
+#[test]
+fn kernels_with_much_shared_memory_ask_for_the_largest_carve_out() {
+    let place = Workplace::new();
+    let wide = "--set model.head_dim=128 --attention flash --dtype bf16 --seq 64 --steps 1";
+    let run = format!("--config small.toml --device cuda {wide} --out run");
+    on_gpu(&place, &run, &[IDLE]).succeeds();
+}

@@ -2,13 +2,13 @@
 
 use super::{figures, on_gpu};
 use crate::metrics::Metrics;
-use crate::workplace::{Outcome, Workplace};
+use crate::workplace::{Outcome, Workplace, free_port};
 
 const RANKS: usize = 2;
 
 /// Runs the binary on every rank; they meet at a place that no other job has.
-fn on_gpus(place: &Workplace, arguments: [&str; RANKS], meeting: &str) -> Vec<Outcome> {
-    let meeting = format!("{}-{meeting}", std::process::id());
+fn on_gpus(place: &Workplace, arguments: [&str; RANKS]) -> Vec<Outcome> {
+    let port = (free_port() - 1).to_string();
     let run = |rank_number: usize| {
         let (rank, size, devices) = (
             rank_number.to_string(),
@@ -19,8 +19,8 @@ fn on_gpus(place: &Workplace, arguments: [&str; RANKS], meeting: &str) -> Vec<Ou
             ("RANK", rank.as_str()),
             ("LOCAL_RANK", rank.as_str()),
             ("WORLD_SIZE", size.as_str()),
-            ("MASTER_ADDR", meeting.as_str()),
-            ("MASTER_PORT", "29500"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", port.as_str()),
             ("STAND_IN_DEVICES", devices.as_str()),
         ];
         on_gpu(place, arguments[rank_number], &variables)
@@ -55,7 +55,7 @@ fn ranks_have_the_bits_of_a_group_of_one() {
         ("zero-3", "--zero 3 --recompute core_attn"),
     ] {
         let arguments = format!("{flags} {way} --accum 1 --out {out} --save-final {out}/model");
-        for outcome in on_gpus(&place, [&arguments; RANKS], out) {
+        for outcome in on_gpus(&place, [&arguments; RANKS]) {
             outcome.succeeds();
         }
         assert!(bits(out) == bits("alone"), "{way}");
@@ -87,7 +87,7 @@ fn a_rank_that_fails_ends_the_others() {
     let place = Workplace::new();
     let all = "--config small.toml --device cuda --zero 3 --accum 1 --out out --set collectives.timeout_s=1000";
     let little = format!("{all} --memory-limit 1MiB --force");
-    let outcomes = on_gpus(&place, [all, &little], "failed");
+    let outcomes = on_gpus(&place, [all, &little]);
     // What one ended with, all do.
     for outcome in &outcomes {
         assert_eq!(outcome.code, Some(3), "{outcome:?}");

@@ -74,6 +74,25 @@ fn the_fastest_is_kept_and_taken() {
     assert_eq!(trained(&place, without, "without"), (plain, heuristic));
 }
 
+/// Zeros run faster than data. The rehearsal of a run, which times nothing, has them.
+#[test]
+fn products_are_timed_on_data() {
+    let place = Workplace::new();
+    let operands = |command: &str| {
+        let file = place.path("operands");
+        std::fs::write(&file, "").unwrap();
+        let noted = [("STAND_IN_OPERANDS", file.to_str().unwrap()), FAST_THIRD];
+        on_gpu(&place, command, &noted).succeeds();
+        let noted = place.text("operands");
+        ["zeros", "data"].map(|what| noted.lines().filter(|line| *line == what).count())
+    };
+    let [zeros, data] = operands(&format!("tune {RUN}"));
+    assert_eq!(zeros, 0);
+    assert!(data > 100, "{data}");
+    let [zeros, data] = operands(&format!("{RUN} --out run"));
+    assert!(zeros > 0 && data > 0, "{zeros} {data}");
+}
+
 /// What is measured for another run is added, and changes nothing of this one's record.
 #[test]
 fn files_grow() {
@@ -152,8 +171,13 @@ fn files_that_are_none_of_this_gpu_are_told() {
         ),
         (
             "another form's",
-            whole.replace("\"format\": 1", "\"format\": 2"),
-            "in form 2",
+            whole.replace("\"format\": 2", "\"format\": 3"),
+            "in form 3",
+        ),
+        (
+            "an earlier form's",
+            whole.replace("\"format\": 2", "\"format\": 1"),
+            "in form 1, which was timed on zeros",
         ),
     ] {
         place.file(KEPT, &text);

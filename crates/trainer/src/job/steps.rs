@@ -1,0 +1,128 @@
+//! Messages between ranks before each step.
+
+use super::{Job, LastWords};
+use crate::failure::Failure;
+use data::{DataError, StepBatch};
+use serde::{Deserialize, Serialize};
+
+/// What a step begins with; the same for all ranks.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Begun {
+    /// What this rank has read of it, with the number of targets that the others have.
+    Step(StepBatch),
+    /// The signal that a rank was sent, and which rank, where there are any.
+    Signal((i32, Option<usize>)),
+}
+
+/// A rank's message.
+#[derive(Serialize, Deserialize)]
+struct Ready {
+    signal: Option<i32>,
+    /// Why it could not read its rows.
+    failed: Option<LastWords>,
+    targets: usize,
+}
+
+impl Job {
+    /// Begins a step for which this rank was sent a signal, or none, and has read its rows, or could not.
+    ///
+    /// # Errors
+    /// On all ranks why the first of them could not read its rows; [`Failure::Ranks`] if ranks are lost.
+    pub(crate) fn begin_step(
+        &self,
+        signal: Option<i32>,
+        read: Result<StepBatch, DataError>,
+    ) -> Result<Begun, Failure> {
+        let read = read.map_err(Failure::from);
+        let Some(rank) = &self.rank else {
+            return match signal {
+                Some(signal) => Ok(Begun::Signal((signal, None))),
+                None => read.map(Begun::Step),
+            };
+        };
+        let all = rank.share(&Ready {
+            signal,
+            failed: read.as_ref().err().map(|failure| rank.words(failure)),
+            targets: read.as_ref().map_or(0, StepBatch::target_count),
+        })?;
+        let mut signals = all.iter().enumerate();
+        if let Some(told) = signals.find_map(|(by, ready)| Some((ready.signal?, Some(by)))) {
+            self.is_over.set(true);
+            return Ok(Begun::Signal(told));
+        }
+        if let Some(first) = all.iter().find_map(|ready| ready.failed.clone()) {
+            self.is_over.set(true);
+            return Err(read.err().unwrap_or_else(|| first.into()));
+        }
+        let mut step = read?;
+        let targets: usize = all.iter().map(|ready| ready.targets).sum();
+        step.targets_elsewhere = targets - step.target_count();
+        Ok(Begun::Step(step))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{on_ranks, rank};
+    use super::*;
+    use data::MicroBatch;
+
+    /// A step of `targets` targets.
+    fn step(targets: usize) -> StepBatch {
+        StepBatch::from_iter([MicroBatch {
+            input_ids: vec![0; targets],
+            targets: vec![0; targets],
+            rows: 1,
+            seq: targets,
+            documents: None,
+        }])
+    }
+
+    #[test]
+    fn a_signal_to_one_is_a_signal_to_all() {
+        let told = on_ranks(3, |job| {
+            let begun = job.begin_step((rank(job) == 2).then_some(15), Ok(step(1)));
+            begun.unwrap()
+        });
+        assert!(
+            told.iter()
+                .all(|told| *told == Begun::Signal((15, Some(2))))
+        );
+        let alone = Job::of(None);
+        assert_eq!(
+            alone.begin_step(Some(2), Ok(step(1))).unwrap(),
+            Begun::Signal((2, None))
+        );
+        assert!(alone.leads() && !alone.has_ranks());
+    }
+
+    #[test]
+    fn targets_of_all_are_known_to_all() {
+        let counts = on_ranks(3, |job| {
+            match job
+                .begin_step(None, Ok(step([2, 0, 5][rank(job)])))
+                .unwrap()
+            {
+                Begun::Step(step) => (step.targets_elsewhere, step.target_count()),
+                told => panic!("{told:?}"),
+            }
+        });
+        assert_eq!(counts, [(5, 7), (7, 7), (2, 7)]);
+    }
+
+    #[test]
+    fn what_one_cannot_read_ends_all_with_its_sentence() {
+        let failures = on_ranks(2, |job| {
+            let read = match rank(job) {
+                1 => Err(DataError::Zero { key: "batch.micro" }),
+                _ => Ok(step(1)),
+            };
+            let failure = job.begin_step(None, read).unwrap_err();
+            assert!(job.all_know(&failure));
+            (failure.exit_code(), failure.to_string())
+        });
+        let (code, sentence) = &failures[1];
+        assert_eq!(failures[0].0, *code);
+        assert!(failures[0].1.starts_with("rank 1 (") && failures[0].1.ends_with(sentence));
+    }
+}

@@ -1,0 +1,298 @@
+//! Which tokens a model knows, and whether data has them: the one place that says what a model may read.
+
+use crate::advise::quoted;
+use crate::failure::Failure;
+use checkpoint::STATE_FILE;
+use data::{DataError, Dataset, ListedOrigin, Options, TokensOf};
+use serde_json::Value;
+use settings::Resolved;
+use std::path::{Path, PathBuf};
+
+/// A model of so many tokens has one for each byte.
+const BYTES: usize = 256;
+
+/// What the tokens of a model stand for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum ModelTokens {
+    /// Nothing yet: its weights are drawn at random.
+    Untrained {
+        /// Number of tokens.
+        vocab: usize,
+    },
+    /// Bytes, as the run that trained it wrote down.
+    Bytes,
+    /// What the `tokenizer.json` in this folder makes of text.
+    Tokenizer(PathBuf),
+    /// Nobody says: bytes where there are as many tokens as these.
+    Unknown {
+        /// Number of tokens.
+        vocab: usize,
+    },
+}
+
+impl ModelTokens {
+    /// Those of the model in a folder, which may be a checkpoint's.
+    pub(crate) fn of_folder(folder: &Path, vocab: usize) -> ModelTokens {
+        // Files that are put into a checkpoint would make it another one; a run's folder may have them.
+        let parent = folder
+            .parent()
+            .filter(|parent| parent.ends_with("checkpoints"));
+        let run = parent.and_then(Path::parent);
+        let mut folders = [Some(folder), run].into_iter().flatten();
+        let has_tokenizer = |folder: &&Path| folder.join("tokenizer.json").is_file();
+        if let Some(folder) = folders.find(has_tokenizer) {
+            return ModelTokens::Tokenizer(folder.into());
+        }
+        match json(&folder.join(STATE_FILE))["reads_bytes"] {
+            Value::Bool(true) => ModelTokens::Bytes,
+            _ => ModelTokens::Unknown { vocab },
+        }
+    }
+
+    /// Those of the model that a run starts from: a folder's, or none.
+    pub(crate) fn of_run(resolved: &Resolved, from: Option<&Path>) -> ModelTokens {
+        let vocab = resolved.config.model.vocab;
+        match from {
+            None => ModelTokens::Untrained { vocab },
+            Some(folder) => ModelTokens::of_folder(folder, vocab),
+        }
+    }
+
+    /// The same once the model is trained on this data.
+    pub(crate) fn after(self, dataset: &Dataset) -> ModelTokens {
+        if matches!(self, ModelTokens::Bytes | ModelTokens::Tokenizer(_)) {
+            return self;
+        }
+        let mut inputs = dataset.inputs();
+        let own = inputs.find_map(|(path, tokens)| match path {
+            _ if is_of_bytes(&tokens) => Some(ModelTokens::Bytes),
+            Some(path) if path.join("tokenizer.json").is_file() => {
+                Some(ModelTokens::Tokenizer(path.into()))
+            }
+            _ => None,
+        });
+        own.unwrap_or(self)
+    }
+
+    /// Whether each byte of a text is a token.
+    pub(crate) fn reads_bytes(&self) -> bool {
+        matches!(
+            self,
+            ModelTokens::Bytes | ModelTokens::Unknown { vocab: BYTES }
+        )
+    }
+
+    /// Opens data; of a file that is no text or tokens it says how to make tokens for this model.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::open`].
+    pub(crate) fn open(&self, options: &Options) -> Result<Dataset, Failure> {
+        Dataset::open(options).map_err(|error| match &error {
+            DataError::NotText { file, kind } if kind.can_be_prepared() => Failure::ForeignData {
+                command: Some(self.prepare_command(
+                    std::slice::from_ref(file),
+                    Path::new(file),
+                    0.0,
+                )),
+                why: error.to_string(),
+            },
+            _ => error.into(),
+        })
+    }
+
+    /// Opens data that this model may read.
+    ///
+    /// # Errors
+    /// As [`ModelTokens::open`], and [`Failure::ForeignData`] for tokens that mean something else to the model, unless
+    /// `data.any_tokenizer` lets them pass.
+    pub(crate) fn open_own(
+        &self,
+        options: &Options,
+        resolved: &Resolved,
+    ) -> Result<Dataset, Failure> {
+        let dataset = self.open(options)?;
+        if !resolved.config.data.any_tokenizer {
+            self.check(&dataset)?;
+        }
+        Ok(dataset)
+    }
+
+    /// Refuses data whose tokens are not this model's.
+    ///
+    /// # Errors
+    /// [`Failure::ForeignData`] with the command that makes the right ones.
+    pub(crate) fn check(&self, dataset: &Dataset) -> Result<(), Failure> {
+        let mut first: Option<(Option<&Path>, TokensOf)> = None;
+        for (path, tokens) in dataset.inputs() {
+            match &tokens {
+                TokensOf::Unknown => continue,
+                TokensOf::Bytes => self.check_text(path)?,
+                TokensOf::Prepared(origin) => {
+                    self.check_prepared(path.unwrap_or(Path::new("")), origin)?;
+                }
+            }
+            match &first {
+                Some((other, kind)) if !are_alike((*other, kind), (path, &tokens)) => {
+                    let [one, other] = [*other, path].map(name);
+                    return Err(Failure::ForeignData {
+                        why: format!(
+                            "{one} and {other} have tokens of different tokenizers; prepare them with the same one{PASS}"
+                        ),
+                        command: None,
+                    });
+                }
+                Some(_) => {}
+                None => first = Some((path, tokens)),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_text(&self, path: Option<&Path>) -> Result<(), Failure> {
+        let reads = match self {
+            ModelTokens::Untrained { .. } => return Ok(()),
+            _ if self.reads_bytes() => return Ok(()),
+            ModelTokens::Tokenizer(folder) => {
+                format!(
+                    "reads the tokens of {}",
+                    folder.join("tokenizer.json").display()
+                )
+            }
+            ModelTokens::Bytes | ModelTokens::Unknown { .. } => {
+                "has other tokens, and no tokenizer.json says which".into()
+            }
+        };
+        let (what, input) = match path {
+            Some(path) => (format!("{} is text", path.display()), path),
+            None => ("the built-in data is text".into(), Path::new("TEXT")),
+        };
+        Err(Failure::ForeignData {
+            why: format!(
+                "{what}, each byte of which would be a token, but the model {reads}; prepare the text for it{PASS}"
+            ),
+            command: Some(self.prepare_command(&[input.display().to_string()], input, 0.0)),
+        })
+    }
+
+    fn check_prepared(&self, folder: &Path, origin: &ListedOrigin) -> Result<(), Failure> {
+        let is_bytes = origin.tokenizer.kind == "bytes";
+        let (is_own, own) = match self {
+            ModelTokens::Untrained { .. } | ModelTokens::Unknown { .. } => return Ok(()),
+            ModelTokens::Bytes => (is_bytes, "bytes".into()),
+            ModelTokens::Tokenizer(model) => (
+                !is_bytes && has_tokenizer_of(folder, origin, model),
+                format!("{}, the model's", model.join("tokenizer.json").display()),
+            ),
+        };
+        if is_own {
+            return Ok(());
+        }
+        let with = match is_bytes {
+            true => "bytes as tokens",
+            false => "another tokenizer",
+        };
+        let why = format!(
+            "{} was prepared with {with}, not with {own}: its tokens mean something else to the model; prepare it again{PASS}",
+            folder.display()
+        );
+        let inputs = match &origin.inputs[..] {
+            [] => &["INPUT".to_string()],
+            inputs => inputs,
+        };
+        let command = self.prepare_command(inputs, folder, origin.validation_fraction);
+        Err(Failure::ForeignData {
+            why,
+            command: Some(command),
+        })
+    }
+
+    /// The command that makes tokens for this model of inputs, in a folder beside `place`.
+    fn prepare_command(&self, inputs: &[String], place: &Path, validation: f64) -> String {
+        let tokenizer = match self {
+            ModelTokens::Tokenizer(folder) => folder.display().to_string(),
+            ModelTokens::Untrained { vocab: BYTES } => "bytes".into(),
+            _ if self.reads_bytes() => "bytes".into(),
+            _ => "TOKENIZER".into(),
+        };
+        let name = place.file_name().unwrap_or(place.as_os_str());
+        let name = name.to_string_lossy();
+        let stem = name.split('.').find(|part| !part.is_empty());
+        let out = place.with_file_name(format!("{}-tokens", stem.unwrap_or("data")));
+        let mut words = vec!["trainer".into(), "prepare".into()];
+        words.extend_from_slice(inputs);
+        words.extend(["--tokenizer".into(), tokenizer]);
+        if validation > 0.0 {
+            words.extend(["--validation".into(), validation.to_string()]);
+        }
+        words.extend(["--out".into(), out.display().to_string()]);
+        let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+        words.join(" ")
+    }
+}
+
+/// How the check is passed by, at the end of a sentence.
+const PASS: &str = ", or take it as it is with --set data.any_tokenizer=true";
+
+/// Whether an input has each byte of a text as a token.
+pub(crate) fn is_of_bytes(tokens: &TokensOf) -> bool {
+    match tokens {
+        TokensOf::Bytes => true,
+        TokensOf::Prepared(origin) => origin.tokenizer.kind == "bytes",
+        TokensOf::Unknown => false,
+    }
+}
+
+/// One line for people that says what a run reads, and that text is read as bytes.
+pub(crate) fn describe(dataset: &Dataset) -> String {
+    let is_text = dataset
+        .inputs()
+        .any(|(_, tokens)| tokens == TokensOf::Bytes);
+    let note = match is_text {
+        true => " (of text each byte is a token; `trainer prepare` makes tokens with a tokenizer)",
+        false => "",
+    };
+    format!("{}{note}", dataset.describe())
+}
+
+fn name(path: Option<&Path>) -> String {
+    path.map_or("the built-in text".into(), |path| {
+        path.display().to_string()
+    })
+}
+
+/// Whether two inputs have tokens of the same tokenizer.
+fn are_alike(one: (Option<&Path>, &TokensOf), other: (Option<&Path>, &TokensOf)) -> bool {
+    match (one, other) {
+        ((Some(one), TokensOf::Prepared(first)), (Some(folder), TokensOf::Prepared(origin)))
+            if first.tokenizer.kind != "bytes" =>
+        {
+            first.tokenizer == origin.tokenizer || has_tokenizer_of(folder, origin, one)
+        }
+        (one, other) => is_of_bytes(one.1) && is_of_bytes(other.1),
+    }
+}
+
+/// Whether prepared data has the tokens of the tokenizer in a folder: of the same file, or of one that says the same.
+fn has_tokenizer_of(data: &Path, origin: &ListedOrigin, folder: &Path) -> bool {
+    let file = folder.join("tokenizer.json");
+    let own = std::fs::read(&file).unwrap_or_default();
+    if origin.tokenizer.crc32 == Some(crc32fast::hash(&own)) {
+        return true;
+    }
+    let says = |path: &Path| {
+        let mut json = json(path);
+        // These two are settings of its last use, which `prepare` does not follow.
+        for name in ["truncation", "padding"] {
+            json.as_object_mut().map(|json| json.remove(name));
+        }
+        json
+    };
+    let (own, other) = (says(&file), says(&data.join("tokenizer.json")));
+    !own.is_null() && own == other
+}
+
+/// A file that may be missing, or something else: then nothing is known from it.
+pub(crate) fn json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}

@@ -1,0 +1,73 @@
+//! Whether disks have room for what a run saves, asked before anything is written of it.
+
+use super::preparing::Prepared;
+use super::resuming::Resumed;
+use crate::failure::Failure;
+use crate::job::Job;
+use crate::limits::{bytes_of, states_on_disk};
+use checkpoint::saved;
+use files::Disk;
+use model::Origin;
+use planner::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
+use settings::{Elsewhere, StatesPlace};
+use std::path::Path;
+
+/// More than the files of a checkpoint need whose sizes are not known before: its state, its manifest, the index of ranks.
+const UNKNOWN_FILES: u64 = 1 << 20;
+
+impl Prepared {
+    /// Refuses a run that the disks have no room for, unless it is forced; returns the bytes of a checkpoint's tensors, of all
+    /// ranks.
+    pub(super) fn refuse_without_room_to_save(
+        &self,
+        job: &Job,
+        origin: &Origin,
+    ) -> Result<u64, Failure> {
+        let parts = job.everybodys(&self.plan.checkpoint_bytes)?;
+        let checkpoint_bytes = parts.iter().sum();
+        let is_forced = self.resolved.config.memory.force;
+        let is_asked = job.leads() && !is_forced && !self.is_refused_anyway();
+        let checked = match is_asked {
+            true => self.check_disks(checkpoint_bytes, origin),
+            false => Ok(()),
+        };
+        job.agree(checked).map(|()| checkpoint_bytes)
+    }
+
+    /// Whether the plan is above the limit or the whole device: such a run is refused with what would make it fit, which says more.
+    fn is_refused_anyway(&self) -> bool {
+        let bounds = self.limit.into_iter().chain(self.device.total_bytes());
+        bounds
+            .min()
+            .is_some_and(|most| self.plan.most_bytes() > most)
+    }
+
+    fn check_disks(&self, checkpoint_bytes: u64, origin: &Origin) -> Result<(), Failure> {
+        let (config, options) = (&self.resolved.config, &self.resolved.options);
+        let files = origin.files(&config.model, config.data.seq, self.step.settings.dtype);
+        let beside = bytes_of(&files) + config.to_toml()?.len() as u64 + UNKNOWN_FILES;
+        let goes_on = self.resumed.as_ref().and_then(Resumed::run);
+        let there = goes_on.map(|run| saved(&Disk, run)).transpose()?;
+        let there = there.map_or(0, |steps| steps.len());
+        let steps = (self.steps_before(), config.train.steps);
+        let count = config.checkpoint.most_at_a_time(steps, there);
+        let checkpoints = (checkpoint_bytes + beside).saturating_mul(count as u64);
+        let run = goes_on.or(options.out.as_deref());
+        let run = run.unwrap_or(Path::new("runs"));
+        let mut needs = vec![DiskNeed::new(Saved::Checkpoints(count), checkpoints, run)];
+        if let Some(folder) = &options.save_final {
+            let model = self.plan.model_bytes + bytes_of(&files);
+            needs.push(DiskNeed::new(Saved::Model, model, folder));
+        }
+        if let StatesPlace::Disk(folder) = Elsewhere::of(config)?.states {
+            needs.push(states_on_disk(&self.plan, &folder));
+        }
+        Ok(NoDiskRoom::check(&needs, &SystemDisks)?)
+    }
+
+    /// Steps that were made before.
+    pub(super) fn steps_before(&self) -> usize {
+        let state = self.resumed.as_ref().map(Resumed::state);
+        state.map_or(0, |state| state.step as usize)
+    }
+}
