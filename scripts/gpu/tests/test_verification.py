@@ -5,9 +5,15 @@
 import copy
 import json
 import pathlib
+import platform
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
+import unittest.mock
 from types import SimpleNamespace
 
 sys.dont_write_bytecode = True
@@ -17,7 +23,7 @@ from verification import libraries, report, tensors
 from verification.commands import Clock, Finished, run
 from verification.metrics import Metrics
 from verification.outcome import FAIL, NO_TIME, PASS, SKIPPED, Failed, Findings, Outcome, OutOfTime, Skipped
-from verification.sections import conformance, cudnn, doctor, graphs, modes, offload, operations, plan, preflight, rehearsal, sanitizer, speed, tuning
+from verification.sections import SECTIONS, conformance, cudnn, doctor, graphs, modes, offload, operations, plan, preflight, rehearsal, sanitizer, speed, tuning
 
 # Steps of a real run, shortened; the device's marks are made up.
 RUN = '{"kind":"run","version":"0.1.0","device":"cuda","granularity_bytes":256,"flops_per_token":1597440}'
@@ -87,6 +93,8 @@ class Reading(unittest.TestCase):
             self.assertNotIn(folder, libraries.folders_with("libcudnn.so.9", [root]))
             (folder / "libcudnn.so.9").touch()
             self.assertEqual(libraries.folders_with("libcudnn.so.9", [root])[0], folder)
+            with unittest.mock.patch.dict("os.environ", LD_LIBRARY_PATH=f":/nowhere:{folder}"):
+                self.assertEqual(libraries.folders_with("libcudnn.so.9", [])[0], folder)
 
 
 class Judging(unittest.TestCase):
@@ -180,7 +188,7 @@ class Judging(unittest.TestCase):
         self.assertEqual(offload.share_of_rate(80.0, 100.0), ", 80 % of 100.0")
 
     def test_speeds_of_other_models_do_not_compare(self):
-        case = speed.ON_CUDA[0]
+        case = speed.ON_CUDA[1]
         figures = dict(tokens_per_s=1.0, first_loss=12.1)
         outcomes = {speed.key(case, engine): dict(figures) for engine in case.engines}
         essential = [(case, engine) for engine in case.engines]
@@ -354,9 +362,144 @@ class Ending(unittest.TestCase):
             run(["bash", "-c", "echo begun; sleep 60 & sleep 60"], Clock(6))
         self.assertEqual(ended.exception.stdout, "begun\n")
 
+    def test_what_is_stopped_is_out_of_time_and_nothing_follows(self):
+        # In a process of its own, since nothing starts in one that was stopped.
+        code = ("import threading, sys; from verification.commands import Clock, run, stop; from verification.outcome import OutOfTime\n"
+                "threading.Timer(0.3, stop, ['enough']).start()\n"
+                "for command in (['sleep', '60'], ['touch', sys.argv[1]]):\n"
+                "    try: run(command, Clock(60))\n"
+                "    except OutOfTime as ended: print(ended)\n")
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "made"
+            finished = run([sys.executable, "-B", "-c", code, file], Clock(60), folder=pathlib.Path(__file__).resolve().parent.parent)
+            self.assertEqual([line.split(": ")[-1] for line in finished.stdout.splitlines()], ["enough"] * 2, finished)
+            self.assertFalse(file.exists())
+
     def test_a_panic_is_told_with_its_message(self):
         finished = Finished(["x"], 101, "", "\nthread 'a' panicked at b.rs:1:2:\nno GPU\nnote: run with more\n", 0.0)
         self.assertIn("no GPU", finished.complaint())
+
+
+# A trainer that leaves behind what `preflight` and `doctor` look at; its doctor takes long where there is a file `slow`.
+FAKE_TRAINER = f"""#!{sys.executable}
+import json, pathlib, sys, time
+words = sys.argv[1:]
+if words[0] == "doctor":
+    while (pathlib.Path(__file__).parent / "slow").exists():
+        time.sleep(0.05)
+    rates = dict(gemm_tflops=1.0, copy_gbps=1.0, upload_gbps=1.0, download_gbps=1.0)
+    print(json.dumps(dict(host=dict(**rates, f32=rates))))
+elif words[0] == "train":
+    out = pathlib.Path(words[words.index("--out") + 1])
+    out.mkdir()
+    step = dict(kind="step", loss=5.0, grad_norm=1.0, finite=True)
+    records = [dict(kind="run", device="cpu"), step, dict(kind="end", reason="done")]
+    (out / "metrics.jsonl").write_text("\\n".join(map(json.dumps, records)))
+else:
+    sys.exit("error: this trainer cannot do that")
+"""
+
+
+class Running(unittest.TestCase):
+    """The script itself, on binaries that are none."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.bundle = pathlib.Path(folder.name)
+        scripts = pathlib.Path(__file__).resolve().parent.parent
+        shutil.copy2(scripts / "verify", self.bundle)
+        shutil.copytree(scripts / "verification", self.bundle / "verification", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("trainer", "conformance", "cuda_device"):
+            (self.bundle / name).write_text(FAKE_TRAINER)
+            (self.bundle / name).chmod(0o755)
+        self.manifest(commit="abc")
+
+    def manifest(self, **changes):
+        facts = dict(machine=platform.machine(), glibc_needed="2.2", version="0.1.0", dirty=False, files={})
+        (self.bundle / "manifest.json").write_text(json.dumps({**facts, **changes}))
+
+    def start(self, *words):
+        command = [sys.executable, "-B", "verify", "--device", "cpu", "--out", "out", *words]
+        return subprocess.Popen(command, cwd=self.bundle, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def results(self):
+        """Each section of the report with how it ended, and why."""
+        text = (self.bundle / "out" / "verification.json").read_text()
+        return {section["name"]: (section["status"], section["reason"]) for section in json.loads(text)["sections"]}
+
+    def wait_for(self, holds):
+        end = time.monotonic() + 60
+        while not holds():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+
+    def cut_off(self, number):
+        """Ends a run of all sections while `doctor` is under way."""
+        (self.bundle / "slow").touch()
+        process = self.start()
+        under_way = lambda: (self.bundle / "out" / "verification.json").exists() and "under way" in self.results()["doctor"][1]
+        self.wait_for(under_way)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=60)
+        (self.bundle / "slow").unlink()
+        return process.returncode, said
+
+    def test_a_run_that_is_cut_off_leaves_a_report_and_is_gone_on_with(self):
+        code, said = self.cut_off(signal.SIGTERM)
+        self.assertEqual(code, 1, said)
+        results = self.results()
+        self.assertEqual(list(results), list(SECTIONS))
+        self.assertEqual((results["preflight"][0], results["doctor"][0], results["plan"]), (PASS, NO_TIME, (NO_TIME, "it was not reached")))
+        self.assertIn("SIGTERM", results["doctor"][1])
+        read = (self.bundle / "out" / "verification.md").read_text()
+        self.assertTrue("incomplete" in read and "| preflight | pass |" in read)
+
+        # Of its sections one is named, and the others stay as they are.
+        process = self.start("doctor", "--continue", "out")
+        said, _ = process.communicate(timeout=60)
+        again = self.results()
+        self.assertEqual((again["preflight"][0], again["doctor"][0], again["plan"]), (PASS, PASS, (NO_TIME, "it was not reached")), said)
+        self.assertIn("| uploads | 1.0 GB/s |", (self.bundle / "out" / "verification.md").read_text())
+
+        # What has a result is not tried again, but for the seconds of preflight; its tables are kept.
+        process = self.start("--continue", "out")
+        said, _ = process.communicate(timeout=60)
+        self.assertEqual([line.split()[0] for line in said.splitlines()[:2]], ["preflight", "references"], said)
+        self.assertIn("| uploads | 1.0 GB/s |", (self.bundle / "out" / "verification.md").read_text())
+
+    def test_a_run_that_is_killed_leaves_what_it_had_done(self):
+        self.cut_off(signal.SIGKILL)
+        results = self.results()
+        self.assertEqual((results["preflight"][0], results["doctor"]), (PASS, (NO_TIME, "it was under way when this was written")))
+
+    def test_a_report_of_other_binaries_is_not_gone_on_with(self):
+        self.cut_off(signal.SIGTERM)
+        self.manifest(commit="abc", files={"manifest.json": dict(bytes=1, sha256="")})
+        process = self.start("--continue", "out")
+        said, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("of other files", said)
+
+    def test_what_preflight_keeps_from_being_tried_is_tried_when_the_run_goes_on(self):
+        trainer = self.bundle / "trainer"
+        trainer.write_text(FAKE_TRAINER.replace('"train"', '"nothing"'))
+        self.start("doctor").communicate(timeout=60)
+        results = self.results()
+        self.assertEqual((results["preflight"][0], results["doctor"]), (FAIL, (NO_TIME, "not tried after what preflight found")))
+        trainer.write_text(FAKE_TRAINER)
+        self.start("doctor", "--continue", "out").communicate(timeout=60)
+        self.assertEqual([status for status, _ in self.results().values()], [PASS, PASS])
+
+    def test_a_section_is_not_begun_without_half_of_its_time(self):
+        process = self.start("--budget-s", "12")
+        said, _ = process.communicate(timeout=60)
+        results = self.results()
+        self.assertTrue(all(status == NO_TIME and "not begun" in why for status, why in results.values()), said)
+
+    def test_everything_has_a_bound_and_all_of_it_takes_25_minutes(self):
+        self.assertTrue(all(section.SECONDS >= 30 and section.CHECKS for section in SECTIONS.values()))
+        self.assertLessEqual(sum(section.SECONDS for section in SECTIONS.values()), 1500)
 
 
 if __name__ == "__main__":

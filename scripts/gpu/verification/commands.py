@@ -1,7 +1,8 @@
-"""Commands with an end: each is killed, with everything that it started, when its time is up."""
+"""Commands with an end: each is killed, with everything that it started, when its time is up or everything is stopped."""
 import os
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 
@@ -45,27 +46,63 @@ class Finished:
         return f"exit code {self.code}: {said[0][:400]}"
 
 
+# Processes under way, and why nothing is to be started any more, if so.
+_running, _stopped, _lock = set(), [], threading.RLock()
+# A process that waits for a GPU that hangs does not even end when it is killed.
+SECONDS_TO_END = 10
+
+
+def stop(reason):
+    """Kills whatever runs; what would follow is out of time."""
+    with _lock:
+        _stopped.append(reason)
+        for process in _running:
+            kill(process)
+
+
+def stopped():
+    """Why nothing is to be started any more; none if something may."""
+    return _stopped[0] if _stopped else None
+
+
+def kill(process):
+    """Ends a process and all that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def run(command, clock, environment=None, folder=None):
     """Runs a command to its end.
 
-    Raises OutOfTime, with what was printed so far in `stdout`, if the clock ends first."""
+    Raises OutOfTime, with what was printed so far in `stdout`, if the clock ends first or everything is stopped."""
     command = [str(word) for word in command]
     name = " ".join([os.path.basename(command[0]), *command[1:3], "..."])
-    if clock.left() < 1:
-        raise OutOfTime(f"before `{name}`")
     start = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-                               errors="replace", env={**os.environ, **(environment or {})}, cwd=folder, start_new_session=True)
+    with _lock:
+        if clock.left() < 1 or stopped():
+            raise OutOfTime(f"before `{name}`" + (f": {stopped()}" if stopped() else ""))
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+                                   errors="replace", env={**os.environ, **(environment or {})}, cwd=folder, start_new_session=True)
+        _running.add(process)
     try:
         stdout, stderr = process.communicate(timeout=max(clock.left(), 0.1))
+        ended = stopped() and process.returncode == -signal.SIGKILL
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        stdout, _ = process.communicate()
-        ended = OutOfTime(f"`{name}` was stopped after {time.monotonic() - start:.0f} s")
-        ended.stdout = stdout
-        raise ended from None
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
+        kill(process)
+        stdout, ended = what_is_left(process), True
+    finally:
+        with _lock:
+            _running.discard(process)
+    if ended:
+        raise OutOfTime(f"`{name}` was stopped after {time.monotonic() - start:.0f} s" + (f": {stopped()}" if stopped() else ""), stdout)
     return Finished(command, process.returncode, stdout, stderr, time.monotonic() - start)
+
+
+def what_is_left(process):
+    """What a process that was killed had printed; one that does not end is left alone."""
+    try:
+        return process.communicate(timeout=SECONDS_TO_END)[0]
+    except subprocess.TimeoutExpired:
+        return ""

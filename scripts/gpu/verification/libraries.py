@@ -33,9 +33,11 @@ def by_preference(folders, driver):
 
 
 def folders_with(library, roots):
-    """Folders with a library: those of Python packages (PyTorch brings both) under these roots, then the system's."""
+    """Folders with a library: those of Python packages (PyTorch brings both) under these roots, then those of LD_LIBRARY_PATH, then
+    the system's."""
     found = [path.parent for root in roots for path in sorted(pathlib.Path(root).glob(f"*/lib/{library}*"))]
-    found += [pathlib.Path(folder) for folder in SYSTEM_FOLDERS if any(pathlib.Path(folder).glob(f"{library}*"))]
+    named = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    found += [pathlib.Path(folder) for folder in named + SYSTEM_FOLDERS if any(pathlib.Path(folder).glob(f"{library}*"))]
     return list(dict.fromkeys(found))
 
 

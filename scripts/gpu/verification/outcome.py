@@ -14,8 +14,11 @@ class Skipped(Exception):
 
 class OutOfTime(Exception):
     """The budget ended first: nothing is known about what was left."""
-    # What a stopped command had printed.
-    stdout = ""
+
+    def __init__(self, reason, stdout=""):
+        super().__init__(reason)
+        # What a stopped command had printed.
+        self.stdout = stdout
 
 
 def require(holds, reason):

@@ -1,17 +1,36 @@
 """The report: verification.json with everything, verification.md to read."""
+import dataclasses
 import json
+import os
 
-from .outcome import FAIL, NO_TIME, PASS, SKIPPED
+from .outcome import FAIL, NO_TIME, PASS, SKIPPED, Findings, Outcome, Table
 
 
 def write(folder, head, outcomes):
-    """Writes both files. `head` says what was verified, and on what."""
+    """Writes both files, each whole or not at all. `head` says what was verified, and on what."""
     folder.mkdir(parents=True, exist_ok=True)
     sections = [dict(name=outcome.name, checks=outcome.checks, status=outcome.status, reason=outcome.reason,
-                     seconds=round(outcome.seconds, 1), notes=outcome.findings.notes, figures=outcome.findings.figures)
+                     seconds=round(outcome.seconds, 1), **dataclasses.asdict(outcome.findings))
                 for outcome in outcomes]
-    (folder / "verification.json").write_text(json.dumps({**head, "verdict": verdict(outcomes), "sections": sections}, indent=1) + "\n")
-    (folder / "verification.md").write_text(markdown(head, outcomes))
+    replace(folder / "verification.json", json.dumps({**head, "verdict": verdict(outcomes), "sections": sections}, indent=1) + "\n")
+    replace(folder / "verification.md", markdown(head, outcomes))
+
+
+def replace(path, text):
+    new = path.with_suffix(path.suffix + ".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+def read(folder):
+    """The head of an earlier report, and its outcomes by name."""
+    head = json.loads((folder / "verification.json").read_text())
+    outcomes = {}
+    for section in head.pop("sections"):
+        tables = [Table(**table) for table in section["tables"]]
+        found = Findings(section["figures"], tables, section["notes"])
+        outcomes[section["name"]] = Outcome(*(section[key] for key in ("name", "checks", "status", "reason", "seconds")), found)
+    return head, outcomes
 
 
 def verdict(outcomes):

@@ -33,8 +33,9 @@ class Workplace:
     peer: list
     peer_environment: dict
     clock: Clock
-    # What `doctor` said, where it ran.
+    # What `doctor` and the driver's own tool said, where they ran.
     doctor: dict = field(default_factory=dict)
+    nvidia_smi: str = ""
     _runs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -72,7 +73,7 @@ class Workplace:
     def try_training(self, *arguments):
         """Trains on the device, which may fail."""
         folder = self.new_folder()
-        finished = self.trainer("train", "--device", self.device, "--quiet", "--out", folder, *arguments)
+        finished = self.trainer("train", "--device", self.device, "--quiet", "--save-every", 0, "--out", folder, *arguments)
         read = lambda name: (folder / name).read_text() if (folder / name).exists() else None
         metrics = Metrics.parse(read("metrics.jsonl") or "")
         return Trained(finished, folder, metrics, json.loads(read("plan.json") or "{}"))

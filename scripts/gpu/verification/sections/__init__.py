@@ -1,9 +1,9 @@
-"""The sections, most important first."""
-from . import (conformance, cudnn, doctor, graphs, limit, modes, offload, operations, plan, preflight, references, rehearsal, sanitizer, speed,
-               states, tuning)
+"""The sections, in an order in which each minute shows the most."""
+from . import (conformance, cudnn, doctor, graphs, limit, modes, more_speed, offload, operations, plan, preflight, references, rehearsal,
+               sanitizer, speed, states, tuning)
 
-# In the order in which they run. Each module has CHECKS, a sentence; SECONDS, the most that it
-# may take where all are run; and run().
-SECTIONS = {"preflight": preflight, "doctor": doctor, "rehearsal": rehearsal, "references": references, "conformance": conformance,
-            "modes": modes, "plan": plan, "limit": limit, "states": states, "offload": offload, "graphs": graphs, "cudnn": cudnn,
-            "tuning": tuning, "operations": operations, "sanitizer": sanitizer, "speed": speed}
+# In the order in which they run: what the trainer promises, in whole runs; then each kernel; then speed; then one feature after the
+# other. Each module has CHECKS, a sentence; SECONDS, the most that it may take where all are run; and run().
+SECTIONS = {"preflight": preflight, "doctor": doctor, "references": references, "plan": plan, "modes": modes, "conformance": conformance,
+            "speed": speed, "rehearsal": rehearsal, "limit": limit, "cudnn": cudnn, "graphs": graphs, "tuning": tuning, "offload": offload,
+            "operations": operations, "states": states, "more-speed": more_speed, "sanitizer": sanitizer}

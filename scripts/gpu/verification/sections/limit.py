@@ -2,7 +2,7 @@
 from ..outcome import require
 
 CHECKS = "a limit at the plan's peak exits 0, a granule under it exits 3, fixes from oom.json run; on a GPU also a card that is full"
-SECONDS = 90
+SECONDS = 60
 
 GIB = 2**30
 

@@ -2,7 +2,7 @@
 from ..outcome import require
 
 CHECKS = "loss and gradient norm have the same bits in every recompute mode, whose peaks and replays differ; and in a second run"
-SECONDS = 120
+SECONDS = 90
 
 MODES = ["none", "layernorm", "qkv", "core_attn", "attn_out", "mlp", "mlp_act", "core_attn,layernorm,mlp", "full", "full:uniform:2",
          "full:block:2"]

@@ -4,7 +4,7 @@ import json
 from ..outcome import require
 
 CHECKS = "what each operation of a step takes, beside the least that FLOPs and bytes allow; the update beside the bandwidth of copies"
-SECONDS = 60
+SECONDS = 50
 
 ON_CUDA = [("qwen2.5-0.5b", 1024, 8), ("llama-3.2-1b", 4096, 1)]
 ON_CPU = [("tiny", 128, 4)]

@@ -2,7 +2,7 @@
 from ..outcome import require
 
 CHECKS = "planned peak = measured peak; the pool's marks are the plan's bytes and a constant; no allocation from step 2 on; overhead"
-SECONDS = 100
+SECONDS = 80
 
 STEPS = 4
 

@@ -6,7 +6,7 @@ from ..outcome import require
 from ..tensors import flatten, largest_difference, read_safetensors, write_batches
 
 CHECKS = "five steps agree with PyTorch: losses, gradient norms, gradients, final weights, in f32 and bf16"
-SECONDS = 90
+SECONDS = 60
 
 GOLDEN = ["torch_llama_tiny", "torch_llama_masked_tied"]
 

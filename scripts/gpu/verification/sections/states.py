@@ -2,7 +2,7 @@
 from ..outcome import require
 
 CHECKS = "every --state-dtype, --master and --grad-dtype makes finite steps near f32 states; bf16-split has the bits of an f32 master"
-SECONDS = 90
+SECONDS = 60
 
 STEPS, LAST = 40, 10
 # In mean loss over the last steps, relative to f32 states. On a CPU the furthest form is 0.04 % away.
