@@ -1,7 +1,9 @@
 //! Which instructions multiply bf16.
 
 use super::tiles::Job;
-use super::vectors::{Baseline, WithAvx2, WithAvx512, WithAvx512Bf16};
+use super::vectors::Baseline;
+#[cfg(target_arch = "x86_64")]
+use super::vectors::{WithAvx2, WithAvx512, WithAvx512Bf16};
 
 /// Instructions that multiply matrices of bf16, best first. All sum in the same order, so all give the same bits,
 /// as long as no product or sum is smaller than the least normal f32 (1.2e-38), which the first two take for zero.
