@@ -98,7 +98,8 @@ impl MeasuredFor {
         words.extend(known.as_ref().map(|(name, _)| format!("--config {name}")));
         for (key, value) in &self.0 {
             if !(is_model(key) && known.is_some()) {
-                let is_plain = !value.contains(['"', '{', ' ']);
+                // A shell has a meaning of its own for these.
+                let is_plain = !value.contains(['"', '{', '[', ' ']);
                 let quote = if is_plain { "" } else { "'" };
                 words.push(format!("--set {quote}{key}={value}{quote}"));
             }
