@@ -49,7 +49,7 @@ impl Instructions {
         }
     }
 
-    /// Those that take what is no bf16: these, or the best that widen.
+    /// The instructions for operands that are not all bf16: these if they widen operands, else the best that do.
     pub(super) fn widening(self) -> Instructions {
         match self {
             Instructions::Amx | Instructions::Avx512Bf16 => Instructions::Avx512,
@@ -61,7 +61,7 @@ impl Instructions {
     pub(super) fn run(self, job: impl Job) {
         debug_assert!(self.are_here());
         match self {
-            // SAFETY: whoever made `Cpu` with these instructions saw to it that they are here.
+            // SAFETY: `Cpu` has only instructions that this processor has.
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Instructions::Amx => unsafe { super::amx::run(job) },
             // SAFETY: as above.
