@@ -18,8 +18,8 @@ template <typename T, typename Make> __device__ void replace_row(float *row, siz
     }
 }
 
-// Probabilities of a row, zero for keys that its query does not see, which are those of its window: in `kept`, where asked for, and dropped in place of its scores. The
-// first row's first element has the index `element` for dropout.
+// Probabilities of a row: in `kept`, where asked for, and dropped in place of its scores. They are zero for keys that its query
+// does not see: later ones, and those before its window. The first row's first element has the index `element` for dropout.
 template <typename T>
 __device__ void attention_softmax(T *kept, float *scores, size_t window, size_t seq, size_t element, Dropout dropout) {
     const size_t row = blockIdx.x, visible = row % seq + 1;

@@ -51,8 +51,8 @@ struct Attention {
 
     // Whether queries may see no key before a certain one.
     __device__ bool has_first_keys() const { return documents != nullptr || window < NO_WINDOW; }
-    // Whether one of KEYS keys may be hidden from one of QUERIES queries, of which these are the first. None is where the keys
-    // lie neither after the first query nor before the last one's window: at `whole` distances, one comparison.
+    // Whether one of KEYS keys may be hidden from one of QUERIES queries; `query` and `key` are the first of them. None is hidden
+    // if no key lies after the first query or before the last one's window. So it is at `whole` distances: one comparison.
     template <int QUERIES, int KEYS> __device__ bool hides(int query, int key) const {
         const int whole = window + 2 - QUERIES - KEYS;
         return unsigned(key - query + window - QUERIES) >= (documents != nullptr || whole < 0 ? 0u : unsigned(whole));

@@ -77,8 +77,8 @@ pub trait Group: Send + Sync {
 /// Bytes of device memory between ranks, in a stream.
 pub trait DeviceGroup: Send + Sync {
     /// Asks for an exchange in a stream (`cudaStream_t`); else as [`Group::exchange`]. Pieces that all ranks have one behind the
-    /// other in `receives`, as many bytes each, and that are sent to all, go as one gathering of the library; also where a
-    /// rank's own piece is left out because it is in its place.
+    /// other in `receives`, as many bytes each, and that are sent to all, go as one gathering of the library. A rank may leave
+    /// out its own piece where that is in its place already.
     ///
     /// # Safety
     /// As for [`Group::exchange`], from this call until the stream is done with it.
@@ -102,6 +102,6 @@ pub trait DeviceGroup: Send + Sync {
     fn timeout(&self) -> Duration;
 
     /// Bytes of GPU memory that the library holds, on the rank where it holds most. They are measured when the group starts,
-    /// after one exchange and one gathering.
+    /// after its first exchanges and gatherings.
     fn device_bytes(&self) -> u64;
 }

@@ -194,7 +194,7 @@ impl Names {
     }
 }
 
-/// Where NCCL's ranks meet: what `NCCL_COMM_ID` says, or the port after torchrun's own, on which its agent listens.
+/// Where ranks meet without MPI: where `NCCL_COMM_ID` says, or at the port after `MASTER_PORT`, on which torchrun listens.
 fn meeting(set: &impl Fn(&str) -> Option<String>) -> Result<Option<String>, GroupError> {
     if let Some(id) = set("NCCL_COMM_ID") {
         return Ok(Some(id));
@@ -207,9 +207,13 @@ fn meeting(set: &impl Fn(&str) -> Option<String>) -> Result<Option<String>, Grou
         .ok()
         .and_then(|port| port.checked_add(1));
     match next {
+        // Without brackets the colons of an IPv6 address would be taken for that of the port.
+        Some(next) if host.contains(':') && !host.starts_with('[') => {
+            Ok(Some(format!("[{host}]:{next}")))
+        }
         Some(next) => Ok(Some(format!("{host}:{next}"))),
         None => Err(TORCHRUN.error(format!(
-            "MASTER_PORT is `{port}`: a port below 65535, as the one after it is where NCCL's ranks meet"
+            "MASTER_PORT is `{port}`: it must be a port below 65535, since ranks meet on the one after it"
         ))),
     }
 }
@@ -272,6 +276,14 @@ mod tests {
         ]);
         assert_eq!(torchrun.meeting.as_deref(), Some("node0:29501"));
         assert_eq!(torchrun.launcher, Launcher::Torchrun);
+        let by_address = launch(&[
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_RANK", "1"),
+            ("MASTER_ADDR", "fd00::7"),
+            ("MASTER_PORT", "29500"),
+        ]);
+        assert_eq!(by_address.meeting.as_deref(), Some("[fd00::7]:29501"));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Ranks agree over TCP where there is no MPI. All messages go through rank 0, which listens at an address that all ranks know.
+//! Ranks agree over TCP where there is no MPI. All messages go through rank 0, which listens at an address that all ranks
+//! know.
 
 use crate::{GroupError, pieces};
 use std::io::{ErrorKind, Read, Write};
@@ -6,20 +7,22 @@ use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two looks for a rank that has not come yet.
+/// Pause between two attempts to reach a rank that has not come yet.
 const SLEEP: Duration = Duration::from_millis(5);
 
-/// How long somebody may take to say that it is a rank. Others may find the port, too.
+/// How long a caller may take to greet. Programs that are no ranks may find the port too, and must not block it.
 const GREETING: Duration = Duration::from_secs(2);
 
-/// How much longer than rank 0 the others wait: it knows who is late, and tells them.
+/// How much longer the others wait than rank 0, which knows who is late and tells them.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// How a rank greets rank 0, before its number and how many it knows of, and what it is answered.
+/// How a rank begins its greeting; its number and the number of ranks follow.
 const RANK: [u8; 8] = *b"trainer?";
+
+/// What rank 0 answers.
 const WELCOME: [u8; 8] = *b"trainer!";
 
-/// In place of how many bytes follow: the reason why there are none does.
+/// Stands in place of a message's length where a rank failed: the reason follows, after its own length.
 const FAILED: u64 = u64::MAX;
 
 /// One rank's connections: rank 0 has one to each of the others, in their order, and each of these one to rank 0.
@@ -27,7 +30,7 @@ pub(crate) struct Sockets {
     rank: usize,
     size: usize,
     timeout: Duration,
-    /// One share at a time.
+    /// Locked during a share: one goes on at a time.
     streams: Mutex<Vec<TcpStream>>,
 }
 
@@ -61,7 +64,7 @@ impl Sockets {
         }
     }
 
-    /// Rank 0: what everybody says, which it tells everybody.
+    /// Rank 0: receives the bytes of every rank, and sends all of them to every rank.
     fn collect(&self, streams: &mut [TcpStream], bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
         let deadline = Instant::now() + self.timeout;
         let mut all = vec![bytes.to_vec()];
@@ -89,7 +92,7 @@ impl Sockets {
         Ok(all)
     }
 
-    /// Another rank: tells rank 0, and hears what everybody says.
+    /// Another rank: sends its bytes to rank 0, and receives those of all ranks.
     fn tell(&self, stream: &mut TcpStream, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
         let deadline = Instant::now() + self.timeout + SLACK;
         let failed = |error: std::io::Error| self.failed(0, &error);
@@ -158,7 +161,8 @@ fn answer(
     Ok(streams.into_iter().flatten().collect())
 }
 
-/// Listens for callers of any address. A port that is taken may be free soon: an earlier job's, or a connection's that goes.
+/// Listens on all addresses of this machine. A port that is taken is tried again, since an earlier job or a closing connection
+/// may free it soon.
 fn listen(port: u16, deadline: Instant) -> std::io::Result<TcpListener> {
     loop {
         let bound = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
@@ -301,7 +305,7 @@ fn write(stream: &mut TcpStream, bytes: &[u8], deadline: Instant) -> std::io::Re
     Ok(())
 }
 
-/// Time that is left, of which sockets take no zero.
+/// Time that is left; an error where none is, since sockets refuse a timeout of zero.
 fn left(deadline: Instant) -> std::io::Result<Duration> {
     match deadline.checked_duration_since(Instant::now()) {
         Some(left) if !left.is_zero() => Ok(left),
@@ -309,7 +313,7 @@ fn left(deadline: Instant) -> std::io::Result<Duration> {
     }
 }
 
-/// A wait that is over, or was interrupted, is looked at again.
+/// Passes over errors of a wait that timed out or was interrupted: the caller compares the deadline and tries again.
 fn goes_on(error: std::io::Error) -> std::io::Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(()),

@@ -14,7 +14,7 @@ pub struct Exchange<'a> {
     pub receives: Vec<(usize, Out<'a>)>,
 }
 
-/// Bytes of an exchange, but for those that a rank sends itself.
+/// Bytes of an exchange without those that a rank sends to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangeBytes {
     /// Those that go to other ranks.
@@ -24,7 +24,7 @@ pub struct ExchangeBytes {
 }
 
 impl ExchangeBytes {
-    /// As many bytes go as come.
+    /// An exchange that sends as many bytes as it receives.
     pub fn both_ways(bytes: usize) -> ExchangeBytes {
         ExchangeBytes {
             sent: bytes as u64,
@@ -80,7 +80,7 @@ impl Exchange<'_> {
         })
     }
 
-    /// Refuses pieces that have other bytes than was said.
+    /// Refuses pieces that do not add up to the bytes that were announced.
     pub(crate) fn check_bytes(&self, rank: usize, said: ExchangeBytes) -> Result<(), KernelError> {
         let listed = self.bytes(rank);
         KernelError::unless(listed == said, EXCHANGE, || {

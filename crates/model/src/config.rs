@@ -197,7 +197,7 @@ pub enum ConfigError {
         /// What it has there.
         expected: &'static str,
     },
-    /// Layers without a window that no model has them of.
+    /// A list of layers without a window that fits no model.
     #[error("model.full_attention_layers = {0:?}: {1}")]
     FullLayers(Vec<usize>, String),
     /// Features that no family has together.
@@ -307,7 +307,7 @@ impl ModelConfig {
         self.sliding_window.filter(|_| !is_full)
     }
 
-    /// The family of Llama's like that has these features, as Hugging Face calls it.
+    /// Which of Llama and the families like it has these features, by Hugging Face's name.
     pub(crate) fn llama_like(&self) -> Result<&'static str, ConfigError> {
         let (qkv, o, mlp) = (self.qkv_bias, self.o_bias, self.mlp_bias);
         let (window, some_full) = (self.sliding_window, !self.full_attention_layers.is_empty());

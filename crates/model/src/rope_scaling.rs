@@ -204,7 +204,7 @@ impl RopeScaling {
             true => [pair(*beta_fast).floor(), pair(*beta_slow).ceil()],
             false => [pair(*beta_fast), pair(*beta_slow)],
         };
-        // As transformers has it: the last may lie beyond the pairs, and both are never the same.
+        // As in transformers: the last may lie beyond the pairs, and the two always differ.
         let (first, last) = (first.max(0.0), last.min(2.0 * pairs - 1.0));
         [first, if first == last { last + 0.001 } else { last }]
     }

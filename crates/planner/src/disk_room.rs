@@ -117,7 +117,7 @@ impl NoDiskRoom {
         less.chain([anyway]).collect()
     }
 
-    /// Refuses what a disk has no room for, all together that goes onto one. A disk that does not tell refuses nothing.
+    /// Refuses what a disk has no room for; what goes onto the same disk is added up. A disk that does not tell refuses nothing.
     ///
     /// # Errors
     /// [`NoDiskRoom`].
@@ -131,7 +131,7 @@ impl NoDiskRoom {
             let needed = needs
                 .iter()
                 .fold(0, |sum: u64, need| sum.saturating_add(need.bytes));
-            // A folder that has scratch files of a run that was killed has their room beside the disk's.
+            // The files of a killed run are removed, so a scratch folder that has some has more room than others on its disk.
             let free_bytes = here.map(|(_, (_, free))| *free).max().unwrap_or(u64::MAX);
             if free_bytes < needed {
                 return Err(NoDiskRoom { needs, free_bytes });

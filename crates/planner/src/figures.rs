@@ -32,12 +32,12 @@ impl Figures {
 /// Steps that plans have made on shapes in this process.
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
-/// How many steps plans have made on shapes so far: what tells that a long plan goes on.
+/// How many steps plans have made on shapes so far. It grows while a long plan goes on.
 pub fn steps_on_shapes() -> u64 {
     STEPS.load(Ordering::Relaxed)
 }
 
-/// A step is made on shapes.
+/// Counts a step that is made on shapes.
 pub(crate) fn count_step() {
     STEPS.fetch_add(1, Ordering::Relaxed);
 }

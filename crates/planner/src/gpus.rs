@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 /// to 800 MiB that PyTorch processes show on an H100, until it is measured on the device itself.
 pub const CUDA_OVERHEAD_BYTES: u64 = 640 << 20;
 
-/// What a channel between two GPUs takes of each for its buffers: an estimate, from what others measured of NCCL.
+/// What the buffers of a channel between two GPUs take of each: an estimate, from what others measured of NCCL.
 const CHANNEL_BYTES: u64 = 12 << 20;
 
-/// GPUs of a machine, at most. Each has channels to each of the others; to those of other machines buffers are shared.
+/// The most GPUs that a machine is expected to have. Each has channels of its own to each of the others, and shares buffers for
+/// GPUs of other machines.
 const GPUS_OF_A_MACHINE: usize = 8;
 
 /// Names and memory in MiB, as the driver tells programs (`cuMemGetInfo`); the smallest first. That is less than
@@ -134,7 +135,7 @@ impl NcclMemory {
         }
     }
 
-    /// What is said of it after the bytes of which it is a part.
+    /// The end of the sentence that gives the bytes of which these are a part.
     pub(crate) fn describe(&self) -> String {
         let bytes = format_bytes(self.bytes);
         let NcclMemory {

@@ -8,9 +8,9 @@ use serde::Serialize;
 use settings::Settings;
 use std::fmt::{self, Display, Formatter};
 
-/// Most host memory in each phase in which files are read or written: leases, and what passes between them and files. On the
-/// CPU device leases are all of the run's, for a GPU those that are pinned. The process itself, with its code, its data and
-/// what the library of matrix products packs, is not in it.
+/// Most host memory in each phase in which files are read or written: leases, and the chunks on their way between them and
+/// files. On the CPU device all leases of the run count, for a GPU those that are pinned. What the process itself takes does
+/// not count: its code, its training data, and what the library of matrix products packs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct HostPhases {
     /// Weights are loaded or made.

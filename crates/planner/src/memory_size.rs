@@ -9,7 +9,12 @@ pub fn host_bytes() -> Option<u64> {
 
 /// A figure of the machine's memory, such as `MemTotal:`.
 pub fn meminfo_bytes(figure: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    figure_bytes("/proc/meminfo", figure)
+}
+
+/// A figure that a file of the system gives in KiB.
+fn figure_bytes(file: &str, figure: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(figure))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
@@ -26,12 +31,10 @@ pub fn locked_limit_bytes() -> Option<u64> {
     own_limit_bytes("Max locked memory")
 }
 
-/// The limit on this process's address space (`ulimit -v`), if there is one, and what it has of it.
+/// The limit on this process's address space (`ulimit -v`), if there is one, and how much of it is in use.
 pub(crate) fn address_space() -> Option<(u64, u64)> {
     let limit = own_limit_bytes("Max address space")?;
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = text.split_whitespace().next()?.parse().ok()?;
-    Some((limit, pages * 4096))
+    Some((limit, figure_bytes("/proc/self/status", "VmSize:")?))
 }
 
 fn own_limit_bytes(name: &str) -> Option<u64> {

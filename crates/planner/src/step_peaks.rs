@@ -10,7 +10,8 @@ use session::{Session, SessionError, shape_of_a_micro_batch, shape_of_micro_batc
 use settings::Settings;
 use std::collections::{BTreeSet, HashMap};
 
-/// Says what the peak of a step or an evaluation of any shape is. Each shape is made on shapes when it is asked for first.
+/// Tells the peak of a step or an evaluation of any shape. A shape that is asked for the first time is computed on shapes, and
+/// kept.
 ///
 /// Between two micro-batches nothing is live that depends on their lengths. So the peak of a step is the largest of those
 /// that its micro-batches have in their places, whatever the lengths of the others.

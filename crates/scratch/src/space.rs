@@ -47,7 +47,8 @@ pub(crate) fn room(path: &Path) -> io::Result<u64> {
         room.assume_init()
     };
     if room.f_blocks == 0 {
-        return Ok(u64::MAX); // it does not tell
+        // The file system does not tell its size, so nothing is refused for want of room.
+        return Ok(u64::MAX);
     }
     // File systems without a limit say so with numbers whose product no u64 holds.
     Ok(room.f_bavail.saturating_mul(room.f_frsize))

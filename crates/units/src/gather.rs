@@ -28,7 +28,7 @@ fn pieces(bundle: &Cover, ranks: usize) -> Vec<(usize, Range<usize>)> {
     (0..ranks).flat_map(of).collect()
 }
 
-/// Asks for everybody's pieces of a bundle. `places` gives where ranges of the layout are to lie, in their order.
+/// Asks for everybody's pieces of a bundle. `places` gives the places for ranges of the layout, in the same order.
 ///
 /// # Safety
 /// As for [`gather`].

@@ -419,8 +419,8 @@ class Running(unittest.TestCase):
         facts = dict(machine=platform.machine(), glibc_needed="2.2", version="0.1.0", dirty=False, files={})
         (self.bundle / "manifest.json").write_text(json.dumps({**facts, **changes}))
 
-    def start(self, *words):
-        command = [sys.executable, "-B", "verify", "--device", "cpu", "--out", "out", *words]
+    def start(self, *words, out=("--out", "out")):
+        command = [sys.executable, "-B", "verify", "--device", "cpu", *out, *words]
         return subprocess.Popen(command, cwd=self.bundle, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def results(self):
@@ -462,10 +462,11 @@ class Running(unittest.TestCase):
         self.assertEqual((again["preflight"][0], again["doctor"][0], again["plan"]), (PASS, PASS, (NO_TIME, "it was not reached")), said)
         self.assertIn("| uploads | 1.0 GB/s |", (self.bundle / "out" / "verification.md").read_text())
 
-        # What has a result is not tried again, but for the seconds of preflight; its tables are kept.
-        process = self.start("--continue", "out")
+        # What has a result is not tried again, but for the seconds of preflight; its tables are kept, in the same folder.
+        process = self.start("--continue", "out", out=())
         said, _ = process.communicate(timeout=60)
         self.assertEqual([line.split()[0] for line in said.splitlines()[:2]], ["preflight", "references"], said)
+        self.assertFalse((self.bundle / "verification" / "verification.md").exists())
         self.assertIn("| uploads | 1.0 GB/s |", (self.bundle / "out" / "verification.md").read_text())
 
     def test_a_run_that_is_killed_leaves_what_it_had_done(self):

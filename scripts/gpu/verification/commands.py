@@ -86,6 +86,9 @@ def run(command, clock, environment=None, folder=None):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
                                    errors="replace", env={**os.environ, **(environment or {})}, cwd=folder, start_new_session=True)
         _running.add(process)
+        # A signal may have come between these two lines, and did not see the process.
+        if stopped():
+            kill(process)
     try:
         stdout, stderr = process.communicate(timeout=max(clock.left(), 0.1))
         ended = stopped() and process.returncode == -signal.SIGKILL

@@ -13,8 +13,9 @@ const NAME: &str = "libnccl.so.2";
 /// The oldest version that has all that is called: 2.18.1, as `NCCL_VERSION` of `nccl.h` makes a number of it.
 const OLDEST: c_int = 2_18_01;
 
-/// Most blocks of a GPU that an exchange may take, and so the channels that NCCL opens to each of a rank's peers, with buffers
-/// for each; 32 if nobody says so. A power of two, as it rounds them up. `NCCL_MAX_CTAS` in the environment overrides it.
+/// The most channels that NCCL opens to each of a rank's peers. Each channel has buffers of its own, and takes a block of the GPU
+/// during an exchange. NCCL's own limit is 32, and it rounds up to a power of two. `NCCL_MAX_CTAS` in the environment overrides
+/// this.
 pub const NCCL_CHANNELS: u32 = 16;
 
 /// `ncclDataType_t` of bytes.

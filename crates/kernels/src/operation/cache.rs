@@ -23,9 +23,10 @@ pub struct StoreInCache<'a> {
     pub lengths: In<'a>,
 }
 
-/// Causal attention of the last `shape.seq` tokens of each sequence over all of its tokens, or over as many as
-/// `shape.window` has, whose keys and values are in a cache that [`StoreInCache`] has filled, theirs included. `q [b * n, heads * d]`; `out` like `q`; `k_cache`, `v_cache
-/// [blocks, 16, kv_heads * d]`, `table` and `lengths` as there. Rows before a sequence's first token become 0.
+/// Causal attention of the last `shape.seq` tokens of each sequence over all of its tokens, or over the last `shape.window` of
+/// them. Keys and values are in a cache that [`StoreInCache`] has filled, those of the last tokens included.
+/// `q [b * n, heads * d]`; `out` like `q`; `k_cache`, `v_cache [blocks, 16, kv_heads * d]`, `table` and `lengths` as there.
+/// Rows before a sequence's first token become 0.
 ///
 /// A row of `out` depends on its query, its position and the keys and values up to there, to the bit: not on what else is
 /// in the batch, on the blocks that hold them, or on how many tokens are new.

@@ -94,7 +94,7 @@ fn judged(case: &dyn Case, device: &Device, expected: &[Expected]) -> Vec<Host> 
     outputs
 }
 
-/// Which instructions those of the processor's list stand for, so that a test of AMX is one where there is AMX.
+/// By the flags that Linux lists, so that the tests above do test AMX where there is AMX.
 #[test]
 fn the_best_instructions_of_the_processor_are_taken() {
     let cpu = Cpu::new(&Memory::host(), DType::BF16).unwrap();

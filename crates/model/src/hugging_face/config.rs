@@ -251,6 +251,8 @@ mod tests {
             ..plain.clone()
         };
         assert_eq!(family(&fused).as_deref(), Some("phi3"));
+        let written = fused.to_hf(64, DType::F32);
+        assert!(written.contains("\"pad_token_id\": null"), "{written}");
         let with = |[qkv_bias, o_bias, mlp_bias, qk_norm]: [u8; 4], window, full: &[usize]| {
             family(&ModelConfig {
                 qkv_bias: qkv_bias == 1,

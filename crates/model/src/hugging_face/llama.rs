@@ -6,10 +6,10 @@ use crate::ModelConfig;
 use crate::config::{ActivationFunction, NormKind, Positions};
 use serde_json::{Value, json};
 
-/// What transformers takes for a window that the file does not mention, of all but Phi-3.
+/// The window that transformers assumes where a file does not mention one. Phi-3 has none then.
 const DEFAULT_WINDOW: usize = 4096;
 
-/// Layers without a window in Qwen's files that do not say how many.
+/// How many of the first layers have no window where a file of Qwen does not say.
 const DEFAULT_WINDOW_LAYERS: usize = 28;
 
 /// What `layer_types` calls layers with a window, and without.
@@ -49,7 +49,11 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
         max_positions: None,
         biases: false,
         dropout: 0.0,
-        norm_eps: number(json, "rms_norm_eps")?.unwrap_or(1e-6),
+        norm_eps: match (number(json, "rms_norm_eps")?, family) {
+            (Some(norm_eps), _) => norm_eps,
+            (None, "phi3") => 1e-5,
+            (None, _) => 1e-6,
+        },
         rope_theta: rope::theta(json)?,
         rope_scaling: rope::scaling(json)?,
         init_std: number(json, "initializer_range")?.unwrap_or(0.02),
@@ -86,7 +90,7 @@ fn window(
     }
 }
 
-/// Layers of Qwen without a window. More layers than anyone has are refused later.
+/// Layers of Qwen without a window. The list is bounded: `validate` refuses models of more layers.
 fn full_layers(json: &Value, layers: usize, is_used: bool) -> Result<Vec<usize>, HfConfigError> {
     let types = &json["layer_types"];
     if types.is_null() {
@@ -133,6 +137,10 @@ pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
     if config.mlp_bias {
         json["mlp_bias"] = json!(true);
     }
+    if family == "phi3" {
+        // transformers' default, 32000, is refused where the vocabulary is smaller.
+        json["pad_token_id"] = Value::Null;
+    }
     match config.sliding_window {
         Some(window) => {
             json["sliding_window"] = json!(window);
@@ -151,7 +159,8 @@ pub(super) fn write(config: &ModelConfig, seq: usize, dtype: &str) -> Value {
     json
 }
 
-/// Which layers have the window: their types, and for readers that know none, how many come before the first with one.
+/// Writes which layers have the window: the type of each, and for readers that ignore types, how many layers come before the
+/// first with a window.
 fn write_layers(config: &ModelConfig, json: &mut Value) {
     let windows: Vec<_> = (0..config.layers)
         .map(|layer| config.window(layer))
@@ -182,7 +191,7 @@ fn refuse_unsupported(json: &Value, family: &str) -> Result<(), HfConfigError> {
     ];
     let refused = refused.iter().find(|(key, wrong)| wrong(&json[*key]));
     let refused = refused.map(|(key, _)| (*key, json[*key].to_string()));
-    // What this family's classes would not heed says that another is meant.
+    // This family's classes ignore these keys, so a file that sets them describes another model.
     let has_types = ["qwen2", "qwen3"].contains(&family);
     let mut kinds = json["layer_types"].as_array().into_iter().flatten();
     let of_another = match () {

@@ -18,18 +18,18 @@ pub use origin::{Origin, OriginError};
 pub use weights::{ModelWeights, WeightsError, encode, import};
 pub use write::{MAX_SHARD_BYTES, OutgoingWeights, write_model};
 
-/// Most host memory that values take on their way from files to where weights and states are: as they are read, in f32, and as
-/// they are kept. Held by a test of the resident set.
+/// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and as they are kept. A test
+/// holds the resident set to it.
 pub fn loading_bytes(parameters: &Parameters) -> u64 {
     5 * CHUNK_BYTES as u64 + turned_bytes(parameters)
 }
 
-/// The same on their way from there into files.
+/// The same for saving.
 pub fn saving_bytes(parameters: &Parameters) -> u64 {
     2 * CHUNK_BYTES as u64 + turned_bytes(parameters)
 }
 
-/// Bytes of what is turned at a time, of parameters that files have the other way round.
+/// Most bytes that are turned at a time, for parameters whose transpose is in files.
 fn turned_bytes(parameters: &Parameters) -> u64 {
     let room = |shape: &[usize]| {
         let [rows, columns] = [shape[0], shape[1]];

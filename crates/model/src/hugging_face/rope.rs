@@ -22,7 +22,7 @@ pub(super) fn scaling(json: &Value) -> Result<Option<RopeScaling>, HfConfigError
         false => ("rope_scaling", older),
     };
     let unsupported = |what: &str| Err(HfConfigError::Unsupported(key, what.into()));
-    // Parameters of their own for each kind of layer.
+    // Each kind of layer has parameters of its own in such a file.
     if scaling["full_attention"].is_object() || scaling["sliding_attention"].is_object() {
         return unsupported(&scaling.to_string());
     }
@@ -61,7 +61,7 @@ fn yarn(json: &Value, scaling: &Value) -> Result<RopeScaling, HfConfigError> {
             most / original_max_position as f64
         }
     };
-    // Numbers that are 0 count as left out.
+    // transformers takes a 0 here for a number that was left out.
     let given = |key| Ok::<_, HfConfigError>(number(scaling, key)?.filter(|value| *value != 0.0));
     let by_weights = match (given("mscale")?, given("mscale_all_dim")?) {
         (Some(one), Some(all)) => {

@@ -1,12 +1,12 @@
-//! Matrices that files have the other way round, in pieces of bounded size.
+//! Transposes matrices on their way from and to files, in pieces of bounded size.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Bytes of turned rows that are made at a time: each time the whole matrix is read, in chunks.
+/// Bytes of the transpose that are made at a time. Each such piece takes another pass over the whole matrix, in chunks.
 const TURNED_BYTES: usize = 16 << 20;
 
-/// A matrix as it is read, row by row, of which the transpose is wanted.
+/// A matrix that is read row by row, and wanted transposed.
 #[derive(Clone, Copy)]
 pub(super) struct Turned {
     pub(super) rows: usize,
@@ -41,9 +41,9 @@ impl Turned {
         (files::CHUNK_ELEMENTS / self.columns.max(1)).max(1)
     }
 
-    /// Hands out the elements of the transpose in order, so many at a time as `room` has bytes for ([`Turned::room`]): which
-    /// they are, and their bytes. `read` has the matrix's own, by its elements; it is asked for all of them, in order, each
-    /// time. What is not `wanted` is left out.
+    /// Hands the transpose to `each` in pieces, in order: the range of its elements, and their bytes. A piece has as many bytes
+    /// as `room` ([`Turned::room`]). `read` gives elements of the matrix itself; every piece asks it for all of them, in order.
+    /// Pieces that are not `wanted` are left out.
     pub(super) fn each<'a, E>(
         self,
         room: &mut [u8],

@@ -27,9 +27,9 @@ pub struct OutgoingWeights<F> {
 }
 
 impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
-    /// `bytes(index, elements)` are some little-endian elements, in `dtype`, of the parameter with this index in the layout,
-    /// as they are used: a chunk at a time, when they are written. It is called for one parameter after the other, in order
-    /// of its elements, several times from the first one on where files have a transpose.
+    /// `bytes(index, elements)` gives some little-endian elements, in `dtype`, of the parameter with this index in the layout,
+    /// as they are used. It is called for a chunk at a time, when that is written, and in order. Where files have a transpose,
+    /// it may be called for all elements several times.
     pub fn new(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
         let stored = parameters.in_layout().map(|parameter| parameter.stored);
         OutgoingWeights {

@@ -272,7 +272,7 @@ impl Stage for CoreAttention {
     }
 
     fn flops_per_token(&self, seq: usize) -> u64 {
-        // Of a window of `w` keys, `w (2 s - w)` of the `s s` scores: as many as the whole where it is as long.
+        // A window of `w` keys leaves `w (2 s - w)` of the `s s` scores; that is all of them where `w` is `s`.
         let reach = self.window.unwrap_or(seq).min(seq);
         let keys = reach as u64 * (2 * seq - reach) as u64 / seq.max(1) as u64;
         12 * (self.heads * self.head_dim) as u64 * keys

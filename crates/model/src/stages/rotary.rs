@@ -33,7 +33,7 @@ impl Rotary {
     }
 
     /// Cosines `[s, head_dim / 2]`, then sines: angle = position x frequency, both rounded to f32 first, as Hugging
-    /// Face and PyTorch do. Turning back by them keeps their amplitude, as a gradient wants it.
+    /// Face and PyTorch do. The backward pass multiplies by the same values, so gradients are scaled by the amplitude too.
     fn table(&self, seq: usize) -> Vec<f32> {
         let frequencies = self.frequencies().into_iter();
         let frequencies: Vec<f32> = frequencies.map(|frequency| frequency as f32).collect();

@@ -57,7 +57,7 @@ impl MeasuredFor {
         MeasuredFor(keys)
     }
 
-    /// What is otherwise here than in a run, in words; nothing if nothing is.
+    /// The first key, and how many others, in which this profile differs from a run, in words; none if no key does.
     fn differences(&self, run: &MeasuredFor) -> Option<String> {
         let keys: Vec<&String> = run.0.keys().chain(self.0.keys()).collect();
         let differs = |key: &&&String| self.0.get(**key) != run.0.get(**key);
@@ -77,7 +77,7 @@ impl MeasuredFor {
         ))
     }
 
-    /// A command that profiles this: by the preset that has the model, and what else is not as it is there.
+    /// A command that makes such a profile. It names a preset if one has the model, else every key of it.
     fn command(&self) -> String {
         let is_model = |key: &str| key.starts_with("model.");
         let of_preset = |name: &'static str| {
@@ -98,7 +98,8 @@ impl MeasuredFor {
         words.extend(known.as_ref().map(|(name, _)| format!("--config {name}")));
         for (key, value) in &self.0 {
             if !(is_model(key) && known.is_some()) {
-                let is_plain = !value.contains(['"', '{', ' ']);
+                // A shell has a meaning of its own for these.
+                let is_plain = !value.contains(['"', '{', '[', ' ']);
                 let quote = if is_plain { "" } else { "'" };
                 words.push(format!("--set {quote}{key}={value}{quote}"));
             }
@@ -132,7 +133,7 @@ fn as_toml(value: &Value) -> String {
 /// Reads a profile of these settings; nothing where there is none.
 ///
 /// # Errors
-/// The file cannot be read, is no profile, or is that of another model or shape, whose times are none of this run.
+/// The file cannot be read, is no profile, or was measured with another model or shape.
 pub(crate) fn read(
     path: Option<&Path>,
     settings: &Settings,

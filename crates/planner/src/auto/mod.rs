@@ -136,8 +136,9 @@ pub(crate) struct Chooser {
     presets: Vec<Preset>,
     /// What keeps and recomputes.
     resident: Space,
-    /// What is chosen for some budgets beforehand, where no sum over layers tells the time of a step: how queues share a
-    /// link, and what hides behind what, shows only on paper. Of a fixed list, more memory never chooses what is slower.
+    /// Policies that are chosen for some budgets beforehand, where the time of a step is no sum over layers: how queues share
+    /// a link, and which copies hide behind computation, shows only in a step on paper. Choosing from a fixed list ensures
+    /// that more memory never means a slower policy.
     listed: Vec<Candidate>,
 }
 
@@ -147,10 +148,10 @@ struct Space {
     terms: Terms,
 }
 
-/// Budgets for which policies are chosen beforehand, where they are.
+/// How many budgets [`Chooser::listed`] has policies for.
 const BUDGETS: u64 = 48;
 
-/// Times that differ by a smaller share are one: sums were made in another order.
+/// Times that differ by a smaller share count as equal: sums in another order are rounded otherwise.
 const ROUNDING: f64 = 1e-9;
 
 /// A specification that people know by name.

@@ -8,7 +8,7 @@ use settings::Config;
 /// Budgets that are tried between the lowest peak and that of keeping everything.
 const BUDGETS: u64 = 24;
 
-/// The share of its time by which a policy has to be faster to be worth more memory: what five digits show.
+/// The share of a step's time that a policy has to save to be worth more memory. Less would not show in five digits.
 const WORTH: f64 = 1e-4;
 
 /// What is to be had for a budget.

@@ -1,7 +1,9 @@
 //! Which instructions multiply bf16.
 
 use super::tiles::Job;
-use super::vectors::{Baseline, WithAvx2, WithAvx512, WithAvx512Bf16};
+use super::vectors::Baseline;
+#[cfg(target_arch = "x86_64")]
+use super::vectors::{WithAvx2, WithAvx512, WithAvx512Bf16};
 
 /// Instructions that multiply matrices of bf16, best first. All sum in the same order, so all give the same bits,
 /// as long as no product or sum is smaller than the least normal f32 (1.2e-38), which the first two take for zero.
@@ -47,7 +49,7 @@ impl Instructions {
         }
     }
 
-    /// Those that take what is no bf16: these, or the best that widen.
+    /// The instructions for operands that are not all bf16: these if they widen operands, else the best that do.
     pub(super) fn widening(self) -> Instructions {
         match self {
             Instructions::Amx | Instructions::Avx512Bf16 => Instructions::Avx512,
@@ -59,7 +61,7 @@ impl Instructions {
     pub(super) fn run(self, job: impl Job) {
         debug_assert!(self.are_here());
         match self {
-            // SAFETY: whoever made `Cpu` with these instructions saw to it that they are here.
+            // SAFETY: `Cpu` has only instructions that this processor has.
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Instructions::Amx => unsafe { super::amx::run(job) },
             // SAFETY: as above.

@@ -103,7 +103,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Panels of a whole depth, if a fair number fits; then sums need not be kept. Else half of the workspace is for sums.
+    /// Panels of the whole depth if enough of them fit: then sums need not be kept. Else half of the workspace is for sums.
     fn new(panels: usize, strips: usize, blocks: usize, squares: usize) -> Cut {
         let fit = WORKSPACE / (blocks * squares).max(1);
         let enough = RIGHT_PANELS.min(panels);
@@ -122,8 +122,8 @@ impl Cut {
     }
 }
 
-/// Squares of a strip's sums: a tile of sums for each of its own and each panel. A single panel may be exchanged for the
-/// strip, whose tiles are then two panels.
+/// Squares of a strip's sums: one for each of its tiles and each panel. A single panel may change places with the strip, whose
+/// tiles are then two panels.
 fn kept_squares(panels: usize) -> usize {
     STRIP_TILES * panels.max(STRIP_TILES)
 }

@@ -63,7 +63,7 @@ impl Operand {
     }
 }
 
-/// Which operand's squares: lines are rows, or words are.
+/// Which operand a square is for: the left one's has a row a line, the right one's is transposed.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Side {
     Left,

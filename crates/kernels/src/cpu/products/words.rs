@@ -10,6 +10,7 @@ use std::arch::x86_64::*;
 ///
 /// # Safety
 /// Sixteen bf16 must lie at both places.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) unsafe fn pairs(places: [*const u16; 2]) -> [u32; SIDE] {
     // SAFETY: the caller's promise.

@@ -99,7 +99,7 @@ impl AttentionShape {
         (self.multiplications(products) + self.multiplications_of_a_column(products)) as u64
     }
 
-    /// Multiplications of as many scores as a query has keys, in every head.
+    /// Multiplications of the scores of one query with all keys in its reach, in every head of every sequence.
     fn multiplications_of_a_column(&self, products: usize) -> usize {
         products * self.batch * self.heads * self.reach() * self.head_dim
     }

@@ -1,5 +1,5 @@
 //! Plans are made and run before memory is reserved, like products: building one takes half a second, and what it loads may
-//! find no room later. Each is run several times: whether sums keep their order shows where there are as many blocks as in a step.
+//! find no room later. Each is run several times at the size of a step: with fewer blocks, sums in another order might not show.
 
 use super::library::CudnnVersion;
 use crate::cuda::device::block::Block;
@@ -45,7 +45,7 @@ impl Cuda<CudaDriver> {
         }
     }
 
-    /// What is to be said of the first of these that gives other bits for the same data; none if all of them repeat theirs.
+    /// A sentence about the first of these that gives other bits for the same data; none if all repeat theirs.
     pub(super) fn varying_attention(
         &self,
         passes: impl IntoIterator<Item = (AttentionShape, AttentionPass)>,
@@ -89,7 +89,7 @@ impl Cuda<CudaDriver> {
         Ok(true)
     }
 
-    /// Tells results apart by their bits.
+    /// A hash of the results' bits.
     fn bits_of(&self, results: &[(*const u8, usize)]) -> Result<u64, KernelError> {
         let mut bits = DefaultHasher::new();
         let mut piece = Vec::new();
@@ -105,7 +105,7 @@ impl Cuda<CudaDriver> {
     }
 }
 
-/// What is said of an attention that does not repeat itself.
+/// The sentence about an attention that does not repeat its bits.
 fn varies(shape: AttentionShape) -> String {
     let version = CudnnVersion::look_up().map_or(String::new(), |version| format!(" {version}"));
     let AttentionShape {

@@ -59,7 +59,8 @@ impl CudaDevice {
         }
     }
 
-    /// What our own kernels make of a small shape, and cuDNN; and what is to be said of it if it does not repeat the shape itself.
+    /// Results of our own kernels and of cuDNN on a small shape; and a sentence about cuDNN if it does not repeat its bits on the
+    /// shape itself.
     fn try_cudnn(
         self: &Rc<CudaDevice>,
         shape: AttentionShape,
