@@ -25,6 +25,9 @@ const WELCOME: [u8; 8] = *b"trainer!";
 /// Stands in place of a message's length where a rank failed: the reason follows, after its own length.
 const FAILED: u64 = u64::MAX;
 
+/// More than any message has: a length beyond it is not a rank's.
+const MOST_BYTES: u64 = 1 << 30;
+
 /// One rank's connections: rank 0 has one to each of the others, in their order, and each of these one to rank 0.
 pub(crate) struct Sockets {
     rank: usize,
@@ -272,6 +275,9 @@ fn receive(stream: &mut TcpStream, deadline: Instant) -> std::io::Result<Result<
     let length = number()?;
     let has_failed = length == FAILED;
     let length = if has_failed { number()? } else { length };
+    if length > MOST_BYTES {
+        return Err(ErrorKind::InvalidData.into());
+    }
     let mut bytes = vec![0; length as usize];
     read(stream, &mut bytes, deadline)?;
     Ok(match has_failed {

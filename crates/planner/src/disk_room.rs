@@ -61,7 +61,8 @@ impl Saved {
                 "name a folder on another disk with --offload-optimizer, or keep less there: --state-dtype 8bit, --master \
                  bf16-split or a lower offload.fraction"
             }
-            Saved::Checkpoints(1) => {
+            // Of two, one is kept while the next is written: no fewer are possible.
+            Saved::Checkpoints(1 | 2) => {
                 "name a folder on another disk with --out, or save nothing: --save-every 0"
             }
             Saved::Checkpoints(_) => {
@@ -172,14 +173,14 @@ mod tests {
     #[test]
     fn what_goes_onto_one_disk_is_added_up() {
         let states = need(Saved::OptimizerStates, 3, "/a/states");
-        let checkpoints = need(Saved::Checkpoints(2), 6, "/a/run");
+        let checkpoints = need(Saved::Checkpoints(3), 6, "/a/run");
         let model = need(Saved::Model, 2, "/a/model");
         let fits = [states.clone(), checkpoints.clone()];
         NoDiskRoom::check(&fits, &Two).unwrap();
         let all = [states, checkpoints, model.clone()];
         let refused = refusal(&all);
         for words in [
-            "3.00 GiB of optimizer states in /a/states and 2 checkpoints of 3.00 GiB in /a/run and a model of 2.00 GiB in /a/model: \
+            "3.00 GiB of optimizer states in /a/states and 3 checkpoints of 2.00 GiB in /a/run and a model of 2.00 GiB in /a/model: \
              it has 10.0 GiB free",
             "--state-dtype 8bit",
             "--keep-last 1",

@@ -34,8 +34,12 @@ pub(super) fn scaling(json: &Value) -> Result<Option<RopeScaling>, HfConfigError
         let number = number(scaling, key)?;
         number.ok_or(HfConfigError::Key(key, "a number"))
     };
-    let kind = scaling["rope_type"].as_str().or(scaling["type"].as_str());
-    Ok(Some(match kind {
+    let kind = match &scaling["rope_type"] {
+        Value::Null => &scaling["type"],
+        kind => kind,
+    };
+    Ok(Some(match kind.as_str() {
+        None if !kind.is_null() => return Err(HfConfigError::Key("rope_type", "a string")),
         None | Some("default") => return Ok(None),
         Some("linear") => RopeScaling::Linear {
             factor: required("factor")?,
