@@ -328,6 +328,7 @@ fn way_out(kind: FileKind) -> &'static str {
         FileKind::Other("safetensors") => {
             "; if it holds batches, read it with data.format=\"batches\""
         }
+        FileKind::Other("text in UTF-16") => "; convert it to UTF-8",
         FileKind::Other(_) => "; give the text that it was made of, or that is in it",
         _ => ": `trainer prepare` makes tokens of it",
     }

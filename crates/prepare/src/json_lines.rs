@@ -42,7 +42,7 @@ impl JsonLines {
     }
 }
 
-/// What it is that begins so, whether its first line that is not blank is a document, and the same bytes again.
+/// The kind of what a reader gives, whether its first line that is not blank is a document, and a reader of the same bytes.
 pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(FileKind, bool, Box<dyn BufRead>)> {
     const PART: u64 = 8192;
     let mut head = Vec::new();

@@ -24,7 +24,7 @@ impl JsonList {
         let read = reader.read_until(b'[', &mut before);
         read.map_err(PrepareError::unreadable(&file))?;
         let blank = before.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&before);
-        debug_assert_eq!(blank.trim_ascii(), b"[", "that is what the caller saw");
+        debug_assert_eq!(blank.trim_ascii(), b"[", "the caller saw that a list begins");
         Ok(JsonList {
             file,
             reader,
@@ -46,8 +46,8 @@ impl JsonList {
         Ok(Some(Item::whole(&self.file, Content::Json { place, json })))
     }
 
-    /// The bytes up to the next comma between elements, or the end; none where all was read. What follows the list is an
-    /// element that is none.
+    /// The bytes up to the next comma between elements, or to the end; none where all was read. What follows the list comes
+    /// as one more element, for the caller to refuse.
     fn element(&mut self) -> io::Result<Vec<u8>> {
         let mut json = Vec::new();
         if self.ended {
@@ -91,7 +91,7 @@ impl JsonList {
                         _ => Ok(json),
                     };
                 }
-                // Two commas in a row have something between them that is no document.
+                // An element without bytes would look like the end; a blank one is refused as no document.
                 Some(_) => {
                     json.push(b' ');
                     return Ok(json);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_has_an_element_that_is_none() {
+    fn blank_elements_and_what_follows_the_list_come_as_elements() {
         assert_eq!(elements("[{}] {}", 8), ["{}", "{}"]);
         assert_eq!(elements("[{},,{}]", 8), ["{}", "", "{}"]);
         let cut = Box::new(Cursor::new("[{}".to_owned()));
