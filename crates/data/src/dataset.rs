@@ -73,7 +73,7 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// Samples in an epoch; at least 1. Of several inputs with weights about as many as they have together.
+    /// Samples in an epoch; at least 1. With weights, about as many as all inputs have together.
     pub fn samples(&self) -> usize {
         self.shares.samples() as usize
     }
@@ -90,11 +90,10 @@ impl Dataset {
 
     /// One line for people: what the source is and how much it holds.
     pub fn describe(&self) -> String {
-        let mut sources = self.sources.iter().enumerate();
         if let [source] = &self.sources[..] {
             return source.describe(self.seq);
         }
-        let each = sources.by_ref().map(|(at, source)| {
+        let each = self.sources.iter().enumerate().map(|(at, source)| {
             let (size, quota) = self.shares.of(at);
             let percent = 100.0 * quota as f64 / self.samples() as f64;
             let passes = quota as f64 / size as f64;
@@ -105,7 +104,7 @@ impl Dataset {
         format!("{}; {} samples an epoch", each.join("; "), self.samples())
     }
 
-    /// Where each input is, none being the built-in text, and what its tokens are of.
+    /// The path of each input (`None`: the built-in text), and what its tokens stand for.
     pub fn inputs(&self) -> impl Iterator<Item = (Option<&Path>, TokensOf)> {
         let mut paths = self.options.path.iter().flat_map(Inputs::paths);
         let sources = self.sources.iter();
@@ -174,7 +173,8 @@ impl Dataset {
         source.length(sample, self.seq)
     }
 
-    /// A micro-batch of samples (below [`Self::samples`]) without their tokens: it is as long as what indices say of them.
+    /// The shape of a micro-batch of samples (below [`Self::samples`]), without tokens. Its length follows from the indices of
+    /// documents, so that no token is read for it.
     pub(crate) fn shape(&self, samples: &[usize]) -> MicroBatch {
         let packing = self.options.packing;
         let seq = match packing {

@@ -1,4 +1,4 @@
-//! What earlier runs left in a folder that a run is to begin in. Of a run that made no step nothing is missed: what it wrote is
+//! What earlier runs left in a folder that a run is to begin in. Nobody misses what a run wrote that made no step: it is
 //! removed, so that the same folder can be named again. Anything else in the folder is somebody's, and is not touched.
 
 use crate::failure::Failure;
@@ -25,10 +25,10 @@ const FILES_OF_A_RANK: [&str; 4] = [METRICS, "metrics.jsonl.tmp", "plan.json", "
 /// What `--trace` draws.
 const PICTURES: [&str; 3] = ["snapshot.pickle", "trace.json", "timeline.svg"];
 
-/// What runs leave that means nothing by being there: a run's lock, and a model whose writing was cut short.
+/// Files that stay, and that a new run may find: a run's lock, and the mark of a model whose writing was cut short.
 const MEANINGLESS: [&str; 2] = [".lock", ".unfinished"];
 
-/// What a run left that is gone, and whose folder can be taken.
+/// What a run left that has ended, and whose folder another run can take.
 #[derive(Debug, Default)]
 pub(crate) struct Leftovers {
     /// What it wrote.
