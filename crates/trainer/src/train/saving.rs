@@ -217,15 +217,15 @@ impl Run {
             return self.saver.note(Some(outcome));
         };
         let job = move || checkpointing.write(&copy.weights(), &copy.optimizer());
-        match self.saver.writer.start(job) {
-            Ok(before) => self.saver.note(before),
-            // Where the system has no thread left, training waits.
-            Err(_) => {
-                let (checkpointing, state) = (self.checkpointing(session)?, session.state());
-                let outcome = checkpointing.write(&state.weights(), &state.optimizer());
-                self.saver.note(Some(outcome))
-            }
+        // How the save before ended would be lost if no thread can be started.
+        self.saver.wait()?;
+        if self.saver.writer.start(job).is_ok() {
+            return Ok(());
         }
+        // Where the system has no thread left, training waits.
+        let (checkpointing, state) = (self.checkpointing(session)?, session.state());
+        let outcome = checkpointing.write(&state.weights(), &state.optimizer());
+        self.saver.note(Some(outcome))
     }
 
     fn begin_joint(
