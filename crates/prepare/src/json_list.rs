@@ -24,7 +24,7 @@ impl JsonList {
         let read = reader.read_until(b'[', &mut before);
         read.map_err(PrepareError::unreadable(&file))?;
         let blank = before.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&before);
-        debug_assert_eq!(blank.trim_ascii(), b"[", "the caller saw that a list begins");
+        debug_assert_eq!(blank.trim_ascii(), b"[", "the caller saw this list");
         Ok(JsonList {
             file,
             reader,
