@@ -6,7 +6,7 @@ use std::path::Path;
 const HEAD: usize = 8192;
 
 /// The mark of UTF-8, with which some text files begin.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// What a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

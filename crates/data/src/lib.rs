@@ -67,7 +67,7 @@ pub use batches::Batches;
 pub use buckets::padded_lengths;
 pub use dataset::Dataset;
 pub use error::DataError;
-pub use file_kind::FileKind;
+pub use file_kind::{BYTE_ORDER_MARK, FileKind};
 pub use index_file::ShardIndex;
 pub use inputs::{Input, Inputs, InputsError};
 pub use listing::{ListedOrigin, ListedShard, ListedTokenizer};
