@@ -52,16 +52,12 @@ impl Item {
 
     /// About as many bytes as it takes.
     pub(crate) fn bytes(&self) -> usize {
-        match &self.content {
+        let content = match &self.content {
             Content::Text(text) => text.len(),
             Content::Json { json, .. } => json.len(),
-            Content::Row {
-                document: Document::Text(text),
-                ..
-            } => text.len(),
-            // Messages have no size of their own, and are a few thousand bytes.
-            Content::Row { .. } => 4096,
-        }
+            Content::Row { document, .. } => document.bytes(),
+        };
+        size_of::<Item>() + content
     }
 }
 

@@ -102,6 +102,43 @@ impl Record {
     }
 }
 
+impl Document {
+    /// Bytes of its texts.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Document::Text(text) | Document::Neither(text) => text.len(),
+            Document::Chat(chat) => {
+                let messages = chat.messages.iter().map(text_bytes);
+                messages.sum::<usize>() + text_bytes(&chat.tools)
+            }
+            Document::Completion(Completion { prompt, completion }) => {
+                prompt.len() + completion.len()
+            }
+            Document::Instruction(Instruction {
+                system,
+                instruction,
+                input,
+                output,
+            }) => system.len() + instruction.len() + input.len() + output.len(),
+        }
+    }
+}
+
+/// Bytes of the texts in a value, its keys included.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(text_bytes).sum(),
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            fields
+                .map(|(key, value)| key.len() + text_bytes(value))
+                .sum()
+        }
+        _ => 0,
+    }
+}
+
 impl Instruction {
     /// As messages, for a model that has a chat template.
     pub(crate) fn into_chat(self) -> Chat {
@@ -358,6 +395,20 @@ mod tests {
             json!({"prompt": prompt, "completion": completion}),
         ));
         assert_eq!((messages.len(), given), (4, 1));
+    }
+
+    #[test]
+    fn every_kind_of_document_counts_the_bytes_of_its_texts() {
+        let long = "long ".repeat(2000);
+        for record in [
+            json!({"text": long}),
+            json!({"messages": [message("user", "a"), message("assistant", &long)]}),
+            json!({"prompt": "a", "completion": long}),
+            json!({"instruction": "a", "output": long}),
+        ] {
+            let bytes = document(record.clone()).bytes();
+            assert!((10_000..10_100).contains(&bytes), "{bytes}: {record}");
+        }
     }
 
     #[test]
