@@ -52,10 +52,11 @@ impl Dataset {
         let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
         let seq = sources[0].seq(options);
         if let Some(other) = sources.iter().find(|source| source.seq(options) != seq) {
-            return Err(DataError::SeqDiffers {
-                file: other.name().to_owned(),
-                found: other.seq(options),
-                wanted: seq,
+            return Err(DataError::SeqsDiffer {
+                first: sources[0].name().to_owned(),
+                first_seq: seq,
+                other: other.name().to_owned(),
+                other_seq: other.seq(options),
             });
         }
         options.check_step_size(seq)?;
@@ -94,9 +95,9 @@ impl Dataset {
             return source.describe(self.seq);
         }
         let each = self.sources.iter().enumerate().map(|(at, source)| {
-            let (size, quota) = self.shares.of(at);
+            let (_, quota) = self.shares.of(at);
             let percent = 100.0 * quota as f64 / self.samples() as f64;
-            let passes = quota as f64 / size as f64;
+            let passes = self.shares.passes(at);
             let what = source.describe(self.seq);
             format!("{percent:.1} % {what} ({passes:.2} passes an epoch)")
         });
@@ -111,14 +112,17 @@ impl Dataset {
         sources.map(move |source| (paths.next(), source.tokens_of()))
     }
 
-    /// Bytes of text that a token stands for on average, which makes bits per byte of a loss: 1 for text, and what their
-    /// indices say for shards. `None` where nothing says.
+    /// Bytes of text that a token of an epoch stands for on average, which makes bits per byte of a loss: 1 for text, and what
+    /// their indices say for shards. `None` where nothing says.
     pub fn bytes_per_token(&self) -> Option<f64> {
-        let known = self.sources.iter().map(Source::text_and_tokens);
-        let known: Vec<(u64, u64)> = known.collect::<Option<_>>()?;
-        let bytes: u64 = known.iter().map(|(bytes, _)| bytes).sum();
-        let tokens: u64 = known.iter().map(|(_, tokens)| tokens).sum();
-        (bytes > 0).then(|| bytes as f64 / tokens as f64)
+        let (mut all_bytes, mut all_tokens) = (0.0, 0.0);
+        for (at, source) in self.sources.iter().enumerate() {
+            let (bytes, tokens) = source.text_and_tokens()?;
+            let passes = self.shares.passes(at);
+            all_bytes += bytes as f64 * passes;
+            all_tokens += tokens as f64 * passes;
+        }
+        (all_bytes > 0.0).then(|| all_bytes / all_tokens)
     }
 
     /// What tells this data from other data, whatever its files are called: their number, their size, and a checksum of

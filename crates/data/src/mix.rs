@@ -38,6 +38,12 @@ impl Shares {
         (self.sizes[source], self.quotas[source])
     }
 
+    /// How often an epoch reads all samples of a source.
+    pub(crate) fn passes(&self, source: usize) -> f64 {
+        let (size, quota) = self.of(source);
+        quota as f64 / size as f64
+    }
+
     /// What tells these shares from others.
     pub(crate) fn fingerprint(&self, crc: &mut crc32fast::Hasher) {
         for quota in &self.quotas {
