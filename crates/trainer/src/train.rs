@@ -253,7 +253,11 @@ impl Run {
         made?;
         // A model that cannot be written costs no training: the checkpoint comes first.
         let saved = self.finish_saves();
-        self.export(&mut session)?;
+        let exported = self.export(&mut session);
+        if let (Err(unsaved), Err(_), true) = (&saved, &exported, self.job.has_ranks()) {
+            tracing::warn!("nor could the last checkpoint be written: {unsaved}");
+        }
+        exported?;
         saved?;
         match &self.made.last {
             Some(last) if !last.is_finite() => Err(self.diverged(last)),
