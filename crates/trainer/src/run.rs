@@ -122,11 +122,13 @@ pub(crate) fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
 }
 
 /// Keys of `[model]` that no weight's shape depends on: a run may change them for a model that it starts from.
-const FREE_OF_SHAPES: [&str; 5] = [
+const FREE_OF_SHAPES: [&str; 7] = [
     "dropout",
     "norm_eps",
     "rope_theta",
     "rope_scaling",
+    "sliding_window",
+    "full_attention_layers",
     "init_std",
 ];
 
