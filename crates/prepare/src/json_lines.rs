@@ -3,8 +3,7 @@
 use crate::PrepareError;
 use crate::items::{Content, Item};
 use crate::records::{DOCUMENTS, Document, Record};
-use crate::text_pieces::BYTE_ORDER_MARK;
-use data::FileKind;
+use data::{BYTE_ORDER_MARK, FileKind};
 use std::io::{self, BufRead, Cursor, Read};
 use std::sync::Arc;
 
