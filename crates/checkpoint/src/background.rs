@@ -10,11 +10,16 @@ use std::thread::{Builder, JoinHandle};
 #[derive(Debug)]
 pub struct BackgroundWriter<T> {
     job: Option<JoinHandle<T>>,
+    /// Of the job before one that could not be begun.
+    outcome: Option<T>,
 }
 
 impl<T> Default for BackgroundWriter<T> {
     fn default() -> Self {
-        Self { job: None }
+        Self {
+            job: None,
+            outcome: None,
+        }
     }
 }
 
@@ -27,14 +32,22 @@ impl<T: Send + 'static> BackgroundWriter<T> {
     /// Begins a job. If one is under way it waits for that; an outcome that was not taken is returned.
     ///
     /// # Errors
-    /// If the system gives no thread: the job was not begun.
+    /// If the system gives no thread: the job was not begun, and an outcome that was not taken can be taken still.
     pub fn start(
         &mut self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> std::io::Result<Option<T>> {
-        let before = self.wait();
-        self.job = Some(Builder::new().name("checkpoint".into()).spawn(job)?);
-        Ok(before)
+        self.start_on(Builder::new().name("checkpoint".into()), job)
+    }
+
+    fn start_on(
+        &mut self,
+        thread: Builder,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> std::io::Result<Option<T>> {
+        self.outcome = self.wait();
+        self.job = Some(thread.spawn(job)?);
+        Ok(self.outcome.take())
     }
 
     /// Whether a job is under way.
@@ -49,8 +62,10 @@ impl<T: Send + 'static> BackgroundWriter<T> {
 
     /// Waits for the job, if there is one, and returns its outcome.
     pub fn wait(&mut self) -> Option<T> {
-        let outcome = self.job.take()?.join();
-        Some(outcome.unwrap_or_else(|panic| resume_unwind(panic)))
+        let Some(job) = self.job.take() else {
+            return self.outcome.take();
+        };
+        Some(job.join().unwrap_or_else(|panic| resume_unwind(panic)))
     }
 }
 
@@ -60,5 +75,25 @@ impl<T> Drop for BackgroundWriter<T> {
             // A panic has been printed by its own thread, and this one may be unwinding already.
             let _ = job.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_outlives_a_job_that_no_thread_can_be_had_for() {
+        let without_room = || Builder::new().stack_size(usize::MAX / 4);
+        let mut writer = BackgroundWriter::new();
+        writer.start(|| 1).unwrap();
+        for _ in 0..2 {
+            writer.start_on(without_room(), || 2).unwrap_err();
+        }
+        assert!(!writer.is_busy());
+        assert_eq!((writer.take_outcome(), writer.wait()), (Some(1), None));
+        writer.start(|| 3).unwrap();
+        writer.start_on(without_room(), || 4).unwrap_err();
+        assert_eq!(writer.start(|| 5).unwrap(), Some(3));
     }
 }

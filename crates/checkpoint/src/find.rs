@@ -64,8 +64,8 @@ pub fn find_any_together(run: &Path, group: &dyn Group) -> Result<Option<Found>,
     newest(run, names.unwrap_or_default(), group)
 }
 
-/// The folder of the checkpoint that [`find`] will take unless a large file of it is damaged: sizes are looked at, and what is
-/// in `file`, a small one.
+/// The folder of the checkpoint that [`find`] is going to take, told at little cost: the sizes of all files are checked, and of
+/// contents only those of `file`, a small one. [`find`] takes an older one if the contents of another file are damaged.
 pub fn glance(path: &Path, file: &str) -> Option<PathBuf> {
     let path = run_of(path);
     let checkpoints = names::checkpoints(path);
@@ -78,7 +78,7 @@ pub fn glance(path: &Path, file: &str) -> Option<PathBuf> {
         .find(|folder| Checkpoint::seems_whole(folder, file))
 }
 
-/// A run's folder, where its folder of checkpoints is named.
+/// The run's folder, where `path` is its folder of checkpoints; else `path`.
 fn run_of(path: &Path) -> &Path {
     match path.file_name() {
         Some(name) if name == "checkpoints" => path.parent().unwrap_or(path),
@@ -86,7 +86,7 @@ fn run_of(path: &Path) -> &Path {
     }
 }
 
-/// The first whole one of a run's checkpoints, newest first; none if there are none.
+/// The first whole one of a run's checkpoints, newest first; none if it has no checkpoint.
 fn newest(
     run: &Path,
     names: Vec<String>,

@@ -42,16 +42,16 @@ impl Checkpoint {
         agree(group, Self::open_share(path, (group.rank(), group.size())))
     }
 
-    /// Whether all files of a folder have the manifest's sizes, and `file` its checksum. It is computed by this thread alone: the
+    /// Whether all files of a folder have the manifest's sizes, and `file` is one of them, with its checksum. It is computed by this thread alone: the
     /// settings that may be in that file say how many threads there are to be.
     pub(crate) fn seems_whole(path: &Path, file: &str) -> bool {
         let Ok(manifest) = read_manifest(path) else {
             return false;
         };
         let checksum = || hash_of(File::open(path.join(file))?).map(|hash| digits(hash.finalize()));
-        let mut listed = manifest.files.iter().filter(|listed| listed.name == file);
+        let listed = manifest.files.iter().find(|listed| listed.name == file);
         verify_sizes(path, &manifest).is_ok()
-            && listed.all(|listed| checksum().is_ok_and(|found| found == listed.crc32))
+            && listed.is_some_and(|listed| checksum().is_ok_and(|found| found == listed.crc32))
     }
 
     /// Verifies the sizes of all files, and the checksums of every `size`-th of them, from number `rank` on: the others are

@@ -63,15 +63,15 @@ impl MicroBatch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepBatch {
     /// `accum` micro-batches of equally many rows, in the order in which they are to be run. All have the dataset's `seq`,
-    /// but with [`Packing::Pad`](crate::Packing::Pad) each one of its own, at most that. Those that other ranks read have
-    /// their shape alone here.
+    /// but with [`Packing::Pad`](crate::Packing::Pad) each one of its own, at most that. Micro-batches that other ranks
+    /// read have a shape here, and no tokens.
     pub micro: Vec<MicroBatch>,
-    /// Targets of the micro-batches that other ranks read: what they say, once they have been asked.
+    /// Targets of the micro-batches that other ranks read; 0 until those ranks have told.
     pub targets_elsewhere: usize,
 }
 
 impl FromIterator<MicroBatch> for StepBatch {
-    /// A step that is read here as a whole.
+    /// A step of which no other rank reads a part.
     fn from_iter<M: IntoIterator<Item = MicroBatch>>(micro: M) -> StepBatch {
         StepBatch {
             micro: micro.into_iter().collect(),
@@ -82,7 +82,7 @@ impl FromIterator<MicroBatch> for StepBatch {
 
 impl StepBatch {
     /// How many targets of the whole step are not [`MASKED`]: what the loss is divided by. Never
-    /// zero in a step that came from [`Batches::next_step`](crate::Batches::next_step) as a whole.
+    /// zero in a step of which [`Batches::next_step`](crate::Batches::next_step) read all micro-batches.
     pub fn target_count(&self) -> usize {
         let here: usize = self.micro.iter().map(MicroBatch::target_count).sum();
         here + self.targets_elsewhere

@@ -33,8 +33,8 @@ impl Batches {
         }
     }
 
-    /// The same steps, of which this rank of `size` reads every `size`-th micro-batch: of the others it knows the shape. Whether
-    /// a step has a target, all ranks know together.
+    /// The same steps, of which this rank of `size` reads every `size`-th micro-batch, from number `rank` on. The others have
+    /// a shape and no tokens, so that only all ranks together know whether a step has a target.
     #[must_use]
     pub fn of_rank(self, rank: usize, size: usize) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Batches {
     ///
     /// # Errors
     ///
-    /// A token outside the vocabulary, or a step without a single target where it is read as a whole. The position is then
+    /// A token outside the vocabulary, or, where there are no other ranks, a step without a single target. The position is then
     /// unchanged, so that asking again gives the same error.
     pub fn next_step(&mut self) -> Result<StepBatch, DataError> {
         let (rows, accum) = {

@@ -52,10 +52,11 @@ impl Dataset {
         let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
         let seq = sources[0].seq(options);
         if let Some(other) = sources.iter().find(|source| source.seq(options) != seq) {
-            return Err(DataError::SeqDiffers {
-                file: other.name().to_owned(),
-                found: other.seq(options),
-                wanted: seq,
+            return Err(DataError::SeqsDiffer {
+                first: sources[0].name().to_owned(),
+                first_seq: seq,
+                other: other.name().to_owned(),
+                other_seq: other.seq(options),
             });
         }
         options.check_step_size(seq)?;
@@ -73,7 +74,7 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// Samples in an epoch; at least 1. Of several inputs with weights about as many as they have together.
+    /// Samples in an epoch; at least 1. With weights, about as many as all inputs have together.
     pub fn samples(&self) -> usize {
         self.shares.samples() as usize
     }
@@ -90,14 +91,13 @@ impl Dataset {
 
     /// One line for people: what the source is and how much it holds.
     pub fn describe(&self) -> String {
-        let mut sources = self.sources.iter().enumerate();
         if let [source] = &self.sources[..] {
             return source.describe(self.seq);
         }
-        let each = sources.by_ref().map(|(at, source)| {
-            let (size, quota) = self.shares.of(at);
+        let each = self.sources.iter().enumerate().map(|(at, source)| {
+            let (_, quota) = self.shares.of(at);
             let percent = 100.0 * quota as f64 / self.samples() as f64;
-            let passes = quota as f64 / size as f64;
+            let passes = self.shares.passes(at);
             let what = source.describe(self.seq);
             format!("{percent:.1} % {what} ({passes:.2} passes an epoch)")
         });
@@ -105,21 +105,24 @@ impl Dataset {
         format!("{}; {} samples an epoch", each.join("; "), self.samples())
     }
 
-    /// Where each input is, none being the built-in text, and what its tokens are of.
+    /// The path of each input (`None`: the built-in text), and what its tokens stand for.
     pub fn inputs(&self) -> impl Iterator<Item = (Option<&Path>, TokensOf)> {
         let mut paths = self.options.path.iter().flat_map(Inputs::paths);
         let sources = self.sources.iter();
         sources.map(move |source| (paths.next(), source.tokens_of()))
     }
 
-    /// Bytes of text that a token stands for on average, which makes bits per byte of a loss: 1 for text, and what their
-    /// indices say for shards. `None` where nothing says.
+    /// Bytes of text that a token of an epoch stands for on average, which makes bits per byte of a loss: 1 for text, and what
+    /// their indices say for shards. `None` where nothing says.
     pub fn bytes_per_token(&self) -> Option<f64> {
-        let known = self.sources.iter().map(Source::text_and_tokens);
-        let known: Vec<(u64, u64)> = known.collect::<Option<_>>()?;
-        let bytes: u64 = known.iter().map(|(bytes, _)| bytes).sum();
-        let tokens: u64 = known.iter().map(|(_, tokens)| tokens).sum();
-        (bytes > 0).then(|| bytes as f64 / tokens as f64)
+        let (mut all_bytes, mut all_tokens) = (0.0, 0.0);
+        for (at, source) in self.sources.iter().enumerate() {
+            let (bytes, tokens) = source.text_and_tokens()?;
+            let passes = self.shares.passes(at);
+            all_bytes += bytes as f64 * passes;
+            all_tokens += tokens as f64 * passes;
+        }
+        (all_bytes > 0.0).then(|| all_bytes / all_tokens)
     }
 
     /// What tells this data from other data, whatever its files are called: their number, their size, and a checksum of
@@ -174,7 +177,8 @@ impl Dataset {
         source.length(sample, self.seq)
     }
 
-    /// A micro-batch of samples (below [`Self::samples`]) without their tokens: it is as long as what indices say of them.
+    /// The shape of a micro-batch of samples (below [`Self::samples`]), without tokens. Its length follows from the indices of
+    /// documents, so that no token is read for it.
     pub(crate) fn shape(&self, samples: &[usize]) -> MicroBatch {
         let packing = self.options.packing;
         let seq = match packing {

@@ -265,6 +265,18 @@ pub enum DataError {
         wanted: usize,
     },
 
+    /// Inputs whose rows have several lengths: those of a batch file have their own.
+    #[error(
+        "data inputs {first} and {other} do not go together: rows of the one have {first_seq} tokens, of the other {other_seq}; \
+         the rows of a batch file stay as long as they are, those of token files and text are as long as data.seq"
+    )]
+    SeqsDiffer {
+        first: String,
+        first_seq: usize,
+        other: String,
+        other_seq: usize,
+    },
+
     /// A token of a token file outside the vocabulary.
     #[error(
         "data file {file}: token {token} at position {position} is outside the vocabulary of {vocab}; \
@@ -328,6 +340,7 @@ fn way_out(kind: FileKind) -> &'static str {
         FileKind::Other("safetensors") => {
             "; if it holds batches, read it with data.format=\"batches\""
         }
+        FileKind::Other("text in UTF-16") => "; convert it to UTF-8",
         FileKind::Other(_) => "; give the text that it was made of, or that is in it",
         _ => ": `trainer prepare` makes tokens of it",
     }

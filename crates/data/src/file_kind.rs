@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-/// Bytes in which a NUL means that a file is no text.
+/// A file with a NUL among this many first bytes is not text.
 const HEAD: usize = 8192;
 
-/// What precedes text in some files.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// The mark of UTF-8, with which some text files begin.
+pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// What a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,11 +25,11 @@ pub enum FileKind {
     Zstd,
     /// A token file in llm.c's layout.
     Tokens,
-    /// None of these and no text, by its name.
+    /// Something else that is not text, by its name.
     Other(&'static str),
 }
 
-/// How files begin that are no text: the offset, the bytes there, and what has them.
+/// Signatures of files that are not text: an offset, the bytes there, and the kind that has them.
 const BEGINNINGS: &[(usize, &[u8], FileKind)] = &[
     (0, b"PAR1", FileKind::Parquet),
     (0, b"\x1f\x8b", FileKind::Gzip),
@@ -57,7 +57,8 @@ const BEGINNINGS: &[(usize, &[u8], FileKind)] = &[
 ];
 
 impl FileKind {
-    /// What a file is that begins with `head`: the first line of JSON as a whole, of others some thousand bytes.
+    /// The kind of a file that begins with `head`. A file of JSON needs its whole first line in there, others a few thousand
+    /// bytes.
     pub fn of(head: &[u8]) -> FileKind {
         let begins = |(at, bytes, _): &&(usize, &[u8], FileKind)| {
             head.get(*at..).is_some_and(|rest| rest.starts_with(bytes))
@@ -84,7 +85,7 @@ impl FileKind {
         }
     }
 
-    /// The same of the file at `path`, whose name counts where its bytes could be text: a line of JSONL may be damaged.
+    /// The kind of the file at `path`. Where its bytes could be text its name decides, since a line of JSONL may be damaged.
     pub fn of_file(path: &Path, head: &[u8]) -> FileKind {
         let ending = path.extension().and_then(|ending| ending.to_str());
         match (FileKind::of(head), ending) {

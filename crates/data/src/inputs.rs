@@ -41,6 +41,9 @@ pub enum InputsError {
         "`{with}` has a weight and `{without}` has none; write PATH:WEIGHT for every --data, or for none"
     )]
     SomeWeights { with: String, without: String },
+    /// Weights that are no shares of their sum.
+    #[error("the weights of data.path have no finite sum; give smaller ones")]
+    Sum,
 }
 
 /// As files have it.
@@ -54,8 +57,12 @@ enum Written {
 impl FromStr for Input {
     type Err = InputsError;
 
-    /// Reads `PATH` or `PATH:WEIGHT`: what follows the last colon is a weight where it is a number.
+    /// Reads `PATH` or `PATH:WEIGHT`: what follows the last colon is a weight where it is a number, unless there is a file of the
+    /// whole name.
     fn from_str(text: &str) -> Result<Input, InputsError> {
+        if Path::new(text).exists() {
+            return Ok(Input::whole(text.into()));
+        }
         let begins_a_number = |weight: &str| weight.starts_with(|c| "+-.0123456789".contains(c));
         let split = text.rsplit_once(':');
         let split = split.filter(|(path, weight)| !path.is_empty() && begins_a_number(weight));
@@ -106,6 +113,7 @@ impl Inputs {
                 with: with.to_string(),
                 without: without.to_string(),
             }),
+            _ if !inputs.weights().sum::<f64>().is_finite() => Err(InputsError::Sum),
             _ => Ok(inputs),
         }
     }
@@ -113,6 +121,10 @@ impl Inputs {
     /// All of them, at least one.
     pub fn iter(&self) -> impl Iterator<Item = &Input> {
         self.0.iter()
+    }
+
+    fn weights(&self) -> impl Iterator<Item = f64> {
+        self.iter().filter_map(|input| input.weight)
     }
 
     /// Their paths.
@@ -200,6 +212,21 @@ mod tests {
     }
 
     #[test]
+    fn a_file_whose_name_ends_in_a_number_is_meant_where_it_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(path("x:2"), "").unwrap();
+        for (text, name, weight) in [
+            (path("x:2"), path("x:2"), None),
+            (path("x:2:3"), path("x:2"), Some(3.0)),
+            (path("x:4"), path("x"), Some(4.0)),
+        ] {
+            let input: Input = text.parse().unwrap();
+            assert_eq!((input.path, input.weight), (name.into(), weight), "{text}");
+        }
+    }
+
+    #[test]
     fn weights_are_above_zero_and_of_all_or_none() {
         for text in ["a:0", "a:-1", "a:1e999"] {
             let error = read(&[text]).unwrap_err();
@@ -208,6 +235,7 @@ mod tests {
         let error = read(&["a:1", "b"]).unwrap_err().to_string();
         assert!(error.contains("`a:1`") && error.contains("`b`"), "{error}");
         assert_eq!(read(&[]), Err(InputsError::None));
+        assert_eq!(read(&["a:1e308", "b:1e308"]), Err(InputsError::Sum));
         assert!(read(&["a", "b"]).is_ok() && read(&["a:1", "b:2"]).is_ok());
     }
 }

@@ -30,9 +30,9 @@
 //! ```
 //!
 //! Where to read on: [`Dataset`] for what can be opened, [`ShardIndex`] for what lies beside a shard, [`ShardWriter`]
-//! for writing one, [`Packing`] for how documents become rows, [`Inputs`] for several inputs, [`FileKind`] for what is no text,
-//! [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for reading ahead,
-//! [`DataError`] for all that can be wrong with a file.
+//! for writing one, [`Packing`] for how documents become rows, [`Inputs`] for several inputs, [`FileKind`] for
+//! files that are not text, [`Batches`] for how samples become steps, [`Position`] for saving and restoring, [`prefetch`] for
+//! reading ahead, [`DataError`] for all that can be wrong with a file.
 
 mod batch;
 mod batch_file;
@@ -67,7 +67,7 @@ pub use batches::Batches;
 pub use buckets::padded_lengths;
 pub use dataset::Dataset;
 pub use error::DataError;
-pub use file_kind::FileKind;
+pub use file_kind::{BYTE_ORDER_MARK, FileKind};
 pub use index_file::ShardIndex;
 pub use inputs::{Input, Inputs, InputsError};
 pub use listing::{ListedOrigin, ListedShard, ListedTokenizer};

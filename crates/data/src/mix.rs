@@ -38,6 +38,12 @@ impl Shares {
         (self.sizes[source], self.quotas[source])
     }
 
+    /// How often an epoch reads all samples of a source.
+    pub(crate) fn passes(&self, source: usize) -> f64 {
+        let (size, quota) = self.of(source);
+        quota as f64 / size as f64
+    }
+
     /// What tells these shares from others.
     pub(crate) fn fingerprint(&self, crc: &mut crc32fast::Hasher) {
         for quota in &self.quotas {
@@ -46,7 +52,7 @@ impl Shares {
     }
 }
 
-/// Which sample of which source comes when.
+/// The order of the samples of several sources.
 ///
 /// Each source is read in an order of its own, pass after pass: where an epoch ends, it goes on in the next. So the `k`-th
 /// sample that a source gives in an epoch follows from the epoch and `k`, and which source has its turn from the position.
@@ -129,7 +135,8 @@ fn turns(shares: &Shares, seed: Option<u64>, epoch: u64) -> Vec<u64> {
     sources.into_iter().map(take).collect()
 }
 
-/// The next turn is the source's whose middle of a turn comes first, if all take equally long: the first one's of several.
+/// Spreads the turns of each source evenly over an epoch: the middle of turn `k` of `q` lies at `(k + 1/2) / q` of it. The turn
+/// whose middle comes first is next; of equal ones that of the first source.
 fn evenly(quotas: &[u64]) -> Vec<usize> {
     let samples: u64 = quotas.iter().sum();
     let mut given = vec![0u64; quotas.len()];

@@ -1,4 +1,5 @@
-//! A dataset read once, in file order: what an evaluation takes. Of several inputs the first samples are of all.
+//! A dataset read once, in file order: what an evaluation takes. Several inputs take turns, so that the first samples
+//! are from all of them.
 
 use crate::{DataError, Dataset, MicroBatch, Position};
 

@@ -169,7 +169,7 @@ fn open_shard(path: &Path, format: Format) -> Result<TokenFile, DataError> {
     match format {
         Format::U16 => TokenFile::bare_u16(file),
         Format::LlmC => {
-            // Of other kinds that are no tokens the missing header says enough.
+            // For any other kind the error about the missing header says enough.
             let kind = FileKind::of(&file);
             if kind != FileKind::Text && kind.can_be_prepared() {
                 return Err(no_text(file, kind));

@@ -16,14 +16,14 @@ pub(crate) enum Source {
     Batches(BatchFile),
 }
 
-/// What the tokens of an input are of.
+/// What the tokens of an input stand for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokensOf {
     /// Text, of which each byte is a token.
     Bytes,
-    /// Of what `trainer prepare` read, with the tokenizer that its `dataset.json` names.
+    /// Text that `trainer prepare` encoded, with the tokenizer that its `dataset.json` names.
     Prepared(ListedOrigin),
-    /// Nobody says.
+    /// Files of bare tokens do not say.
     Unknown,
 }
 
@@ -96,7 +96,7 @@ impl Source {
         }
     }
 
-    /// Adds what tells this data from other data; how many files it has, and bytes.
+    /// Adds to the checksum what tells this data from other data; returns how many files and bytes it has.
     pub(crate) fn fingerprint(&self, crc: &mut Hasher) -> (usize, usize) {
         match self {
             Self::Tokens(shards, _) => {

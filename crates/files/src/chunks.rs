@@ -16,7 +16,7 @@ pub fn in_chunks(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     starts.map(move |start| start..end.min(start + CHUNK_ELEMENTS))
 }
 
-/// Zeroed host memory. Where the system has none left, that is an error: other allocations end the process.
+/// Zeroed host memory. Where the system has none left this is an error, while other allocations would end the process.
 ///
 /// # Errors
 /// [`FilesError::Memory`].

@@ -42,7 +42,7 @@ pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
     parse_header(&bytes[8..8 + length], bytes.len())
 }
 
-/// How long the header is of a file of so many bytes that begins with these.
+/// The length of the header of a file that has `file_bytes` bytes and begins with `first`.
 pub(crate) fn header_length(first: &[u8], file_bytes: usize) -> Result<usize, String> {
     let length = first
         .first_chunk()
@@ -62,7 +62,7 @@ pub(crate) fn header_length(first: &[u8], file_bytes: usize) -> Result<usize, St
     }
 }
 
-/// Checks the header's text, of a file of so many bytes.
+/// Reads the header's text, and checks it against the size of the file.
 pub(crate) fn parse_header(text: &[u8], file_bytes: usize) -> Result<Header, String> {
     let raw: RawHeader = serde_json::from_slice(text)
         .map_err(|error| format!("its header cannot be read: {error}"))?;

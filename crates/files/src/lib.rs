@@ -3,8 +3,8 @@
 //! All that a save does to a disk goes through [`FileSystem`], so that a test can stop at every operation of it
 //! ([`testing::PowerCut`]) or run out of room at any byte ([`testing::FullDisk`]). [`write_tensors`] streams tensors from a
 //! [`TensorSource`] into one safetensors file or into shards with an index, in Hugging Face's form; [`TensorFiles`] reads
-//! such files, whoever wrote them. Neither has more of a tensor in memory than a chunk ([`in_chunks`]). Where several programs write a part of every tensor each, these are
-//! [`write_pieces`] and [`PieceFiles`], and [`Tensors`] reads either.
+//! such files, whoever wrote them. Neither has more of a tensor in memory than a chunk ([`in_chunks`]). Where several programs
+//! write a part of every tensor each, [`write_pieces`] and [`PieceFiles`] do the same, and [`Tensors`] reads either.
 //!
 //! ```
 //! use files::{Disk, Dtype, TensorFiles, TensorSource, TensorSpec, write_tensors};

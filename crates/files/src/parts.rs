@@ -69,8 +69,8 @@ impl<'a> Parts<'a> {
         self.len() == 0
     }
 
-    /// Some of the bytes: as they lie where one piece in memory has them, else in memory of their own, so that a caller asks
-    /// for a chunk at a time. No other piece is touched.
+    /// Some of the bytes: borrowed where one piece in memory has them all, else copied. A copy takes memory, so a caller asks
+    /// for a chunk at a time. No piece outside the range is read.
     ///
     /// # Errors
     /// [`FilesError::File`] if a file cannot be read, [`FilesError::Memory`] if there is no memory for a copy.

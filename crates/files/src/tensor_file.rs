@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// A safetensors file whose header has been checked. Its data is neither mapped nor held: what is mapped counts as memory of
-/// this process until the system takes it back.
+/// A safetensors file whose header has been checked. Its data is neither held nor mapped: a mapped file counts as memory of this
+/// process until the system takes it back.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     file: File,

@@ -62,7 +62,7 @@ impl Hashed {
 
 impl Write for Hashed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // What was just written is hashed while caches have it.
+        // So few that the processor's caches still have them when they are hashed.
         let bytes = &bytes[..bytes.len().min(CHUNK_BYTES)];
         let written = self.file.write(bytes)?;
         self.crc32.update(&bytes[..written]);

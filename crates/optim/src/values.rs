@@ -117,8 +117,8 @@ impl AdamW {
         Ok(())
     }
 
-    /// Hands the states of a range, of one tensor, to the host a chunk at a time, as far as they are kept here. All but the
-    /// first begin a block.
+    /// Hands the states of a range, of one tensor, to the host a chunk at a time, as far as they are kept here. Every chunk but
+    /// the first begins at a block.
     fn each_chunk<E: From<KernelError>>(
         &mut self,
         kernels: &dyn Kernels,

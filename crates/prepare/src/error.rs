@@ -40,9 +40,15 @@ pub enum PrepareError {
     Weight { path: PathBuf },
     /// A file that holds no documents.
     #[error(
-        "{file} is {what}, which no documents are read from; leave it out, or make text, JSONL or parquet of it"
+        "{file} is {what}, which no documents are read from; leave it out, or make text in UTF-8, JSONL or parquet of it"
     )]
     NotText { file: String, what: &'static str },
+    /// Parquet whose end cannot be read before its beginning.
+    #[error(
+        "{file} is parquet that is compressed or piped, and parquet is read only from a plain file; unpack or save it, and give \
+         that file"
+    )]
+    PackedParquet { file: String },
     /// The operating system would not read an input.
     #[error("cannot read {file}: {reason}")]
     Unreadable { file: String, reason: io::Error },

@@ -23,21 +23,7 @@ impl Input {
         path.map_or("standard input".into(), |path| path.display().to_string())
     }
 
-    /// Whether its name ends so, before the ending of what compressed it.
-    pub(crate) fn ends_with(&self, path: &Path, endings: &[&str]) -> bool {
-        let ending = |path: &Path| {
-            path.extension()
-                .and_then(|end| end.to_str().map(str::to_owned))
-        };
-        let stem = Path::new(path.file_stem().unwrap_or_default());
-        let own = match ending(path).as_deref() {
-            Some("gz" | "zst") if endings != ["parquet"] => ending(stem),
-            _ => ending(path),
-        };
-        own.is_some_and(|own| endings.contains(&&own[..]))
-    }
-
-    /// Its contents, decompressed, and whether nothing was; `read` counts the bytes of the file.
+    /// Its contents, decompressed, and whether they were plain; `read` counts the bytes of the file.
     pub(crate) fn open(&self, read: &Arc<AtomicU64>) -> io::Result<(Box<dyn BufRead>, bool)> {
         let file: Box<dyn Read> = match &self.path {
             None => Box::new(io::stdin()),
@@ -60,6 +46,20 @@ impl Input {
             _ => (Box::new(BufReader::with_capacity(1 << 20, file)), true),
         })
     }
+}
+
+/// Whether a file's name says that it holds JSON, compressed or not.
+pub(crate) fn is_named_json(path: &Path) -> bool {
+    let stem = Path::new(path.file_stem().unwrap_or_default());
+    let ending = |path: &Path| {
+        let end = path.extension()?;
+        Some(end.to_string_lossy().into_owned())
+    };
+    let own = match ending(path).as_deref() {
+        Some("gz" | "zst") => ending(stem),
+        _ => ending(path),
+    };
+    matches!(own.as_deref(), Some("jsonl" | "ndjson" | "json"))
 }
 
 struct Counted {

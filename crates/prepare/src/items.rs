@@ -1,7 +1,7 @@
 //! What is encoded at once: a document, or a piece of a long text.
 
 use crate::PrepareError;
-use crate::inputs::Input;
+use crate::inputs::{Input, is_named_json};
 use crate::json_lines::{self, JsonLines};
 use crate::json_list::JsonList;
 use crate::parquet_rows::ParquetRows;
@@ -52,16 +52,12 @@ impl Item {
 
     /// About as many bytes as it takes.
     pub(crate) fn bytes(&self) -> usize {
-        match &self.content {
+        let content = match &self.content {
             Content::Text(text) => text.len(),
             Content::Json { json, .. } => json.len(),
-            Content::Row {
-                document: Document::Text(text),
-                ..
-            } => text.len(),
-            // Messages have no size of their own, and are a few thousand bytes.
-            Content::Row { .. } => 4096,
-        }
+            Content::Row { document, .. } => document.bytes(),
+        };
+        size_of::<Item>() + content
     }
 }
 
@@ -129,16 +125,16 @@ impl<'a> Items<'a> {
     fn source(&self, input: &Input) -> Result<Source, PrepareError> {
         let file: Arc<str> = input.name().into();
         let path = input.path.as_deref();
-        // Its rows are not read from the beginning on.
-        if let Some(path) = path.filter(|path| input.ends_with(path, &["parquet"])) {
+        // Its end says where its rows are, so it is no stream.
+        let is_parquet = |path: &&Path| path.extension().is_some_and(|end| end == "parquet");
+        if let Some(path) = path.filter(is_parquet) {
             return self.rows(path, file, input.bytes);
         }
         let unreadable = PrepareError::unreadable(&file);
         let (reader, is_plain) = input.open(&self.read).map_err(unreadable)?;
         let looked = json_lines::look(reader).map_err(PrepareError::unreadable(&file));
         let (kind, is_document, reader) = looked?;
-        let says_json =
-            path.is_some_and(|path| input.ends_with(path, &["jsonl", "ndjson", "json"]));
+        let says_json = path.is_some_and(is_named_json);
         match (kind, path) {
             (FileKind::JsonList, _) => Ok(Source::List(JsonList::new(reader, file)?)),
             (FileKind::Text | FileKind::JsonLines, _) if says_json || is_document => {
@@ -148,6 +144,9 @@ impl<'a> Items<'a> {
                 Ok(Source::Text(TextPieces::new(reader, file)))
             }
             (FileKind::Parquet, Some(path)) if is_plain => self.rows(path, file, input.bytes),
+            (FileKind::Parquet, _) => Err(PrepareError::PackedParquet {
+                file: file.to_string(),
+            }),
             (kind, _) => Err(PrepareError::NotText {
                 file: file.to_string(),
                 what: kind.name(),

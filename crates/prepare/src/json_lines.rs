@@ -3,8 +3,7 @@
 use crate::PrepareError;
 use crate::items::{Content, Item};
 use crate::records::{DOCUMENTS, Document, Record};
-use crate::text_pieces::BYTE_ORDER_MARK;
-use data::FileKind;
+use data::{BYTE_ORDER_MARK, FileKind};
 use std::io::{self, BufRead, Cursor, Read};
 use std::sync::Arc;
 
@@ -42,7 +41,7 @@ impl JsonLines {
     }
 }
 
-/// What it is that begins so, whether its first line that is not blank is a document, and the same bytes again.
+/// The kind of what a reader gives, whether its first line that is not blank is a document, and a reader of the same bytes.
 pub(crate) fn look(mut reader: Box<dyn BufRead>) -> io::Result<(FileKind, bool, Box<dyn BufRead>)> {
     const PART: u64 = 8192;
     let mut head = Vec::new();

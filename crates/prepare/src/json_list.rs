@@ -2,7 +2,7 @@
 
 use crate::PrepareError;
 use crate::items::{Content, Item};
-use crate::text_pieces::BYTE_ORDER_MARK;
+use data::BYTE_ORDER_MARK;
 use std::io::{self, BufRead, ErrorKind};
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl JsonList {
         let read = reader.read_until(b'[', &mut before);
         read.map_err(PrepareError::unreadable(&file))?;
         let blank = before.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&before);
-        debug_assert_eq!(blank.trim_ascii(), b"[", "that is what the caller saw");
+        debug_assert_eq!(blank.trim_ascii(), b"[", "the caller saw this list");
         Ok(JsonList {
             file,
             reader,
@@ -39,20 +39,52 @@ impl JsonList {
             .element()
             .map_err(PrepareError::unreadable(&self.file))?;
         if json.is_empty() {
-            return Ok(None);
+            return self.refuse_more().map(|()| None);
         }
         self.number += 1;
         let place = ("element", self.number);
         Ok(Some(Item::whole(&self.file, Content::Json { place, json })))
     }
 
-    /// The bytes up to the next comma between elements, or the end; none where all was read. What follows the list is an
-    /// element that is none.
+    /// Refuses a file that goes on after its list.
+    fn refuse_more(&mut self) -> Result<(), PrepareError> {
+        let follows = self
+            .follows()
+            .map_err(PrepareError::unreadable(&self.file))?;
+        match follows {
+            None => Ok(()),
+            Some(follows) => Err(PrepareError::BadDocument {
+                file: self.file.to_string(),
+                place: "after its list".into(),
+                reason: format!(
+                    "there is `{follows}`; a file of JSON holds one list, with all documents in it"
+                ),
+            }),
+        }
+    }
+
+    /// How that begins which follows the list, if anything but blanks does.
+    fn follows(&mut self) -> io::Result<Option<String>> {
+        const SHOWN: usize = 40;
+        loop {
+            let buffer = self.reader.fill_buf()?;
+            let more = buffer.trim_ascii_start();
+            if !more.is_empty() {
+                let shown = &more[..more.len().min(SHOWN)];
+                return Ok(Some(String::from_utf8_lossy(shown).trim_end().into()));
+            }
+            match buffer.len() {
+                0 => return Ok(None),
+                blanks => self.reader.consume(blanks),
+            }
+        }
+    }
+
+    /// The bytes up to the next comma between elements, or to the end of the list; none where all was read.
     fn element(&mut self) -> io::Result<Vec<u8>> {
         let mut json = Vec::new();
         if self.ended {
-            self.reader.read_to_end(&mut json)?;
-            return Ok(json.trim_ascii().to_vec());
+            return Ok(json);
         }
         let (mut depth, mut in_text, mut escaped) = (0u32, false, false);
         loop {
@@ -87,11 +119,11 @@ impl JsonList {
                 Some(b']') => {
                     self.ended = true;
                     return match json.trim_ascii() {
-                        [] => self.element(),
+                        [] => Ok(Vec::new()),
                         _ => Ok(json),
                     };
                 }
-                // Two commas in a row have something between them that is no document.
+                // An element without bytes would look like the end; a blank one is refused as no document.
                 Some(_) => {
                     json.push(b' ');
                     return Ok(json);
@@ -129,11 +161,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_has_an_element_that_is_none() {
-        assert_eq!(elements("[{}] {}", 8), ["{}", "{}"]);
+    fn blank_elements_come_as_elements() {
         assert_eq!(elements("[{},,{}]", 8), ["{}", "", "{}"]);
         let cut = Box::new(Cursor::new("[{}".to_owned()));
         let error = JsonList::new(cut, "a.json".into()).unwrap().next();
         assert!(error.unwrap_err().to_string().contains("has no end"));
+    }
+
+    #[test]
+    fn what_follows_the_list_is_refused() {
+        for (text, follows) in [
+            ("[{}] {}", "`{}`"),
+            ("[{}]\n\n\n\n\n\n\n\n\n[{}]\n", "`[{}]`"),
+            ("[]x", "`x`"),
+        ] {
+            for buffer in [8, 1000] {
+                let reader = BufReader::with_capacity(buffer, Cursor::new(text));
+                let mut list = JsonList::new(Box::new(reader), "a.json".into()).unwrap();
+                let mut items = std::iter::from_fn(|| list.next().transpose());
+                let error = items.find_map(Result::err).expect(text).to_string();
+                let place = "a.json, after its list";
+                assert!(error.contains(place), "{error}");
+                assert!(buffer == 8 || error.contains(follows), "{error}");
+            }
+        }
+        assert_eq!(elements("[{}]\n \n\n\n\n\n\n\n\n", 3), ["{}"]);
     }
 }

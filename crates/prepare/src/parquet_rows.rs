@@ -2,7 +2,7 @@
 
 use crate::PrepareError;
 use crate::items::{Content, Item};
-use crate::records::{DOCUMENTS, Document, FIELDS, Record};
+use crate::records::{DOCUMENTS, Document, FIELDS, LISTS, Record};
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
 use parquet::file::serialized_reader::SerializedFileReader;
@@ -76,22 +76,28 @@ impl ParquetRows {
     }
 }
 
-/// As of a line of JSONL. Columns that its kind of document does not need may hold anything.
+/// As of a line of JSONL. Columns of text that its kind of document does not need may hold anything.
 fn document(row: Row) -> Document {
-    let mut record = Record::default();
+    let mut columns = serde_json::Map::new();
     for (name, field) in row.into_columns() {
         let value = match field {
             Field::Str(text) => Ok(Value::String(text)),
             field => json(&field),
         };
-        match value {
-            Ok(value) => record.set(&name, value),
-            Err(reason) if name != "text" => return Document::Neither(reason),
-            // Refused as no text, unless there is something else.
-            Err(_) => record.set(&name, Value::Bool(false)),
-        }
+        let value = match value {
+            Ok(value) => value,
+            Err(reason) if LISTS.contains(&&name[..]) => {
+                return Document::Neither(format!("its `{name}` {reason}"));
+            }
+            // This is refused as no text if the document needs it.
+            Err(_) => Value::Bool(false),
+        };
+        columns.insert(name, value);
     }
-    record.document()
+    let record = serde_json::from_value::<Record>(Value::Object(columns));
+    record
+        .expect("a field of a record takes any value")
+        .document()
 }
 
 /// A message's fields as JSON has them; those that are null, as every field is that another row has, are left out.
@@ -112,7 +118,7 @@ fn json(field: &Field) -> Result<Value, String> {
             Value::Object(fields.collect::<Result<_, String>>()?)
         }
         _ => {
-            return Err("it holds more than texts, numbers and lists".into());
+            return Err("holds more than texts, numbers and lists".into());
         }
     })
 }

@@ -23,7 +23,7 @@ pub(crate) struct Chat {
     pub(crate) messages: Vec<Value>,
     /// The tools that there are, or null.
     pub(crate) tools: Value,
-    /// Turns of the assistant, the first ones, that are not learnt.
+    /// How many of the assistant's first turns belong to the prompt: they are not learnt.
     pub(crate) given: usize,
 }
 
@@ -75,28 +75,13 @@ pub(crate) const FIELDS: [&str; 10] = [
     "output",
 ];
 
-impl Record {
-    /// Sets a field of [`FIELDS`].
-    pub(crate) fn set(&mut self, name: &str, value: Value) {
-        let field = match name {
-            "text" => &mut self.text,
-            "messages" => &mut self.messages,
-            "tools" => &mut self.tools,
-            "conversations" => &mut self.conversations,
-            "system" => &mut self.system,
-            "prompt" => &mut self.prompt,
-            "completion" => &mut self.completion,
-            "instruction" => &mut self.instruction,
-            "input" => &mut self.input,
-            "output" => &mut self.output,
-            _ => return,
-        };
-        *field = value;
-    }
+/// Those of them that are lists.
+pub(crate) const LISTS: [&str; 3] = ["messages", "tools", "conversations"];
 
-    /// What it says, null being as if it were not there. A record of several kinds is of the first of these: `messages`,
-    /// `conversations`, `instruction`, `prompt`, `text`, since the others are where it came from or what was made of it.
-    /// Messages and tools may be written as JSON within a text.
+impl Record {
+    /// What it says. A field that is null counts as missing. A record with the fields of several kinds counts as the first of
+    /// these: `messages`, `conversations`, `instruction`, `prompt`, `text`; its other fields are usually what it was made
+    /// from, or what was made from it. Messages and tools may be written as JSON within a text.
     pub(crate) fn document(self) -> Document {
         let document = if !self.messages.is_null() {
             list("messages", self.messages).and_then(|messages| chat(messages, self.tools, 0))
@@ -114,6 +99,43 @@ impl Record {
             Err(format!("it has none of {DOCUMENTS}"))
         };
         document.unwrap_or_else(Document::Neither)
+    }
+}
+
+impl Document {
+    /// Bytes of its texts.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Document::Text(text) | Document::Neither(text) => text.len(),
+            Document::Chat(chat) => {
+                let messages = chat.messages.iter().map(text_bytes);
+                messages.sum::<usize>() + text_bytes(&chat.tools)
+            }
+            Document::Completion(Completion { prompt, completion }) => {
+                prompt.len() + completion.len()
+            }
+            Document::Instruction(Instruction {
+                system,
+                instruction,
+                input,
+                output,
+            }) => system.len() + instruction.len() + input.len() + output.len(),
+        }
+    }
+}
+
+/// Bytes of the texts in a value, its keys included.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(text_bytes).sum(),
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            fields
+                .map(|(key, value)| key.len() + text_bytes(value))
+                .sum()
+        }
+        _ => 0,
     }
 }
 
@@ -142,8 +164,8 @@ impl Instruction {
         }
     }
 
-    /// In the words that Stanford's Alpaca was trained with, for a model that has no chat template. What the system says
-    /// stands for their first sentences.
+    /// In the words that Stanford's Alpaca was trained with, for a model that has no chat template. A text of the system takes
+    /// the place of their first two sentences.
     pub(crate) fn into_completion(self) -> Completion {
         let Instruction {
             system,
@@ -177,6 +199,8 @@ impl Instruction {
 fn chat(messages: Vec<Value>, tools: Value, given: usize) -> Result<Document, String> {
     let tools = match tools {
         Value::Null => Value::Null,
+        // No tools, written as JSON.
+        Value::String(json) if json.trim() == "null" => Value::Null,
         tools => Value::Array(list("tools", tools)?),
     };
     Ok(Document::Chat(Chat {
@@ -371,6 +395,36 @@ mod tests {
             json!({"prompt": prompt, "completion": completion}),
         ));
         assert_eq!((messages.len(), given), (4, 1));
+    }
+
+    #[test]
+    fn every_kind_of_document_counts_the_bytes_of_its_texts() {
+        let long = "long ".repeat(2000);
+        for record in [
+            json!({"text": long}),
+            json!({"messages": [message("user", "a"), message("assistant", &long)]}),
+            json!({"prompt": "a", "completion": long}),
+            json!({"instruction": "a", "output": long}),
+        ] {
+            let bytes = document(record.clone()).bytes();
+            assert!((10_000..10_100).contains(&bytes), "{bytes}: {record}");
+        }
+    }
+
+    #[test]
+    fn tools_may_be_null_or_a_list_as_json() {
+        let tools = |tools: Value| {
+            let said = [message("user", "a"), message("assistant", "b")];
+            match document(json!({"messages": said, "tools": tools})) {
+                Document::Chat(chat) => chat.tools,
+                other => panic!("{other:?}"),
+            }
+        };
+        for none in [Value::Null, json!("null")] {
+            assert_eq!(tools(none), Value::Null);
+        }
+        assert_eq!(tools(json!("[1]")), json!([1]));
+        assert_eq!(tools(json!([1])), json!([1]));
     }
 
     #[test]

@@ -2,14 +2,13 @@
 
 use crate::PrepareError;
 use crate::items::{Content, Item};
+use data::BYTE_ORDER_MARK;
 use std::io::{BufRead, Read};
 use std::sync::Arc;
 use tokenization::Tokenizer;
 
 /// About as many bytes as a piece has.
 const PIECE: usize = 256 << 10;
-
-pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 pub(crate) struct TextPieces {
     file: Arc<str>,

@@ -182,7 +182,7 @@ impl Held<'_> {
         }
     }
 
-    /// What an item has of some of its elements, which begin a block.
+    /// An item's bytes of some of its elements, the first of which begins a block.
     fn chunk(&self, item: &Item, range: Range<usize>) -> io::Result<Vec<u8>> {
         let bytes = match item.state {
             None => range.len() * self.weights.dtype().size_in_bytes(),

@@ -156,7 +156,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Gathers those of so many parameters that have not been.
+    /// Gathers what has not been gathered yet of `count` parameters: other ranks wait for it.
     fn rest(&mut self, count: usize) -> Result<(), SessionError> {
         let next = self.current.map_or(0, |current| current + 1);
         match self.gathers {
@@ -165,7 +165,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Some elements of a parameter, which is the one before or comes after it.
+    /// Some elements of a parameter: the one that was read last, or a later one.
     fn bytes(&mut self, index: usize, elements: Range<usize>) -> Result<Vec<u8>, SessionError> {
         self.turn_to(index)?;
         let first = self.weights.layout().entries()[index].offset;
@@ -185,7 +185,7 @@ impl<'a> Reader<'a> {
         unit.filter(|_| self.gathers)
     }
 
-    /// Has a parameter gathered, once the one before is read.
+    /// Makes a parameter the current one, and gathers it.
     fn turn_to(&mut self, index: usize) -> Result<(), SessionError> {
         if self.current == Some(index) {
             return Ok(());

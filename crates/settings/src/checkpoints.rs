@@ -3,10 +3,10 @@
 use super::schema::CheckpointConfig;
 
 impl CheckpointConfig {
-    /// What saves no step.
+    /// The value of `every` with which no step is saved.
     pub const NEVER: usize = 0;
 
-    /// Steps between two checkpoints, where others than the last step are saved.
+    /// Steps between two checkpoints; `None` where at most the last step is saved.
     pub fn interval(&self) -> Option<usize> {
         self.every.filter(|every| *every != Self::NEVER)
     }
@@ -25,8 +25,8 @@ impl CheckpointConfig {
                 .is_some_and(|every| step.is_multiple_of(every))
     }
 
-    /// For how many checkpoints the disk needs room at a time while a run goes on from step `made` to `steps`, beside the
-    /// `there` that its folder has: old ones are removed once a new one is whole.
+    /// How many more checkpoints the disk needs room for at a time, while a run goes on from step `made` to `steps` in a
+    /// folder that has `there` of them. Old ones are removed once a new one is whole.
     pub fn most_at_a_time(&self, (made, steps): (usize, usize), there: usize) -> usize {
         let between = self
             .interval()

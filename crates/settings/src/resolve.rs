@@ -184,7 +184,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     if !model_elsewhere {
         config.model.validate()?;
     }
-    // What an epoch is, only the data says.
+    // How many steps some epochs are is known once the data is open.
     if config.train.epochs.is_none() {
         options.check_steps(config.train.steps)?;
     }

@@ -332,7 +332,7 @@ impl Config {
     pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
         let (eval, checkpoint) = (&self.eval, &self.checkpoint);
         let [chooses, evaluates] = [self.chooses(), eval.every.is_some()];
-        let never_said = checkpoint.every.is_none();
+        let saves_between = checkpoint.interval().is_some();
         let [auto, evaluation, saving] = ["--recompute auto", "--eval-every", "--save-every"];
         let set = [
             (
@@ -363,7 +363,7 @@ impl Config {
             ),
             (
                 "checkpoint.blocking",
-                checkpoint.blocking && never_said,
+                checkpoint.blocking && !saves_between,
                 saving,
             ),
         ];
@@ -372,7 +372,7 @@ impl Config {
         unused.map(|(key, _, needs)| (key, needs)).collect()
     }
 
-    /// Leaves out what a run does between its steps, and how many of these its data has.
+    /// Leaves out what a run does between its steps, and a length in epochs: the caller says how many steps there are.
     pub fn without_between_steps(&mut self) {
         let none = Config::default();
         self.eval = none.eval;

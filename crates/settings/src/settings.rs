@@ -354,7 +354,7 @@ pub fn auto_attention(config: &Config) -> (Attention, String) {
         format!("auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}");
     let is_windowed = config.model.sliding_window.is_some_and(|keys| keys < seq);
     if is_windowed && attention == Attention::Flash {
-        reason += "; of cuDNN's there is none with a sliding window here";
+        reason += "; cuDNN's attention has no sliding window here";
     }
     (attention, reason)
 }

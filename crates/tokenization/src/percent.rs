@@ -30,9 +30,9 @@ pub(crate) fn as_filter(template: &str) -> String {
     out + rest
 }
 
-/// Writes a tag with its operators replaced.
-fn rewrite(tag: &str, out: &mut String) {
-    let mut rest = tag;
+/// Writes a tag, or an operand within it, with its operators replaced.
+fn rewrite(code: &str, out: &mut String) {
+    let mut rest = code;
     while let Some(found) = rest.find(['\'', '"']) {
         let end = found + quoted(&rest[found..]);
         out.push_str(&rest[..end]);
@@ -45,7 +45,7 @@ fn rewrite(tag: &str, out: &mut String) {
         // `%}` ends the tag.
         if !operand.is_empty() {
             out.push_str("|format(");
-            out.push_str(arguments(operand));
+            rewrite(arguments(operand), out);
             out.push(')');
             rest = after;
         }
@@ -151,6 +151,10 @@ mod tests {
                 "{{ '%s-%s'|format(a, b[1]) ~ c }}",
             ),
             ("{{ '%s' % (a, ) }}", "{{ '%s'|format(a) }}"),
+            (
+                "{{ '[%s]' % ('%d' % n) }}",
+                "{{ '[%s]'|format('%d'|format(n)) }}",
+            ),
             (
                 "{{ '%s' % (a or b)|upper + 'x' }}",
                 "{{ '%s'|format((a or b)|upper) + 'x' }}",

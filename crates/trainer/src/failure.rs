@@ -419,6 +419,7 @@ fn is_usage(error: &DataError) -> bool {
             | DataError::FormatNeedsPath { .. }
             | DataError::NoValidation { .. }
             | DataError::SeqDiffers { .. }
+            | DataError::SeqsDiffer { .. }
             | DataError::FolderFormat { .. }
             | DataError::NoDocuments { .. }
     )

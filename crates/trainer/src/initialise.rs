@@ -34,7 +34,7 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
         .in_layout()
         .map(|parameter| parameter.initial)
         .collect();
-    // They are drawn in order: anew where a transpose begins to read them once more.
+    // Elements are drawn in their order. A tensor that is written transposed is read several times, and drawn again each time.
     let drawn = RefCell::new((0, fresh.values(initial[0], 0)));
     let weights = OutgoingWeights::new(parameters, dtype, |index, elements| {
         let (next, values) = &mut *drawn.borrow_mut();

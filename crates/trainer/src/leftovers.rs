@@ -1,4 +1,4 @@
-//! What earlier runs left in a folder that a run is to begin in. Of a run that made no step nothing is missed: what it wrote is
+//! What earlier runs left in a folder that a run is to begin in. Nobody misses what a run wrote that made no step: it is
 //! removed, so that the same folder can be named again. Anything else in the folder is somebody's, and is not touched.
 
 use crate::failure::Failure;
@@ -25,10 +25,10 @@ const FILES_OF_A_RANK: [&str; 4] = [METRICS, "metrics.jsonl.tmp", "plan.json", "
 /// What `--trace` draws.
 const PICTURES: [&str; 3] = ["snapshot.pickle", "trace.json", "timeline.svg"];
 
-/// What runs leave that means nothing by being there: a run's lock, and a model whose writing was cut short.
+/// Files that stay, and that a new run may find: a run's lock, and the mark of a model whose writing was cut short.
 const MEANINGLESS: [&str; 2] = [".lock", ".unfinished"];
 
-/// What a run left that is gone, and whose folder can be taken.
+/// What a run left that has ended, and whose folder another run can take.
 #[derive(Debug, Default)]
 pub(crate) struct Leftovers {
     /// What it wrote.
@@ -141,12 +141,13 @@ fn is_file_of_a_run(name: &str, path: &Path) -> bool {
 
 /// Whether a folder is one that a run makes, with nothing else in it. One with a checkpoint is not: that is a run to go on with.
 fn is_folder_of_a_run(name: &str, path: &Path) -> io::Result<bool> {
-    let allowed: fn(&str) -> bool = match name {
-        "checkpoints" => {
-            |name| is_numbered(name, ".step-", ".tmp") || is_numbered(name, ".step-", ".removed")
-        }
-        "memory" => |name| PICTURES.contains(&name),
-        "gradients" => |name| is_numbered(name, "step-", ".safetensors"),
+    let allowed: fn(&str, FileType) -> bool = match name {
+        "checkpoints" => |name, kind| {
+            let ends = [".tmp", ".removed"];
+            kind.is_dir() && ends.iter().any(|end| is_numbered(name, ".step-", end))
+        },
+        "memory" => |name, kind| kind.is_file() && PICTURES.contains(&name),
+        "gradients" => |name, kind| kind.is_file() && is_numbered(name, "step-", ".safetensors"),
         "ranks" => {
             let ranks = list(path)?.into_iter();
             let mut are_ranks = ranks.map(|(name, kind, path)| {
@@ -156,7 +157,8 @@ fn is_folder_of_a_run(name: &str, path: &Path) -> io::Result<bool> {
         }
         _ => return Ok(false),
     };
-    Ok(list(path)?.iter().all(|(name, ..)| allowed(name)))
+    let entries = list(path)?;
+    Ok(entries.iter().all(|(name, kind, _)| allowed(name, *kind)))
 }
 
 fn is_part_of_a_rank(path: &Path) -> io::Result<bool> {
@@ -164,7 +166,7 @@ fn is_part_of_a_rank(path: &Path) -> io::Result<bool> {
     entries.try_fold(true, |all, (name, kind, path)| {
         let is_own = match kind.is_dir() {
             true => name == "memory" && is_folder_of_a_run(&name, &path)?,
-            false => FILES_OF_A_RANK.contains(&finished(&name)),
+            false => kind.is_file() && FILES_OF_A_RANK.contains(&finished(&name)),
         };
         Ok(all && is_own)
     })
@@ -209,4 +211,51 @@ fn recorded(metrics: &Path) -> io::Result<(usize, bool)> {
         is_done |= line.starts_with(br#"{"kind":"end","reason":"done""#);
     }
     Ok((steps, is_done))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A folder that a run has locked, in which `make` makes `name`.
+    fn looked(name: &str, make: fn(&Path) -> io::Result<()>) -> Option<Vec<PathBuf>> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(".lock"), "").unwrap();
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        make(&path).unwrap();
+        look(folder.path()).unwrap().map(|left| left.paths)
+    }
+
+    /// A name alone does not say that a run wrote it.
+    #[test]
+    fn what_has_a_name_of_a_run_but_another_kind_is_somebodys() {
+        let file = |path: &Path| fs::write(path, "");
+        let folder = |path: &Path| {
+            fs::create_dir(path)?;
+            fs::write(path.join("mine"), "")
+        };
+        let link = |path: &Path| std::os::unix::fs::symlink("/etc/hostname", path);
+        let files = [
+            "plan.json",
+            "gradients/step-3.safetensors",
+            "memory/trace.json",
+            "ranks/1/log.txt",
+            "ranks/1/memory/timeline.svg",
+        ];
+        for name in files {
+            assert_eq!(
+                looked(name, file).map(|paths| paths.len()),
+                Some(1),
+                "{name}"
+            );
+            assert_eq!(looked(name, folder), None, "{name} is a folder");
+            assert_eq!(looked(name, link), None, "{name} is a link");
+        }
+        let staging = "checkpoints/.step-3.tmp";
+        assert_eq!(looked(staging, folder).map(|paths| paths.len()), Some(1));
+        assert_eq!(looked(staging, file), None);
+        assert_eq!(looked(staging, link), None);
+    }
 }

@@ -10,7 +10,7 @@ use settings::{Config, Elsewhere, Resolved, Size, StatesPlace};
 use std::path::Path;
 
 /// Raises the limit on open files as far as this process may: a checkpoint of many ranks has a file of each, all of which are
-/// open while it is read. One that cannot be raised is told of by the file that cannot be opened.
+/// open while it is read. If it cannot be raised, the first file that cannot be opened says so.
 pub(crate) fn allow_many_files() {
     // SAFETY: all zeros are a valid `rlimit`, which outlives both calls.
     unsafe {
@@ -63,7 +63,7 @@ pub(crate) fn states_on_disk(plan: &Plan, folder: &Path) -> DiskNeed {
     DiskNeed::new(Saved::OptimizerStates, plan.disk_bytes, folder)
 }
 
-/// Refuses to write a model that a disk has no room for, unless it is forced: weights from a source, and the files beside them.
+/// Refuses to write a model, weights and the files beside them, that the disk has no room for, unless it is forced.
 pub(crate) fn refuse_model_without_room(
     out: &Path,
     weights: &dyn TensorSource,
@@ -102,7 +102,7 @@ fn packing_bytes() -> u64 {
     kernels::cpu::untracked_bytes_max(rayon::current_num_threads())
 }
 
-/// Refuses a model that is evaluated or generates where the host has no room for it, unless it is forced.
+/// Refuses to evaluate or generate with a model that the host has no room for, unless it is forced.
 pub(crate) fn refuse_inference_without_room(
     config: &Config,
     plan: &InferencePlan,

@@ -23,7 +23,7 @@ pub(crate) enum ModelTokens {
     Bytes,
     /// What the `tokenizer.json` in this folder makes of text.
     Tokenizer(PathBuf),
-    /// Nobody says: bytes where there are as many tokens as these.
+    /// No file says: taken for bytes if there are 256 tokens.
     Unknown {
         /// Number of tokens.
         vocab: usize,
@@ -31,7 +31,7 @@ pub(crate) enum ModelTokens {
 }
 
 impl ModelTokens {
-    /// Those of the model in a folder, which may be a checkpoint's.
+    /// The tokens of the model in a folder, which may be a checkpoint's.
     pub(crate) fn of_folder(folder: &Path, vocab: usize) -> ModelTokens {
         // Files that are put into a checkpoint would make it another one; a run's folder may have them.
         let parent = folder
@@ -49,7 +49,7 @@ impl ModelTokens {
         }
     }
 
-    /// Those of the model that a run starts from: a folder's, or none.
+    /// The tokens of the model that a run starts from: that of a folder, or an untrained one.
     pub(crate) fn of_run(resolved: &Resolved, from: Option<&Path>) -> ModelTokens {
         let vocab = resolved.config.model.vocab;
         match from {
@@ -82,7 +82,7 @@ impl ModelTokens {
         )
     }
 
-    /// Opens data; of a file that is no text or tokens it says how to make tokens for this model.
+    /// Opens data. For a file that is neither text nor tokens the failure says how to make tokens for this model.
     ///
     /// # Errors
     /// Those of [`Dataset::open`].
@@ -230,7 +230,7 @@ impl ModelTokens {
     }
 }
 
-/// How the check is passed by, at the end of a sentence.
+/// How to go past the check: the end of a sentence.
 const PASS: &str = ", or take it as it is with --set data.any_tokenizer=true";
 
 /// Whether an input has each byte of a text as a token.

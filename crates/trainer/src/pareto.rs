@@ -83,8 +83,9 @@ pub(crate) fn tables(frontier: &Frontier) -> String {
 
 /// Milliseconds, short or long, so that rows that differ look different.
 fn five_digits(ms: f64) -> String {
-    let whole = ms.abs().log10().floor() as i32 + 1;
-    let decimals = (5 - whole).clamp(0, 9) as usize;
+    let whole = (ms.abs().log10().floor() as i32).saturating_add(1);
+    // Of 0 the logarithm is below all integers.
+    let decimals = 5i32.saturating_sub(whole).clamp(0, 9) as usize;
     format!("{ms:.decimals$} ms")
 }
 
@@ -113,11 +114,15 @@ mod tests {
 
     #[test]
     fn times_have_five_digits() {
-        let times = [25.0514, 0.0456789, 123_456.7, 9.999_96];
+        let times = [25.0514, 0.0456789, 123_456.7, 9.999_96, 0.0];
         let shown = times.map(five_digits);
-        assert_eq!(
-            shown,
-            ["25.051 ms", "0.045679 ms", "123457 ms", "10.0000 ms"]
-        );
+        let expected = [
+            "25.051 ms",
+            "0.045679 ms",
+            "123457 ms",
+            "10.0000 ms",
+            "0.000000000 ms",
+        ];
+        assert_eq!(shown, expected);
     }
 }

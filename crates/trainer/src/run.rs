@@ -72,16 +72,24 @@ fn prepare(resolved: &mut Resolved) -> Result<(), Failure> {
     for (key, needs) in resolved.config.unused() {
         tracing::warn!("{key} has no effect on the run: it is for {needs}");
     }
-    let (warmup, steps) = (resolved.config.lr.warmup_steps, resolved.config.train.steps);
-    if warmup > steps {
-        tracing::warn!(
-            "the learning rate never reaches lr.peak: lr.warmup_steps is {warmup}, and the run has {steps} steps"
-        );
+    // How many steps some epochs are is known once the data is open.
+    if resolved.config.train.epochs.is_none() {
+        warn_of_warmup(&resolved.config);
     }
     keep_head_chunk(resolved)?;
     match resolved.options.init_from.clone() {
         Some(folder) => adopt_model(resolved, &folder),
         None => Ok(()),
+    }
+}
+
+/// Says that a run ends before its warmup does.
+pub(crate) fn warn_of_warmup(config: &Config) {
+    let (warmup, steps) = (config.lr.warmup_steps, config.train.steps);
+    if warmup > steps {
+        tracing::warn!(
+            "the learning rate never reaches lr.peak: lr.warmup_steps is {warmup}, and the run has {steps} steps"
+        );
     }
 }
 
@@ -114,11 +122,13 @@ pub(crate) fn start_threads(threads: Option<usize>) -> Result<(), Failure> {
 }
 
 /// Keys of `[model]` that no weight's shape depends on: a run may change them for a model that it starts from.
-const FREE_OF_SHAPES: [&str; 5] = [
+const FREE_OF_SHAPES: [&str; 7] = [
     "dropout",
     "norm_eps",
     "rope_theta",
     "rope_scaling",
+    "sliding_window",
+    "full_attention_layers",
     "init_std",
 ];
 

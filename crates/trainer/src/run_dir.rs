@@ -167,8 +167,8 @@ const MODEL_FILES: [&str; 3] = [
     "model.safetensors.index.json",
 ];
 
-/// A model that is there may be all that is left of a run of days. `companions` are files that would be written beside one. Some
-/// files of a model whose writing was cut short are none.
+/// A model that is there may be all that is left of a run of days. `companions` are files that would be written beside one. The
+/// files of a model whose writing was cut short do not count.
 pub(crate) fn refuse_model<'a>(
     folder: &Path,
     companions: impl Iterator<Item = &'a str>,

@@ -1,6 +1,7 @@
 //! What a configuration says of the data.
 
 use crate::failure::Failure;
+use crate::run::warn_of_warmup;
 use data::{Dataset, Format, Inputs, Options, Split};
 use settings::{Config, Resolved, TrainConfig, check};
 use std::path::Path;
@@ -24,7 +25,7 @@ pub(crate) fn data_options(resolved: &Resolved) -> Options {
         format,
         seq: (!asks_the_file).then_some(config.data.seq),
         micro_batch: config.batch.micro,
-        // Of all ranks, each of which reads what is its own.
+        // A step of all ranks together; each reads its own part of it.
         accum: config.micro_batches(),
         shuffle: config.data.shuffle,
         seed: config.train.seed,
@@ -67,8 +68,8 @@ pub(crate) fn held_out_options(resolved: &Resolved) -> Result<Options, Failure> 
     })
 }
 
-/// Makes a number of steps of the number of epochs, where the length of the run is given so: as many as have every sample so
-/// often, the last one filled up from the next pass.
+/// Where the length of the run is given in epochs, sets `train.steps`: as many as read every sample that often. The last step is
+/// filled up from the next pass.
 ///
 /// # Errors
 /// Settings that ask for more steps than there are.
@@ -91,11 +92,12 @@ pub(crate) fn settle_epochs(resolved: &mut Resolved, data: &Dataset) -> Result<(
         train: length,
         ..config.clone()
     })?;
+    warn_of_warmup(config);
     resolved.options.check_steps(resolved.config.train.steps)?;
     Ok(())
 }
 
-/// More steps than any run makes; they are exact as a number of any kind.
+/// More steps than any run makes; an `f64` holds the number exactly.
 const MOST_STEPS: f64 = 1e15;
 
 /// Makes micro-batches of evaluations no larger than their data: what is planned is what is computed. Data that cannot be

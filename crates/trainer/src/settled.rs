@@ -86,6 +86,8 @@ fn for_holder(
         holder.tell(&attention);
     }
     let target = resolved.device().target();
+    // Of several ranks, which may share a terminal, the first one tells.
+    let quiet = resolved.options.quiet || config.member.is_some_and(|member| member.rank > 0);
     let budget = match config.chooses() {
         true => Some(budget(resolved, holder)?),
         false => None,
@@ -98,7 +100,7 @@ fn for_holder(
             (Target::Cuda, Holder::Device(device)) => Some(device.total_bytes()?),
             (Target::Cuda, Holder::Paper(bytes)) => bytes,
         };
-        let busy = planning(resolved.options.quiet);
+        let busy = planning(quiet);
         let chosen = ChosenHeadChunk::new(&config, target, device_bytes, budget)?;
         drop(busy);
         if let Some(choice) = chosen.describe() {
@@ -110,7 +112,7 @@ fn for_holder(
         return Ok(config);
     };
     tracing::info!("recompute auto: comparing policies on paper");
-    let busy = planning(resolved.options.quiet);
+    let busy = planning(quiet);
     let choice = choose(&config, target, budget)?;
     drop(busy);
     tracing::info!("{}", choice.describe());

@@ -253,7 +253,11 @@ impl Run {
         made?;
         // A model that cannot be written costs no training: the checkpoint comes first.
         let saved = self.finish_saves();
-        self.export(&mut session)?;
+        let exported = self.export(&mut session);
+        if let (Err(unsaved), Err(_), true) = (&saved, &exported, self.job.has_ranks()) {
+            tracing::warn!("nor could the last checkpoint be written: {unsaved}");
+        }
+        exported?;
         saved?;
         match &self.made.last {
             Some(last) if !last.is_finite() => Err(self.diverged(last)),
@@ -261,8 +265,8 @@ impl Run {
         }
     }
 
-    /// Writes the model where `--save-final` wants it. If that fails and the state is not saved, it is saved now; several ranks
-    /// end with the one that failed.
+    /// Writes the model where `--save-final` wants it. If that fails, a process alone saves its state, unless it is saved;
+    /// several ranks end with the one that failed.
     fn export(&mut self, session: &mut Session) -> Result<(), Failure> {
         let Some(folder) = &self.resolved.options.save_final else {
             return Ok(());
@@ -375,7 +379,7 @@ impl Run {
         }
     }
 
-    /// Ranks know only together that a step has no target: one that is alone is told when it reads it.
+    /// A step without a target, which only all ranks together find. A process alone is told of it where it reads the step.
     fn without_targets(&self) -> Failure {
         let (config, Position { epoch, index }) = (&self.resolved.config, self.position);
         let last = index as usize + config.batch.micro * config.micro_batches() - 1;

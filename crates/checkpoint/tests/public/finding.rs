@@ -178,6 +178,7 @@ fn at_a_glance() {
     let folder = |step: u64| run.path().join(format!("checkpoints/step-{step}"));
     let seen = |path: &Path| glance(path, "config.json");
     assert_eq!(seen(run.path()), Some(folder(5)));
+    assert_eq!(glance(run.path(), "a file that none has"), None);
     assert_eq!(seen(&run.path().join("checkpoints")), Some(folder(5)));
     assert_eq!(seen(&folder(4)), Some(folder(4)));
     let alter = |file: &Path, at: usize| {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs};
 
-use data::{Dataset, Format, MASKED, Options, Packing, Split};
+use data::{Dataset, Format, Inputs, MASKED, Options, Packing, Split};
 
 use crate::fixture::{
     Folder, assert_says, i32_bytes, llmc_bytes, open, open_error, options, step_error, u16_bytes,
@@ -221,6 +221,47 @@ fn bytes_of_text_a_token_come_from_indices_and_from_text() {
         ..options
     };
     assert_eq!(ratio(&bare), None);
+}
+
+/// Losses are of the samples that an epoch has.
+#[test]
+fn bytes_a_token_of_a_mixture_follow_its_shares() {
+    let folder = Folder::new();
+    let tokens = folder.shard("a.bin", &[7; 9], &[0], &[]);
+    let text = folder.file("b.txt", b"nine long");
+    let ratio = |weights: [&str; 2]| {
+        let inputs = [&tokens, &text].into_iter().zip(weights);
+        let inputs = inputs.map(|(path, weight)| format!("{}{weight}", path.display()));
+        let inputs: Vec<String> = inputs.collect();
+        let options = Options {
+            path: Some(Inputs::read(&inputs).unwrap()),
+            seq: Some(2),
+            micro_batch: 1,
+            ..options("")
+        };
+        Dataset::open(&options).unwrap().bytes_per_token()
+    };
+    assert_eq!(ratio(["", ""]), Some((4.0 + 1.0) / 2.0));
+    assert_eq!(ratio([":3", ":1"]), Some((3.0 * 4.0 + 1.0) / 4.0));
+}
+
+#[test]
+fn inputs_with_rows_of_other_lengths_are_both_named() {
+    let folder = Folder::new();
+    let batches = folder.batches(&[1; 8], &[2; 8], 4);
+    let text = folder.file("b.txt", &[b'a'; 300]);
+    let inputs = [&batches, &text].map(|path| path.display().to_string());
+    let options = Options {
+        path: Some(Inputs::read(&inputs).unwrap()),
+        ..options("")
+    };
+    let words = [
+        "batches.safetensors",
+        "b.txt",
+        "4 tokens",
+        "of the other 256",
+    ];
+    assert_says(&open_error(&options), &words);
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
             "a traced run waits for every operation, so bench does not trace; use `trainer train --trace`".into(),
         ));
     }
-    // A file that is not there is told of before anything is measured.
+    // Read before anything is measured, so that a missing file costs no time.
     let was = args.check.as_deref().map(Golden::read).transpose()?;
     let strategies = shared.matrix().strategies()?;
     let planned = plan_all(&shared, &strategies)?;

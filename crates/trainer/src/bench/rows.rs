@@ -214,8 +214,8 @@ fn compare(rows: &mut [Row], index: usize, baseline: usize, runs: &[Entry]) {
     row.ms_per_gib_saved = slower.zip(gib).map(|(ms, gib)| ms / gib);
 }
 
-/// The smallest strategy of the same model that needs no more memory and is faster. What lies within the spread of either
-/// may be otherwise in the next measurement, so it counts for nothing, and a single round says nothing.
+/// The smallest strategy of the same model that needs no more memory and is faster by more than the spread of either: a smaller
+/// difference may turn round in the next measurement. A single round has no spread, so nothing dominates after it.
 fn dominator(row: &Row, rows: &[Row]) -> Option<String> {
     let score = |row: &Row| Some((row.peak_bytes?, row.tokens_per_s?, row.spread?));
     let (peak, speed, spread) = score(row)?;

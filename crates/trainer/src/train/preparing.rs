@@ -101,8 +101,8 @@ impl Prepared {
         Ok((between, Saver::new(origin(from, data)?, best, job.group())))
     }
 
-    /// Refuses to write the trained model where there is one, on the first rank. Where all steps were made before, it may be
-    /// this run's own: then it stays, and none is written.
+    /// Refuses on the first rank to write the trained model where there is one already. If all steps were made before, that may
+    /// be this run's own model: it stays as it is, and none is written.
     pub(super) fn settle_final_model(&mut self, job: &Job, origin: &Origin) -> Result<(), Failure> {
         let Some(folder) = &self.resolved.options.save_final else {
             return Ok(());

@@ -57,8 +57,8 @@ impl Resumed {
         }))
     }
 
-    /// Settings that the command line leaves open are those of the checkpoint. They were looked up before it was known that a
-    /// newer one is damaged: then all is resolved once more.
+    /// Settings that the command line leaves open are those of the checkpoint. They were read at a glance from the newest one
+    /// that seemed whole. If that one is damaged and an older one is taken, all settings are resolved again.
     pub(super) fn own_settings(&self, resolved: Resolved) -> Result<Resolved, Failure> {
         let own = self.checkpoint.path.join(SETTINGS);
         let own = own.to_str().map(str::to_owned);

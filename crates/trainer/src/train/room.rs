@@ -12,7 +12,7 @@ use planner::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use settings::{Elsewhere, StatesPlace};
 use std::path::Path;
 
-/// More than the files of a checkpoint need whose sizes are not known before: its state, its manifest, the index of ranks.
+/// An upper bound for the files of a checkpoint whose sizes are not known before: its state, its manifest, the index of ranks.
 const UNKNOWN_FILES: u64 = 1 << 20;
 
 impl Prepared {
@@ -34,7 +34,7 @@ impl Prepared {
         job.agree(checked).map(|()| checkpoint_bytes)
     }
 
-    /// Whether the plan is above the limit or the whole device: such a run is refused with what would make it fit, which says more.
+    /// Whether the plan is above the limit or the whole device. Such a run is refused later, with hints that would make it fit.
     fn is_refused_anyway(&self) -> bool {
         let bounds = self.limit.into_iter().chain(self.device.total_bytes());
         bounds

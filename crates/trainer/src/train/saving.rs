@@ -133,10 +133,12 @@ impl Saver {
     /// If the last one failed: none comes after it that could make up for it.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
         self.wait()?;
-        match self.failure.take() {
-            Some(error) => Err(error.into()),
-            None => Ok(()),
-        }
+        let Some(error) = self.failure.take() else {
+            return Ok(());
+        };
+        // The step is not saved, whatever checkpoint there is.
+        self.last = None;
+        Err(error.into())
     }
 }
 
@@ -217,15 +219,14 @@ impl Run {
             return self.saver.note(Some(outcome));
         };
         let job = move || checkpointing.write(&copy.weights(), &copy.optimizer());
-        match self.saver.writer.start(job) {
-            Ok(before) => self.saver.note(before),
-            // Where the system has no thread left, training waits.
-            Err(_) => {
-                let (checkpointing, state) = (self.checkpointing(session)?, session.state());
-                let outcome = checkpointing.write(&state.weights(), &state.optimizer());
-                self.saver.note(Some(outcome))
-            }
+        if let Ok(before) = self.saver.writer.start(job) {
+            return self.saver.note(before);
         }
+        // Where the system has no thread left, training waits.
+        self.saver.wait()?;
+        let (checkpointing, state) = (self.checkpointing(session)?, session.state());
+        let outcome = checkpointing.write(&state.weights(), &state.optimizer());
+        self.saver.note(Some(outcome))
     }
 
     fn begin_joint(
@@ -367,5 +368,22 @@ pub(super) fn origin(from: Option<&Path>, data: Option<&Path>) -> Result<Origin,
     match data {
         Some(folder) => Ok(origin.with_tokenizer_from(folder)?),
         None => Ok(origin),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Or else the checkpoint before would be taken for that of the last step.
+    #[test]
+    fn a_step_whose_save_failed_is_not_saved() {
+        let mut saver = Saver::new(Origin::default(), None, None);
+        (saver.last, saver.newest) = (Some(4), Some("step-2".into()));
+        let error = CheckpointError::Thread(std::io::Error::other("none is left"));
+        saver.note(Some(Err(error))).unwrap();
+        saver.finish().unwrap_err();
+        assert_eq!(saver.last, None);
+        saver.finish().unwrap();
     }
 }

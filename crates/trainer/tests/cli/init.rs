@@ -163,6 +163,29 @@ fn what_shapes_no_weight_may_be_changed() {
     assert!(config.contains("\"attn_pdrop\": 0.2"), "{config}");
 }
 
+/// A window shapes no weight either, and what goes out says that it is there.
+#[test]
+fn a_window_may_be_given_to_a_model_without() {
+    let place = Workplace::new();
+    place
+        .trainer("init --config small.toml --out model")
+        .succeeds();
+    let run = |window: &str, out: &str| {
+        let command = format!(
+            "--init-from model --seq 32 --steps 2 {window} --out {out} --save-final {out}-model"
+        );
+        place.trainer(&command).succeeds();
+        Metrics::read(&place, out).losses()
+    };
+    let window = "--set model.sliding_window=4";
+    assert_ne!(run("", "plain"), run(window, "windowed"));
+    let config = place.text("windowed-model/config.json");
+    assert!(config.contains("\"sliding_window\": 4"), "{config}");
+    place
+        .trainer("--init-from windowed-model --seq 32 --steps 1 --set model.full_attention_layers=[0] --out more")
+        .fails(2, &["model.full_attention_layers"]);
+}
+
 #[test]
 fn a_warmup_that_outlasts_the_run_is_told_of() {
     let place = Workplace::new();
