@@ -17,7 +17,7 @@ use memory::format_bytes;
 use model::ModelConfig;
 use planner::Plan;
 use settings::load::{Source, load};
-use settings::{Config, HeadChunk, Resolved, Resume, Size, Task, check};
+use settings::{Config, ConfigError, HeadChunk, Resolved, Resume, Size, Task, check};
 use std::path::Path;
 
 /// Trains; as one of several ranks, if a launcher started this process so.
@@ -174,6 +174,7 @@ pub(crate) fn adopt_model(resolved: &mut Resolved, folder: &Path) -> Result<(), 
     let model: ModelConfig = toml::Value::Table(taken)
         .try_into()
         .expect("each value was one of a model's before");
+    model.validate().map_err(ConfigError::from)?;
     resolved.config.model = model;
     check::contradictions(&resolved.config)?;
     Ok(())
