@@ -36,12 +36,12 @@ pub trait Backend {
     /// The count of what has crossed. A backend keeps it and does not change it.
     fn traffic(&self) -> &Cell<Traffic>;
 
-    /// Carries out an operation in a queue: [`Queue::Compute`], or [`Queue::Update`] for [`Operation::AdamW`] and
-    /// [`Operation::SumInOrder`].
+    /// Carries out an operation in a queue: [`Queue::Compute`], or [`Queue::Update`] for one that may run beside the
+    /// computation ([`Operation::runs_beside`]).
     ///
     /// # Safety
     /// The operation was checked for this backend, and in another queue than the computation's its caller promises what
-    /// [`crate::Kernels::start_adamw`] asks for.
+    /// [`crate::Run::start`] asks for.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or cannot do this.

@@ -2,8 +2,8 @@
 
 use crate::queue::bytes_of;
 use crate::{
-    AdamW, Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError,
-    Operation, Queue, READING_BYTES_MAX, Reading, Section, SumInOrder, Target, Traffic,
+    Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
+    Queue, READING_BYTES_MAX, Reading, Section, Target, Traffic,
 };
 use memory::{In, Out};
 use std::sync::Arc;
@@ -269,25 +269,6 @@ pub trait Kernels: Queues {
         // SAFETY: as in `upload`.
         unsafe { self.backend().read(bytes, x) }
     }
-
-    /// Asks for an update in [`Queue::Update`]; else as [`Run::run`].
-    ///
-    /// # Safety
-    /// Until an event recorded after this in the queue is over, everything in `update` stays alive, nothing else writes
-    /// it, and nothing else reads what it writes.
-    unsafe fn start_adamw(&self, update: AdamW) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { run_in(self.backend(), Queue::Update, update.into()) }
-    }
-
-    /// Asks for a sum in [`Queue::Update`]; else as [`Run::run`].
-    ///
-    /// # Safety
-    /// As for [`Kernels::start_adamw`].
-    unsafe fn start_sum_in_order(&self, sum: SumInOrder) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { run_in(self.backend(), Queue::Update, sum.into()) }
-    }
 }
 
 impl<B: Backend> Kernels for B {}
@@ -298,6 +279,19 @@ impl dyn Kernels + '_ {
         // SAFETY: in the queue of the computation nothing is promised.
         unsafe { run_in(self.backend(), Queue::Compute, operation.into()) }
     }
+
+    /// As [`Run::start`].
+    ///
+    /// # Safety
+    /// As for [`Run::start`].
+    pub unsafe fn start<'a>(
+        &self,
+        queue: Queue,
+        operation: impl Into<Operation<'a>>,
+    ) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { run_in(self.backend(), queue, operation.into()) }
+    }
 }
 
 /// What [`dyn Kernels`](Kernels) has without this trait, for kernels of a known type.
@@ -307,23 +301,55 @@ pub trait Run {
     /// # Errors
     /// [`KernelError`] if a shape or type does not fit, before anything is written, or if the device fails.
     fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError>;
+
+    /// Asks for an operation in a queue: in [`Queue::Update`] one that may run beside the computation
+    /// ([`Operation::runs_beside`]); else as [`Run::run`].
+    ///
+    /// # Safety
+    /// In [`Queue::Compute`] there is nothing to promise. In [`Queue::Update`], until an event recorded after this in it is
+    /// over, everything in `operation` stays alive, nothing else writes it, and nothing else reads what it writes.
+    ///
+    /// # Errors
+    /// As [`Run::run`], and if the operation does not run in that queue.
+    unsafe fn start<'a>(
+        &self,
+        queue: Queue,
+        operation: impl Into<Operation<'a>>,
+    ) -> Result<(), KernelError>;
 }
 
 impl<B: Backend> Run for B {
     fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
         (self as &dyn Kernels).run(operation)
     }
+
+    unsafe fn start<'a>(
+        &self,
+        queue: Queue,
+        operation: impl Into<Operation<'a>>,
+    ) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe { (self as &dyn Kernels).start(queue, operation) }
+    }
 }
 
 /// Checks an operation and carries it out in a queue.
 ///
 /// # Safety
-/// In another queue than the computation's, as for [`Kernels::start_adamw`].
+/// As for [`Run::start`].
 unsafe fn run_in(
     backend: &dyn Backend,
     queue: Queue,
     operation: Operation,
 ) -> Result<(), KernelError> {
+    let runs_here = match queue {
+        Queue::Compute => true,
+        Queue::Update => operation.runs_beside(),
+        _ => false,
+    };
+    KernelError::unless(runs_here, operation.name(), || {
+        format!("it does not run in the queue `{}`", queue.name())
+    })?;
     operation.check(backend.target(), backend.widens())?;
     // SAFETY: it was checked for this backend; the caller's promise.
     unsafe { backend.execute(queue, operation) }

@@ -2,8 +2,8 @@
 
 use kernels::cuda::{Cuda, Driver, Gemm, Launch, Workspace};
 use kernels::{
-    AdamW, DiskCopy, Event, Exchange, Fill, Init, KernelError, Kernels, MasterOperand,
-    MomentOperand, Queue, Reading, Run, SumInOrder,
+    AdamW, DiskCopy, Event, Exchange, Fill, Init, KernelError, MasterOperand, MomentOperand, Queue,
+    Reading, Run, SumInOrder,
 };
 use memory::{Buffer, Category, DType, Memory};
 use std::cell::RefCell;
@@ -105,7 +105,7 @@ fn what_is_started_runs_beside_everything_else() {
     };
     update(&|update| kernels.run(update));
     // SAFETY: nothing runs.
-    update(&|update| unsafe { kernels.start_adamw(update) });
+    update(&|update| unsafe { kernels.start(Queue::Update, update) });
     let (mut out, rows) = (lease(64, DType::F32), lease(256, DType::F32));
     let mut sum = |start: &dyn Fn(SumInOrder) -> Result<(), KernelError>| {
         let sum = SumInOrder {
@@ -117,7 +117,7 @@ fn what_is_started_runs_beside_everything_else() {
     };
     sum(&|sum| kernels.run(sum));
     // SAFETY: as above.
-    sum(&|sum| unsafe { kernels.start_sum_in_order(sum) });
+    sum(&|sum| unsafe { kernels.start(Queue::Update, sum) });
     let mut filled = lease(8, DType::F32);
     kernels
         .run(Fill {
@@ -125,6 +125,13 @@ fn what_is_started_runs_beside_everything_else() {
             value: 1.0,
         })
         .unwrap();
+    let fill = Fill {
+        out: filled.view_mut(),
+        value: 1.0,
+    };
+    // SAFETY: as above.
+    let refused = unsafe { kernels.start(Queue::Update, fill) }.unwrap_err();
+    assert!(refused.to_string().contains("`update`"), "{refused}");
     let [here, beside] = [Queue::Compute, Queue::Update];
     let expected = [here, beside, here, beside, here];
     assert_eq!(*notes.0.borrow(), expected);

@@ -47,7 +47,7 @@ impl Offload {
 pub enum StatesPlace {
     /// In pinned host memory.
     Pinned,
-    /// In a file: [`crate::AdamW::use_file`].
+    /// In a file: [`crate::Optimizer::use_file`].
     Disk,
 }
 
@@ -121,7 +121,7 @@ impl Chunks {
                 let mut units = layout.units().iter();
                 let unit = units.find(|unit| unit.part == *part);
                 let cover = unit.map_or(Cover::new([]), |unit| unit.cover.within_all(updated));
-                for segment in segments(layout, &form.quantised(), &cover) {
+                for segment in segments(layout, form, &cover) {
                     for segment in cut(segment, offload, form, *is_away) {
                         chunks.push(*part, segment, *is_away, offload, form);
                     }
@@ -221,6 +221,7 @@ fn cut(
         range,
         number,
         decays,
+        group,
     } = segment;
     let block = range.start..range.start + PARAMETER_PADDING;
     let states = match is_away {
@@ -239,13 +240,14 @@ fn cut(
         range: start..(start + size).min(range.end),
         number: number + start - range.start,
         decays,
+        group,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MasterFormat, MomentFormat};
+    use crate::{Hyperparameters, MasterFormat, MomentFormat};
     use memory::LayoutBuilder;
 
     /// One part of three matrices, the first of which is precise.
@@ -260,7 +262,8 @@ mod tests {
 
     fn chunks(offload: &Offload, moments: MomentFormat) -> Chunks {
         let layout = layout();
-        let form = Form::new(&layout, (moments, MasterFormat::None), DType::BF16);
+        let groups = Hyperparameters::default().groups(&layout);
+        let form = Form::new(&layout, (moments, MasterFormat::None), DType::BF16, groups);
         Chunks::new(&layout, offload, &form, &layout.all())
     }
 

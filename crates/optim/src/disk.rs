@@ -113,7 +113,7 @@ impl Disk {
         let index = turn % self.in_turn.len();
         kernels.wait(Queue::DiskRead, self.in_turn[index].written, WRITTEN)?;
         let (file, offset) = (self.file.clone(), place.start as u64);
-        // SAFETY: the buffer lives as long as kernels have work (`AdamW::lease`), its last write is over before, and it is
+        // SAFETY: the buffer lives as long as kernels have work (`Optimizer::lease`), its last write is over before, and it is
         // read by an upload that waits for `read`.
         unsafe { kernels.start_disk_read(self.on_host(turn, place), &file, offset) }?;
         self.in_turn[index].read = kernels.record(Queue::DiskRead)?;

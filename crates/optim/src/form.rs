@@ -1,5 +1,7 @@
 //! What states a run keeps of its parameters, and how those of a range lie one behind the other.
 
+use crate::moment::Moment;
+use crate::rule::Group;
 use crate::{MasterFormat, MomentFormat};
 use kernels::quantise::BLOCK;
 use kernels::{MasterOperand, MomentOperand};
@@ -61,30 +63,9 @@ pub(crate) const MASTER: Tensor = Tensor::new("master", DType::F32);
 /// What bf16 weights leave out of exact ones.
 pub(crate) const REMAINDER: Tensor = Tensor::new("remainder", DType::I16);
 
-/// What a moment's states are called.
-pub(crate) struct MomentNames {
-    pub(crate) plain: &'static str,
-    pub(crate) codes: &'static str,
-    pub(crate) absmax: &'static str,
-}
-
-/// The average of gradients.
-pub(crate) const FIRST: MomentNames = MomentNames {
-    plain: "first_moment",
-    codes: "first_moment.codes",
-    absmax: "first_moment.absmax",
-};
-
-/// The average of squared gradients.
-pub(crate) const SECOND: MomentNames = MomentNames {
-    plain: "second_moment",
-    codes: "second_moment.codes",
-    absmax: "second_moment.absmax",
-};
-
 /// The states of a run.
-#[derive(Clone, Debug)]
 pub(crate) struct Form {
+    groups: Vec<Group>,
     /// What stands beside the parameters; nothing if they are all there is.
     master: Option<Tensor>,
     /// The type of moments that are not quantised.
@@ -96,8 +77,8 @@ pub(crate) struct Form {
 /// Views of all states of one range.
 pub(crate) struct StateViews<'a> {
     pub(crate) master: MasterOperand<'a>,
-    pub(crate) first_moment: MomentOperand<'a>,
-    pub(crate) second_moment: MomentOperand<'a>,
+    /// In the order of the rule's moments.
+    pub(crate) moments: Vec<MomentOperand<'a>>,
 }
 
 impl Form {
@@ -105,8 +86,10 @@ impl Form {
         layout: &Layout,
         (moments, master): (MomentFormat, MasterFormat),
         weights: DType,
+        groups: Vec<Group>,
     ) -> Form {
         Form {
+            groups,
             master: match master {
                 _ if weights == DType::F32 => None,
                 MasterFormat::None => None,
@@ -122,6 +105,18 @@ impl Form {
                 MomentFormat::F32 | MomentFormat::Bf16 => 0..0,
             },
         }
+    }
+
+    /// The parameters by what updates them.
+    pub(crate) fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// The moments of a range of one group.
+    pub(crate) fn moments(&self, range: &Range<usize>) -> &'static [Moment] {
+        let mut groups = self.groups.iter();
+        let group = groups.find(|group| group.cover.rows(range).is_some());
+        group.map_or(&[], |group| group.rule.moments())
     }
 
     /// The elements whose moments are quantised: what is updated in one call lies within them, or outside.
@@ -141,26 +136,24 @@ impl Form {
     /// The states of one moment, in their order.
     pub(crate) fn moment(
         &self,
-        names: &MomentNames,
+        moment: &Moment,
         is_quantised: bool,
     ) -> impl Iterator<Item = Tensor> + use<> {
         let tensors = match is_quantised {
             true => [
-                Some(Tensor::new(names.codes, DType::U8)),
-                Some(Tensor::of_blocks(names.absmax, DType::F32)),
+                Some(Tensor::new(moment.codes, DType::U8)),
+                Some(Tensor::of_blocks(moment.absmax, DType::F32)),
             ],
-            false => [Some(Tensor::new(names.plain, self.plain)), None],
+            false => [Some(Tensor::new(moment.plain, self.plain)), None],
         };
         tensors.into_iter().flatten()
     }
 
-    /// The states of a range that is quantised as a whole or not at all, in their order.
+    /// The states of a range of one group that is quantised as a whole or not at all, in their order.
     pub(crate) fn tensors(&self, range: &Range<usize>) -> Vec<Tensor> {
         let is_quantised = self.is_quantised(range);
-        let moments = [FIRST, SECOND];
-        let moments = moments
-            .iter()
-            .flat_map(|names| self.moment(names, is_quantised));
+        let moments = self.moments(range).iter();
+        let moments = moments.flat_map(|moment| self.moment(moment, is_quantised));
         self.master.into_iter().chain(moments).collect()
     }
 
@@ -177,7 +170,7 @@ impl Form {
             Some(MASTER) => MasterOperand::F32(next()),
             Some(_) => MasterOperand::Remainder(next()),
         };
-        let mut moment = || match self.is_quantised(range) {
+        let moment = |_: &Moment| match self.is_quantised(range) {
             true => MomentOperand::Quantised {
                 codes: next(),
                 absmax: next(),
@@ -186,8 +179,7 @@ impl Form {
         };
         StateViews {
             master,
-            first_moment: moment(),
-            second_moment: moment(),
+            moments: self.moments(range).iter().map(moment).collect(),
         }
     }
 
@@ -243,6 +235,7 @@ impl Form {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Hyperparameters;
     use memory::{Layer, LayoutBuilder};
 
     fn form(formats: (MomentFormat, MasterFormat)) -> Form {
@@ -250,7 +243,8 @@ mod tests {
         builder.add(Layer::Whole, "large", &[100, 100]);
         builder.add(Layer::Whole, "small", &[10, 10]);
         let layout = builder.build_precise(|name, _| name == "small");
-        Form::new(&layout, formats, DType::BF16)
+        let groups = Hyperparameters::default().groups(&layout);
+        Form::new(&layout, formats, DType::BF16, groups)
     }
 
     #[test]
@@ -273,8 +267,8 @@ mod tests {
         assert_eq!(form.chunk_bytes(&chunk), 3584);
         let mut bytes: Vec<u8> = vec![0; 3584];
         bytes[1536 + 256] = 7;
-        let views = form.carve(&chunk, &(512..956), Out::of_slice(&mut bytes, [3584]));
-        let MomentOperand::Quantised { codes, absmax } = views.first_moment else {
+        let mut views = form.carve(&chunk, &(512..956), Out::of_slice(&mut bytes, [3584]));
+        let MomentOperand::Quantised { codes, absmax } = views.moments.swap_remove(0) else {
             panic!("the range is quantised")
         };
         assert_eq!((codes.elements(), absmax.elements()), (444, 2));

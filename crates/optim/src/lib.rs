@@ -1,4 +1,4 @@
-//! AdamW on flat ranges, exact global-norm clipping, learning-rate schedules.
+//! Optimizers on flat ranges, exact global-norm clipping, learning-rate schedules.
 //!
 //! Moments are f32, bf16 or block-wise 8-bit ([`MomentFormat`]), bf16 weights have an f32 master, the 16 bits that they
 //! leave out of one, or nothing beside them ([`MasterFormat`]). The number of calls a step does not depend on the number
@@ -18,7 +18,9 @@ mod master;
 mod moment;
 mod named;
 mod numbers;
+mod optimizer;
 mod resident;
+mod rule;
 mod schedule;
 mod segment;
 mod store;
@@ -29,7 +31,8 @@ pub use adamw::AdamW;
 pub use chunks::{Offload, StatesPlace};
 pub use formats::{MasterFormat, MomentFormat, SMALLEST_QUANTISED};
 pub use named::{NamedState, RestoreError, SavedState};
-pub use numbers::{Hyperparameters, StepNumbers};
+pub use numbers::{Hyperparameters, OptimizerKind, StepNumbers};
+pub use optimizer::Optimizer;
 pub use schedule::{Schedule, ScheduleKind};
 
 use half::bf16;

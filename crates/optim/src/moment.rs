@@ -1,31 +1,20 @@
 //! A moment's values into its states, in whatever format they were saved.
 
-use crate::form::{FIRST, MomentNames, SECOND};
 use crate::host::{store, store_f32};
 use crate::named::{RestoreError, SavedState, state_name};
 use files::FilesError;
-use kernels::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
+use kernels::quantise::{BLOCK, Map};
 use kernels::{Kernels, MomentOperand};
 use memory::{DType, Entry, Space};
 use std::ops::Range;
 
-/// What a moment's states are called, and its map of codes.
-pub(crate) struct Kind {
-    names: MomentNames,
-    map: &'static Map,
+/// A moment: an average with an element for each parameter. What its states are called in each format, and its map of codes.
+pub(crate) struct Moment {
+    pub(crate) plain: &'static str,
+    pub(crate) codes: &'static str,
+    pub(crate) absmax: &'static str,
+    pub(crate) map: &'static Map,
 }
-
-/// The average of gradients.
-pub(crate) static FIRST_MOMENT: Kind = Kind {
-    names: FIRST,
-    map: &SIGNED,
-};
-
-/// The average of squared gradients.
-pub(crate) static SECOND_MOMENT: Kind = Kind {
-    names: SECOND,
-    map: &UNSIGNED,
-};
 
 /// What was saved of one moment of a parameter.
 pub(crate) struct SavedMoment<'a> {
@@ -45,22 +34,27 @@ enum Saved<'a> {
 
 impl<'a> SavedMoment<'a> {
     pub(crate) fn find(
-        kind: &Kind,
+        moment: &Moment,
         entry: &Entry,
         find: &dyn Fn(&str) -> Option<SavedState<'a>>,
     ) -> Result<SavedMoment<'a>, RestoreError> {
-        let (n, names) = (entry.elements(), &kind.names);
+        let n = entry.elements();
         let find = |kind: &str| find(&state_name(entry, kind));
-        let values = match (find(names.plain), find(names.codes), find(names.absmax)) {
+        let Moment {
+            plain,
+            codes,
+            absmax,
+            map,
+        } = *moment;
+        let values = match (find(plain), find(codes), find(absmax)) {
             (Some(plain), ..) => Saved::Plain(plain.real(entry, n)?),
             (None, Some(codes), Some(absmax)) => {
                 let absmax = absmax.exactly(entry, n.div_ceil(BLOCK), DType::F32)?;
                 let codes = codes.exactly(entry, n, DType::U8)?;
                 Saved::Quantised { codes, absmax }
             }
-            _ => return Err(RestoreError::missing(entry, names.plain)),
+            _ => return Err(RestoreError::missing(entry, plain)),
         };
-        let map = kind.map;
         Ok(SavedMoment { map, values })
     }
 

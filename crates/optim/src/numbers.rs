@@ -1,23 +1,57 @@
 //! The numbers of an update, which all calls of a step share.
 
-use crate::form::StateViews;
+use crate::adamw::AdamW;
+use crate::form::{Form, StateViews};
+use crate::rule::{Asking, Group, Update};
 use crate::segment::Segment;
+use choices::choices;
 use kernels::{KernelError, Kernels};
-use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
+use memory::{Buffer, Category, DType, In, Layout, Memory, Out, OutOfMemory};
 
-/// The numbers of AdamW that stay the same over a run.
+choices! {
+    /// The optimizers: a new one is a line here, and in [`Hyperparameters::groups`] what it updates.
+    #[derive(Default)]
+    OptimizerKind {
+        /// [`AdamW`] for all parameters.
+        #[default]
+        AdamW = "adamw",
+    }
+}
+
+/// The optimizer and what stays the same over a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyperparameters {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
+    /// Which optimizer.
+    pub kind: OptimizerKind,
+    /// AdamW's numbers.
+    pub adamw: AdamW,
     /// Decoupled weight decay of matrices; vectors have none.
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; infinite: never.
     pub clip_norm: f64,
+}
+
+impl Default for Hyperparameters {
+    fn default() -> Hyperparameters {
+        Hyperparameters {
+            kind: OptimizerKind::default(),
+            adamw: AdamW::default(),
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+        }
+    }
+}
+
+impl Hyperparameters {
+    /// Which parameters are updated by which rule.
+    pub(crate) fn groups(&self, layout: &Layout) -> Vec<Group> {
+        match self.kind {
+            OptimizerKind::AdamW => vec![Group {
+                rule: Box::new(self.adamw),
+                cover: layout.all(),
+            }],
+        }
+    }
 }
 
 /// The numbers of one step.
@@ -35,9 +69,10 @@ pub struct StepNumbers {
 
 /// What all updates of a step share, on the device.
 pub(crate) struct Numbers {
-    hyperparameters: Hyperparameters,
-    /// `[3]` f32: learning rate and bias corrections of the step.
-    rates: Buffer,
+    weight_decay: f64,
+    clip_norm: f64,
+    /// f32: the rates of each group's rule.
+    rates: Vec<Buffer>,
     /// `[2]` f32: gradient norm and clipping factor of the step.
     pub(crate) clip: Buffer,
     /// `[2]` u32: key of the step's random numbers.
@@ -57,14 +92,18 @@ impl Numbers {
     /// Leases room for the numbers of a step.
     pub(crate) fn lease(
         memory: &Memory,
-        hyperparameters: Hyperparameters,
+        hyperparameters: &Hyperparameters,
+        form: &Form,
     ) -> Result<Numbers, OutOfMemory> {
         let lease = |name, elements: usize, dtype| {
             memory.lease_persistent(Category::OptimizerState, name, [elements], dtype)
         };
+        let groups = form.groups().iter();
+        let rates = groups.map(|group| lease("rates", group.rule.rate_count(), DType::F32));
         Ok(Numbers {
-            hyperparameters,
-            rates: lease("rates", 3, DType::F32)?,
+            weight_decay: hyperparameters.weight_decay,
+            clip_norm: hyperparameters.clip_norm,
+            rates: rates.collect::<Result<_, OutOfMemory>>()?,
             clip: lease("clip", 2, DType::F32)?,
             key: lease("key", 2, DType::U32)?,
         })
@@ -72,58 +111,50 @@ impl Numbers {
 
     /// The global norm to which gradients are scaled down.
     pub(crate) fn clip_norm(&self) -> f64 {
-        self.hyperparameters.clip_norm
+        self.clip_norm
     }
 
     /// Sends what changes from step to step.
     pub(crate) fn upload(
         &mut self,
         kernels: &dyn Kernels,
+        form: &Form,
         numbers: StepNumbers,
     ) -> Result<(), KernelError> {
-        let Hyperparameters { beta1, beta2, .. } = self.hyperparameters;
-        let update = numbers.update as i32;
-        let rates = [
-            numbers.learning_rate,
-            1.0 / (1.0 - beta1.powi(update)),
-            1.0 / (1.0 - beta2.powi(update)).sqrt(),
-        ];
-        let rates = rates.map(|rate| rate as f32);
+        for (group, rates) in form.groups().iter().zip(&mut self.rates) {
+            let values = group.rule.rates(&numbers);
+            kernels.upload(rates.view_mut(), bytemuck::cast_slice(&values))?;
+        }
         let key = kernels::random::key(numbers.seed, numbers.step as u64, ROUNDING);
         let key = [key as u32, (key >> 32) as u32];
-        kernels.upload(self.rates.view_mut(), bytemuck::cast_slice(&rates))?;
         kernels.upload(self.key.view_mut(), bytemuck::cast_slice(&key))
     }
 
-    /// The update of a segment.
-    pub(crate) fn update<'a>(
-        &'a self,
-        Segment { number, decays, .. }: &Segment,
-        operands: Operands<'a>,
-    ) -> kernels::AdamW<'a> {
-        let Hyperparameters {
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            ..
-        } = self.hyperparameters;
-        let states = operands.states;
-        kernels::AdamW {
-            parameters: operands.weights,
-            master: states.master,
-            first_moment: states.first_moment,
-            second_moment: states.second_moment,
+    /// Asks for the update of a segment.
+    pub(crate) fn update(
+        &self,
+        on: &Asking,
+        form: &Form,
+        segment: &Segment,
+        operands: Operands,
+    ) -> Result<(), KernelError> {
+        let decay = if segment.decays {
+            self.weight_decay
+        } else {
+            0.0
+        };
+        let update = Update {
+            weights: operands.weights,
+            master: operands.states.master,
+            moments: operands.states.moments,
             gradients: operands.gradients,
-            rates: self.rates.view(),
+            rates: self.rates[segment.group].view(),
             clip: operands.clip,
             key: self.key.view(),
-            first_index: *number as u64,
-            beta1: beta1 as f32,
-            beta2: beta2 as f32,
-            eps: eps as f32,
-            weight_decay: if *decays { weight_decay as f32 } else { 0.0 },
-        }
+            first_index: segment.number as u64,
+            weight_decay: decay as f32,
+        };
+        form.groups()[segment.group].rule.update(on, update)
     }
 }
 

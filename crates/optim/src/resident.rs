@@ -1,12 +1,13 @@
 //! States on the device: a buffer each, of some of the parameters.
 
-use crate::form::{FIRST, Form, SECOND, StateViews, Tensor};
+use crate::form::{Form, StateViews, Tensor};
 use memory::{Buffer, Category, Cover, In, Memory, OutOfMemory};
 use std::ops::Range;
+use std::rc::Rc;
 
 /// The states of the elements that a cover names.
 pub(crate) struct Resident {
-    form: Form,
+    form: Rc<Form>,
     cover: Cover,
     /// In the order of the form's tensors.
     held: Vec<Held>,
@@ -23,34 +24,38 @@ impl Resident {
     /// Leases states, zeroed.
     pub(crate) fn lease(
         memory: &Memory,
-        form: &Form,
+        form: &Rc<Form>,
         cover: &Cover,
     ) -> Result<Resident, OutOfMemory> {
-        let quantised = cover.within(&form.quantised());
-        let plain = cover.without(&quantised);
-        let master = form.master().into_iter().map(|tensor| (tensor, cover));
-        let moments = [FIRST, SECOND];
-        let moments = moments.iter().flat_map(|names| {
-            let of = |is_quantised, cover| {
-                let tensors = form.moment(names, is_quantised);
-                tensors.map(move |tensor| (tensor, cover))
-            };
-            of(false, &plain).chain(of(true, &quantised))
-        });
-        let needed = master
-            .chain(moments)
-            .filter(|(_, cover)| cover.elements() > 0);
-        let lease = |(tensor, cover): (Tensor, &Cover)| {
+        let master = form.master().into_iter();
+        let mut needed: Vec<(Tensor, Cover)> =
+            master.map(|tensor| (tensor, cover.clone())).collect();
+        for group in form.groups() {
+            let cover = cover.within_all(&group.cover);
+            let quantised = cover.within(&form.quantised());
+            let formats = [(false, cover.without(&quantised)), (true, quantised)];
+            for moment in group.rule.moments() {
+                for (is_quantised, cover) in &formats {
+                    let tensors = form.moment(moment, *is_quantised);
+                    needed.extend(tensors.map(|tensor| (tensor, cover.clone())));
+                }
+            }
+        }
+        needed.retain(|(_, cover)| cover.elements() > 0);
+        let lease = |(tensor, cover): (Tensor, Cover)| {
             let dims = [tensor.elements(cover.elements())];
             let category = Category::OptimizerState;
             Ok(Held {
                 tensor,
-                cover: cover.clone(),
+                cover,
                 buffer: memory.lease_persistent(category, tensor.kind, dims, tensor.dtype)?,
             })
         };
         Ok(Resident {
-            held: needed.map(lease).collect::<Result<_, OutOfMemory>>()?,
+            held: needed
+                .into_iter()
+                .map(lease)
+                .collect::<Result<_, OutOfMemory>>()?,
             form: form.clone(),
             cover: cover.clone(),
         })

@@ -1,19 +1,37 @@
 //! What one call updates.
 
+use crate::form::Form;
 use memory::{Cover, Layout};
 use std::ops::Range;
 
-/// A range of the arenas that one call updates: all matrices or all vectors, with moments of one format.
+/// A range of the arenas that one call updates: all matrices or all vectors of a group, with moments of one format.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
     /// The number of its first element, which random numbers go by.
     pub(crate) number: usize,
     pub(crate) decays: bool,
+    /// The group that it is of.
+    pub(crate) group: usize,
+}
+
+/// What a cover has of each group.
+pub(crate) fn segments(layout: &Layout, form: &Form, cover: &Cover) -> Vec<Segment> {
+    let groups = form.groups().iter().enumerate();
+    let of_group = groups.flat_map(|(group, one)| {
+        let own = cover.within_all(&one.cover);
+        segments_of(layout, &form.quantised(), &own, group)
+    });
+    of_group.collect()
 }
 
 /// Matrices and vectors of a cover, cut where quantised moments begin and end, and where elements that are not numbered do.
-pub(crate) fn segments(layout: &Layout, quantised: &Range<usize>, cover: &Cover) -> Vec<Segment> {
+fn segments_of(
+    layout: &Layout,
+    quantised: &Range<usize>,
+    cover: &Cover,
+    group: usize,
+) -> Vec<Segment> {
     let mut segments = Vec::new();
     for (all, decays) in [(layout.matrices(), true), (layout.vectors(), false)] {
         let [start, end] =
@@ -28,6 +46,7 @@ pub(crate) fn segments(layout: &Layout, quantised: &Range<usize>, cover: &Cover)
                 number: layout.untailed(range.start),
                 range,
                 decays,
+                group,
             }));
         }
     }
@@ -63,15 +82,16 @@ mod tests {
         }
         let layout = builder.build_precise(|_, elements| elements < 4096);
         let all = layout.all();
-        let plain = segments(&layout, &(0..0), &all);
+        let plain = segments_of(&layout, &(0..0), &all, 0);
         let expected = [(layout.matrices(), true), (layout.vectors(), false)];
         let expected = expected.map(|(range, decays)| Segment {
             number: range.start,
             range,
             decays,
+            group: 0,
         });
         assert_eq!(plain, expected);
-        let quantised = segments(&layout, &layout.quantisable(), &all);
+        let quantised = segments_of(&layout, &layout.quantisable(), &all, 0);
         assert_eq!(quantised.len(), 4);
         let decays: Vec<bool> = quantised.iter().map(|segment| segment.decays).collect();
         assert_eq!(decays, [true, true, false, false]);
@@ -94,7 +114,8 @@ mod tests {
         };
         let numbers = |ranks: usize| {
             let layout = build(Some(ranks));
-            let own = (0..ranks).flat_map(|rank| segments(&layout, &(0..0), &layout.own(rank)));
+            let own =
+                (0..ranks).flat_map(|rank| segments_of(&layout, &(0..0), &layout.own(rank), 0));
             let mut numbers: Vec<usize> = own
                 .flat_map(|segment| {
                     let tails = Cover::new(layout.tails().iter().cloned());

@@ -22,9 +22,11 @@ use crate::chunks::{Chunk, Chunks, Offload};
 use crate::form::Form;
 use crate::numbers::{Numbers, Operands};
 use crate::resident::Resident;
+use crate::rule::Asking;
 use crate::store::Store;
 use kernels::{BlockFile, Event, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, Out, OutOfMemory};
+use std::rc::Rc;
 use std::sync::Arc;
 use units::{GradientSource, Gradients, GradientsHome, Weights};
 
@@ -37,7 +39,7 @@ const WRITTEN: &str = "weights are written before they are read";
 
 /// What is updated in chunks, and where its updates are.
 pub(crate) struct Streamed {
-    form: Form,
+    form: Rc<Form>,
     chunks: Chunks,
     /// States that are not on the device.
     store: Option<Store>,
@@ -88,7 +90,7 @@ impl Streamed {
         memory: &Memory,
         layout: &Layout,
         offload: &Offload,
-        form: &Form,
+        form: &Rc<Form>,
         updated: &Cover,
     ) -> Result<Streamed, OutOfMemory> {
         let chunks = Chunks::new(layout, offload, form, updated);
@@ -290,7 +292,7 @@ impl Streamed {
                 store.fetched(kernels, turn)?;
                 let (to, from) = (slot.halves(chunk).0, store.on_host(turn, away));
                 // SAFETY: both live as long as the optimizer, and kernels are dropped, with all their work, before it
-                // (`AdamW::lease`); the slot is read after `filled`, and the host's copy written by a later download.
+                // (`Optimizer::lease`); the slot is read after `filled`, and the host's copy written by a later download.
                 unsafe { kernels.start_upload(to, from.as_in()) }?;
             }
             let gradients = gradients.filter(|_| self.brings_gradients);
@@ -326,7 +328,8 @@ impl Streamed {
         let operands = sources.operands(&self.form, chunk, slot);
         // SAFETY: all of it lives as long as the optimizer or, like weights and gradients, is kept by whoever keeps that. The
         // computation goes on with the weights after `WRITTEN`, and with the gradients after the last of them.
-        unsafe { kernels.start_adamw(numbers.update(&chunk.segment, operands)) }?;
+        let asking = unsafe { Asking::new(kernels, Queue::Update) };
+        numbers.update(&asking, &self.form, &chunk.segment, operands)?;
         let updated = kernels.record(Queue::Update)?;
         self.updates[number % self.chunks.all.len()] = updated;
         if !self.slots.is_empty() || sources.weights.is_on_host() {

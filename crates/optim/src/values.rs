@@ -1,17 +1,17 @@
 //! Weights and states of single parameters into the optimizer, and states out of it.
 
-use crate::AdamW;
 use crate::form::{StateViews, Tensor};
 use crate::master::{SavedMaster, parameter_bytes, set_master};
-use crate::moment::{FIRST_MOMENT, SECOND_MOMENT, SavedMoment};
+use crate::moment::SavedMoment;
 use crate::named::{NamedState, RestoreError, SavedState, StatePlace, state_name};
+use crate::optimizer::Optimizer;
 use files::{Parts, in_chunks};
 use kernels::{KernelError, Kernels};
 use memory::{Cover, Entry, Space};
 use std::ops::Range;
 use units::Weights;
 
-impl AdamW {
+impl Optimizer {
     /// Sets weights from the layout's element `offset` on, within one tensor: the parameters, and what stands beside them; of
     /// both what is kept here.
     ///
@@ -37,7 +37,7 @@ impl AdamW {
     }
 
     /// The states of some of a parameter's elements, which are a range of the layout: whole blocks, up to the parameter's end.
-    /// No update may be pending: see [`AdamW::finish`].
+    /// No update may be pending: see [`Optimizer::finish`].
     ///
     /// # Panics
     /// If not all of them are kept here.
@@ -93,16 +93,18 @@ impl AdamW {
         let layout = self.layout.clone();
         let entry = &layout.entries()[index];
         let master = SavedMaster::find(entry, find)?;
-        let first_moment = SavedMoment::find(&FIRST_MOMENT, entry, find)?;
-        let second_moment = SavedMoment::find(&SECOND_MOMENT, entry, find)?;
+        let moments = self.form.moments(&entry.padded_range()).iter();
+        let moments = moments.map(|moment| SavedMoment::find(moment, entry, find));
+        let moments = moments.collect::<Result<Vec<_>, _>>()?;
         let mut restored = Vec::new();
         self.each_chunk(kernels, &entry.padded_range(), |chunk, space, states| {
             let own = without_padding(entry, chunk);
             let elements = own.start - entry.offset..own.end - entry.offset;
             let values = set_exact(kernels, weights, entry, &own, &master)?;
             set_master(kernels, space, states.master, &values)?;
-            first_moment.store(kernels, space, states.first_moment, &elements)?;
-            second_moment.store(kernels, space, states.second_moment, &elements)?;
+            for (saved, out) in moments.iter().zip(states.moments) {
+                saved.store(kernels, space, out, &elements)?;
+            }
             restored.push(own);
             Ok::<_, RestoreError>(())
         })?;

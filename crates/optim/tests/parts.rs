@@ -7,7 +7,7 @@ use files::Parts;
 use kernels::Kernels;
 use kernels::cpu::Cpu;
 use memory::{Cover, DType, Layout, Memory};
-use optim::{AdamW, Hyperparameters, MasterFormat, MomentFormat, SavedState, StatesPlace};
+use optim::{Hyperparameters, MasterFormat, MomentFormat, Optimizer, SavedState, StatesPlace};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use units::{Weights, WeightsHome};
@@ -21,7 +21,7 @@ struct Rank {
     layout: Rc<Layout>,
     own: Cover,
     weights: Weights,
-    optimizer: AdamW,
+    optimizer: Optimizer,
 }
 
 impl Rank {
@@ -34,24 +34,17 @@ impl Rank {
         let memory = Memory::host();
         let layout = layout_for(Some(ranks));
         let own = layout.own(rank);
-        let hyperparameters = Hyperparameters {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            clip_norm: 1.0,
-        };
         let homes = Homes {
             states,
             ..Homes::DEVICE
         };
         let offload = homes.offload(&layout);
-        let optimizer = AdamW::lease(
+        let optimizer = Optimizer::lease(
             &memory,
             &layout,
             dtype,
             (moments, master),
-            hyperparameters,
+            &Hyperparameters::default(),
             offload.as_ref(),
             &own,
         );

@@ -3,7 +3,7 @@
 use crate::error::SessionError;
 use memory::{Cover, Layer, Layout, Memory, Space};
 use model::Model;
-use optim::{AdamW, Offload, StatesPlace};
+use optim::{Offload, Optimizer, StatesPlace};
 use scratch::ScratchFolder;
 use settings::{GradientsPlace, Reduce, Settings, Zero};
 use units::{GradientsHome, Reduction, WeightsHome};
@@ -59,7 +59,7 @@ pub(crate) fn offloaded(
 pub(crate) fn states_on_disk(
     settings: &Settings,
     memory: &Memory,
-    optimizer: &mut AdamW,
+    optimizer: &mut Optimizer,
 ) -> Result<Option<ScratchFolder>, SessionError> {
     let (settings::StatesPlace::Disk(path), Some(bytes), false) = (
         &settings.offload.states,

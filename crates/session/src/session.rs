@@ -22,7 +22,7 @@ use model::{
     BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepTotals, Training,
     Work,
 };
-use optim::AdamW;
+use optim::Optimizer;
 use scratch::ScratchFolder;
 use settings::Settings;
 use std::rc::Rc;
@@ -41,7 +41,7 @@ pub struct Session {
     /// In which order units of weights come.
     pub(crate) orders: Orders,
     pub(crate) gradients: Gradients,
-    pub(crate) optimizer: AdamW,
+    pub(crate) optimizer: Optimizer,
     /// Where a copy of the state waits to be written, if one is to be made.
     pub(crate) copy_place: Option<CopyPlace>,
     /// The table of activations, empty between micro-batches.
@@ -129,12 +129,12 @@ impl Session {
         let gradients = Gradients::lease(memory, &layout, states.gradients, home)?;
         let formats = (states.moments, states.master);
         let offload = offloaded(&settings, home, &model);
-        let mut optimizer = AdamW::lease(
+        let mut optimizer = Optimizer::lease(
             memory,
             &layout,
             dtype,
             formats,
-            settings.optimizer,
+            &settings.optimizer,
             offload.as_ref(),
             &updated(&settings, &layout),
         )?;

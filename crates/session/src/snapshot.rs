@@ -12,7 +12,7 @@ use files::{
 use kernels::{KernelError, Kernels};
 use memory::{Buffer, Category, DType, Layout, Memory, OutOfMemory};
 use model::{MAX_SHARD_BYTES, OutgoingWeights, Parameters};
-use optim::AdamW;
+use optim::Optimizer;
 use settings::{Ranks, Settings};
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -50,7 +50,7 @@ struct Item {
 pub(crate) struct Held<'a> {
     pub(crate) kernels: &'a dyn Kernels,
     pub(crate) weights: &'a Weights,
-    pub(crate) optimizer: &'a AdamW,
+    pub(crate) optimizer: &'a Optimizer,
 }
 
 /// The state of a session between steps, on the device. No update may be pending: see [`Session::finish_step`].
@@ -133,7 +133,7 @@ impl Inventory {
         self.add(spec, (index, None), range, bytes);
     }
 
-    fn add_states(&mut self, optimizer: &AdamW, index: usize, range: &Range<usize>) {
+    fn add_states(&mut self, optimizer: &Optimizer, index: usize, range: &Range<usize>) {
         let states = optimizer.named_states(index, range).into_iter();
         for (number, state) in states.enumerate() {
             let bytes = state.bytes();

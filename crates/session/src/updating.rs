@@ -4,14 +4,14 @@ use crate::crossed::{Count, Crossed, UpdateTraffic};
 use kernels::{KernelError, Kernels};
 use memory::{In, Layer, Memory, Phase};
 use model::Beside;
-use optim::AdamW;
+use optim::Optimizer;
 use units::{Gradients, Weights};
 
 /// The optimizer beside the passes of a step: updates what the step before has left, and fetches what this one needs.
 pub(crate) struct Updating<'a> {
     pub(crate) kernels: &'a dyn Kernels,
     pub(crate) memory: &'a Memory,
-    pub(crate) optimizer: &'a mut AdamW,
+    pub(crate) optimizer: &'a mut Optimizer,
     /// Whether what is offloaded is updated in forward passes at all.
     pub(crate) in_forward: bool,
     pub(crate) is_first_micro_batch: bool,

@@ -12,7 +12,9 @@ use model::{
     Action, Architecture, Attention, Label, ModelConfig, OffloadLabels, PRODUCT_ELEMENTS_MAX,
     Policy,
 };
-use optim::{Hyperparameters, MasterFormat, MomentFormat, SMALLEST_QUANTISED, Schedule};
+use optim::{
+    AdamW, Hyperparameters, MasterFormat, MomentFormat, OptimizerKind, SMALLEST_QUANTISED, Schedule,
+};
 use wildmatch::WildMatch;
 
 /// Everything that decides the memory and the arithmetic of a step.
@@ -42,7 +44,7 @@ pub struct Settings {
     pub checkpoint_copy: bool,
     /// How attention is computed.
     pub attention: Attention,
-    /// AdamW's numbers.
+    /// The optimizer and its numbers.
     pub optimizer: Hyperparameters,
     /// What training adds to the weights.
     pub states: StateFormats,
@@ -139,9 +141,12 @@ impl Settings {
             checkpoint_copy: config.checkpoint.interval().is_some() && !config.checkpoint.blocking,
             attention,
             optimizer: Hyperparameters {
-                beta1: optim.beta1,
-                beta2: optim.beta2,
-                eps: optim.eps,
+                kind: OptimizerKind::AdamW,
+                adamw: AdamW {
+                    beta1: optim.beta1,
+                    beta2: optim.beta2,
+                    eps: optim.eps,
+                },
                 weight_decay: optim.weight_decay,
                 clip_norm: optim.clip_norm,
             },

@@ -270,7 +270,7 @@ impl Reducing {
             };
             // SAFETY: the slot is written again after `emptied`, and sums are read after the computation has waited for
             // `summed`; both live as long as kernels have work.
-            unsafe { kernels.start_sum_in_order(sum) }?;
+            unsafe { kernels.start(Queue::Update, sum) }?;
             first += elements;
         }
         slot.emptied = kernels.record(Queue::Update)?;

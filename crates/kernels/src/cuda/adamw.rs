@@ -4,7 +4,7 @@ use super::driver::Argument;
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::quantise::BLOCK;
-use crate::{AdamW, KernelError, MasterOperand, MomentOperand, Queue};
+use crate::{AdamW, KernelError, MasterOperand, MomentOperand};
 use memory::DType;
 
 /// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `adamw.cu`.
@@ -13,11 +13,7 @@ const ROUNDS: usize = 8;
 
 const WARP: usize = 32;
 
-pub(super) fn adamw<D: Driver>(
-    cuda: &Cuda<D>,
-    queue: Queue,
-    update: AdamW,
-) -> Result<(), KernelError> {
+pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), KernelError> {
     let n = update.parameters.elements();
     let extent = Extent {
         grid: [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],
@@ -44,7 +40,7 @@ pub(super) fn adamw<D: Driver>(
         update.weight_decay.into(),
         n.into(),
     ];
-    cuda.launch_in(queue, kernel_of(&update), extent, &arguments)
+    cuda.launch(kernel_of(&update), extent, &arguments)
 }
 
 /// A moment, and the `absmax` of its codes.

@@ -94,6 +94,8 @@ fn no_kernel(name: &str, dtypes: &[DType]) -> ! {
 pub struct Cuda<D> {
     driver: D,
     workspace: Buffer,
+    /// Where the operation that is being asked for runs.
+    queue: Cell<Queue>,
     traffic: Cell<Traffic>,
 }
 
@@ -108,24 +110,15 @@ impl<D: Driver> Cuda<D> {
         Ok(Cuda {
             driver,
             workspace,
+            queue: Cell::new(Queue::Compute),
             traffic: Cell::default(),
         })
     }
 
-    /// Launches a kernel on tensors of an operation that was checked; nothing if there are no blocks.
+    /// Launches a kernel on tensors of an operation that was checked, in its queue: in another than the computation's, the
+    /// operation's caller answers for the order. Nothing if there are no blocks.
     fn launch(
         &self,
-        kernel: Kernel,
-        extent: Extent,
-        arguments: &[Argument],
-    ) -> Result<(), KernelError> {
-        self.launch_in(Queue::Compute, kernel, extent, arguments)
-    }
-
-    /// Launches a kernel in a queue: in another than the computation's, the operation's caller answers for the order.
-    fn launch_in(
-        &self,
-        queue: Queue,
         kernel: Kernel,
         extent: Extent,
         arguments: &[Argument],
@@ -135,7 +128,7 @@ impl<D: Driver> Cuda<D> {
         }
         let (grid, block) = extent.checked(kernel.name)?;
         let launch = Launch {
-            queue,
+            queue: self.queue.get(),
             kernel,
             grid,
             block,
@@ -195,6 +188,7 @@ impl<D: Driver> Backend for Cuda<D> {
 
     unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
         self.driver.begin_operation(&operation);
+        self.queue.set(queue);
         match operation {
             Operation::Fill(operation) => elementwise::fill(self, operation),
             Operation::Copy(operation) => elementwise::copy(self, operation),
@@ -242,8 +236,8 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::Sum(operation) => norm::sum(self, operation),
             Operation::NormGrains(operation) => norm::norm_grains(self, operation),
             Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),
-            Operation::SumInOrder(sum) => sum_in_order::sum_in_order(self, queue, sum),
-            Operation::AdamW(update) => adamw::adamw(self, queue, update),
+            Operation::SumInOrder(operation) => sum_in_order::sum_in_order(self, operation),
+            Operation::AdamW(update) => adamw::adamw(self, update),
         }
     }
 

@@ -2,13 +2,12 @@
 
 use super::extent::Extent;
 use super::{Cuda, Driver, Kernel, accumulates, kernel, no_kernel};
+use crate::KernelError;
 use crate::operation::SumInOrder;
-use crate::{KernelError, Queue};
 use memory::DType;
 
 pub(super) fn sum_in_order<D: Driver>(
     cuda: &Cuda<D>,
-    queue: Queue,
     SumInOrder { out, x, init }: SumInOrder,
 ) -> Result<(), KernelError> {
     let kernel = kernel!("sum_in_order", "sum_in_order", out.dtype());
@@ -20,5 +19,5 @@ pub(super) fn sum_in_order<D: Driver>(
         width.into(),
         accumulates(&init),
     ];
-    cuda.launch_in(queue, kernel, Extent::flat(width), &arguments)
+    cuda.launch(kernel, Extent::flat(width), &arguments)
 }

@@ -98,6 +98,10 @@ impl Contract for AdamW<'_> {
         let states = weights.into_iter().chain(moments.into_iter().flatten());
         states.chain([reads(self.gradients)]).collect()
     }
+
+    fn runs_beside(&self) -> bool {
+        true
+    }
 }
 
 impl MomentOperand<'_> {

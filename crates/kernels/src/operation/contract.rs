@@ -16,6 +16,11 @@ pub(crate) trait Contract {
     /// from others of its name.
     fn operands(&self) -> Vec<Operand<'_>>;
 
+    /// Whether it may run beside the computation, in [`crate::Queue::Update`]: it shares no scratch with other operations.
+    fn runs_beside(&self) -> bool {
+        false
+    }
+
     /// Multiplications of its matrix products, attention's without regard to causality.
     fn multiplications(&self) -> usize {
         0

@@ -135,6 +135,11 @@ impl Operation<'_> {
         self.contract().sizes()
     }
 
+    /// Whether it may run in [`crate::Queue::Update`], beside the computation.
+    pub fn runs_beside(&self) -> bool {
+        self.contract().runs_beside()
+    }
+
     /// Multiplications of its matrix products, attention's without regard to causality.
     pub(crate) fn multiplications(&self) -> usize {
         self.contract().multiplications()

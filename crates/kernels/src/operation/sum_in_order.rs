@@ -31,4 +31,8 @@ impl Contract for SumInOrder<'_> {
     fn operands(&self) -> Vec<Operand<'_>> {
         vec![reads(self.x), sets(&self.out, &self.init)]
     }
+
+    fn runs_beside(&self) -> bool {
+        true
+    }
 }

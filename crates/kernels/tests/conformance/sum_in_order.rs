@@ -223,7 +223,7 @@ fn cases_are_accepted_in_the_queue_of_updates() {
             init: kernels::Init::Overwrite,
         };
         // SAFETY: both tensors live until the event is over.
-        unsafe { device.kernels.start_sum_in_order(sum) }.unwrap();
+        unsafe { device.kernels.start(kernels::Queue::Update, sum) }.unwrap();
         let summed = device.kernels.record(kernels::Queue::Update).unwrap();
         device.kernels.finish(summed).unwrap();
         assert_eq!(vec![device.take(&out)], case::run(&case, &device));

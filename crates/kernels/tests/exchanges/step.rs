@@ -90,7 +90,7 @@ impl Step {
             init: Init::Accumulate,
         };
         // SAFETY: as above.
-        unsafe { kernels.start_sum_in_order(sum) }
+        unsafe { kernels.start(Queue::Update, sum) }
     }
 
     /// Sends every rank the sums, and receives all.

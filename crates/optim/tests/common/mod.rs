@@ -8,7 +8,7 @@ use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{BiasBackward, BlockFile, Kernels};
 use memory::{Buffer, Category, DType, Layer, Layout, LayoutBuilder, Memory};
 use optim::{
-    AdamW, Hyperparameters, MasterFormat, MomentFormat, Offload, RestoreError, SavedState,
+    Hyperparameters, MasterFormat, MomentFormat, Offload, Optimizer, RestoreError, SavedState,
     StatesPlace, StepNumbers,
 };
 use std::collections::BTreeMap;
@@ -132,7 +132,7 @@ pub struct Training {
     pub layout: Rc<Layout>,
     pub weights: Weights,
     pub gradients: Gradients,
-    pub optimizer: AdamW,
+    pub optimizer: Optimizer,
     memory: Memory,
     noise: Buffer,
     /// What is not finite in the noise of the next step.
@@ -174,22 +174,19 @@ impl Training {
     ) -> Training {
         let layout = layout();
         let hyperparameters = Hyperparameters {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
             clip_norm: homes.clip_norm,
+            ..Hyperparameters::default()
         };
         let offload = homes.offload(&layout);
         let formats = (moments, master);
         let offload = offload.as_ref();
         let all = layout.all();
-        let optimizer = AdamW::lease(
+        let optimizer = Optimizer::lease(
             &memory,
             &layout,
             dtype,
             formats,
-            hyperparameters,
+            &hyperparameters,
             offload,
             &all,
         );

@@ -5,7 +5,7 @@ use candle_core::Device;
 use data::{MicroBatch, Packing, StepBatch};
 use memory::{DType, Memory};
 use model::{Attention, ModelConfig, Origin, Policy};
-use optim::Hyperparameters;
+use optim::{AdamW, Hyperparameters};
 use serde_json::Value;
 use session::Session;
 use settings::{Settings, StateFormats};
@@ -76,11 +76,14 @@ impl Golden {
             checkpoint_copy: false,
             attention: Attention::Eager,
             optimizer: Hyperparameters {
-                beta1: number(&optimizer["betas"][0]),
-                beta2: number(&optimizer["betas"][1]),
-                eps: number(&optimizer["eps"]),
+                adamw: AdamW {
+                    beta1: number(&optimizer["betas"][0]),
+                    beta2: number(&optimizer["betas"][1]),
+                    eps: number(&optimizer["eps"]),
+                },
                 weight_decay: number(&optimizer["weight_decay"]),
                 clip_norm: number(&optimizer["clip_grad_norm"]),
+                ..Hyperparameters::default()
             },
             states: StateFormats::default(),
             offload: Default::default(),

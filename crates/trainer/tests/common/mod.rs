@@ -172,13 +172,7 @@ pub fn pinned_states() -> Elsewhere {
 
 /// AdamW as the references use it.
 pub fn hyperparameters() -> Hyperparameters {
-    Hyperparameters {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        clip_norm: 1.0,
-    }
+    Hyperparameters::default()
 }
 
 /// The same learning rate at every step.

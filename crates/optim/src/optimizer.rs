@@ -1,0 +1,321 @@
+//! The optimizer of a run: its states, in any of their formats and wherever they live, and the updates of a step.
+
+use crate::chunks::Offload;
+use crate::form::Form;
+use crate::numbers::{Hyperparameters, Numbers, Operands, StepNumbers};
+use crate::resident::Resident;
+use crate::rule::Asking;
+use crate::segment::{Segment, segments};
+use crate::streamed::{Sources, Streamed};
+use crate::{MasterFormat, MomentFormat};
+use kernels::{BlockFile, KernelError, Kernels, NormAndClip, Queue};
+use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, OutOfMemory};
+use std::rc::Rc;
+use std::sync::Arc;
+use units::{GradientSource, Gradients, GradientsHome, Weights};
+
+/// The optimizer and its states.
+///
+/// Its methods for single parameters are in `values.rs`.
+pub struct Optimizer {
+    pub(crate) layout: Rc<Layout>,
+    pub(crate) form: Rc<Form>,
+    numbers: Numbers,
+    /// States on the device.
+    pub(crate) resident: Resident,
+    /// What is updated with the computation, a call each.
+    segments: Vec<Segment>,
+    /// What is updated in chunks.
+    pub(crate) streamed: Option<Streamed>,
+    /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of
+    /// [`Offload::parts`].
+    clips: Option<Buffer>,
+    /// Whether something still has to be updated with the gradients of the last step.
+    is_pending: bool,
+}
+
+impl Optimizer {
+    /// Leases the states of what is `updated` here, zeroed: moments, and whatever bf16 weights have beside them. Work on what is
+    /// elsewhere may be under way when the optimizer is dropped: the kernels must be dropped before it.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if they do not fit.
+    pub fn lease(
+        memory: &Memory,
+        layout: &Rc<Layout>,
+        weights: DType,
+        formats: (MomentFormat, MasterFormat),
+        hyperparameters: &Hyperparameters,
+        offload: Option<&Offload>,
+        updated: &Cover,
+    ) -> Result<Optimizer, OutOfMemory> {
+        let groups = hyperparameters.groups(layout);
+        let form = Rc::new(Form::new(layout, formats, weights, groups));
+        let lease = |offload| Streamed::lease(memory, layout, offload, &form, updated);
+        let streamed = offload.map(lease);
+        let streamed = streamed.transpose()?;
+        let outside = |cover: Option<Cover>| match cover {
+            Some(cover) => updated.without(&cover),
+            None => updated.clone(),
+        };
+        let chunks = streamed.as_ref().map(Streamed::chunks);
+        let resident = outside(chunks.map(|chunks| chunks.away_cover()));
+        let updated_at_once = outside(chunks.map(|chunks| chunks.cover()));
+        let released = offload.filter(|offload| offload.gradients == GradientsHome::Released);
+        let clips = released.map(|offload| {
+            let (category, dims) = (Category::OptimizerState, [offload.parts.len(), 2]);
+            memory.lease_persistent(category, "clips", dims, DType::F32)
+        });
+        Ok(Optimizer {
+            resident: Resident::lease(memory, &form, &resident)?,
+            segments: segments(layout, &form, &updated_at_once),
+            numbers: Numbers::lease(memory, hyperparameters, &form)?,
+            clips: clips.transpose()?,
+            layout: layout.clone(),
+            form,
+            streamed,
+            is_pending: false,
+        })
+    }
+
+    /// Name and bytes of each arena of states on the device, for reports.
+    pub fn arenas(&self) -> Vec<(&'static str, u64)> {
+        let slots = self.streamed.iter().map(Streamed::slot_bytes);
+        let slots = slots.filter(|bytes| *bytes > 0);
+        let slots = slots.map(|bytes| ("offload_slots", bytes));
+        self.resident.arenas().chain(slots).collect()
+    }
+
+    /// Name and bytes of each arena of states in pinned host memory.
+    pub fn host_arenas(&self) -> Vec<(&'static str, u64)> {
+        let store = self.streamed.as_ref().and_then(Streamed::store);
+        store.map(|store| store.arena()).into_iter().collect()
+    }
+
+    /// Bytes of the file that states need; none where they are in memory.
+    pub fn disk_bytes(&self) -> Option<u64> {
+        self.streamed.as_ref()?.store()?.disk_bytes()
+    }
+
+    /// Takes a file of [`Optimizer::disk_bytes`] zeros for the states, before anything else: the states are zero, as leased.
+    /// On shapes none is needed.
+    pub fn use_file(&mut self, file: Arc<dyn BlockFile>) {
+        if let Some(streamed) = &mut self.streamed {
+            streamed.use_file(file);
+        }
+    }
+
+    /// Norm of the last step's gradients before clipping, and the clipping factor, `[2]` f32.
+    pub fn norm_and_clip(&self) -> In<'_> {
+        self.numbers.clip.view()
+    }
+
+    /// Whether something still has to be updated with the gradients of the last step.
+    pub fn is_pending(&self) -> bool {
+        self.is_pending
+    }
+
+    /// Starts to bring what the coming update needs, as far as there is room.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or a disk fails.
+    pub fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+        match &mut self.streamed {
+            Some(streamed) => streamed.prefetch(kernels),
+            None => Ok(()),
+        }
+    }
+
+    /// Begins an update with the gradients of a step whose losses add up to `loss` (`[1]` f32): norm, clipping factor,
+    /// and all that is on the device for good. Where loss or gradients are not finite, weights and states stay as they are.
+    /// What is updated in chunks is pending: gradients must stay as they are until [`Optimizer::update_part`] or
+    /// [`Optimizer::finish`] has updated them.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or a disk fails.
+    pub fn begin(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
+        loss: In,
+        numbers: StepNumbers,
+    ) -> Result<(), KernelError> {
+        assert!(!self.is_pending, "the update before is pending");
+        self.numbers.upload(kernels, &self.form, numbers)?;
+        let clip_norm = self.numbers.clip_norm();
+        let max_norm = clip_norm.is_finite().then_some(clip_norm as f32);
+        self.update_at_once(kernels, weights, gradients, loss, max_norm)?;
+        if let Some(streamed) = &mut self.streamed {
+            self.is_pending = true;
+            streamed.begin(kernels, gradients)?;
+        }
+        Ok(())
+    }
+
+    /// Norm and clipping factor of all gradients, and what is updated with the computation.
+    fn update_at_once(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
+        loss: In,
+        max_norm: Option<f32>,
+    ) -> Result<(), KernelError> {
+        gradients.sum_grains(kernels)?;
+        kernels.run(NormAndClip {
+            out: self.numbers.clip.view_mut(),
+            grains: gradients.grains(),
+            loss,
+            max_norm,
+        })?;
+        // SAFETY: in the queue of the computation there is nothing to promise.
+        let asking = unsafe { Asking::new(kernels, Queue::Compute) };
+        for segment in &self.segments {
+            let GradientSource::Device(x) = gradients.source(&segment.range) else {
+                unreachable!("gradients of the host come in chunks");
+            };
+            let operands = Operands {
+                weights: weights.flat_mut(segment.range.clone()),
+                gradients: x,
+                states: self.resident.views(&segment.range),
+                clip: self.numbers.clip.view(),
+            };
+            self.numbers
+                .update(&asking, &self.form, segment, operands)?;
+        }
+        Ok(())
+    }
+
+    /// Updates what is pending of the parts up to this one, in the order of [`Offload::parts`], before the computation goes
+    /// on; nothing if nothing is pending. The part's weights are on the device; for [`Layer::Whole`], which stands for all
+    /// parts, those of all are.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or a disk fails.
+    pub fn update_part(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &Gradients,
+        part: Layer,
+    ) -> Result<(), KernelError> {
+        let Optimizer {
+            numbers, resident, ..
+        } = self;
+        match &mut self.streamed {
+            Some(streamed) if self.is_pending => {
+                let clip = numbers.clip.view();
+                let sources = Sources {
+                    numbers,
+                    clip,
+                    resident,
+                    weights,
+                    gradients,
+                };
+                streamed.update_part(kernels, sources, part)?;
+                streamed.wait_for(kernels, part)?;
+                self.is_pending = !streamed.is_updated();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Updates all that is pending.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or a disk fails.
+    pub fn finish(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &Gradients,
+    ) -> Result<(), KernelError> {
+        self.update_part(kernels, weights, gradients, Layer::Whole)
+    }
+}
+
+/// Updates of gradients that are released part by part. A step is [`Optimizer::begin_released`], for each part
+/// [`Optimizer::update_released`] and later [`Optimizer::wait_released`], and [`Optimizer::end_released`].
+impl Optimizer {
+    /// Begins an update that is made during the backward pass.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or a disk fails.
+    pub fn begin_released(
+        &mut self,
+        kernels: &dyn Kernels,
+        numbers: StepNumbers,
+    ) -> Result<(), KernelError> {
+        assert!(!self.is_pending, "the update before is pending");
+        self.numbers.upload(kernels, &self.form, numbers)?;
+        self.prefetch(kernels)
+    }
+
+    /// Asks for the update of a part, in the order of [`Offload::parts`], whose gradients the computation has been asked
+    /// for. They are not clipped; where they or the step's `loss` (`[1]` f32) are not finite, the part stays as it is.
+    /// Its weights are on the device, and these and the gradients stay until [`Optimizer::wait_released`].
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or a disk fails.
+    pub fn update_released(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &Gradients,
+        part: Layer,
+        loss: In,
+    ) -> Result<(), KernelError> {
+        let (Some(streamed), Some(clips)) = (&mut self.streamed, &mut self.clips) else {
+            unreachable!("gradients are released where the offload says so")
+        };
+        let row = streamed.number_of(part);
+        self.is_pending = true;
+        kernels.run(NormAndClip {
+            out: clips.view_mut().rows(row..row + 1).reshape([2]),
+            grains: gradients.unit_grains(part),
+            loss,
+            max_norm: None,
+        })?;
+        streamed.begin_part(kernels)?;
+        let sources = Sources {
+            numbers: &self.numbers,
+            clip: clips.view().rows(row..row + 1).reshape([2]),
+            resident: &mut self.resident,
+            weights,
+            gradients,
+        };
+        streamed.update_part(kernels, sources, part)
+    }
+
+    /// Lets the computation wait for the update of a part: the memory of its gradients may be used again then.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn wait_released(&mut self, kernels: &dyn Kernels, part: Layer) -> Result<(), KernelError> {
+        match &mut self.streamed {
+            Some(streamed) => streamed.wait_for(kernels, part),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends an update whose parts have all been updated: the vectors, and the norm of all gradients.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    pub fn end_released(
+        &mut self,
+        kernels: &dyn Kernels,
+        weights: &mut Weights,
+        gradients: &mut Gradients,
+        loss: In,
+    ) -> Result<(), KernelError> {
+        self.update_at_once(kernels, weights, gradients, loss, None)?;
+        self.wait_released(kernels, Layer::Whole)?;
+        let mut streamed = self.streamed.iter();
+        assert!(streamed.all(Streamed::is_updated), "all parts are updated");
+        self.is_pending = false;
+        Ok(())
+    }
+}
