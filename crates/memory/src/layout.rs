@@ -22,7 +22,7 @@ pub struct Entry {
     pub name: String,
     /// First element.
     pub offset: usize,
-    /// Shape, of one or two dimensions.
+    /// Shape, of one to four dimensions: with two or more it is a matrix, or several of one kind.
     pub shape: Vec<usize>,
 }
 
@@ -34,7 +34,7 @@ impl Entry {
 
     /// The shape, as views have it.
     pub fn dims(&self) -> Dims {
-        Dims::try_from(self.shape.as_slice()).expect("a parameter has one or two dimensions")
+        dims(&self.shape)
     }
 
     /// The elements within the arena, without padding.
@@ -46,6 +46,10 @@ impl Entry {
     pub fn padded_range(&self) -> Range<usize> {
         self.offset..self.offset + self.elements().next_multiple_of(PARAMETER_PADDING)
     }
+}
+
+fn dims(shape: &[usize]) -> Dims {
+    Dims::try_from(shape).expect("a parameter has one to four dimensions")
 }
 
 /// The matrices of one part of the model, by what reads them first: what is fetched, released and sent as one.
@@ -72,12 +76,42 @@ pub struct Layout {
     units: Vec<Unit>,
     /// The unit of each entry.
     unit_of: Vec<Option<usize>>,
+    finding: Finding,
     matrix_elements: usize,
     quantisable: Range<usize>,
     elements: usize,
     ranks: Option<usize>,
     /// What pads bundles, in order.
     tails: Vec<Range<usize>>,
+}
+
+/// What is looked up in a layout, which may have tens of thousands of entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Finding {
+    entries: HashMap<String, usize>,
+    units: HashMap<Layer, usize>,
+    /// Where the ranges of units begin, in order, with the unit of each.
+    starts: Vec<(usize, usize)>,
+}
+
+impl Finding {
+    fn new(entries: &[Entry], units: &[Unit]) -> Finding {
+        let named = entries.iter().enumerate();
+        let parts = units.iter().enumerate();
+        let ranges = parts.clone().flat_map(|(index, unit)| {
+            let ranges = unit.cover.ranges().iter();
+            ranges.map(move |range| (range.start, index))
+        });
+        let mut starts: Vec<(usize, usize)> = ranges.collect();
+        starts.sort_unstable();
+        Finding {
+            entries: named
+                .map(|(index, entry)| (entry.name.clone(), index))
+                .collect(),
+            units: parts.map(|(index, unit)| (unit.part, index)).collect(),
+            starts,
+        }
+    }
 }
 
 /// Collects tensors in forward order.
@@ -135,6 +169,7 @@ impl LayoutBuilder {
                 .for_each(|entry| unit_of[*entry] = Some(index));
         }
         Layout {
+            finding: Finding::new(&entries, &units),
             units,
             unit_of,
             entries,
@@ -276,6 +311,19 @@ impl Layout {
         self.unit_of[entry]
     }
 
+    /// The unit of a part; none if it has no matrix.
+    pub fn unit_of_part(&self, part: Layer) -> Option<usize> {
+        self.finding.units.get(&part).copied()
+    }
+
+    /// The unit that holds a range of elements; none unless one holds all of it.
+    pub fn locate(&self, range: &Range<usize>) -> Option<usize> {
+        let starts = &self.finding.starts;
+        let before = starts.partition_point(|(start, _)| *start <= range.start);
+        let unit = starts[before.checked_sub(1)?].1;
+        self.units[unit].cover.rows(range).map(|_| unit)
+    }
+
     /// The ranges that grains ([`GRAIN_ELEMENTS`]) are counted from, each with its first grain: those of one unit after the
     /// other, then the vectors, all without their tails.
     pub fn grained(&self) -> Vec<(Range<usize>, usize)> {
@@ -340,7 +388,7 @@ impl Layout {
 
     /// The index of a tensor.
     pub fn find(&self, name: &str) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.name == name)
+        self.finding.entries.get(name).copied()
     }
 
     /// Several tensors of one unit, or several vectors, as one tensor: its elements and its shape, the rows of each below
@@ -356,8 +404,7 @@ impl Layout {
         let (first, last) = (of(entries.first()?), of(entries.last()?));
         let mut shape = first.shape.clone();
         shape[0] = entries.iter().map(|entry| of(entry).shape[0]).sum();
-        let dims = Dims::try_from(shape.as_slice()).expect("a parameter has one or two dimensions");
-        lie_together.then(|| (first.offset..last.range().end, dims))
+        lie_together.then(|| (first.offset..last.range().end, dims(&shape)))
     }
 
     /// Elements of an arena, padding included.
@@ -414,6 +461,9 @@ mod tests {
             (1, "next", &[32, 8]),
             (1, "short_bias", &[3]),
             (1, "bias", &[3]),
+            (2, "experts", &[8, 4, 16]),
+            (2, "more_experts", &[2, 4, 16]),
+            (2, "other_experts", &[2, 8, 16]),
         ] {
             builder.add(Layer::Block(part), name, shape);
         }
@@ -429,8 +479,11 @@ mod tests {
         assert_eq!(joined(&["k"]), Some((512..768, [32, 8].into())));
         let biases = joined(&["k_bias", "v_bias"]).expect("vectors may lie together too");
         assert_eq!((biases.0.len(), biases.1), (512, [512].into()));
+        let (range, dims) = joined(&["experts", "more_experts"]).expect("of any rank");
+        assert_eq!((range.len(), dims), (640, [10, 4, 16].into()));
         for apart in [
             &["k", "q"][..],
+            &["more_experts", "other_experts"],
             &["q", "v"],
             &["odd", "after"],
             &["after", "wide"],
@@ -497,7 +550,7 @@ mod tests {
     proptest! {
         #[test]
         fn tensors_are_aligned_disjoint_and_of_one_unit(
-            shapes in proptest::collection::vec(proptest::collection::vec(1usize..40, 1..3), 1..30),
+            shapes in proptest::collection::vec(proptest::collection::vec(1usize..12, 1..5), 1..30),
             precise_below in 0usize..400,
         ) {
             let mut builder = LayoutBuilder::default();
@@ -526,7 +579,11 @@ mod tests {
                 prop_assert!(unit.cover.ranges().len() <= 2);
                 for entry in &unit.entries {
                     prop_assert!(unit.cover.rows(&layout.entries()[*entry].padded_range()).is_some());
-                    prop_assert_eq!(layout.unit_of(*entry), Some(index));
+                    let entry = (*entry, &layout.entries()[*entry]);
+                    prop_assert_eq!(layout.unit_of(entry.0), Some(index));
+                    prop_assert_eq!(layout.locate(&entry.1.range()), Some(index));
+                    prop_assert_eq!(layout.find(&entry.1.name), Some(entry.0));
+                    prop_assert_eq!(entry.1.dims().as_slice(), &entry.1.shape[..]);
                 }
             }
         }

@@ -107,8 +107,7 @@ impl Model {
 
     /// The unit of a part of the model; none if it declares no matrix.
     pub(crate) fn unit_of_part(&self, part: Layer) -> Option<usize> {
-        let mut units = self.layout.units().iter();
-        units.position(|unit| unit.part == part)
+        self.layout.unit_of_part(part)
     }
 
     /// The units that a forward pass uses, in order.

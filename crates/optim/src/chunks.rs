@@ -118,8 +118,7 @@ impl Chunks {
         };
         for (part, is_away) in &offload.parts {
             if *is_away || offload.all_parts() {
-                let mut units = layout.units().iter();
-                let unit = units.find(|unit| unit.part == *part);
+                let unit = layout.unit_of_part(*part).map(|unit| &layout.units()[unit]);
                 let cover = unit.map_or(Cover::new([]), |unit| unit.cover.within_all(updated));
                 for segment in segments(layout, form, &cover) {
                     for segment in cut(segment, offload, form, *is_away) {

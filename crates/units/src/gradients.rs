@@ -4,7 +4,7 @@ use crate::UnitError;
 use crate::gather::gathered;
 use crate::grains::Grains;
 use crate::reduction::{Reducing, Reduction};
-use crate::stream::{finish_all, host_bytes, locate};
+use crate::stream::{finish_all, host_bytes};
 use crate::streamed_gradients::StreamedGradients;
 use kernels::{Init, KernelError, Kernels, Traffic};
 use memory::{Arena, Category, DType, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
@@ -405,9 +405,9 @@ impl Gradients {
 
     /// Those of the unit of one part, which lie together; none if it has no unit.
     pub fn unit_grains(&self, part: Layer) -> In<'_> {
-        let mut units = self.layout().units().iter();
-        let unit = units.find(|unit| unit.part == part);
-        self.grains.within(unit.map(|unit| &unit.cover))
+        let unit = self.layout().unit_of_part(part);
+        let cover = unit.map(|unit| &self.layout().units()[unit].cover);
+        self.grains.within(cover)
     }
 
     /// Where the gradients of a range, within one unit or the vectors, are now.
@@ -415,7 +415,7 @@ impl Gradients {
         if let Some(reducing) = &self.reducing {
             return GradientSource::Device(reducing.sum(&self.resident, range.clone()));
         }
-        let unit = locate(self.layout(), range);
+        let unit = self.layout().locate(range);
         let Some((streamed, unit)) = self.streamed.as_ref().zip(unit) else {
             return GradientSource::Device(self.resident.flat(range.clone()));
         };

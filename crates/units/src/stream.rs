@@ -1,7 +1,7 @@
 //! A unit's matrices on the device, or some of their elements, and their copies from and to the host.
 
 use kernels::{Event, KernelError, Kernels, Queue};
-use memory::{Arena, Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory};
+use memory::{Arena, Buffer, Category, Cover, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
 pub(crate) const FREE: &str = "memory is not in use when a unit comes into it";
@@ -16,12 +16,6 @@ pub(crate) struct OnDevice {
     pub(crate) came: Event,
     /// When what was sent of it has left.
     left: Option<Event>,
-}
-
-/// The unit that holds a range.
-pub(crate) fn locate(layout: &Layout, range: &Range<usize>) -> Option<usize> {
-    let mut units = layout.units().iter();
-    units.position(|unit| unit.cover.rows(range).is_some())
 }
 
 impl OnDevice {

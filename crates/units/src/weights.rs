@@ -2,7 +2,7 @@
 
 use crate::UnitError;
 use crate::gathered_weights::GatheredWeights;
-use crate::stream::{host_bytes, locate};
+use crate::stream::host_bytes;
 use crate::streamed_weights::{CAME_TO_BE_UPDATED, Source, StreamedWeights};
 use kernels::{KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Category, Cover, DType, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
@@ -180,7 +180,7 @@ impl Weights {
     fn comes_with(&self, range: &Range<usize>) -> Option<usize> {
         match self.resident.held().rows(range) {
             Some(_) => None,
-            None => locate(self.layout(), range),
+            None => self.layout().locate(range),
         }
     }
 
@@ -324,8 +324,7 @@ impl Weights {
         part: Layer,
     ) -> Result<(), KernelError> {
         let streamed = self.streamed.as_ref().filter(|_| self.is_on_host());
-        let mut units = self.layout().units().iter();
-        match (streamed, units.position(|unit| unit.part == part)) {
+        match (streamed, self.layout().unit_of_part(part)) {
             (Some(streamed), Some(unit)) => {
                 kernels.wait(queue, streamed.of(unit).came, CAME_TO_BE_UPDATED)
             }
