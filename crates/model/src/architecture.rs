@@ -88,6 +88,20 @@ impl Architecture {
         &self.blocks
     }
 
+    /// The kind of each block: blocks of a kind have the same table of activations. Kinds are numbered in the order of
+    /// their first blocks.
+    pub fn kinds(&self) -> Vec<usize> {
+        let mut firsts: Vec<&Block> = Vec::new();
+        let kind_of = |block| {
+            let known = firsts.iter().position(|first| first.is_like(block));
+            known.unwrap_or_else(|| {
+                firsts.push(block);
+                firsts.len() - 1
+            })
+        };
+        self.blocks.iter().map(kind_of).collect()
+    }
+
     /// Where something is dropped, by layer, in forward order.
     pub(crate) fn dropout_sites(&self) -> Vec<(usize, DropoutSite)> {
         let embedding = self.embedding.stage.dropout().map(|site| (0, site));

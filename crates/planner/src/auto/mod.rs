@@ -1,6 +1,6 @@
 //! `--recompute auto`: the fastest policy on paper whose peak is within a budget.
 //!
-//! A layer chooses from a menu of at most six entries (`menu.rs`). What each entry means for peak and time is read from
+//! A layer chooses from the menu of its kind of block, of at most six entries (`menu.rs`). What each entry means for peak and time is read from
 //! steps on paper (`terms.rs`); `search.rs` finds the best assignment exactly. The presets are compared too, so
 //! the choice is never slower on paper than one of them.
 
@@ -19,7 +19,7 @@ use crate::changes::recompute_specs;
 use crate::on_paper::{OnPaper, Paper};
 use kernels::Target;
 use memory::{LiveLease, Place, format_bytes};
-use menu::{Actions, menu};
+use menu::Menu;
 use model::Policy;
 use search::Assignment;
 use serde::Serialize;
@@ -143,7 +143,7 @@ pub(crate) struct Chooser {
 
 /// The assignments of a menu's entries to layers.
 struct Space {
-    menu: Vec<Actions>,
+    menu: Menu,
     terms: Terms,
 }
 
@@ -179,7 +179,7 @@ fn best(candidates: &[Candidate]) -> Option<&Candidate> {
 
 impl Space {
     fn new(settings: &Settings, paper: &Paper, offloads: bool) -> Result<Space, SessionError> {
-        let menu = menu(settings, paper, offloads)?;
+        let menu = Menu::new(settings, paper, offloads)?;
         Ok(Space {
             terms: Terms::of(settings, paper, &menu)?,
             menu,
@@ -187,11 +187,7 @@ impl Space {
     }
 
     fn policy(&self, assignment: &Assignment) -> Policy {
-        let mut policy = Policy::keep_all(assignment.entries.len());
-        for (layer, entry) in assignment.entries.iter().enumerate() {
-            policy.set_labels(layer..layer + 1, self.menu[*entry]);
-        }
-        policy
+        self.menu.policy(|layer| assignment.entries[layer])
     }
 }
 
