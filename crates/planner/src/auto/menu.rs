@@ -1,15 +1,12 @@
 //! What may become of a layer's activations: the few ways, of all, that are worth a choice, for each kind of block.
 
 use crate::activations::{planned_activations, total_bytes};
-use crate::on_paper::{OnPaper, Paper};
+use crate::on_paper::{OnPaper, Paper, Part};
 use memory::{Layer, Phase};
-use model::{Action, Label, Policy};
+use model::{Action, Actions, Label, Labels, Policy};
 use session::SessionError;
 use settings::Settings;
 use std::collections::BTreeMap;
-
-/// An action for every label of a layer.
-pub(crate) type Actions = [Action; Label::ALL.len()];
 
 /// Most ways that a layer is given to choose from.
 const ENTRIES_MAX: usize = 6;
@@ -38,6 +35,7 @@ struct Way {
 pub(crate) struct Menu {
     /// The kind of each layer's block.
     kinds: Vec<usize>,
+    labels: Labels,
     /// The ways of each kind, the one that keeps most first: the Pareto set of bytes kept and time paid, thinned out to
     /// [`ENTRIES_MAX`].
     entries: Vec<Vec<Actions>>,
@@ -64,6 +62,7 @@ impl Menu {
             thin.map(|way| way.actions).collect()
         });
         Ok(Menu {
+            labels: settings.policy.labels(),
             entries: entries.collect(),
             kinds,
         })
@@ -81,7 +80,7 @@ impl Menu {
 
     /// The policy in which each layer takes one of its ways, by number; the last where there are fewer.
     pub(crate) fn policy(&self, entry: impl Fn(usize) -> usize) -> Policy {
-        let mut policy = Policy::keep_all(self.kinds.len());
+        let mut policy = Policy::keep_all_of(self.labels, self.kinds.len());
         for layer in 0..self.kinds.len() {
             let ways = self.of_layer(layer);
             let way = ways[entry(layer).min(ways.len() - 1)];
@@ -120,7 +119,7 @@ impl Trials {
         let most = wanted.iter().map(Vec::len).max().unwrap_or(0);
         for number in 0..most {
             let set = |kind: usize| wanted[kind].get(number).copied();
-            let mut policy = Policy::keep_all(self.kinds.len());
+            let mut policy = Policy::keep_all_of(self.small.policy.labels(), self.kinds.len());
             for (layer, kind) in self.kinds.iter().enumerate() {
                 let actions = self.of_kinds[*kind].recomputing(set(*kind).unwrap_or(0));
                 policy.set_labels(layer..layer + 1, actions);
@@ -141,8 +140,9 @@ impl Trials {
 struct Kind {
     /// The first layer of this kind.
     layer: usize,
-    /// Bytes of a layer's activations by label; 0 of what it does not have.
-    sizes: [u64; Label::ALL.len()],
+    all_labels: Labels,
+    /// Bytes of a layer's activations, by label.
+    sizes: Vec<(Label, u64)>,
     /// What may be recomputed.
     labels: Vec<Label>,
     /// What recomputing a set of labels comes to.
@@ -157,11 +157,17 @@ impl Kind {
             .filter(|activations| activations[0].layer == layer)
             .flatten();
         let own: Vec<_> = own.cloned().collect();
-        let sizes = Label::ALL.map(|label| total_bytes(&own, Some(label)).all);
-        let labels = labels(&sizes).filter(|label| *label != Label::BlockInput);
+        let all_labels = small.policy.labels();
+        let sizes = all_labels.iter();
+        let sizes = sizes.map(|label| (label, total_bytes(&own, Some(label)).all));
+        let sizes: Vec<(Label, u64)> = sizes.filter(|(_, bytes)| *bytes > 0).collect();
+        let labels = sizes.iter().map(|(label, _)| *label);
         Kind {
             layer,
-            labels: labels.collect(),
+            all_labels,
+            labels: labels
+                .filter(|label| *label != Label::BLOCK_INPUT)
+                .collect(),
             sizes,
             tried: BTreeMap::new(),
         }
@@ -194,31 +200,40 @@ impl Kind {
 
     /// The labels of a set recomputed, the others kept.
     fn recomputing(&self, set: u64) -> Actions {
-        let mut actions = [Action::Keep; Label::ALL.len()];
+        let mut actions = Actions::keep_all(self.all_labels);
         let labels = self.labels.iter().enumerate();
         let chosen = labels.filter(|(bit, _)| set & (1 << bit) != 0);
-        chosen.for_each(|(_, label)| actions[*label as usize] = Action::Recompute);
+        chosen.for_each(|(_, label)| actions.set(*label, Action::Recompute));
         actions
     }
 
     fn set_of(&self, actions: &Actions) -> u64 {
         let labels = self.labels.iter().enumerate();
-        let dropped = labels.filter(|(_, label)| actions[**label as usize] == Action::Recompute);
+        let dropped = labels.filter(|(_, label)| actions.of(**label) == Action::Recompute);
         dropped.map(|(bit, _)| 1 << bit).sum()
     }
 
     /// Notes what a step on paper says of a set.
     fn note(&mut self, set: u64, step: &OnPaper) {
-        let actions = self.recomputing(set);
-        let kept = labels(&self.sizes).filter(|label| actions[*label as usize] == Action::Keep);
         let busy = |phase| step.busy(phase, Layer::Block(self.layer));
+        let at = |part| step.at_start(part);
+        let after = at(Part::Forward(self.layer + 1)).or_else(|| at(Part::Head));
+        let before = at(Part::Forward(self.layer));
+        let [before, after] = [before, after].map(|at| at.expect("every part has its turn"));
         let way = Way {
-            kept_bytes: kept.map(|label| self.sizes[label as usize]).sum(),
+            // Where weights come and go, so does more than this layer keeps.
+            kept_bytes: after.saturating_sub(before),
             seconds: busy(Phase::Recompute),
             passes: [Phase::Forward, Phase::Backward].map(busy),
-            actions,
+            actions: self.recomputing(set),
         };
         self.tried.insert(set, way);
+    }
+
+    /// What actions keep, with its bytes.
+    fn kept(&self, actions: &Actions) -> impl Iterator<Item = (Label, u64)> {
+        let sizes = self.sizes.iter().copied();
+        sizes.filter(|(label, _)| actions.of(*label) == Action::Keep)
     }
 
     /// What was tried, also with some of what it keeps on the host instead, if that is asked for.
@@ -236,17 +251,15 @@ impl Kind {
 
     /// A way with some of what it keeps on the host instead; what the link cannot move while neighbours compute costs time.
     fn with_offload(&self, way: Way, paper: &Paper) -> Vec<Way> {
-        let kept: Vec<Label> = labels(&self.sizes)
-            .filter(|label| way.actions[*label as usize] == Action::Keep)
-            .collect();
+        let kept: Vec<(Label, u64)> = self.kept(&way.actions).collect();
         let [forward, backward] = way.passes;
         let backward = backward + way.seconds;
-        let offloaded = self.offloaded_sets(&kept).into_iter().map(|set| {
+        let offloaded = offloaded_sets(&kept).into_iter().map(|set| {
             let mut other = way;
-            for (bit, label) in kept.iter().enumerate() {
+            for (bit, (label, bytes)) in kept.iter().enumerate() {
                 if set & (1 << bit) != 0 {
-                    other.actions[*label as usize] = Action::Offload;
-                    other.kept_bytes -= self.sizes[*label as usize];
+                    other.actions.set(*label, Action::Offload);
+                    other.kept_bytes = other.kept_bytes.saturating_sub(*bytes);
                 }
             }
             let away = (way.kept_bytes - other.kept_bytes) as f64;
@@ -257,34 +270,28 @@ impl Kind {
         });
         offloaded.collect()
     }
-
-    /// Which sets of what is kept to offload: all where there are few labels, else the largest and the smallest ones of any
-    /// number, single ones and pairs.
-    fn offloaded_sets(&self, kept: &[Label]) -> Vec<u64> {
-        // The block's input goes to the host too.
-        if kept.len() <= EXHAUSTIVE_MAX + 1 {
-            return (1..1 << kept.len()).collect();
-        }
-        let mut by_size: Vec<usize> = (0..kept.len()).collect();
-        by_size.sort_by_key(|bit| self.sizes[kept[*bit] as usize]);
-        let set = |bits: &[usize]| bits.iter().map(|bit| 1_u64 << bit).sum::<u64>();
-        let ends = (1..=kept.len()).flat_map(|count| {
-            let (smallest, largest) = (&by_size[..count], &by_size[kept.len() - count..]);
-            [set(smallest), set(largest)]
-        });
-        let bits = || (0..kept.len()).map(|bit| 1_u64 << bit);
-        let pairs = bits().flat_map(|one| bits().map(move |other| one | other));
-        let mut sets: Vec<u64> = ends.chain(pairs).collect();
-        sets.sort_unstable();
-        sets.dedup();
-        sets
-    }
 }
 
-fn labels(sizes: &[u64]) -> impl Iterator<Item = Label> {
-    Label::ALL
-        .into_iter()
-        .filter(|label| sizes[*label as usize] > 0)
+/// Which sets of what is kept to offload: all where there are few labels, else the largest and the smallest ones of any
+/// number, single ones and pairs.
+fn offloaded_sets(kept: &[(Label, u64)]) -> Vec<u64> {
+    // The block's input goes to the host too.
+    if kept.len() <= EXHAUSTIVE_MAX + 1 {
+        return (1..1 << kept.len()).collect();
+    }
+    let mut by_size: Vec<usize> = (0..kept.len()).collect();
+    by_size.sort_by_key(|bit| kept[*bit].1);
+    let set = |bits: &[usize]| bits.iter().map(|bit| 1_u64 << bit).sum::<u64>();
+    let ends = (1..=kept.len()).flat_map(|count| {
+        let (smallest, largest) = (&by_size[..count], &by_size[kept.len() - count..]);
+        [set(smallest), set(largest)]
+    });
+    let bits = || (0..kept.len()).map(|bit| 1_u64 << bit);
+    let pairs = bits().flat_map(|one| bits().map(move |other| one | other));
+    let mut sets: Vec<u64> = ends.chain(pairs).collect();
+    sets.sort_unstable();
+    sets.dedup();
+    sets
 }
 
 /// What no other way betters in both, the one that keeps most first. Of equals the first stays: it recomputes less.
@@ -329,7 +336,7 @@ mod tests {
 
     fn way(kept_bytes: u64, seconds: f64) -> Way {
         Way {
-            actions: [Action::Keep; Label::ALL.len()],
+            actions: Actions::keep_all(Labels::DENSE),
             kept_bytes,
             seconds,
             passes: [0.0; 2],

@@ -25,6 +25,7 @@ use search::Assignment;
 use serde::Serialize;
 use session::SessionError;
 use settings::{Config, ConfigError, Settings};
+use std::collections::BTreeMap;
 use terms::{Terms, picoseconds};
 
 /// A policy was not chosen.
@@ -69,7 +70,7 @@ pub struct Choice {
     /// The same if everything were kept.
     pub keep_all_step_ms: f64,
     /// `recompute.layers` that say it.
-    pub layers: std::collections::BTreeMap<String, String>,
+    pub layers: BTreeMap<String, String>,
 }
 
 impl Choice {
@@ -103,7 +104,7 @@ impl Choice {
 }
 
 /// Policies of layers in words.
-fn describe(layers: &std::collections::BTreeMap<String, String>) -> String {
+fn describe(layers: &BTreeMap<String, String>) -> String {
     if layers.is_empty() {
         return "everything is kept".into();
     }
@@ -200,7 +201,12 @@ impl Chooser {
         let settings = Settings::new(&resident)?;
         let measured = costs::read(config.recompute.costs.as_deref(), &settings, target)?;
         let paper = Paper::new(&settings, target, measured);
-        let specs = recompute_specs(settings.model.layers).into_iter();
+        Chooser::of(settings, paper, config.chooses_offload())
+    }
+
+    /// The same for settings that keep everything.
+    fn of(settings: Settings, paper: Paper, offloads: bool) -> Result<Chooser, AutoError> {
+        let specs = recompute_specs(&settings.policy).into_iter();
         let presets = specs.map(|spec| Preset::new(spec, &settings, &paper));
         let mut chooser = Chooser {
             presets: presets.collect::<Result<_, _>>()?,
@@ -213,7 +219,7 @@ impl Chooser {
         if !chooser.keep_all.computes_alone() {
             chooser.listed = chooser.over_budgets(&chooser.resident)?;
         }
-        if config.chooses_offload() {
+        if offloads {
             let space = Space::new(&chooser.settings, &chooser.paper, true)?;
             let offloading = chooser.over_budgets(&space)?;
             chooser.listed.extend(offloading);
@@ -333,7 +339,9 @@ fn pinned_by(largest: &[LiveLease], place: Place) -> String {
 
 impl Preset {
     fn new(spec: String, settings: &Settings, paper: &Paper) -> Result<Preset, AutoError> {
-        let policy = Policy::parse(&spec, settings.model.layers).map_err(ConfigError::from)?;
+        let (labels, layers) = (settings.policy.labels(), settings.policy.layers());
+        let policy = Policy::with_layers(labels, &spec, &BTreeMap::new(), layers);
+        let policy = policy.map_err(ConfigError::from)?;
         let step = paper.step(&Settings {
             policy: policy.clone(),
             ..settings.clone()

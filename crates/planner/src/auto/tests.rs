@@ -107,7 +107,10 @@ fn the_peak_of_any_assignment_follows_from_what_layers_contribute() {
     for (config, target) in configurations() {
         let chooser = Chooser::new(&config, target).unwrap();
         for space in spaces(&config, &chooser) {
-            assert!(space.menu.most_entries() > 2, "there is something to choose");
+            assert!(
+                space.menu.most_entries() > 2,
+                "there is something to choose"
+            );
             for number in 0..40 {
                 let entries = some_assignment(number, &space.terms);
                 let assignment = Assignment {
