@@ -583,7 +583,8 @@ mod tests {
                     prop_assert_eq!(layout.unit_of(entry.0), Some(index));
                     prop_assert_eq!(layout.locate(&entry.1.range()), Some(index));
                     prop_assert_eq!(layout.find(&entry.1.name), Some(entry.0));
-                    prop_assert_eq!(entry.1.dims().as_slice(), &entry.1.shape[..]);
+                    let dims = entry.1.dims();
+                    prop_assert_eq!(dims.as_slice(), &entry.1.shape[..]);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! What stages read and write, by name, and what policies call it.
 
+use crate::Label;
 use memory::{DType, Dims};
 
 /// A named intermediate result of a block. Its name tells it apart from the block's others.
@@ -27,7 +28,7 @@ impl std::hash::Hash for Activation {
 }
 
 /// The 64-bit FNV-1a hash (Fowler, Noll, Vo).
-const fn fnv(text: &str) -> u64 {
+pub(crate) const fn fnv(text: &str) -> u64 {
     let (bytes, mut hash, mut at) = (text.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
     while at < bytes.len() {
         hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
@@ -39,10 +40,10 @@ const fn fnv(text: &str) -> u64 {
 impl Activation {
     /// The block's input `[b s, h]`, the residual stream. The block before writes it as [`Activation::NEXT_X`], the
     /// embedding writes the first block's, and the head reads what the last block writes.
-    pub const X: Activation = Activation::new("x", "d_x", Label::BlockInput);
+    pub const X: Activation = Activation::new("x", "d_x", Label::BLOCK_INPUT);
 
     /// The [`Activation::X`] of the next block: what a block's last stage writes.
-    pub const NEXT_X: Activation = Activation::new("next_x", "d_x", Label::BlockInput);
+    pub const NEXT_X: Activation = Activation::new("next_x", "d_x", Label::BLOCK_INPUT);
 
     /// An activation, the name of its gradient in reports, and the smallest group that a policy names it by.
     pub const fn new(name: &'static str, gradient_name: &'static str, label: Label) -> Activation {
@@ -82,94 +83,6 @@ pub struct LayerActivation {
 impl std::fmt::Display for LayerActivation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of layer {}", self.activation.name, self.layer)
-    }
-}
-
-/// What a recompute policy calls a group of activations; Megatron's module names where it has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Label {
-    /// The block's input: dropped by `full:uniform:N` alone.
-    BlockInput,
-    /// Both norms' outputs and statistics.
-    Layernorm,
-    /// Queries, keys and values.
-    Qkv,
-    /// Attention probabilities; under flash attention the log-sum-exp.
-    CoreAttn,
-    /// What attention hands to its projection: dropped by `full` alone.
-    AttnValue,
-    /// The residual stream between attention and feed-forward.
-    AttnOut,
-    /// What the feed-forward layer's first products write, and what its activation function makes of them.
-    Mlp,
-    /// The latter alone.
-    MlpAct,
-}
-
-impl Label {
-    /// All labels, in forward order.
-    pub const ALL: [Label; 8] = [
-        Label::BlockInput,
-        Label::Layernorm,
-        Label::Qkv,
-        Label::CoreAttn,
-        Label::AttnValue,
-        Label::AttnOut,
-        Label::Mlp,
-        Label::MlpAct,
-    ];
-
-    /// The labels that a comma list may name.
-    pub const NAMED: [Label; 6] = [
-        Label::Layernorm,
-        Label::Qkv,
-        Label::CoreAttn,
-        Label::AttnOut,
-        Label::Mlp,
-        Label::MlpAct,
-    ];
-
-    /// The groups that are named along with this one: itself, and what lies within it.
-    pub fn covers(self) -> &'static [Label] {
-        match self {
-            Label::BlockInput => &[Label::BlockInput],
-            Label::Layernorm => &[Label::Layernorm],
-            Label::Qkv => &[Label::Qkv],
-            Label::CoreAttn => &[Label::CoreAttn],
-            Label::AttnValue => &[Label::AttnValue],
-            Label::AttnOut => &[Label::AttnOut],
-            Label::Mlp => &[Label::Mlp, Label::MlpAct],
-            Label::MlpAct => &[Label::MlpAct],
-        }
-    }
-
-    /// Whether it is of the residual stream, which exists for whole micro-batches whatever runs on tiles.
-    pub(crate) fn is_residual_stream(self) -> bool {
-        matches!(self, Label::BlockInput | Label::AttnOut)
-    }
-
-    /// The name in reports and settings.
-    pub fn name(self) -> &'static str {
-        match self {
-            Label::BlockInput => "block_input",
-            Label::Layernorm => "layernorm",
-            Label::Qkv => "qkv",
-            Label::CoreAttn => "core_attn",
-            Label::AttnValue => "attn_value",
-            Label::AttnOut => "attn_out",
-            Label::Mlp => "mlp",
-            Label::MlpAct => "mlp_act",
-        }
-    }
-
-    /// A clause that asks whether the nearest of some labels was meant; empty where none is near.
-    pub(crate) fn hint(name: &str, labels: &[Label]) -> String {
-        let distance = |label: &&Label| strsim::damerau_levenshtein(label.name(), name);
-        let nearest = labels.iter().min_by_key(distance);
-        let near = nearest.filter(|label| distance(label) <= 1 + name.len() / 3);
-        near.map_or(String::new(), |label| {
-            format!("; did you mean `{}`?", label.name())
-        })
     }
 }
 

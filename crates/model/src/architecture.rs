@@ -4,10 +4,11 @@ use crate::block::{Block, Facts, Run};
 use crate::parameters::Parameters;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Rotary};
-use crate::{Activation, DropoutSite, Extent, LayerActivation, ParameterId};
+use crate::{Activation, DropoutSite, Extent, Labels, LayerActivation, ParameterId};
 
 /// The structure of a model.
 pub struct Architecture {
+    labels: Labels,
     parameters: Parameters,
     /// Writes the first block's [`Activation::X`], and keeps nothing.
     embedding: Declared,
@@ -40,28 +41,41 @@ impl Position {
 }
 
 impl Architecture {
-    /// A model of these parts, which declared their parameters among `parameters`. `rotary` is what stages find as
-    /// [`crate::Pass::rotary_table`].
+    /// A model of these parts, which declared their parameters among `parameters`, and whose activations have these labels.
     ///
     /// # Panics
     /// If there is no block.
     pub fn new(
+        labels: Labels,
         parameters: Parameters,
         embedding: Box<dyn Stage>,
         blocks: Vec<Block>,
         head: Head,
-        rotary: Option<Rotary>,
     ) -> Architecture {
         assert!(!blocks.is_empty(), "a model has at least one block");
         Architecture {
+            labels,
             parameters,
             embedding: Declared::of(embedding),
             blocks,
             head_parameters: head.parameters(),
             head,
-            rotary,
+            rotary: None,
             tile_tokens: None,
         }
+    }
+
+    /// The same model, with what its stages find as [`crate::Pass::rotary_table`].
+    pub fn with_rotary(self, rotary: Rotary) -> Architecture {
+        Architecture {
+            rotary: Some(rotary),
+            ..self
+        }
+    }
+
+    /// What policies call its activations.
+    pub fn labels(&self) -> Labels {
+        self.labels
     }
 
     /// The same model, in whose blocks neighbouring stages that need no other token run on tiles of so many tokens, forward,
@@ -86,6 +100,20 @@ impl Architecture {
     /// The blocks, in forward order.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
+    }
+
+    /// The kind of each block: blocks of a kind have the same table of activations. Kinds are numbered in the order of
+    /// their first blocks.
+    pub fn kinds(&self) -> Vec<usize> {
+        let mut firsts: Vec<&Block> = Vec::new();
+        let kind_of = |block| {
+            let known = firsts.iter().position(|first| first.is_like(block));
+            known.unwrap_or_else(|| {
+                firsts.push(block);
+                firsts.len() - 1
+            })
+        };
+        self.blocks.iter().map(kind_of).collect()
     }
 
     /// Where something is dropped, by layer, in forward order.

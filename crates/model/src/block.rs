@@ -1,7 +1,7 @@
 //! A block: its stages in forward order, and the table of activations that follows from what they read and write.
 
 use crate::stage::{Declared, Io, Stage};
-use crate::{Activation, Extent};
+use crate::{Activation, Extent, Label};
 use std::ops::Range;
 
 /// A block of a model. Blocks of one model may differ.
@@ -153,6 +153,21 @@ impl Block {
         let mut table = self.table.iter();
         let facts = table.find(|facts| facts.activation == activation);
         facts.unwrap_or_else(|| panic!("this block has no {}", activation.name()))
+    }
+
+    /// Whether another block has the same stages, which read and write the same, in the same extents, by the same labels.
+    /// Weights and times may differ.
+    pub(crate) fn is_like(&self, other: &Block) -> bool {
+        let labels = |block: &Block| -> Vec<Label> {
+            let table = block.table.iter();
+            table.map(|facts| facts.activation.label()).collect()
+        };
+        let is_same = |(one, other): (&Declared, &Declared)| {
+            one.stage.name() == other.stage.name() && one.io == other.io
+        };
+        self.stages.len() == other.stages.len()
+            && self.stages.iter().zip(&other.stages).all(is_same)
+            && labels(self) == labels(other)
     }
 
     /// Model FLOPs of all stages for one token.

@@ -26,6 +26,7 @@ mod hugging_face;
 mod inference;
 mod init;
 mod kv_cache;
+mod label;
 mod linear;
 mod model;
 mod offload;
@@ -41,7 +42,7 @@ mod stage;
 pub mod stages;
 mod tiles;
 
-pub use activation::{Activation, BatchShape, Extent, Label, LayerActivation, Size};
+pub use activation::{Activation, BatchShape, Extent, LayerActivation, Size};
 pub use architecture::Architecture;
 pub use batch::Batch;
 pub use beside::{Beside, Nothing};
@@ -55,11 +56,14 @@ pub use hugging_face::{
 };
 pub use init::{Fresh, InitialValues, initialise};
 pub use kv_cache::{CachedSequences, KvCache, LayerCache};
+pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
 pub use model::{Computation, Model};
 pub use parameters::{Initial, Parameter, ParameterId, Parameters, PartParameters, Stored};
 pub use pass::{Pass, Work};
-pub use policy::{Action, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError};
+pub use policy::{
+    Action, Actions, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError,
+};
 pub use purpose::{Purpose, Training};
 pub use randomness::{DropoutKeys, Randomness};
 pub use replays::ReplayCounts;

@@ -6,13 +6,13 @@ use common::harness::{Run, VOCAB};
 use memory::Layer;
 use model::stages::{Embedding, Head, Norm};
 use model::{
-    Activation, Architecture, Block, Extent, Io, Label, Linear, ModelError, ParameterId,
+    Activation, Architecture, Block, Extent, Io, Label, Labels, Linear, ModelError, ParameterId,
     Parameters, Pass, Policy, Stage,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const WIDTH: usize = 8;
-const Y: Activation = Activation::new("y", "d_y", Label::AttnOut);
+const Y: Activation = Activation::new("y", "d_y", Label::ATTN_OUT);
 
 /// next x = a copy of x, with other declarations than what it does.
 #[derive(Clone, Copy)]
@@ -96,7 +96,7 @@ fn architecture(make: impl Fn(ParameterId) -> Copied) -> Architecture {
     };
     let stages: [Box<dyn Stage>; 1] = [Box::new(make(embedding.tokens()))];
     let blocks = vec![Block::new(WIDTH, stages)];
-    Architecture::new(parameters, Box::new(embedding), blocks, head, None)
+    Architecture::new(Labels::DENSE, parameters, Box::new(embedding), blocks, head)
 }
 
 /// What a run of a stage panics with; nothing if it is well.

@@ -9,12 +9,12 @@ use model::stages::{
     Attention, CoreAttention, Embedding, Head, Norm, NormStage, Projection, Qkv, Rotary, Swiglu,
 };
 use model::{
-    Activation, Architecture, Block, DropoutSite, Extent, Io, Label, Linear, ModelConfig,
+    Activation, Architecture, Block, DropoutSite, Extent, Io, Label, Labels, Linear, ModelConfig,
     ModelError, OffloadLabels, ParameterId, Parameters, PartParameters, Pass, Policy, Stage,
 };
 
-const H: Activation = Activation::new("h", "d_h", Label::Layernorm);
-const RSTD: Activation = Activation::new("rstd", "d_rstd", Label::Layernorm);
+const H: Activation = Activation::new("h", "d_h", Label::LAYERNORM);
+const RSTD: Activation = Activation::new("rstd", "d_rstd", Label::LAYERNORM);
 
 const LAYERS: usize = 4;
 
@@ -165,7 +165,8 @@ fn architecture(kind: Attention) -> Architecture {
         theta: config.rope_theta,
         scaling: None,
     };
-    Architecture::new(parameters, Box::new(embedding), blocks, head, Some(rotary))
+    let embedding = Box::new(embedding);
+    Architecture::new(Labels::DENSE, parameters, embedding, blocks, head).with_rotary(rotary)
 }
 
 const KINDS: [Attention; 2] = [Attention::Eager, Attention::Flash];

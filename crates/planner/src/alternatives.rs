@@ -43,8 +43,12 @@ pub struct Effect {
 }
 
 /// Plans every strategy that goes with the specifications of single layers.
-pub(crate) fn strategies(config: &Config, target: Target) -> Result<Vec<Strategy>, SessionError> {
-    let specs = recompute_specs(config.model.layers).into_iter();
+pub(crate) fn strategies(
+    config: &Config,
+    settings: &Settings,
+    target: Target,
+) -> Result<Vec<Strategy>, SessionError> {
+    let specs = recompute_specs(&settings.policy).into_iter();
     let others = specs.filter_map(|spec| {
         let other = recompute(config, &spec)?.applied_to(config)?;
         Some((spec, other))

@@ -3,7 +3,7 @@
 use data::{Format, Inputs};
 use kernels::Target;
 use memory::DType;
-use model::{Attention, Policy};
+use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
 use settings::{Config, GradientsPlace, Settings, StatesPlace, Zero};
 use std::path::Path;
@@ -89,9 +89,10 @@ const STRATEGIES: [&str; 9] = [
     "full",
 ];
 
-/// Specifications that every model is tried with: [`STRATEGIES`], and `full:uniform:N` for small N and for the root of the
-/// number of layers (Chen et al. 2016).
-pub(crate) fn recompute_specs(layers: usize) -> Vec<String> {
+/// Specifications that a model is tried with: those of [`STRATEGIES`] whose labels it has, and `full:uniform:N` for small N
+/// and for the root of the number of layers (Chen et al. 2016).
+pub(crate) fn recompute_specs(policy: &Policy) -> Vec<String> {
+    let (labels, layers) = (policy.labels(), policy.layers());
     let root = (1..).find(|root| root * root >= layers).unwrap_or(layers);
     let mut chunks = vec![2, 4, root];
     chunks.sort();
@@ -100,8 +101,9 @@ pub(crate) fn recompute_specs(layers: usize) -> Vec<String> {
     let uniform = chunks
         .into_iter()
         .map(|chunk| format!("full:uniform:{chunk}"));
-    let every_model = STRATEGIES.into_iter().map(String::from);
-    every_model.chain(uniform).collect()
+    let strategies = STRATEGIES.into_iter();
+    let known = strategies.filter(|spec| Spec::parse(spec, labels).is_ok());
+    known.map(String::from).chain(uniform).collect()
 }
 
 /// Another recompute specification; none if it does not go with those of single layers. Offload of activations ends where
@@ -216,7 +218,7 @@ pub(crate) fn smaller(config: &Config, settings: &Settings, target: Target) -> V
     };
     let recompute = |spec: &str| recompute(config, spec).filter(is_new);
     let full = recompute("full");
-    let specs = recompute_specs(settings.model.layers);
+    let specs = recompute_specs(&settings.policy);
     let mut changes: Vec<Change> = specs.iter().filter_map(|spec| recompute(spec)).collect();
     if settings.attention == Attention::Eager {
         changes.push(attention(Attention::Flash));
@@ -446,7 +448,7 @@ pub(crate) fn block_inputs_on_host(settings: &Settings, target: Target) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use super::{Change, STATES_ON_HOST, recompute_specs};
+    use super::{Change, Policy, STATES_ON_HOST, recompute_specs};
 
     #[test]
     fn states_go_to_a_disk_where_the_host_would_hold_them() {
@@ -463,7 +465,7 @@ mod tests {
     #[test]
     fn chunks_of_blocks_fit_the_number_of_layers() {
         let uniform = |layers| -> Vec<String> {
-            let specs = recompute_specs(layers).into_iter();
+            let specs = recompute_specs(&Policy::keep_all(layers)).into_iter();
             let chunks =
                 specs.filter_map(|spec| spec.strip_prefix("full:uniform:").map(String::from));
             chunks.collect()

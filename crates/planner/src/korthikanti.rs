@@ -22,7 +22,7 @@ pub(crate) fn korthikanti(settings: &Settings, activations: &[PlannedActivation]
     let sbh = (tokens * config.hidden) as f64;
     let scores = 5.0 * (tokens * config.heads * settings.seq) as f64;
     let of_label = |label| total_bytes(activations, label).all;
-    let (all, core) = (of_label(None), of_label(Some(Label::CoreAttn)));
+    let (all, core) = (of_label(None), of_label(Some(Label::CORE_ATTN)));
     let estimate = |kept, name, formula, bytes: f64, plan_bytes| Formula {
         name,
         formula,
@@ -53,7 +53,7 @@ pub(crate) fn korthikanti(settings: &Settings, activations: &[PlannedActivation]
             "activations, full recompute (Korthikanti et al. 2022)",
             "2 L s b h",
             2.0 * sbh,
-            of_label(Some(Label::BlockInput)),
+            of_label(Some(Label::BLOCK_INPUT)),
         ),
     ]
 }
@@ -114,8 +114,8 @@ fn differences(
     let scores = config.heads * settings.seq * tokens;
     let is_kept = |activation: &&PlannedActivation| match kept {
         Kept::Everything => true,
-        Kept::AllButScores => activation.label != Label::CoreAttn.name(),
-        Kept::BlockInputs => activation.label == Label::BlockInput.name(),
+        Kept::AllButScores => activation.label != Label::CORE_ATTN.name(),
+        Kept::BlockInputs => activation.label == Label::BLOCK_INPUT.name(),
     };
     let kept_here = || activations.iter().filter(is_kept);
     let elements = |activation: &PlannedActivation| activation.shape.iter().product::<usize>();

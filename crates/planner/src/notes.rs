@@ -39,8 +39,8 @@ fn last_layer_under_offload(settings: &Settings, activations: &[PlannedActivatio
 /// Selective recompute was made for stored scores; people expect more of it than it can give here.
 fn core_attn_under_flash(activations: &[PlannedActivation]) -> String {
     let all = total_bytes(activations, None).all;
-    let statistics = total_bytes(activations, Some(Label::CoreAttn)).all;
-    let output = total_bytes(activations, Some(Label::AttnValue)).all;
+    let statistics = total_bytes(activations, Some(Label::CORE_ATTN)).all;
+    let output = total_bytes(activations, Some(Label::ATTN_VALUE)).all;
     format!(
         "under flash attention no scores are stored; `core_attn` drops the log-sum-exp alone, {} of the {} of activations \
          ({:.2} %), and runs the forward kernel again; the output ({}) is kept for its projection",

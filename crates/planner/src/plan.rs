@@ -14,7 +14,7 @@ use crate::ranks::PlannedRanks;
 use crate::{gpus, notes};
 use kernels::Target;
 use memory::{ByCategory, ByPhase, GRANULARITY_BYTES, Layer, LiveLease, Peak, Phase};
-use model::Attention;
+use model::{Attention, Labels};
 use serde::Serialize;
 use session::{PeaksBetween, SessionError};
 use settings::{Config, Settings};
@@ -118,6 +118,9 @@ pub struct Plan {
     pub formulas: Vec<Formula>,
     /// What is live at the peak, largest first.
     pub largest_at_peak: Vec<LiveLease>,
+    /// What policies call activations.
+    #[serde(skip)]
+    pub labels: Labels,
     /// Every activation of every layer for one micro-batch, with what becomes of it.
     pub activations: Vec<PlannedActivation>,
     /// What would make the run fit, where that was asked for.
@@ -148,7 +151,7 @@ impl Plan {
         let ranks = ranks.map(|ranks| ranks.with_stages(config, target));
         Ok(Plan {
             ranks: ranks.transpose()?,
-            strategies: strategies(config, target)?,
+            strategies: strategies(config, &settings, target)?,
             effects: effects(config, &settings, target, plan.peak_bytes)?,
             ..plan
         })
@@ -241,6 +244,7 @@ impl Plan {
             effects: Vec::new(),
             formulas: formulas(settings, parameters, arena_bytes, &activations),
             largest_at_peak: figures.largest_at_peak,
+            labels: settings.policy.labels(),
             activations,
             advice: None,
             largest: None,

@@ -7,7 +7,6 @@ use crate::gpus::{self, NcclMemory};
 use crate::plan::Plan;
 use crate::ranks::PlannedRanks;
 use memory::format_bytes;
-use model::Label;
 use report::{Align, Table, memory_table};
 use std::fmt::{Display, Formatter, Result};
 
@@ -191,7 +190,7 @@ impl Plan {
             let bytes = cells.into_iter().map(format_bytes);
             table.row(std::iter::once(name.to_string()).chain(bytes));
         };
-        for label in Label::ALL {
+        for label in self.labels.iter() {
             row(label.name(), total_bytes(&self.activations, Some(label)));
         }
         row("total", total_bytes(&self.activations, None));

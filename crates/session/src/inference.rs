@@ -77,7 +77,7 @@ impl Inference {
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
         let weights = Weights::lease(memory, &layout, dtype, WeightsHome::Device)?;
         let shape = BatchShape { rows: 1, seq };
-        let policy = Policy::keep_all(settings.model.layers);
+        let policy = Policy::keep_all_of(model.architecture().labels(), model.layers());
         let saved = Saved::lease(memory, model.architecture(), dtype, &policy, shape)?;
         Ok(Inference {
             memory: memory.clone(),

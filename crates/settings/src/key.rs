@@ -1,7 +1,7 @@
 //! A key of the configuration: one row for its value, default, explanation and flag.
 
 use super::kind::Kind;
-use model::Label;
+use model::{Label, Labels};
 
 /// A key of the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -173,11 +173,15 @@ impl Key {
 
     /// `about` with the labels that it names by `{NAMED}` and `{ALL}`.
     fn about(&self) -> String {
-        let list = |labels: &[Label]| {
-            let names: Vec<&str> = labels.iter().map(|label| label.name()).collect();
+        let list = |labels: Vec<Label>| {
+            let names: Vec<&str> = labels.into_iter().map(Label::name).collect();
             names.join(", ")
         };
-        let named = self.about.replace("{NAMED}", &list(&Label::NAMED));
-        named.replace("{ALL}", &list(&Label::ALL))
+        let [named, all] = [
+            Labels::DENSE.named().collect(),
+            Labels::DENSE.iter().collect(),
+        ];
+        let about = self.about.replace("{NAMED}", &list(named));
+        about.replace("{ALL}", &list(all))
     }
 }

@@ -9,8 +9,7 @@ use super::schema::{Config, HardwareConfig};
 use data::Packing;
 use memory::{DType, Layout};
 use model::{
-    Action, Architecture, Attention, Label, ModelConfig, OffloadLabels, PRODUCT_ELEMENTS_MAX,
-    Policy,
+    Action, Architecture, Attention, ModelConfig, OffloadLabels, PRODUCT_ELEMENTS_MAX, Policy,
 };
 use optim::{
     AdamW, Hyperparameters, MasterFormat, MomentFormat, OptimizerKind, SMALLEST_QUANTISED, Schedule,
@@ -22,6 +21,8 @@ use wildmatch::WildMatch;
 pub struct Settings {
     /// The shape of the model.
     pub model: ModelConfig,
+    /// What makes a model of this shape: [`Architecture::of`], unless a program puts its own together.
+    pub structure: fn(&ModelConfig, Attention) -> Architecture,
     /// Compute type.
     pub dtype: DType,
     /// Tokens in a sequence.
@@ -106,11 +107,12 @@ impl Settings {
         let (optim, recompute) = (&config.optim, &config.recompute);
         let seq = config.data.seq;
         // Without an automatic choice, nothing was chosen to be offloaded.
-        let labels = match config.chooses_offload() {
+        let (labels, layers) = (config.model.labels(), config.model.layers);
+        let offloaded = match config.chooses_offload() {
             true => Ok(OffloadLabels::default()),
-            false => OffloadLabels::parse(&config.offload.activations),
+            false => OffloadLabels::parse_of(labels, &config.offload.activations),
         };
-        let policy = Policy::with_layers(&recompute.spec, &recompute.layers, config.model.layers)?;
+        let policy = Policy::with_layers(labels, &recompute.spec, &recompute.layers, layers)?;
         // A batch file brings its own length of sequences, so this is known only now.
         if let Some(most) = config.model.max_positions.filter(|most| seq > *most) {
             return Err(ConfigError::Contradiction(format!(
@@ -125,10 +127,11 @@ impl Settings {
                 "`attention.backend` is cudnn, but {reason}; use --attention flash, or auto"
             )));
         }
-        let policy = policy.offload(&labels?)?;
+        let policy = policy.offload(&offloaded?)?;
         check_offloaded(config, attention, &policy)?;
         Ok(Settings {
             model: config.model.clone(),
+            structure: Architecture::of,
             dtype: config.dtype().into(),
             seq,
             micro_batch: config.batch.micro,
@@ -174,7 +177,7 @@ impl Settings {
 
     /// What the model is made of, and how its stages run.
     pub fn architecture(&self) -> Architecture {
-        Architecture::of(&self.model, self.attention).in_tiles(self.tile_tokens)
+        (self.structure)(&self.model, self.attention).in_tiles(self.tile_tokens)
     }
 
     /// This rank, and how many there are: one alone where there is no group.
@@ -303,22 +306,21 @@ fn check_offloaded(
     attention: Attention,
     policy: &Policy,
 ) -> Result<(), ConfigError> {
-    let one_layer = ModelConfig {
-        layers: 1,
-        ..config.model.clone()
+    let Some(tiles) = config.memory.tile_tokens else {
+        return Ok(());
     };
-    let tiles = config.memory.tile_tokens;
-    let architecture = Architecture::of(&one_layer, attention).in_tiles(tiles);
-    let block = &architecture.blocks()[0];
-    let has = |label| block.activations().any(|(one, _)| one.label() == label);
-    let absent = Label::ALL.into_iter().filter(|label| !has(*label));
-    let absent: Vec<Label> = absent.filter(|_| tiles.is_some()).collect();
-    let mut actions = (0..policy.layers()).map(|layer| policy.labels(layer));
-    let away = |actions: [Action; Label::ALL.len()]| {
-        let mut absent = absent.iter();
-        absent.find(|label| actions[**label as usize] == Action::Offload)
+    let architecture = Architecture::of(&config.model, attention).in_tiles(Some(tiles));
+    let has = |layer: usize, label| {
+        let mut activations = architecture.blocks()[layer].activations();
+        activations.any(|(one, _)| one.label() == label)
     };
-    match actions.find_map(away) {
+    let away = |layer: usize| {
+        let actions = policy.actions(layer);
+        let mut labels = policy.labels().iter();
+        labels.find(|label| actions.of(*label) == Action::Offload && !has(layer, *label))
+    };
+    let found = (0..policy.layers()).find_map(away);
+    match found {
         None => Ok(()),
         Some(label) => Err(ConfigError::Contradiction(format!(
             "`{}` cannot be offloaded: under memory.tile_tokens it exists for a tile of tokens alone, and is made again; \

@@ -5,7 +5,7 @@ use crate::stages::{
     Attention, CoreAttention, Embedding, Gelu, Head, Norm, NormStage, Projection, Qkv,
     ResidualProjection,
 };
-use crate::{Activation, Architecture, Block, DropoutSite, Linear, ModelConfig, Stage};
+use crate::{Activation, Architecture, Block, DropoutSite, Labels, Linear, ModelConfig, Stage};
 use memory::Layer;
 
 const X: Activation = Activation::X;
@@ -37,7 +37,8 @@ pub(super) fn architecture(config: &ModelConfig, attention: Attention) -> Archit
     let mut last = parameters.of_part(Layer::Head, "transformer.");
     let norm = Norm::layer(&mut last, "ln_f", hidden, config.norm_eps);
     let head = Head { norm, linear };
-    Architecture::new(parameters, Box::new(embedding), blocks, head, None)
+    let embedding = Box::new(embedding);
+    Architecture::new(Labels::DENSE, parameters, embedding, blocks, head)
 }
 
 /// x2 = x + dropout(attention(norm(x))), next x = x2 + dropout(feed_forward(norm(x2))).

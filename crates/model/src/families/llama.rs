@@ -6,7 +6,7 @@ use crate::stages::{
     Attention, CoreAttention, Embedding, Head, HeadNorms, Norm, NormStage, Projection, Qkv,
     ResidualProjection, Rotary, Swiglu,
 };
-use crate::{Activation, Architecture, Block, DropoutSite, Linear, ModelConfig, Stage};
+use crate::{Activation, Architecture, Block, DropoutSite, Labels, Linear, ModelConfig, Stage};
 use memory::Layer;
 
 const X: Activation = Activation::X;
@@ -40,7 +40,8 @@ pub(super) fn architecture(config: &ModelConfig, attention: Attention) -> Archit
         theta: config.rope_theta,
         scaling: config.rope_scaling.clone(),
     };
-    Architecture::new(parameters, Box::new(embedding), blocks, head, Some(rotary))
+    let embedding = Box::new(embedding);
+    Architecture::new(Labels::DENSE, parameters, embedding, blocks, head).with_rotary(rotary)
 }
 
 /// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)).

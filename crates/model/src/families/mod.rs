@@ -3,7 +3,7 @@
 mod gpt2;
 mod llama;
 
-use crate::{Architecture, Attention, Family, ModelConfig};
+use crate::{Architecture, Attention, Family, Labels, ModelConfig};
 
 impl Architecture {
     /// The structure of a model of this shape, with this kind of attention.
@@ -11,6 +11,15 @@ impl Architecture {
         match config.family() {
             Family::Gpt2 => gpt2::architecture(config, attention),
             Family::Llama => llama::architecture(config, attention),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// What policies call the activations of its blocks.
+    pub fn labels(&self) -> Labels {
+        match self.family() {
+            Family::Gpt2 | Family::Llama => Labels::DENSE,
         }
     }
 }

@@ -2,8 +2,9 @@
 //! `recompute: mlp, qkv; offload: block_input; keep: mlp_act`.
 
 use super::spec::SpecError;
-use super::{Action, LayerPolicy, Policy};
-use crate::Label;
+use super::{Action, Actions, LayerPolicy, Policy};
+use crate::label::{hint, names};
+use crate::{Label, Labels};
 use std::collections::BTreeMap;
 
 /// The clauses, with what they do.
@@ -19,7 +20,7 @@ const CLAUSES: [(&str, Action); 3] = [
 ///
 /// # Errors
 /// [`SpecError::Clause`] for words that are no clause or label, and for labels that are named twice.
-pub(super) fn parse(text: &str) -> Result<Option<[Action; Label::ALL.len()]>, SpecError> {
+pub(super) fn parse(text: &str, known: Labels) -> Result<Option<Actions>, SpecError> {
     let clause_of = |part: &str| {
         let (name, labels) = part.split_once(':')?;
         let clause = CLAUSES.into_iter().find(|clause| clause.0 == name.trim())?;
@@ -31,68 +32,74 @@ pub(super) fn parse(text: &str) -> Result<Option<[Action; Label::ALL.len()]>, Sp
     let mut named: Vec<(Label, Action)> = Vec::new();
     for part in text.split(';').filter(|part| !part.trim().is_empty()) {
         let (action, labels) = clause_of(part)
-            .ok_or_else(|| wrong(text, &format!("`{}` is no clause", part.trim())))?;
-        for label in labels_of(text, &labels, action)? {
+            .ok_or_else(|| wrong(text, known, &format!("`{}` is no clause", part.trim())))?;
+        for label in labels_of(text, known, &labels, action)? {
             if named.iter().any(|(other, _)| *other == label) {
-                return Err(wrong(text, &format!("`{}` is named twice", label.name())));
+                let twice = format!("`{}` is named twice", label.name());
+                return Err(wrong(text, known, &twice));
             }
             named.push((label, action));
         }
     }
     // What lies within another label comes later, and so has the last word.
-    named.sort_by_key(|(label, _)| std::cmp::Reverse(label.covers().len()));
-    let mut actions = [Action::Keep; Label::ALL.len()];
+    named.sort_by_key(|(label, _)| std::cmp::Reverse(known.covered(*label).count()));
+    let mut actions = Actions::keep_all(known);
     for (label, action) in named {
-        let covered = label.covers().iter();
-        covered.for_each(|covered| actions[*covered as usize] = action);
+        let covered = known.covered(label);
+        covered.for_each(|covered| actions.set(covered, action));
     }
     Ok(Some(actions))
 }
 
 /// The labels of a clause.
-fn labels_of(text: &str, labels: &str, action: Action) -> Result<Vec<Label>, SpecError> {
+fn labels_of(
+    text: &str,
+    known: Labels,
+    labels: &str,
+    action: Action,
+) -> Result<Vec<Label>, SpecError> {
     match labels.trim() {
         "none" => return Ok(Vec::new()),
-        "full" if action == Action::Recompute => return Ok(of_full()),
+        "full" if action == Action::Recompute => return Ok(of_full(known)),
         _ => {}
     }
     let label = |name: &str| {
-        let mut labels = Label::ALL.into_iter();
-        let found = labels.find(|label| label.name() == name);
-        found.ok_or_else(|| {
-            let hint = Label::hint(name, &Label::ALL);
-            wrong(text, &format!("`{name}` is no label{hint}"))
+        known.find(name).ok_or_else(|| {
+            let hint = hint(name, known.iter());
+            wrong(text, known, &format!("`{name}` is no label{hint}"))
         })
     };
     labels.split(',').map(|name| label(name.trim())).collect()
 }
 
 /// What `full` recomputes: everything but the block's input.
-fn of_full() -> Vec<Label> {
-    let labels = Label::ALL.into_iter();
-    labels.filter(|label| *label != Label::BlockInput).collect()
+fn of_full(known: Labels) -> Vec<Label> {
+    let labels = known.iter();
+    labels
+        .filter(|label| *label != Label::BLOCK_INPUT)
+        .collect()
 }
 
-fn wrong(text: &str, what: &str) -> SpecError {
+fn wrong(text: &str, known: Labels, what: &str) -> SpecError {
     SpecError::Clause {
         text: text.into(),
         what: what.into(),
-        known: Label::ALL.map(Label::name).join(", "),
+        known: names(known.iter()),
     }
 }
 
 impl LayerPolicy {
     /// The clauses that describe it, as far as labels go; the shorter form where nothing is recomputed or offloaded.
     fn clauses(&self) -> String {
+        let labels = self.by_label.labels();
         let is_named = |label: &Label| {
-            let action = self.by_label[*label as usize];
-            let mut around = Label::ALL.into_iter();
-            let around = around.find(|other| other != label && other.covers().contains(label));
-            action != around.map_or(Action::Keep, |around| self.by_label[around as usize])
+            let around = labels.around(*label);
+            let of_group = around.map_or(Action::Keep, |around| self.by_label.of(around));
+            self.by_label.of(*label) != of_group
         };
         let clause = |(name, action): (&str, Action)| {
-            let labels = Label::ALL.into_iter().filter(is_named);
-            let labels = labels.filter(|label| self.by_label[*label as usize] == action);
+            let labels = labels.iter().filter(is_named);
+            let labels = labels.filter(|label| self.by_label.of(*label) == action);
             let labels: Vec<&str> = labels.map(Label::name).collect();
             (!labels.is_empty()).then(|| format!("{name}: {}", labels.join(", ")))
         };
@@ -107,7 +114,7 @@ impl LayerPolicy {
 impl Policy {
     /// Whether a text of `recompute.layers` is made of clauses, not a specification.
     pub fn is_written_in_clauses(text: &str) -> bool {
-        !matches!(parse(text), Ok(None))
+        !matches!(parse(text, Labels::DENSE), Ok(None))
     }
 
     /// `recompute.layers` that make the policy again, beside `recompute.spec = "none"` and no `offload.activations`.
@@ -146,27 +153,27 @@ mod tests {
 
     #[test]
     fn a_label_takes_what_lies_within_it_along_unless_that_is_named() {
-        let actions = |text: &str| parse(text).unwrap().unwrap();
-        let of = |text: &str, label: Label| actions(text)[label as usize];
-        assert_eq!(of("recompute: mlp", Label::MlpAct), Action::Recompute);
+        let actions = |text: &str| parse(text, Labels::DENSE).unwrap().unwrap();
+        let of = |text: &str, label: Label| actions(text).of(label);
+        assert_eq!(of("recompute: mlp", Label::MLP_ACT), Action::Recompute);
         for text in [
             "offload: mlp_act; recompute: mlp",
             "recompute: mlp; offload: mlp_act;",
         ] {
-            assert_eq!(of(text, Label::Mlp), Action::Recompute);
-            assert_eq!(of(text, Label::MlpAct), Action::Offload);
+            assert_eq!(of(text, Label::MLP), Action::Recompute);
+            assert_eq!(of(text, Label::MLP_ACT), Action::Offload);
         }
         assert_eq!(
-            of("recompute: full; offload: block_input", Label::BlockInput),
+            of("recompute: full; offload: block_input", Label::BLOCK_INPUT),
             Action::Offload
         );
-        assert_eq!(of("recompute: full", Label::AttnValue), Action::Recompute);
+        assert_eq!(of("recompute: full", Label::ATTN_VALUE), Action::Recompute);
         assert_eq!(
-            of("recompute: none; offload: qkv", Label::Qkv),
+            of("recompute: none; offload: qkv", Label::QKV),
             Action::Offload
         );
         for other in ["none", "full:uniform:2", "mlp,qkv"] {
-            assert_eq!(parse(other).unwrap(), None, "{other}");
+            assert_eq!(parse(other, Labels::DENSE).unwrap(), None, "{other}");
         }
     }
 
@@ -179,7 +186,7 @@ mod tests {
             ("offload: full", "`full` is no label"),
             ("recompute: mlp qkv", "block_input, layernorm, qkv"),
         ] {
-            let message = parse(text).unwrap_err().to_string();
+            let message = parse(text, Labels::DENSE).unwrap_err().to_string();
             assert!(message.contains(expected), "{text}: {message}");
         }
     }
@@ -190,7 +197,7 @@ mod tests {
             ("0-2", "recompute: mlp, qkv; offload: block_input"),
             ("4", "full"),
         ]);
-        let policy = Policy::with_layers("none", &written, 6).unwrap();
+        let policy = Policy::with_layers(Labels::DENSE, "none", &written, 6).unwrap();
         let full = "recompute: layernorm, qkv, core_attn, attn_value, attn_out, mlp";
         let expected = layers(&[
             ("0-2", "recompute: qkv, mlp; offload: block_input"),
@@ -199,23 +206,32 @@ mod tests {
         assert_eq!(policy.to_layers(), expected);
     }
 
+    const NESTED: Labels = Labels::new(&[
+        Label::BLOCK_INPUT,
+        Label::new("moe"),
+        Label::new("moe_experts").within("moe"),
+        Label::new("moe_act").within("moe_experts"),
+        Label::QKV,
+    ]);
+
     proptest! {
         /// The last layer keeps what it would offload.
         #[test]
         fn any_policy_over_labels_can_be_written_down(
-            actions in proptest::collection::vec(proptest::array::uniform8(0usize..3), 1..6),
+            numbers in proptest::collection::vec(proptest::array::uniform8(0usize..3), 1..6),
         ) {
-            let mut policy = Policy::keep_all(actions.len());
-            let last = actions.len() - 1;
-            for (layer, actions) in actions.into_iter().enumerate() {
-                let action = |number: usize| match CLAUSES[number].1 {
-                    Action::Offload if layer == last => Action::Keep,
-                    action => action,
-                };
-                policy.layers[layer].by_label = actions.map(action);
+            for labels in [Labels::DENSE, NESTED] {
+                let mut policy = Policy::keep_all_of(labels, numbers.len());
+                for (layer, numbers) in numbers.iter().enumerate() {
+                    let mut actions = Actions::keep_all(labels);
+                    let pairs = labels.iter().zip(numbers);
+                    pairs.for_each(|(label, number)| actions.set(label, CLAUSES[*number].1));
+                    policy.set_labels(layer..layer + 1, actions);
+                }
+                let (written, layers) = (policy.to_layers(), policy.layers());
+                let again = Policy::with_layers(labels, "none", &written, layers);
+                prop_assert_eq!(again.unwrap(), policy);
             }
-            let again = Policy::with_layers("none", &policy.to_layers(), policy.layers());
-            prop_assert_eq!(again.unwrap(), policy);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Megatron-LM's recompute flags, with their meaning there.
 
-use super::spec::{SpecError, known_labels};
+use super::spec::SpecError;
+use crate::Labels;
+use crate::label::names;
 
 /// `--recompute-granularity`, `--recompute-modules`, `--recompute-method`, `--recompute-num-layers` as given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,7 +90,7 @@ impl MegatronFlags {
             return refuse(
                 &format!(
                     "is for --recompute-granularity selective; full recomputes whole layers (modules: {})",
-                    known_labels()
+                    names(Labels::DENSE.named())
                 ),
                 "--recompute-modules",
             );

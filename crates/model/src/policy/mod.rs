@@ -9,7 +9,7 @@ pub use megatron::MegatronFlags;
 pub use offload_labels::{OffloadError, OffloadLabels};
 pub use spec::{Spec, SpecError};
 
-use crate::{Activation, Label};
+use crate::{Activation, Label, Labels};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -25,10 +25,49 @@ pub enum Action {
     Offload,
 }
 
-/// An action for every activation of every layer, whatever the model's activations are. Any combination is valid and
-/// gives the same bits.
+/// An action for every label of an architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Actions {
+    labels: Labels,
+    of_places: [Action; Labels::MAX],
+}
+
+impl Actions {
+    /// Everything is kept.
+    pub fn keep_all(labels: Labels) -> Actions {
+        Actions {
+            labels,
+            of_places: [Action::Keep; Labels::MAX],
+        }
+    }
+
+    /// The labels.
+    pub fn labels(&self) -> Labels {
+        self.labels
+    }
+
+    /// The action for a label.
+    ///
+    /// # Panics
+    /// If the architecture does not declare it.
+    pub fn of(&self, label: Label) -> Action {
+        self.of_places[self.labels.place(label)]
+    }
+
+    /// Sets the action for a label.
+    ///
+    /// # Panics
+    /// As [`Actions::of`].
+    pub fn set(&mut self, label: Label, action: Action) {
+        self.of_places[self.labels.place(label)] = action;
+    }
+}
+
+/// An action for every activation of every layer, by the labels of an architecture. Any combination is valid and gives
+/// the same bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
+    labels: Labels,
     layers: Vec<LayerPolicy>,
     offloaded: OffloadLabels,
 }
@@ -36,33 +75,41 @@ pub struct Policy {
 /// An action for every activation of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LayerPolicy {
-    by_label: [Action; Label::ALL.len()],
+    by_label: Actions,
     /// Single activations that have another.
     by_name: BTreeMap<&'static str, Action>,
 }
 
 impl LayerPolicy {
-    const KEEP_ALL: LayerPolicy = LayerPolicy {
-        by_label: [Action::Keep; Label::ALL.len()],
-        by_name: BTreeMap::new(),
-    };
+    fn keep_all(labels: Labels) -> LayerPolicy {
+        LayerPolicy {
+            by_label: Actions::keep_all(labels),
+            by_name: BTreeMap::new(),
+        }
+    }
 }
 
 impl Policy {
-    /// Keeps everything.
+    /// Keeps everything of dense blocks.
     pub fn keep_all(layers: usize) -> Policy {
+        Policy::keep_all_of(Labels::DENSE, layers)
+    }
+
+    /// Keeps everything.
+    pub fn keep_all_of(labels: Labels, layers: usize) -> Policy {
         Policy {
-            layers: vec![LayerPolicy::KEEP_ALL; layers],
+            labels,
+            layers: vec![LayerPolicy::keep_all(labels); layers],
             offloaded: OffloadLabels::default(),
         }
     }
 
-    /// The policy of a specification for all layers ([`Spec`]).
+    /// The policy of a specification for all layers of dense blocks ([`Spec`]).
     ///
     /// # Errors
     /// What is wrong with the specification and what to write instead.
     pub fn parse(spec: &str, layers: usize) -> Result<Policy, SpecError> {
-        Policy::with_layers(spec, &BTreeMap::new(), layers)
+        Policy::with_layers(Labels::DENSE, spec, &BTreeMap::new(), layers)
     }
 
     /// The policy of a specification, with others for some layers: `overrides` maps a layer (`7`), a range
@@ -72,12 +119,13 @@ impl Policy {
     /// # Errors
     /// What is wrong with the specifications or the ranges and what to write instead.
     pub fn with_layers(
+        labels: Labels,
         spec: &str,
         overrides: &BTreeMap<String, String>,
         layers: usize,
     ) -> Result<Policy, SpecError> {
-        let mut policy = Policy::keep_all(layers);
-        let base = Spec::parse(spec)?;
+        let mut policy = Policy::keep_all_of(labels, layers);
+        let base = Spec::parse(spec, labels)?;
         base.check_layers(layers)?;
         if let (true, Some(_)) = (base.divides_layers(), overrides.first_key_value()) {
             return Err(SpecError::DividesLayers(spec.into()));
@@ -90,12 +138,12 @@ impl Policy {
                 return Err(SpecError::Overlap(key.clone(), (*other).into()));
             }
             claimed[range.clone()].fill(Some(key));
-            policy.layers[range.clone()].fill(LayerPolicy::KEEP_ALL);
-            if let Some(actions) = clauses::parse(spec)? {
+            policy.layers[range.clone()].fill(LayerPolicy::keep_all(labels));
+            if let Some(actions) = clauses::parse(spec, labels)? {
                 policy.set_labels(range, actions);
                 continue;
             }
-            let own = Spec::parse(spec)?;
+            let own = Spec::parse(spec, labels)?;
             if own.divides_layers() {
                 return Err(SpecError::DividesLayers(spec.clone()));
             }
@@ -106,30 +154,37 @@ impl Policy {
 
     fn apply(&mut self, spec: &Spec, layers: Range<usize>) {
         for layer in layers {
-            for label in Label::ALL {
-                if spec.drops(layer, label) {
-                    self.layers[layer].by_label[label as usize] = Action::Recompute;
-                }
-            }
+            let own = &mut self.layers[layer].by_label;
+            let dropped = self.labels.iter();
+            let dropped = dropped.filter(|label| spec.drops(layer, *label));
+            dropped.for_each(|label| own.set(label, Action::Recompute));
         }
     }
 
     /// Sets the action for every label of some layers. The last layer's backward pass runs first: what it would send away
     /// would return at once, so it is kept.
-    pub fn set_labels(&mut self, layers: Range<usize>, actions: [Action; Label::ALL.len()]) {
+    pub fn set_labels(&mut self, layers: Range<usize>, actions: Actions) {
         let last = self.layers() - 1;
         for layer in layers {
             let kept = |action| match action {
                 Action::Offload if layer == last => Action::Keep,
                 action => action,
             };
-            self.layers[layer].by_label = actions.map(kept);
+            self.layers[layer].by_label = Actions {
+                of_places: actions.of_places.map(kept),
+                ..actions
+            };
         }
     }
 
     /// The action for every label of a layer.
-    pub fn labels(&self, layer: usize) -> [Action; Label::ALL.len()] {
-        self.layers[layer].by_label
+    pub fn actions(&self, layer: usize) -> &Actions {
+        &self.layers[layer].by_label
+    }
+
+    /// The labels by which it goes.
+    pub fn labels(&self) -> Labels {
+        self.labels
     }
 
     /// Sends what the labels name to the host, in every layer but the last.
@@ -137,8 +192,8 @@ impl Policy {
     /// # Errors
     /// A label of which something is recomputed in some layer.
     pub fn offload(mut self, labels: &OffloadLabels) -> Result<Policy, OffloadError> {
-        for (label, covered) in labels.covered() {
-            let action = |layer: &LayerPolicy| layer.by_label[covered as usize];
+        for (label, covered) in labels.covered(self.labels) {
+            let action = |layer: &LayerPolicy| layer.by_label.of(covered);
             let recomputes = |layer: &LayerPolicy| action(layer) == Action::Recompute;
             if let Some(layer) = self.layers.iter().position(recomputes) {
                 return Err(OffloadError::Recomputed {
@@ -149,7 +204,7 @@ impl Policy {
             }
             let all_but_last = self.layers.len().saturating_sub(1);
             for layer in &mut self.layers[..all_but_last] {
-                layer.by_label[covered as usize] = Action::Offload;
+                layer.by_label.set(covered, Action::Offload);
             }
         }
         self.offloaded = labels.clone();
@@ -178,7 +233,7 @@ impl Policy {
             return Action::Keep;
         };
         let by_name = policy.by_name.get(activation.name()).copied();
-        by_name.unwrap_or(policy.by_label[activation.label() as usize])
+        by_name.unwrap_or_else(|| policy.by_label.of(activation.label()))
     }
 
     /// Number of layers.
@@ -213,7 +268,7 @@ mod tests {
 
     fn dropped(policy: &Policy, layer: usize) -> Vec<Label> {
         let is_dropped = |label: &Label| policy.action(layer, of(*label)) == Action::Recompute;
-        Label::ALL.into_iter().filter(is_dropped).collect()
+        Labels::DENSE.iter().filter(is_dropped).collect()
     }
 
     #[test]
@@ -222,14 +277,14 @@ mod tests {
         let uniform = Policy::parse("full:uniform:2", 5).unwrap();
         let block = Policy::parse("full:block:2", 5).unwrap();
         let keeps_x = |policy: &Policy| -> Vec<bool> {
-            let keeps = |layer| policy.action(layer, of(Label::BlockInput)) == Action::Keep;
+            let keeps = |layer| policy.action(layer, of(Label::BLOCK_INPUT)) == Action::Keep;
             (0..5).map(keeps).collect()
         };
         assert_eq!(keeps_x(&full), [true; 5]);
         assert_eq!(keeps_x(&uniform), [true, false, true, false, true]);
         assert_eq!(keeps_x(&block), [true; 5]);
-        assert_eq!(dropped(&full, 4).len(), Label::ALL.len() - 1);
-        assert_eq!(dropped(&block, 1).len(), Label::ALL.len() - 1);
+        assert_eq!(dropped(&full, 4).len(), 7);
+        assert_eq!(dropped(&block, 1).len(), 7);
         assert!(dropped(&block, 2).is_empty());
         assert_eq!(full, Policy::parse("full:uniform:1", 5).unwrap());
         assert_eq!(full, Policy::parse("full:block:5", 5).unwrap());
@@ -245,14 +300,14 @@ mod tests {
         for layer in 0..3 {
             let action = |label| policy.action(layer, of(label));
             let expected = [Action::Offload, Action::Keep][usize::from(layer == 2)];
-            let offloaded = [Label::CoreAttn, Label::BlockInput].map(action);
+            let offloaded = [Label::CORE_ATTN, Label::BLOCK_INPUT].map(action);
             assert_eq!(offloaded, [expected; 2], "layer {layer}");
-            assert_eq!(action(Label::Mlp), Action::Recompute);
-            assert_eq!(action(Label::Qkv), Action::Keep);
+            assert_eq!(action(Label::MLP), Action::Recompute);
+            assert_eq!(action(Label::QKV), Action::Keep);
         }
         assert_eq!(policy.action(3, Activation::X), Action::Keep, "the head's");
         let single = Policy::keep_all(1).offload(&labels("mlp")).unwrap();
-        assert_eq!(single.action(0, of(Label::MlpAct)), Action::Keep);
+        assert_eq!(single.action(0, of(Label::MLP_ACT)), Action::Keep);
         assert_ne!(single, Policy::keep_all(1), "it was asked for");
     }
 
@@ -281,7 +336,7 @@ mod tests {
                 ["`block_input` cannot", "recompute spec", "layer 1"],
             ),
             (
-                Policy::with_layers("none", &layers, 3),
+                Policy::with_layers(Labels::DENSE, "none", &layers, 3),
                 "qkv",
                 ["`qkv` cannot", "`qkv` is", "layer 1"],
             ),
@@ -302,12 +357,12 @@ mod tests {
     #[test]
     fn single_activations_have_actions_of_their_own() {
         let mut policy = Policy::parse("qkv", 2).unwrap();
-        let other = Activation::new("other", "d_other", Label::Qkv);
+        let other = Activation::new("other", "d_other", Label::QKV);
         policy.set(0, other, Action::Offload);
         policy.set(1, other, Action::Offload);
         assert_eq!(policy.action(0, other), Action::Offload);
         assert_eq!(policy.action(1, other), Action::Keep, "the last layer's");
-        assert_eq!(policy.action(0, of(Label::Qkv)), Action::Recompute);
+        assert_eq!(policy.action(0, of(Label::QKV)), Action::Recompute);
     }
 
     #[test]
@@ -319,14 +374,14 @@ mod tests {
             owned.collect()
         };
         let layers = map(&[("0-1", "full"), ("3", "none"), ("5-", "mlp_act")]);
-        let policy = Policy::with_layers("core_attn", &layers, 7).unwrap();
-        assert_eq!(dropped(&policy, 2), [Label::CoreAttn]);
+        let policy = Policy::with_layers(Labels::DENSE, "core_attn", &layers, 7).unwrap();
+        assert_eq!(dropped(&policy, 2), [Label::CORE_ATTN]);
         assert!(
             dropped(&policy, 3).is_empty(),
             "an override replaces, it does not add"
         );
-        assert_eq!(dropped(&policy, 6), [Label::MlpAct]);
-        assert_eq!(dropped(&policy, 1).len(), Label::ALL.len() - 1);
+        assert_eq!(dropped(&policy, 6), [Label::MLP_ACT]);
+        assert_eq!(dropped(&policy, 1).len(), 7);
         for (pairs, expected) in [
             (map(&[("0-2", "full"), ("2", "none")]), "overlap"),
             (map(&[("5-7", "full")]), "7 layers"),
@@ -334,12 +389,13 @@ mod tests {
             (map(&[("3-1", "full")]), "is no layer"),
             (map(&[("1", "full:uniform:2")]), "divides all layers"),
         ] {
-            let message = Policy::with_layers("none", &pairs, 7)
+            let message = Policy::with_layers(Labels::DENSE, "none", &pairs, 7)
                 .unwrap_err()
                 .to_string();
             assert!(message.contains(expected), "{message}");
         }
-        let message = Policy::with_layers("full:block:2", &map(&[("1", "none")]), 7).unwrap_err();
+        let message = Policy::with_layers(Labels::DENSE, "full:block:2", &map(&[("1", "none")]), 7)
+            .unwrap_err();
         assert!(
             message.to_string().contains("divides all layers"),
             "{message}"

@@ -1,6 +1,7 @@
 //! What `--offload-activations` says.
 
-use crate::Label;
+use crate::label::{hint, names};
+use crate::{Label, Labels};
 
 /// Labels of activations that wait in host memory for their backward pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,10 +11,14 @@ pub struct OffloadLabels(Vec<Label>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OffloadError {
     /// No such label.
-    #[error("unknown label `{label}` in offload.activations; use none, or a comma list of {known}{hint}", known = known_labels())]
+    #[error(
+        "unknown label `{label}` in offload.activations; use none, or a comma list of {known}{hint}"
+    )]
     UnknownLabel {
         /// The text that is none.
         label: String,
+        /// The labels there are.
+        known: String,
         /// The nearest one, as a clause.
         hint: String,
     },
@@ -24,11 +29,8 @@ pub enum OffloadError {
     )]
     Auto,
     /// `none` inside a list.
-    #[error(
-        "`none` in offload.activations stands alone; write `none`, or a comma list of {}",
-        known_labels()
-    )]
-    StandsAlone,
+    #[error("`none` in offload.activations stands alone; write `none`, or a comma list of {0}")]
+    StandsAlone(String),
     /// The same label twice.
     #[error("label `{0}` is given twice in offload.activations; name it once")]
     Twice(String),
@@ -51,11 +53,19 @@ pub enum OffloadError {
 }
 
 impl OffloadLabels {
-    /// Reads `none` or a comma list of labels.
+    /// Reads `none` or a comma list of labels of dense blocks.
     ///
     /// # Errors
     /// What is wrong with it and what to write instead.
     pub fn parse(text: &str) -> Result<OffloadLabels, OffloadError> {
+        OffloadLabels::parse_of(Labels::DENSE, text)
+    }
+
+    /// Reads `none` or a comma list of an architecture's labels.
+    ///
+    /// # Errors
+    /// As [`OffloadLabels::parse`].
+    pub fn parse_of(known: Labels, text: &str) -> Result<OffloadLabels, OffloadError> {
         match text.trim() {
             "none" => return Ok(OffloadLabels::default()),
             "auto" => return Err(OffloadError::Auto),
@@ -63,7 +73,7 @@ impl OffloadLabels {
         }
         let mut labels = Vec::new();
         for name in text.split(',').map(str::trim) {
-            let label = parse_label(name)?;
+            let label = parse_label(name, known)?;
             if labels.contains(&label) {
                 return Err(OffloadError::Twice(name.into()));
             }
@@ -78,8 +88,8 @@ impl OffloadLabels {
     }
 
     /// Each label with every group that it names; a group of two labels comes twice.
-    pub(crate) fn covered(&self) -> impl Iterator<Item = (Label, Label)> + use<'_> {
-        let pairs = |label: Label| label.covers().iter().map(move |covered| (label, *covered));
+    pub(crate) fn covered(&self, known: Labels) -> impl Iterator<Item = (Label, Label)> + use<'_> {
+        let pairs = move |label: Label| known.covered(label).map(move |covered| (label, covered));
         self.0.iter().copied().flat_map(pairs)
     }
 }
@@ -95,21 +105,19 @@ impl std::fmt::Display for OffloadLabels {
     }
 }
 
-fn known_labels() -> String {
-    Label::ALL.map(Label::name).join(", ")
-}
-
-fn parse_label(name: &str) -> Result<Label, OffloadError> {
-    if let Some(label) = Label::ALL.into_iter().find(|label| label.name() == name) {
+fn parse_label(name: &str, labels: Labels) -> Result<Label, OffloadError> {
+    if let Some(label) = labels.find(name) {
         return Ok(label);
     }
+    let known = names(labels.iter());
     Err(match name {
         "" => OffloadError::Empty,
-        "none" => OffloadError::StandsAlone,
+        "none" => OffloadError::StandsAlone(known),
         "auto" => OffloadError::Auto,
         name => OffloadError::UnknownLabel {
             label: name.into(),
-            hint: Label::hint(name, &Label::ALL),
+            known,
+            hint: hint(name, labels.iter()),
         },
     })
 }

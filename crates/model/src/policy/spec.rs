@@ -1,11 +1,12 @@
 //! Recompute specifications: what `--recompute` and Megatron's flags say.
 
-use crate::Label;
+use crate::label::{hint, names};
+use crate::{Label, Labels};
 
 /// What to recompute, before it is known for how many layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
-    /// `none`, or a comma list of labels: what each of them drops, in every layer.
+    /// `none`, or a comma list of labels: all that it drops, in every layer.
     Labels(Vec<Label>),
     /// `full`, `full:uniform:N`: only the inputs of every N-th block are kept.
     Uniform(usize),
@@ -30,7 +31,7 @@ pub enum SpecError {
     },
     /// A part of the model that these models do not have.
     #[error(
-        "recompute label `{0}` names a layer that this model does not have; dense models know {1}"
+        "recompute label `{0}` names a layer that this model does not have; its labels are {1}"
     )]
     NoSuchLayer(String, String),
     /// `auto`, where a policy is asked for.
@@ -99,11 +100,11 @@ pub enum SpecError {
 const OTHER_MODELS: [&str; 5] = ["moe", "moe_act", "shared_experts", "mla_up_proj", "mhc"];
 
 impl Spec {
-    /// Reads a specification: `none`, `full`, `full:uniform:N`, `full:block:N`, or a comma list of labels.
+    /// Reads a specification: `none`, `full`, `full:uniform:N`, `full:block:N`, or a comma list of an architecture's labels.
     ///
     /// # Errors
     /// What is wrong with it and what to write instead.
-    pub fn parse(text: &str) -> Result<Spec, SpecError> {
+    pub fn parse(text: &str, known: Labels) -> Result<Spec, SpecError> {
         let text = text.trim();
         match text {
             "" => return Err(SpecError::Empty),
@@ -119,13 +120,14 @@ impl Spec {
         }
         let mut labels = Vec::new();
         for name in text.split(',').map(str::trim) {
-            let label = parse_label(name)?;
+            let label = parse_label(name, known)?;
             if labels.contains(&label) {
                 return Err(SpecError::Twice(name.into()));
             }
             labels.push(label);
         }
-        Ok(Spec::Labels(labels))
+        let dropped = labels.into_iter().flat_map(|label| known.covered(label));
+        Ok(Spec::Labels(dropped.collect()))
     }
 
     /// Checks a number of layers against the model's.
@@ -157,9 +159,9 @@ impl Spec {
     /// Whether it drops what has this label, in a layer.
     pub(crate) fn drops(&self, layer: usize, label: Label) -> bool {
         match self {
-            Spec::Labels(labels) => labels.iter().any(|named| named.covers().contains(&label)),
-            Spec::Uniform(count) => label != Label::BlockInput || !layer.is_multiple_of(*count),
-            Spec::Block(count) => layer < *count && label != Label::BlockInput,
+            Spec::Labels(dropped) => dropped.contains(&label),
+            Spec::Uniform(count) => label != Label::BLOCK_INPUT || !layer.is_multiple_of(*count),
+            Spec::Block(count) => layer < *count && label != Label::BLOCK_INPUT,
         }
     }
 }
@@ -175,16 +177,11 @@ fn parse_full(text: &str, form: &str) -> Result<Spec, SpecError> {
     }
 }
 
-/// The labels that may be named, for messages.
-pub(crate) fn known_labels() -> String {
-    Label::NAMED.map(Label::name).join(", ")
-}
-
-fn parse_label(name: &str) -> Result<Label, SpecError> {
-    if let Some(label) = Label::NAMED.into_iter().find(|label| label.name() == name) {
+fn parse_label(name: &str, labels: Labels) -> Result<Label, SpecError> {
+    if let Some(label) = labels.named().find(|label| label.name() == name) {
         return Ok(label);
     }
-    let known = known_labels();
+    let known = names(labels.named());
     Err(match name {
         "" => SpecError::Empty,
         "none" | "full" | "auto" => SpecError::StandsAlone(name.into(), known),
@@ -193,7 +190,7 @@ fn parse_label(name: &str) -> Result<Label, SpecError> {
         name => SpecError::UnknownLabel {
             label: name.into(),
             known,
-            hint: Label::hint(name, &Label::NAMED),
+            hint: hint(name, labels.named()),
         },
     })
 }
@@ -202,18 +199,23 @@ fn parse_label(name: &str) -> Result<Label, SpecError> {
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> Result<Spec, SpecError> {
+        Spec::parse(text, Labels::DENSE)
+    }
+
     #[test]
     fn labels_drop_what_they_cover() {
-        for label in Label::NAMED {
-            let spec = Spec::parse(label.name()).unwrap();
+        for label in Labels::DENSE.named() {
+            let spec = parse(label.name()).unwrap();
             let drops = |label: &Label| spec.drops(3, *label);
-            let dropped: Vec<Label> = Label::ALL.into_iter().filter(drops).collect();
-            assert_eq!(dropped, label.covers(), "{}", label.name());
+            let dropped: Vec<Label> = Labels::DENSE.iter().filter(drops).collect();
+            let covered: Vec<Label> = Labels::DENSE.covered(label).collect();
+            assert_eq!(dropped, covered, "{}", label.name());
         }
-        let both = Spec::parse(" core_attn , mlp_act ").unwrap();
-        assert!(both.drops(0, Label::CoreAttn) && both.drops(0, Label::MlpAct));
-        assert!(!both.drops(0, Label::Mlp));
-        assert!(!Spec::parse("none").unwrap().drops(0, Label::MlpAct));
+        let both = parse(" core_attn , mlp_act ").unwrap();
+        assert!(both.drops(0, Label::CORE_ATTN) && both.drops(0, Label::MLP_ACT));
+        assert!(!both.drops(0, Label::MLP));
+        assert!(!parse("none").unwrap().drops(0, Label::MLP_ACT));
     }
 
     #[test]
@@ -239,7 +241,7 @@ mod tests {
             ),
         ];
         for (text, expected) in cases {
-            let message = Spec::parse(text).unwrap_err().to_string();
+            let message = parse(text).unwrap_err().to_string();
             assert!(message.contains(expected), "{text}: {message}");
         }
         for text in [
@@ -248,7 +250,7 @@ mod tests {
             "full:block:0",
             "full:block:5",
         ] {
-            let message = Spec::parse(text)
+            let message = parse(text)
                 .unwrap()
                 .check_layers(4)
                 .unwrap_err()

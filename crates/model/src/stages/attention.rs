@@ -1,9 +1,9 @@
 //! Causal attention over whole sequences, with stored scores or without.
 
 use super::{Qkv, written};
-use crate::activation::{Label, Size};
+use crate::activation::Size;
 use crate::stage::{DropoutSite, Io, Stage};
-use crate::{Activation, Extent, ModelError, Pass};
+use crate::{Activation, Extent, Label, ModelError, Pass};
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
 };
@@ -57,11 +57,11 @@ pub struct CoreAttention {
 
 impl CoreAttention {
     /// What attention hands to its projection.
-    pub const O: Activation = Activation::new("o", "d_o", Label::AttnValue);
+    pub const O: Activation = Activation::new("o", "d_o", Label::ATTN_VALUE);
     /// Probabilities `[b, a, s, s]`, under eager attention.
-    pub const PROBS: Activation = Activation::new("probs", "d_probs", Label::CoreAttn);
+    pub const PROBS: Activation = Activation::new("probs", "d_probs", Label::CORE_ATTN);
     /// Logarithm of the sum of the exponentials of a query's scores `[b, a, s]` f32, where scores are not stored.
-    pub const LSE: Activation = Activation::new("lse", "d_lse", Label::CoreAttn);
+    pub const LSE: Activation = Activation::new("lse", "d_lse", Label::CORE_ATTN);
 
     fn shape(&self, pass: &Pass) -> AttentionShape {
         let batch = pass.batch().shape;

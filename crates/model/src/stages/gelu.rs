@@ -1,9 +1,8 @@
 //! The activation function of a feed-forward layer without a gate: GELU (Hendrycks and Gimpel 2016), by its tanh form.
 
 use super::Swiglu;
-use crate::activation::Label;
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, ModelError, Pass};
+use crate::{Activation, Extent, Label, ModelError, Pass};
 use kernels::operation::{self, GeluBackward};
 
 /// act `[b s, f]` = gelu(fc).
@@ -14,7 +13,7 @@ pub struct Gelu {
 
 impl Gelu {
     /// What the first product of the feed-forward layer writes.
-    pub const FC: Activation = Activation::new("fc", "d_fc", Label::Mlp);
+    pub const FC: Activation = Activation::new("fc", "d_fc", Label::MLP);
     /// gelu(fc).
     pub const ACT: Activation = Swiglu::ACT;
 }

@@ -1,9 +1,9 @@
 //! Norms over the last dimension: RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016).
 
-use crate::activation::{Label, Size};
+use crate::activation::Size;
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, ModelError, Pass};
+use crate::{Activation, Extent, Label, ModelError, Pass};
 use kernels::Init;
 use kernels::operation::{LayerNorm, LayerNormBackward, RmsNorm, RmsNormBackward};
 use memory::{Buffer, In, Out};
@@ -147,17 +147,17 @@ pub struct NormStage {
 
 impl NormStage {
     /// Input of attention.
-    pub const H1: Activation = Activation::new("h1", "d_h1", Label::Layernorm);
+    pub const H1: Activation = Activation::new("h1", "d_h1", Label::LAYERNORM);
     /// Mean of what becomes [`NormStage::H1`].
-    pub const MEAN1: Activation = Activation::new("mean1", "d_mean1", Label::Layernorm);
+    pub const MEAN1: Activation = Activation::new("mean1", "d_mean1", Label::LAYERNORM);
     /// Its reciprocal deviation, or root mean square.
-    pub const RSTD1: Activation = Activation::new("rstd1", "d_rstd1", Label::Layernorm);
+    pub const RSTD1: Activation = Activation::new("rstd1", "d_rstd1", Label::LAYERNORM);
     /// Input of the feed-forward layer.
-    pub const H2: Activation = Activation::new("h2", "d_h2", Label::Layernorm);
+    pub const H2: Activation = Activation::new("h2", "d_h2", Label::LAYERNORM);
     /// Mean of what becomes [`NormStage::H2`].
-    pub const MEAN2: Activation = Activation::new("mean2", "d_mean2", Label::Layernorm);
+    pub const MEAN2: Activation = Activation::new("mean2", "d_mean2", Label::LAYERNORM);
     /// Its reciprocal deviation, or root mean square.
-    pub const RSTD2: Activation = Activation::new("rstd2", "d_rstd2", Label::Layernorm);
+    pub const RSTD2: Activation = Activation::new("rstd2", "d_rstd2", Label::LAYERNORM);
 }
 
 impl Stage for NormStage {

@@ -1,9 +1,8 @@
 //! Queries, keys and values: projections, biases, norms of the heads, rotary embedding.
 
 use super::{Norm, written};
-use crate::activation::Label;
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, Extent, Label, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
 use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In};
@@ -33,15 +32,15 @@ pub struct HeadNorms {
 
 impl Qkv {
     /// Queries after bias, norm and rotary embedding.
-    pub const Q: Activation = Activation::new("q", "d_q", Label::Qkv);
+    pub const Q: Activation = Activation::new("q", "d_q", Label::QKV);
     /// Keys after bias, norm and rotary embedding.
-    pub const K: Activation = Activation::new("k", "d_k", Label::Qkv);
+    pub const K: Activation = Activation::new("k", "d_k", Label::QKV);
     /// Values.
-    pub const V: Activation = Activation::new("v", "d_v", Label::Qkv);
+    pub const V: Activation = Activation::new("v", "d_v", Label::QKV);
     /// Queries before their norm, in models that have one.
-    pub const Q_RAW: Activation = Activation::new("q_raw", "d_raw", Label::Qkv);
+    pub const Q_RAW: Activation = Activation::new("q_raw", "d_raw", Label::QKV);
     /// Keys before their norm, in models that have one.
-    pub const K_RAW: Activation = Activation::new("k_raw", "d_raw", Label::Qkv);
+    pub const K_RAW: Activation = Activation::new("k_raw", "d_raw", Label::QKV);
 
     const MADE: [Activation; 3] = [Qkv::Q, Qkv::K, Qkv::V];
     const RAW: [Activation; 2] = [Qkv::Q_RAW, Qkv::K_RAW];

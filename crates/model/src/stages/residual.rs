@@ -1,8 +1,7 @@
 //! A linear layer whose result is added to the residual stream.
 
-use crate::activation::Label;
 use crate::stage::{DropoutSite, Io, Stage};
-use crate::{Activation, Extent, Linear, ModelError, ParameterId, Pass};
+use crate::{Activation, Extent, Label, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
 use kernels::operation::{BiasDropoutAdd, DropoutBackward};
 use memory::{In, Out};
@@ -26,7 +25,7 @@ pub struct ResidualProjection {
 
 impl ResidualProjection {
     /// The residual stream between attention and the feed-forward layer.
-    pub const X2: Activation = Activation::new("x2", "d_x", Label::AttnOut);
+    pub const X2: Activation = Activation::new("x2", "d_x", Label::ATTN_OUT);
 
     /// The number of the first element of the sum, where these are a tile's tokens.
     fn first(&self, pass: &Pass) -> usize {

@@ -1,8 +1,7 @@
 //! The gated activation function of the feed-forward layer (Shazeer 2020).
 
-use crate::activation::Label;
 use crate::stage::{Io, Stage};
-use crate::{Activation, Extent, ModelError, Pass};
+use crate::{Activation, Extent, Label, ModelError, Pass};
 use kernels::operation::{self, SwigluBackward};
 
 /// act `[b s, f]` = silu(gate) up.
@@ -13,9 +12,9 @@ pub struct Swiglu {
 
 impl Swiglu {
     /// `[b s, 2 f]`: the gate, and beside it what it lets through.
-    pub const GATE_UP: Activation = Activation::new("gate_up", "d_gate_up", Label::Mlp);
+    pub const GATE_UP: Activation = Activation::new("gate_up", "d_gate_up", Label::MLP);
     /// silu(gate) up.
-    pub const ACT: Activation = Activation::new("act", "d_act", Label::MlpAct);
+    pub const ACT: Activation = Activation::new("act", "d_act", Label::MLP_ACT);
 }
 
 impl Stage for Swiglu {

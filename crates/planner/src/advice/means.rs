@@ -8,7 +8,6 @@ use crate::changes::{
     tiles, weights_on_host,
 };
 use kernels::Target;
-use model::Label;
 use settings::{Settings, Zero};
 
 /// A kind of change; where several cost the same, in this order.
@@ -33,13 +32,14 @@ pub(super) enum Means {
 }
 
 impl Means {
-    pub(super) fn all(layers: usize) -> Vec<Means> {
-        let specs = recompute_specs(layers).into_iter();
+    pub(super) fn all(settings: &Settings) -> Vec<Means> {
+        let specs = recompute_specs(&settings.policy).into_iter();
         let full = specs
             .filter(|spec| spec.starts_with("full"))
             .map(Means::Spec);
         let first = [Means::SmallerMicroBatch, Means::Bf16].into_iter();
-        let labels = Label::NAMED.map(|label| Means::Label(label.name()));
+        let labels = settings.policy.labels();
+        let labels = labels.named().map(|label| Means::Label(label.name()));
         let last = [
             Means::Flash,
             Means::EightBitMoments,

@@ -68,7 +68,7 @@ impl Means {
     fn in_order(run: &Run) -> Result<Vec<Means>, SessionError> {
         let (target, settings) = (run.target, &run.setup.settings);
         let mut ranked = Vec::new();
-        for means in Means::all(settings.model.layers) {
+        for means in Means::all(settings) {
             let change = means.change(&run.setup, target).unwrap_or_default();
             let cost = match run.setup.with(&change) {
                 Some(changed) => changed.seconds(target)? / run.seconds - 1.0,

@@ -1,20 +1,25 @@
-//! What may become of a layer's activations: the few ways, of all, that are worth a choice.
+//! What may become of a layer's activations: the few ways, of all, that are worth a choice, for each kind of block.
 
 use crate::activations::{planned_activations, total_bytes};
 use crate::on_paper::{OnPaper, Paper, Part};
 use memory::{Layer, Phase};
-use model::{Action, Label, Policy};
+use model::{Action, Actions, Label, Labels, Policy};
 use session::SessionError;
 use settings::Settings;
-
-/// An action for every label of a layer.
-pub(crate) type Actions = [Action; Label::ALL.len()];
+use std::collections::BTreeMap;
 
 /// Most ways that a layer is given to choose from.
 const ENTRIES_MAX: usize = 6;
 
-/// Layers of the model in which ways are tried: a first one, one like all others, and the last, which has nothing to wait for.
-const LAYERS: usize = 3;
+/// Labels up to which every set of them is tried: those of a dense block, without its input.
+const EXHAUSTIVE_MAX: usize = 7;
+
+/// The best sets whose neighbours are tried next, where there are too many to try all.
+const BEAM: usize = 12;
+
+/// Layers that follow the first of each kind in the model in which ways are tried: one like all others, and the last,
+/// which has nothing to wait for.
+const LAYERS_AFTER: usize = 2;
 
 /// A way, with what it keeps on the device and what it costs, for one micro-batch of one layer.
 #[derive(Clone, Copy)]
@@ -22,94 +27,271 @@ struct Way {
     actions: Actions,
     kept_bytes: u64,
     seconds: f64,
+    /// Seconds of the forward pass, and of the backward pass without replays: what copies hide behind.
+    passes: [f64; 2],
 }
 
-/// The ways to choose from, the one that keeps most first: the Pareto set of bytes kept and time paid, thinned out to
-/// [`ENTRIES_MAX`].
-///
-/// # Errors
-/// None but a defect: shapes need no memory.
-pub(crate) fn menu(
-    settings: &Settings,
-    paper: &Paper,
-    offloads: bool,
-) -> Result<Vec<Actions>, SessionError> {
-    let layers = settings.model.layers.min(LAYERS);
-    let mut small = settings.clone();
-    small.model.layers = layers;
-    small.accum = 1;
-    let sizes = label_bytes(&small);
-    let dropped: Vec<Label> = labels(&sizes)
-        .filter(|label| *label != Label::BlockInput)
-        .collect();
-    let mut ways = Vec::new();
-    for subset in 0..1usize << dropped.len() {
-        let mut actions = [Action::Keep; Label::ALL.len()];
-        let chosen = dropped.iter().enumerate();
-        let chosen = chosen.filter(|(bit, _)| subset & (1 << bit) != 0);
-        chosen.for_each(|(_, label)| actions[*label as usize] = Action::Recompute);
-        small.policy = Policy::keep_all(layers);
-        small.policy.set_labels(0..layers, actions);
-        let step = paper.step(&small)?;
-        let after = if layers > 1 {
-            Part::Forward(1)
-        } else {
-            Part::Head
-        };
-        let at = |part| step.at_start(part).expect("every part has its turn");
-        let kept_bytes = at(after) - at(Part::Forward(0));
-        let alone = Way {
-            actions,
-            kept_bytes,
-            seconds: step.busy(Phase::Recompute, Layer::Block(0)),
-        };
-        ways.push(alone);
-        if offloads && settings.model.layers > 1 {
-            ways.extend(with_offload(alone, &sizes, &step, paper));
+/// What the layers of a model choose from.
+pub(crate) struct Menu {
+    /// The kind of each layer's block.
+    kinds: Vec<usize>,
+    labels: Labels,
+    /// The ways of each kind, the one that keeps most first: the Pareto set of bytes kept and time paid, thinned out to
+    /// [`ENTRIES_MAX`].
+    entries: Vec<Vec<Actions>>,
+}
+
+impl Menu {
+    /// Tries ways for every kind of block.
+    ///
+    /// # Errors
+    /// None but a defect: shapes need no memory.
+    pub(crate) fn new(
+        settings: &Settings,
+        paper: &Paper,
+        offloads: bool,
+    ) -> Result<Menu, SessionError> {
+        let kinds = settings.architecture().kinds();
+        let mut trials = Trials::new(settings, &kinds);
+        while trials.another_round(paper)? {}
+        let away = offloads && kinds.len() > 1;
+        let ways = trials.of_kinds.into_iter();
+        let ways = ways.map(|kind| kind.ways(paper, away));
+        let entries = ways.map(|ways| {
+            let thin = thinned(pareto(ways), ENTRIES_MAX).into_iter();
+            thin.map(|way| way.actions).collect()
+        });
+        Ok(Menu {
+            labels: settings.policy.labels(),
+            entries: entries.collect(),
+            kinds,
+        })
+    }
+
+    /// The ways of a layer.
+    pub(crate) fn of_layer(&self, layer: usize) -> &[Actions] {
+        &self.entries[self.kinds[layer]]
+    }
+
+    /// The most ways that a layer has.
+    pub(crate) fn most_entries(&self) -> usize {
+        self.entries.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// The policy in which each layer takes one of its ways, by number; the last where there are fewer.
+    pub(crate) fn policy(&self, entry: impl Fn(usize) -> usize) -> Policy {
+        let mut policy = Policy::keep_all_of(self.labels, self.kinds.len());
+        for layer in 0..self.kinds.len() {
+            let ways = self.of_layer(layer);
+            let way = ways[entry(layer).min(ways.len() - 1)];
+            policy.set_labels(layer..layer + 1, way);
+        }
+        policy
+    }
+}
+
+/// Ways tried in a small model, those of every kind at once.
+struct Trials {
+    small: Settings,
+    kinds: Vec<usize>,
+    of_kinds: Vec<Kind>,
+}
+
+impl Trials {
+    fn new(settings: &Settings, kinds: &[usize]) -> Trials {
+        let count = kinds.iter().max().map_or(0, |last| last + 1);
+        let first = |kind| kinds.iter().position(|other| *other == kind);
+        let firsts = (0..count).map(|kind| first(kind).expect("kinds are numbered by layers"));
+        let layers = 1 + firsts.clone().max().unwrap_or(0) + LAYERS_AFTER;
+        let mut small = settings.clone();
+        small.model.layers = layers.min(kinds.len());
+        small.accum = 1;
+        Trials {
+            of_kinds: firsts.map(|first| Kind::new(&small, first)).collect(),
+            kinds: kinds[..small.model.layers].into(),
+            small,
         }
     }
-    Ok(thinned(pareto(ways))
-        .into_iter()
-        .map(|way| way.actions)
-        .collect())
-}
 
-/// Bytes of a layer's activations by label; 0 of what the model does not have.
-fn label_bytes(settings: &Settings) -> [u64; Label::ALL.len()] {
-    let architecture = settings.architecture();
-    let planned = planned_activations(&architecture, settings);
-    let of_layer = planned.partition_point(|activation| activation.layer == 0);
-    Label::ALL.map(|label| total_bytes(&planned[..of_layer], Some(label)).all)
-}
-
-fn labels(sizes: &[u64]) -> impl Iterator<Item = Label> {
-    Label::ALL
-        .into_iter()
-        .filter(|label| sizes[*label as usize] > 0)
-}
-
-/// A way with some of what it keeps on the host instead; what the link cannot move while neighbours compute costs time.
-fn with_offload(way: Way, sizes: &[u64], step: &OnPaper, paper: &Paper) -> Vec<Way> {
-    let kept: Vec<Label> = labels(sizes)
-        .filter(|label| way.actions[*label as usize] == Action::Keep)
-        .collect();
-    let forward = step.busy(Phase::Forward, Layer::Block(0));
-    let backward = step.busy(Phase::Backward, Layer::Block(0)) + way.seconds;
-    let subsets = 1..1usize << kept.len();
-    let offloaded = subsets.map(|subset| {
-        let mut other = way;
-        for (bit, label) in kept.iter().enumerate() {
-            if subset & (1 << bit) != 0 {
-                other.actions[*label as usize] = Action::Offload;
-                other.kept_bytes = other.kept_bytes.saturating_sub(sizes[*label as usize]);
+    /// Tries what each kind wants to have tried next; false if that is nothing.
+    fn another_round(&mut self, paper: &Paper) -> Result<bool, SessionError> {
+        let wanted: Vec<Vec<u64>> = self.of_kinds.iter().map(Kind::wanted).collect();
+        let most = wanted.iter().map(Vec::len).max().unwrap_or(0);
+        for number in 0..most {
+            let set = |kind: usize| wanted[kind].get(number).copied();
+            let mut policy = Policy::keep_all_of(self.small.policy.labels(), self.kinds.len());
+            for (layer, kind) in self.kinds.iter().enumerate() {
+                let actions = self.of_kinds[*kind].recomputing(set(*kind).unwrap_or(0));
+                policy.set_labels(layer..layer + 1, actions);
+            }
+            self.small.policy = policy;
+            let step = paper.step(&self.small)?;
+            for (number, kind) in self.of_kinds.iter_mut().enumerate() {
+                if let Some(set) = set(number) {
+                    kind.note(set, &step);
+                }
             }
         }
-        let away = (way.kept_bytes - other.kept_bytes) as f64;
-        let wait = |rate: f64, meanwhile: f64| (away / rate - meanwhile).max(0.0);
-        other.seconds += wait(paper.rates.download, forward) + wait(paper.rates.upload, backward);
-        other
+        Ok(most > 0)
+    }
+}
+
+/// What is known of a kind of block. Sets of labels have a bit for each of `labels`.
+struct Kind {
+    /// The first layer of this kind.
+    layer: usize,
+    all_labels: Labels,
+    /// Bytes of a layer's activations, by label.
+    sizes: Vec<(Label, u64)>,
+    /// What may be recomputed.
+    labels: Vec<Label>,
+    /// What recomputing a set of labels comes to.
+    tried: BTreeMap<u64, Way>,
+}
+
+impl Kind {
+    fn new(small: &Settings, layer: usize) -> Kind {
+        let planned = planned_activations(&small.architecture(), small);
+        let by_layer = planned.chunk_by(|one, next| one.layer == next.layer);
+        let own = by_layer
+            .filter(|activations| activations[0].layer == layer)
+            .flatten();
+        let own: Vec<_> = own.cloned().collect();
+        let all_labels = small.policy.labels();
+        let sizes = all_labels.iter();
+        let sizes = sizes.map(|label| (label, total_bytes(&own, Some(label)).all));
+        let sizes: Vec<(Label, u64)> = sizes.filter(|(_, bytes)| *bytes > 0).collect();
+        let labels = sizes.iter().map(|(label, _)| *label);
+        Kind {
+            layer,
+            all_labels,
+            labels: labels
+                .filter(|label| *label != Label::BLOCK_INPUT)
+                .collect(),
+            sizes,
+            tried: BTreeMap::new(),
+        }
+    }
+
+    /// The sets to try next: all where there are few labels. Else single labels and pairs of them, then what differs in one
+    /// label from the best so far, as long as that is new.
+    fn wanted(&self) -> Vec<u64> {
+        let count = self.labels.len();
+        let bits = || (0..count).map(|bit| 1_u64 << bit);
+        let mut sets: Vec<u64> = match (self.tried.is_empty(), count <= EXHAUSTIVE_MAX) {
+            (true, true) => (0..1 << count).collect(),
+            (false, true) => Vec::new(),
+            (true, false) => {
+                let pairs = bits().flat_map(|one| bits().map(move |other| one | other));
+                pairs.chain([0, (1 << count) - 1]).collect()
+            }
+            (false, false) => {
+                let best = thinned(pareto(self.tried.values().copied().collect()), BEAM);
+                let sets = best.iter().map(|way| self.set_of(&way.actions));
+                sets.flat_map(|set| bits().map(move |bit| set ^ bit))
+                    .collect()
+            }
+        };
+        sets.sort_unstable();
+        sets.dedup();
+        sets.retain(|set| !self.tried.contains_key(set));
+        sets
+    }
+
+    /// The labels of a set recomputed, the others kept.
+    fn recomputing(&self, set: u64) -> Actions {
+        let mut actions = Actions::keep_all(self.all_labels);
+        let labels = self.labels.iter().enumerate();
+        let chosen = labels.filter(|(bit, _)| set & (1 << bit) != 0);
+        chosen.for_each(|(_, label)| actions.set(*label, Action::Recompute));
+        actions
+    }
+
+    fn set_of(&self, actions: &Actions) -> u64 {
+        let labels = self.labels.iter().enumerate();
+        let dropped = labels.filter(|(_, label)| actions.of(**label) == Action::Recompute);
+        dropped.map(|(bit, _)| 1 << bit).sum()
+    }
+
+    /// Notes what a step on paper says of a set.
+    fn note(&mut self, set: u64, step: &OnPaper) {
+        let busy = |phase| step.busy(phase, Layer::Block(self.layer));
+        let at = |part| step.at_start(part);
+        let after = at(Part::Forward(self.layer + 1)).or_else(|| at(Part::Head));
+        let before = at(Part::Forward(self.layer));
+        let [before, after] = [before, after].map(|at| at.expect("every part has its turn"));
+        let way = Way {
+            // Where weights come and go, so does more than this layer keeps.
+            kept_bytes: after.saturating_sub(before),
+            seconds: busy(Phase::Recompute),
+            passes: [Phase::Forward, Phase::Backward].map(busy),
+            actions: self.recomputing(set),
+        };
+        self.tried.insert(set, way);
+    }
+
+    /// What actions keep, with its bytes.
+    fn kept(&self, actions: &Actions) -> impl Iterator<Item = (Label, u64)> {
+        let sizes = self.sizes.iter().copied();
+        sizes.filter(|(label, _)| actions.of(*label) == Action::Keep)
+    }
+
+    /// What was tried, also with some of what it keeps on the host instead, if that is asked for.
+    fn ways(self, paper: &Paper, offloads: bool) -> Vec<Way> {
+        let mut resident: Vec<Way> = self.tried.values().copied().collect();
+        if self.labels.len() > EXHAUSTIVE_MAX {
+            resident = pareto(resident);
+        }
+        if !offloads {
+            return resident;
+        }
+        let with_others = |way: Way| [way].into_iter().chain(self.with_offload(way, paper));
+        resident.into_iter().flat_map(with_others).collect()
+    }
+
+    /// A way with some of what it keeps on the host instead; what the link cannot move while neighbours compute costs time.
+    fn with_offload(&self, way: Way, paper: &Paper) -> Vec<Way> {
+        let kept: Vec<(Label, u64)> = self.kept(&way.actions).collect();
+        let [forward, backward] = way.passes;
+        let backward = backward + way.seconds;
+        let offloaded = offloaded_sets(&kept).into_iter().map(|set| {
+            let mut other = way;
+            for (bit, (label, bytes)) in kept.iter().enumerate() {
+                if set & (1 << bit) != 0 {
+                    other.actions.set(*label, Action::Offload);
+                    other.kept_bytes = other.kept_bytes.saturating_sub(*bytes);
+                }
+            }
+            let away = (way.kept_bytes - other.kept_bytes) as f64;
+            let wait = |rate: f64, meanwhile: f64| (away / rate - meanwhile).max(0.0);
+            other.seconds +=
+                wait(paper.rates.download, forward) + wait(paper.rates.upload, backward);
+            other
+        });
+        offloaded.collect()
+    }
+}
+
+/// Which sets of what is kept to offload: all where there are few labels, else the largest and the smallest ones of any
+/// number, single ones and pairs.
+fn offloaded_sets(kept: &[(Label, u64)]) -> Vec<u64> {
+    // The block's input goes to the host too.
+    if kept.len() <= EXHAUSTIVE_MAX + 1 {
+        return (1..1 << kept.len()).collect();
+    }
+    let mut by_size: Vec<usize> = (0..kept.len()).collect();
+    by_size.sort_by_key(|bit| kept[*bit].1);
+    let set = |bits: &[usize]| bits.iter().map(|bit| 1_u64 << bit).sum::<u64>();
+    let ends = (1..=kept.len()).flat_map(|count| {
+        let (smallest, largest) = (&by_size[..count], &by_size[kept.len() - count..]);
+        [set(smallest), set(largest)]
     });
-    offloaded.collect()
+    let bits = || (0..kept.len()).map(|bit| 1_u64 << bit);
+    let pairs = bits().flat_map(|one| bits().map(move |other| one | other));
+    let mut sets: Vec<u64> = ends.chain(pairs).collect();
+    sets.sort_unstable();
+    sets.dedup();
+    sets
 }
 
 /// What no other way betters in both, the one that keeps most first. Of equals the first stays: it recomputes less.
@@ -128,11 +310,11 @@ fn pareto(mut ways: Vec<Way>) -> Vec<Way> {
     ways
 }
 
-/// Both ends, and one after the other what enlarges the most the area that the chosen ones dominate.
-fn thinned(ways: Vec<Way>) -> Vec<Way> {
+/// At most so many: both ends, and one after the other what enlarges the most the area that the chosen ones dominate.
+fn thinned(ways: Vec<Way>, most: usize) -> Vec<Way> {
     let mut chosen: Vec<usize> = vec![0, ways.len() - 1];
     chosen.dedup();
-    while chosen.len() < ENTRIES_MAX.min(ways.len()) {
+    while chosen.len() < most.min(ways.len()) {
         let gain = |index: &usize| {
             let before = chosen.iter().rposition(|one| one < index).unwrap_or(0);
             let (more, less) = (&ways[chosen[before]], &ways[chosen[before + 1]]);
@@ -154,9 +336,10 @@ mod tests {
 
     fn way(kept_bytes: u64, seconds: f64) -> Way {
         Way {
-            actions: [Action::Keep; Label::ALL.len()],
+            actions: Actions::keep_all(Labels::DENSE),
             kept_bytes,
             seconds,
+            passes: [0.0; 2],
         }
     }
 
@@ -177,7 +360,7 @@ mod tests {
         // A line has no corner; what is far below it is worth the most.
         let mut line: Vec<Way> = (0..20).map(|at| way(100 - 5 * at, at as f64)).collect();
         line[7] = way(8, 7.0);
-        let thin = thinned(pareto(line));
+        let thin = thinned(pareto(line), ENTRIES_MAX);
         assert_eq!(thin.len(), ENTRIES_MAX.min(thin.len()));
         let thin = points(&thin);
         assert!(

@@ -1,6 +1,6 @@
 //! `--recompute auto`: the fastest policy on paper whose peak is within a budget.
 //!
-//! A layer chooses from a menu of at most six entries (`menu.rs`). What each entry means for peak and time is read from
+//! A layer chooses from the menu of its kind of block, of at most six entries (`menu.rs`). What each entry means for peak and time is read from
 //! steps on paper (`terms.rs`); `search.rs` finds the best assignment exactly. The presets are compared too, so
 //! the choice is never slower on paper than one of them.
 
@@ -19,12 +19,13 @@ use crate::changes::recompute_specs;
 use crate::on_paper::{OnPaper, Paper};
 use kernels::Target;
 use memory::{LiveLease, Place, format_bytes};
-use menu::{Actions, menu};
+use menu::Menu;
 use model::Policy;
 use search::Assignment;
 use serde::Serialize;
 use session::SessionError;
 use settings::{Config, ConfigError, Settings};
+use std::collections::BTreeMap;
 use terms::{Terms, picoseconds};
 
 /// A policy was not chosen.
@@ -69,7 +70,7 @@ pub struct Choice {
     /// The same if everything were kept.
     pub keep_all_step_ms: f64,
     /// `recompute.layers` that say it.
-    pub layers: std::collections::BTreeMap<String, String>,
+    pub layers: BTreeMap<String, String>,
 }
 
 impl Choice {
@@ -103,7 +104,7 @@ impl Choice {
 }
 
 /// Policies of layers in words.
-fn describe(layers: &std::collections::BTreeMap<String, String>) -> String {
+fn describe(layers: &BTreeMap<String, String>) -> String {
     if layers.is_empty() {
         return "everything is kept".into();
     }
@@ -144,7 +145,7 @@ pub(crate) struct Chooser {
 
 /// The assignments of a menu's entries to layers.
 struct Space {
-    menu: Vec<Actions>,
+    menu: Menu,
     terms: Terms,
 }
 
@@ -180,7 +181,7 @@ fn best(candidates: &[Candidate]) -> Option<&Candidate> {
 
 impl Space {
     fn new(settings: &Settings, paper: &Paper, offloads: bool) -> Result<Space, SessionError> {
-        let menu = menu(settings, paper, offloads)?;
+        let menu = Menu::new(settings, paper, offloads)?;
         Ok(Space {
             terms: Terms::of(settings, paper, &menu)?,
             menu,
@@ -188,11 +189,7 @@ impl Space {
     }
 
     fn policy(&self, assignment: &Assignment) -> Policy {
-        let mut policy = Policy::keep_all(assignment.entries.len());
-        for (layer, entry) in assignment.entries.iter().enumerate() {
-            policy.set_labels(layer..layer + 1, self.menu[*entry]);
-        }
-        policy
+        self.menu.policy(|layer| assignment.entries[layer])
     }
 }
 
@@ -205,7 +202,12 @@ impl Chooser {
         let settings = Settings::new(&resident)?;
         let measured = costs::read(config.recompute.costs.as_deref(), &settings, target)?;
         let paper = Paper::new(&settings, target, measured);
-        let specs = recompute_specs(settings.model.layers).into_iter();
+        Chooser::of(settings, paper, config.chooses_offload())
+    }
+
+    /// The same for settings that keep everything.
+    fn of(settings: Settings, paper: Paper, offloads: bool) -> Result<Chooser, AutoError> {
+        let specs = recompute_specs(&settings.policy).into_iter();
         let presets = specs.map(|spec| Preset::new(spec, &settings, &paper));
         let mut chooser = Chooser {
             presets: presets.collect::<Result<_, _>>()?,
@@ -218,7 +220,7 @@ impl Chooser {
         if !chooser.keep_all.computes_alone() {
             chooser.listed = chooser.over_budgets(&chooser.resident)?;
         }
-        if config.chooses_offload() {
+        if offloads {
             let space = Space::new(&chooser.settings, &chooser.paper, true)?;
             let offloading = chooser.over_budgets(&space)?;
             chooser.listed.extend(offloading);
@@ -338,7 +340,9 @@ fn pinned_by(largest: &[LiveLease], place: Place) -> String {
 
 impl Preset {
     fn new(spec: String, settings: &Settings, paper: &Paper) -> Result<Preset, AutoError> {
-        let policy = Policy::parse(&spec, settings.model.layers).map_err(ConfigError::from)?;
+        let (labels, layers) = (settings.policy.labels(), settings.policy.layers());
+        let policy = Policy::with_layers(labels, &spec, &BTreeMap::new(), layers);
+        let policy = policy.map_err(ConfigError::from)?;
         let step = paper.step(&Settings {
             policy: policy.clone(),
             ..settings.clone()

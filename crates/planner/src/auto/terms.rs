@@ -4,11 +4,11 @@
 //! its way from or to the device, and what `l` itself needs, which depends on its own entry alone. So one step on paper for
 //! each entry, taken by all layers, says everything about every assignment.
 
-use super::menu::Actions;
+use super::menu::Menu;
 use crate::activations::{planned_activations, total_bytes};
 use crate::on_paper::{OnPaper, Paper, Part};
 use memory::{Layer, Phase};
-use model::{Architecture, Policy};
+use model::Architecture;
 use session::SessionError;
 use settings::Settings;
 
@@ -57,14 +57,14 @@ impl Term {
 }
 
 impl Terms {
-    /// Makes a step on paper for each entry.
+    /// Makes a step on paper for each entry, which layers of all kinds take at once.
     ///
     /// # Errors
     /// None but a defect: shapes need no memory.
     pub(crate) fn of(
         settings: &Settings,
         paper: &Paper,
-        menu: &[Actions],
+        menu: &Menu,
     ) -> Result<Terms, SessionError> {
         let count = settings.model.layers;
         let mut terms = Terms {
@@ -73,10 +73,9 @@ impl Terms {
             rest: 0,
         };
         let architecture = settings.architecture();
-        for actions in menu {
+        for entry in 0..menu.most_entries() {
             let mut uniform = settings.clone();
-            uniform.policy = Policy::keep_all(count);
-            uniform.policy.set_labels(0..count, *actions);
+            uniform.policy = menu.policy(|_| entry);
             let step = paper.step(&uniform)?;
             let away = away(&architecture, &uniform);
             let mut kept_before = 0;
@@ -96,7 +95,9 @@ impl Terms {
                     ..term_of_time(&step, layer, away[layer], paper)
                 };
                 kept_before += term.kept;
-                terms.layers[layer].push(term);
+                if entry < menu.of_layer(layer).len() {
+                    terms.layers[layer].push(term);
+                }
             }
             let most = |part: Part| step.most(|other| other == part).unwrap_or(0);
             terms.head = terms.head.max(less(most(Part::Head), kept_before));

@@ -4,7 +4,7 @@ use super::constant_rate;
 use candle_core::Device;
 use data::{MicroBatch, Packing, StepBatch};
 use memory::{DType, Memory};
-use model::{Attention, ModelConfig, Origin, Policy};
+use model::{Architecture, Attention, ModelConfig, Origin, Policy};
 use optim::{AdamW, Hyperparameters};
 use serde_json::Value;
 use session::Session;
@@ -65,6 +65,7 @@ impl Golden {
         Settings {
             policy: Policy::parse(mode, model.layers).unwrap(),
             model,
+            structure: Architecture::of,
             dtype,
             seq: size("seq"),
             micro_batch: size("micro_batch"),

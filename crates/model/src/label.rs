@@ -1,0 +1,173 @@
+//! What policies call activations: an architecture declares its labels.
+
+use crate::activation::fnv;
+
+/// What a recompute policy calls a group of activations; Megatron's module names where it has one.
+#[derive(Clone, Copy, Debug)]
+pub struct Label {
+    name: &'static str,
+    within: Option<&'static str>,
+    is_named: bool,
+    is_residual_stream: bool,
+    /// A hash of the name: a plan of a large model compares millions.
+    id: u64,
+}
+
+impl PartialEq for Label {
+    fn eq(&self, other: &Label) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Label {}
+
+impl Label {
+    /// The block's input: dropped by `full:uniform:N` alone. Every architecture has it.
+    pub const BLOCK_INPUT: Label = Label::new("block_input")
+        .of_residual_stream()
+        .dropped_by_full_alone();
+    /// Both norms' outputs and statistics.
+    pub const LAYERNORM: Label = Label::new("layernorm");
+    /// Queries, keys and values.
+    pub const QKV: Label = Label::new("qkv");
+    /// Attention probabilities; under flash attention the log-sum-exp.
+    pub const CORE_ATTN: Label = Label::new("core_attn");
+    /// What attention hands to its projection: dropped by `full` alone.
+    pub const ATTN_VALUE: Label = Label::new("attn_value").dropped_by_full_alone();
+    /// The residual stream between attention and feed-forward.
+    pub const ATTN_OUT: Label = Label::new("attn_out").of_residual_stream();
+    /// What the feed-forward layer's first products write, and what its activation function makes of them.
+    pub const MLP: Label = Label::new("mlp");
+    /// The latter alone.
+    pub const MLP_ACT: Label = Label::new("mlp_act").within("mlp");
+
+    /// A label that a comma list may name.
+    pub const fn new(name: &'static str) -> Label {
+        Label {
+            name,
+            within: None,
+            is_named: true,
+            is_residual_stream: false,
+            id: fnv(name),
+        }
+    }
+
+    /// The same, as a part of a larger group: whoever names that one means this too.
+    pub const fn within(self, group: &'static str) -> Label {
+        Label {
+            within: Some(group),
+            ..self
+        }
+    }
+
+    /// The same, as a label that no comma list of `--recompute` may name.
+    pub const fn dropped_by_full_alone(self) -> Label {
+        Label {
+            is_named: false,
+            ..self
+        }
+    }
+
+    /// The same, of the residual stream, which exists for whole micro-batches whatever runs on tiles.
+    pub const fn of_residual_stream(self) -> Label {
+        Label {
+            is_residual_stream: true,
+            ..self
+        }
+    }
+
+    /// The name in reports and settings.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) fn is_residual_stream(self) -> bool {
+        self.is_residual_stream
+    }
+}
+
+/// The labels of an architecture, in forward order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Labels(&'static [Label]);
+
+impl Labels {
+    /// The most that an architecture may have.
+    pub const MAX: usize = 32;
+
+    /// Those of blocks with attention and a dense feed-forward layer.
+    pub const DENSE: Labels = Labels::new(&[
+        Label::BLOCK_INPUT,
+        Label::LAYERNORM,
+        Label::QKV,
+        Label::CORE_ATTN,
+        Label::ATTN_VALUE,
+        Label::ATTN_OUT,
+        Label::MLP,
+        Label::MLP_ACT,
+    ]);
+
+    /// A table of labels.
+    ///
+    /// # Panics
+    /// If they are more than [`Labels::MAX`].
+    pub const fn new(labels: &'static [Label]) -> Labels {
+        assert!(labels.len() <= Labels::MAX, "too many labels");
+        Labels(labels)
+    }
+
+    /// All of them.
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = Label> {
+        self.0.iter().copied()
+    }
+
+    /// Those that a comma list of `--recompute` may name.
+    pub fn named(self) -> impl Iterator<Item = Label> {
+        self.iter().filter(|label| label.is_named)
+    }
+
+    /// The label of a name.
+    pub fn find(self, name: &str) -> Option<Label> {
+        self.iter().find(|label| label.name == name)
+    }
+
+    /// What is named along with a label: itself, and what lies within it.
+    pub fn covered(self, label: Label) -> impl Iterator<Item = Label> {
+        self.iter().filter(move |inner| self.covers(label, *inner))
+    }
+
+    fn covers(self, label: Label, inner: Label) -> bool {
+        let group = |inner: &Label| inner.within.and_then(|group| self.find(group));
+        std::iter::successors(Some(inner), group).any(|around| around == label)
+    }
+
+    /// The smallest group around a label, if it lies within one.
+    pub(crate) fn around(self, label: Label) -> Option<Label> {
+        label.within.and_then(|group| self.find(group))
+    }
+
+    /// Where a label stands.
+    ///
+    /// # Panics
+    /// If the architecture did not declare it.
+    pub(crate) fn place(self, label: Label) -> usize {
+        let place = self.0.iter().position(|other| *other == label);
+        place.unwrap_or_else(|| panic!("the architecture does not declare `{}`", label.name))
+    }
+}
+
+/// The names of labels, for messages.
+pub(crate) fn names(labels: impl Iterator<Item = Label>) -> String {
+    let names: Vec<&str> = labels.map(Label::name).collect();
+    names.join(", ")
+}
+
+/// A clause that asks whether the nearest of some labels was meant; empty where none is near.
+pub(crate) fn hint(name: &str, labels: impl Iterator<Item = Label>) -> String {
+    let distance = |label: &Label| strsim::damerau_levenshtein(label.name, name);
+    let near = labels
+        .min_by_key(distance)
+        .filter(|label| distance(label) <= 1 + name.len() / 3);
+    near.map_or(String::new(), |label| {
+        format!("; did you mean `{}`?", label.name)
+    })
+}
