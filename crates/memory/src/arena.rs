@@ -84,17 +84,6 @@ impl Arena {
         self.flat_mut(range).reshape(dims)
     }
 
-    /// Writes several tensors, in the order in which they lie.
-    pub fn all_mut<const N: usize>(&mut self, indices: [usize; N]) -> [Out<'_>; N] {
-        let layout = self.layout.clone();
-        let ranges = indices.map(|index| layout.entries()[index].range());
-        let mut views = self.disjoint_mut(&ranges).into_iter();
-        indices.map(|index| {
-            let view = views.next().expect("there is a view for each");
-            view.reshape(layout.entries()[index].dims())
-        })
-    }
-
     /// Writes several ranges of the layout's elements, in the order in which they lie.
     pub fn disjoint_mut(&mut self, ranges: &[Range<usize>]) -> Vec<Out<'_>> {
         let rows: Vec<Range<usize>> = ranges

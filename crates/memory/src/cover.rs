@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Ranges of a layout that lie one after the other in a buffer. All begin and end at multiples of the padding.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cover {
     /// The elements that are held, in order, apart from one another, none empty.
     ranges: Vec<Range<usize>>,

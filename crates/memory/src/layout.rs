@@ -1,6 +1,7 @@
 //! Where each tensor lies in the buffers that share a layout: which of them belong together, and what of it each rank has.
 
-use crate::{Cover, Dims, Layer};
+use crate::placing::{Placed, place};
+use crate::{Cover, Dims, Layer, Role};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -24,6 +25,8 @@ pub struct Entry {
     pub offset: usize,
     /// Shape, of one to four dimensions: with two or more it is a matrix, or several of one kind.
     pub shape: Vec<usize>,
+    /// What training does to it.
+    pub role: Role,
 }
 
 impl Entry {
@@ -35,6 +38,11 @@ impl Entry {
     /// The shape, as views have it.
     pub fn dims(&self) -> Dims {
         dims(&self.shape)
+    }
+
+    /// Whether it has rows: more than one dimension.
+    pub fn is_matrix(&self) -> bool {
+        self.shape.len() > 1
     }
 
     /// The elements within the arena, without padding.
@@ -59,15 +67,29 @@ pub struct Unit {
     pub part: Layer,
     /// Its matrices, by their index in the layout.
     pub entries: Vec<usize>,
-    /// The elements that they take, padding included: one range, or two where some of them must stay precise.
+    /// The elements that they take, padding included.
     pub cover: Cover,
+    /// Those that are trained: one range, or two where some of them must stay precise.
+    pub trained: Cover,
+    /// The others: one range, or none.
+    pub frozen: Cover,
+}
+
+impl Unit {
+    /// What of it is divided among ranks, each by itself.
+    pub fn bundles(&self) -> impl Iterator<Item = &Cover> {
+        let bundles = [&self.trained, &self.frozen].into_iter();
+        bundles.filter(|bundle| bundle.elements() > 0)
+    }
 }
 
 /// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors, so
-/// that weight decay by kind is two ranges. Tensors that must stay precise (see [`LayoutBuilder::build_precise`])
-/// stand at both ends, so that the others, which may be quantised, are one range too.
+/// that weight decay by kind is two ranges. What is frozen stands at both ends, so that what is trained is one range: that of
+/// gradients and optimizer states. Within it, tensors that must stay precise (see [`LayoutBuilder::build_precise`]) stand at
+/// both ends, so that the others, which may be quantised, are one range too.
 ///
-/// A layout for several ranks divides its *bundles*, which are the units and, as one more, all vectors: each is padded by a
+/// A layout for several ranks divides its *bundles*, which are the units and, as one more, all vectors, of each what is
+/// trained and what is frozen apart. Each is padded by a
 /// *tail* to as many grains for every rank, and the rank's piece is its part of each. Tails are numbered by nobody: grains of
 /// the norm and random numbers ([`Layout::untailed`]) are the same for any number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +100,7 @@ pub struct Layout {
     unit_of: Vec<Option<usize>>,
     finding: Finding,
     matrix_elements: usize,
+    trained: Range<usize>,
     quantisable: Range<usize>,
     elements: usize,
     ranks: Option<usize>,
@@ -117,14 +140,25 @@ impl Finding {
 /// Collects tensors in forward order.
 #[derive(Default)]
 pub struct LayoutBuilder {
-    tensors: Vec<(Layer, String, Vec<usize>)>,
+    tensors: Vec<(Layer, Entry)>,
     ranks: Option<usize>,
 }
 
 impl LayoutBuilder {
-    /// Adds a tensor of a part of the model.
+    /// Adds a trained tensor of a part of the model.
     pub fn add(&mut self, part: Layer, name: impl Into<String>, shape: &[usize]) {
-        self.tensors.push((part, name.into(), shape.to_vec()));
+        self.add_as(Role::Trained, part, name, shape);
+    }
+
+    /// Adds any tensor of a part of the model.
+    pub fn add_as(&mut self, role: Role, part: Layer, name: impl Into<String>, shape: &[usize]) {
+        let entry = Entry {
+            name: name.into(),
+            offset: 0,
+            shape: shape.to_vec(),
+            role,
+        };
+        self.tensors.push((part, entry));
     }
 
     /// Places matrices, then vectors, each in the order added.
@@ -137,7 +171,8 @@ impl LayoutBuilder {
         LayoutBuilder { ranks, ..self }
     }
 
-    /// Places precise matrices, other matrices, other vectors, precise vectors, each in the order added.
+    /// Places frozen matrices, precise matrices, other matrices, other vectors, precise vectors, frozen vectors, each in the
+    /// order added.
     /// `is_precise(name, elements)` says which tensors must never be quantised. Entries are numbered as
     /// [`LayoutBuilder::build`] numbers them, wherever they lie.
     pub fn build_precise(self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
@@ -145,23 +180,19 @@ impl LayoutBuilder {
         let (matrices, vectors): (Vec<_>, Vec<_>) = self
             .tensors
             .into_iter()
-            .partition(|(_, _, shape)| shape.len() > 1);
-        let parts: Vec<Layer> = matrices.iter().map(|(part, ..)| *part).collect();
+            .partition(|(_, entry)| entry.is_matrix());
+        let parts: Vec<Layer> = matrices.iter().map(|(part, _)| *part).collect();
         let mut entries: Vec<Entry> = matrices
             .into_iter()
             .chain(vectors)
-            .map(|(_, name, shape)| Entry {
-                name,
-                offset: 0,
-                shape,
-            })
+            .map(|(_, entry)| entry)
             .collect();
         let precise = entries.iter();
-        let precise = precise
+        let precise: Vec<bool> = precise
             .map(|entry| is_precise(&entry.name, entry.elements()))
             .collect();
-        let placed = Placing::new(&parts, precise, ranks).place(&mut entries);
-        let units = units(&parts, &entries, &placed.tails);
+        let placed = place(&mut entries, &parts, &precise, ranks);
+        let units = units(&parts, &entries, &placed);
         let mut unit_of = vec![None; entries.len()];
         for (index, unit) in units.iter().enumerate() {
             unit.entries
@@ -173,107 +204,18 @@ impl LayoutBuilder {
             units,
             unit_of,
             entries,
-            matrix_elements: placed.ends[1],
-            quantisable: placed.ends[0]..placed.ends[2],
-            elements: placed.ends[3],
+            matrix_elements: placed.matrices,
+            trained: placed.trained,
+            quantisable: placed.quantisable,
+            elements: placed.elements,
             ranks,
             tails: placed.tails.into_iter().map(|(_, tail)| tail).collect(),
         }
     }
 }
 
-/// Tensors on their way into a layout.
-struct Placing<'a> {
-    /// The part of each matrix.
-    parts: &'a [Layer],
-    precise: Vec<bool>,
-    ranks: Option<usize>,
-    /// The first element that is free.
-    next: usize,
-    /// Elements that each part has of precise matrices, and of others.
-    placed: HashMap<Layer, [usize; 2]>,
-    /// Where precise matrices, other matrices, other vectors and precise vectors end.
-    ends: [usize; 4],
-    /// What pads the matrices of a part, or the vectors of the whole.
-    tails: Vec<(Layer, Range<usize>)>,
-}
-
-impl<'a> Placing<'a> {
-    fn new(parts: &'a [Layer], precise: Vec<bool>, ranks: Option<usize>) -> Placing<'a> {
-        Placing {
-            parts,
-            precise,
-            ranks,
-            next: 0,
-            placed: HashMap::new(),
-            ends: [0; 4],
-            tails: Vec::new(),
-        }
-    }
-
-    fn place(mut self, entries: &mut [Entry]) -> Placing<'a> {
-        for ((part, entry), precise) in self.parts.iter().zip(&*entries).zip(&self.precise) {
-            let placed = self.placed.entry(*part).or_default();
-            placed[usize::from(!precise)] += entry.padded_range().len();
-        }
-        for group in 0..4 {
-            let (of_matrices, of_precise) = (group < 2, group == 0 || group == 3);
-            let members: Vec<usize> = (0..entries.len())
-                .filter(|index| (*index < self.parts.len()) == of_matrices)
-                .filter(|index| self.precise[*index] == of_precise)
-                .collect();
-            let part = |index: usize| self.parts.get(index).copied();
-            let runs: Vec<Vec<usize>> = members
-                .chunk_by(|one, next| part(*one) == part(*next))
-                .map(<[usize]>::to_vec)
-                .collect();
-            for run in runs {
-                for index in &run {
-                    entries[*index].offset = self.next;
-                    self.next = entries[*index].padded_range().end;
-                }
-                if let Some(part) = part(run[0]) {
-                    self.end_matrices(part, of_precise);
-                }
-            }
-            if group == 3 {
-                self.pad(Layer::Whole, self.next - self.ends[1]);
-            }
-            self.ends[group] = self.next;
-        }
-        self
-    }
-
-    /// Pads what ends the matrices of a part; where other ones follow elsewhere, so that grains begin with them.
-    fn end_matrices(&mut self, part: Layer, is_precise: bool) {
-        let [precise, others] = self.placed[&part];
-        let whole_grains = precise.next_multiple_of(GRAIN_ELEMENTS);
-        match (is_precise, others > 0) {
-            (true, true) if self.ranks.is_some() => self.add_tail(part, whole_grains - precise),
-            (true, true) => {}
-            (true, false) => self.pad(part, precise),
-            (false, _) => self.pad(part, whole_grains + others),
-        }
-    }
-
-    /// Pads a bundle of so many elements to as many grains for each rank.
-    fn pad(&mut self, part: Layer, elements: usize) {
-        if let Some(ranks) = self.ranks {
-            let tail = elements.next_multiple_of(ranks * GRAIN_ELEMENTS) - elements;
-            self.add_tail(part, tail);
-        }
-    }
-
-    fn add_tail(&mut self, part: Layer, elements: usize) {
-        if elements > 0 {
-            self.tails.push((part, self.next..self.next + elements));
-            self.next += elements;
-        }
-    }
-}
-
 /// Units in the order in which their parts first appear.
-fn units(parts: &[Layer], entries: &[Entry], tails: &[(Layer, Range<usize>)]) -> Vec<Unit> {
+fn units(parts: &[Layer], entries: &[Entry], placed: &Placed) -> Vec<Unit> {
     let (mut units, mut numbers): (Vec<Unit>, HashMap<Layer, usize>) = Default::default();
     for (index, part) in parts.iter().enumerate() {
         let number = *numbers.entry(*part).or_insert(units.len());
@@ -281,13 +223,15 @@ fn units(parts: &[Layer], entries: &[Entry], tails: &[(Layer, Range<usize>)]) ->
             units.push(Unit {
                 part: *part,
                 entries: Vec::new(),
-                cover: Cover::new([]),
+                cover: Cover::default(),
+                trained: Cover::default(),
+                frozen: Cover::default(),
             });
         }
         units[number].entries.push(index);
     }
     let mut covers = vec![Vec::new(); units.len()];
-    for (part, tail) in tails {
+    for (part, tail) in &placed.tails {
         if let Some(number) = numbers.get(part) {
             covers[*number].push(tail.clone());
         }
@@ -296,6 +240,8 @@ fn units(parts: &[Layer], entries: &[Entry], tails: &[(Layer, Range<usize>)]) ->
         let matrices = unit.entries.iter();
         cover.extend(matrices.map(|index| entries[*index].padded_range()));
         unit.cover = Cover::new(cover);
+        unit.trained = unit.cover.within(&placed.trained);
+        unit.frozen = unit.cover.without(&unit.trained);
     }
     units
 }
@@ -327,8 +273,8 @@ impl Layout {
     /// The ranges that grains ([`GRAIN_ELEMENTS`]) are counted from, each with its first grain: those of one unit after the
     /// other, then the vectors, all without their tails.
     pub fn grained(&self) -> Vec<(Range<usize>, usize)> {
-        let units = self.units.iter().flat_map(|unit| unit.cover.ranges());
-        let ranges = units.cloned().chain([self.vectors()]);
+        let bundles = self.bundles().into_iter();
+        let ranges = bundles.flat_map(|bundle| bundle.ranges().to_vec());
         let mut first = 0;
         let count = |range: Range<usize>| {
             let tail = self.tails.binary_search_by_key(&range.end, |tail| tail.end);
@@ -350,10 +296,15 @@ impl Layout {
         Cover::new([self.matrices(), self.vectors()])
     }
 
-    /// What is divided among ranks: the elements of each unit, then those of the vectors, tails included.
+    /// The elements that have gradients and optimizer states, tails included.
+    pub fn trained(&self) -> Cover {
+        Cover::new([self.trained.clone()])
+    }
+
+    /// What is trained, as it is divided among ranks: the elements of each unit, then those of the vectors, tails included.
     pub fn bundles(&self) -> Vec<Cover> {
-        let units = self.units.iter().map(|unit| unit.cover.clone());
-        let vectors = self.all().within(&self.vectors());
+        let units = self.units.iter().map(|unit| unit.trained.clone());
+        let vectors = self.trained().within(&self.vectors());
         units.chain([vectors]).collect()
     }
 
@@ -363,11 +314,21 @@ impl Layout {
         bundle.lying_at(&(rank * elements..(rank + 1) * elements))
     }
 
-    /// A rank's pieces of all bundles.
-    pub fn own(&self, rank: usize) -> Cover {
+    /// A rank's pieces of all that is trained.
+    pub fn own_trained(&self, rank: usize) -> Cover {
         let bundles = self.bundles();
         let pieces = bundles.iter().map(|bundle| self.piece(bundle, rank));
         Cover::joined(pieces)
+    }
+
+    /// A rank's pieces of all bundles.
+    pub fn own(&self, rank: usize) -> Cover {
+        let vectors = Cover::new([self.vectors()]).without(&self.trained());
+        let frozen = self.units.iter().map(|unit| &unit.frozen);
+        let pieces = frozen
+            .chain([&vectors])
+            .map(|bundle| self.piece(bundle, rank));
+        Cover::joined(pieces.chain([self.own_trained(rank)]))
     }
 
     /// What pads bundles to whole grains for every rank.
@@ -391,13 +352,14 @@ impl Layout {
         self.finding.entries.get(name).copied()
     }
 
-    /// Several tensors of one unit, or several vectors, as one tensor: its elements and its shape, the rows of each below
+    /// Several tensors of one unit, or several vectors, of the same role, as one tensor: its elements and its shape, the rows of each below
     /// those of the one before. None unless they lie so, in this order and with no padding between.
     pub fn joined(&self, entries: &[usize]) -> Option<(Range<usize>, Dims)> {
         let of = |entry: &usize| &self.entries[*entry];
         let lie_together = entries.windows(2).all(|pair| {
             let [before, next] = [of(&pair[0]), of(&pair[1])];
             before.range().end == next.offset
+                && before.role == next.role
                 && before.shape[1..] == next.shape[1..]
                 && self.unit_of[pair[0]] == self.unit_of[pair[1]]
         });
@@ -417,6 +379,12 @@ impl Layout {
         self.entries.iter().map(Entry::elements).sum()
     }
 
+    /// The same of what is trained.
+    pub fn trained_parameters(&self) -> usize {
+        let trained = self.entries.iter().filter(|entry| entry.role.is_trained());
+        trained.map(Entry::elements).sum()
+    }
+
     /// The range of all matrices, padding included.
     pub fn matrices(&self) -> Range<usize> {
         0..self.matrix_elements
@@ -427,7 +395,7 @@ impl Layout {
         self.matrix_elements..self.elements
     }
 
-    /// The range of all tensors that may be quantised, padding included: all, unless some must stay precise.
+    /// The range of all trained tensors that may be quantised, padding included: all, unless some must stay precise.
     pub fn quantisable(&self) -> Range<usize> {
         self.quantisable.clone()
     }
@@ -516,6 +484,52 @@ mod tests {
         );
     }
 
+    /// Every so many-th tensor is frozen; none for one.
+    fn role(index: usize, frozen_every: usize) -> Role {
+        match frozen_every > 1 && index.is_multiple_of(frozen_every) {
+            true => Role::Frozen,
+            false => Role::Trained,
+        }
+    }
+
+    #[test]
+    fn what_is_trained_is_one_range() {
+        let mut builder = LayoutBuilder::default();
+        let frozen = ["embed", "q", "norm"];
+        for (part, name, shape) in [
+            (0, "embed", &[4, 256][..]),
+            (1, "q", &[2, 256]),
+            (1, "k", &[1, 256]),
+            (1, "norm", &[256]),
+            (1, "bias", &[256]),
+        ] {
+            let role = match frozen.contains(&name) {
+                true => Role::Frozen,
+                false => Role::Trained,
+            };
+            builder.add_as(role, Layer::Block(part), name, shape);
+        }
+        let layout = builder.build();
+        let offset = |name| layout.entries()[layout.find(name).unwrap()].offset;
+        let offsets = ["embed", "q", "k", "bias", "norm"].map(offset);
+        assert_eq!(offsets, [0, 1024, 1536, 1792, 2048]);
+        let only = |range| Cover::new(std::iter::once(range));
+        assert_eq!(layout.trained(), only(1536..2048));
+        assert_eq!((layout.matrices(), layout.vectors()), (0..1792, 1792..2304));
+        assert_eq!(layout.trained_parameters(), 512);
+        let unit = &layout.units()[1];
+        assert_eq!(
+            (&unit.cover, &unit.trained),
+            (&only(1024..1792), &only(1536..1792))
+        );
+        let together = ["q", "k"].map(|name| layout.find(name).unwrap());
+        assert_eq!(
+            layout.joined(&together),
+            None,
+            "one has a gradient, and one has none"
+        );
+    }
+
     #[test]
     fn what_may_be_quantised_is_one_range() {
         let mut builder = LayoutBuilder::default();
@@ -552,10 +566,11 @@ mod tests {
         fn tensors_are_aligned_disjoint_and_of_one_unit(
             shapes in proptest::collection::vec(proptest::collection::vec(1usize..12, 1..5), 1..30),
             precise_below in 0usize..400,
+            frozen_every in 1usize..6,
         ) {
             let mut builder = LayoutBuilder::default();
             for (index, shape) in shapes.iter().enumerate() {
-                builder.add(Layer::Block(index / 4), format!("t{index}"), shape);
+                builder.add_as(role(index, frozen_every), Layer::Block(index / 4), format!("t{index}"), shape);
             }
             let layout = builder.build_precise(|_, elements| elements < precise_below);
             let mut by_offset: Vec<&Entry> = layout.entries().iter().collect();
@@ -568,15 +583,18 @@ mod tests {
                 let kind = if entry.shape.len() > 1 { layout.matrices() } else { layout.vectors() };
                 prop_assert!(kind.contains(&entry.offset));
                 let precise = entry.elements() < precise_below;
-                prop_assert_eq!(layout.quantisable().contains(&entry.offset), !precise);
+                let is_trained = entry.role.is_trained();
+                prop_assert_eq!(layout.quantisable().contains(&entry.offset), is_trained && !precise);
+                prop_assert_eq!(layout.trained().rows(&entry.padded_range()).is_some(), is_trained);
             }
             prop_assert!(end <= layout.elements());
             let padding: usize = layout.padding().map(|range| range.len()).sum();
             prop_assert_eq!(padding + layout.parameters(), layout.elements());
             let grained = layout.grained();
-            prop_assert_eq!(grained.iter().map(|(range, _)| range.len()).sum::<usize>(), layout.elements());
+            prop_assert_eq!(grained.iter().map(|(range, _)| range.len()).sum::<usize>(), layout.trained().elements());
             for (unit, index) in layout.units().iter().zip(0..) {
-                prop_assert!(unit.cover.ranges().len() <= 2);
+                prop_assert!(unit.trained.ranges().len() <= 2 && unit.frozen.ranges().len() <= 1);
+                prop_assert_eq!(Cover::joined(unit.bundles().cloned()), unit.cover.clone());
                 for entry in &unit.entries {
                     prop_assert!(unit.cover.rows(&layout.entries()[*entry].padded_range()).is_some());
                     let entry = (*entry, &layout.entries()[*entry]);
@@ -594,17 +612,20 @@ mod tests {
             shapes in proptest::collection::vec(proptest::collection::vec(1usize..90, 1..3), 1..30),
             precise_below in 0usize..4000,
             ranks in 1usize..6,
+            frozen_every in 1usize..6,
         ) {
             let build = |ranks| {
                 let mut builder = LayoutBuilder::default();
                 for (index, shape) in shapes.iter().enumerate() {
-                    builder.add(Layer::Block(index / 4), format!("t{index}"), shape);
+                    builder.add_as(role(index, frozen_every), Layer::Block(index / 4), format!("t{index}"), shape);
                 }
                 builder.for_ranks(ranks).build_precise(|_, elements| elements < precise_below)
             };
             let (whole, layout) = (build(None), build(Some(ranks)));
             let all: usize = (0..ranks).map(|rank| layout.own(rank).elements()).sum();
             prop_assert_eq!(all, layout.elements());
+            let trained: usize = (0..ranks).map(|rank| layout.own_trained(rank).elements()).sum();
+            prop_assert_eq!(trained, layout.trained().elements());
             for bundle in layout.bundles() {
                 let pieces: Vec<usize> = (0..ranks).map(|rank| layout.piece(&bundle, rank).elements()).collect();
                 prop_assert!(pieces.iter().all(|piece| *piece == pieces[0] && piece % GRAIN_ELEMENTS == 0));

@@ -36,7 +36,9 @@ mod ledger;
 mod memory;
 mod out_of_memory;
 mod place;
+mod placing;
 mod playback;
+mod role;
 mod slab;
 mod state;
 mod view;
@@ -63,6 +65,7 @@ pub use memory::{Memory, PlaceGuard, StepMemory};
 pub use out_of_memory::{Cause, OutOfMemory, Refusal};
 pub use place::{ByPhase, Layer, Phase, Place};
 pub use playback::{AfterEvent, Playback};
+pub use role::Role;
 pub use slab::Slab;
 pub use view::{Element, In, Out};
 

@@ -1,6 +1,7 @@
 //! What a model is made of: an embedding, blocks, a head, and the parameters that they declared.
 
 use crate::block::{Block, Facts, Run};
+use crate::needed::{frozen_flops, lowest_trained};
 use crate::parameters::Parameters;
 use crate::stage::{Declared, Stage};
 use crate::stages::{Head, Rotary};
@@ -15,6 +16,7 @@ pub struct Architecture {
     blocks: Vec<Block>,
     head: Head,
     head_parameters: Vec<ParameterId>,
+    lowest_trained: Option<usize>,
     rotary: Option<Rotary>,
     tile_tokens: Option<usize>,
 }
@@ -53,10 +55,12 @@ impl Architecture {
         head: Head,
     ) -> Architecture {
         assert!(!blocks.is_empty(), "a model has at least one block");
+        let embedding = Declared::of(embedding);
         Architecture {
             labels,
             parameters,
-            embedding: Declared::of(embedding),
+            lowest_trained: lowest_trained(&embedding.parameters, &blocks),
+            embedding,
             blocks,
             head_parameters: head.parameters(),
             head,
@@ -116,6 +120,12 @@ impl Architecture {
         self.blocks.iter().map(kind_of).collect()
     }
 
+    /// The first block with a trained parameter, or the number of blocks if none has one; none where the embedding is trained.
+    /// The backward pass goes no further down.
+    pub(crate) fn lowest_trained(&self) -> Option<usize> {
+        self.lowest_trained
+    }
+
     /// Where something is dropped, by layer, in forward order.
     pub(crate) fn dropout_sites(&self) -> Vec<(usize, DropoutSite)> {
         let embedding = self.embedding.stage.dropout().map(|site| (0, site));
@@ -148,12 +158,23 @@ impl Architecture {
         self.rotary.is_some() && self.tile_tokens.is_some_and(|tokens| tokens < seq)
     }
 
-    /// Model FLOPs of forward and backward for one token of a sequence of `seq`, replays not counted.
+    /// Model FLOPs of forward and backward for one token of a sequence of `seq`, replays not counted. Frozen weights get no
+    /// gradient, and blocks below what is trained have no backward pass, which is two thirds.
     pub fn flops_per_token(&self, seq: usize) -> u64 {
-        let blocks = self.blocks.iter().map(|block| block.flops_per_token(seq));
+        let lowest = self.lowest_trained.unwrap_or(0);
+        let frozen = |used: &[ParameterId]| frozen_flops(&self.parameters, used);
+        let blocks = self.blocks.iter().enumerate();
+        let blocks = blocks.map(|(layer, block)| match layer < lowest {
+            true => block.flops_per_token(seq) / 3,
+            false => {
+                let used = block.stages().iter().map(|stage| frozen(&stage.parameters));
+                block.flops_per_token(seq) - used.sum::<u64>()
+            }
+        });
         self.embedding.stage.flops_per_token(seq)
             + blocks.sum::<u64>()
             + self.head.flops_per_token()
+            - frozen(&self.head_parameters)
     }
 
     /// All stages, in forward order.

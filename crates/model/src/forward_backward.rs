@@ -145,7 +145,8 @@ impl Pass<'_> {
             return Ok(());
         };
         let is_own = self.model.unit_of_part(part) == Some(unit);
-        let is_released = self.work.purpose.training().gradients.is_released();
+        let gradients = &self.work.purpose.training().gradients;
+        let is_released = gradients.is_released() && gradients.has_trained(unit);
         if is_own && is_released {
             self.use_unit(unit)?;
         }
@@ -207,9 +208,13 @@ impl Pass<'_> {
         self.close_gradients(Layer::Head, unit, totals)
     }
 
-    /// All backward passes, from the gradient of the head's input to the embedding's.
+    /// All backward passes, from the gradient of the head's input to the embedding's, or to the first block with a trained
+    /// parameter.
     fn backward(&mut self, totals: &StepTotals) -> Result<(), ModelError> {
-        for (layer, block) in self.model.architecture().blocks().iter().enumerate().rev() {
+        let architecture = self.model.architecture();
+        let lowest = architecture.lowest_trained();
+        let blocks = architecture.blocks().iter().enumerate();
+        for (layer, block) in blocks.skip(lowest.unwrap_or(0)).rev() {
             let _place = self.enter(Phase::Backward, Layer::Block(layer));
             if !self.work.purpose.training().gradients.is_released() {
                 self.go_on()?;
@@ -217,6 +222,7 @@ impl Pass<'_> {
             let unit = self.model.unit_of_part(Layer::Block(layer));
             self.open_gradients(unit)?;
             match layer.checked_sub(1) {
+                _ if lowest == Some(layer) => {}
                 Some(next) => {
                     self.fetch_block(next)?;
                     self.fetch_gradients(Layer::Block(next))?;
@@ -229,15 +235,34 @@ impl Pass<'_> {
             self.close_gradients(Layer::Block(layer), unit, totals)?;
         }
         let _place = self.enter(Phase::Backward, Layer::Embedding);
-        let unit = self.model.unit_of_part(Layer::Embedding);
-        self.open_gradients(unit)?;
-        self.backward_stage(Position::EMBEDDING)?;
-        self.close_gradients(Layer::Embedding, unit, totals)?;
+        if let Some(lowest) = lowest {
+            self.leave_below(lowest);
+        } else {
+            let unit = self.model.unit_of_part(Layer::Embedding);
+            self.open_gradients(unit)?;
+            self.backward_stage(Position::EMBEDDING)?;
+            self.close_gradients(Layer::Embedding, unit, totals)?;
+        }
         let work = &mut self.work;
         let training = work.purpose.training();
         let gradients = &mut *training.gradients;
         gradients.end_micro_batch(work.kernels, training.is_last_micro_batch)?;
         Ok(gradients.give_back(work.kernels, None)?)
+    }
+
+    /// Lets go of what has no backward pass to take it: the gradient of the lowest block's input, and what replays of the blocks
+    /// below have made.
+    fn leave_below(&mut self, lowest: usize) {
+        self.flowing.retain(|(of, _)| of.layer != lowest);
+        for (layer, block) in self.model.architecture().blocks()[..lowest]
+            .iter()
+            .enumerate()
+        {
+            for (activation, _) in block.activations() {
+                let made = LayerActivation { layer, activation };
+                self.work.saved.release(made);
+            }
+        }
     }
 
     /// Starts everything that a block has on the host on its way back, what its backward pass reads first first: at

@@ -29,9 +29,11 @@ mod kv_cache;
 mod label;
 mod linear;
 mod model;
+mod needed;
 mod offload;
 mod parameters;
 mod pass;
+mod patterns;
 mod policy;
 mod purpose;
 mod randomness;
@@ -61,6 +63,7 @@ pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
 pub use model::{Computation, Model};
 pub use parameters::{Initial, Parameter, ParameterId, Parameters, PartParameters, Stored};
 pub use pass::{Pass, Work};
+pub use patterns::NamePatterns;
 pub use policy::{
     Action, Actions, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError,
 };

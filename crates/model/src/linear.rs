@@ -83,6 +83,18 @@ impl Linear {
         [&self.weights[..], &self.biases].concat()
     }
 
+    /// What its backward pass reads of its input: nothing where all weights are frozen.
+    pub fn backward_reads(&self, input: Activation) -> Vec<Activation> {
+        match self.trains_a_weight() {
+            true => vec![input],
+            false => Vec::new(),
+        }
+    }
+
+    fn trains_a_weight(&self) -> bool {
+        self.weights.iter().any(|weight| weight.is_trained())
+    }
+
     /// The bias of one weight, for operations that add it along with other things.
     pub fn bias(&self) -> Option<ParameterId> {
         self.assert_one_weight();
@@ -162,14 +174,19 @@ impl Linear {
         })?)
     }
 
-    /// Both gradients of the product of an activation, whose own is filed. The input goes before its gradient is leased.
+    /// Both gradients of the product of an activation, whose own is filed. The input goes before its gradient is leased; where
+    /// all weights are frozen, it is not read ([`Linear::backward_reads`]).
     ///
     /// # Errors
     /// As [`Linear::forward`], and as replays of the input.
     pub fn backward(&self, pass: &mut Pass, input: Activation, dy: In) -> Result<(), ModelError> {
-        let x = pass.pull(input)?;
-        self.add_gradient(pass, dy, x.view())?;
-        pass.release(input, x);
+        if self.trains_a_weight() {
+            let x = pass.pull(input)?;
+            self.add_gradient(pass, dy, x.view())?;
+            pass.release(input, x);
+        } else {
+            self.add_bias_gradients(pass, dy)?;
+        }
         let (mut dx, init) = pass.gradient_to_add(input)?;
         self.input_gradient(pass, dx.view_mut(), init, dy)?;
         pass.file_gradient(input, dx);
@@ -209,30 +226,36 @@ impl Linear {
         Ok(())
     }
 
-    /// `dW += dy^T x`, `db += ` the sum of the rows of dy.
+    /// `dW += dy^T x`, `db += ` the sum of the rows of dy, of what is trained.
     ///
     /// # Errors
     /// As [`Linear::forward`].
     pub fn add_gradient(&self, pass: &mut Pass, dy: In, x: In) -> Result<(), ModelError> {
         let kernels = pass.kernels();
-        let is_one_product = self.is_one_product(pass, dy.dims()[0]);
-        match pass.accumulate_joined(&self.biases) {
-            Some((out, init)) => kernels.run(BiasBackward { out, dy, init })?,
-            None => {
-                for (bias, columns) in self.biases.iter().zip(self.columns()) {
-                    let (out, init) = pass.accumulate(*bias);
-                    let dy = dy.columns(columns);
-                    kernels.run(BiasBackward { out, dy, init })?;
-                }
-            }
-        }
-        if is_one_product {
-            let dweight = pass.accumulate_joined(&self.weights);
-            let dweight = dweight.expect("gradients lie as weights do");
+        self.add_bias_gradients(pass, dy)?;
+        if self.is_one_product(pass, dy.dims()[0])
+            && let Some(dweight) = pass.accumulate_joined(&self.weights)
+        {
             return weight_gradient(kernels, dweight, dy, x);
         }
         for (weight, columns) in self.weights.iter().zip(self.columns()) {
-            weight_gradient(kernels, pass.accumulate(*weight), dy.columns(columns), x)?;
+            if let Some(dweight) = pass.accumulate(*weight) {
+                weight_gradient(kernels, dweight, dy.columns(columns), x)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_bias_gradients(&self, pass: &mut Pass, dy: In) -> Result<(), ModelError> {
+        let kernels = pass.kernels();
+        if let Some((out, init)) = pass.accumulate_joined(&self.biases) {
+            return Ok(kernels.run(BiasBackward { out, dy, init })?);
+        }
+        for (bias, columns) in self.biases.iter().zip(self.columns()) {
+            if let Some((out, init)) = pass.accumulate(*bias) {
+                let dy = dy.columns(columns);
+                kernels.run(BiasBackward { out, dy, init })?;
+            }
         }
         Ok(())
     }

@@ -38,7 +38,7 @@ impl Saved {
         // SAFETY: nobody reads or writes what is not in the table as live, and `give_back_left` waits before it ends.
         let sent = unsafe { self.host.send(kernels, at, &buffer) };
         // Filed even if the device failed: what was asked for is waited for before the buffer goes.
-        self.slot(at).state = State::Leaving(Leaving {
+        self.slot_mut(at).state = State::Leaving(Leaving {
             _buffer: buffer,
             event: *sent.as_ref().unwrap_or(&Event::PAST),
         });
@@ -88,7 +88,7 @@ impl Saved {
         let fetched = unsafe { self.host.fetch(kernels, at, &mut buffer) };
         // As in `send`.
         let event = *fetched.as_ref().unwrap_or(&Event::PAST);
-        self.slot(at).state = State::Arriving(Arriving { buffer, event });
+        self.slot_mut(at).state = State::Arriving(Arriving { buffer, event });
         Ok(fetched.map(|_| ())?)
     }
 
@@ -104,7 +104,7 @@ impl Saved {
         if self.is_away(at) {
             self.fetch(memory, kernels, at, batch)?;
         }
-        let state = &mut self.slot(at).state;
+        let state = &mut self.slot_mut(at).state;
         *state = match std::mem::take(state) {
             State::Arriving(Arriving { buffer, event }) => {
                 kernels.wait(Queue::Compute, event, BACK)?;

@@ -1,10 +1,21 @@
 //! Which parameters a model has: declared once, by the stages that use them.
 
-use memory::{Layer, Layout, LayoutBuilder};
+use crate::NamePatterns;
+use memory::{Layer, Layout, LayoutBuilder, Role};
 
 /// A parameter, by the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ParameterId(usize);
+pub struct ParameterId {
+    index: usize,
+    role: Role,
+}
+
+impl ParameterId {
+    /// Whether it has a gradient.
+    pub fn is_trained(self) -> bool {
+        self.role.is_trained()
+    }
+}
 
 /// What a fresh parameter holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +28,7 @@ pub enum Initial {
     Zero,
 }
 
-/// How Hugging Face's files keep a matrix.
+/// How Hugging Face's files keep a matrix of two dimensions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stored {
     /// Outputs by inputs, as it is used.
@@ -32,8 +43,10 @@ pub enum Stored {
 pub struct Parameter {
     /// Its name in Hugging Face's files.
     pub name: String,
-    /// One or two sizes.
+    /// One to four sizes: with two or more it is a matrix, or several of one kind.
     pub shape: Vec<usize>,
+    /// What training does to it.
+    pub role: Role,
     /// The part of the model that reads it first.
     pub part: Layer,
     /// What it begins with.
@@ -60,9 +73,33 @@ impl Parameter {
 #[derive(Clone, Debug, Default)]
 pub struct Parameters {
     declared: Vec<Parameter>,
+    frozen: NamePatterns,
 }
 
 impl Parameters {
+    /// None so far. Those that will be declared under names that fit a pattern are frozen.
+    pub fn freezing(frozen: NamePatterns) -> Parameters {
+        Parameters {
+            declared: Vec::new(),
+            frozen,
+        }
+    }
+
+    /// Those of them that are trained.
+    pub fn trained(&self) -> Parameters {
+        let declared = self.declared.iter();
+        let trained = declared.filter(|parameter| parameter.role.is_trained());
+        Parameters {
+            declared: trained.cloned().collect(),
+            ..Parameters::default()
+        }
+    }
+
+    /// One of them.
+    pub fn get(&self, id: ParameterId) -> &Parameter {
+        &self.declared[id.index]
+    }
+
     /// Declares parameters of a part of the model, whose names begin with `prefix`.
     pub fn of_part(&mut self, part: Layer, prefix: impl Into<String>) -> PartParameters<'_> {
         PartParameters {
@@ -95,7 +132,14 @@ impl Parameters {
     ) -> Layout {
         let mut builder = LayoutBuilder::default();
         for parameter in &self.declared {
-            builder.add(parameter.part, parameter.name.clone(), &parameter.shape);
+            let Parameter {
+                name,
+                shape,
+                role,
+                part,
+                ..
+            } = parameter;
+            builder.add_as(*role, *part, name.clone(), shape);
         }
         builder.for_ranks(ranks).build_precise(is_precise)
     }
@@ -124,7 +168,7 @@ pub(crate) struct LayoutIndices(Vec<usize>);
 impl LayoutIndices {
     /// The index of one.
     pub(crate) fn of(&self, id: ParameterId) -> usize {
-        self.0[id.0]
+        self.0[id.index]
     }
 }
 
@@ -154,17 +198,25 @@ impl PartParameters<'_> {
 
     /// Any parameter.
     pub fn declare(&mut self, name: &str, shape: &[usize], initial: Initial) -> ParameterId {
+        let name = format!("{}{name}", self.prefix);
+        let role = match self.all.frozen.fit(&name) {
+            true => Role::Frozen,
+            false => Role::Trained,
+        };
         self.all.declared.push(Parameter {
-            name: format!("{}{name}", self.prefix),
+            name,
             shape: shape.to_vec(),
+            role,
             part: self.part,
             initial,
-            stored: if shape.len() > 1 {
-                self.stored
-            } else {
-                Stored::AsUsed
+            stored: match shape.len() {
+                2 => self.stored,
+                _ => Stored::AsUsed,
             },
         });
-        ParameterId(self.all.declared.len() - 1)
+        ParameterId {
+            index: self.all.declared.len() - 1,
+            role,
+        }
     }
 }

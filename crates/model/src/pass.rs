@@ -134,9 +134,12 @@ impl<'a> Pass<'a> {
     }
 
     /// Where to write the next contribution to the gradients of several parameters as one, and what to add it to; none
-    /// where the layout does not have them so.
+    /// where the layout does not have them so, or they are not trained.
     pub fn accumulate_joined(&mut self, ids: &[ParameterId]) -> Option<(Out<'_>, Init<'static>)> {
         let indices = self.indices(ids);
+        if !ids.iter().all(|id| id.is_trained()) {
+            return None;
+        }
         let gradients = &mut *self.work.purpose.training().gradients;
         gradients.accumulate_joined(&indices)
     }
@@ -145,22 +148,49 @@ impl<'a> Pass<'a> {
         ids.iter().map(|id| self.index(*id)).collect()
     }
 
-    /// Where to write the next contribution to a parameter's gradient, and what to add it to.
-    pub fn accumulate(&mut self, id: ParameterId) -> (Out<'_>, Init<'static>) {
-        let index = self.index(id);
-        self.work.purpose.training().gradients.accumulate(index)
+    /// Where to write the next contribution to a parameter's gradient, and what to add it to; none if it is not trained.
+    pub fn accumulate(&mut self, id: ParameterId) -> Option<(Out<'_>, Init<'static>)> {
+        self.accumulate_joined(&[id])
     }
 
-    /// The first of some parameters, and where to write the next contributions to the gradients of all, which were
-    /// declared in this order.
-    pub fn parameter_and_gradients<const N: usize>(
+    /// Room for the gradients of those of some vectors that are not trained, for operations that make those of all.
+    ///
+    /// # Errors
+    /// [`ModelError::OutOfMemory`] if it is refused.
+    pub fn unused_gradients<const N: usize>(
         &mut self,
         ids: [ParameterId; N],
-    ) -> (In<'_>, [(Out<'_>, Init<'static>); N]) {
-        let indices = ids.map(|id| self.index(id));
+    ) -> Result<[Option<Buffer>; N], ModelError> {
+        let dtype = self.work.purpose.training().gradients.dtype();
+        let mut unused = [const { None }; N];
+        for (id, unused) in ids
+            .iter()
+            .zip(&mut unused)
+            .filter(|(id, _)| !id.is_trained())
+        {
+            let width = self.parameter(*id).elements();
+            *unused = Some(self.lease(Category::Temporary, "unused_gradient", [width], dtype)?);
+        }
+        Ok(unused)
+    }
+
+    /// The first of some vectors, and where to write the next contributions to the gradients of all, which were
+    /// declared in this order; of those that are not trained, `unused` has the room.
+    pub fn parameter_and_gradients<'p, const N: usize>(
+        &'p mut self,
+        ids: [ParameterId; N],
+        unused: &'p mut [Option<Buffer>; N],
+    ) -> (In<'p>, [(Out<'p>, Init<'static>); N]) {
+        let first = self.index(ids[0]);
+        let trained: Vec<ParameterId> = ids.into_iter().filter(|id| id.is_trained()).collect();
+        let trained = self.indices(&trained);
         let training = self.work.purpose.training();
-        let gradients = training.gradients.accumulate_all(indices);
-        (self.work.weights.view(indices[0]), gradients)
+        let mut trained = training.gradients.accumulate_all(&trained).into_iter();
+        let gradients = unused.each_mut().map(|unused| match unused {
+            Some(unused) => (unused.view_mut(), Init::Overwrite),
+            None => trained.next().expect("what is trained has a gradient"),
+        });
+        (self.work.weights.view(first), gradients)
     }
 
     /// Where a parameter that the stage declared stands in the layout.

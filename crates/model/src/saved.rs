@@ -6,12 +6,11 @@ use crate::{Activation, Architecture, BatchShape, Block, Extent, LayerActivation
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 use std::rc::Rc;
 
-/// Activations by layer, and the policy that they follow. A live one is frozen while it is here: it is read through
+/// Activations by layer, with what becomes of each. A live one is frozen while it is here: it is read through
 /// `Rc`s and written by nobody.
 pub struct Saved {
     layers: Vec<Vec<Slot>>,
     pub(crate) host: HostPlaces,
-    policy: Policy,
     pub(crate) dtype: DType,
 }
 
@@ -19,6 +18,7 @@ pub struct Saved {
 pub(crate) struct Slot {
     pub(crate) activation: Activation,
     pub(crate) extent: Extent,
+    action: Action,
     pub(crate) state: State,
 }
 
@@ -51,18 +51,24 @@ impl Saved {
         policy: &Policy,
         batch: BatchShape,
     ) -> Result<Saved, OutOfMemory> {
-        let slot = |(activation, extent): (Activation, &Extent)| Slot {
+        let slot = |((activation, extent), action): ((Activation, &Extent), Action)| Slot {
             activation,
             extent: *extent,
+            action,
             state: State::Absent,
         };
-        let of_block = |block: &Block| block.activations().map(slot).collect();
-        let mut layers: Vec<Vec<Slot>> = architecture.blocks().iter().map(of_block).collect();
+        let of_block = |(block, actions): (&Block, Vec<Action>)| {
+            block.activations().zip(actions).map(slot).collect()
+        };
+        let blocks = architecture.blocks().iter();
+        let blocks = blocks.zip(architecture.actions(policy));
+        let mut layers: Vec<Vec<Slot>> = blocks.map(of_block).collect();
         let head_input = Extent::tokens(architecture.width());
-        layers.push(vec![slot((Activation::X, &head_input))]);
+        let of_head = policy.action(layers.len(), Activation::X);
+        layers.push(vec![slot(((Activation::X, &head_input), of_head))]);
         let offloaded = |layer, slot: &Slot| {
             let activation = slot.activation;
-            let is_offloaded = policy.action(layer, activation) == Action::Offload;
+            let is_offloaded = slot.action == Action::Offload;
             let (dims, dtype) = slot.extent.resolve(batch, dtype);
             let bytes = dims.elements() * dtype.size_in_bytes();
             is_offloaded.then_some((LayerActivation { layer, activation }, bytes))
@@ -75,30 +81,34 @@ impl Saved {
         Ok(Saved {
             host: HostPlaces::lease(memory, offloaded)?,
             layers,
-            policy: policy.clone(),
             dtype,
         })
     }
 
     /// What happens to an activation between forward and backward.
     pub(crate) fn action(&self, at: LayerActivation) -> Action {
-        self.policy.action(at.layer, at.activation)
+        self.slot(at).action
     }
 
     /// The slot of an activation.
     ///
     /// # Panics
     /// If the block has no such activation.
-    pub(crate) fn slot(&mut self, at: LayerActivation) -> &mut Slot {
+    pub(crate) fn slot(&self, at: LayerActivation) -> &Slot {
+        let mut slots = self.layers[at.layer].iter();
+        let slot = slots.find(|slot| slot.activation == at.activation);
+        slot.unwrap_or_else(|| panic!("there is no {at}"))
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn slot_mut(&mut self, at: LayerActivation) -> &mut Slot {
         let mut slots = self.layers[at.layer].iter_mut();
         let slot = slots.find(|slot| slot.activation == at.activation);
         slot.unwrap_or_else(|| panic!("there is no {at}"))
     }
 
     fn state(&self, at: LayerActivation) -> &State {
-        let mut slots = self.layers[at.layer].iter();
-        let slot = slots.find(|slot| slot.activation == at.activation);
-        &slot.unwrap_or_else(|| panic!("there is no {at}")).state
+        &self.slot(at).state
     }
 
     /// Everything of a block.
@@ -128,7 +138,7 @@ impl Saved {
 
     /// Files an activation.
     pub(crate) fn put(&mut self, at: LayerActivation, buffer: Buffer) {
-        let state = &mut self.slot(at).state;
+        let state = &mut self.slot_mut(at).state;
         let previous = std::mem::replace(state, State::Live(Rc::new(buffer)));
         assert!(matches!(previous, State::Absent), "{at} was made twice");
     }
@@ -155,7 +165,7 @@ impl Saved {
 
     /// Takes a live activation out.
     pub(crate) fn take_unread(&mut self, at: LayerActivation) -> Buffer {
-        let live = match std::mem::take(&mut self.slot(at).state) {
+        let live = match std::mem::take(&mut self.slot_mut(at).state) {
             State::Live(buffer) => Rc::into_inner(buffer),
             _ => None,
         };

@@ -61,7 +61,10 @@ pub struct SavedState<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// Something was not saved.
-    #[error("`{0}` was not saved; the file is no optimizer state of this model")]
+    #[error(
+        "`{0}` was not saved; the file is no optimizer state of this model, or the parameter was frozen in the run that saved it \
+         (train.freeze)"
+    )]
     Missing(String),
     /// Something has another size or type.
     #[error(

@@ -19,7 +19,7 @@ pub struct PlannedActivation {
     pub dtype: &'static str,
     /// Its leased bytes.
     pub bytes: u64,
-    /// What the policy does with it.
+    /// What becomes of it.
     pub action: Action,
 }
 
@@ -32,8 +32,9 @@ pub(crate) fn planned_activations(
         rows: settings.micro_batch,
         seq: settings.seq,
     };
-    let per_layer = |(layer, block): (usize, &'_ Block)| {
-        let planned = block.activations().map(|(activation, extent)| {
+    let per_layer = |(layer, (block, actions)): (usize, (&'_ Block, Vec<Action>))| {
+        let activations = block.activations().zip(actions);
+        let planned = activations.map(|((activation, extent), action)| {
             let (shape, dtype) = extent.resolve(batch, settings.dtype);
             let bytes = shape.elements() * dtype.size_in_bytes();
             PlannedActivation {
@@ -43,13 +44,14 @@ pub(crate) fn planned_activations(
                 shape: shape.as_slice().to_vec(),
                 dtype: dtype.as_str(),
                 bytes: memory::round_up(bytes as u64),
-                action: settings.policy.action(layer, activation),
+                action,
             }
         });
         planned.collect::<Vec<_>>()
     };
-    let blocks = architecture.blocks().iter().enumerate();
-    blocks.flat_map(per_layer).collect()
+    let blocks = architecture.blocks().iter();
+    let blocks = blocks.zip(architecture.actions(&settings.policy));
+    blocks.enumerate().flat_map(per_layer).collect()
 }
 
 /// Bytes over all layers.

@@ -8,6 +8,7 @@ use crate::auto::Frontier;
 use crate::copies::PlannedOffload;
 use crate::figures::figures;
 use crate::formulas::{Formula, formulas};
+use crate::freeze::PlannedFreeze;
 use crate::host_phases::HostPhases;
 use crate::largest::Largest;
 use crate::ranks::PlannedRanks;
@@ -104,6 +105,9 @@ pub struct Plan {
     pub offload: Option<PlannedOffload>,
     /// Number of parameters.
     pub parameters: usize,
+    /// What freezing some of them saves; absent where all are trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub freeze: Option<PlannedFreeze>,
     /// Model FLOPs of forward and backward, for one token.
     pub flops_per_token: u64,
     /// FLOPs of replays over those of forward and backward.
@@ -187,6 +191,8 @@ impl Plan {
         let mut notes = notes::notes(settings, &activations);
         let note = |planned: &PlannedOffload| planned.note(&settings.offload, traffic);
         notes.extend(offload.as_ref().map(note));
+        let freeze = PlannedFreeze::new(settings, target, &figures.session)?;
+        notes.extend(freeze.map(|freeze| freeze.note(parameters)));
         let arena_bytes = arenas.iter().map(|arena| arena.bytes).sum::<u64>();
         let Peak {
             bytes: peak_bytes,
@@ -237,6 +243,7 @@ impl Plan {
             host_arenas,
             offload,
             parameters,
+            freeze,
             flops_per_token,
             recompute_flops_fraction: figures.recompute_flops_fraction,
             fits: gpus::fits(target, settings, figures.reserved_bytes),

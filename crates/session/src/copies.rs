@@ -21,7 +21,8 @@ impl Session {
     /// The gradient of one parameter over the last step, before clipping, widened to f32.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`] if the device fails, [`SessionError::Released`] where there is none any more.
+    /// [`SessionError::Kernel`] if the device fails, [`SessionError::Released`] where there is none any more,
+    /// [`SessionError::Frozen`] where there never is.
     pub fn gradient(&self, index: usize) -> Result<Vec<f32>, SessionError> {
         let elements = self.model.layout().entries()[index].elements();
         self.gradient_of(index, 0..elements)
@@ -34,24 +35,31 @@ impl Session {
         elements: Range<usize>,
     ) -> Result<Vec<f32>, SessionError> {
         let layout = self.model.layout();
+        let entry = &layout.entries()[index];
+        if !entry.role.is_trained() {
+            return Err(SessionError::Frozen(entry.name.clone()));
+        }
         if self.gradients.is_released() && layout.unit_of(index).is_some() {
             return Err(SessionError::Released);
         }
-        let first = layout.entries()[index].offset;
+        let first = entry.offset;
         let range = first + elements.start..first + elements.end;
         Ok(widened(self.gradients.dtype(), range.len(), |bytes| {
             self.gradients.read(&*self.kernels, &range, bytes)
         })?)
     }
 
-    /// The optimizer's states of one parameter, in the formats that this run keeps them in. The last step must be finished.
+    /// The optimizer's states of one parameter, in the formats that this run keeps them in; none if it is not trained. The last
+    /// step must be finished.
     ///
     /// # Errors
     /// [`SessionError::Kernel`] if the device fails.
     pub fn states(&self, index: usize) -> Result<Vec<NamedStateCopy>, SessionError> {
         let parameter = &self.model.layout().entries()[index];
-        let states = self.optimizer.named_states(index, &parameter.range());
-        let copies = states.into_iter().map(|state| {
+        let range = parameter.range();
+        let is_trained = parameter.role.is_trained();
+        let states = is_trained.then(|| self.optimizer.named_states(index, &range));
+        let copies = states.into_iter().flatten().map(|state| {
             let dtype = state.dtype;
             let mut bytes = vec![0; state.bytes()];
             state.read(&*self.kernels, &mut bytes)?;

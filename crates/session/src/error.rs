@@ -40,6 +40,9 @@ pub enum SessionError {
          them"
     )]
     Released,
+    /// A gradient that there never is.
+    #[error("`{0}` is frozen (train.freeze), so it has no gradient")]
+    Frozen(String),
     /// Bad weights.
     #[error(transparent)]
     Weights(#[from] WeightsError),

@@ -40,6 +40,7 @@ pub(crate) fn offloaded(
         states.is_some() && is_of_fraction
     };
     let units = model.layout().units().iter();
+    let units = units.filter(|unit| unit.trained.elements() > 0);
     let mut parts: Vec<(Layer, bool)> = units.map(|unit| (unit.part, is_away(unit.part))).collect();
     if gradients == GradientsHome::Released {
         parts.reverse();
@@ -121,10 +122,10 @@ pub(crate) fn gradients_home(settings: &Settings) -> GradientsHome {
     }
 }
 
-/// The elements that are updated here: all, or a rank's pieces.
+/// The elements that are updated here: all that are trained, or a rank's pieces of them.
 pub(crate) fn updated(settings: &Settings, layout: &Layout) -> Cover {
     match &settings.ranks {
-        Some(ranks) if ranks.zero != Zero::Replicated => layout.own(ranks.rank),
-        _ => layout.all(),
+        Some(ranks) if ranks.zero != Zero::Replicated => layout.own_trained(ranks.rank),
+        _ => layout.trained(),
     }
 }

@@ -25,7 +25,9 @@ impl Session {
                 bytes: tensor.bytes,
             })
         };
-        for index in 0..self.model().layout().entries().len() {
+        let layout = self.model().layout().clone();
+        let entries = layout.entries().iter().enumerate();
+        for (index, _) in entries.filter(|(_, entry)| entry.role.is_trained()) {
             let (kernels, parameters) = (&*self.kernels, &mut self.weights);
             let restored = self.optimizer.restore(kernels, parameters, index, &find);
             restored.map_err(|source| OptimizerStateError::Restore {

@@ -16,7 +16,7 @@ pub(crate) struct Orders {
     pub(crate) step: Rc<[usize]>,
     /// A forward pass alone.
     pub(crate) forward: Rc<[usize]>,
-    /// All units, one after the other.
+    /// All units of which something is trained, one after the other.
     pub(crate) update: Rc<[usize]>,
 }
 
@@ -37,9 +37,15 @@ impl Orders {
         Ok(Orders {
             step: of_a_step(settings)?.into(),
             forward: model.units_forward().into(),
-            update: (0..model.layout().units().len()).collect(),
+            update: of_update(model),
         })
     }
+}
+
+fn of_update(model: &Model) -> Rc<[usize]> {
+    let units = model.layout().units().iter().enumerate();
+    let trained = units.filter(|(_, unit)| unit.trained.elements() > 0);
+    trained.map(|(index, _)| index).collect()
 }
 
 fn of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {

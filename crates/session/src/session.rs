@@ -219,7 +219,7 @@ impl Session {
         let missing = self.gradients.missing();
         assert!(
             missing.is_empty(),
-            "every parameter receives a gradient; these did not: {missing:?}"
+            "every trained parameter receives a gradient; these did not: {missing:?}"
         );
         self.finish_in_flight()?;
         let updated = self.update(&mut beside.own);
@@ -435,6 +435,15 @@ impl Session {
             .chain(states)
             .chain(copy)
             .collect()
+    }
+
+    /// Bytes that training adds to the weights across steps, wherever they are: gradients and optimizer states.
+    pub fn training_bytes(&self) -> u64 {
+        let gradients = self.gradients.host_arena().into_iter();
+        let (on_device, on_host) = (self.optimizer.arenas(), self.optimizer.host_arenas());
+        let arenas = gradients.chain(on_device).chain(on_host);
+        let states = arenas.map(|(_, bytes)| bytes).sum::<u64>();
+        self.gradients.bytes() + states + self.disk_bytes().unwrap_or(0)
     }
 
     /// Whether the padding of weights and gradients is zero, as it must always be: then that of the states is too.

@@ -114,7 +114,8 @@ impl Inventory {
             inventory.add_weights(layout, *index, range);
         }
         inventory.weights = inventory.items.len();
-        for (index, range) in &own {
+        let is_trained = |index: usize| layout.entries()[index].role.is_trained();
+        for (index, range) in own.iter().filter(|(index, _)| is_trained(*index)) {
             inventory.add_states(held.optimizer, *index, range);
         }
         inventory

@@ -49,10 +49,11 @@ impl Session {
         let (weights, gradients) = (&mut self.weights, &self.gradients);
         if self.optimizer.is_pending() && weights.is_on_host() {
             weights.begin_update(&self.orders.update);
-            for (index, unit) in self.model.layout().units().iter().enumerate() {
-                weights.use_unit(memory, kernels, index)?;
+            for index in self.orders.update.iter() {
+                weights.use_unit(memory, kernels, *index)?;
+                let part = self.model.layout().units()[*index].part;
                 self.optimizer
-                    .update_part(kernels, weights, gradients, unit.part)?;
+                    .update_part(kernels, weights, gradients, part)?;
                 weights.look_ahead(memory, kernels)?;
             }
             weights.end_pass(kernels)?;

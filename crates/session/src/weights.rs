@@ -96,19 +96,22 @@ impl Session {
         self.weights.held().elements() < layout.elements()
     }
 
-    /// Writes the gradients of the last step, before clipping, as f32 under Hugging Face names, to a safetensors file.
+    /// Writes the gradients of the last step, of what is trained, before clipping, as f32 under Hugging Face names, to a safetensors file.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
     pub fn export_gradients(&self, path: &Path) -> Result<(), SessionError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let parameters = self.model.architecture().parameters();
-        let bytes = |index, elements| {
-            let values = self.gradient_of(index, elements)?;
+        let parameters = self.model.architecture().parameters().trained();
+        let entries = self.weights.layout().entries().iter().enumerate();
+        let trained = entries.filter(|(_, entry)| entry.role.is_trained());
+        let trained: Vec<usize> = trained.map(|(index, _)| index).collect();
+        let bytes = |index: usize, elements| {
+            let values = self.gradient_of(trained[index], elements)?;
             Ok(encode(&values, DType::F32).into_owned())
         };
-        write_chunks(parameters, bytes, DType::F32, |gradients| {
+        write_chunks(&parameters, bytes, DType::F32, |gradients| {
             let one_file = u64::MAX;
             let written = files::write_tensors(&Disk, folder, &stem, gradients, one_file);
             written.map_err(WeightsError::Write).map(|_| ())

@@ -80,14 +80,15 @@ pub enum ConfigError {
     Offload(#[from] model::OffloadError),
     /// A pattern of names that fits no parameter.
     #[error(
-        "`{pattern}` in optim.f32_states fits no parameter of this model; names look like {example}, and * stands for any \
-         characters"
+        "`{pattern}` in {key} fits no parameter of this model; the nearest is `{nearest}`, and * stands for any characters"
     )]
     NoSuchParameter {
+        /// The key.
+        key: &'static str,
         /// The pattern.
         pattern: String,
-        /// A parameter.
-        example: String,
+        /// The parameter whose name is most like it.
+        nearest: String,
     },
     /// Settings that make no sense together.
     #[error("{0}")]

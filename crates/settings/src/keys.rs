@@ -112,6 +112,9 @@ pub const KEYS: &[Key] = &[
     key("train.max_skipped", Kind::Whole(0), "3",
         "Steps in a row that may be skipped because their loss or gradients are not finite")
         .details("Weights and moments then stay as they are; one more ends the run with exit code 6."),
+    key("train.freeze", Kind::Texts, "[]", "Patterns of parameters that are not trained, such as `*embed_tokens*`")
+        .details("They have no gradient and no optimizer state, and count neither for the norm nor for decay; they are saved \
+                  with the model. Names are Hugging Face's, * stands for any characters, ? for one."),
     key("train.graphs", Kind::Choice(Graphs::NAMES), "\"auto\"", "Micro-batches as CUDA graphs; never changes results")
         .details("auto launches those after the first of a step at once, on CUDA without ranks, from batch.accum = 3 on."),
 

@@ -108,6 +108,8 @@ pub struct TrainConfig {
     pub threads: Option<usize>,
     /// Steps in a row that may be skipped because loss or gradients are not finite; one more ends the run.
     pub max_skipped: usize,
+    /// Name patterns of parameters that are not trained.
+    pub freeze: Vec<String>,
     /// Micro-batches as CUDA graphs. Never changes results.
     pub graphs: Graphs,
 }

@@ -6,23 +6,27 @@ use super::elsewhere::Elsewhere;
 use super::error::ConfigError;
 use super::ranks::Ranks;
 use super::schema::{Config, HardwareConfig};
+use super::unknown::nearest_containing;
 use data::Packing;
-use memory::{DType, Layout};
+use memory::{DType, Entry, Layout};
 use model::{
-    Action, Architecture, Attention, ModelConfig, OffloadLabels, PRODUCT_ELEMENTS_MAX, Policy,
+    Action, Architecture, Attention, ModelConfig, NamePatterns, OffloadLabels,
+    PRODUCT_ELEMENTS_MAX, Parameters, Policy,
 };
 use optim::{
     AdamW, Hyperparameters, MasterFormat, MomentFormat, OptimizerKind, SMALLEST_QUANTISED, Schedule,
 };
-use wildmatch::WildMatch;
 
 /// Everything that decides the memory and the arithmetic of a step.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The shape of the model.
     pub model: ModelConfig,
-    /// What makes a model of this shape: [`Architecture::of`], unless a program puts its own together.
-    pub structure: fn(&ModelConfig, Attention) -> Architecture,
+    /// What makes a model of this shape, which declares its parameters among those given: [`Architecture::declared`], unless a
+    /// program puts its own together.
+    pub structure: fn(&ModelConfig, Attention, Parameters) -> Architecture,
+    /// Name patterns (`*`, `?`) of parameters that are not trained.
+    pub freeze: Vec<String>,
     /// Compute type.
     pub dtype: DType,
     /// Tokens in a sequence.
@@ -131,7 +135,8 @@ impl Settings {
         check_offloaded(config, attention, &policy)?;
         Ok(Settings {
             model: config.model.clone(),
-            structure: Architecture::of,
+            structure: Architecture::declared,
+            freeze: config.train.freeze.clone(),
             dtype: config.dtype().into(),
             seq,
             micro_batch: config.batch.micro,
@@ -177,7 +182,8 @@ impl Settings {
 
     /// What the model is made of, and how its stages run.
     pub fn architecture(&self) -> Architecture {
-        (self.structure)(&self.model, self.attention).in_tiles(self.tile_tokens)
+        let parameters = Parameters::freezing(NamePatterns::new(&self.freeze));
+        (self.structure)(&self.model, self.attention, parameters).in_tiles(self.tile_tokens)
     }
 
     /// This rank, and how many there are: one alone where there is no group.
@@ -197,35 +203,55 @@ impl Settings {
     /// Where each parameter of a model lies in the arenas.
     ///
     /// # Errors
-    /// A pattern of names that fits no parameter.
+    /// A pattern of names that fits no parameter, or patterns that freeze all.
     pub fn layout(&self, architecture: &Architecture) -> Result<Layout, ConfigError> {
         let parameters = architecture.parameters();
         let ranks = self.ranks.as_ref().map(|ranks| ranks.size);
-        if self.states.moments != MomentFormat::Quantised {
-            return Ok(parameters.layout_for(ranks, |_, _| false));
-        }
-        let patterns: Vec<WildMatch> = self
-            .states
-            .f32_patterns
-            .iter()
-            .map(|pattern| WildMatch::new(pattern))
-            .collect();
+        let is_quantised = self.states.moments == MomentFormat::Quantised;
+        let patterns = NamePatterns::new(&self.states.f32_patterns);
         let layout = parameters.layout_for(ranks, |name, elements| {
-            elements < SMALLEST_QUANTISED || patterns.iter().any(|pattern| pattern.matches(name))
+            is_quantised && (elements < SMALLEST_QUANTISED || patterns.fit(name))
         });
-        let names = || layout.entries().iter().map(|entry| entry.name.as_str());
         // The defaults name the norms and embeddings of all families.
         let defaults = Config::default().optim.f32_states;
-        for (pattern, text) in patterns.iter().zip(&self.states.f32_patterns) {
-            if !defaults.contains(text) && !names().any(|name| pattern.matches(name)) {
-                return Err(ConfigError::NoSuchParameter {
-                    pattern: text.clone(),
-                    example: names().next_back().unwrap_or_default().into(),
-                });
-            }
+        let f32_states = self.states.f32_patterns.iter();
+        let own: Vec<String> = f32_states
+            .filter(|text| is_quantised && !defaults.contains(text))
+            .cloned()
+            .collect();
+        check_patterns(&layout, "optim.f32_states", &own)?;
+        check_patterns(&layout, "train.freeze", &self.freeze)?;
+        if !layout.entries().iter().any(|entry| entry.role.is_trained()) {
+            return Err(ConfigError::Contradiction(format!(
+                "train.freeze fits all {} parameters, so that nothing is left to train; leave out a pattern, or make one narrower",
+                layout.entries().len()
+            )));
         }
         Ok(layout)
     }
+}
+
+/// Refuses a pattern that fits no parameter.
+fn check_patterns(
+    layout: &Layout,
+    key: &'static str,
+    patterns: &[String],
+) -> Result<(), ConfigError> {
+    let names = layout
+        .entries()
+        .iter()
+        .map(|entry: &Entry| entry.name.as_str());
+    let patterns = NamePatterns::new(patterns);
+    let unfit = patterns.unfit(names.clone()).next();
+    unfit.map_or(Ok(()), |pattern| {
+        Err(ConfigError::NoSuchParameter {
+            key,
+            pattern: pattern.into(),
+            nearest: nearest_containing(pattern, names)
+                .unwrap_or_default()
+                .into(),
+        })
+    })
 }
 
 /// Fewest micro-batches of a step of which some become graphs: the first is none, and one that is captured is worth it when

@@ -33,6 +33,25 @@ pub fn nearest_name<'a>(
     alike.filter(|candidate| likeness(candidate) >= LEAST_LIKENESS)
 }
 
+/// The candidate of which some part takes the fewest edits to become what a pattern spells out.
+pub(crate) fn nearest_containing<'a>(
+    pattern: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    let spelt: Vec<char> = pattern.chars().filter(|c| !"*?".contains(*c)).collect();
+    let word: String = spelt.iter().collect();
+    let fewest = |candidate: &str| {
+        let all: Vec<char> = candidate.chars().collect();
+        let parts = all.windows(spelt.len().clamp(1, all.len().max(1)));
+        parts
+            .map(|part| edits(&word, &part.iter().collect::<String>()))
+            .min()
+    };
+    candidates
+        .into_iter()
+        .min_by_key(|candidate| fewest(candidate).unwrap_or(usize::MAX))
+}
+
 /// Names of which less is alike are not meant for one another.
 const LEAST_LIKENESS: f64 = 0.7;
 
@@ -60,7 +79,7 @@ fn last(key: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{nearest_key, nearest_name};
+    use super::{nearest_containing, nearest_key, nearest_name};
 
     #[test]
     fn the_nearest_key_is_found() {
@@ -100,5 +119,17 @@ mod tests {
         assert_eq!(nearest_name("tini", names), Some("tiny"));
         assert_eq!(nearest_name("nonsense", names), None);
         assert_eq!(nearest_name("x", []), None);
+        let names = [
+            "model.embed_tokens.weight",
+            "model.layers.0.mlp.up_proj.weight",
+            "model.norm.weight",
+        ];
+        let containing = |pattern| nearest_containing(pattern, names);
+        assert_eq!(containing("*nrom*"), Some("model.norm.weight"));
+        assert_eq!(
+            containing("layers.0.*"),
+            Some("model.layers.0.mlp.up_proj.weight")
+        );
+        assert_eq!(containing("*"), Some("model.embed_tokens.weight"));
     }
 }

@@ -438,6 +438,7 @@ impl From<SessionError> for Failure {
             SessionError::OptimizerState(error) => error.into(),
             SessionError::File { path, source } => Failure::File { path, source },
             SessionError::Scratch(error) => error.into(),
+            SessionError::Frozen(_) => Failure::Usage(error.to_string()),
             SessionError::NotFinite { .. } | SessionError::HalfUpdated | SessionError::Released => {
                 Failure::Unsound(error)
             }

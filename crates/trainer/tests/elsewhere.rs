@@ -6,6 +6,7 @@ mod common;
 
 use common::covering::covering;
 use common::elsewhere::{Bits, all_pinned, forms, models, resident, run, with_form};
+use common::frozen;
 use common::side_by_side::side_by_side;
 use common::{assert_as_planned, plan, session};
 use memory::DType;
@@ -44,9 +45,10 @@ enum Factor {
     Form,
     GradientType,
     Model,
+    Freeze,
 }
 
-const FACTORS: [(Factor, usize); 13] = [
+const FACTORS: [(Factor, usize); 14] = [
     (Factor::ParameterSlots, 4),
     (Factor::Gradients, 3),
     (Factor::States, 3),
@@ -60,6 +62,7 @@ const FACTORS: [(Factor, usize); 13] = [
     (Factor::Form, 12),
     (Factor::GradientType, 2),
     (Factor::Model, 7),
+    (Factor::Freeze, frozen::CHOICES),
 ];
 
 /// A choice for each factor, by number.
@@ -89,7 +92,10 @@ impl Choices {
         let elsewhere = [Factor::ParameterSlots, Factor::Gradients, Factor::States];
         let can_offload = !MODES[self.of(Factor::Mode)].1.is_empty();
         let release = self.of(Factor::Accum) == 0 && self.of(Factor::Window) == 0;
-        elsewhere.iter().any(|factor| self.of(*factor) > 0)
+        // Half of the states are those of blocks, and frozen blocks have none.
+        let has_half = self.of(Factor::Fraction) == 0 || self.of(Factor::Freeze) != 3;
+        has_half
+            && elsewhere.iter().any(|factor| self.of(*factor) > 0)
             && (release || !self.is_released())
             && (can_offload || self.of(Factor::Activations) == 0)
     }
@@ -124,6 +130,7 @@ impl Choices {
             _ => OffloadLabels::parse(labels).unwrap(),
         };
         Settings {
+            freeze: frozen::patterns(&settings.model, self.of(Factor::Freeze)),
             policy: settings.policy.clone().offload(&offloaded).unwrap(),
             attention: [Attention::Eager, Attention::Flash][self.of(Factor::Attention)],
             tile_tokens: [None, Some(50)][self.of(Factor::Tile)],
@@ -205,6 +212,7 @@ fn whatever_is_elsewhere_changes_nothing_but_memory() {
         [release, (Factor::Accum, 1)],
         [release, (Factor::Accum, 2)],
         [(Factor::Mode, 2), (Factor::Activations, 1)],
+        [(Factor::Fraction, 1), (Factor::Freeze, 3)],
     ];
     let expected = expected.map(|pair| pair.map(|(factor, choice)| (factor as usize, choice)));
     assert_eq!(never, BTreeSet::from(expected));

@@ -6,6 +6,7 @@ mod common;
 
 use common::covering::{Choices, covering};
 use common::elsewhere::{all_pinned, forms, models, with_form};
+use common::frozen;
 use common::plan;
 use common::ranks::{Together, each, of_rank, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
@@ -46,10 +47,28 @@ enum Factor {
     Form,
     GradientType,
     Model,
+    Freeze,
 }
 
 /// How many choices there are of each.
-const COUNTS: [usize; 15] = [4, 3, 3, 2, 2, 2, 3, 2, MODES.len(), 2, 2, 2, 12, 2, 7];
+const COUNTS: [usize; 16] = [
+    4,
+    3,
+    3,
+    2,
+    2,
+    2,
+    3,
+    2,
+    MODES.len(),
+    2,
+    2,
+    2,
+    12,
+    2,
+    7,
+    frozen::CHOICES,
+];
 
 fn of(choices: &Choices, factor: Factor) -> usize {
     choices[factor as usize]
@@ -73,6 +92,7 @@ fn alone(choices: &Choices) -> Settings {
         _ => OffloadLabels::parse(labels).unwrap(),
     };
     Settings {
+        freeze: frozen::patterns(&settings.model, of(choices, Factor::Freeze)),
         policy: settings.policy.clone().offload(&labels).unwrap(),
         attention: [Attention::Eager, Attention::Flash][of(choices, Factor::Attention)],
         tile_tokens: [None, Some(9)][of(choices, Factor::Tile)],

@@ -1,4 +1,4 @@
-//! Gradients of all parameters, accumulated over the micro-batches of a step.
+//! Gradients of all trained parameters, accumulated over the micro-batches of a step.
 
 use crate::UnitError;
 use crate::gather::gathered;
@@ -35,7 +35,7 @@ pub enum GradientSource<'a> {
 /// The gradients, f32 or bf16.
 ///
 /// The first contribution of a step replaces what the last step left, later ones are added: nothing is ever
-/// zeroed as a whole, and a parameter that received nothing is noticed.
+/// zeroed as a whole, and a trained parameter that received nothing is noticed.
 ///
 /// Where units come and go, the backward pass opens one before it contributes to it ([`Gradients::open`]) and closes it
 /// after that ([`Gradients::close`]). The squares of what is complete are summed by grains ([`memory::GRAIN_ELEMENTS`]), of
@@ -64,31 +64,23 @@ impl Gradients {
         let lease = |space, name, held| {
             Arena::lease_part(memory, space, category, name, layout, dtype, held)
         };
-        let host = || {
-            lease(
-                Space::Host,
-                "offloaded_gradients",
-                layout.all().within(&layout.matrices()),
-            )
-        };
+        let trained = layout.trained();
+        let (matrices, vectors) = (
+            trained.within(&layout.matrices()),
+            trained.within(&layout.vectors()),
+        );
+        let host = || lease(Space::Host, "offloaded_gradients", matrices);
         let streamed = |host| StreamedGradients {
             host,
             here: Vec::new(),
             traffic: Traffic::default(),
         };
         let (held, streamed) = match home {
-            GradientsHome::Device => (layout.all(), None),
-            GradientsHome::Host => (
-                layout.all().within(&layout.vectors()),
-                Some(streamed(Some(host()?))),
-            ),
-            GradientsHome::Released => {
-                (layout.all().within(&layout.vectors()), Some(streamed(None)))
-            }
-            GradientsHome::Reduced(how) if how.by_unit => {
-                (layout.all().within(&layout.vectors()), Some(streamed(None)))
-            }
-            GradientsHome::Reduced(_) => (layout.all(), None),
+            GradientsHome::Device => (trained, None),
+            GradientsHome::Host => (vectors, Some(streamed(Some(host()?)))),
+            GradientsHome::Released => (vectors, Some(streamed(None))),
+            GradientsHome::Reduced(how) if how.by_unit => (vectors, Some(streamed(None))),
+            GradientsHome::Reduced(_) => (trained, None),
         };
         let reducing = match home {
             GradientsHome::Reduced(how) => Some(Reducing::lease(memory, layout, dtype, how)?),
@@ -178,15 +170,13 @@ impl Gradients {
     }
 
     /// The same for several vectors, in the order in which they lie.
-    pub fn accumulate_all<const N: usize>(
-        &mut self,
-        parameters: [usize; N],
-    ) -> [(Out<'_>, Init<'static>); N] {
-        let mut inits = parameters
-            .map(|parameter| self.touch(parameter))
-            .into_iter();
-        let views = self.resident.all_mut(parameters);
-        views.map(|view| (view, inits.next().expect("as many as parameters")))
+    pub fn accumulate_all(&mut self, parameters: &[usize]) -> Vec<(Out<'_>, Init<'static>)> {
+        let parameters = parameters.iter();
+        let inits: Vec<_> = parameters.clone().map(|one| self.touch(*one)).collect();
+        let ranges = parameters.map(|one| self.layout().entries()[*one].range());
+        let ranges: Vec<_> = ranges.collect();
+        let views = self.resident.disjoint_mut(&ranges).into_iter();
+        views.zip(inits).collect()
     }
 
     fn touch(&mut self, parameter: usize) -> Init<'static> {
@@ -196,11 +186,11 @@ impl Gradients {
         }
     }
 
-    /// The names of parameters that received nothing in this step.
+    /// The names of trained parameters that received nothing in this step.
     pub fn missing(&self) -> Vec<&str> {
         let entries = self.layout().entries().iter().zip(&self.touched);
         entries
-            .filter(|(_, touched)| !**touched)
+            .filter(|(entry, touched)| entry.role.is_trained() && !**touched)
             .map(|(entry, _)| entry.name.as_str())
             .collect()
     }
@@ -243,9 +233,10 @@ impl Gradients {
             reducing.wait_until_sent(kernels, unit)?;
             reducing.wait_until_sent(kernels, reducing.vectors())?;
         }
+        let has_trained = self.has_trained(unit);
         match &mut self.streamed {
-            Some(streamed) => streamed.open(memory, kernels, unit, &self.resident),
-            None => Ok(()),
+            Some(streamed) if has_trained => streamed.open(memory, kernels, unit, &self.resident),
+            _ => Ok(()),
         }
     }
 
@@ -261,6 +252,9 @@ impl Gradients {
         unit: usize,
         (is_own, is_last_micro_batch): (bool, bool),
     ) -> Result<(), KernelError> {
+        if !self.has_trained(unit) {
+            return Ok(());
+        }
         if self.reducing.is_some() {
             return match is_own {
                 true => self.add_up(kernels, unit, is_last_micro_batch),
@@ -274,6 +268,11 @@ impl Gradients {
             Some(streamed) => streamed.send(kernels, unit),
             None => Ok(()),
         }
+    }
+
+    /// Whether a unit has gradients.
+    pub fn has_trained(&self, unit: usize) -> bool {
+        self.layout().units()[unit].trained.elements() > 0
     }
 
     /// Begins to add up a bundle over ranks, if that is due.
@@ -391,7 +390,7 @@ impl Gradients {
     }
 
     fn sum_unit(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
-        let cover = &self.resident.layout().units()[unit].cover;
+        let cover = &self.resident.layout().units()[unit].trained;
         let streamed = self.streamed.as_ref().expect("the unit is open");
         let on_device = streamed.of(unit);
         self.grains
@@ -406,7 +405,7 @@ impl Gradients {
     /// Those of the unit of one part, which lie together; none if it has no unit.
     pub fn unit_grains(&self, part: Layer) -> In<'_> {
         let unit = self.layout().unit_of_part(part);
-        let cover = unit.map(|unit| &self.layout().units()[unit].cover);
+        let cover = unit.map(|unit| &self.layout().units()[unit].trained);
         self.grains.within(cover)
     }
 

@@ -45,7 +45,7 @@ impl Grains {
     pub(crate) fn gather(&mut self, kernels: &dyn Kernels, rank: usize) -> Result<(), KernelError> {
         let layout = self.layout.clone();
         let ranks = layout.ranks().unwrap_or(1);
-        let of = move |rank| grains_of(&layout, &layout.own(rank));
+        let of = move |rank| grains_of(&layout, &layout.own_trained(rank));
         let own: usize = of(rank).iter().map(|(_, grains)| grains.len()).sum();
         let others = self.sums.dims().elements() - own;
         let grain_bytes = self.sums.dtype().size_in_bytes();

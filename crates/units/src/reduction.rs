@@ -98,7 +98,7 @@ impl Reducing {
         };
         let slots = (0..1 + usize::from(how.is_overlapped)).map(slot);
         let sums = how.sums_apart.then(|| {
-            let (name, own) = ("reduced_gradients", layout.own(how.rank));
+            let (name, own) = ("reduced_gradients", layout.own_trained(how.rank));
             Arena::lease_part(memory, Space::Device, category, name, layout, dtype, own)
         });
         Ok(Reducing {
@@ -134,8 +134,8 @@ impl Reducing {
     /// The elements whose sums this rank has at the end.
     pub(crate) fn own(&self, layout: &Layout) -> Cover {
         match self.how.is_shared {
-            true => layout.all(),
-            false => layout.own(self.how.rank),
+            true => layout.trained(),
+            false => layout.own_trained(self.how.rank),
         }
     }
 

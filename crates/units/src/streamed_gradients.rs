@@ -59,7 +59,7 @@ impl StreamedGradients {
         }
         let (layout, dtype) = (like.layout(), like.dtype());
         let kind = (Category::Gradient, "unit_gradients");
-        let cover = layout.units()[unit].cover.clone();
+        let cover = layout.units()[unit].trained.clone();
         let on_device = OnDevice::lease(memory, (unit, cover.clone()), kind, dtype)?;
         // Filed even if the device failed: what was asked for is waited for before the lease ends.
         self.here.push(Open {
@@ -115,7 +115,7 @@ impl StreamedGradients {
         let open = open.expect("what is closed was opened");
         open.is_open = false;
         *traffic = traffic.plus(Traffic::of(Queue::Download, open.on_device.bytes()));
-        for range in host.layout().clone().units()[unit].cover.ranges() {
+        for range in host.layout().clone().units()[unit].trained.ranges() {
             open.on_device.send(kernels, host, range)?;
         }
         Ok(())
@@ -151,7 +151,7 @@ fn clear_padding(
     layout: &Layout,
     on_device: &mut OnDevice,
 ) -> Result<(), KernelError> {
-    let padding = Cover::new(layout.padding()).within_all(&layout.units()[on_device.unit].cover);
+    let padding = Cover::new(layout.padding()).within_all(&layout.units()[on_device.unit].trained);
     padding.ranges().iter().try_for_each(|range| {
         let out = on_device.flat_mut(range);
         kernels.run(Fill { out, value: 0.0 })

@@ -211,12 +211,11 @@ impl StreamedWeights {
         resident: &Arena,
         unit: usize,
     ) -> Result<(), UnitError> {
-        let whole = self.layout.units()[unit].cover.clone();
-        let cover = match &self.source {
-            Source::Ranks { member, .. } if self.only_updated => {
-                self.layout.piece(&whole, member.0)
-            }
-            _ => whole,
+        let whole = &self.layout.units()[unit];
+        let cover = match (&self.source, self.only_updated) {
+            (_, false) => whole.cover.clone(),
+            (Source::Host(_), true) => whole.trained.clone(),
+            (Source::Ranks { member, .. }, true) => self.layout.piece(&whole.trained, member.0),
         };
         let kind = (Category::Parameter, "unit_weights");
         let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident.dtype())?;
@@ -260,37 +259,47 @@ impl Pieces<'_> {
         here: &mut OnDevice,
         only_updated: bool,
     ) -> Result<Traffic, KernelError> {
-        let whole = &self.layout.units()[here.unit].cover;
-        let own = self.layout.piece(whole, self.member.0);
+        let unit = &self.layout.units()[here.unit];
         let mut traffic = Traffic::default();
-        let mut sent = None;
-        match self.host {
-            Some(host) => {
-                here.fetch(kernels, host, &own)?;
-                let bytes = own.elements() * host.dtype().size_in_bytes();
-                traffic = Traffic::of(Queue::Upload, bytes as u64);
-                if !only_updated {
-                    kernels.wait(Queue::Collective, here.came, PIECE_CAME)?;
-                }
+        if let Some(host) = self.host {
+            let own = match only_updated {
+                true => self.own(&unit.trained),
+                false => Cover::joined(unit.bundles().map(|bundle| self.own(bundle))),
+            };
+            here.fetch(kernels, host, &own)?;
+            let bytes = own.elements() * host.dtype().size_in_bytes();
+            traffic = Traffic::of(Queue::Upload, bytes as u64);
+            if !only_updated {
+                kernels.wait(Queue::Collective, here.came, PIECE_CAME)?;
             }
-            None => sent = Some(self.resident_pieces(&own)),
         }
         if only_updated {
             return Ok(traffic);
         }
         here.free(kernels, Queue::Collective)?;
-        let bundle = (whole, self.resident.dtype());
-        // SAFETY: the computation reads the unit after it waited for `came`, and pieces are written by an update after that.
-        let gathered = unsafe {
-            gather_bundle(kernels, self.member, bundle, sent, |ranges| {
-                here.disjoint_mut(ranges)
-            })
-        }?;
+        for bundle in unit.bundles() {
+            let sent = self.host.is_none().then(|| self.resident_pieces(bundle));
+            let whole = (bundle, self.resident.dtype());
+            // SAFETY: the computation reads the unit after it waited for `came`, and pieces are written by an update after
+            // that.
+            let gathered = unsafe {
+                gather_bundle(kernels, self.member, whole, sent, |ranges| {
+                    here.disjoint_mut(ranges)
+                })
+            }?;
+            traffic = traffic.plus(gathered);
+        }
         here.came = kernels.record(Queue::Collective)?;
-        Ok(traffic.plus(gathered))
+        Ok(traffic)
     }
 
-    fn resident_pieces(&self, own: &Cover) -> Vec<In<'_>> {
+    /// This rank's piece of a bundle.
+    fn own(&self, bundle: &Cover) -> Cover {
+        self.layout.piece(bundle, self.member.0)
+    }
+
+    fn resident_pieces(&self, bundle: &Cover) -> Vec<In<'_>> {
+        let own = self.own(bundle);
         let ranges = own.ranges().iter();
         ranges
             .map(|range| self.resident.flat(range.clone()))

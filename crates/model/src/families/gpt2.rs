@@ -17,10 +17,13 @@ const H2: Activation = NormStage::H2;
 const MEAN2: Activation = NormStage::MEAN2;
 const RSTD2: Activation = NormStage::RSTD2;
 
-pub(super) fn architecture(config: &ModelConfig, attention: Attention) -> Architecture {
+pub(super) fn architecture(
+    config: &ModelConfig,
+    attention: Attention,
+    mut parameters: Parameters,
+) -> Architecture {
     let hidden = config.hidden;
     let [at_embedding, ..] = dropouts(config);
-    let mut parameters = Parameters::default();
     let mut first = parameters.of_part(Layer::Embedding, "transformer.");
     let tokens = Embedding::declare(&mut first, "wte.weight", [config.vocab, hidden]);
     let linear = Linear::tied(tokens.tokens(), [config.vocab, hidden]);

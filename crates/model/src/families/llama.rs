@@ -16,9 +16,12 @@ const RSTD1: Activation = NormStage::RSTD1;
 const H2: Activation = NormStage::H2;
 const RSTD2: Activation = NormStage::RSTD2;
 
-pub(super) fn architecture(config: &ModelConfig, attention: Attention) -> Architecture {
+pub(super) fn architecture(
+    config: &ModelConfig,
+    attention: Attention,
+    mut parameters: Parameters,
+) -> Architecture {
     let matrix = [config.vocab, config.hidden];
-    let mut parameters = Parameters::default();
     let mut first = parameters.of_part(Layer::Embedding, "model.");
     let embedding = Embedding::declare(&mut first, "embed_tokens.weight", matrix);
     let block = |layer| {

@@ -3,14 +3,23 @@
 mod gpt2;
 mod llama;
 
-use crate::{Architecture, Attention, Family, Labels, ModelConfig};
+use crate::{Architecture, Attention, Family, Labels, ModelConfig, Parameters};
 
 impl Architecture {
     /// The structure of a model of this shape, with this kind of attention.
     pub fn of(config: &ModelConfig, attention: Attention) -> Architecture {
+        Architecture::declared(config, attention, Parameters::default())
+    }
+
+    /// The same, whose parameters are declared among these: [`Parameters::freezing`] some.
+    pub fn declared(
+        config: &ModelConfig,
+        attention: Attention,
+        parameters: Parameters,
+    ) -> Architecture {
         match config.family() {
-            Family::Gpt2 => gpt2::architecture(config, attention),
-            Family::Llama => llama::architecture(config, attention),
+            Family::Gpt2 => gpt2::architecture(config, attention, parameters),
+            Family::Llama => llama::architecture(config, attention, parameters),
         }
     }
 }

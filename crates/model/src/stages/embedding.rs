@@ -118,15 +118,15 @@ impl Stage for Embedding {
         let mut dx = pass.gradient(Activation::NEXT_X);
         self.drop_out(pass, dx.view_mut())?;
         let (kernels, batch) = (pass.kernels(), pass.batch());
-        let (dtable, init) = pass.accumulate(self.tokens);
-        kernels.run(EmbeddingBackward {
-            dtable,
-            dout: dx.view(),
-            ids: batch.input_ids.view(),
-            init,
-        })?;
-        if let Some(positions) = self.positions {
-            let (dtable, init) = pass.accumulate(positions);
+        if let Some((dtable, init)) = pass.accumulate(self.tokens) {
+            kernels.run(EmbeddingBackward {
+                dtable,
+                dout: dx.view(),
+                ids: batch.input_ids.view(),
+                init,
+            })?;
+        }
+        if let Some((dtable, init)) = self.positions.and_then(|of| pass.accumulate(of)) {
             kernels.run(AddPositionsBackward {
                 dtable,
                 dx: dx.view(),

@@ -101,7 +101,9 @@ impl Norm {
     ) -> Result<(), ModelError> {
         let kernels = pass.kernels();
         let Some(bias) = self.bias else {
-            let (weight, [(dweight, dweight_init)]) = pass.parameter_and_gradients([self.weight]);
+            let mut unused = pass.unused_gradients([self.weight])?;
+            let (weight, [(dweight, dweight_init)]) =
+                pass.parameter_and_gradients([self.weight], &mut unused);
             return Ok(kernels.run(RmsNormBackward {
                 dx,
                 dx_init,
@@ -113,7 +115,8 @@ impl Norm {
                 rstd: statistics[0],
             })?);
         };
-        let (weight, gradients) = pass.parameter_and_gradients([self.weight, bias]);
+        let mut unused = pass.unused_gradients([self.weight, bias])?;
+        let (weight, gradients) = pass.parameter_and_gradients([self.weight, bias], &mut unused);
         let [(dweight, dweight_init), (dbias, dbias_init)] = gradients;
         Ok(kernels.run(LayerNormBackward {
             dx,

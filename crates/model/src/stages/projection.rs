@@ -25,7 +25,7 @@ impl Stage for Projection {
         Io {
             reads: vec![self.input],
             writes: vec![(self.output, Extent::tokens(self.linear.outputs()))],
-            backward_reads: vec![self.input],
+            backward_reads: self.linear.backward_reads(self.input),
         }
     }
 

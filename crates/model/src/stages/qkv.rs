@@ -204,7 +204,12 @@ impl Stage for Qkv {
                 .zip(extents())
                 .chain(Qkv::MADE.into_iter().zip(extents()))
                 .collect(),
-            backward_reads: [self.input].into_iter().chain(raw).collect(),
+            backward_reads: self
+                .linear
+                .backward_reads(self.input)
+                .into_iter()
+                .chain(raw)
+                .collect(),
         }
     }
 

@@ -60,7 +60,7 @@ impl Stage for ResidualProjection {
         Io {
             reads: vec![self.input, self.residual],
             writes: vec![(self.output, Extent::tokens(self.linear.outputs()))],
-            backward_reads: vec![self.input],
+            backward_reads: self.linear.backward_reads(self.input),
         }
     }
 

@@ -75,6 +75,7 @@ fn full() -> Config {
             dtype: Some(FloatType::Bf16),
             threads: Some(3),
             max_skipped: 5,
+            freeze: vec!["*embed*".to_owned()],
             graphs: Graphs::Off,
         },
         optim: OptimConfig {

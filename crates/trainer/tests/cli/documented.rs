@@ -74,7 +74,7 @@ fn written() -> BTreeSet<String> {
     }
     let plans = [
         "--offload-optimizer pinned --device-memory 640.5MiB",
-        "--ranks 2 --zero 1",
+        "--ranks 2 --zero 1 --set train.freeze=[\"*norm*\"]",
         "--pareto --largest micro-batch --device-memory h100",
     ];
     let plans = plans.map(|flags| {

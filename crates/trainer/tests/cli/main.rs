@@ -28,6 +28,7 @@ mod epochs;
 mod eval;
 mod export;
 mod foreign_data;
+mod freeze;
 mod generate;
 mod guides;
 mod init;

@@ -63,9 +63,10 @@ impl Golden {
         let size = |key: &str| self.reference[key].as_u64().unwrap() as usize;
         assert_eq!(number(&optimizer["clip_eps"]), 1e-6);
         Settings {
+            freeze: Vec::new(),
             policy: Policy::parse(mode, model.layers).unwrap(),
             model,
-            structure: Architecture::of,
+            structure: Architecture::declared,
             dtype,
             seq: size("seq"),
             micro_batch: size("micro_batch"),

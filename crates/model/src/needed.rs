@@ -1,0 +1,83 @@
+//! What the backward pass has to do with: how far down it goes, and which activations it needs.
+
+use crate::parameters::{ParameterId, Parameters};
+use crate::policy::{Action, Policy};
+use crate::{Activation, Architecture, Block, LayerActivation};
+use std::collections::HashSet;
+
+/// The first block with a trained parameter: the backward pass ends there. All blocks if none has one, and none where the
+/// embedding is trained: the pass goes through everything.
+pub(crate) fn lowest_trained(embedding: &[ParameterId], blocks: &[Block]) -> Option<usize> {
+    if embedding.iter().any(|id| id.is_trained()) {
+        return None;
+    }
+    let trains = |block: &Block| {
+        let mut parameters = block.stages().iter().flat_map(|stage| &stage.parameters);
+        parameters.any(|id| id.is_trained())
+    };
+    let lowest = blocks.iter().position(trains);
+    Some(lowest.unwrap_or(blocks.len()))
+}
+
+/// FLOPs for each token of the gradients that frozen matrices among some parameters do not get.
+pub(crate) fn frozen_flops(parameters: &Parameters, used: &[ParameterId]) -> u64 {
+    let frozen = used.iter().filter(|id| !id.is_trained());
+    let frozen = frozen.map(|id| &parameters.get(*id).shape);
+    let matrices = frozen.filter(|shape| shape.len() > 1);
+    2 * matrices
+        .map(|shape| shape.iter().product::<usize>() as u64)
+        .sum::<u64>()
+}
+
+impl Architecture {
+    /// What happens to the activations of each block ([`Block::activations`]) between forward and backward: what the policy
+    /// says, but that those are dropped which no backward pass reads, and no replay for one.
+    pub fn actions(&self, policy: &Policy) -> Vec<Vec<Action>> {
+        let needed = self.needed(policy);
+        let action =
+            |layer, activation| match needed.contains(&LayerActivation { layer, activation }) {
+                true => policy.action(layer, activation),
+                false => Action::Recompute,
+            };
+        let blocks = self.blocks().iter().enumerate();
+        blocks
+            .map(|(layer, block)| {
+                let activations = block.activations();
+                activations.map(|(of, _)| action(layer, of)).collect()
+            })
+            .collect()
+    }
+
+    /// What backward passes read, and what replays of it read under a policy.
+    fn needed(&self, policy: &Policy) -> HashSet<LayerActivation> {
+        let lowest = self.lowest_trained().unwrap_or(0);
+        let mut needed = HashSet::new();
+        for (layer, block) in self.blocks().iter().enumerate().rev() {
+            let here = |activation: &Activation| LayerActivation {
+                layer,
+                activation: *activation,
+            };
+            for declared in block.stages().iter().rev() {
+                if layer >= lowest {
+                    needed.extend(declared.io.backward_reads.iter().map(here));
+                }
+                let mut written = declared.io.writes.iter();
+                let is_replayed = written.any(|(activation, _)| {
+                    let of = match *activation == Activation::NEXT_X {
+                        true => LayerActivation {
+                            layer: layer + 1,
+                            activation: Activation::X,
+                        },
+                        false => here(activation),
+                    };
+                    let is_dropped = policy.action(of.layer, of.activation) == Action::Recompute;
+                    needed.contains(&of) && (is_dropped || self.is_within(of))
+                });
+                if is_replayed {
+                    needed.extend(declared.io.reads.iter().map(here));
+                }
+            }
+        }
+        needed
+    }
+}

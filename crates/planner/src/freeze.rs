@@ -1,0 +1,52 @@
+//! What freezing parameters saves.
+
+use kernels::Target;
+use kernels::meta::FlopCounter;
+use memory::{Memory, format_bytes};
+use serde::Serialize;
+use session::{Session, SessionError};
+use settings::Settings;
+
+/// What it is worth that some parameters are not trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedFreeze {
+    /// How many are trained.
+    pub trained_parameters: usize,
+    /// Bytes of gradients and optimizer states that the others would take, on the device, the host and the disk.
+    pub saved_bytes: u64,
+}
+
+impl PlannedFreeze {
+    /// What settings freeze, if they do, beside a session that trains everything.
+    pub(crate) fn new(
+        settings: &Settings,
+        target: Target,
+        session: &Session,
+    ) -> Result<Option<PlannedFreeze>, SessionError> {
+        if settings.freeze.is_empty() {
+            return Ok(None);
+        }
+        let everything = Settings {
+            freeze: Vec::new(),
+            ..settings.clone()
+        };
+        let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+        let everything = Session::on_shapes(everything, &memory, target, flops)?;
+        let saved = everything.training_bytes();
+        Ok(Some(PlannedFreeze {
+            trained_parameters: session.model().layout().trained_parameters(),
+            saved_bytes: saved.saturating_sub(session.training_bytes()),
+        }))
+    }
+
+    /// The same as a sentence.
+    pub(crate) fn note(&self, parameters: usize) -> String {
+        format!(
+            "{} of {parameters} parameters are trained; freezing the others (train.freeze) saves {} of gradients and optimizer \
+             states ({} bytes)",
+            self.trained_parameters,
+            format_bytes(self.saved_bytes),
+            self.saved_bytes
+        )
+    }
+}
