@@ -3,14 +3,24 @@
 mod gpt2;
 mod llama;
 
-use crate::{Architecture, Attention, Family, Labels, ModelConfig};
+use crate::{Architecture, Attention, BlockSpec, Family, Labels, ModelConfig};
+use std::rc::Rc;
 
 impl Architecture {
     /// The structure of a model of this shape, with this kind of attention.
     pub fn of(config: &ModelConfig, attention: Attention) -> Architecture {
+        Architecture::of_blocks(config, &config.blocks(), attention)
+    }
+
+    /// The structure of a model that has these blocks, whatever its configuration says of their number.
+    pub fn of_blocks(
+        config: &ModelConfig,
+        blocks: &[Rc<BlockSpec>],
+        attention: Attention,
+    ) -> Architecture {
         match config.family() {
-            Family::Gpt2 => gpt2::architecture(config, attention),
-            Family::Llama => llama::architecture(config, attention),
+            Family::Gpt2 => gpt2::architecture(config, blocks, attention),
+            Family::Llama => llama::architecture(config, blocks, attention),
         }
     }
 }
