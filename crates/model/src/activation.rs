@@ -126,6 +126,8 @@ impl BatchShape {
 pub enum Size {
     /// Tokens of the micro-batch.
     Tokens,
+    /// So many rows for each token of the micro-batch.
+    TokensTimes(usize),
     /// Sequences of the micro-batch.
     Rows,
     /// Tokens of a sequence.
@@ -141,6 +143,8 @@ enum Element {
     Compute,
     /// Single precision, whatever the compute type: statistics.
     F32,
+    /// Whole numbers: tables of what goes where. They have no gradient.
+    I32,
 }
 
 /// Shape and type of an activation, before the micro-batch is known.
@@ -177,6 +181,14 @@ impl Extent {
         }
     }
 
+    /// Dimensions in i32: tables of what goes where.
+    pub fn of_i32(sizes: &[Size]) -> Extent {
+        Extent {
+            element: Element::I32,
+            ..Extent::of(sizes)
+        }
+    }
+
     /// Whether it is a row for each token.
     pub(crate) fn is_by_token(&self) -> bool {
         let (first, others) = (self.sizes[0], &self.sizes[1..]);
@@ -187,6 +199,7 @@ impl Extent {
     pub fn elements(&self, rows: usize, seq: usize) -> f64 {
         let size = |size: &Size| match *size {
             Size::Tokens => rows as f64 * seq as f64,
+            Size::TokensTimes(count) => rows as f64 * seq as f64 * count as f64,
             Size::Rows => rows as f64,
             Size::Seq => seq as f64,
             Size::Fixed(size) => size as f64,
@@ -198,6 +211,7 @@ impl Extent {
     pub fn resolve(&self, batch: BatchShape, compute: DType) -> (Dims, DType) {
         let size = |size: &Size| match *size {
             Size::Tokens => batch.tokens(),
+            Size::TokensTimes(count) => batch.tokens() * count,
             Size::Rows => batch.rows,
             Size::Seq => batch.seq,
             Size::Fixed(size) => size,
@@ -208,6 +222,7 @@ impl Extent {
         let dtype = match self.element {
             Element::Compute => compute,
             Element::F32 => DType::F32,
+            Element::I32 => DType::I32,
         };
         (dims, dtype)
     }

@@ -184,15 +184,13 @@ pub enum ConfigError {
     OddHeadDim(usize),
     /// Features of different families.
     #[error(
-        "model.{key} does not go with model.norm = \"{norm}\": {family} models have {expected}; this trainer has no family \
-         that mixes them"
+        "model.{key} does not go with the rest of the model, which is of the family of {family}: these models have \
+         {expected}; this trainer has no family that mixes them"
     )]
     Mixed {
         /// Key.
         key: &'static str,
-        /// The norm, by which families are told apart.
-        norm: &'static str,
-        /// The family.
+        /// The family that has most of the model's features.
         family: &'static str,
         /// What it has there.
         expected: &'static str,
@@ -223,11 +221,18 @@ pub enum ConfigError {
 }
 
 impl ModelConfig {
-    /// Which stages its blocks are made of.
+    /// Which stages its blocks are made of: those of the family that has most of its features.
     pub fn family(&self) -> Family {
-        match self.norm {
-            NormKind::Rms => Family::Llama,
-            NormKind::Layer => Family::Gpt2,
+        let of_gpt2 = [
+            self.norm == NormKind::Layer,
+            self.activation == ActivationFunction::GeluTanh,
+            self.positions == Positions::Learned,
+            self.max_positions.is_some(),
+            self.biases,
+        ];
+        match 2 * of_gpt2.iter().filter(|is_so| **is_so).count() > of_gpt2.len() {
+            true => Family::Gpt2,
+            false => Family::Llama,
         }
     }
 
@@ -238,7 +243,9 @@ impl ModelConfig {
         let gelu = self.activation == ActivationFunction::GeluTanh;
         let learned = self.positions == Positions::Learned;
         let square = self.kv_heads == self.heads && self.q_width() == self.hidden;
+        let layer_norm = self.norm == NormKind::Layer;
         let mixed = [
+            ("norm", layer_norm != is_gpt2, expected("rms", "layer")),
             (
                 "activation",
                 gelu != is_gpt2,
@@ -294,8 +301,7 @@ impl ModelConfig {
             None => Ok(()),
             Some((key, _, what)) => Err(ConfigError::Mixed {
                 key,
-                norm: expected("rms", "layer"),
-                family: expected("Llama-like", "GPT-2"),
+                family: expected("Llama", "GPT-2"),
                 expected: what,
             }),
         }

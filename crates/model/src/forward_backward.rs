@@ -2,17 +2,13 @@
 
 use crate::architecture::Position;
 use crate::pass::{Pass, Work};
-use crate::stages::Loss;
 use crate::{Activation, LayerActivation, Model, ModelError, Purpose, ReplayCounts};
-use kernels::Init;
 use memory::{Buffer, In, Layer, Out, Phase};
 
-/// What the micro-batches of one step add up.
-pub struct StepTotals<'a> {
+/// The loss that the micro-batches of one step add up.
+pub struct StepLoss<'a> {
     /// `[1]` f32: sum of the losses of all targets so far.
-    pub loss: Out<'a>,
-    /// Replays so far.
-    pub replayed: &'a mut ReplayCounts,
+    pub sum: Out<'a>,
     /// Whether nothing has been added yet.
     pub is_first: bool,
     /// `[1]` f32: gradients are multiplied by this, 1 / targets of the whole step.
@@ -20,7 +16,8 @@ pub struct StepTotals<'a> {
 }
 
 impl Model {
-    /// Forward and backward of one micro-batch: adds its loss to the totals and its gradients to those of `work`.
+    /// Forward and backward of one micro-batch: adds its loss and its gradients to those of `work`, and its replays to those
+    /// so far.
     ///
     /// # Errors
     /// [`ModelError`] if a lease is refused; the step is then lost, the parameters are not. Copies that were under way
@@ -28,11 +25,11 @@ impl Model {
     pub fn forward_backward<'a>(
         &'a self,
         work: Work<'a>,
-        totals: &mut StepTotals,
+        replayed: &mut ReplayCounts,
     ) -> Result<(), ModelError> {
         let mut pass = Pass::new(self, work);
-        let outcome = pass.forward_backward(totals);
-        totals.replayed.add_all(&pass.replayed);
+        let outcome = pass.forward_backward();
+        replayed.add_all(&pass.replayed);
         if outcome.is_err() {
             pass.abandon()?;
         }
@@ -41,16 +38,15 @@ impl Model {
 }
 
 impl Pass<'_> {
-    fn forward_backward(&mut self, totals: &mut StepTotals) -> Result<(), ModelError> {
+    fn forward_backward(&mut self) -> Result<(), ModelError> {
         self.forward()?;
-        self.head(totals)?;
+        self.head()?;
         self.work.purpose.training().beside.before_backward()?;
-        self.backward(totals)?;
+        self.backward()?;
         let Work {
             weights, kernels, ..
         } = &mut self.work;
         weights.end_pass(*kernels)?;
-        totals.is_first = false;
         assert!(
             self.work.saved.is_empty(),
             "every activation is released by the last stage that needs it"
@@ -135,12 +131,7 @@ impl Pass<'_> {
     }
 
     /// A part has added to the gradients of a unit, its own or, of a tied head, the embedding's.
-    fn close_gradients(
-        &mut self,
-        part: Layer,
-        unit: Option<usize>,
-        totals: &StepTotals,
-    ) -> Result<(), ModelError> {
+    fn close_gradients(&mut self, part: Layer, unit: Option<usize>) -> Result<(), ModelError> {
         let Some(unit) = unit else {
             return Ok(());
         };
@@ -158,7 +149,7 @@ impl Pass<'_> {
             .close(work.kernels, unit, (is_own, is_last))?;
         if is_own && is_last && is_released {
             let beside = &mut training.beside;
-            let loss = totals.loss.as_in();
+            let loss = training.loss.sum.as_in();
             beside.after_backward(part, work.weights, training.gradients, loss)?;
         }
         Ok(training.gradients.give_back(work.kernels, Some(unit))?)
@@ -187,30 +178,21 @@ impl Pass<'_> {
     }
 
     /// The head, forward and backward; files the gradient of its input.
-    fn head(&mut self, totals: &mut StepTotals) -> Result<(), ModelError> {
+    fn head(&mut self) -> Result<(), ModelError> {
         let _place = self.enter(Phase::Forward, Layer::Head);
         self.before_forward(Layer::Head)?;
         let x = self.take_head_input()?;
         let unit = self.unit_of(self.model.architecture().head_parameters());
         self.open_gradients(unit)?;
-        let init = match totals.is_first {
-            true => Init::Overwrite,
-            false => Init::Accumulate,
-        };
-        let loss = Loss {
-            sum: totals.loss.reborrow(),
-            init,
-            gradient_scale: totals.gradient_scale,
-        };
         let (head, chunk) = (self.model.architecture().head(), self.model.head_chunk());
-        let dx = head.loss_and_gradient(self, x, chunk, loss)?;
+        let dx = head.loss_and_gradient(self, x, chunk)?;
         self.file_gradient_at(self.head_input(), dx);
-        self.close_gradients(Layer::Head, unit, totals)
+        self.close_gradients(Layer::Head, unit)
     }
 
     /// All backward passes, from the gradient of the head's input to the embedding's, or to the first block with a trained
     /// parameter.
-    fn backward(&mut self, totals: &StepTotals) -> Result<(), ModelError> {
+    fn backward(&mut self) -> Result<(), ModelError> {
         let architecture = self.model.architecture();
         let lowest = architecture.lowest_trained();
         let blocks = architecture.blocks().iter().enumerate();
@@ -232,7 +214,7 @@ impl Pass<'_> {
             for run in block.runs().iter().rev() {
                 self.backward_run(layer, run)?;
             }
-            self.close_gradients(Layer::Block(layer), unit, totals)?;
+            self.close_gradients(Layer::Block(layer), unit)?;
         }
         let _place = self.enter(Phase::Backward, Layer::Embedding);
         if let Some(lowest) = lowest {
@@ -241,7 +223,7 @@ impl Pass<'_> {
             let unit = self.model.unit_of_part(Layer::Embedding);
             self.open_gradients(unit)?;
             self.backward_stage(Position::EMBEDDING)?;
-            self.close_gradients(Layer::Embedding, unit, totals)?;
+            self.close_gradients(Layer::Embedding, unit)?;
         }
         let work = &mut self.work;
         let training = work.purpose.training();

@@ -16,6 +16,7 @@ mod architecture;
 mod batch;
 mod beside;
 mod block;
+mod block_spec;
 mod config;
 mod error;
 mod families;
@@ -42,6 +43,7 @@ mod rope_scaling;
 mod saved;
 mod stage;
 pub mod stages;
+mod statistics;
 mod tiles;
 
 pub use activation::{Activation, BatchShape, Extent, LayerActivation, Size};
@@ -49,9 +51,10 @@ pub use architecture::Architecture;
 pub use batch::Batch;
 pub use beside::{Beside, Nothing};
 pub use block::Block;
+pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
 pub use config::{ActivationFunction, ConfigError, Family, ModelConfig, NormKind, Positions};
 pub use error::ModelError;
-pub use forward_backward::StepTotals;
+pub use forward_backward::StepLoss;
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
     WeightsError, encode, import, loading_bytes, saving_bytes, write_model,

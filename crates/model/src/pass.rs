@@ -7,6 +7,7 @@ use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache, Model,
     ModelError, ParameterId, Purpose, ReplayCounts, Saved,
 };
+use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
 use memory::{Buffer, Category, DType, Dims, In, Layer, Memory, Out, Phase, PlaceGuard};
 use std::rc::Rc;
@@ -201,6 +202,60 @@ impl<'a> Pass<'a> {
             self.stage(self.running.at).stage.name()
         );
         self.model.index(id)
+    }
+
+    /// `[1]` f32: what the gradients of losses are multiplied by, 1 / targets of the whole step.
+    ///
+    /// # Panics
+    /// If this is a forward pass alone.
+    pub fn gradient_scale(&self) -> In<'_> {
+        match &self.work.purpose {
+            Purpose::Training(training) => training.loss.gradient_scale,
+            Purpose::Inference(_) => panic!("only training steps have gradients"),
+        }
+    }
+
+    /// Adds losses that a stage has of its own, f32 of any number, to the sum of those of all targets: what they add to the
+    /// step's loss is divided by its targets too. In a backward pass, which no replay repeats.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] if the device fails.
+    ///
+    /// # Panics
+    /// If no backward pass runs.
+    pub fn add_loss(&mut self, losses: In) -> Result<(), ModelError> {
+        assert!(
+            self.running.is_backward,
+            "a loss is added in a backward pass, which no replay repeats"
+        );
+        self.add_to_loss(losses)
+    }
+
+    pub(crate) fn add_to_loss(&mut self, losses: In) -> Result<(), ModelError> {
+        let kernels = self.work.kernels;
+        let loss = &mut self.work.purpose.training().loss;
+        let init = match std::mem::take(&mut loss.is_first) {
+            true => Init::Overwrite,
+            false => Init::Accumulate,
+        };
+        Ok(kernels.run(Sum {
+            out: loss.sum.reborrow(),
+            x: losses,
+            init,
+        })?)
+    }
+
+    /// Where to write the next contribution of a micro-batch to what the running stage counts over a step
+    /// ([`Stage::statistics`]), and what to add it to. In a backward pass, which no replay repeats.
+    ///
+    /// # Panics
+    /// If the stage declares none, or no backward pass runs.
+    pub fn accumulate_statistics(&mut self) -> (Out<'_>, Init<'static>) {
+        assert!(
+            self.running.is_backward,
+            "statistics are counted in a backward pass, which no replay repeats"
+        );
+        self.work.saved.statistics.accumulate(self.running.at)
     }
 
     /// What happens from now on, until the guard is dropped, counts as of this phase and part of the model.

@@ -1,6 +1,6 @@
 //! What a micro-batch passes through the model for.
 
-use crate::{Beside, CachedSequences};
+use crate::{Beside, CachedSequences, StepLoss};
 use memory::Phase;
 use units::Gradients;
 
@@ -23,6 +23,8 @@ pub struct Training<'a> {
     pub gradients: &'a mut Gradients,
     /// Whether gradients are complete after this micro-batch.
     pub is_last_micro_batch: bool,
+    /// The loss of the step so far.
+    pub loss: StepLoss<'a>,
     /// What else happens meanwhile.
     pub beside: &'a mut dyn Beside,
 }

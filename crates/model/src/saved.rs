@@ -2,8 +2,9 @@
 
 use crate::host_places::{Arriving, HostPlaces, Leaving};
 use crate::policy::{Action, Policy};
+use crate::statistics::Statistics;
 use crate::{Activation, Architecture, BatchShape, Block, Extent, LayerActivation};
-use memory::{Buffer, Category, DType, Memory, OutOfMemory};
+use memory::{Buffer, Category, DType, In, Memory, OutOfMemory};
 use std::rc::Rc;
 
 /// Activations by layer, with what becomes of each. A live one is frozen while it is here: it is read through
@@ -11,6 +12,7 @@ use std::rc::Rc;
 pub struct Saved {
     layers: Vec<Vec<Slot>>,
     pub(crate) host: HostPlaces,
+    pub(crate) statistics: Statistics,
     pub(crate) dtype: DType,
 }
 
@@ -80,9 +82,20 @@ impl Saved {
         let offloaded = layers.iter().enumerate().flat_map(of_layer);
         Ok(Saved {
             host: HostPlaces::lease(memory, offloaded)?,
+            statistics: Statistics::lease(memory, architecture)?,
             layers,
             dtype,
         })
+    }
+
+    /// What stages count begins anew.
+    pub fn begin_step(&mut self) {
+        self.statistics.begin_step();
+    }
+
+    /// What a stage of a layer has counted in the step, `[n]` f32; none if it counts nothing.
+    pub fn statistics(&self, layer: usize, stage: &str) -> Option<In<'_>> {
+        self.statistics.of(layer, stage)
     }
 
     /// What happens to an activation between forward and backward.

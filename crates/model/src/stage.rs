@@ -36,6 +36,11 @@ pub trait Stage {
         0
     }
 
+    /// How many numbers it counts over a step, if it counts something ([`Pass::accumulate_statistics`]).
+    fn statistics(&self) -> Option<usize> {
+        None
+    }
+
     /// Whether what it makes of a token depends on that token alone, in both directions: such stages can run on tiles of
     /// tokens. They see a tile as they would a micro-batch, and take positions and the first token's number from
     /// [`Pass::positions`] and [`Pass::first_token`].

@@ -10,7 +10,7 @@ use kernels::cpu::Cpu;
 use memory::{Category, DType, Memory};
 use model::{
     ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Model,
-    ModelConfig, NormKind, Policy, Positions, Purpose, RopeScaling, Saved, StepTotals, Training,
+    ModelConfig, NormKind, Policy, Positions, Purpose, RopeScaling, Saved, StepLoss, Training,
     Work,
 };
 use std::rc::Rc;
@@ -130,9 +130,8 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     for micro in 0..2 {
         let (ids, targets) = batch(100 + 10 * micro);
         let on_device = Batch::upload(&memory, &cpu, SHAPE, &ids, &targets).unwrap();
-        let mut totals = StepTotals {
-            loss: loss.view_mut(),
-            replayed: &mut replayed,
+        let loss = StepLoss {
+            sum: loss.view_mut(),
             is_first: micro == 0,
             gradient_scale: on_device_scale.view(),
         };
@@ -148,10 +147,11 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
             purpose: Purpose::Training(Training {
                 gradients: &mut summed,
                 is_last_micro_batch: micro == 1,
+                loss,
                 beside: &mut model::Nothing,
             }),
         };
-        model.forward_backward(work, &mut totals).unwrap();
+        model.forward_backward(work, &mut replayed).unwrap();
         let oracle = Oracle {
             config,
             vars: &vars,

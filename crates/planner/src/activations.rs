@@ -65,6 +65,15 @@ pub(crate) struct TotalBytes {
     pub(crate) offloaded: u64,
 }
 
+/// Bytes of each layer, of one label or of all.
+pub(crate) fn bytes_by_layer(
+    activations: &[PlannedActivation],
+    label: Option<Label>,
+) -> impl Iterator<Item = TotalBytes> {
+    let layers = activations.chunk_by(|one, next| one.layer == next.layer);
+    layers.map(move |layer| total_bytes(layer, label))
+}
+
 /// Bytes over all layers, of one label or of all.
 pub(crate) fn total_bytes(activations: &[PlannedActivation], label: Option<Label>) -> TotalBytes {
     let wanted = |activation: &&PlannedActivation| {

@@ -1,6 +1,6 @@
 //! What a plan says in words, with figures.
 
-use super::activations::{PlannedActivation, total_bytes};
+use super::activations::{PlannedActivation, bytes_by_layer, total_bytes};
 use memory::format_bytes;
 use model::Label;
 use settings::Settings;
@@ -27,12 +27,13 @@ fn last_layer_under_offload(settings: &Settings, activations: &[PlannedActivatio
         );
     }
     let offloaded = total_bytes(activations, None).offloaded;
-    let layers_away = settings.model.layers as u64 - 1;
+    let layers = bytes_by_layer(activations, None);
+    let largest = layers.map(|layer| layer.offloaded).max().unwrap_or(0);
     format!(
         "{} of activations a micro-batch wait on the host ({labels} of all layers but the last, whose backward pass runs \
          first); those of one layer ({}) are on their way beside the block at work, so the peak falls by as much less",
         format_bytes(offloaded),
-        format_bytes(offloaded / layers_away),
+        format_bytes(largest),
     )
 }
 

@@ -1,12 +1,13 @@
 //! The plan as tables for people.
 
-use crate::activations::{TotalBytes, total_bytes};
+use crate::activations::{bytes_by_layer, total_bytes};
 use crate::alternatives::Strategy;
 use crate::arenas::{HOST_ARENAS, arena_table};
 use crate::gpus::{self, NcclMemory};
 use crate::plan::Plan;
 use crate::ranks::PlannedRanks;
 use memory::format_bytes;
+use model::Label;
 use report::{Align, Table, memory_table};
 use std::fmt::{Display, Formatter, Result};
 
@@ -168,22 +169,27 @@ impl Plan {
 
     fn activation_table(&self) -> Table {
         let offloads = total_bytes(&self.activations, None).offloaded > 0;
+        let mut layers = bytes_by_layer(&self.activations, None).map(|layer| layer.all);
+        let first = layers.next();
+        let a_layer = match layers.all(|other| Some(other) == first) {
+            true => "a layer",
+            false => "largest layer",
+        };
         let mut columns = vec![
             ("activations of a micro-batch", Align::Left),
             ("all", Align::Right),
             ("kept", Align::Right),
-            ("a layer", Align::Right),
+            (a_layer, Align::Right),
         ];
         if offloads {
             columns.insert(3, ("on the host", Align::Right));
         }
         let mut table = Table::new(&columns);
-        let layers = self
-            .activations
-            .last()
-            .map_or(1, |activation| activation.layer as u64 + 1);
-        let mut row = |name: &str, total: TotalBytes| {
-            let mut cells = vec![total.all, total.kept, total.all / layers];
+        let mut row = |name: &str, label: Option<Label>| {
+            let total = total_bytes(&self.activations, label);
+            let layers = bytes_by_layer(&self.activations, label);
+            let largest = layers.map(|layer| layer.all).max().unwrap_or(0);
+            let mut cells = vec![total.all, total.kept, largest];
             if offloads {
                 cells.insert(2, total.offloaded);
             }
@@ -191,9 +197,9 @@ impl Plan {
             table.row(std::iter::once(name.to_string()).chain(bytes));
         };
         for label in self.labels.iter() {
-            row(label.name(), total_bytes(&self.activations, Some(label)));
+            row(label.name(), Some(label));
         }
-        row("total", total_bytes(&self.activations, None));
+        row("total", None);
         table
     }
 

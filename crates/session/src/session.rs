@@ -19,7 +19,7 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Layer, Memory, Phase};
 use model::{
-    BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepTotals, Training,
+    BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepLoss, Training,
     Work,
 };
 use optim::Optimizer;
@@ -326,6 +326,7 @@ impl Session {
         let micro_batches: Vec<_> = own(&self.settings, step).collect();
         let count = micro_batches.len();
         self.losses.begin_step(&*self.kernels, targets)?;
+        self.saved.begin_step();
         for (index, (number, micro)) in micro_batches.into_iter().enumerate() {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
             let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
@@ -333,9 +334,8 @@ impl Session {
             self.weights.begin_pass(&self.orders.step);
             self.gradients.begin_micro_batch();
             let current = self.losses.current();
-            let mut totals = StepTotals {
-                loss: current.loss,
-                replayed: &mut replayed,
+            let loss = StepLoss {
+                sum: current.loss,
                 is_first: index == 0 || current.is_alone,
                 gradient_scale: current.gradient_scale,
             };
@@ -371,6 +371,7 @@ impl Session {
                 purpose: Purpose::Training(Training {
                     gradients: &mut self.gradients,
                     is_last_micro_batch: index + 1 == count,
+                    loss,
                     beside: &mut updating,
                 }),
             };
@@ -378,7 +379,7 @@ impl Session {
             if let Some(section) = section {
                 self.kernels.begin_section(section)?;
             }
-            let made = self.model.forward_backward(work, &mut totals);
+            let made = self.model.forward_backward(work, &mut replayed);
             let ended = match section {
                 Some(_) => self.kernels.end_section(made.is_ok()),
                 None => Ok(()),

@@ -1,6 +1,7 @@
 //! What a configuration may not contain: parts that are not built, and settings that contradict.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use toml::{Table, Value};
 
@@ -12,7 +13,7 @@ use super::ranks;
 use super::schema::{AUTO, Config};
 use data::{Format, Packing};
 use memory::Layer;
-use model::{Architecture, Attention, ModelConfig, Parameter};
+use model::{Architecture, Attention, Parameter, Parameters};
 use optim::ScheduleKind;
 
 /// Something that interfaces promise and this version does not have.
@@ -293,21 +294,26 @@ fn sizes(config: &Config) -> Result<(), ConfigError> {
     ];
     let mut largest = widths.map(product).into_iter().fold(0.0, f64::max);
     if largest <= MOST_ELEMENTS {
-        let one_layer = ModelConfig {
-            layers: 1,
-            ..model.clone()
-        };
-        let architecture = Architecture::of(&one_layer, Attention::Eager);
+        // One block of each run of blocks that are alike.
+        let blocks = model.blocks();
+        let runs: Vec<_> = blocks.chunk_by(Rc::ptr_eq).collect();
+        let firsts: Vec<_> = runs.iter().map(|run| run[0].clone()).collect();
+        let architecture =
+            Architecture::of_blocks(model, &firsts, Attention::Eager, Parameters::default());
         let elements = |parameter: &Parameter| match parameter.part {
-            Layer::Block(_) => product(&parameter.shape) * model.layers as f64,
+            Layer::Block(run) => product(&parameter.shape) * runs[run].len() as f64,
             _ => product(&parameter.shape),
         };
         let parameters = architecture.parameters().in_layout().map(elements).sum();
-        let extents = architecture.blocks()[0].activations();
-        let activations = extents.map(|(_, extent)| extent.elements(batch.micro, config.data.seq));
+        let activations = architecture.blocks().iter().map(|block| {
+            let extents = block.activations();
+            let elements = extents.map(|(_, extent)| extent.elements(batch.micro, config.data.seq));
+            elements.sum::<f64>()
+        });
+        let activations = activations.fold(0.0, f64::max);
         let logits = rows * model.vocab as f64;
         let tokens = rows * batch.accum as f64;
-        largest = [parameters, activations.sum::<f64>() + logits, tokens]
+        largest = [parameters, activations + logits, tokens]
             .into_iter()
             .fold(0.0, f64::max);
     }

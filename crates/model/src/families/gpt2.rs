@@ -5,8 +5,11 @@ use crate::stages::{
     Attention, CoreAttention, Embedding, Gelu, Head, Norm, NormStage, Projection, Qkv,
     ResidualProjection,
 };
-use crate::{Activation, Architecture, Block, DropoutSite, Labels, Linear, ModelConfig, Stage};
+use crate::{
+    Activation, Architecture, Block, BlockSpec, DropoutSite, Labels, Linear, ModelConfig, Stage,
+};
 use memory::Layer;
+use std::rc::Rc;
 
 const X: Activation = Activation::X;
 const H1: Activation = NormStage::H1;
@@ -19,6 +22,7 @@ const RSTD2: Activation = NormStage::RSTD2;
 
 pub(super) fn architecture(
     config: &ModelConfig,
+    blocks: &[Rc<BlockSpec>],
     attention: Attention,
     mut parameters: Parameters,
 ) -> Architecture {
@@ -29,14 +33,14 @@ pub(super) fn architecture(
     let linear = Linear::tied(tokens.tokens(), [config.vocab, hidden]);
     let positions = config.max_positions.unwrap_or(0);
     let embedding = tokens.with_positions(&mut first, "wpe.weight", positions, at_embedding);
-    let block = |layer| {
+    let block = |(layer, spec): (usize, &Rc<BlockSpec>)| {
         let prefix = format!("transformer.h.{layer}.");
         let own = parameters.of_part(Layer::Block(layer), prefix);
         // Hugging Face keeps these matrices as `Conv1D`: inputs by outputs.
         let mut own = own.stored(Stored::Transposed);
-        Block::new(hidden, stages(config, attention, &mut own))
+        Block::new(hidden, stages(config, spec, attention, &mut own))
     };
-    let blocks = (0..config.layers).map(block).collect();
+    let blocks = blocks.iter().enumerate().map(block).collect();
     let mut last = parameters.of_part(Layer::Head, "transformer.");
     let norm = Norm::layer(&mut last, "ln_f", hidden, config.norm_eps);
     let head = Head { norm, linear };
@@ -45,10 +49,14 @@ pub(super) fn architecture(
 }
 
 /// x2 = x + dropout(attention(norm(x))), next x = x2 + dropout(feed_forward(norm(x2))).
-fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [Box<dyn Stage>; 8] {
-    let ModelConfig {
-        hidden, ffn, heads, ..
-    } = *config;
+fn stages(
+    config: &ModelConfig,
+    spec: &BlockSpec,
+    kind: Attention,
+    own: &mut PartParameters,
+) -> [Box<dyn Stage>; 8] {
+    let (hidden, ffn) = (config.hidden, spec.feed_forward.width);
+    let attention = &spec.attention;
     let [_, of_probs, of_attention, of_feed_forward] = dropouts(config);
     let norm =
         |own: &mut PartParameters, name, [input, output]: [_; 2], parameter, statistics: [_; 2]| {
@@ -65,10 +73,10 @@ fn stages(config: &ModelConfig, kind: Attention, own: &mut PartParameters) -> [B
         Box::new(qkv(config, own)),
         Box::new(CoreAttention {
             kind,
-            heads,
-            kv_heads: heads,
-            head_dim: config.head_dim,
-            window: None,
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            window: attention.window,
             dropout: of_probs,
         }),
         Box::new(ResidualProjection {

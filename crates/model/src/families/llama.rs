@@ -6,8 +6,12 @@ use crate::stages::{
     Attention, CoreAttention, Embedding, Head, HeadNorms, Norm, NormStage, Projection, Qkv,
     ResidualProjection, Rotary, Swiglu,
 };
-use crate::{Activation, Architecture, Block, DropoutSite, Labels, Linear, ModelConfig, Stage};
+use crate::{
+    Activation, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite, Labels, Linear,
+    ModelConfig, Stage,
+};
 use memory::Layer;
+use std::rc::Rc;
 
 const X: Activation = Activation::X;
 const X2: Activation = ResidualProjection::X2;
@@ -18,18 +22,19 @@ const RSTD2: Activation = NormStage::RSTD2;
 
 pub(super) fn architecture(
     config: &ModelConfig,
+    blocks: &[Rc<BlockSpec>],
     attention: Attention,
     mut parameters: Parameters,
 ) -> Architecture {
     let matrix = [config.vocab, config.hidden];
     let mut first = parameters.of_part(Layer::Embedding, "model.");
     let embedding = Embedding::declare(&mut first, "embed_tokens.weight", matrix);
-    let block = |layer| {
+    let block = |(layer, spec): (usize, &Rc<BlockSpec>)| {
         let part = Layer::Block(layer);
         let mut own = parameters.of_part(part, format!("model.layers.{layer}."));
-        Block::new(config.hidden, stages(config, layer, attention, &mut own))
+        Block::new(config.hidden, stages(config, spec, attention, &mut own))
     };
-    let blocks = (0..config.layers).map(block).collect();
+    let blocks = blocks.iter().enumerate().map(block).collect();
     let mut last = parameters.of_part(Layer::Head, "");
     let head = Head {
         norm: Norm::rms(&mut last, "model.norm", config.hidden, config.norm_eps),
@@ -50,21 +55,16 @@ pub(super) fn architecture(
 /// x2 = x + attention(norm(x)), next x = x2 + feed_forward(norm(x2)).
 fn stages(
     config: &ModelConfig,
-    layer: usize,
+    spec: &BlockSpec,
     kind: Attention,
     own: &mut PartParameters,
 ) -> [Box<dyn Stage>; 8] {
     let ModelConfig {
-        hidden,
-        ffn,
-        heads,
-        kv_heads,
-        head_dim,
-        norm_eps,
-        o_bias,
-        mlp_bias,
-        ..
+        hidden, norm_eps, ..
     } = *config;
+    let (attention, feed_forward) = (&spec.attention, &spec.feed_forward);
+    let (ffn, mlp_bias) = (feed_forward.width, feed_forward.bias);
+    let (q_width, o_bias) = (attention.q_width(), attention.o_bias);
     let norm = |own: &mut PartParameters, name, [input, output]: [_; 2], parameter, rstd| {
         Box::new(NormStage {
             name,
@@ -76,13 +76,13 @@ fn stages(
     };
     [
         norm(own, "attn_norm", [X, H1], "input_layernorm", RSTD1),
-        Box::new(qkv(config, own)),
+        Box::new(qkv(config, attention, own)),
         Box::new(CoreAttention {
             kind,
-            heads,
-            kv_heads,
-            head_dim,
-            window: config.window(layer),
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            window: attention.window,
             dropout: DropoutSite::NONE,
         }),
         Box::new(ResidualProjection {
@@ -90,7 +90,7 @@ fn stages(
             input: CoreAttention::O,
             residual: X,
             output: X2,
-            linear: Linear::declare(own, "self_attn.o_proj", [hidden, config.q_width()], o_bias),
+            linear: Linear::declare(own, "self_attn.o_proj", [hidden, q_width], o_bias),
             dropout: DropoutSite::NONE,
         }),
         norm(own, "mlp_norm", [X2, H2], "post_attention_layernorm", RSTD2),
@@ -98,7 +98,7 @@ fn stages(
             name: "mlp_up",
             input: H2,
             output: Swiglu::GATE_UP,
-            linear: match config.fused_projections {
+            linear: match feed_forward.is_fused {
                 true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], mlp_bias),
                 false => Linear::declare_together(
                     own,
@@ -120,32 +120,33 @@ fn stages(
     ]
 }
 
-fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
+fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters) -> Qkv {
+    let (head_dim, has_bias) = (attention.head_dim, attention.qkv_bias);
     let parts = [
-        ("self_attn.q_proj", config.q_width()),
-        ("self_attn.k_proj", config.kv_width()),
-        ("self_attn.v_proj", config.kv_width()),
+        ("self_attn.q_proj", attention.q_width()),
+        ("self_attn.k_proj", attention.kv_width()),
+        ("self_attn.v_proj", attention.kv_width()),
     ];
-    let linear = match config.fused_projections {
+    let linear = match attention.is_fused {
         true => {
             let width = parts.iter().map(|(_, width)| width).sum();
             let shape = [width, config.hidden];
-            Linear::declare(own, "self_attn.qkv_proj", shape, config.qkv_bias)
+            Linear::declare(own, "self_attn.qkv_proj", shape, has_bias)
         }
-        false => Linear::declare_together(own, parts, config.hidden, config.qkv_bias),
+        false => Linear::declare_together(own, parts, config.hidden, has_bias),
     };
     let norm = |which| {
         let name = format!("self_attn.{which}_norm");
-        Norm::rms(own, &name, config.head_dim, config.norm_eps)
+        Norm::rms(own, &name, head_dim, config.norm_eps)
     };
     Qkv {
         input: H1,
         linear,
-        kv_width: config.kv_width(),
-        norms: config.qk_norm.then(|| HeadNorms {
+        kv_width: attention.kv_width(),
+        norms: attention.qk_norm.then(|| HeadNorms {
             norms: ["q", "k"].map(norm),
-            head_dim: config.head_dim,
+            head_dim,
         }),
-        is_rotary: true,
+        is_rotary: attention.is_rotary,
     }
 }

@@ -3,7 +3,8 @@
 mod gpt2;
 mod llama;
 
-use crate::{Architecture, Attention, Family, Labels, ModelConfig, Parameters};
+use crate::{Architecture, Attention, BlockSpec, Family, Labels, ModelConfig, Parameters};
+use std::rc::Rc;
 
 impl Architecture {
     /// The structure of a model of this shape, with this kind of attention.
@@ -17,9 +18,19 @@ impl Architecture {
         attention: Attention,
         parameters: Parameters,
     ) -> Architecture {
+        Architecture::of_blocks(config, &config.blocks(), attention, parameters)
+    }
+
+    /// The structure of a model that has these blocks, whatever its configuration says of their number.
+    pub fn of_blocks(
+        config: &ModelConfig,
+        blocks: &[Rc<BlockSpec>],
+        attention: Attention,
+        parameters: Parameters,
+    ) -> Architecture {
         match config.family() {
-            Family::Gpt2 => gpt2::architecture(config, attention, parameters),
-            Family::Llama => llama::architecture(config, attention, parameters),
+            Family::Gpt2 => gpt2::architecture(config, blocks, attention, parameters),
+            Family::Llama => llama::architecture(config, blocks, attention, parameters),
         }
     }
 }

@@ -16,16 +16,6 @@ pub struct Head {
     pub linear: Linear,
 }
 
-/// The loss of a micro-batch, a sum over its targets, and what it is added to.
-pub(crate) struct Loss<'a> {
-    /// `[1]` f32.
-    pub(crate) sum: Out<'a>,
-    /// What it is added to.
-    pub(crate) init: Init<'static>,
-    /// `[1]` f32: what gradients are multiplied by.
-    pub(crate) gradient_scale: In<'a>,
-}
-
 /// What the chunks of a micro-batch read and write.
 struct Whole {
     x: Buffer,
@@ -69,7 +59,6 @@ impl Head {
         pass: &mut Pass,
         x: Buffer,
         chunk: usize,
-        loss: Loss,
     ) -> Result<Buffer, ModelError> {
         let tokens = pass.tokens();
         let mut whole = Whole {
@@ -78,13 +67,9 @@ impl Head {
             x,
         };
         for rows in chunks(tokens, chunk) {
-            self.chunk(pass, rows, &mut whole, loss.gradient_scale)?;
+            self.chunk(pass, rows, &mut whole)?;
         }
-        pass.kernels().run(Sum {
-            out: loss.sum,
-            x: whole.losses.view(),
-            init: loss.init,
-        })?;
+        pass.add_to_loss(whole.losses.view())?;
         Ok(whole.dx)
     }
 
@@ -147,7 +132,6 @@ impl Head {
         pass: &mut Pass,
         rows: Range<usize>,
         whole: &mut Whole,
-        scale: In,
     ) -> Result<(), ModelError> {
         let x = whole.x.view().rows(rows.clone());
         let Normed {
@@ -159,7 +143,7 @@ impl Head {
             losses: whole.losses.view_mut().rows(rows.clone()),
             logits: logits.view_mut(),
             targets: pass.batch().targets.view().rows(rows.clone()),
-            scale: Some(scale),
+            scale: Some(pass.gradient_scale()),
         })?;
 
         let _place = pass.enter(Phase::Backward, Layer::Head);

@@ -16,7 +16,6 @@ pub use attention::{Attention, CoreAttention};
 pub use embedding::Embedding;
 pub use gelu::Gelu;
 pub use head::Head;
-pub(crate) use head::Loss;
 pub use norm::{Norm, NormStage};
 pub use projection::Projection;
 pub use qkv::{HeadNorms, Qkv};

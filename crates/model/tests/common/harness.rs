@@ -7,7 +7,7 @@ use kernels::{Kernels, Target, Traffic};
 use memory::{Buffer, Category, DType, Memory};
 use model::{
     Architecture, Batch, BatchShape, Computation, Model, ModelConfig, Nothing, Policy, Purpose,
-    Randomness, ReplayCounts, Saved, StepTotals, Training, Work,
+    Randomness, ReplayCounts, Saved, StepLoss, Training, Work,
 };
 use std::rc::Rc;
 use units::{Gradients, GradientsHome, Weights, WeightsHome};
@@ -135,6 +135,7 @@ impl Run {
     ) -> ReplayCounts {
         self.memory.begin_step();
         self.gradients.begin_step();
+        self.saved.begin_step();
         let mut replayed = self.model.no_replays();
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let mut batch = Batch::upload(memory, kernels, SHAPE, ids, targets).unwrap();
@@ -143,9 +144,8 @@ impl Run {
             batch = dropped.unwrap();
         }
         let scale = scale_of(memory, kernels, targets.len());
-        let mut totals = StepTotals {
-            loss: self.loss.view_mut(),
-            replayed: &mut replayed,
+        let loss = StepLoss {
+            sum: self.loss.view_mut(),
             is_first: true,
             gradient_scale: scale.view(),
         };
@@ -158,10 +158,11 @@ impl Run {
             purpose: Purpose::Training(Training {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: true,
+                loss,
                 beside: &mut Nothing,
             }),
         };
-        self.model.forward_backward(work, &mut totals).unwrap();
+        self.model.forward_backward(work, &mut replayed).unwrap();
         assert!(self.gradients.missing().is_empty());
         replayed
     }
@@ -174,6 +175,21 @@ impl Run {
     /// The gradient of a parameter.
     pub fn gradient(&self, index: usize) -> &[f32] {
         self.gradients.view(index).slice()
+    }
+
+    /// The number that a stage of a layer has counted in the last pass, if it counts.
+    pub fn counted(&self, layer: usize, stage: &str) -> Option<f32> {
+        let counts = self.saved.statistics(layer, stage)?;
+        Some(counts.slice::<f32>()[0])
+    }
+
+    /// Adds to an element of a parameter.
+    pub fn change(&mut self, index: usize, element: usize, by: f32) {
+        let mut values = self.parameter(index).to_vec();
+        values[element] += by;
+        let range = self.model.layout().entries()[index].range();
+        let bytes = bytemuck::cast_slice(&values);
+        self.weights.store(&*self.kernels, range, bytes).unwrap();
     }
 
     /// The values of a parameter.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 const ENTRIES_MAX: usize = 6;
 
 /// Labels up to which every set of them is tried: those of a dense block, without its input.
-const EXHAUSTIVE_MAX: usize = 7;
+pub(super) const EXHAUSTIVE_MAX: usize = 7;
 
 /// The best sets whose neighbours are tried next, where there are too many to try all.
 const BEAM: usize = 12;
@@ -42,7 +42,7 @@ pub(crate) struct Menu {
 }
 
 impl Menu {
-    /// Tries ways for every kind of block.
+    /// Tries ways for every kind of block; of kinds of at most `exhaustive` labels, every way.
     ///
     /// # Errors
     /// None but a defect: shapes need no memory.
@@ -50,9 +50,10 @@ impl Menu {
         settings: &Settings,
         paper: &Paper,
         offloads: bool,
+        exhaustive: usize,
     ) -> Result<Menu, SessionError> {
         let kinds = settings.architecture().kinds();
-        let mut trials = Trials::new(settings, &kinds);
+        let mut trials = Trials::new(settings, &kinds, exhaustive);
         while trials.another_round(paper)? {}
         let away = offloads && kinds.len() > 1;
         let ways = trials.of_kinds.into_iter();
@@ -98,7 +99,7 @@ struct Trials {
 }
 
 impl Trials {
-    fn new(settings: &Settings, kinds: &[usize]) -> Trials {
+    fn new(settings: &Settings, kinds: &[usize], exhaustive: usize) -> Trials {
         let count = kinds.iter().max().map_or(0, |last| last + 1);
         let first = |kind| kinds.iter().position(|other| *other == kind);
         let firsts = (0..count).map(|kind| first(kind).expect("kinds are numbered by layers"));
@@ -107,7 +108,9 @@ impl Trials {
         small.model.layers = layers.min(kinds.len());
         small.accum = 1;
         Trials {
-            of_kinds: firsts.map(|first| Kind::new(&small, first)).collect(),
+            of_kinds: firsts
+                .map(|first| Kind::new(&small, first, exhaustive))
+                .collect(),
             kinds: kinds[..small.model.layers].into(),
             small,
         }
@@ -140,6 +143,8 @@ impl Trials {
 struct Kind {
     /// The first layer of this kind.
     layer: usize,
+    /// Labels up to which every set of them is tried.
+    exhaustive: usize,
     all_labels: Labels,
     /// Bytes of a layer's activations, by label.
     sizes: Vec<(Label, u64)>,
@@ -150,20 +155,18 @@ struct Kind {
 }
 
 impl Kind {
-    fn new(small: &Settings, layer: usize) -> Kind {
+    fn new(small: &Settings, layer: usize, exhaustive: usize) -> Kind {
         let planned = planned_activations(&small.architecture(), small);
-        let by_layer = planned.chunk_by(|one, next| one.layer == next.layer);
-        let own = by_layer
-            .filter(|activations| activations[0].layer == layer)
-            .flatten();
-        let own: Vec<_> = own.cloned().collect();
+        let mut by_layer = planned.chunk_by(|one, next| one.layer == next.layer);
+        let own = by_layer.nth(layer).expect("every layer has activations");
         let all_labels = small.policy.labels();
         let sizes = all_labels.iter();
-        let sizes = sizes.map(|label| (label, total_bytes(&own, Some(label)).all));
+        let sizes = sizes.map(|label| (label, total_bytes(own, Some(label)).all));
         let sizes: Vec<(Label, u64)> = sizes.filter(|(_, bytes)| *bytes > 0).collect();
         let labels = sizes.iter().map(|(label, _)| *label);
         Kind {
             layer,
+            exhaustive,
             all_labels,
             labels: labels
                 .filter(|label| *label != Label::BLOCK_INPUT)
@@ -178,7 +181,7 @@ impl Kind {
     fn wanted(&self) -> Vec<u64> {
         let count = self.labels.len();
         let bits = || (0..count).map(|bit| 1_u64 << bit);
-        let mut sets: Vec<u64> = match (self.tried.is_empty(), count <= EXHAUSTIVE_MAX) {
+        let mut sets: Vec<u64> = match (self.tried.is_empty(), count <= self.exhaustive) {
             (true, true) => (0..1 << count).collect(),
             (false, true) => Vec::new(),
             (true, false) => {
@@ -239,7 +242,7 @@ impl Kind {
     /// What was tried, also with some of what it keeps on the host instead, if that is asked for.
     fn ways(self, paper: &Paper, offloads: bool) -> Vec<Way> {
         let mut resident: Vec<Way> = self.tried.values().copied().collect();
-        if self.labels.len() > EXHAUSTIVE_MAX {
+        if self.labels.len() > self.exhaustive {
             resident = pareto(resident);
         }
         if !offloads {
@@ -254,29 +257,31 @@ impl Kind {
         let kept: Vec<(Label, u64)> = self.kept(&way.actions).collect();
         let [forward, backward] = way.passes;
         let backward = backward + way.seconds;
-        let offloaded = offloaded_sets(&kept).into_iter().map(|set| {
-            let mut other = way;
-            for (bit, (label, bytes)) in kept.iter().enumerate() {
-                if set & (1 << bit) != 0 {
-                    other.actions.set(*label, Action::Offload);
-                    other.kept_bytes = other.kept_bytes.saturating_sub(*bytes);
+        let offloaded = offloaded_sets(&kept, self.exhaustive)
+            .into_iter()
+            .map(|set| {
+                let mut other = way;
+                for (bit, (label, bytes)) in kept.iter().enumerate() {
+                    if set & (1 << bit) != 0 {
+                        other.actions.set(*label, Action::Offload);
+                        other.kept_bytes = other.kept_bytes.saturating_sub(*bytes);
+                    }
                 }
-            }
-            let away = (way.kept_bytes - other.kept_bytes) as f64;
-            let wait = |rate: f64, meanwhile: f64| (away / rate - meanwhile).max(0.0);
-            other.seconds +=
-                wait(paper.rates.download, forward) + wait(paper.rates.upload, backward);
-            other
-        });
+                let away = (way.kept_bytes - other.kept_bytes) as f64;
+                let wait = |rate: f64, meanwhile: f64| (away / rate - meanwhile).max(0.0);
+                other.seconds +=
+                    wait(paper.rates.download, forward) + wait(paper.rates.upload, backward);
+                other
+            });
         offloaded.collect()
     }
 }
 
 /// Which sets of what is kept to offload: all where there are few labels, else the largest and the smallest ones of any
 /// number, single ones and pairs.
-fn offloaded_sets(kept: &[(Label, u64)]) -> Vec<u64> {
+fn offloaded_sets(kept: &[(Label, u64)], exhaustive: usize) -> Vec<u64> {
     // The block's input goes to the host too.
-    if kept.len() <= EXHAUSTIVE_MAX + 1 {
+    if kept.len() <= exhaustive + 1 {
         return (1..1 << kept.len()).collect();
     }
     let mut by_size: Vec<usize> = (0..kept.len()).collect();
@@ -332,7 +337,9 @@ fn thinned(ways: Vec<Way>, most: usize) -> Vec<Way> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kinds_of_block;
     use super::*;
+    use kernels::Target;
 
     fn way(kept_bytes: u64, seconds: f64) -> Way {
         Way {
@@ -341,6 +348,20 @@ mod tests {
             seconds,
             passes: [0.0; 2],
         }
+    }
+
+    #[test]
+    fn kinds_of_many_labels_are_searched() {
+        let settings = kinds_of_block::settings(8, &[]);
+        let paper = Paper::new(&settings, Target::Cuda, Default::default());
+        let kinds = settings.architecture().kinds();
+        let mut trials = Trials::new(&settings, &kinds, EXHAUSTIVE_MAX);
+        while trials.another_round(&paper).unwrap() {}
+        let of_kind = |kind: &Kind| (kind.labels.len(), kind.tried.len());
+        let tried: Vec<(usize, usize)> = trials.of_kinds.iter().map(of_kind).collect();
+        assert_eq!(tried[0], (7, 128));
+        let (labels, most) = (11, 1000);
+        assert!(tried[3].0 == labels && tried[3].1 < most, "{tried:?}");
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! the choice is never slower on paper than one of them.
 
 mod costs;
+#[cfg(test)]
+mod kinds_of_block;
 mod menu;
 pub(crate) mod pareto;
 mod search;
@@ -19,7 +21,7 @@ use crate::changes::recompute_specs;
 use crate::on_paper::{OnPaper, Paper};
 use kernels::Target;
 use memory::{LiveLease, Place, format_bytes};
-use menu::Menu;
+use menu::{EXHAUSTIVE_MAX, Menu};
 use model::Policy;
 use search::Assignment;
 use serde::Serialize;
@@ -180,8 +182,13 @@ fn best(candidates: &[Candidate]) -> Option<&Candidate> {
 }
 
 impl Space {
-    fn new(settings: &Settings, paper: &Paper, offloads: bool) -> Result<Space, SessionError> {
-        let menu = Menu::new(settings, paper, offloads)?;
+    fn new(
+        settings: &Settings,
+        paper: &Paper,
+        offloads: bool,
+        exhaustive: usize,
+    ) -> Result<Space, SessionError> {
+        let menu = Menu::new(settings, paper, offloads, exhaustive)?;
         Ok(Space {
             terms: Terms::of(settings, paper, &menu)?,
             menu,
@@ -202,17 +209,22 @@ impl Chooser {
         let settings = Settings::new(&resident)?;
         let measured = costs::read(config.recompute.costs.as_deref(), &settings, target)?;
         let paper = Paper::new(&settings, target, measured);
-        Chooser::of(settings, paper, config.chooses_offload())
+        Chooser::of(settings, paper, config.chooses_offload(), EXHAUSTIVE_MAX)
     }
 
-    /// The same for settings that keep everything.
-    fn of(settings: Settings, paper: Paper, offloads: bool) -> Result<Chooser, AutoError> {
+    /// The same for settings that keep everything; for kinds of block of at most `exhaustive` labels, every way is tried.
+    fn of(
+        settings: Settings,
+        paper: Paper,
+        offloads: bool,
+        exhaustive: usize,
+    ) -> Result<Chooser, AutoError> {
         let specs = recompute_specs(&settings.policy).into_iter();
         let presets = specs.map(|spec| Preset::new(spec, &settings, &paper));
         let mut chooser = Chooser {
             presets: presets.collect::<Result<_, _>>()?,
             keep_all: paper.step(&settings)?,
-            resident: Space::new(&settings, &paper, false)?,
+            resident: Space::new(&settings, &paper, false, exhaustive)?,
             listed: Vec::new(),
             settings,
             paper,
@@ -221,7 +233,7 @@ impl Chooser {
             chooser.listed = chooser.over_budgets(&chooser.resident)?;
         }
         if offloads {
-            let space = Space::new(&chooser.settings, &chooser.paper, true)?;
+            let space = Space::new(&chooser.settings, &chooser.paper, true, exhaustive)?;
             let offloading = chooser.over_budgets(&space)?;
             chooser.listed.extend(offloading);
         }

@@ -5,7 +5,7 @@
 //! each entry, taken by all layers, says everything about every assignment.
 
 use super::menu::Menu;
-use crate::activations::{planned_activations, total_bytes};
+use crate::activations::{bytes_by_layer, planned_activations};
 use crate::on_paper::{OnPaper, Paper, Part};
 use memory::{Layer, Phase};
 use model::Architecture;
@@ -172,8 +172,6 @@ pub(crate) fn picoseconds(seconds: f64) -> u64 {
 /// Bytes that each layer has on the host; the last one keeps its own.
 fn away(architecture: &Architecture, settings: &Settings) -> Vec<u64> {
     let planned = planned_activations(architecture, settings);
-    let by_layer = planned.chunk_by(|one, next| one.layer == next.layer);
-    by_layer
-        .map(|layer| total_bytes(layer, None).offloaded)
-        .collect()
+    let layers = bytes_by_layer(&planned, None);
+    layers.map(|layer| layer.offloaded).collect()
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::Plan;
 use kernels::random::random_u32;
 
-fn config(set: &[&str]) -> Config {
+pub(super) fn config(set: &[&str]) -> Config {
     let small = [
         "model.layers=6",
         "model.hidden=64",
@@ -94,7 +94,10 @@ fn all_assignments(layers: usize, entries: usize) -> impl Iterator<Item = Vec<us
 
 /// What may be chosen from, with and without offload.
 fn spaces(config: &Config, chooser: &Chooser) -> Vec<Space> {
-    let space = |offloads| Space::new(&chooser.settings, &chooser.paper, offloads).unwrap();
+    let space = |offloads| {
+        let (settings, paper) = (&chooser.settings, &chooser.paper);
+        Space::new(settings, paper, offloads, EXHAUSTIVE_MAX).unwrap()
+    };
     let mut spaces = vec![space(false)];
     if config.chooses_offload() {
         spaces.push(space(true));

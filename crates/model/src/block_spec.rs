@@ -1,0 +1,100 @@
+//! What each block of a model is made of, as its configuration says it: a family makes stages of it.
+
+use crate::{ActivationFunction, ModelConfig, Positions};
+use std::rc::Rc;
+
+/// What a block is made of. Blocks of a model may differ in everything but the width of the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockSpec {
+    /// Its attention.
+    pub attention: AttentionSpec,
+    /// Its feed-forward layer.
+    pub feed_forward: FeedForwardSpec,
+}
+
+/// What attention is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// The most keys that a query sees, its own included; none: all up to itself.
+    pub window: Option<usize>,
+    /// Queries and keys are normalised per head.
+    pub qk_norm: bool,
+    /// Queries and keys are turned by the rotary embedding.
+    pub is_rotary: bool,
+    /// The projections of queries, keys and values have a bias.
+    pub qkv_bias: bool,
+    /// The output projection has a bias.
+    pub o_bias: bool,
+    /// Queries, keys and values are one matrix in files.
+    pub is_fused: bool,
+}
+
+/// What a feed-forward layer is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FeedForwardSpec {
+    /// What it has between its products.
+    pub function: ActivationFunction,
+    /// Its width.
+    pub width: usize,
+    /// Its projections have a bias.
+    pub bias: bool,
+    /// Gate and up are one matrix in files.
+    pub is_fused: bool,
+}
+
+impl AttentionSpec {
+    /// Width of all query heads together.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of all key (or value) heads together.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+}
+
+impl ModelConfig {
+    /// What each block is made of; blocks that are alike share it.
+    pub fn blocks(&self) -> Vec<Rc<BlockSpec>> {
+        let mut distinct: Vec<Rc<BlockSpec>> = Vec::new();
+        let of_layer = |layer| {
+            let window = self.window(layer);
+            let known = distinct.iter().find(|spec| spec.attention.window == window);
+            known.cloned().unwrap_or_else(|| {
+                let spec = Rc::new(self.block(window));
+                distinct.push(spec.clone());
+                spec
+            })
+        };
+        (0..self.layers).map(of_layer).collect()
+    }
+
+    fn block(&self, window: Option<usize>) -> BlockSpec {
+        BlockSpec {
+            attention: AttentionSpec {
+                heads: self.heads,
+                kv_heads: self.kv_heads,
+                head_dim: self.head_dim,
+                window,
+                qk_norm: self.qk_norm,
+                is_rotary: self.positions == Positions::Rotary,
+                qkv_bias: self.qkv_bias || self.biases,
+                o_bias: self.o_bias || self.biases,
+                is_fused: self.fused_projections,
+            },
+            feed_forward: FeedForwardSpec {
+                function: self.activation,
+                width: self.ffn,
+                bias: self.mlp_bias || self.biases,
+                is_fused: self.fused_projections,
+            },
+        }
+    }
+}
