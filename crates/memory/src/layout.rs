@@ -40,9 +40,9 @@ impl Entry {
         dims(&self.shape)
     }
 
-    /// Whether it has rows: more than one dimension.
+    /// Whether it is a weight with rows: more than one dimension.
     pub fn is_matrix(&self) -> bool {
-        self.shape.len() > 1
+        self.shape.len() > 1 && self.role != Role::Buffer
     }
 
     /// The elements within the arena, without padding.
@@ -84,7 +84,7 @@ impl Unit {
 }
 
 /// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors, so
-/// that weight decay by kind is two ranges. What is frozen stands at both ends, so that what is trained is one range: that of
+/// that weight decay by kind is two ranges, and last buffers, which have an arena of their own. What is frozen stands at both ends, so that what is trained is one range: that of
 /// gradients and optimizer states. Within it, tensors that must stay precise (see [`LayoutBuilder::build_precise`]) stand at
 /// both ends, so that the others, which may be quantised, are one range too.
 ///
@@ -102,6 +102,7 @@ pub struct Layout {
     matrix_elements: usize,
     trained: Range<usize>,
     quantisable: Range<usize>,
+    weights: usize,
     elements: usize,
     ranks: Option<usize>,
     /// What pads bundles, in order.
@@ -171,22 +172,17 @@ impl LayoutBuilder {
         LayoutBuilder { ranks, ..self }
     }
 
-    /// Places frozen matrices, precise matrices, other matrices, other vectors, precise vectors, frozen vectors, each in the
-    /// order added.
+    /// Places frozen matrices, precise matrices, other matrices, other vectors, precise vectors, frozen vectors, buffers, each in
+    /// the order added.
     /// `is_precise(name, elements)` says which tensors must never be quantised. Entries are numbered as
     /// [`LayoutBuilder::build`] numbers them, wherever they lie.
     pub fn build_precise(self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
         let ranks = self.ranks;
-        let (matrices, vectors): (Vec<_>, Vec<_>) = self
-            .tensors
-            .into_iter()
-            .partition(|(_, entry)| entry.is_matrix());
-        let parts: Vec<Layer> = matrices.iter().map(|(part, _)| *part).collect();
-        let mut entries: Vec<Entry> = matrices
-            .into_iter()
-            .chain(vectors)
-            .map(|(_, entry)| entry)
-            .collect();
+        let mut tensors = self.tensors;
+        tensors.sort_by_key(|(_, entry)| (entry.role == Role::Buffer, !entry.is_matrix()));
+        let matrices = tensors.iter().filter(|(_, entry)| entry.is_matrix());
+        let parts: Vec<Layer> = matrices.map(|(part, _)| *part).collect();
+        let mut entries: Vec<Entry> = tensors.into_iter().map(|(_, entry)| entry).collect();
         let precise = entries.iter();
         let precise: Vec<bool> = precise
             .map(|entry| is_precise(&entry.name, entry.elements()))
@@ -207,6 +203,7 @@ impl LayoutBuilder {
             matrix_elements: placed.matrices,
             trained: placed.trained,
             quantisable: placed.quantisable,
+            weights: placed.weights,
             elements: placed.elements,
             ranks,
             tails: placed.tails.into_iter().map(|(_, tail)| tail).collect(),
@@ -293,7 +290,17 @@ impl Layout {
 
     /// All elements, tails included.
     pub fn all(&self) -> Cover {
-        Cover::new([self.matrices(), self.vectors()])
+        Cover::new([0..self.elements])
+    }
+
+    /// All but buffers: what is stored in one type.
+    pub fn weights(&self) -> Cover {
+        Cover::new([0..self.weights])
+    }
+
+    /// The elements of buffers, padding included.
+    pub fn buffers(&self) -> Cover {
+        self.all().without(&self.weights())
     }
 
     /// The elements that have gradients and optimizer states, tails included.
@@ -321,14 +328,15 @@ impl Layout {
         Cover::joined(pieces)
     }
 
-    /// A rank's pieces of all bundles.
+    /// A rank's pieces of all bundles; the first one's are all buffers too.
     pub fn own(&self, rank: usize) -> Cover {
+        let buffers = (rank == 0).then(|| self.buffers());
         let vectors = Cover::new([self.vectors()]).without(&self.trained());
         let frozen = self.units.iter().map(|unit| &unit.frozen);
         let pieces = frozen
             .chain([&vectors])
             .map(|bundle| self.piece(bundle, rank));
-        Cover::joined(pieces.chain([self.own_trained(rank)]))
+        Cover::joined(pieces.chain([self.own_trained(rank)]).chain(buffers))
     }
 
     /// What pads bundles to whole grains for every rank.
@@ -342,7 +350,7 @@ impl Layout {
         element - self.tails[..before].iter().map(Range::len).sum::<usize>()
     }
 
-    /// All tensors: matrices, then vectors, each in the order added.
+    /// All tensors: matrices, then vectors, then buffers, each in the order added.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -374,9 +382,13 @@ impl Layout {
         self.elements
     }
 
-    /// Elements without padding: the number of parameters.
+    /// Elements without padding: the number of parameters, buffers not counted.
     pub fn parameters(&self) -> usize {
-        self.entries.iter().map(Entry::elements).sum()
+        let weights = self
+            .entries
+            .iter()
+            .filter(|entry| entry.role != Role::Buffer);
+        weights.map(Entry::elements).sum()
     }
 
     /// The same of what is trained.
@@ -392,7 +404,7 @@ impl Layout {
 
     /// The range of all vectors, padding included.
     pub fn vectors(&self) -> Range<usize> {
-        self.matrix_elements..self.elements
+        self.matrix_elements..self.weights
     }
 
     /// The range of all trained tensors that may be quantised, padding included: all, unless some must stay precise.
@@ -500,12 +512,14 @@ mod tests {
             (0, "embed", &[4, 256][..]),
             (1, "q", &[2, 256]),
             (1, "k", &[1, 256]),
+            (1, "statistics", &[2, 3]),
             (1, "norm", &[256]),
             (1, "bias", &[256]),
         ] {
-            let role = match frozen.contains(&name) {
-                true => Role::Frozen,
-                false => Role::Trained,
+            let role = match name {
+                "statistics" => Role::Buffer,
+                _ if frozen.contains(&name) => Role::Frozen,
+                _ => Role::Trained,
             };
             builder.add_as(role, Layer::Block(part), name, shape);
         }
@@ -517,6 +531,11 @@ mod tests {
         assert_eq!(layout.trained(), only(1536..2048));
         assert_eq!((layout.matrices(), layout.vectors()), (0..1792, 1792..2304));
         assert_eq!(layout.trained_parameters(), 512);
+        assert_eq!(layout.parameters(), 512 + 1024 + 512 + 256);
+        let statistics = layout.find("statistics").unwrap();
+        assert_eq!((statistics, layout.unit_of(statistics)), (5, None));
+        assert_eq!(layout.buffers().ranges(), [2304..2560]);
+        assert_eq!(layout.all().elements(), layout.elements());
         let unit = &layout.units()[1];
         assert_eq!(
             (&unit.cover, &unit.trained),

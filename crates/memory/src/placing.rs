@@ -14,16 +14,18 @@ enum Section {
     Vectors,
     PreciseVectors,
     FrozenVectors,
+    Buffers,
 }
 
 impl Section {
-    const ALL: [Section; 6] = [
+    const ALL: [Section; 7] = [
         Section::FrozenMatrices,
         Section::PreciseMatrices,
         Section::Matrices,
         Section::Vectors,
         Section::PreciseVectors,
         Section::FrozenVectors,
+        Section::Buffers,
     ];
 
     fn of(entry: &Entry, is_precise: bool) -> Section {
@@ -34,6 +36,7 @@ impl Section {
             (false, Role::Trained, false) => Section::Vectors,
             (false, Role::Trained, true) => Section::PreciseVectors,
             (false, Role::Frozen, _) => Section::FrozenVectors,
+            (_, Role::Buffer, _) => Section::Buffers,
         }
     }
 }
@@ -44,6 +47,8 @@ pub(crate) struct Placed {
     pub(crate) matrices: usize,
     pub(crate) trained: Range<usize>,
     pub(crate) quantisable: Range<usize>,
+    /// Elements of all but buffers.
+    pub(crate) weights: usize,
     pub(crate) elements: usize,
     /// What pads the matrices of a part, or the vectors of the whole, in order.
     pub(crate) tails: Vec<(Layer, Range<usize>)>,
@@ -74,12 +79,14 @@ pub(crate) fn place(
         matrices,
         vectors,
         trained,
+        weights,
         elements,
     ] = ends;
     Placed {
         matrices,
         trained: frozen_matrices..trained,
         quantisable: precise_matrices..vectors,
+        weights,
         elements,
         tails: placing.tails,
     }

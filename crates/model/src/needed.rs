@@ -3,6 +3,7 @@
 use crate::parameters::{ParameterId, Parameters};
 use crate::policy::{Action, Policy};
 use crate::{Activation, Architecture, Block, LayerActivation};
+use memory::Role;
 use std::collections::HashSet;
 
 /// The first block with a trained parameter: the backward pass ends there. All blocks if none has one, and none where the
@@ -21,12 +22,11 @@ pub(crate) fn lowest_trained(embedding: &[ParameterId], blocks: &[Block]) -> Opt
 
 /// FLOPs for each token of the gradients that frozen matrices among some parameters do not get.
 pub(crate) fn frozen_flops(parameters: &Parameters, used: &[ParameterId]) -> u64 {
-    let frozen = used.iter().filter(|id| !id.is_trained());
-    let frozen = frozen.map(|id| &parameters.get(*id).shape);
-    let matrices = frozen.filter(|shape| shape.len() > 1);
-    2 * matrices
-        .map(|shape| shape.iter().product::<usize>() as u64)
-        .sum::<u64>()
+    let used = used.iter().map(|id| parameters.get(*id));
+    let frozen = used.filter(|parameter| parameter.role == Role::Frozen);
+    let matrices = frozen.filter(|parameter| parameter.shape.len() > 1);
+    let elements = matrices.map(|parameter| parameter.shape.iter().product::<usize>());
+    2 * elements.sum::<usize>() as u64
 }
 
 impl Architecture {

@@ -1,7 +1,7 @@
 //! Which parameters a model has: declared once, by the stages that use them.
 
 use crate::NamePatterns;
-use memory::{Layer, Layout, LayoutBuilder, Role};
+use memory::{DType, Layer, Layout, LayoutBuilder, Role};
 
 /// A parameter, by the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,8 +64,20 @@ impl Parameter {
         }
     }
 
-    fn is_matrix(&self) -> bool {
-        self.shape.len() > 1
+    /// The type that it is stored in, where the model computes in this one.
+    pub fn dtype(&self, compute: DType) -> DType {
+        match self.role {
+            Role::Trained | Role::Frozen => compute,
+            Role::Buffer => DType::F32,
+        }
+    }
+
+    /// Its place in the order of the layout: matrices, then vectors, then buffers.
+    fn kind(&self) -> usize {
+        match self.role {
+            Role::Buffer => 2,
+            _ => usize::from(self.shape.len() == 1),
+        }
     }
 }
 
@@ -110,13 +122,13 @@ impl Parameters {
         }
     }
 
-    /// The parameters in the order of their layout: matrices, then vectors, each as declared.
+    /// The parameters in the order of their layout: matrices, then vectors, then buffers, each as declared.
     pub fn in_layout(&self) -> impl Iterator<Item = &Parameter> {
-        let of = |matrices: bool| {
+        let of = |kind| {
             let declared = self.declared.iter();
-            declared.filter(move |parameter| parameter.is_matrix() == matrices)
+            declared.filter(move |parameter| parameter.kind() == kind)
         };
-        of(true).chain(of(false))
+        (0..3).flat_map(of)
     }
 
     /// Where each lies in the arenas. `is_precise(name, elements)` says which have states that must not be quantised.
@@ -146,19 +158,13 @@ impl Parameters {
 
     /// The layout's index of each, by the order of declaration.
     pub(crate) fn layout_indices(&self) -> LayoutIndices {
-        let mut next = [
-            0,
-            self.declared
-                .iter()
-                .filter(|parameter| parameter.is_matrix())
-                .count(),
-        ];
-        let index = |parameter: &Parameter| {
-            let next = &mut next[usize::from(!parameter.is_matrix())];
-            *next += 1;
-            *next - 1
-        };
-        LayoutIndices(self.declared.iter().map(index).collect())
+        let mut order: Vec<usize> = (0..self.declared.len()).collect();
+        order.sort_by_key(|declared| self.declared[*declared].kind());
+        let mut indices = vec![0; order.len()];
+        for (index, declared) in order.into_iter().enumerate() {
+            indices[declared] = index;
+        }
+        LayoutIndices(indices)
     }
 }
 
@@ -196,13 +202,29 @@ impl PartParameters<'_> {
         self.declare(name, &[width], initial)
     }
 
-    /// Any parameter.
+    /// A buffer, f32: what the model keeps and saves beside its weights, and no gradient changes ([`Role::Buffer`]).
+    pub fn buffer(&mut self, name: &str, shape: &[usize], initial: Initial) -> ParameterId {
+        let name = format!("{}{name}", self.prefix);
+        self.declare_as(Role::Buffer, name, shape, initial)
+    }
+
+    /// Any weight.
     pub fn declare(&mut self, name: &str, shape: &[usize], initial: Initial) -> ParameterId {
         let name = format!("{}{name}", self.prefix);
         let role = match self.all.frozen.fit(&name) {
             true => Role::Frozen,
             false => Role::Trained,
         };
+        self.declare_as(role, name, shape, initial)
+    }
+
+    fn declare_as(
+        &mut self,
+        role: Role,
+        name: String,
+        shape: &[usize],
+        initial: Initial,
+    ) -> ParameterId {
         self.all.declared.push(Parameter {
             name,
             shape: shape.to_vec(),
@@ -210,7 +232,7 @@ impl PartParameters<'_> {
             part: self.part,
             initial,
             stored: match shape.len() {
-                2 => self.stored,
+                2 if role != Role::Buffer => self.stored,
                 _ => Stored::AsUsed,
             },
         });

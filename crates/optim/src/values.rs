@@ -25,7 +25,7 @@ impl Optimizer {
         values: &[f32],
     ) -> Result<(), KernelError> {
         let range = offset..offset + values.len();
-        let bytes = parameter_bytes(weights.dtype(), values);
+        let bytes = parameter_bytes(weights.dtype_of(&range), values);
         weights.store(kernels, range.clone(), &bytes)?;
         if self.form.master().is_none() {
             return Ok(());

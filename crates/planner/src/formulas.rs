@@ -78,5 +78,9 @@ fn recipe(settings: &Settings) -> String {
             ranks.zero.stage()
         )
     });
-    format!("here: {weights}, {gradients} gradients, {moments} moments{divided}")
+    let frozen = match settings.freeze.is_empty() {
+        true => "",
+        false => ", of what is trained; what is frozen has its weight alone",
+    };
+    format!("here: {weights}, {gradients} gradients, {moments} moments{divided}{frozen}")
 }

@@ -422,7 +422,9 @@ impl Session {
             ("parameters", self.weights.bytes()),
             ("gradients", self.gradients.bytes()),
         ];
-        held.into_iter().chain(self.optimizer.arenas()).collect()
+        let buffers = self.weights.buffer_arena();
+        let held = held.into_iter().chain(buffers);
+        held.chain(self.optimizer.arenas()).collect()
     }
 
     /// Name and bytes of the arenas in pinned host memory that live across steps.

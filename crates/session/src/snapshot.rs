@@ -10,7 +10,7 @@ use files::{
     tensor_file_bytes,
 };
 use kernels::{KernelError, Kernels};
-use memory::{Buffer, Category, DType, Layout, Memory, OutOfMemory};
+use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 use model::{MAX_SHARD_BYTES, OutgoingWeights, Parameters};
 use optim::Optimizer;
 use settings::{Ranks, Settings};
@@ -111,7 +111,7 @@ impl Inventory {
         });
         let own: Vec<(usize, Range<usize>)> = own.collect();
         for (index, range) in &own {
-            inventory.add_weights(layout, *index, range);
+            inventory.add_weights(held.weights, *index, range);
         }
         inventory.weights = inventory.items.len();
         let is_trained = |index: usize| layout.entries()[index].role.is_trained();
@@ -121,16 +121,17 @@ impl Inventory {
         inventory
     }
 
-    fn add_weights(&mut self, layout: &Layout, index: usize, range: &Range<usize>) {
-        let entry = &layout.entries()[index];
+    fn add_weights(&mut self, weights: &Weights, index: usize, range: &Range<usize>) {
+        let entry = &weights.layout().entries()[index];
+        let dtype = weights.dtype_of(range);
         let spec = PieceSpec {
             stem: "model".into(),
             name: entry.name.clone(),
-            dtype: self.dtype.into(),
+            dtype: dtype.into(),
             shape: entry.shape.clone(),
             elements: range.start - entry.offset..range.end - entry.offset,
         };
-        let bytes = range.len() * self.dtype.size_in_bytes();
+        let bytes = range.len() * dtype.size_in_bytes();
         self.add(spec, (index, None), range, bytes);
     }
 
@@ -186,7 +187,7 @@ impl Held<'_> {
     /// An item's bytes of some of its elements, the first of which begins a block.
     fn chunk(&self, item: &Item, range: Range<usize>) -> io::Result<Vec<u8>> {
         let bytes = match item.state {
-            None => range.len() * self.weights.dtype().size_in_bytes(),
+            None => range.len() * self.weights.dtype_of(&range).size_in_bytes(),
             Some(state) => self.optimizer.named_states(item.entry, &range)[state].bytes(),
         };
         let mut chunk = host_room(bytes)?;
@@ -234,7 +235,7 @@ impl<'a> Outgoing<'a> {
     fn of_weights(&self, item: &Item, elements: Range<usize>) -> io::Result<Cow<'a, [u8]>> {
         match self.source {
             Source::Copy(copy) => {
-                let size = self.inventory.dtype.size_in_bytes();
+                let size = item.bytes.len() / item.range.len();
                 let place = |element| item.bytes.start + element * size;
                 let bytes = copy.part(&(place(elements.start)..place(elements.end)));
                 Ok(Cow::Borrowed(bytes))

@@ -5,7 +5,7 @@ use crate::session::Session;
 use files::{Disk, TensorSource, host_room};
 use half::bf16;
 use kernels::{KernelError, Kernels};
-use memory::{DType, Layer, Memory, Phase};
+use memory::{DType, Layer, Memory, Phase, Role};
 use model::{
     Fresh, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, encode, import,
     initialise, write_model,
@@ -72,7 +72,7 @@ impl Session {
         let settings = &self.settings;
         let files = origin.files(&settings.model, settings.seq, dtype);
         let reader = RefCell::new(Reader::begin(self));
-        // All have one type, so that they are asked for in their order.
+        // All but buffers have one type, so that they are asked for in their order.
         let bytes = |index, elements| reader.borrow_mut().bytes(index, elements);
         let made = std::fs::create_dir_all(folder).map_err(SessionError::file(folder));
         let written = made.and_then(|()| {
@@ -124,7 +124,7 @@ impl Session {
     /// [`SessionError::Kernel`] if the device fails.
     pub fn parameter(&self, index: usize) -> Result<Vec<f32>, SessionError> {
         let range = self.weights.layout().entries()[index].range();
-        let (dtype, elements) = (self.weights.dtype(), range.len());
+        let (dtype, elements) = (self.weights.dtype_of(&range), range.len());
         Ok(widened(dtype, elements, |bytes| {
             self.weights.read(&*self.kernels, range, bytes)
         })?)
@@ -173,7 +173,7 @@ impl<'a> Reader<'a> {
         self.turn_to(index)?;
         let first = self.weights.layout().entries()[index].offset;
         let range = first + elements.start..first + elements.end;
-        let bytes = host_room(range.len() * self.weights.dtype().size_in_bytes());
+        let bytes = host_room(range.len() * self.weights.dtype_of(&range).size_in_bytes());
         let mut bytes = bytes.map_err(WeightsError::Write)?;
         match self.unit_of(index) {
             Some(_) => self.kernels.download(&mut bytes, self.weights.flat(range)),
@@ -190,7 +190,9 @@ impl<'a> Reader<'a> {
 
     /// Makes a parameter the current one, and gathers it.
     fn turn_to(&mut self, index: usize) -> Result<(), SessionError> {
-        if self.current == Some(index) {
+        let is_buffer = self.weights.layout().entries()[index].role == Role::Buffer;
+        // Buffers stand elsewhere in files, and every rank has them.
+        if self.current == Some(index) || is_buffer {
             return Ok(());
         }
         self.finish_current()?;

@@ -30,16 +30,17 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
         deviation: config.model.init_std,
         seed: config.train.seed,
     };
-    let initial: Vec<Initial> = parameters
+    let initial: Vec<(Initial, DType)> = parameters
         .in_layout()
-        .map(|parameter| parameter.initial)
+        .map(|parameter| (parameter.initial, parameter.dtype(dtype)))
         .collect();
     // Elements are drawn in their order. A tensor that is written transposed is read several times, and drawn again each time.
-    let drawn = RefCell::new((0, fresh.values(initial[0], 0)));
+    let drawn = RefCell::new((0, fresh.values(initial[0].0, 0)));
     let weights = OutgoingWeights::new(parameters, dtype, |index, elements| {
         let (next, values) = &mut *drawn.borrow_mut();
+        let (initial, dtype) = initial[index];
         if elements.start == 0 {
-            (*next, *values) = (0, fresh.values(initial[index], index));
+            (*next, *values) = (0, fresh.values(initial, index));
         }
         assert_eq!(*next, elements.start, "elements are asked for in order");
         *next = elements.end;

@@ -9,6 +9,9 @@ use memory::{Arena, Category, Cover, DType, In, Layer, Layout, Memory, Out, OutO
 use std::ops::Range;
 use std::rc::Rc;
 
+/// The name of the arena of buffers.
+const BUFFERS: &str = "buffers";
+
 /// Where matrices live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightsHome {
@@ -48,6 +51,8 @@ pub enum WeightsHome {
 pub struct Weights {
     /// What is on the device for good.
     resident: Arena,
+    /// Buffers, f32, which every rank has on the device; none if there are none.
+    buffers: Option<Arena>,
     streamed: Option<StreamedWeights>,
     /// What all ranks have on the device for good, and each updates its pieces of.
     gathered: Option<GatheredWeights>,
@@ -72,12 +77,28 @@ impl Weights {
         };
         let host = |held| lease(Space::Host, "offloaded_parameters", held);
         let device = |held| lease(Space::Device, "parameters", held);
-        let (all, vectors) = (layout.all(), layout.all().within(&layout.vectors()));
+        let all = layout.weights();
+        let (matrices, vectors) = (
+            all.within(&layout.matrices()),
+            all.within(&layout.vectors()),
+        );
+        let buffers = (layout.buffers().elements() > 0).then(|| {
+            let (space, f32) = (Space::Device, DType::F32);
+            Arena::lease_part(
+                memory,
+                space,
+                category,
+                BUFFERS,
+                layout,
+                f32,
+                layout.buffers(),
+            )
+        });
         let member = |rank| (rank, layout.ranks().unwrap_or(1));
         let (resident, streamed, gathered) = match home {
             WeightsHome::Device => (device(all)?, None, None),
             WeightsHome::Host { slots } => {
-                let source = Source::Host(host(layout.all().within(&layout.matrices()))?);
+                let source = Source::Host(host(matrices)?);
                 let streamed = StreamedWeights::new(layout, source, slots, false);
                 (device(vectors)?, Some(streamed), None)
             }
@@ -111,6 +132,7 @@ impl Weights {
         };
         Ok(Weights {
             resident,
+            buffers: buffers.transpose()?,
             streamed,
             gathered,
             record: None,
@@ -122,9 +144,34 @@ impl Weights {
         self.resident.layout()
     }
 
-    /// Element type.
+    /// Element type, of all but buffers.
     pub fn dtype(&self) -> DType {
         self.resident.dtype()
+    }
+
+    /// Element type of a range, of one tensor.
+    pub fn dtype_of(&self, range: &Range<usize>) -> DType {
+        match self.is_buffer(range) {
+            true => DType::F32,
+            false => self.dtype(),
+        }
+    }
+
+    fn is_buffer(&self, range: &Range<usize>) -> bool {
+        let buffers = self.buffers.as_ref();
+        buffers.is_some_and(|buffers| buffers.held().rows(range).is_some())
+    }
+
+    /// What is on the device for good of all that a range is of: buffers, or weights.
+    fn arena_of(&self, range: &Range<usize>) -> &Arena {
+        let buffers = self.buffers.as_ref().filter(|_| self.is_buffer(range));
+        buffers.unwrap_or(&self.resident)
+    }
+
+    fn arena_of_mut(&mut self, range: &Range<usize>) -> &mut Arena {
+        let is_buffer = self.is_buffer(range);
+        let buffers = self.buffers.as_mut().filter(|_| is_buffer);
+        buffers.unwrap_or(&mut self.resident)
     }
 
     /// Whether matrices live in pinned host memory, and come to be updated.
@@ -139,12 +186,18 @@ impl Weights {
     /// The elements that live here, on the device or in pinned host memory: all, or a rank's pieces and the vectors.
     pub fn held(&self) -> Cover {
         let host = self.host().map(|host| host.held().clone());
-        Cover::joined([self.resident.held().clone()].into_iter().chain(host))
+        let resident = [&self.resident].into_iter().chain(&self.buffers);
+        Cover::joined(resident.map(|arena| arena.held().clone()).chain(host))
     }
 
     /// Bytes on the device, across steps.
     pub fn bytes(&self) -> u64 {
         self.resident.bytes()
+    }
+
+    /// Name and bytes of the arena of buffers.
+    pub fn buffer_arena(&self) -> Option<(&'static str, u64)> {
+        Some((BUFFERS, self.buffers.as_ref()?.bytes()))
     }
 
     /// Name and bytes of the arena in pinned host memory.
@@ -171,7 +224,7 @@ impl Weights {
         let (range, dims) = self.layout().joined(entries)?;
         let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
             (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
-            _ => self.resident.flat(range),
+            _ => self.arena_of(&range).flat(range),
         };
         Some(flat.reshape(dims))
     }
@@ -184,19 +237,20 @@ impl Weights {
         }
     }
 
-    /// Reads a range of one unit, or of the vectors, on the device.
+    /// Reads a range of one unit, of the vectors, or of a buffer, on the device.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
         match (&self.streamed, self.comes_with(&range)) {
             (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
-            _ => self.resident.flat(range),
+            _ => self.arena_of(&range).flat(range),
         }
     }
 
-    /// Writes a range of one unit, or of the vectors, on the device.
+    /// Writes a range of one unit, of the vectors, or of a buffer, on the device.
     pub fn flat_mut(&mut self, range: Range<usize>) -> Out<'_> {
-        let unit = self.comes_with(&range);
-        match (&mut self.streamed, unit) {
-            (Some(streamed), Some(unit)) => streamed.of_mut(unit).flat_mut(&range),
+        let (unit, is_buffer) = (self.comes_with(&range), self.is_buffer(&range));
+        match (&mut self.streamed, unit, &mut self.buffers) {
+            (Some(streamed), Some(unit), _) => streamed.of_mut(unit).flat_mut(&range),
+            (_, _, Some(buffers)) if is_buffer => buffers.flat_mut(range),
             _ => self.resident.flat_mut(range),
         }
     }
@@ -216,7 +270,7 @@ impl Weights {
                 bytes.copy_from_slice(host_bytes(kernels, host.flat(range))?);
                 Ok(())
             }
-            _ => kernels.download(bytes, self.resident.flat(range)),
+            _ => kernels.download(bytes, self.arena_of(&range).flat(range)),
         }
     }
 
@@ -230,12 +284,13 @@ impl Weights {
         range: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), KernelError> {
-        let size = self.dtype().size_in_bytes();
+        let size = self.dtype_of(&range).size_in_bytes();
         let of = |part: &Range<usize>| {
             &bytes[(part.start - range.start) * size..(part.end - range.start) * size]
         };
-        for part in self.resident.held().within(&range).ranges() {
-            kernels.upload(self.resident.flat_mut(part.clone()), of(part))?;
+        let arena = self.arena_of_mut(&range);
+        for part in arena.held().within(&range).ranges() {
+            kernels.upload(arena.flat_mut(part.clone()), of(part))?;
         }
         let Some(streamed) = &mut self.streamed else {
             return Ok(());
@@ -397,6 +452,7 @@ impl Weights {
     pub fn padding_is_zero(&self) -> bool {
         [&self.resident]
             .into_iter()
+            .chain(&self.buffers)
             .chain(self.host())
             .all(Arena::padding_is_zero)
     }

@@ -10,7 +10,7 @@ use files::{
     in_chunks,
 };
 use half::{bf16, f16};
-use memory::{Cover, DType, Layout};
+use memory::{Cover, DType, Layout, Role};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -81,10 +81,11 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    /// The type that all weights fit into: bf16 if they are, else f32.
+    /// The type that all weights, buffers apart, fit into: bf16 if they are, else f32.
     pub fn dtype(&self) -> DType {
-        let mut tensors = (0..self.names.len()).map(|index| self.tensor(index));
-        match tensors.all(|tensor| tensor.dtype == Dtype::BF16) {
+        let weights = self.parameters.in_layout().enumerate();
+        let mut weights = weights.filter(|(_, parameter)| parameter.role != Role::Buffer);
+        match weights.all(|(index, _)| self.tensor(index).dtype == Dtype::BF16) {
             true => DType::BF16,
             false => DType::F32,
         }
@@ -143,8 +144,10 @@ impl<'a> ModelWeights<'a> {
 
     /// The same weights on their way into other files, under the parameters' names and in one type.
     pub fn converted(&self, dtype: DType) -> impl TensorSource {
-        let bytes = move |index, elements: Range<usize>| {
-            let tensor = self.tensor(index);
+        let parameters = self.parameters.in_layout();
+        let dtypes: Vec<DType> = parameters.map(|one| one.dtype(dtype)).collect();
+        let bytes = move |index: usize, elements: Range<usize>| {
+            let (tensor, dtype) = (self.tensor(index), dtypes[index]);
             let bytes = bytes_of(&tensor, elements.clone()).map_err(|error| match error {
                 WeightsError::Read(error) => error.into(),
                 other => std::io::Error::other(other),
@@ -283,7 +286,7 @@ fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
 pub(super) fn specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
     let spec = |parameter: &Parameter| TensorSpec {
         name: parameter.name.clone(),
-        dtype: dtype.into(),
+        dtype: parameter.dtype(dtype).into(),
         shape: parameter.stored_shape(),
     };
     parameters.in_layout().map(spec).collect()

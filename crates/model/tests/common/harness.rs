@@ -65,12 +65,16 @@ impl Run {
         for (index, entry) in run.model.layout().clone().entries().iter().enumerate() {
             let values = initial_values(index, &entry.name, entry.elements());
             assert_eq!(run.weights.view(index).elements(), values.len());
-            let bytes = bytemuck::cast_slice(&values);
-            run.weights
-                .store(&*run.kernels, entry.range(), bytes)
-                .unwrap();
+            run.set(index, &values);
         }
         run
+    }
+
+    /// Sets a parameter.
+    pub fn set(&mut self, index: usize, values: &[f32]) {
+        let range = self.model.layout().entries()[index].range();
+        let bytes = bytemuck::cast_slice(values);
+        self.weights.store(&*self.kernels, range, bytes).unwrap();
     }
 
     /// The same run, planned.
@@ -225,16 +229,14 @@ impl Run {
     }
 
     fn descend(&mut self) {
-        for index in 0..self.model.layout().entries().len() {
+        let layout = self.model.layout().clone();
+        let entries = layout.entries().iter().enumerate();
+        for (index, _) in entries.filter(|(_, entry)| entry.role.is_trained()) {
             let gradients = self.gradient(index).to_vec();
             let weights = self.weights.view(index).slice::<f32>().iter();
             let pairs = weights.zip(gradients);
             let next: Vec<f32> = pairs.map(|(weight, of)| weight - 0.1 * of).collect();
-            let range = self.model.layout().entries()[index].range();
-            let stored = self
-                .weights
-                .store(&*self.kernels, range, bytemuck::cast_slice(&next));
-            stored.unwrap();
+            self.set(index, &next);
         }
     }
 }

@@ -68,6 +68,10 @@ fn any_number_of_ranks_goes_on() {
             "--config gpt2.toml --dtype bf16 --master f32 --state-dtype bf16",
             ["--zero 0", "--zero 3 --recompute full", "--zero 1"],
         ),
+        (
+            "--config llama.toml --set train.freeze=[\"*embed_tokens*\",\"*.layers.0.*\",\"*.k_proj.*\"]",
+            ["--zero 3", "--zero 2", "--zero 3"],
+        ),
     ];
     for (number, (way, [first, second, third])) in ways.into_iter().enumerate() {
         let place = place();
