@@ -3,6 +3,7 @@
 use crate::placing::{Placed, place};
 use crate::{Cover, Dims, Layer, Role};
 use std::collections::HashMap;
+use std::iter;
 use std::ops::Range;
 
 /// Every entry of a layout is padded to a multiple of this many elements, so that block-wise quantised states
@@ -290,12 +291,12 @@ impl Layout {
 
     /// All elements, tails included.
     pub fn all(&self) -> Cover {
-        Cover::new([0..self.elements])
+        Cover::new(iter::once(0..self.elements))
     }
 
     /// All but buffers: what is stored in one type.
     pub fn weights(&self) -> Cover {
-        Cover::new([0..self.weights])
+        Cover::new(iter::once(0..self.weights))
     }
 
     /// The elements of buffers, padding included.
@@ -527,14 +528,14 @@ mod tests {
         let offset = |name| layout.entries()[layout.find(name).unwrap()].offset;
         let offsets = ["embed", "q", "k", "bias", "norm"].map(offset);
         assert_eq!(offsets, [0, 1024, 1536, 1792, 2048]);
-        let only = |range| Cover::new(std::iter::once(range));
+        let only = |range| Cover::new(iter::once(range));
         assert_eq!(layout.trained(), only(1536..2048));
         assert_eq!((layout.matrices(), layout.vectors()), (0..1792, 1792..2304));
         assert_eq!(layout.trained_parameters(), 512);
         assert_eq!(layout.parameters(), 512 + 1024 + 512 + 256);
         let statistics = layout.find("statistics").unwrap();
         assert_eq!((statistics, layout.unit_of(statistics)), (5, None));
-        assert_eq!(layout.buffers().ranges(), [2304..2560]);
+        assert_eq!(layout.buffers(), only(2304..2560));
         assert_eq!(layout.all().elements(), layout.elements());
         let unit = &layout.units()[1];
         assert_eq!(

@@ -11,7 +11,7 @@ use kernels::operation::{BiasDropoutAdd, Fill};
 use memory::{DType, Layer, Layout, Memory, Role, Space};
 use model::stages::{Embedding, Head, Norm};
 use model::{
-    Activation, Architecture, Block, Extent, Initial, Io, Linear, ModelError, ModelWeights,
+    Activation, Architecture, Block, Extent, Initial, Io, Labels, Linear, ModelError, ModelWeights,
     OutgoingWeights, ParameterId, Parameters, Pass, Policy, Stage, WeightsError, encode,
 };
 use std::rc::Rc;
@@ -85,7 +85,7 @@ fn architecture() -> Architecture {
     };
     let stages: [Box<dyn Stage>; 1] = [Box::new(Shift(shift))];
     let blocks = vec![Block::new(WIDTH, stages)];
-    Architecture::new(parameters, Box::new(embedding), blocks, head, None)
+    Architecture::new(Labels::DENSE, parameters, Box::new(embedding), blocks, head)
 }
 
 fn layout(ranks: Option<usize>) -> Layout {
