@@ -16,6 +16,7 @@ mod gelu;
 mod gemm;
 mod layer_norm;
 mod matmul;
+mod muon;
 mod norm;
 mod positions;
 mod products;
@@ -24,6 +25,7 @@ mod quantise;
 mod rms_norm;
 mod rotary;
 mod simd;
+mod states;
 mod sum_in_order;
 mod swiglu;
 
@@ -176,6 +178,10 @@ impl Backend for Cpu {
             Operation::NormAndClip(operation) => norm::norm_and_clip(operation),
             Operation::SumInOrder(operation) => sum_in_order::sum_in_order(operation),
             Operation::AdamW(update) => adamw::adamw(update),
+            Operation::Momentum(operation) => muon::momentum(operation),
+            Operation::DivideByNorm(operation) => muon::divide_by_norm(operation),
+            Operation::Combine(operation) => muon::combine(operation),
+            Operation::StepAlong(operation) => muon::step_along(operation),
         }
         Ok(())
     }

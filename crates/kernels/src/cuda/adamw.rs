@@ -7,19 +7,23 @@ use crate::quantise::BLOCK;
 use crate::{AdamW, KernelError, MasterOperand, MomentOperand};
 use memory::DType;
 
-/// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `adamw.cu`.
+/// Threads of a block, and blocks of 256 elements that each of its warps updates: as in `states.cuh`.
 const THREADS: usize = 256;
 const ROUNDS: usize = 8;
 
 const WARP: usize = 32;
 
-pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), KernelError> {
-    let n = update.parameters.elements();
-    let extent = Extent {
+/// Blocks of threads for an update of so many elements.
+pub(super) fn in_rounds(n: usize) -> Extent {
+    Extent {
         grid: [n.div_ceil(THREADS / WARP * BLOCK * ROUNDS), 1, 1],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
-    };
+    }
+}
+
+pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), KernelError> {
+    let n = update.parameters.elements();
     let (first, first_absmax) = moment(&update.first_moment);
     let (second, second_absmax) = moment(&update.second_moment);
     let arguments = [
@@ -40,11 +44,11 @@ pub(super) fn adamw<D: Driver>(cuda: &Cuda<D>, update: AdamW) -> Result<(), Kern
         update.weight_decay.into(),
         n.into(),
     ];
-    cuda.launch(kernel_of(&update), extent, &arguments)
+    cuda.launch(kernel_of(&update), in_rounds(n), &arguments)
 }
 
 /// A moment, and the `absmax` of its codes.
-fn moment(moment: &MomentOperand) -> (Argument, Argument) {
+pub(super) fn moment(moment: &MomentOperand) -> (Argument, Argument) {
     match moment {
         MomentOperand::Plain(moment) => (moment.into(), Argument::NULL),
         MomentOperand::Quantised { codes, absmax } => (codes.into(), absmax.into()),
@@ -52,7 +56,7 @@ fn moment(moment: &MomentOperand) -> (Argument, Argument) {
 }
 
 /// What stands beside the weights.
-fn beside(master: &MasterOperand) -> Argument {
+pub(super) fn beside(master: &MasterOperand) -> Argument {
     match master {
         MasterOperand::Parameters => Argument::NULL,
         MasterOperand::F32(beside) | MasterOperand::Remainder(beside) => beside.into(),

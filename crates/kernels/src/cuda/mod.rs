@@ -22,6 +22,7 @@ mod gelu;
 mod layer_norm;
 mod listing;
 mod matmul;
+mod muon;
 mod norm;
 mod norm_backward;
 mod positions;
@@ -238,6 +239,10 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),
             Operation::SumInOrder(operation) => sum_in_order::sum_in_order(self, operation),
             Operation::AdamW(update) => adamw::adamw(self, update),
+            Operation::Momentum(operation) => muon::momentum(self, operation),
+            Operation::DivideByNorm(operation) => muon::divide_by_norm(self, operation),
+            Operation::Combine(operation) => muon::combine(self, operation),
+            Operation::StepAlong(operation) => muon::step_along(self, operation),
         }
     }
 

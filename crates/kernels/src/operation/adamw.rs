@@ -87,13 +87,7 @@ impl Contract for AdamW<'_> {
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let weights = match &self.master {
-            MasterOperand::Parameters => vec![changes(&self.parameters)],
-            MasterOperand::F32(master) => vec![writes(&self.parameters), changes(master)],
-            MasterOperand::Remainder(remainder) => {
-                vec![changes(&self.parameters), changes(remainder)]
-            }
-        };
+        let weights = self.master.operands(&self.parameters);
         let moments = [&self.first_moment, &self.second_moment].map(MomentOperand::operands);
         let states = weights.into_iter().chain(moments.into_iter().flatten());
         states.chain([reads(self.gradients)]).collect()
@@ -105,7 +99,7 @@ impl Contract for AdamW<'_> {
 }
 
 impl MomentOperand<'_> {
-    fn check(&self, check: &Check, name: &str, n: usize) -> Checked {
+    pub(super) fn check(&self, check: &Check, name: &str, n: usize) -> Checked {
         match self {
             MomentOperand::Plain(moment) => check.real(name, moment, &[n]),
             MomentOperand::Quantised { codes, absmax } => {
@@ -124,7 +118,7 @@ impl MomentOperand<'_> {
         }
     }
 
-    fn operands(&self) -> Vec<Operand<'_>> {
+    pub(super) fn operands(&self) -> Vec<Operand<'_>> {
         match self {
             MomentOperand::Plain(values) => vec![changes(values)],
             MomentOperand::Quantised { codes, absmax } => vec![changes(codes), changes(absmax)],
@@ -133,7 +127,16 @@ impl MomentOperand<'_> {
 }
 
 impl MasterOperand<'_> {
-    fn check(&self, check: &Check, n: usize, weights: DType) -> Checked {
+    /// With the parameters that it is the master of.
+    pub(super) fn operands<'b>(&'b self, parameters: &'b Out) -> Vec<Operand<'b>> {
+        match self {
+            MasterOperand::Parameters => vec![changes(parameters)],
+            MasterOperand::F32(master) => vec![writes(parameters), changes(master)],
+            MasterOperand::Remainder(remainder) => vec![changes(parameters), changes(remainder)],
+        }
+    }
+
+    pub(super) fn check(&self, check: &Check, n: usize, weights: DType) -> Checked {
         match self {
             MasterOperand::Parameters => return Ok(()),
             MasterOperand::F32(master) => check.tensor("master", master, &[n], DType::F32)?,

@@ -25,6 +25,7 @@ mod gelu;
 mod init;
 mod layer_norm;
 mod matmul;
+mod muon;
 mod norm;
 mod positions;
 mod qkv;
@@ -46,6 +47,7 @@ pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use matmul::Matmul;
+pub use muon::{Combine, DivideByNorm, Momentum, StepAlong};
 pub use norm::{NormAndClip, NormGrains, Sum};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
 pub use qkv::{JoinQkv, SplitQkv, Turn};
@@ -117,6 +119,10 @@ operations! {
     NormAndClip,
     SumInOrder,
     AdamW,
+    Momentum,
+    DivideByNorm,
+    Combine,
+    StepAlong,
 }
 
 impl Operation<'_> {

@@ -92,7 +92,7 @@ fn floats(values: &[f64]) -> Vec<f32> {
 }
 
 /// Codes and `absmax` of values in f64.
-fn quantised(map: &Map, values: &[f64]) -> [Host; 2] {
+pub fn quantised(map: &Map, values: &[f64]) -> [Host; 2] {
     let values = floats(values);
     let mut codes = vec![0; values.len()];
     let blocks = values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
@@ -106,7 +106,7 @@ fn quantised(map: &Map, values: &[f64]) -> [Host; 2] {
 }
 
 /// The values of codes.
-fn dequantised(map: &Map, [codes, absmax]: &[Host; 2]) -> Vec<f64> {
+pub fn dequantised(map: &Map, [codes, absmax]: &[Host; 2]) -> Vec<f64> {
     let absmax = absmax.values();
     let value = |(index, code): (usize, &u8)| {
         f64::from(map.values[usize::from(*code)] * absmax[index / BLOCK] as f32)
@@ -115,7 +115,7 @@ fn dequantised(map: &Map, [codes, absmax]: &[Host; 2]) -> Vec<f64> {
 }
 
 /// A moment in its form.
-fn moment(form: Moments, map: &Map, values: &[f64]) -> Vec<Host> {
+pub fn moment(form: Moments, map: &Map, values: &[f64]) -> Vec<Host> {
     let plain = |dtype| vec![Host::new(dtype, [values.len()], values.iter().copied())];
     match form {
         Moments::F32 => plain(DType::F32),
@@ -125,7 +125,7 @@ fn moment(form: Moments, map: &Map, values: &[f64]) -> Vec<Host> {
 }
 
 /// The weights in their form.
-fn weights(form: Weights, values: &[f64]) -> Vec<Host> {
+pub fn weights(form: Weights, values: &[f64]) -> Vec<Host> {
     let host = |dtype, values: &mut dyn Iterator<Item = f64>| {
         let values: Vec<f64> = values.collect();
         Host::new(dtype, [values.len()], values)
@@ -283,14 +283,14 @@ impl Form {
 }
 
 /// The master that bf16 weights and remainders stand for.
-fn joined(weights: &Host, remainders: &Host) -> Host {
+pub fn joined(weights: &Host, remainders: &Host) -> Host {
     let pairs = weights.values().into_iter().zip(remainders.values());
     let values = pairs.map(|(weight, rest)| f64::from(join(bf16::from_f64(weight), rest as i16)));
     Host::new(DType::F32, weights.dims, values)
 }
 
 /// The bf16 weights that a master gives.
-fn halves(master: &Host) -> Host {
+pub fn halves(master: &Host) -> Host {
     let values = floats(&master.values());
     let halves = values.into_iter().map(|value| split(value).0.to_f64());
     Host::new(DType::BF16, master.dims, halves)

@@ -29,6 +29,7 @@ mod layer_norm;
 mod layout;
 mod linear;
 mod matmul;
+mod muon;
 mod norm;
 mod optional_outputs;
 mod oracle;
@@ -75,6 +76,7 @@ suite![
     gelu,
     layer_norm,
     matmul,
+    muon,
     norm,
     positions,
     qkv,

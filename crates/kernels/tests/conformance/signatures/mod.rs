@@ -6,6 +6,7 @@ mod cache;
 mod flash_attention;
 mod general;
 mod layers;
+mod muon;
 
 pub use attention::attention_shape;
 pub use layers::{layer_norm_backward, split_qkv};
@@ -91,5 +92,6 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     signatures.extend(flash_attention::signatures(dtype, device));
     signatures.extend(cache::signatures(dtype));
     signatures.extend(adamw::signatures(dtype));
+    signatures.extend(muon::signatures(dtype));
     signatures
 }
