@@ -2,7 +2,7 @@
 
 use crate::moment::Moment;
 use crate::numbers::StepNumbers;
-use crate::rule::{Asking, Rule, Update};
+use crate::rule::{Asking, ByRange, Keeps, Update};
 use kernels::KernelError;
 use kernels::quantise::{SIGNED, UNSIGNED};
 
@@ -43,7 +43,7 @@ static MOMENTS: [Moment; 2] = [
     },
 ];
 
-impl Rule for AdamW {
+impl Keeps for AdamW {
     fn moments(&self) -> &'static [Moment] {
         &MOMENTS
     }
@@ -62,7 +62,9 @@ impl Rule for AdamW {
         ];
         rates.map(|rate| rate as f32).to_vec()
     }
+}
 
+impl ByRange for AdamW {
     fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError> {
         let Ok([first_moment, second_moment]) = <[_; 2]>::try_from(update.moments) else {
             unreachable!("there are as many states as the rule says")

@@ -173,10 +173,11 @@ impl Chunks {
         number / self.all.len() * self.away + ordinal
     }
 
-    /// Whether it is the first of its part.
-    pub(crate) fn begins_part(&self, number: usize) -> bool {
+    /// Whether it is the first of its part that has this in common with it.
+    pub(crate) fn begins_run<T: PartialEq>(&self, number: usize, of: impl Fn(&Chunk) -> T) -> bool {
         let index = number % self.all.len();
-        index == 0 || self.all[index - 1].part != self.all[index].part
+        let of = |index: usize| (self.all[index].part, of(&self.all[index]));
+        index == 0 || of(index - 1) != of(index)
     }
 
     /// The elements whose states are not on the device.
@@ -209,7 +210,8 @@ impl Chunks {
     }
 }
 
-/// Pieces of a segment, of about equal size and of at most as many elements as the offload allows.
+/// Pieces of a segment, of about equal size and of at most as many elements as the offload allows; of a matrix that is updated as
+/// a whole, one.
 fn cut(
     segment: Segment,
     offload: &Offload,
@@ -221,6 +223,7 @@ fn cut(
         number,
         decays,
         group,
+        matrix,
     } = segment;
     let block = range.start..range.start + PARAMETER_PADDING;
     let states = match is_away {
@@ -229,8 +232,8 @@ fn cut(
     };
     let block_bytes = states + offload.gradient_bytes(&block);
     let most = match offload.chunk_bytes.checked_div(block_bytes) {
-        Some(blocks) => blocks.max(1) * PARAMETER_PADDING,
-        None => range.len(),
+        Some(blocks) if matrix.is_none() => blocks.max(1) * PARAMETER_PADDING,
+        _ => range.len(),
     };
     let pieces = range.len().div_ceil(most);
     let size = range.len().div_ceil(pieces);
@@ -240,6 +243,7 @@ fn cut(
         number: number + start - range.start,
         decays,
         group,
+        matrix: matrix.clone(),
     })
 }
 
@@ -261,7 +265,7 @@ mod tests {
 
     fn chunks(offload: &Offload, moments: MomentFormat) -> Chunks {
         let layout = layout();
-        let groups = Hyperparameters::default().groups(&layout);
+        let groups = Hyperparameters::default().groups(&layout, &[]);
         let form = Form::new(&layout, (moments, MasterFormat::None), DType::BF16, groups);
         Chunks::new(&layout, offload, &form, &layout.all())
     }

@@ -243,7 +243,7 @@ mod tests {
         builder.add(Layer::Whole, "large", &[100, 100]);
         builder.add(Layer::Whole, "small", &[10, 10]);
         let layout = builder.build_precise(|name, _| name == "small");
-        let groups = Hyperparameters::default().groups(&layout);
+        let groups = Hyperparameters::default().groups(&layout, &[]);
         Form::new(&layout, formats, DType::BF16, groups)
     }
 

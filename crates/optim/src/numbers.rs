@@ -2,11 +2,12 @@
 
 use crate::adamw::AdamW;
 use crate::form::{Form, StateViews};
-use crate::rule::{Asking, Group, Update};
+use crate::muon::Muon;
+use crate::rule::{Group, Matrix, Rule, Update};
 use crate::segment::Segment;
 use choices::choices;
 use kernels::{KernelError, Kernels};
-use memory::{Buffer, Category, DType, In, Layout, Memory, Out, OutOfMemory};
+use memory::{Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory};
 
 choices! {
     /// The optimizers: a new one is a line here, and in [`Hyperparameters::groups`] what it updates.
@@ -15,6 +16,8 @@ choices! {
         /// [`AdamW`] for all parameters.
         #[default]
         AdamW = "adamw",
+        /// [`Muon`] for the hidden matrices, [`AdamW`] for all other parameters.
+        Muon = "muon",
     }
 }
 
@@ -25,6 +28,8 @@ pub struct Hyperparameters {
     pub kind: OptimizerKind,
     /// AdamW's numbers.
     pub adamw: AdamW,
+    /// Muon's numbers.
+    pub muon: Muon,
     /// Decoupled weight decay of matrices; vectors have none.
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; infinite: never.
@@ -36,6 +41,7 @@ impl Default for Hyperparameters {
         Hyperparameters {
             kind: OptimizerKind::default(),
             adamw: AdamW::default(),
+            muon: Muon::default(),
             weight_decay: 0.1,
             clip_norm: 1.0,
         }
@@ -43,13 +49,37 @@ impl Default for Hyperparameters {
 }
 
 impl Hyperparameters {
-    /// Which parameters are updated by which rule.
-    pub(crate) fn groups(&self, layout: &Layout) -> Vec<Group> {
+    /// Which parameters are updated by which rule; `hidden` are those matrices that some optimizers update as a whole.
+    pub(crate) fn groups(&self, layout: &Layout, hidden: &[Matrix]) -> Vec<Group> {
+        let adamw = |cover| Group {
+            rule: Rule::Ranges(Box::new(self.adamw)),
+            cover,
+            matrices: Vec::new(),
+        };
         match self.kind {
-            OptimizerKind::AdamW => vec![Group {
-                rule: Box::new(self.adamw),
-                cover: layout.all(),
-            }],
+            OptimizerKind::AdamW => vec![adamw(layout.trained())],
+            OptimizerKind::Muon => {
+                let entries = layout.entries();
+                let ranges = hidden.iter().map(|one| entries[one.entry].padded_range());
+                let cover = Cover::new(ranges);
+                // Tails, which pad the layout for ranks, have no gradients.
+                let tails = Cover::new(layout.tails().iter().cloned());
+                let rest = layout.trained().without(&cover).without(&tails);
+                let muon = Group {
+                    rule: Rule::Matrices(Box::new(self.muon)),
+                    cover,
+                    matrices: hidden.to_vec(),
+                };
+                vec![muon, adamw(rest)]
+            }
+        }
+    }
+
+    /// The type of what its matrix products read and write, where it has any.
+    pub fn product_dtype(&self) -> Option<DType> {
+        match self.kind {
+            OptimizerKind::AdamW => None,
+            OptimizerKind::Muon => Some(self.muon.ns_dtype),
         }
     }
 }
@@ -63,6 +93,8 @@ pub struct StepNumbers {
     pub update: usize,
     /// The learning rate.
     pub learning_rate: f64,
+    /// That of matrices that are updated as a whole.
+    pub matrix_rate: f64,
     /// The run's seed.
     pub seed: u64,
 }
@@ -130,31 +162,29 @@ impl Numbers {
         kernels.upload(self.key.view_mut(), bytemuck::cast_slice(&key))
     }
 
-    /// Asks for the update of a segment.
-    pub(crate) fn update(
-        &self,
-        on: &Asking,
-        form: &Form,
-        segment: &Segment,
-        operands: Operands,
-    ) -> Result<(), KernelError> {
+    /// The rates of a group, f32.
+    pub(crate) fn rates(&self, group: usize) -> In<'_> {
+        self.rates[group].view()
+    }
+
+    /// The update of a segment, or of a piece of it.
+    pub(crate) fn update<'a>(&'a self, segment: &Segment, operands: Operands<'a>) -> Update<'a> {
         let decay = if segment.decays {
             self.weight_decay
         } else {
             0.0
         };
-        let update = Update {
+        Update {
             weights: operands.weights,
             master: operands.states.master,
             moments: operands.states.moments,
             gradients: operands.gradients,
-            rates: self.rates[segment.group].view(),
+            rates: self.rates(segment.group),
             clip: operands.clip,
             key: self.key.view(),
             first_index: segment.number as u64,
             weight_decay: decay as f32,
-        };
-        form.groups()[segment.group].rule.update(on, update)
+        }
     }
 }
 

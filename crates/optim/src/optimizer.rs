@@ -2,22 +2,40 @@
 
 use crate::chunks::Offload;
 use crate::form::Form;
+use crate::matrices::{Dealt, DealtSources, room_bytes, update_segment};
 use crate::numbers::{Hyperparameters, Numbers, Operands, StepNumbers};
 use crate::resident::Resident;
 use crate::rule::Asking;
+use crate::rule::Matrix;
 use crate::segment::{Segment, segments};
 use crate::streamed::{Sources, Streamed};
 use crate::{MasterFormat, MomentFormat};
-use kernels::{BlockFile, KernelError, Kernels, NormAndClip, Queue};
+use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
 use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, OutOfMemory};
 use std::rc::Rc;
 use std::sync::Arc;
-use units::{GradientSource, Gradients, GradientsHome, Weights};
+use units::{GradientSource, Gradients, GradientsHome, UnitError, Weights};
+
+/// What an optimizer is made of.
+pub struct Recipe {
+    /// Which one, and its numbers.
+    pub hyperparameters: Hyperparameters,
+    /// The matrices that are updated as a whole, where it has such.
+    pub matrices: Vec<Matrix>,
+    /// How moments are kept, and what stands beside bf16 weights.
+    pub formats: (MomentFormat, MasterFormat),
+    /// The type of the weights.
+    pub weights: DType,
+}
+
+/// What scratch of an update is called.
+pub(crate) const SCRATCH: &str = "update_scratch";
 
 /// The optimizer and its states.
 ///
 /// Its methods for single parameters are in `values.rs`.
 pub struct Optimizer {
+    memory: Memory,
     pub(crate) layout: Rc<Layout>,
     pub(crate) form: Rc<Form>,
     numbers: Numbers,
@@ -27,6 +45,10 @@ pub struct Optimizer {
     segments: Vec<Segment>,
     /// What is updated in chunks.
     pub(crate) streamed: Option<Streamed>,
+    /// What is updated by whole matrices of which ranks have pieces.
+    dealt: Option<Dealt>,
+    /// Bytes of scratch for what is updated with the computation, leased for the update.
+    room_bytes: usize,
     /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of
     /// [`Offload::parts`].
     clips: Option<Buffer>,
@@ -35,7 +57,7 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Leases the states of what is `updated` here, zeroed: moments, and whatever bf16 weights have beside them. Work on what is
+    /// Leases the states of what is `updated` here, by this rank, zeroed: moments, and whatever bf16 weights have beside them. Work on what is
     /// elsewhere may be under way when the optimizer is dropped: the kernels must be dropped before it.
     ///
     /// # Errors
@@ -43,14 +65,12 @@ impl Optimizer {
     pub fn lease(
         memory: &Memory,
         layout: &Rc<Layout>,
-        weights: DType,
-        formats: (MomentFormat, MasterFormat),
-        hyperparameters: &Hyperparameters,
+        recipe: &Recipe,
         offload: Option<&Offload>,
-        updated: &Cover,
+        (updated, rank): (&Cover, usize),
     ) -> Result<Optimizer, OutOfMemory> {
-        let groups = hyperparameters.groups(layout);
-        let form = Rc::new(Form::new(layout, formats, weights, groups));
+        let groups = recipe.hyperparameters.groups(layout, &recipe.matrices);
+        let form = Rc::new(Form::new(layout, recipe.formats, recipe.weights, groups));
         let lease = |offload| Streamed::lease(memory, layout, offload, &form, updated);
         let streamed = offload.map(lease);
         let streamed = streamed.transpose()?;
@@ -66,10 +86,23 @@ impl Optimizer {
             let (category, dims) = (Category::OptimizerState, [offload.parts.len(), 2]);
             memory.lease_persistent(category, "clips", dims, DType::F32)
         });
+        let segments = segments(layout, &form, &updated_at_once);
+        let has_matrices = form.groups().iter().any(|group| !group.matrices.is_empty());
+        let is_divided = *updated != layout.trained();
+        let dealt = (has_matrices && is_divided).then(|| Dealt::new(layout, &form, rank));
+        // Those that a rank happens to have all of are dealt too.
+        let is_here = |segment: &Segment| dealt.is_none() || segment.matrix.is_none();
+        let segments: Vec<Segment> = segments.into_iter().filter(is_here).collect();
         Ok(Optimizer {
+            memory: memory.clone(),
+            room_bytes: match &dealt {
+                Some(dealt) => dealt.room_bytes(),
+                None => room_bytes(&form, &segments),
+            },
+            dealt,
             resident: Resident::lease(memory, &form, &resident)?,
-            segments: segments(layout, &form, &updated_at_once),
-            numbers: Numbers::lease(memory, hyperparameters, &form)?,
+            segments,
+            numbers: Numbers::lease(memory, &recipe.hyperparameters, &form)?,
             clips: clips.transpose()?,
             layout: layout.clone(),
             form,
@@ -132,7 +165,7 @@ impl Optimizer {
     /// [`Optimizer::finish`] has updated them.
     ///
     /// # Errors
-    /// [`KernelError`] if the device or a disk fails.
+    /// [`UnitError`] if the scratch of an update is refused, or the device or a disk fails.
     pub fn begin(
         &mut self,
         kernels: &dyn Kernels,
@@ -140,7 +173,7 @@ impl Optimizer {
         gradients: &mut Gradients,
         loss: In,
         numbers: StepNumbers,
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), UnitError> {
         assert!(!self.is_pending, "the update before is pending");
         self.numbers.upload(kernels, &self.form, numbers)?;
         let clip_norm = self.numbers.clip_norm();
@@ -161,7 +194,7 @@ impl Optimizer {
         gradients: &mut Gradients,
         loss: In,
         max_norm: Option<f32>,
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), UnitError> {
         gradients.sum_grains(kernels)?;
         kernels.run(NormAndClip {
             out: self.numbers.clip.view_mut(),
@@ -169,20 +202,36 @@ impl Optimizer {
             loss,
             max_norm,
         })?;
-        // SAFETY: in the queue of the computation there is nothing to promise.
-        let asking = unsafe { Asking::new(kernels, Queue::Compute) };
+        let (category, dims) = (Category::OptimizerState, [self.room_bytes]);
+        let needs_room = self.room_bytes > 0;
+        let room = needs_room.then(|| self.memory.lease(category, SCRATCH, dims, DType::U8));
+        let mut room = room.transpose()?;
+        let asking = Asking::in_computation(kernels);
         for segment in &self.segments {
-            let GradientSource::Device(x) = gradients.source(&segment.range) else {
+            let range = segment.own();
+            let GradientSource::Device(x) = gradients.source(&range) else {
                 unreachable!("gradients of the host come in chunks");
             };
             let operands = Operands {
-                weights: weights.flat_mut(segment.range.clone()),
+                weights: weights.flat_mut(range.clone()),
                 gradients: x,
-                states: self.resident.views(&segment.range),
+                states: self.resident.views(&range),
                 clip: self.numbers.clip.view(),
             };
-            self.numbers
-                .update(&asking, &self.form, segment, operands)?;
+            let of = (&*self.form, &self.numbers);
+            let room = room.as_mut().map(Buffer::view_mut);
+            update_segment(&asking, of, segment, operands, room)?;
+        }
+        if let (Some(dealt), Some(room)) = (&self.dealt, &mut room) {
+            let sources = DealtSources {
+                kernels,
+                form: &self.form,
+                numbers: &self.numbers,
+                resident: &mut self.resident,
+                weights,
+                gradients,
+            };
+            dealt.update(sources, room.view_mut())?;
         }
         Ok(())
     }
@@ -303,14 +352,14 @@ impl Optimizer {
     /// Ends an update whose parts have all been updated: the vectors, and the norm of all gradients.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// As [`Optimizer::begin`].
     pub fn end_released(
         &mut self,
         kernels: &dyn Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         loss: In,
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), UnitError> {
         self.update_at_once(kernels, weights, gradients, loss, None)?;
         self.wait_released(kernels, Layer::Whole)?;
         let mut streamed = self.streamed.iter();

@@ -1,10 +1,12 @@
 //! What one call updates.
 
 use crate::form::Form;
+use crate::rule::{Group, Matrix};
 use memory::{Cover, Layout};
 use std::ops::Range;
 
-/// A range of the arenas that one call updates: all matrices or all vectors of a group, with moments of one format.
+/// A range of the arenas that is updated at once: all matrices or all vectors of a group, with moments of one format, or a
+/// single matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
@@ -13,6 +15,20 @@ pub(crate) struct Segment {
     pub(crate) decays: bool,
     /// The group that it is of.
     pub(crate) group: usize,
+    /// The matrix that it is, or is of, where that is updated as a whole.
+    pub(crate) matrix: Option<Matrix>,
+}
+
+impl Segment {
+    /// The elements that are updated: without the padding of a matrix.
+    pub(crate) fn own(&self) -> Range<usize> {
+        let elements = self
+            .matrix
+            .as_ref()
+            .map(|matrix| matrix.shape[0] * matrix.shape[1]);
+        let end = elements.map(|elements| self.range.end.min(self.range.start + elements));
+        self.range.start..end.unwrap_or(self.range.end)
+    }
 }
 
 /// What a cover has of each group.
@@ -20,9 +36,33 @@ pub(crate) fn segments(layout: &Layout, form: &Form, cover: &Cover) -> Vec<Segme
     let groups = form.groups().iter().enumerate();
     let of_group = groups.flat_map(|(group, one)| {
         let own = cover.within_all(&one.cover);
-        segments_of(layout, &form.quantised(), &own, group)
+        match one.matrices.is_empty() {
+            true => segments_of(layout, &form.quantised(), &own, group),
+            false => matrices_of(layout, one, &own, group),
+        }
     });
     of_group.collect()
+}
+
+/// The matrices of a group that a cover has.
+pub(crate) fn matrices_of(
+    layout: &Layout,
+    one: &Group,
+    cover: &Cover,
+    group: usize,
+) -> Vec<Segment> {
+    let matrices = one.matrices.iter().map(|matrix| {
+        let range = layout.entries()[matrix.entry].padded_range();
+        Segment {
+            number: layout.untailed(range.start),
+            range,
+            decays: true,
+            group,
+            matrix: Some(matrix.clone()),
+        }
+    });
+    let is_here = |segment: &Segment| cover.rows(&segment.range).is_some();
+    matrices.filter(is_here).collect()
 }
 
 /// Matrices and vectors of a cover, cut where quantised moments begin and end, and where elements that are not numbered do.
@@ -47,6 +87,7 @@ fn segments_of(
                 range,
                 decays,
                 group,
+                matrix: None,
             }));
         }
     }
@@ -89,6 +130,7 @@ mod tests {
             range,
             decays,
             group: 0,
+            matrix: None,
         });
         assert_eq!(plain, expected);
         let quantised = segments_of(&layout, &layout.quantisable(), &all, 0);

@@ -20,7 +20,9 @@
 
 use crate::chunks::{Chunk, Chunks, Offload};
 use crate::form::Form;
+use crate::matrices::{room_bytes, update_segment};
 use crate::numbers::{Numbers, Operands};
+use crate::optimizer::SCRATCH;
 use crate::resident::Resident;
 use crate::rule::Asking;
 use crate::store::Store;
@@ -53,6 +55,8 @@ pub(crate) struct Streamed {
     brought: usize,
     updated: usize,
     awaited: usize,
+    /// Scratch for the updates of chunks that are whole matrices.
+    room: Option<Buffer>,
     /// When each chunk's last update that was asked for is over.
     updates: Vec<Event>,
     /// Chunks that may come: those of the update that is under way or next.
@@ -108,7 +112,12 @@ impl Streamed {
             })
         };
         let store = (chunks.away > 0).then(|| Store::lease(memory, &chunks, offload));
+        let room_bytes = room_bytes(form, chunks.all.iter().map(|chunk| &chunk.segment));
+        let room = (room_bytes > 0).then(|| {
+            memory.lease_persistent(Category::OptimizerState, SCRATCH, [room_bytes], DType::U8)
+        });
         Ok(Streamed {
+            room: room.transpose()?,
             store: store.transpose()?,
             updates: vec![Event::PAST; chunks.all.len()],
             slots: (0..slots).map(slot).collect::<Result<_, OutOfMemory>>()?,
@@ -215,8 +224,12 @@ impl Streamed {
         let end = self.end_of(part);
         assert!(end <= self.updated, "the part's update has been asked for");
         if self.awaited < end {
-            let last = (end - 1) % self.chunks.all.len();
-            kernels.wait(Queue::Compute, self.updates[last], WRITTEN)?;
+            let mut updates =
+                (self.awaited..end).map(|number| self.updates[number % self.updates.len()]);
+            // The queue of updates keeps its order, and what was computed is there already.
+            if let Some(last) = updates.rfind(|update| update.queue == Queue::Update) {
+                kernels.wait(Queue::Compute, last, WRITTEN)?;
+            }
             self.awaited = end;
         }
         Ok(())
@@ -316,21 +329,29 @@ impl Streamed {
     ) -> Result<(), KernelError> {
         let number = self.updated;
         let chunk = self.chunks.at(number);
-        if self.chunks.begins_part(number) {
-            sources.weights.ready(kernels, Queue::Update, chunk.part)?;
+        let queue = queue(chunk);
+        if self.chunks.begins_run(number, self::queue) {
+            sources.weights.ready(kernels, queue, chunk.part)?;
         }
         let slots = self.slots.len().max(1);
         let slot = self.slots.get_mut(number % slots);
         if let Some(slot) = &slot {
-            kernels.wait(Queue::Update, slot.filled, CAME)?;
+            kernels.wait(queue, slot.filled, CAME)?;
         }
         let numbers = sources.numbers;
+        let room = self.room.as_mut().map(Buffer::view_mut);
         let operands = sources.operands(&self.form, chunk, slot);
         // SAFETY: all of it lives as long as the optimizer or, like weights and gradients, is kept by whoever keeps that. The
         // computation goes on with the weights after `WRITTEN`, and with the gradients after the last of them.
-        let asking = unsafe { Asking::new(kernels, Queue::Update) };
-        numbers.update(&asking, &self.form, &chunk.segment, operands)?;
-        let updated = kernels.record(Queue::Update)?;
+        let asking = unsafe { Asking::new(kernels, queue) };
+        update_segment(
+            &asking,
+            (&self.form, numbers),
+            &chunk.segment,
+            operands,
+            room,
+        )?;
+        let updated = kernels.record(queue)?;
         self.updates[number % self.chunks.all.len()] = updated;
         if !self.slots.is_empty() || sources.weights.is_on_host() {
             kernels.wait(Queue::Download, updated, UPDATED)?;
@@ -364,6 +385,14 @@ impl Streamed {
     }
 }
 
+/// Where a chunk is updated. The update of a whole matrix is made of products, for which the computation is the place.
+fn queue(chunk: &Chunk) -> Queue {
+    match chunk.segment.matrix {
+        Some(_) => Queue::Compute,
+        None => Queue::Update,
+    }
+}
+
 impl Sources<'_> {
     /// What a chunk's update reads and writes: in its slot, or where it always is.
     fn operands<'a>(
@@ -372,18 +401,20 @@ impl Sources<'_> {
         chunk: &Chunk,
         slot: Option<&'a mut Slot>,
     ) -> Operands<'a> {
-        let range = &chunk.segment.range;
+        let (range, own) = (&chunk.segment.range, chunk.segment.own());
         let (states, brought) = slot.map(|slot| slot.halves(chunk)).unzip();
         Operands {
-            weights: self.weights.flat_mut(range.clone()),
-            gradients: match (self.gradients.source(range), brought) {
+            weights: self.weights.flat_mut(own.clone()),
+            gradients: match (self.gradients.source(&own), brought) {
                 (GradientSource::Device(x), _) => x,
-                (GradientSource::Host(x), Some(brought)) => brought.into_in().cast(x.dtype()),
+                (GradientSource::Host(x), Some(brought)) => {
+                    brought.into_in().cast(x.dtype()).rows(0..own.len())
+                }
                 (GradientSource::Host(_), None) => unreachable!("gradients of the host have slots"),
             },
             states: match (&chunk.away, states) {
-                (Some(_), Some(states)) => form.carve(range, range, states),
-                _ => self.resident.views(range),
+                (Some(_), Some(states)) => form.carve(range, &own, states),
+                _ => self.resident.views(&own),
             },
             clip: self.clip,
         }

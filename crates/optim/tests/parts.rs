@@ -7,7 +7,9 @@ use files::Parts;
 use kernels::Kernels;
 use kernels::cpu::Cpu;
 use memory::{Cover, DType, Layout, Memory};
-use optim::{Hyperparameters, MasterFormat, MomentFormat, Optimizer, SavedState, StatesPlace};
+use optim::{
+    Hyperparameters, MasterFormat, MomentFormat, Optimizer, Recipe, SavedState, StatesPlace,
+};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use units::{Weights, WeightsHome};
@@ -42,11 +44,14 @@ impl Rank {
         let optimizer = Optimizer::lease(
             &memory,
             &layout,
-            dtype,
-            (moments, master),
-            &Hyperparameters::default(),
+            &Recipe {
+                hyperparameters: Hyperparameters::default(),
+                matrices: Vec::new(),
+                formats: (moments, master),
+                weights: dtype,
+            },
             offload.as_ref(),
-            &own,
+            (&own, rank),
         );
         let weights = Weights::lease(&memory, &layout, dtype, WeightsHome::Device);
         Rank {

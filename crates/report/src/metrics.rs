@@ -111,6 +111,9 @@ pub struct StepRecord {
     pub finite: bool,
     /// Learning rate.
     pub lr: f32,
+    /// That of the matrices that the optimizer updates as a whole, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr_matrices: Option<f32>,
     /// Passes over the data so far, this step included.
     pub epoch: f64,
     /// Targets counted.

@@ -216,6 +216,7 @@ mod tests {
             grad_norm: f32::NAN,
             finite: false,
             lr: 3e-4,
+            lr_matrices: None,
             tokens: 7,
             epoch: 0.5,
             timing: Timing::new(

@@ -11,6 +11,7 @@ use std::time::Instant;
 pub(crate) struct InFlight {
     pub(crate) step: usize,
     pub(crate) lr: f64,
+    pub(crate) lr_matrices: Option<f64>,
     pub(crate) targets: usize,
     pub(crate) tokens: usize,
     pub(crate) memory: StepMemory,
@@ -33,6 +34,8 @@ pub struct StepOutcome {
     pub grad_norm: f32,
     /// Learning rate.
     pub lr: f64,
+    /// That of matrices that the optimizer updates as a whole, if it does.
+    pub lr_matrices: Option<f64>,
     /// Targets counted.
     pub targets: usize,
     /// Tokens read, masked ones included.
@@ -69,6 +72,7 @@ impl InFlight {
             loss: (f64::from(results.loss_sum) / self.targets as f64) as f32,
             grad_norm: results.grad_norm,
             lr: self.lr,
+            lr_matrices: self.lr_matrices,
             targets: self.targets,
             tokens: self.tokens,
             memory: self.memory,

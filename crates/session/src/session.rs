@@ -22,7 +22,7 @@ use model::{
     BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepLoss, Training,
     Work,
 };
-use optim::Optimizer;
+use optim::{Optimizer, Recipe};
 use scratch::ScratchFolder;
 use settings::Settings;
 use std::rc::Rc;
@@ -127,16 +127,19 @@ impl Session {
         let states = &settings.states;
         let home = gradients_home(&settings);
         let gradients = Gradients::lease(memory, &layout, states.gradients, home)?;
-        let formats = (states.moments, states.master);
+        let recipe = Recipe {
+            hyperparameters: settings.optimizer,
+            matrices: settings.matrices(model.architecture(), &layout)?,
+            formats: (states.moments, states.master),
+            weights: dtype,
+        };
         let offload = offloaded(&settings, home, &model);
         let mut optimizer = Optimizer::lease(
             memory,
             &layout,
-            dtype,
-            formats,
-            &settings.optimizer,
+            &recipe,
             offload.as_ref(),
-            &updated(&settings, &layout),
+            (&updated(&settings, &layout), settings.member().0),
         )?;
         let scratch = states_on_disk(&settings, memory, &mut optimizer)?;
         let copy_place = settings.checkpoint_copy.then(|| {
@@ -236,6 +239,7 @@ impl Session {
         self.in_flight = Some(InFlight {
             step: self.step,
             lr: self.settings.schedule.rate(self.step),
+            lr_matrices: self.settings.matrix_rate(self.step),
             targets,
             tokens: own(&self.settings, batch)
                 .map(|(_, micro)| micro.rows * micro.seq)

@@ -108,6 +108,7 @@ impl Session {
             step,
             update: self.updates + 1,
             learning_rate: self.settings.schedule.rate(step),
+            matrix_rate: self.settings.matrix_rate(step).unwrap_or_default(),
             seed: self.settings.seed,
         }
     }

@@ -7,14 +7,14 @@ use toml::{Table, Value};
 
 use super::choices::{AttentionBackend, HostPlace, Release, Window};
 use super::dotted;
-use super::elsewhere::{Elsewhere, StatesPlace};
+use super::elsewhere::{Elsewhere, OptimizerPlace, StatesPlace};
 use super::error::ConfigError;
-use super::ranks;
-use super::schema::{AUTO, Config};
+use super::ranks::{self, Ranks, Zero};
+use super::schema::{AUTO, Config, OptimConfig};
 use data::{Format, Packing};
 use memory::Layer;
 use model::{Architecture, Attention, Parameter, Parameters};
-use optim::ScheduleKind;
+use optim::{OptimizerKind, ScheduleKind};
 
 /// Something that interfaces promise and this version does not have.
 struct NotBuilt {
@@ -116,6 +116,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     elsewhere(config)?;
     release(config)?;
     ranks::check(config)?;
+    optimizer(config)?;
     if let Some(decay_steps) = lr.decay_steps {
         if lr.schedule == ScheduleKind::Constant {
             return contradiction(
@@ -211,6 +212,43 @@ fn release(config: &Config) -> Result<(), ConfigError> {
         return contradiction(
             "`offload.window` is end, but `optim.release` is backward, which updates in the backward pass; leave one of the \
              two out",
+        );
+    }
+    Ok(())
+}
+
+/// Refuses numbers of an optimizer that is not the one, and what one that updates whole matrices cannot do.
+fn optimizer(config: &Config) -> Result<(), ConfigError> {
+    let (optim, default) = (&config.optim, Config::default().optim);
+    if optim.kind != OptimizerKind::Muon {
+        let of_muon = |optim: &OptimConfig| OptimConfig {
+            muon_momentum: optim.muon_momentum,
+            nesterov: optim.nesterov,
+            ns_steps: optim.ns_steps,
+            ns_coefficients: optim.ns_coefficients,
+            ns_eps: optim.ns_eps,
+            ns_dtype: optim.ns_dtype,
+            lr_adjust: optim.lr_adjust,
+            matrices: optim.matrices.clone(),
+            ..default.clone()
+        };
+        if of_muon(optim) != default || config.lr.matrices.is_some() {
+            return contradiction(format!(
+                "optim.muon_momentum, nesterov, ns_*, lr_adjust and matrices and lr.matrices are numbers of muon, and the optimizer \
+                 is {}; add --optimizer muon, or leave them out",
+                optim.kind
+            ));
+        }
+        return Ok(());
+    }
+    let is_divided = |ranks: &Ranks| ranks.size > 1 && ranks.zero != Zero::Replicated;
+    let is_away = config.offload.optimizer != OptimizerPlace::None
+        || config.offload.path.is_some()
+        || config.offload.parameters != HostPlace::None;
+    if config.ranks().as_ref().is_some_and(is_divided) && is_away {
+        return contradiction(
+            "--optimizer muon with --zero 1, 2 or 3 needs optimizer states and weights on the device, where each rank brings its \
+             pieces of a matrix together; leave --offload-optimizer and --offload-parameters out, or use --zero 0 or --optimizer adamw",
         );
     }
     Ok(())

@@ -7,7 +7,7 @@ use super::kind::{Kind, Range};
 use super::ranks::{Engine, Reduce};
 use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions, RopeScaling};
-use optim::{MasterFormat, MomentFormat, ScheduleKind};
+use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
 /// The headings of help.
 const TRAINING: &str = "Training";
@@ -118,7 +118,9 @@ pub const KEYS: &[Key] = &[
     key("train.graphs", Kind::Choice(Graphs::NAMES), "\"auto\"", "Micro-batches as CUDA graphs; never changes results")
         .details("auto launches those after the first of a step at once, on CUDA without ranks, from batch.accum = 3 on."),
 
-    key("optim.state_dtype", Kind::Choice(MomentFormat::NAMES), "\"f32\"", "Data type of AdamW's moments")
+    key("optim.kind", Kind::Choice(OptimizerKind::NAMES), "\"adamw\"", "The optimizer (--optimizer)")
+        .details("muon updates the matrices of the blocks, and AdamW the rest."),
+    key("optim.state_dtype", Kind::Choice(MomentFormat::NAMES), "\"f32\"", "Data type of the optimizer's moments")
         .flag("--state-dtype", "f32|bf16|8bit", MEMORY),
     key("optim.master", Kind::Choice(MasterFormat::NAMES), "\"f32\"",
         "What stands beside bf16 weights: an f32 copy, the 16 bits that they leave out of one, or nothing")
@@ -137,11 +139,24 @@ pub const KEYS: &[Key] = &[
         .flag("--clip", "NORM", TRAINING),
     key("optim.f32_states", Kind::Texts, "[\"*norm*\", \"*embed_tokens*\", \"*.ln_*\", \"*.wte.*\", \"*.wpe.*\"]",
         "Name patterns of tensors that keep f32 moments under 8-bit states"),
+    key("optim.muon_momentum", Kind::Real(Range::BelowOne), "0.95", "Muon: decay of the momentum"),
+    key("optim.nesterov", Kind::Bool, "true", "Muon: the direction is a step ahead of the momentum"),
+    key("optim.ns_steps", Kind::WholeUpTo(1, 99), "5", "Muon: iterations of Newton-Schulz"),
+    key("optim.ns_coefficients", Kind::Reals(3), "[3.4445, -4.775, 2.0315]", "Muon: coefficients of an iteration"),
+    key("optim.ns_eps", Kind::Real(Range::Positive), "1e-7", "Muon: the least norm that a direction is divided by"),
+    key("optim.ns_dtype", Kind::Choice(FloatType::NAMES), "\"bf16\"", "Muon: data type of the iteration"),
+    key("optim.lr_adjust", Kind::Choice(LrAdjust::NAMES), "\"match_rms_adamw\"",
+        "Muon: how the learning rate of a matrix follows from its shape")
+        .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1."),
+    optional("optim.matrices", Kind::Texts, ("[\"*proj*\"]", "all matrices of the blocks"),
+        "Muon: name patterns of the matrices that it updates"),
     key("optim.release", Kind::Choice(Release::NAMES), "\"step\"", "When gradients have served their purpose")
         .details("backward updates each block as soon as its gradient is there, which then needs no memory; for one micro-batch \
                   a step (batch.accum = 1) and without clipping (optim.clip_norm = inf)."),
 
     key("lr.peak", Kind::Real(Range::NotNegative), "3e-4", "Peak learning rate").flag("--lr", "X", TRAINING),
+    optional("lr.matrices", Kind::Real(Range::NotNegative), ("0.02", "lr.peak"),
+        "Peak learning rate of the matrices that muon updates"),
     key("lr.schedule", Kind::Choice(ScheduleKind::NAMES), "\"constant\"", "How the learning rate falls after the warmup")
         .details("wsd is warmup, stable, decay.")
         .flag("--schedule", "constant|linear|cosine|wsd", TRAINING),

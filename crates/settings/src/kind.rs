@@ -37,6 +37,8 @@ pub enum Kind {
     Texts,
     /// A list of whole numbers of at least 0.
     Wholes,
+    /// A list of so many finite numbers.
+    Reals(usize),
     /// A table of texts, its keys free.
     TextTable,
 }
@@ -134,6 +136,13 @@ impl Kind {
             Kind::Wholes => value
                 .as_array()
                 .is_some_and(|list| list.iter().all(|one| Kind::Whole(0).allows(one))),
+            Kind::Reals(count) => value.as_array().is_some_and(|list| {
+                let is_finite = |one: &Value| {
+                    let whole = one.as_integer().map(|number| number as f64);
+                    whole.or(one.as_float()).is_some_and(f64::is_finite)
+                };
+                list.len() == count && list.iter().all(is_finite)
+            }),
             Kind::TextTable => value
                 .as_table()
                 .is_some_and(|table| table.values().all(Value::is_str)),
@@ -177,6 +186,7 @@ impl Kind {
             }
             Kind::Texts => "a list of texts in quotes".to_owned(),
             Kind::Wholes => "a list of whole numbers, such as [0, 1]".to_owned(),
+            Kind::Reals(count) => format!("a list of {count} finite numbers"),
             Kind::TextTable => "a table whose values are texts".to_owned(),
         }
     }

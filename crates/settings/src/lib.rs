@@ -47,5 +47,7 @@ pub use schema::{
     EvalConfig, HEURISTIC, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig,
     OptimConfig, RecomputeConfig, TrainConfig,
 };
-pub use settings::{BetweenSteps, GRAPHS_FROM_ACCUM, Settings, StateFormats, auto_attention};
+pub use settings::{
+    BetweenSteps, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices, auto_attention,
+};
 pub use size::{Size, SizeError};

@@ -14,7 +14,7 @@ use super::head_chunk::HeadChunk;
 use super::ranks::{Engine, Member, Reduce, Zero};
 use super::size::Size;
 use data::{Format, Inputs, Packing};
-use optim::{MasterFormat, MomentFormat, ScheduleKind};
+use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
 /// Everything that decides what a run computes. `configs/reference.toml` explains every key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct Config {
     pub batch: BatchConfig,
     /// Length, seed, device and data type of the run.
     pub train: TrainConfig,
-    /// AdamW.
+    /// The optimizer.
     pub optim: OptimConfig,
     /// The learning rate.
     pub lr: LrConfig,
@@ -118,6 +118,8 @@ pub struct TrainConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimConfig {
+    /// Which optimizer.
+    pub kind: OptimizerKind,
     /// Data type of the moments.
     pub state_dtype: MomentFormat,
     /// Master copy of bf16 weights.
@@ -136,6 +138,22 @@ pub struct OptimConfig {
     pub clip_norm: f64,
     /// Name patterns of tensors that keep f32 moments under 8-bit states.
     pub f32_states: Vec<String>,
+    /// Muon: decay of the momentum.
+    pub muon_momentum: f64,
+    /// Muon: the direction is a step ahead of the momentum.
+    pub nesterov: bool,
+    /// Muon: iterations of Newton-Schulz.
+    pub ns_steps: usize,
+    /// Muon: coefficients of an iteration.
+    pub ns_coefficients: [f64; 3],
+    /// Muon: the least norm that a direction is divided by.
+    pub ns_eps: f64,
+    /// Muon: data type of the iteration.
+    pub ns_dtype: FloatType,
+    /// Muon: how the learning rate of a matrix follows from its shape.
+    pub lr_adjust: LrAdjust,
+    /// Muon: name patterns of the matrices that it updates; `None`: all matrices of the blocks.
+    pub matrices: Option<Vec<String>>,
     /// When a unit's gradient has served its purpose.
     pub release: Release,
 }
@@ -146,6 +164,8 @@ pub struct OptimConfig {
 pub struct LrConfig {
     /// The learning rate after the warmup.
     pub peak: f64,
+    /// That of the matrices that muon updates; `None`: the same.
+    pub matrices: Option<f64>,
     /// How it moves after the warmup.
     pub schedule: ScheduleKind,
     /// Steps of the linear warmup.

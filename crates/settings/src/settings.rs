@@ -8,13 +8,13 @@ use super::ranks::Ranks;
 use super::schema::{Config, HardwareConfig};
 use super::unknown::nearest_containing;
 use data::Packing;
-use memory::{DType, Entry, Layout};
+use memory::{DType, Layer, Layout};
 use model::{
     Action, Architecture, Attention, ModelConfig, NamePatterns, OffloadLabels,
-    PRODUCT_ELEMENTS_MAX, Parameters, Policy,
+    PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy,
 };
 use optim::{
-    AdamW, Hyperparameters, MasterFormat, MomentFormat, OptimizerKind, SMALLEST_QUANTISED, Schedule,
+    AdamW, Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon, SMALLEST_QUANTISED, Schedule,
 };
 
 /// Everything that decides the memory and the arithmetic of a step.
@@ -51,6 +51,8 @@ pub struct Settings {
     pub attention: Attention,
     /// The optimizer and its numbers.
     pub optimizer: Hyperparameters,
+    /// Which matrices an optimizer updates as a whole that does so, and at which rate.
+    pub whole_matrices: WholeMatrices,
     /// What training adds to the weights.
     pub states: StateFormats,
     /// What lives elsewhere than on the device.
@@ -74,6 +76,15 @@ pub struct BetweenSteps {
     pub evaluation: Option<usize>,
     /// Tokens of a sample of the model's text, its prompt included.
     pub sample: Option<usize>,
+}
+
+/// Matrices that an optimizer updates as a whole.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WholeMatrices {
+    /// Patterns of their names; none: all matrices of the blocks.
+    pub patterns: Option<Vec<String>>,
+    /// Their highest learning rate; none: that of all parameters.
+    pub peak: Option<f64>,
 }
 
 /// What training adds to the weights, across steps.
@@ -149,11 +160,20 @@ impl Settings {
             checkpoint_copy: config.checkpoint.interval().is_some() && !config.checkpoint.blocking,
             attention,
             optimizer: Hyperparameters {
-                kind: OptimizerKind::AdamW,
+                kind: optim.kind,
                 adamw: AdamW {
                     beta1: optim.beta1,
                     beta2: optim.beta2,
                     eps: optim.eps,
+                },
+                muon: Muon {
+                    momentum: optim.muon_momentum,
+                    nesterov: optim.nesterov,
+                    ns_steps: optim.ns_steps,
+                    ns_coefficients: optim.ns_coefficients,
+                    ns_eps: optim.ns_eps,
+                    ns_dtype: optim.ns_dtype.into(),
+                    lr_adjust: optim.lr_adjust,
                 },
                 weight_decay: optim.weight_decay,
                 clip_norm: optim.clip_norm,
@@ -166,6 +186,10 @@ impl Settings {
             },
             offload: elsewhere(config)?,
             ranks: config.ranks(),
+            whole_matrices: WholeMatrices {
+                patterns: optim.matrices.clone(),
+                peak: config.lr.matrices,
+            },
             schedule: Schedule {
                 kind: config.lr.schedule,
                 peak: config.lr.peak,
@@ -192,12 +216,60 @@ impl Settings {
         ranks.map_or((0, 1), |ranks| (ranks.rank, ranks.size))
     }
 
-    /// The narrowest type that a matrix product reads or writes: bf16 if gradients or everything is.
+    /// The narrowest type that a matrix product reads or writes: bf16 if gradients, the optimizer's products or everything is.
     pub fn narrowest_dtype(&self) -> DType {
-        match (self.dtype, self.states.gradients) {
-            (DType::F32, gradients) => gradients,
-            (dtype, _) => dtype,
+        let types = [self.dtype, self.states.gradients];
+        let mut all = types.into_iter().chain(self.optimizer.product_dtype());
+        match all.all(|dtype| dtype == DType::F32) {
+            true => DType::F32,
+            false => DType::BF16,
         }
+    }
+
+    /// The learning rate of matrices that the optimizer updates as a whole, at a step; none if it updates none so.
+    pub fn matrix_rate(&self, step: usize) -> Option<f64> {
+        let peak = self.whole_matrices.peak.unwrap_or(self.schedule.peak);
+        let schedule = Schedule {
+            peak,
+            ..self.schedule
+        };
+        let has_matrices = self.optimizer.product_dtype().is_some();
+        has_matrices.then(|| schedule.rate(step))
+    }
+
+    /// The matrices of a layout that an optimizer may update as a whole: those of the blocks, or those that patterns name.
+    ///
+    /// # Errors
+    /// A pattern of names that fits no matrix.
+    pub fn matrices(
+        &self,
+        architecture: &Architecture,
+        layout: &Layout,
+    ) -> Result<Vec<Matrix>, ConfigError> {
+        let of = |(entry, parameter): (usize, &Parameter)| {
+            let shape = <[usize; 2]>::try_from(&parameter.shape[..]).ok()?;
+            let stored = <[usize; 2]>::try_from(parameter.stored_shape()).ok()?;
+            Some(Matrix {
+                entry,
+                shape,
+                stored,
+            })
+        };
+        let parameters = || architecture.parameters().in_layout().enumerate();
+        if self.optimizer.product_dtype().is_none() {
+            return Ok(Vec::new());
+        }
+        let trained = |matrix: &Matrix| layout.entries()[matrix.entry].role.is_trained();
+        let Some(patterns) = &self.whole_matrices.patterns else {
+            let of_blocks = parameters().filter(|(_, one)| matches!(one.part, Layer::Block(_)));
+            return Ok(of_blocks.filter_map(of).filter(trained).collect());
+        };
+        let all: Vec<Matrix> = parameters().filter_map(of).filter(trained).collect();
+        let name = |matrix: &Matrix| &layout.entries()[matrix.entry].name[..];
+        let patterns = NamePatterns::new(patterns);
+        check_patterns(all.iter().map(name), "optim.matrices", &patterns)?;
+        let chosen = all.into_iter().filter(|one| patterns.fit(name(one)));
+        Ok(chosen.collect())
     }
 
     /// Where each parameter of a model lies in the arenas.
@@ -219,8 +291,9 @@ impl Settings {
             .filter(|text| is_quantised && !defaults.contains(text))
             .cloned()
             .collect();
-        check_patterns(&layout, "optim.f32_states", &own)?;
-        check_patterns(&layout, "train.freeze", &self.freeze)?;
+        let names = layout.entries().iter().map(|entry| &entry.name[..]);
+        check_patterns(names.clone(), "optim.f32_states", &NamePatterns::new(&own))?;
+        check_patterns(names, "train.freeze", &NamePatterns::new(&self.freeze))?;
         if !layout.entries().iter().any(|entry| entry.role.is_trained()) {
             return Err(ConfigError::Contradiction(format!(
                 "train.freeze fits all {} parameters, so that nothing is left to train; leave out a pattern, or make one narrower",
@@ -231,17 +304,12 @@ impl Settings {
     }
 }
 
-/// Refuses a pattern that fits no parameter.
-fn check_patterns(
-    layout: &Layout,
+/// Refuses a pattern that fits none of some parameters.
+fn check_patterns<'a>(
+    names: impl Iterator<Item = &'a str> + Clone,
     key: &'static str,
-    patterns: &[String],
+    patterns: &NamePatterns,
 ) -> Result<(), ConfigError> {
-    let names = layout
-        .entries()
-        .iter()
-        .map(|entry: &Entry| entry.name.as_str());
-    let patterns = NamePatterns::new(patterns);
     let unfit = patterns.unfit(names.clone()).next();
     unfit.map_or(Ok(()), |pattern| {
         Err(ConfigError::NoSuchParameter {

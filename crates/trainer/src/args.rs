@@ -3,7 +3,9 @@
 use crate::key_flags::KeyFlags;
 use crate::train::resumed_configuration;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use model::MegatronFlags;
+use optim::OptimizerKind;
 use settings::load::Override;
 use settings::{Given, Member, Resume, RunOptions};
 use std::path::PathBuf;
@@ -77,6 +79,15 @@ impl MemberArgs {
     }
 }
 
+/// What `--optimizer` takes: the names of optimizers, and AdamW's with 8-bit states.
+fn optimizers() -> PossibleValuesParser {
+    let names = OptimizerKind::NAMES.iter().copied();
+    PossibleValuesParser::new(names.chain(["adamw8bit"]))
+}
+
+/// Ends the name of an optimizer whose states have 8 bits.
+const QUANTISED: &str = "8bit";
+
 /// What memory is spent on, in other words than those of keys.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Memory")]
@@ -93,8 +104,8 @@ pub struct MemoryArgs {
     /// Megatron's number of layers for full recompute
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub recompute_num_layers: Option<String>,
-    /// adamw8bit stands for --state-dtype 8bit
-    #[arg(long, value_name = "NAME", value_parser = ["adamw", "adamw8bit"])]
+    /// adamw, muon; adamw8bit is adamw with --state-dtype 8bit [default: adamw]
+    #[arg(long, value_name = "NAME", value_parser = optimizers())]
     pub optimizer: Option<String>,
 }
 
@@ -137,11 +148,14 @@ impl RunArgs {
     pub fn given(&self) -> Given {
         let memory = &self.memory;
         let mut flags = self.keys.overrides.clone();
-        if memory.optimizer.as_deref() == Some("adamw8bit") {
-            flags.push(Override {
-                place: "--optimizer adamw8bit".into(),
-                ..Override::from_flag("--optimizer", "optim.state_dtype", "8bit")
-            });
+        if let Some(name) = &memory.optimizer {
+            let flag = |key, value| Override {
+                place: format!("--optimizer {name}"),
+                ..Override::from_flag("--optimizer", key, value)
+            };
+            let quantised = name.strip_suffix(QUANTISED);
+            flags.push(flag("optim.kind", quantised.unwrap_or(name)));
+            flags.extend(quantised.map(|_| flag("optim.state_dtype", "8bit")));
         }
         if self.output.trace.is_some() {
             flags.push(Override::from_switch("--trace", "log.trace", true));

@@ -12,6 +12,7 @@ use common::ranks::{Together, each, of_rank, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
 use memory::DType;
 use model::{Attention, OffloadLabels};
+use optim::{Hyperparameters, OptimizerKind};
 use settings::{Elsewhere, GradientsPlace, Ranks, Reduce, Settings, StatesPlace, Window, Zero};
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
@@ -189,6 +190,38 @@ fn plain(size: usize, zero: Zero) -> Settings {
         seq: 17,
         ranks: Some(ranks(size, zero)),
         ..with_form(model, forms()[0], "none", DType::F32)
+    }
+}
+
+/// Matrices that are updated as a whole are brought together from the ranks' pieces.
+#[test]
+fn whole_matrices_are_the_same_among_any_ranks() {
+    for form in forms().into_iter().step_by(5) {
+        let muon = |size, zero| {
+            let settings = plain(size, zero);
+            let (_, model) = models(2).swap_remove(0);
+            let formed = with_form(model, form, "none", DType::F32);
+            Settings {
+                dtype: formed.dtype,
+                states: formed.states,
+                optimizer: Hyperparameters {
+                    kind: OptimizerKind::Muon,
+                    ..settings.optimizer
+                },
+                ..settings
+            }
+        };
+        let expected = run("alone", &muon(1, Zero::Replicated));
+        let is_momentum = |name: &&(String, String)| name.1.contains(".momentum");
+        assert!(expected.state.keys().any(|name| is_momentum(&name)));
+        for size in [2, 4] {
+            for zero in Zero::ALL {
+                let name = format!("{size} ranks, {zero:?}, {form:?}");
+                let actual = run(&name, &muon(size, zero));
+                assert_eq!(actual.steps, expected.steps, "{name}");
+                assert!(actual.state == expected.state, "{name}");
+            }
+        }
     }
 }
 

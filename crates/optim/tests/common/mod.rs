@@ -8,8 +8,8 @@ use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{BiasBackward, BlockFile, Kernels};
 use memory::{Buffer, Category, DType, Layer, Layout, LayoutBuilder, Memory};
 use optim::{
-    Hyperparameters, MasterFormat, MomentFormat, Offload, Optimizer, RestoreError, SavedState,
-    StatesPlace, StepNumbers,
+    Hyperparameters, MasterFormat, Matrix, MomentFormat, Offload, Optimizer, Recipe, RestoreError,
+    SavedState, StatesPlace, StepNumbers,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -44,6 +44,21 @@ pub fn layout_for(ranks: Option<usize>) -> Rc<Layout> {
         builder.add(part, name, shape);
     }
     Rc::new(builder.build_precise(|name, elements| name == "embed" || elements < 4096))
+}
+
+/// The matrices, those that are large and small.
+pub fn matrices(layout: &Layout) -> Vec<Matrix> {
+    let entries = layout.entries().iter().enumerate();
+    let hidden = entries.filter(|(_, entry)| ["small", "large"].contains(&&entry.name[..]));
+    let matrices = hidden.map(|(index, entry)| {
+        let shape = [entry.shape[0], entry.shape[1]];
+        Matrix {
+            entry: index,
+            shape,
+            stored: shape,
+        }
+    });
+    matrices.collect()
 }
 
 pub fn noise(seed: usize, index: usize) -> f32 {
@@ -147,35 +162,50 @@ impl Training {
     }
 
     pub fn elsewhere(formats: Formats, homes: Homes) -> Training {
+        Training::by(Hyperparameters::default(), formats, homes)
+    }
+
+    /// By an optimizer of the test's choice.
+    pub fn by(hyperparameters: Hyperparameters, formats: Formats, homes: Homes) -> Training {
         let memory = Memory::host();
-        let kernels = Cpu::new(&memory, DType::F32).unwrap();
-        Training::on(Box::new(kernels), memory, formats, homes)
+        let kernels = Cpu::new(&memory, DType::BF16).unwrap();
+        Training::on(Box::new(kernels), memory, hyperparameters, (formats, homes))
     }
 
     /// Under a random schedule of all queues, without the waits that have this reason.
     pub fn scheduled(
+        schedule: (u64, Option<&'static str>),
+        formats: Formats,
+        homes: Homes,
+    ) -> (Training, Reasons) {
+        Training::scheduled_by(schedule, Hyperparameters::default(), formats, homes)
+    }
+
+    /// The same, by an optimizer of the test's choice.
+    pub fn scheduled_by(
         (seed, ignored): (u64, Option<&'static str>),
+        hyperparameters: Hyperparameters,
         formats: Formats,
         homes: Homes,
     ) -> (Training, Reasons) {
         let memory = Memory::host();
-        let cpu = Cpu::new(&memory, DType::F32).unwrap();
+        let cpu = Cpu::new(&memory, DType::BF16).unwrap();
         let kernels = Scheduled::new(cpu, seed, ignored);
         let reasons = kernels.reasons();
-        let training = Training::on(Box::new(kernels), memory, formats, homes);
+        let training = Training::on(Box::new(kernels), memory, hyperparameters, (formats, homes));
         (training, reasons)
     }
 
     fn on(
         kernels: Box<dyn Kernels>,
         memory: Memory,
-        (dtype, moments, master): Formats,
-        homes: Homes,
+        hyperparameters: Hyperparameters,
+        ((dtype, moments, master), homes): (Formats, Homes),
     ) -> Training {
         let layout = layout();
         let hyperparameters = Hyperparameters {
             clip_norm: homes.clip_norm,
-            ..Hyperparameters::default()
+            ..hyperparameters
         };
         let offload = homes.offload(&layout);
         let formats = (moments, master);
@@ -184,11 +214,14 @@ impl Training {
         let optimizer = Optimizer::lease(
             &memory,
             &layout,
-            dtype,
-            formats,
-            &hyperparameters,
+            &Recipe {
+                hyperparameters,
+                matrices: matrices(&layout),
+                formats,
+                weights: dtype,
+            },
             offload,
-            &all,
+            (&all, 0),
         );
         let persistent = |name, elements: usize| {
             let category = Category::Temporary;
@@ -270,6 +303,7 @@ impl Training {
             step,
             update: step,
             learning_rate: 1e-2,
+            matrix_rate: 1e-2,
             seed: 3,
         };
         let mut values: Vec<f32> = (0..self.layout.elements())

@@ -15,7 +15,7 @@ use crate::{
 };
 use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};
-use optim::{MasterFormat, MomentFormat, ScheduleKind};
+use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
 const REFERENCE: &str = include_str!("../../../../configs/reference.toml");
 
@@ -88,10 +88,20 @@ fn full() -> Config {
             weight_decay: 0.0,
             clip_norm: f64::INFINITY,
             f32_states: vec![],
+            kind: OptimizerKind::Muon,
+            muon_momentum: 0.1 + 0.2,
+            nesterov: false,
+            ns_steps: 7,
+            ns_coefficients: [2.0, -1.5, 0.5],
+            ns_eps: 1e-9,
+            ns_dtype: FloatType::F32,
+            lr_adjust: LrAdjust::Original,
+            matrices: Some(vec!["*mlp*".into()]),
             release: Release::Backward,
         },
         lr: LrConfig {
             peak: 1.0 / 3.0,
+            matrices: Some(0.02),
             schedule: ScheduleKind::Wsd,
             warmup_steps: 1,
             decay_steps: Some(2),

@@ -209,6 +209,7 @@ impl Run {
             grad_norm: outcome.grad_norm,
             finite: outcome.is_finite(),
             lr: outcome.lr as f32,
+            lr_matrices: outcome.lr_matrices.map(|rate| rate as f32),
             epoch: asked.epoch,
             tokens: outcome.targets,
             timing: Timing::new(

@@ -87,6 +87,7 @@ impl Golden {
                 clip_norm: number(&optimizer["clip_grad_norm"]),
                 ..Hyperparameters::default()
             },
+            whole_matrices: Default::default(),
             states: StateFormats::default(),
             offload: Default::default(),
             ranks: None,

@@ -134,6 +134,7 @@ fn contradictions_are_refused() {
             &["--set", "lr.schedule=constant", "--set", "lr.decay_steps=5"],
             "constant",
         ),
+        (&["--set", "optim.ns_steps=3"], "add --optimizer muon"),
         (
             &[
                 "--set",

@@ -1,0 +1,250 @@
+//! Muon (Jordan et al. 2024), as `torch.optim.Muon`: the momentum of a matrix, made nearly orthogonal by Newton-Schulz's
+//! iteration, is what its weights move along.
+
+use crate::moment::Moment;
+use crate::numbers::StepNumbers;
+use crate::rule::{Asking, ByMatrix, Keeps, Matrix, Update};
+use choices::choices;
+use kernels::quantise::SIGNED;
+use kernels::{
+    Combine, DivideByNorm, Init, KernelError, Matmul, Momentum, NormAndClip, NormGrains, StepAlong,
+};
+use memory::{DType, GRAIN_ELEMENTS, GRANULARITY_BYTES, In, Out};
+use std::ops::Range;
+
+choices! {
+    /// How the learning rate of a matrix follows from its shape.
+    #[derive(Default)]
+    LrAdjust {
+        /// 0.2 x the root of its longer side: updates as large as AdamW's.
+        #[default]
+        MatchRmsAdamw = "match_rms_adamw",
+        /// The root of rows / columns as files have them, at least 1.
+        Original = "original",
+    }
+}
+
+/// The numbers of Muon that stay the same over a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Muon {
+    /// Decay of the momentum.
+    pub momentum: f64,
+    /// Whether the direction is a step ahead of the momentum.
+    pub nesterov: bool,
+    /// Iterations of Newton-Schulz.
+    pub ns_steps: usize,
+    /// Its coefficients: of X, X X' X and (X X')^2 X.
+    pub ns_coefficients: [f64; 3],
+    /// The least norm that a direction is divided by.
+    pub ns_eps: f64,
+    /// The type that it computes in: f32 or bf16.
+    pub ns_dtype: DType,
+    /// How learning rates follow from shapes.
+    pub lr_adjust: LrAdjust,
+}
+
+impl Default for Muon {
+    fn default() -> Muon {
+        Muon {
+            momentum: 0.95,
+            nesterov: true,
+            ns_steps: 5,
+            ns_coefficients: [3.4445, -4.775, 2.0315],
+            ns_eps: 1e-7,
+            ns_dtype: DType::BF16,
+            lr_adjust: LrAdjust::default(),
+        }
+    }
+}
+
+static MOMENTUM: [Moment; 1] = [Moment {
+    plain: "momentum",
+    codes: "momentum.codes",
+    absmax: "momentum.absmax",
+    map: &SIGNED,
+}];
+
+impl Keeps for Muon {
+    fn moments(&self) -> &'static [Moment] {
+        &MOMENTUM
+    }
+
+    fn rate_count(&self) -> usize {
+        1
+    }
+
+    fn rates(&self, step: &StepNumbers) -> Vec<f32> {
+        vec![step.matrix_rate as f32]
+    }
+}
+
+/// Where the parts of the iteration's scratch are, in bytes, for a matrix of this shape: f64 sums of squares by grains, `[2]` f32
+/// for the norm, a product in f32 before it is rounded, and the Gram matrix of the shorter side.
+fn places(shape: [usize; 2], dtype: DType) -> [Range<usize>; 4] {
+    let elements = shape[0] * shape[1];
+    let side = shape[0].min(shape[1]);
+    let sizes = [
+        8 * elements.div_ceil(GRAIN_ELEMENTS),
+        2 * 4,
+        4 * elements,
+        dtype.size_in_bytes() * side * side,
+    ];
+    let mut next = 0;
+    sizes.map(|bytes| {
+        let start = next;
+        next = (start + bytes).next_multiple_of(GRANULARITY_BYTES as usize);
+        start..start + bytes
+    })
+}
+
+impl Muon {
+    /// The factor on the learning rate of a matrix.
+    fn ratio(&self, [rows, columns]: [usize; 2]) -> f64 {
+        match self.lr_adjust {
+            LrAdjust::MatchRmsAdamw => 0.2 * (rows.max(columns) as f64).sqrt(),
+            LrAdjust::Original => (rows as f64 / columns as f64).max(1.0).sqrt(),
+        }
+    }
+
+    /// Divides a direction by its norm.
+    fn normalise(
+        &self,
+        on: &Asking,
+        mut direction: Out,
+        (mut grains, mut norm): (Out, Out),
+        rates: In,
+    ) -> Result<(), KernelError> {
+        on.run(NormGrains {
+            grains: grains.reborrow(),
+            x: direction.as_in(),
+        })?;
+        // Of the two results only the norm is used. Rates are finite, as the loss has to be.
+        on.run(NormAndClip {
+            out: norm.reborrow(),
+            grains: grains.as_in(),
+            loss: rates.rows(0..1),
+            max_norm: None,
+        })?;
+        on.run(DivideByNorm {
+            x: direction.reborrow(),
+            norm: norm.as_in().rows(0..1),
+            eps: self.ns_eps as f32,
+        })
+    }
+
+    /// One iteration: X = a X + (b G + c G G) X with the Gram matrix G = X X' of the shorter side. Every sum is rounded once.
+    fn iterate(
+        &self,
+        on: &Asking,
+        [rows, columns]: [usize; 2],
+        x: &mut Out,
+        (product, gram): (&mut Out, &mut Out),
+    ) -> Result<(), KernelError> {
+        let [a, b, c] = self.ns_coefficients.map(|factor| factor as f32);
+        let (side, is_wide) = (rows.min(columns), rows <= columns);
+        let (elements, square) = (rows * columns, side * side);
+        let matmul = |out: Out, a: In, b: In| {
+            on.run(Matmul {
+                out,
+                a,
+                b,
+                bias: None,
+                init: Init::Overwrite,
+            })
+        };
+        let matrix = x.as_in().reshape([rows, columns]);
+        let (left, right) = match is_wide {
+            true => (matrix, matrix.t()),
+            false => (matrix.t(), matrix),
+        };
+        matmul(gram.reborrow().reshape([side, side]), left, right)?;
+        let g = gram.as_in().reshape([side, side]);
+        let squared = product.reborrow().rows(0..square);
+        matmul(squared.reshape([side, side]), g, g)?;
+        on.run(Combine {
+            out: gram.reborrow(),
+            x: product.as_in().rows(0..square),
+            alpha: c,
+            beta: b,
+        })?;
+        let g = gram.as_in().reshape([side, side]);
+        let (left, right) = match is_wide {
+            true => (g, matrix),
+            false => (matrix, g),
+        };
+        let moved = product.reborrow().rows(0..elements);
+        matmul(moved.reshape([rows, columns]), left, right)?;
+        on.run(Combine {
+            out: x.reborrow(),
+            x: product.as_in().rows(0..elements),
+            alpha: 1.0,
+            beta: a,
+        })
+    }
+}
+
+impl ByMatrix for Muon {
+    fn dtype(&self) -> DType {
+        self.ns_dtype
+    }
+
+    fn scratch_bytes(&self, shape: [usize; 2]) -> usize {
+        places(shape, self.ns_dtype)[3].end
+    }
+
+    fn direct(&self, on: &Asking, update: &mut Update, out: Out) -> Result<(), KernelError> {
+        let momentum = update.moments.pop().expect("there is one moment");
+        on.run(Momentum {
+            out,
+            momentum,
+            gradients: update.gradients,
+            clip: update.clip,
+            key: update.key,
+            first_index: update.first_index,
+            decay: self.momentum as f32,
+            nesterov: self.nesterov,
+        })
+    }
+
+    fn transform(
+        &self,
+        on: &Asking,
+        shape: [usize; 2],
+        mut direction: Out,
+        scratch: Out,
+        rates: In,
+    ) -> Result<(), KernelError> {
+        let parts = scratch.disjoint_rows(&places(shape, self.ns_dtype));
+        let Ok([grains, norm, product, gram]) = <[Out; 4]>::try_from(parts) else {
+            unreachable!("there are four places")
+        };
+        let (grains, norm) = (grains.cast(DType::F64), norm.cast(DType::F32));
+        self.normalise(on, direction.reborrow(), (grains, norm), rates)?;
+        let mut product = product.cast(DType::F32);
+        let mut gram = gram.cast(self.ns_dtype);
+        for _ in 0..self.ns_steps {
+            self.iterate(on, shape, &mut direction, (&mut product, &mut gram))?;
+        }
+        Ok(())
+    }
+
+    fn apply(
+        &self,
+        on: &Asking,
+        update: Update,
+        matrix: &Matrix,
+        direction: In,
+    ) -> Result<(), KernelError> {
+        on.run(StepAlong {
+            parameters: update.weights,
+            master: update.master,
+            direction,
+            rate: update.rates,
+            clip: update.clip,
+            key: update.key,
+            first_index: update.first_index,
+            scale: self.ratio(matrix.stored) as f32,
+            weight_decay: update.weight_decay,
+        })
+    }
+}

@@ -1,0 +1,250 @@
+//! Muon: its iteration against one in f64, and the same bits wherever weights, gradients and states live.
+
+mod common;
+
+use common::{Homes, Training, layout, noise};
+use kernels::cpu::Cpu;
+use memory::{DType, Layer, LayoutBuilder, Memory};
+use optim::{
+    Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon, Optimizer, OptimizerKind, Recipe,
+    StatesPlace, StepNumbers,
+};
+use std::rc::Rc;
+use units::{Gradients, GradientsHome, Weights, WeightsHome};
+
+/// Every home that an update can have.
+fn homes() -> Vec<Homes> {
+    let pinned = Homes {
+        states: Some(StatesPlace::Pinned),
+        ..Homes::DEVICE
+    };
+    vec![
+        pinned,
+        Homes {
+            keeps_first: true,
+            ..pinned
+        },
+        Homes {
+            states: Some(StatesPlace::Disk),
+            ..Homes::DEVICE
+        },
+        Homes {
+            weights: WeightsHome::Host { slots: 2 },
+            gradients: GradientsHome::Host,
+            ..pinned
+        },
+    ]
+}
+
+fn hyperparameters() -> Hyperparameters {
+    Hyperparameters {
+        kind: OptimizerKind::Muon,
+        ..Hyperparameters::default()
+    }
+}
+
+const FORMATS: [(DType, MomentFormat, MasterFormat); 3] = [
+    (DType::F32, MomentFormat::F32, MasterFormat::None),
+    (
+        DType::BF16,
+        MomentFormat::Quantised,
+        MasterFormat::Remainder,
+    ),
+    (DType::BF16, MomentFormat::Bf16, MasterFormat::None),
+];
+
+#[test]
+fn weights_and_states_are_the_same_wherever_they_live() {
+    for formats in FORMATS {
+        let mut here = Training::by(hyperparameters(), formats, Homes::DEVICE);
+        here.steps(1..=3);
+        let adamw = {
+            let mut adamw = Training::new(formats);
+            adamw.steps(1..=3);
+            adamw.weights()
+        };
+        assert!(here.weights() != adamw, "muon is another optimizer");
+        for home in homes() {
+            let mut there = Training::by(hyperparameters(), formats, home);
+            there.steps(1..=3);
+            assert!(there.weights() == here.weights(), "{formats:?} {home:?}");
+            assert!(there.save() == here.save(), "{formats:?} {home:?}");
+        }
+    }
+}
+
+#[test]
+fn released_gradients_give_the_bits_of_kept_ones() {
+    for formats in FORMATS {
+        let unclipped = Homes {
+            clip_norm: f64::INFINITY,
+            ..Homes::DEVICE
+        };
+        let released = Homes {
+            gradients: GradientsHome::Released,
+            ..unclipped
+        };
+        let [mut kept, mut gone] =
+            [unclipped, released].map(|homes| Training::by(hyperparameters(), formats, homes));
+        kept.steps(1..=3);
+        gone.steps(1..=3);
+        assert!(kept.weights() == gone.weights(), "{formats:?}");
+    }
+}
+
+#[test]
+fn queues_may_run_in_any_order_that_the_waits_allow() {
+    for home in homes() {
+        let mut here = Training::by(hyperparameters(), FORMATS[0], home);
+        here.steps(1..=2);
+        for seed in 0..12 {
+            let schedule = (seed, None);
+            let (mut there, _) =
+                Training::scheduled_by(schedule, hyperparameters(), FORMATS[0], home);
+            there.steps(1..=2);
+            assert!(there.weights() == here.weights(), "seed {seed} {home:?}");
+        }
+    }
+}
+
+#[test]
+fn a_step_that_is_not_finite_changes_nothing() {
+    let mut training = Training::by(hyperparameters(), FORMATS[0], Homes::DEVICE);
+    training.steps(1..=2);
+    let (weights, states) = (training.weights(), training.save());
+    training.spoil(layout().entries()[2].offset);
+    training.steps(3..=3);
+    assert!(training.weights() == weights && training.save() == states);
+}
+
+#[test]
+fn saved_states_go_on_elsewhere() {
+    let mut first = Training::by(hyperparameters(), FORMATS[0], Homes::DEVICE);
+    first.steps(1..=2);
+    let saved = first.save();
+    for home in homes() {
+        let mut second = Training::by(hyperparameters(), FORMATS[0], home);
+        second.restore(&first, &saved).unwrap();
+        second.steps(3..=4);
+        let mut whole = Training::by(hyperparameters(), FORMATS[0], Homes::DEVICE);
+        whole.steps(1..=4);
+        assert!(second.weights() == whole.weights(), "{home:?}");
+    }
+}
+
+/// `a [m, k] b [k, n]`.
+fn product(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
+    let at = |index: usize| (0..k).map(move |inner| (index / n * k + inner, inner * n + index % n));
+    let entry = |index| at(index).map(|(left, right)| a[left] * b[right]).sum();
+    (0..m * n).map(entry).collect()
+}
+
+fn transposed(x: &[f64], [rows, columns]: [usize; 2]) -> Vec<f64> {
+    let entry = |index: usize| x[index % rows * columns + index / rows];
+    (0..rows * columns).map(entry).collect()
+}
+
+/// Newton-Schulz's iteration of a matrix that is not taller than wide.
+fn orthogonalised(x: &[f64], [rows, columns]: [usize; 2], muon: &Muon) -> Vec<f64> {
+    let norm = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let mut x: Vec<f64> = x.iter().map(|x| x / norm.max(muon.ns_eps)).collect();
+    let [a, b, c] = muon.ns_coefficients;
+    for _ in 0..muon.ns_steps {
+        let gram = product(&x, &transposed(&x, [rows, columns]), [rows, columns, rows]);
+        let squared = product(&gram, &gram, [rows; 3]);
+        let pairs = gram.iter().zip(squared);
+        let update: Vec<f64> = pairs.map(|(one, two)| b * one + c * two).collect();
+        let moved = product(&update, &x, [rows, rows, columns]);
+        x = x
+            .iter()
+            .zip(moved)
+            .map(|(x, moved)| a * x + moved)
+            .collect();
+    }
+    x
+}
+
+/// One update of one matrix by the optimizer, and by the formula in f64.
+fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
+    let memory = Memory::host();
+    let mut builder = LayoutBuilder::default();
+    builder.add(Layer::Block(0), "matrix", &shape);
+    let layout = Rc::new(builder.build());
+    let kernels: Box<dyn kernels::Kernels> = Box::new(Cpu::new(&memory, DType::BF16).unwrap());
+    let recipe = Recipe {
+        hyperparameters: Hyperparameters {
+            muon,
+            weight_decay: 0.0,
+            clip_norm: f64::INFINITY,
+            ..hyperparameters()
+        },
+        matrices: vec![Matrix {
+            entry: 0,
+            shape,
+            stored: shape,
+        }],
+        formats: (MomentFormat::F32, MasterFormat::None),
+        weights: DType::F32,
+    };
+    let all = layout.all();
+    let mut optimizer = Optimizer::lease(&memory, &layout, &recipe, None, (&all, 0)).unwrap();
+    let mut weights = Weights::lease(&memory, &layout, DType::F32, WeightsHome::Device).unwrap();
+    let home = GradientsHome::Device;
+    let mut gradients = Gradients::lease(&memory, &layout, DType::F32, home).unwrap();
+    memory.reserve_slab(1 << 20).unwrap();
+    let values: Vec<f32> = layout.entries()[0].range().map(|at| noise(5, at)).collect();
+    let range = layout.entries()[0].range();
+    let bytes = bytemuck::cast_slice(&values);
+    gradients.store(&*kernels, range.clone(), bytes).unwrap();
+    let category = memory::Category::Temporary;
+    let loss = memory.lease_persistent(category, "loss", [1], DType::F32);
+    let loss = loss.unwrap();
+    let numbers = StepNumbers {
+        step: 1,
+        update: 1,
+        learning_rate: 1.0,
+        matrix_rate: 1.0,
+        seed: 0,
+    };
+    let (weights_mut, gradients) = (&mut weights, &mut gradients);
+    let begun = optimizer.begin(&*kernels, weights_mut, gradients, loss.view(), numbers);
+    begun.unwrap();
+    let mut moved = vec![0f32; values.len()];
+    let bytes = bytemuck::cast_slice_mut(&mut moved);
+    weights.read(&*kernels, range, bytes).unwrap();
+    let values: Vec<f64> = values.into_iter().map(f64::from).collect();
+    let [rows, columns] = shape;
+    let oracle = match rows <= columns {
+        true => orthogonalised(&values, shape, &muon),
+        false => {
+            let wide = [columns, rows];
+            let turned = orthogonalised(&transposed(&values, shape), wide, &muon);
+            transposed(&turned, wide)
+        }
+    };
+    let ratio = 0.2 * (rows.max(columns) as f64).sqrt();
+    [
+        moved.into_iter().map(|weight| -f64::from(weight)).collect(),
+        oracle.into_iter().map(|along| ratio * along).collect(),
+    ]
+}
+
+#[test]
+fn the_iteration_is_that_of_f64() {
+    for shape in [[7, 7], [24, 40], [65, 33], [1, 50], [300, 4]] {
+        for (ns_dtype, allowed) in [(DType::F32, 1e-5), (DType::BF16, 0.05)] {
+            let muon = Muon {
+                ns_dtype,
+                ..Muon::default()
+            };
+            let [found, expected] = updates(shape, muon);
+            let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            let pairs = found.iter().zip(&expected);
+            let error = pairs.fold(0.0, |most: f64, (x, y)| most.max((x - y).abs()));
+            assert!(
+                error <= allowed * largest,
+                "{shape:?} {ns_dtype:?}: {error} of {largest}"
+            );
+        }
+    }
+}
