@@ -29,7 +29,7 @@ template <typename M, typename V> struct Moments {
 using F32Moments = Moments<F32Moment, F32Moment>;
 // They must not be rounded alike.
 using Bf16Moments = Moments<Bf16Moment<0>, Bf16Moment<16>>;
-using CodedMoments = Moments<CodedMoment<true>, CodedMoment<false>>;
+using CodedMoments = Moments<CodedMoment<true, false>, CodedMoment<false>>;
 
 __device__ inline void step(float &weight, float &first_moment, float &second_moment, float raw, const Rates &rates) {
     const Unfused one = {1.0f}, gradient = Unfused{raw} * rates.gradient_scale;

@@ -154,15 +154,17 @@ template <bool SIGNED> __device__ Map<SIGNED> filled_map() {
     }
 }
 
-template <bool SIGNED> struct CodedMoment {
+template <bool SIGNED, bool WAITS = true> struct CodedMoment {
     uint8_t *codes;
     float *absmax;
     Map<SIGNED> map;
 
-    // All threads of a block make it together.
+    // All threads of a block make it together. The first of two need not wait: the second does.
     __device__ CodedMoment(void *codes, float *absmax)
         : codes(static_cast<uint8_t *>(codes)), absmax(absmax), map(filled_map<SIGNED>()) {
-        __syncthreads();
+        if (WAITS) {
+            __syncthreads();
+        }
     }
     template <bool WIDE> __device__ Pack read(size_t first, size_t n) const {
         return load_codes<WIDE>(map, codes, absmax, first, n);

@@ -10,8 +10,8 @@ use std::ops::Range;
 
 /// One state of a parameter, or of some of its elements, for saving.
 pub struct NamedState<'a> {
-    /// The parameter's name, a dot, and the state's: `first_moment`, `second_moment` (f32 or bf16), their `.codes` (u8)
-    /// and `.absmax` (f32, one for each 256 values), `master` (f32), `remainder` (i16).
+    /// The parameter's name, a dot, and the state's: `first_moment`, `second_moment`, `momentum` (f32 or bf16), their `.codes`
+    /// (u8) and `.absmax` (f32, one for each 256 values), `master` (f32), `remainder` (i16).
     pub name: String,
     /// Element type.
     pub dtype: DType,

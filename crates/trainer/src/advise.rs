@@ -153,12 +153,13 @@ fn words_of(place: &str) -> Vec<String> {
         .collect()
 }
 
-/// The words of the last setting of each key, in their order.
+/// The words of the last setting of each key, in their order; once for a flag that sets several keys.
 fn last_of_each(settings: Vec<(String, Vec<String>)>) -> impl Iterator<Item = String> {
     let mut seen = BTreeSet::new();
     let last = settings.into_iter().rev();
     let mut last: Vec<_> = last.filter(|(key, _)| seen.insert(key.clone())).collect();
     last.reverse();
+    last.dedup_by(|(_, next), (_, before)| next == before);
     last.into_iter().flat_map(|(_, words)| words)
 }
 

@@ -1,6 +1,7 @@
 //! A matrix of strategies: what is compared, and how long each is measured.
 
 use crate::failure::Failure;
+use optim::OptimizerKind;
 use serde::{Deserialize, Serialize};
 
 /// A matrix, as its TOML file says it.
@@ -31,7 +32,7 @@ struct Axes {
     model: Vec<String>,
     /// Specifications for `--recompute`.
     recompute: Vec<String>,
-    /// Forms of the optimizer's states: words of [`OPTIMIZER`], joined by `+`.
+    /// Optimizers, and forms of their states: words of [`OPTIMIZER`] and names of optimizers, joined by `+`.
     optimizer: Vec<String>,
     /// `none`, or what lives elsewhere: `optimizer`, `parameters` and `gradients` on the host, `disk:DIR` for the optimizer's
     /// states in that folder, and labels of activations, joined by `+`.
@@ -220,8 +221,15 @@ fn or_shared<T>(values: &[T]) -> impl Iterator<Item = Option<&T>> {
 fn optimizer(words: &str) -> Result<Vec<String>, Failure> {
     let setting = |word: &str| {
         let found = OPTIMIZER.iter().find(|(name, _)| *name == word);
-        found.map(|(_, set)| (*set).to_string()).ok_or_else(|| {
-            let known = OPTIMIZER.map(|(name, _)| name).join(", ");
+        let kind = || {
+            let is_one = OptimizerKind::NAMES.contains(&word);
+            is_one.then(|| format!("optim.kind={word}"))
+        };
+        let found = found.map(|(_, set)| (*set).to_string()).or_else(kind);
+        found.ok_or_else(|| {
+            let forms = OPTIMIZER.iter().map(|(name, _)| *name);
+            let known: Vec<&str> = forms.chain(OptimizerKind::NAMES.iter().copied()).collect();
+            let known = known.join(", ");
             Failure::Usage(format!(
                 "`{word}` is no form of the optimizer's states; words are {known}, joined by +"
             ))

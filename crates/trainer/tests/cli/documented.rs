@@ -58,7 +58,7 @@ fn written() -> BTreeSet<String> {
     place.file("text.txt", "Some words to train on. ".repeat(200));
     let small = "--config small.toml --device cpu --quiet";
     let between = "--eval-data text.txt --eval-every 2 --sample-every 2 --save-every 2";
-    let run = format!("{small} --data text.txt {between} --zero 1 --out run");
+    let run = format!("{small} --data text.txt {between} --zero 1 --optimizer muon --out run");
     place.trainer(&run).succeeds();
     let resumed = "--resume run/checkpoints/step-2 --out resumed --quiet";
     place.trainer(resumed).succeeds();
