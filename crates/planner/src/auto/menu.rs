@@ -1,7 +1,7 @@
 //! What may become of a layer's activations: the few ways, of all, that are worth a choice, for each kind of block.
 
 use crate::activations::{planned_activations, total_bytes};
-use crate::on_paper::{OnPaper, Paper, Part};
+use crate::on_paper::{OnPaper, Paper};
 use memory::{Layer, Phase};
 use model::{Action, Actions, Label, Labels, Policy};
 use session::SessionError;
@@ -218,17 +218,13 @@ impl Kind {
 
     /// Notes what a step on paper says of a set.
     fn note(&mut self, set: u64, step: &OnPaper) {
+        let actions = self.recomputing(set);
         let busy = |phase| step.busy(phase, Layer::Block(self.layer));
-        let at = |part| step.at_start(part);
-        let after = at(Part::Forward(self.layer + 1)).or_else(|| at(Part::Head));
-        let before = at(Part::Forward(self.layer));
-        let [before, after] = [before, after].map(|at| at.expect("every part has its turn"));
         let way = Way {
-            // Where weights come and go, so does more than this layer keeps.
-            kept_bytes: after.saturating_sub(before),
+            kept_bytes: self.kept(&actions).map(|(_, bytes)| bytes).sum(),
             seconds: busy(Phase::Recompute),
             passes: [Phase::Forward, Phase::Backward].map(busy),
-            actions: self.recomputing(set),
+            actions,
         };
         self.tried.insert(set, way);
     }
@@ -264,7 +260,7 @@ impl Kind {
                 for (bit, (label, bytes)) in kept.iter().enumerate() {
                     if set & (1 << bit) != 0 {
                         other.actions.set(*label, Action::Offload);
-                        other.kept_bytes = other.kept_bytes.saturating_sub(*bytes);
+                        other.kept_bytes -= bytes;
                     }
                 }
                 let away = (way.kept_bytes - other.kept_bytes) as f64;
