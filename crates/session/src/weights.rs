@@ -96,7 +96,8 @@ impl Session {
         self.weights.held().elements() < layout.elements()
     }
 
-    /// Writes the gradients of the last step, of what is trained, before clipping, as f32 under Hugging Face names, to a safetensors file.
+    /// Writes the gradients of the last step, of what is trained, before clipping, as f32 under Hugging Face names, to a
+    /// safetensors file.
     ///
     /// # Errors
     /// [`SessionError::File`] or [`SessionError::Weights`].
