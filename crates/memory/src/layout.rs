@@ -85,14 +85,15 @@ impl Unit {
 }
 
 /// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors, so
-/// that weight decay by kind is two ranges, and last buffers, which have an arena of their own. What is frozen stands at both ends, so that what is trained is one range: that of
-/// gradients and optimizer states. Within it, tensors that must stay precise (see [`LayoutBuilder::build_precise`]) stand at
-/// both ends, so that the others, which may be quantised, are one range too.
+/// that weight decay by kind is two ranges, and last buffers, which have an arena of their own. What is frozen stands at both
+/// ends of matrices and vectors, so that what is trained is one range: that of gradients and optimizer states. Within it,
+/// tensors that must stay precise (see [`LayoutBuilder::build_precise`]) stand at both ends, so that the others, which may be
+/// quantised, are one range too.
 ///
 /// A layout for several ranks divides its *bundles*, which are the units and, as one more, all vectors, of each what is
-/// trained and what is frozen apart. Each is padded by a
-/// *tail* to as many grains for every rank, and the rank's piece is its part of each. Tails are numbered by nobody: grains of
-/// the norm and random numbers ([`Layout::untailed`]) are the same for any number of ranks.
+/// trained and what is frozen apart. Each is padded by a *tail* to as many grains for every rank, and the rank's piece is its
+/// part of each. Tails are numbered by nobody: grains of the norm and random numbers ([`Layout::untailed`]) are the same for
+/// any number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     entries: Vec<Entry>,
@@ -361,8 +362,8 @@ impl Layout {
         self.finding.entries.get(name).copied()
     }
 
-    /// Several tensors of one unit, or several vectors, of the same role, as one tensor: its elements and its shape, the rows of each below
-    /// those of the one before. None unless they lie so, in this order and with no padding between.
+    /// Several tensors of one unit, or several vectors, of the same role, as one tensor: its elements and its shape, the rows
+    /// of each below those of the one before. None unless they lie so, in this order and with no padding between.
     pub fn joined(&self, entries: &[usize]) -> Option<(Range<usize>, Dims)> {
         let of = |entry: &usize| &self.entries[*entry];
         let lie_together = entries.windows(2).all(|pair| {

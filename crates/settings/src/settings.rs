@@ -296,7 +296,8 @@ impl Settings {
         check_patterns(names, "train.freeze", &NamePatterns::new(&self.freeze))?;
         if !layout.entries().iter().any(|entry| entry.role.is_trained()) {
             return Err(ConfigError::Contradiction(format!(
-                "train.freeze fits all {} parameters, so that nothing is left to train; leave out a pattern, or make one narrower",
+                "train.freeze fits all {} parameters, so that nothing is left to train; leave out a pattern, or make one \
+                 narrower",
                 layout.entries().len()
             )));
         }
