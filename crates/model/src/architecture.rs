@@ -106,18 +106,21 @@ impl Architecture {
         &self.blocks
     }
 
-    /// The kind of each block: blocks of a kind have the same table of activations. Kinds are numbered in the order of
-    /// their first blocks.
+    /// The kind of each block: blocks of a kind have the same table of activations, and all or none of them a backward pass.
+    /// Kinds are numbered in the order of their first blocks.
     pub fn kinds(&self) -> Vec<usize> {
-        let mut firsts: Vec<&Block> = Vec::new();
-        let kind_of = |block| {
-            let known = firsts.iter().position(|first| first.is_like(block));
-            known.unwrap_or_else(|| {
-                firsts.push(block);
+        let lowest = self.lowest_trained.unwrap_or(0);
+        let mut firsts: Vec<(bool, &Block)> = Vec::new();
+        let kind_of = |(layer, block)| {
+            let is_below = layer < lowest;
+            let is_first =
+                |(below, first): &(bool, &Block)| *below == is_below && first.is_like(block);
+            firsts.iter().position(is_first).unwrap_or_else(|| {
+                firsts.push((is_below, block));
                 firsts.len() - 1
             })
         };
-        self.blocks.iter().map(kind_of).collect()
+        self.blocks.iter().enumerate().map(kind_of).collect()
     }
 
     /// The first block with a trained parameter, or the number of blocks if none has one; none where the embedding is trained.
@@ -175,6 +178,13 @@ impl Architecture {
             + blocks.sum::<u64>()
             + self.head.flops_per_token()
             - frozen(&self.head_parameters)
+    }
+
+    /// Model FLOPs of the forward pass for one token of a sequence of `seq`.
+    pub fn forward_flops_per_token(&self, seq: usize) -> u64 {
+        let blocks = self.blocks.iter().map(|block| block.flops_per_token(seq));
+        let embedding = self.embedding.stage.flops_per_token(seq);
+        (embedding + blocks.sum::<u64>() + self.head.flops_per_token()) / 3
     }
 
     /// All stages, in forward order.

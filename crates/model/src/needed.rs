@@ -2,21 +2,26 @@
 
 use crate::parameters::{ParameterId, Parameters};
 use crate::policy::{Action, Policy};
+use crate::stage::Declared;
 use crate::{Activation, Architecture, Block, LayerActivation};
 use memory::Role;
 use std::collections::HashSet;
 
-/// The first block with a trained parameter: the backward pass ends there. All blocks if none has one, and none where the
-/// embedding is trained: the pass goes through everything.
+/// The first block with a trained parameter, or with a stage that adds to the loss or counts, which it does in its backward pass:
+/// the backward pass ends there. All blocks if none has one, and none where the embedding is trained: the pass goes through
+/// everything.
 pub(crate) fn lowest_trained(embedding: &[ParameterId], blocks: &[Block]) -> Option<usize> {
     if embedding.iter().any(|id| id.is_trained()) {
         return None;
     }
-    let trains = |block: &Block| {
-        let mut parameters = block.stages().iter().flat_map(|stage| &stage.parameters);
-        parameters.any(|id| id.is_trained())
+    let works = |declared: &Declared| {
+        let stage = &declared.stage;
+        let is_trained = declared.parameters.iter().any(|id| id.is_trained());
+        is_trained || stage.has_loss() || stage.statistics().is_some()
     };
-    let lowest = blocks.iter().position(trains);
+    let lowest = blocks
+        .iter()
+        .position(|block| block.stages().iter().any(works));
     Some(lowest.unwrap_or(blocks.len()))
 }
 

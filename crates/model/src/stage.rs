@@ -30,6 +30,11 @@ pub trait Stage {
         None
     }
 
+    /// Whether it adds to the loss ([`Pass::add_loss`]).
+    fn has_loss(&self) -> bool {
+        false
+    }
+
     /// Model FLOPs of its forward and backward pass for one token of a sequence of `seq`, as the field counts them: 6
     /// for each weight of a product, and for attention without regard to causality (Chowdhery et al. 2022).
     fn flops_per_token(&self, _seq: usize) -> u64 {

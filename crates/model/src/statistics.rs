@@ -55,7 +55,8 @@ impl Statistics {
 
     pub(crate) fn of(&self, layer: usize, stage: &str) -> Option<In<'_>> {
         let mut all = self.0.iter();
-        let counts = all.find(|counts| counts.at.layer == layer && counts.stage == stage)?;
+        let counts = all.find(|counts| counts.at.layer == layer && counts.stage == stage);
+        let counts = counts.filter(|counts| !counts.is_stale)?;
         Some(counts.values.view())
     }
 }

@@ -62,8 +62,8 @@ pub struct SavedState<'a> {
 pub enum RestoreError {
     /// Something was not saved.
     #[error(
-        "`{0}` was not saved; the file is no optimizer state of this model, or the parameter was frozen in the run that saved it \
-         (train.freeze)"
+        "`{0}` was not saved: the file is of another model, or the parameter was frozen in the run that saved it (train.freeze) \
+         or updated by another optimizer (optim.kind, optim.matrices); --init-from the exported model starts anew"
     )]
     Missing(String),
     /// Something has another size or type.

@@ -53,7 +53,7 @@ impl PlannedOffload {
         target: Target,
         crossed: Crossed,
         of_micro_batch: u64,
-        flops_per_token: u64,
+        forward_flops_per_token: u64,
     ) -> Result<Option<PlannedOffload>, SessionError> {
         let activation_bytes = of_micro_batch * settings.accum as u64;
         let offloads = settings.offload.streams_updates() || activation_bytes > 0;
@@ -81,7 +81,7 @@ impl PlannedOffload {
         };
         if hides_states_behind_tokens(&settings.offload) {
             let micro_tokens = (settings.micro_batch * settings.seq) as f64;
-            let forward = flops_per_token as f64 / 3.0 / rates.flops;
+            let forward = forward_flops_per_token as f64 / rates.flops;
             let out = of_micro_batch as f64 / micro_tokens / rates.download;
             let states = optimizer_bytes as f64 / (rates.both_ways / 2.0);
             let tokens = states / (forward - out);

@@ -184,10 +184,11 @@ impl Plan {
         let arenas = planned_arenas(figures.session.arenas(), parameters);
         let host_arenas = planned_arenas(figures.session.host_arenas(), parameters);
         let flops_per_token = model.architecture().flops_per_token(settings.seq);
+        let forward_flops = model.architecture().forward_flops_per_token(settings.seq);
         let of_micro_batch = total_bytes(&activations, None).offloaded;
         let (crossed, traffic) = (figures.crossed, figures.crossed.total());
         let offload =
-            PlannedOffload::new(settings, target, crossed, of_micro_batch, flops_per_token)?;
+            PlannedOffload::new(settings, target, crossed, of_micro_batch, forward_flops)?;
         let mut notes = notes::notes(settings, &activations);
         let note = |planned: &PlannedOffload| planned.note(&settings.offload, traffic);
         notes.extend(offload.as_ref().map(note));

@@ -49,6 +49,8 @@ impl TensorBoard {
             ("speed/step_ms".into(), record.timing.step_ms as f32),
             ("memory_gib/peak".into(), gib(record.peak_bytes)),
         ];
+        let matrices = record.lr_matrices;
+        scalars.extend(matrices.map(|rate| ("train/lr_matrices".to_string(), rate)));
         scalars.extend(Category::ALL.map(|category| {
             let bytes = record.peak_by_category.get(category);
             (format!("memory_gib/{}", category.name()), gib(bytes))

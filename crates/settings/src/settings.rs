@@ -210,6 +210,24 @@ impl Settings {
         (self.structure)(&self.model, self.attention, parameters).in_tiles(self.tile_tokens)
     }
 
+    /// The same for a model of so many layers; name patterns that fit only what is left out are left out too.
+    pub fn of_layers(&self, layers: usize) -> Settings {
+        let mut small = self.clone();
+        small.model.layers = layers;
+        let architecture = small.architecture();
+        let parameters = || architecture.parameters().in_layout();
+        let fits = |pattern: &String| {
+            let pattern = NamePatterns::new(std::slice::from_ref(pattern));
+            parameters().any(|parameter| pattern.fit(&parameter.name))
+        };
+        small.freeze.retain(fits);
+        small.states.f32_patterns.retain(fits);
+        if let Some(patterns) = &mut small.whole_matrices.patterns {
+            patterns.retain(fits);
+        }
+        small
+    }
+
     /// This rank, and how many there are: one alone where there is no group.
     pub fn member(&self) -> (usize, usize) {
         let ranks = self.ranks.as_ref();
@@ -264,12 +282,12 @@ impl Settings {
             let of_blocks = parameters().filter(|(_, one)| matches!(one.part, Layer::Block(_)));
             return Ok(of_blocks.filter_map(of).filter(trained).collect());
         };
-        let all: Vec<Matrix> = parameters().filter_map(of).filter(trained).collect();
+        let all: Vec<Matrix> = parameters().filter_map(of).collect();
         let name = |matrix: &Matrix| &layout.entries()[matrix.entry].name[..];
         let patterns = NamePatterns::new(patterns);
         check_patterns(all.iter().map(name), "optim.matrices", &patterns)?;
-        let chosen = all.into_iter().filter(|one| patterns.fit(name(one)));
-        Ok(chosen.collect())
+        let chosen = all.into_iter().filter(trained);
+        Ok(chosen.filter(|one| patterns.fit(name(one))).collect())
     }
 
     /// Where each parameter of a model lies in the arenas.

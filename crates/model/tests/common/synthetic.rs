@@ -84,6 +84,10 @@ impl Stage for Router {
         self.0.parameters()
     }
 
+    fn has_loss(&self) -> bool {
+        true
+    }
+
     fn statistics(&self) -> Option<usize> {
         Some(1)
     }

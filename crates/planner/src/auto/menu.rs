@@ -104,8 +104,7 @@ impl Trials {
         let first = |kind| kinds.iter().position(|other| *other == kind);
         let firsts = (0..count).map(|kind| first(kind).expect("kinds are numbered by layers"));
         let layers = 1 + firsts.clone().max().unwrap_or(0) + LAYERS_AFTER;
-        let mut small = settings.clone();
-        small.model.layers = layers.min(kinds.len());
+        let mut small = settings.of_layers(layers.min(kinds.len()));
         small.accum = 1;
         Trials {
             of_kinds: firsts

@@ -231,7 +231,7 @@ fn optimizer(words: &str) -> Result<Vec<String>, Failure> {
             let known: Vec<&str> = forms.chain(OptimizerKind::NAMES.iter().copied()).collect();
             let known = known.join(", ");
             Failure::Usage(format!(
-                "`{word}` is no form of the optimizer's states; words are {known}, joined by +"
+                "`{word}` is no optimizer and no form of its states; words are {known}, joined by + (adamw8bit is adamw+8bit)"
             ))
         })
     };
@@ -349,7 +349,7 @@ mod tests {
             ("", "has no strategies"),
             ("[matrix]\nrecompute = 3", "recompute = 3"),
             ("[matrix]\nrecomputed = ['none']", "recomputed"),
-            ("[matrix]\noptimizer = ['9bit']", "`9bit` is no form"),
+            ("[matrix]\noptimizer = ['9bit']", "`9bit` is no optimizer"),
             (
                 "[matrix]\nrecompute = ['none', 'none']",
                 "are called `none`",
