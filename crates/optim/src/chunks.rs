@@ -10,7 +10,7 @@ use units::GradientsHome;
 /// What an update needs of the matrices that is not on the device, and in what pieces it comes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offload {
-    /// All parts of the model that have matrices ([`Layout::units`]) in the order in which they are updated, and whether the
+    /// All parts of the model that have trained matrices ([`Layout::units`]) in the order in which they are updated, and whether the
     /// states of these are elsewhere. Those of vectors, which are small, stay on the device.
     pub parts: Vec<(Layer, bool)>,
     /// Where these are.

@@ -175,15 +175,25 @@ impl Optimizer {
         numbers: StepNumbers,
     ) -> Result<(), UnitError> {
         assert!(!self.is_pending, "the update before is pending");
+        let mut room = self.lease_room()?;
         self.numbers.upload(kernels, &self.form, numbers)?;
         let clip_norm = self.numbers.clip_norm();
         let max_norm = clip_norm.is_finite().then_some(clip_norm as f32);
-        self.update_at_once(kernels, weights, gradients, loss, max_norm)?;
+        self.update_at_once(kernels, weights, gradients, (loss, max_norm), room.as_mut())?;
         if let Some(streamed) = &mut self.streamed {
             self.is_pending = true;
             streamed.begin(kernels, gradients)?;
         }
         Ok(())
+    }
+
+    /// Scratch for what is updated with the computation, if that needs any. Leased before anything else of an update, so that
+    /// one that is refused has changed nothing.
+    fn lease_room(&self) -> Result<Option<Buffer>, OutOfMemory> {
+        let (category, dims) = (Category::OptimizerState, [self.room_bytes]);
+        let needs_room = self.room_bytes > 0;
+        let room = needs_room.then(|| self.memory.lease(category, SCRATCH, dims, DType::U8));
+        room.transpose()
     }
 
     /// Norm and clipping factor of all gradients, and what is updated with the computation.
@@ -192,9 +202,9 @@ impl Optimizer {
         kernels: &dyn Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
-        loss: In,
-        max_norm: Option<f32>,
-    ) -> Result<(), UnitError> {
+        (loss, max_norm): (In, Option<f32>),
+        mut room: Option<&mut Buffer>,
+    ) -> Result<(), KernelError> {
         gradients.sum_grains(kernels)?;
         kernels.run(NormAndClip {
             out: self.numbers.clip.view_mut(),
@@ -202,10 +212,6 @@ impl Optimizer {
             loss,
             max_norm,
         })?;
-        let (category, dims) = (Category::OptimizerState, [self.room_bytes]);
-        let needs_room = self.room_bytes > 0;
-        let room = needs_room.then(|| self.memory.lease(category, SCRATCH, dims, DType::U8));
-        let mut room = room.transpose()?;
         let asking = Asking::in_computation(kernels);
         for segment in &self.segments {
             let range = segment.own();
@@ -219,10 +225,10 @@ impl Optimizer {
                 clip: self.numbers.clip.view(),
             };
             let of = (&*self.form, &self.numbers);
-            let room = room.as_mut().map(Buffer::view_mut);
+            let room = room.as_mut().map(|room| room.view_mut());
             update_segment(&asking, of, segment, operands, room)?;
         }
-        if let (Some(dealt), Some(room)) = (&self.dealt, &mut room) {
+        if let (Some(dealt), Some(room)) = (&self.dealt, room) {
             let sources = DealtSources {
                 kernels,
                 form: &self.form,
@@ -360,7 +366,8 @@ impl Optimizer {
         gradients: &mut Gradients,
         loss: In,
     ) -> Result<(), UnitError> {
-        self.update_at_once(kernels, weights, gradients, loss, None)?;
+        let mut room = self.lease_room()?;
+        self.update_at_once(kernels, weights, gradients, (loss, None), room.as_mut())?;
         self.wait_released(kernels, Layer::Whole)?;
         let mut streamed = self.streamed.iter();
         assert!(streamed.all(Streamed::is_updated), "all parts are updated");

@@ -82,5 +82,11 @@ fn recipe(settings: &Settings) -> String {
         true => "",
         false => ", of what is trained; what is frozen has its weight alone",
     };
-    format!("here: {weights}, {gradients} gradients, {moments} moments{divided}{frozen}")
+    let of_matrices = match settings.optimizer.product_dtype() {
+        None => "",
+        Some(_) => " (one of each matrix that is updated as a whole)",
+    };
+    format!(
+        "here: {weights}, {gradients} gradients, {moments} moments{of_matrices}{divided}{frozen}"
+    )
 }

@@ -225,12 +225,16 @@ impl Session {
             "every trained parameter receives a gradient; these did not: {missing:?}"
         );
         self.finish_in_flight()?;
+        let before_update = self.step;
         let updated = self.update(&mut beside.own);
         let live_after = self.memory.live_leases();
         assert!(
             updated.is_err() || live_before == live_after,
             "no lease outlives its step"
         );
+        if self.step == before_update {
+            return updated;
+        }
         let results = PendingResults::start(
             &*self.kernels,
             self.losses.sum(),

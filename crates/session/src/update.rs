@@ -71,7 +71,6 @@ impl Session {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();
         let numbers = self.next_numbers();
-        self.step = numbers.step;
         let (kernels, loss) = (&*self.kernels, self.losses.sum());
         let (weights, gradients) = (&mut self.weights, &mut self.gradients);
         if gradients.is_released() {
@@ -82,6 +81,8 @@ impl Session {
             self.optimizer
                 .begin(kernels, weights, gradients, loss, numbers)?;
         }
+        // One that was refused its scratch has not been made.
+        self.step = numbers.step;
         if !self.settings.offload.updates_in_forward() {
             self.update_parts()?;
         }

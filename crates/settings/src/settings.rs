@@ -8,7 +8,7 @@ use super::ranks::Ranks;
 use super::schema::{Config, HardwareConfig};
 use super::unknown::nearest_containing;
 use data::Packing;
-use memory::{DType, Layer, Layout};
+use memory::{DType, Layer, Layout, Role};
 use model::{
     Action, Architecture, Attention, ModelConfig, NamePatterns, OffloadLabels,
     PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy,
@@ -222,9 +222,9 @@ impl Settings {
         };
         small.freeze.retain(fits);
         small.states.f32_patterns.retain(fits);
-        if let Some(patterns) = &mut small.whole_matrices.patterns {
-            patterns.retain(fits);
-        }
+        let patterns = small.whole_matrices.patterns.take();
+        let patterns = patterns.map(|all| all.into_iter().filter(fits).collect::<Vec<String>>());
+        small.whole_matrices.patterns = patterns.filter(|left| !left.is_empty());
         small
     }
 
@@ -255,39 +255,59 @@ impl Settings {
         has_matrices.then(|| schedule.rate(step))
     }
 
-    /// The matrices of a layout that an optimizer may update as a whole: those of the blocks, or those that patterns name.
+    /// The trained matrices of a layout that an optimizer may update as a whole: those of the blocks, or those that patterns name.
     ///
     /// # Errors
-    /// A pattern of names that fits no matrix.
+    /// A pattern of names that fits no matrix, no matrix at all, or one that is too large for a product.
     pub fn matrices(
         &self,
         architecture: &Architecture,
         layout: &Layout,
     ) -> Result<Vec<Matrix>, ConfigError> {
-        let of = |(entry, parameter): (usize, &Parameter)| {
-            let shape = <[usize; 2]>::try_from(&parameter.shape[..]).ok()?;
-            let stored = <[usize; 2]>::try_from(parameter.stored_shape()).ok()?;
-            Some(Matrix {
-                entry,
-                shape,
-                stored,
-            })
-        };
-        let parameters = || architecture.parameters().in_layout().enumerate();
         if self.optimizer.product_dtype().is_none() {
             return Ok(Vec::new());
         }
-        let trained = |matrix: &Matrix| layout.entries()[matrix.entry].role.is_trained();
-        let Some(patterns) = &self.whole_matrices.patterns else {
-            let of_blocks = parameters().filter(|(_, one)| matches!(one.part, Layer::Block(_)));
-            return Ok(of_blocks.filter_map(of).filter(trained).collect());
+        let entry = |matrix: &Matrix| &layout.entries()[matrix.entry];
+        let all = architecture.parameters().in_layout().enumerate();
+        let all = all.filter_map(|(index, one)| Some((one.part, matrix_of(index, one)?)));
+        let all = all.filter(|(_, one)| entry(one).role != Role::Buffer);
+        let chosen: Vec<Matrix> = match &self.whole_matrices.patterns {
+            None => {
+                let of_blocks = all.filter(|(part, _)| matches!(part, Layer::Block(_)));
+                of_blocks.map(|(_, one)| one).collect()
+            }
+            Some(patterns) => {
+                let all: Vec<Matrix> = all.map(|(_, one)| one).collect();
+                let name = |one: &Matrix| &entry(one).name[..];
+                let patterns = NamePatterns::new(patterns);
+                check_patterns(all.iter().map(name), "optim.matrices", &patterns)?;
+                let fitting = all.into_iter();
+                fitting.filter(|one| patterns.fit(name(one))).collect()
+            }
         };
-        let all: Vec<Matrix> = parameters().filter_map(of).collect();
-        let name = |matrix: &Matrix| &layout.entries()[matrix.entry].name[..];
-        let patterns = NamePatterns::new(patterns);
-        check_patterns(all.iter().map(name), "optim.matrices", &patterns)?;
-        let chosen = all.into_iter().filter(trained);
-        Ok(chosen.filter(|one| patterns.fit(name(one))).collect())
+        let trained = chosen
+            .into_iter()
+            .filter(|one| entry(one).role.is_trained());
+        let trained: Vec<Matrix> = trained.collect();
+        let elements = |one: &Matrix| one.shape[0].saturating_mul(one.shape[1]);
+        if let Some(large) = trained
+            .iter()
+            .find(|one| elements(one) > PRODUCT_ELEMENTS_MAX)
+        {
+            return Err(ConfigError::Contradiction(format!(
+                "`{}` has {} elements, and one matrix product has at most {PRODUCT_ELEMENTS_MAX}; leave it out of optim.matrices",
+                entry(large).name,
+                elements(large)
+            )));
+        }
+        if trained.is_empty() {
+            return Err(ConfigError::Contradiction(
+                "--optimizer muon has no matrix to update: those of the blocks, or those that optim.matrices names, are frozen \
+                 (train.freeze); name others, or use --optimizer adamw"
+                    .into(),
+            ));
+        }
+        Ok(trained)
     }
 
     /// Where each parameter of a model lies in the arenas.
@@ -309,18 +329,29 @@ impl Settings {
             .filter(|text| is_quantised && !defaults.contains(text))
             .cloned()
             .collect();
-        let names = layout.entries().iter().map(|entry| &entry.name[..]);
+        let entries = layout.entries().iter();
+        let weights = entries.filter(|entry| entry.role != Role::Buffer);
+        let names = weights.clone().map(|entry| &entry.name[..]);
         check_patterns(names.clone(), "optim.f32_states", &NamePatterns::new(&own))?;
         check_patterns(names, "train.freeze", &NamePatterns::new(&self.freeze))?;
         if !layout.entries().iter().any(|entry| entry.role.is_trained()) {
             return Err(ConfigError::Contradiction(format!(
                 "train.freeze fits all {} parameters, so that nothing is left to train; leave out a pattern, or make one \
                  narrower",
-                layout.entries().len()
+                weights.count()
             )));
         }
         Ok(layout)
     }
+}
+
+/// A parameter that is a matrix of two dimensions, by its index in the layout.
+fn matrix_of(entry: usize, parameter: &Parameter) -> Option<Matrix> {
+    Some(Matrix {
+        entry,
+        shape: parameter.shape[..].try_into().ok()?,
+        stored: parameter.stored_shape()[..].try_into().ok()?,
+    })
 }
 
 /// Refuses a pattern that fits none of some parameters.

@@ -340,13 +340,35 @@ fn slow(settings: &Settings) -> Option<&'static str> {
     )
 }
 
+/// The calls of a step that updates all matrices, where each rank updates some of them as a whole: what all ranks call their
+/// choice of algorithms by. None where every rank makes the same products.
+#[cfg(feature = "cuda")]
+fn all_products(step: &Settings) -> Result<Option<LibraryCalls>, Failure> {
+    let Some(ranks) = &step.ranks else {
+        return Ok(None);
+    };
+    if ranks.zero == settings::Zero::Replicated || step.optimizer.product_dtype().is_none() {
+        return Ok(None);
+    }
+    let replicated = settings::Ranks {
+        zero: settings::Zero::Replicated,
+        ..ranks.clone()
+    };
+    Ok(Some(library_calls(&Settings {
+        ranks: Some(replicated),
+        ..step.clone()
+    })?))
+}
+
 /// A step that has been listed. How often that happens is logged: once for a step.
 #[cfg(feature = "cuda")]
 pub(crate) fn listed(device: &CudaDevice, settings: Settings) -> Result<DeviceStep, Failure> {
     let calls = library_calls(&settings)?;
     let (products, attentions) = (calls.products.len(), calls.attentions.len());
     tracing::debug!("listed a step: {products} products, {attentions} attentions of cuDNN");
-    let algorithms = Some(settle(device, &settings, calls.products_of_step())?);
+    let named = all_products(&settings)?;
+    let named = named.as_ref().unwrap_or(&calls);
+    let algorithms = Some(settle(device, &settings, named.products_of_step())?);
     Ok(DeviceStep {
         settings,
         algorithms,

@@ -121,7 +121,7 @@ impl Trainer {
         self.tokens.open_own(&data_options(&resolved), &resolved)
     }
 
-    /// One training step: forward and backward passes of every micro-batch, then AdamW.
+    /// One training step: forward and backward passes of every micro-batch, then the update.
     ///
     /// `ids` and `targets` are whole numbers `[rows, seq]`. Each target is the token wanted after the id at its place, or -100,
     /// which asks for none. `rows` are `batch.micro` for each micro-batch, of which there are `batch.accum` or fewer; `seq` is

@@ -209,3 +209,21 @@ fn no_two_rows_show_one_time() {
     assert!(times.len() > 6, "{table}");
     assert!(times.is_sorted_by(|a, b| a != b), "{table}");
 }
+
+/// The small model in which ways are tried has not all layers that patterns name.
+#[test]
+fn patterns_may_name_any_layers() {
+    let place = Workplace::new();
+    let plan = "plan --config small.toml --device cpu --set model.layers=12 --recompute auto --memory-budget 1GiB";
+    for patterns in [
+        "--optimizer muon --set optim.matrices=[\"*.layers.1?.*proj*\"]",
+        "--set train.freeze=[\"*embed_tokens*\",\"*.layers.?.*\"]",
+        "--set train.freeze=[\"*.layers.11.*norm*\"]",
+    ] {
+        place.trainer(&format!("{plan} {patterns}")).succeeds();
+    }
+    let nothing = "plan --config small.toml --optimizer muon --set train.freeze=[\"*.layers.*\"]";
+    place
+        .trainer(nothing)
+        .fails(2, &["muon has no matrix to update"]);
+}
