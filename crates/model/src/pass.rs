@@ -246,7 +246,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Where to write the next contribution of a micro-batch to what the running stage counts over a step
-    /// ([`Stage::statistics`]), and what to add it to. In a backward pass, which no replay repeats.
+    /// ([`crate::Stage::statistics`]), and what to add it to. In a backward pass, which no replay repeats.
     ///
     /// # Panics
     /// If the stage declares none, or no backward pass runs.
