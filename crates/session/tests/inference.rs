@@ -13,21 +13,9 @@ use session::{
 use settings::{Config, HeadChunk, Settings};
 use std::path::{Path, PathBuf};
 
-/// What transformers computed (`golden/transformers/README.md` of the crate `trainer`).
-const FAMILIES: [&str; 12] = [
-    "llama",
-    "llama3",
-    "llama_biases",
-    "llama_yarn",
-    "qwen2",
-    "qwen2_window",
-    "qwen3",
-    "qwen3_window",
-    "mistral",
-    "mistral_window",
-    "phi3",
-    "gpt2",
-];
+#[path = "../../trainer/tests/golden/transformers/families.rs"]
+mod families;
+use families::FAMILIES;
 
 const WINDOW: usize = 32;
 

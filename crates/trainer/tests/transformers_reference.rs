@@ -8,21 +8,9 @@ use memory::DType;
 use model::Attention;
 use serde_json::Value;
 
-/// The families that the trainer knows. Each is a folder of `tests/golden/transformers`.
-const FAMILIES: [&str; 12] = [
-    "llama",
-    "llama3",
-    "llama_biases",
-    "llama_yarn",
-    "qwen2",
-    "qwen2_window",
-    "qwen3",
-    "qwen3_window",
-    "mistral",
-    "mistral_window",
-    "phi3",
-    "gpt2",
-];
+#[path = "golden/transformers/families.rs"]
+mod families;
+use families::FAMILIES;
 
 /// How far a run may be from transformers.
 const TOLERANCE: Distance = Distance {

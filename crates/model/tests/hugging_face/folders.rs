@@ -10,21 +10,9 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// The families that the trainer knows, each a folder that transformers wrote.
-pub const FAMILIES: [&str; 12] = [
-    "llama",
-    "llama3",
-    "llama_biases",
-    "llama_yarn",
-    "qwen2",
-    "qwen2_window",
-    "qwen3",
-    "qwen3_window",
-    "mistral",
-    "mistral_window",
-    "phi3",
-    "gpt2",
-];
+#[path = "../../../trainer/tests/golden/transformers/families.rs"]
+mod families;
+pub use families::FAMILIES;
 
 pub fn golden(family: &str) -> PathBuf {
     let folder = "../trainer/tests/golden/transformers";

@@ -1,0 +1,17 @@
+//! The models here that transformers trained, for the tests of every crate.
+
+/// A folder beside this file each.
+pub const FAMILIES: [&str; 12] = [
+    "llama",
+    "llama3",
+    "llama_biases",
+    "llama_yarn",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "qwen3_window",
+    "mistral",
+    "mistral_window",
+    "phi3",
+    "gpt2",
+];
