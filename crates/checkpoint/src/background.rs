@@ -10,7 +10,7 @@ use std::thread::{Builder, JoinHandle};
 #[derive(Debug)]
 pub struct BackgroundWriter<T> {
     job: Option<JoinHandle<T>>,
-    /// Of the job before one that could not be begun.
+    /// The outcome of the last job that ended, kept where the next one could not start.
     outcome: Option<T>,
 }
 

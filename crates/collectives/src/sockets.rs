@@ -19,7 +19,7 @@ const SLACK: Duration = Duration::from_secs(5);
 /// How a rank begins its greeting; its number and the number of ranks follow.
 const RANK: [u8; 8] = *b"trainer?";
 
-/// What rank 0 answers.
+/// Rank 0's answer to a greeting.
 const WELCOME: [u8; 8] = *b"trainer!";
 
 /// Stands in place of a message's length where a rank failed: the reason follows, after its own length.

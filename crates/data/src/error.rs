@@ -333,7 +333,7 @@ pub enum DataError {
     ReaderStopped { reason: String },
 }
 
-/// What to do about a file that is not text.
+/// Tells the user what to do with a file that is not text.
 fn way_out(kind: FileKind) -> &'static str {
     match kind {
         FileKind::Tokens => "; read it with data.format=\"llmc\"",

@@ -1,4 +1,4 @@
-//! What a file is, by how it begins: names lie, and bytes of an archive would be learnt as if they were text.
+//! Recognises a kind of file by its first bytes. A name can be wrong, and a model would learn the bytes of an archive as text.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ const HEAD: usize = 8192;
 /// The mark of UTF-8, with which some text files begin.
 pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// What a file is.
+/// A kind of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// Text, or nothing that is known.

@@ -1,4 +1,4 @@
-//! What is read: one path, or several with their shares.
+//! The inputs of a run: one path, or several with their shares.
 
 use std::{
     fmt,

@@ -27,10 +27,10 @@ impl ListedShard {
     pub const FORMAT_VERSION: u32 = 1;
 }
 
-/// What prepared tokens were made of, and with what.
+/// The files and the tokenizer that prepared tokens were made from.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct ListedOrigin {
-    /// What made them.
+    /// The tokenizer that made them.
     pub tokenizer: ListedTokenizer,
     /// The files and folders, as they were given.
     #[serde(default)]

@@ -44,7 +44,7 @@ impl Shares {
         quota as f64 / size as f64
     }
 
-    /// What tells these shares from others.
+    /// Adds the shares to a checksum, so that a resumed run notices other ones.
     pub(crate) fn fingerprint(&self, crc: &mut crc32fast::Hasher) {
         for quota in &self.quotas {
             crc.update(&quota.to_le_bytes());
