@@ -1,17 +1,19 @@
 //! A model that nobody trains, with everything that blocks may have: four kinds of block under 14 labels, some with
 //! queries, keys and values from a narrower tensor, some with rows for each token and choice, tables of whole numbers, a
-//! stage with a loss of its own, and one that counts.
+//! stage with a loss of its own, one that counts, and a buffer.
 
 use kernels::Init;
-use kernels::operation::{self, CrossEntropy, EmbeddingBackward, Sum, SwigluBackward};
-use memory::Layer;
+use kernels::operation::{
+    self, BiasDropoutAdd, CrossEntropy, EmbeddingBackward, Sum, SwigluBackward,
+};
+use memory::{DType, Layer};
 use model::stages::{
     CoreAttention, Embedding, Head, Norm, NormStage, Projection, Qkv, ResidualProjection, Rotary,
     Swiglu,
 };
 use model::{
-    Activation, Architecture, Attention, Block, DropoutSite, Extent, Io, Label, Labels, Linear,
-    ModelConfig, ModelError, ParameterId, Parameters, PartParameters, Pass, Size, Stage,
+    Activation, Architecture, Attention, Block, DropoutSite, Extent, Initial, Io, Label, Labels,
+    Linear, ModelConfig, ModelError, ParameterId, Parameters, PartParameters, Pass, Size, Stage,
 };
 
 const LATENT: Label = Label::new("mla_latent");
@@ -60,8 +62,12 @@ fn rows(width: usize) -> Extent {
     Extent::of(&[Size::TokensTimes(CHOICES), Size::Fixed(width)])
 }
 
-/// scores `[t, e]` = h2 W^T, whose cross-entropy with what is chosen is a loss; the tables of choices and rows, i32.
-struct Router(Linear);
+/// scores `[t, e]` = h2 W^T + correction (a buffer, added where the model computes in f32), whose cross-entropy with what is
+/// chosen is a loss; the tables of choices and rows, i32.
+struct Router {
+    linear: Linear,
+    correction: ParameterId,
+}
 
 impl Stage for Router {
     fn name(&self) -> &'static str {
@@ -76,12 +82,13 @@ impl Stage for Router {
                 (CHOSEN, Extent::of_i32(&[Size::Tokens])),
                 (ROW_TOKEN, Extent::of_i32(&[Size::TokensTimes(CHOICES)])),
             ],
-            backward_reads: vec![SCORES, CHOSEN, H2],
+            backward_reads: [vec![SCORES, CHOSEN], self.linear.backward_reads(H2)].concat(),
         }
     }
 
     fn parameters(&self) -> Vec<ParameterId> {
-        self.0.parameters()
+        let linear = self.linear.parameters().into_iter();
+        linear.chain([self.correction]).collect()
     }
 
     fn has_loss(&self) -> bool {
@@ -96,7 +103,18 @@ impl Stage for Router {
         let h2 = pass.pull(H2)?;
         let mut scores = pass.output(SCORES)?;
         if let Some(scores) = &mut scores {
-            self.0.forward(pass, scores.view_mut(), h2.view())?;
+            self.linear.forward(pass, scores.view_mut(), h2.view())?;
+            let correction = pass.parameter(self.correction);
+            // A buffer is f32, and the operation adds what has the type of its output.
+            if pass.dtype() == DType::F32 {
+                pass.kernels().run(BiasDropoutAdd {
+                    out: scores.view_mut(),
+                    bias: Some(correction),
+                    dropout: None,
+                    first: 0,
+                    residual: None,
+                })?;
+            }
         }
         pass.put(SCORES, scores);
         let tokens = pass.tokens();
@@ -106,7 +124,7 @@ impl Stage for Router {
             [(CHOSEN, chosen.collect()), (ROW_TOKEN, row_token.collect())];
         for (of, numbers) in tables {
             let mut table = pass.output(of)?;
-            if let Some(table) = table.as_mut().filter(|table| !table.is_shape()) {
+            if let Some(table) = &mut table {
                 let bytes = bytemuck::cast_slice(&numbers);
                 pass.kernels().upload(table.view_mut(), bytes)?;
             }
@@ -130,7 +148,7 @@ impl Stage for Router {
         let (out, init) = pass.accumulate_statistics();
         let x = losses.view();
         kernels.run(Sum { out, x, init })?;
-        self.0.backward(pass, H2, scores.view())
+        self.linear.backward(pass, H2, scores.view())
     }
 }
 
@@ -195,7 +213,7 @@ impl Stage for Rows {
         Io {
             reads: vec![self.input],
             writes: vec![(self.output, rows(self.linear.outputs()))],
-            backward_reads: vec![self.input],
+            backward_reads: self.linear.backward_reads(self.input),
         }
     }
 
@@ -278,10 +296,13 @@ impl Stage for Combine {
 
     fn io(&self) -> Io {
         let inputs = self.branches.iter().map(|(of, _)| *of);
+        let backward = self.branches.iter();
         Io {
-            reads: [X2].into_iter().chain(inputs.clone()).collect(),
+            reads: [X2].into_iter().chain(inputs).collect(),
             writes: vec![(Activation::NEXT_X, Extent::tokens(self.width))],
-            backward_reads: inputs.collect(),
+            backward_reads: backward
+                .flat_map(|(of, linear)| linear.backward_reads(*of))
+                .collect(),
         }
     }
 
@@ -311,9 +332,11 @@ impl Stage for Combine {
         let dy = pass.gradient(Activation::NEXT_X);
         for (of, linear) in &self.branches {
             let side_by_side = [pass.tokens(), linear.inputs()];
-            let x = pass.pull(*of)?;
-            linear.add_gradient(pass, dy.view(), x.view().reshape(side_by_side))?;
-            pass.release(*of, x);
+            for of in linear.backward_reads(*of) {
+                let x = pass.pull(of)?;
+                linear.add_gradient(pass, dy.view(), x.view().reshape(side_by_side))?;
+                pass.release(of, x);
+            }
             let (mut dx, init) = pass.gradient_to_add(*of)?;
             let out = dx.view_mut().reshape(side_by_side);
             linear.input_gradient(pass, out, init, dy.view())?;
@@ -386,8 +409,10 @@ fn block(
     stages.push(norm(own, "mlp_norm", of_feed_forward, "post_norm"));
     let mut branches = Vec::new();
     if has_experts {
-        let router = Linear::declare(own, "gate", [EXPERTS, hidden], false);
-        stages.push(Box::new(Router(router)));
+        stages.push(Box::new(Router {
+            linear: Linear::declare(own, "gate", [EXPERTS, hidden], false),
+            correction: own.buffer("gate.correction", &[EXPERTS], Initial::Normal),
+        }));
         stages.push(Box::new(Dispatch(hidden)));
         stages.push(Box::new(Rows {
             input: EXPERT_IN,
