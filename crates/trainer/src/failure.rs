@@ -352,11 +352,7 @@ impl Failure {
             Failure::Interrupted { .. } => {
                 Some("the same command with --resume latest and the run's --out goes on from there".into())
             }
-            Failure::Changed(_) => Some(
-                "leave these settings out, or add --allow-change if they are meant; recompute, offload, threads and what is \
-                 recorded may change freely"
-                    .into(),
-            ),
+            Failure::Changed(changes) => Some(hint_of_changes(changes)),
             Failure::Checkpoint(CheckpointError::NoneWhole { passed_over, .. }) if !passed_over.is_empty() => Some(
                 "another folder for --out begins the run anew".into(),
             ),
@@ -423,6 +419,23 @@ fn is_usage(error: &DataError) -> bool {
             | DataError::FolderFormat { .. }
             | DataError::NoDocuments { .. }
     )
+}
+
+/// Settings whose change may give a parameter states that no run saved.
+const NEED_STATES: [&str; 3] = ["train.freeze:", "optim.kind:", "optim.matrices:"];
+
+/// What helps a run that was resumed with other settings.
+fn hint_of_changes(changes: &[String]) -> String {
+    let hint = "leave these settings out, or add --allow-change if they are meant; recompute, offload, threads and what is \
+                recorded may change freely";
+    let needs_states = |change: &String| NEED_STATES.iter().any(|key| change.starts_with(key));
+    match changes.iter().any(needs_states) {
+        true => format!(
+            "{hint}; a parameter that was frozen, or that another optimizer updated, has no saved states to go on from: \
+             `trainer export` the run, and start anew with --init-from"
+        ),
+        false => hint.into(),
+    }
 }
 
 impl From<SessionError> for Failure {

@@ -29,6 +29,12 @@ pub enum SpecError {
         /// The nearest one, as a clause.
         hint: String,
     },
+    /// A label that clauses may name, and a list may not.
+    #[error(
+        "recompute label `{0}` is for clauses alone: write --set 'recompute.layers={{\"0-\" = \"recompute: {0}\"}}', or a \
+         comma list of {1}"
+    )]
+    OnlyInClauses(String, String),
     /// A part of the model that these models do not have.
     #[error(
         "recompute label `{0}` names a layer that this model does not have; its labels are {1}"
@@ -186,6 +192,7 @@ fn parse_label(name: &str, labels: Labels) -> Result<Label, SpecError> {
         "" => SpecError::Empty,
         "none" | "full" | "auto" => SpecError::StandsAlone(name.into(), known),
         name if name.starts_with("full:") => SpecError::StandsAlone(name.into(), known),
+        name if labels.find(name).is_some() => SpecError::OnlyInClauses(name.into(), known),
         name if OTHER_MODELS.contains(&name) => SpecError::NoSuchLayer(name.into(), known),
         name => SpecError::UnknownLabel {
             label: name.into(),
@@ -225,6 +232,10 @@ mod tests {
             ("mlp,", "is empty"),
             ("core_atn", "did you mean `core_attn`?"),
             ("layer_norm", "did you mean `layernorm`?"),
+            (
+                "attn_value",
+                "recompute.layers={\"0-\" = \"recompute: attn_value\"}",
+            ),
             ("moe", "does not have"),
             ("mla_up_proj,mlp", "does not have"),
             ("mlp,mlp", "given twice"),

@@ -98,8 +98,11 @@ fn a_resumed_run_keeps_what_is_frozen() {
         .trainer(&other)
         .fails(2, &["train.freeze", "--allow-change"]);
     place.trainer(&format!("{other} --allow-change")).succeeds();
-    let thawed = format!("{resume} --out thawed --set train.freeze=[] --allow-change");
+    let thawed = format!("{resume} --out thawed --set train.freeze=[]");
     place
         .trainer(&thawed)
+        .fails(2, &["train.freeze", "trainer export", "--init-from"]);
+    place
+        .trainer(&format!("{thawed} --allow-change"))
         .fails(4, &["was frozen in the run that saved it"]);
 }
