@@ -56,25 +56,7 @@ template <typename T> __device__ void norm_grains(double *grains, const T *x, si
 // One block: there is a grain for 4096 elements. An infinite `max_norm` never clips; where the loss is not finite, neither
 // is the factor.
 __device__ inline void norm_and_clip(float *out, const double *grains, size_t count, const float *loss, float max_norm) {
-    // So many are loaded before the first is added: one block alone waits long for each.
-    constexpr int AHEAD = 8;
-    double sum = 0.0;
-    size_t grain = threadIdx.x;
-    for (; grain + (AHEAD - 1) * blockDim.x < count; grain += AHEAD * blockDim.x) {
-        double next[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            next[i] = grains[grain + i * blockDim.x];
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            sum += next[i];
-        }
-    }
-    for (; grain < count; grain += blockDim.x) {
-        sum += grains[grain];
-    }
-    const float root = float(sqrt(block_sum(sum)));
+    const float root = float(sqrt(block_sum(sum_of_grains(grains, count))));
     const float norm = isinf(root * root) ? INFINITY : root;
     const bool finite = isfinite(norm) && isfinite(loss[0]);
     if (threadIdx.x == 0) {

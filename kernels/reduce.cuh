@@ -45,6 +45,29 @@ template <typename T, typename Combine> __device__ T block_reduce(T x, T neutral
 
 template <typename T> __device__ T block_sum(T x) { return block_reduce(x, T(0), Sum()); }
 
+// What a thread of a single block adds up of many sums; `block_sum` adds up the threads'.
+__device__ inline double sum_of_grains(const double *grains, size_t count) {
+    // So many are loaded before the first is added: one block alone waits long for each.
+    constexpr int AHEAD = 8;
+    double sum = 0.0;
+    size_t grain = threadIdx.x;
+    for (; grain + (AHEAD - 1) * blockDim.x < count; grain += AHEAD * blockDim.x) {
+        double next[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            next[i] = grains[grain + i * blockDim.x];
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            sum += next[i];
+        }
+    }
+    for (; grain < count; grain += blockDim.x) {
+        sum += grains[grain];
+    }
+    return sum;
+}
+
 // The row that this thread works on. Threads along x share a row: a block's, or lanes of a warp, a power of two of them,
 // where rows are narrow; then a block has as many rows as threads along y.
 __device__ inline size_t own_row() { return size_t(blockIdx.x) * blockDim.y + threadIdx.y; }

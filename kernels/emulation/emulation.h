@@ -174,6 +174,16 @@ inline float __uint_as_float(unsigned bits) {
     std::memcpy(&x, &bits, sizeof(x));
     return x;
 }
+inline long long __double_as_longlong(double x) {
+    long long bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+inline double __longlong_as_double(long long bits) {
+    double x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 // A wide access of this alignment; the host would forgive one that is not.
 template <typename T> void require_alignment(const T *pointer, size_t alignment, EMULATION_PLACE) {

@@ -3,6 +3,7 @@
 //! Work is cut into pieces of fixed size, so results do not depend on the number of threads. Loops are written for
 //! vectorisation with explicit lanes and compiled for several instruction sets.
 
+mod adafactor;
 mod adamw;
 mod attention;
 mod cache;
@@ -182,6 +183,13 @@ impl Backend for Cpu {
             Operation::DivideByNorm(operation) => muon::divide_by_norm(operation),
             Operation::Combine(operation) => muon::combine(operation),
             Operation::StepAlong(operation) => muon::step_along(operation),
+            Operation::VarianceScale(operation) => adafactor::variance_scale(operation),
+            Operation::VarianceSums(operation) => adafactor::variance_sums(operation),
+            Operation::FactorVariance(operation) => adafactor::factor_variance(operation),
+            Operation::UpdateGrains(operation) => adafactor::update_grains(operation),
+            Operation::WeightGrains(operation) => adafactor::weight_grains(operation),
+            Operation::AdafactorRate(operation) => adafactor::adafactor_rate(operation),
+            Operation::AdafactorStep(operation) => adafactor::adafactor_step(operation),
         }
         Ok(())
     }

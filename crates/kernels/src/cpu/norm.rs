@@ -69,7 +69,7 @@ vectorized! {
     }
 
     /// Adds grains up in the order of CUDA's block of as many warps as a warp has threads, each of which loads one at a time.
-    fn sum_of_grains(grains: &[f64]) -> f64 {
+    pub(super) fn sum_of_grains(grains: &[f64]) -> f64 {
         let mut lanes = [0.0f64; WARP * WARP];
         for row in grains.chunks(lanes.len()) {
             lanes.iter_mut().zip(row).for_each(|(lane, grain)| *lane += grain);
@@ -80,7 +80,7 @@ vectorized! {
 
 /// Adds each group of neighbouring lanes up, then their sums.
 #[inline(always)]
-fn sum_of_groups<const GROUP: usize>(lanes: &[f64]) -> f64 {
+pub(super) fn sum_of_groups<const GROUP: usize>(lanes: &[f64]) -> f64 {
     let (groups, _) = lanes.as_chunks::<GROUP>();
     let groups: [_; WARP] = groups.try_into().expect("a group for each of so many");
     by_halves(groups.map(by_halves))

@@ -4,6 +4,7 @@
 //! and threads from the shapes alone, then launches through a [`Driver`]: a device, or the emulation that runs the same
 //! sources on the processor in tests.
 
+mod adafactor;
 mod adamw;
 mod attention;
 mod cache;
@@ -243,6 +244,13 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::DivideByNorm(operation) => muon::divide_by_norm(self, operation),
             Operation::Combine(operation) => muon::combine(self, operation),
             Operation::StepAlong(operation) => muon::step_along(self, operation),
+            Operation::VarianceScale(operation) => adafactor::variance_scale(self, operation),
+            Operation::VarianceSums(operation) => adafactor::variance_sums(self, operation),
+            Operation::FactorVariance(operation) => adafactor::factor_variance(self, operation),
+            Operation::UpdateGrains(operation) => adafactor::update_grains(self, operation),
+            Operation::WeightGrains(operation) => adafactor::weight_grains(self, operation),
+            Operation::AdafactorRate(operation) => adafactor::adafactor_rate(self, operation),
+            Operation::AdafactorStep(operation) => adafactor::adafactor_step(self, operation),
         }
     }
 

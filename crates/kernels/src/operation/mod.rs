@@ -11,6 +11,7 @@
     reason = "the text of an operation says what its fields are"
 )]
 
+mod adafactor;
 mod adamw;
 pub(crate) mod attention;
 mod cache;
@@ -34,6 +35,10 @@ mod rotary;
 mod sum_in_order;
 mod swiglu;
 
+pub use adafactor::{
+    AdafactorRate, AdafactorStep, FactorVariance, MatricesShape, SQUARE_PARTS, UpdateGrains,
+    VarianceOperand, VarianceScale, VarianceSums, WeightGrains,
+};
 pub use adamw::{AdamW, MasterOperand, MomentOperand};
 pub use attention::{Attention, AttentionBackward, AttentionShape};
 pub use cache::{CACHE_BLOCK, CachedAttention, StoreInCache};
@@ -123,6 +128,13 @@ operations! {
     DivideByNorm,
     Combine,
     StepAlong,
+    VarianceScale,
+    VarianceSums,
+    FactorVariance,
+    UpdateGrains,
+    WeightGrains,
+    AdafactorRate,
+    AdafactorStep,
 }
 
 impl Operation<'_> {

@@ -4,6 +4,7 @@
 //! expects. The same cases are then run for planning, on pools of several sizes, and on poisoned memory. A new
 //! implementation joins in [`device::computing`]. Run with `--nocapture` to see the worst errors.
 
+mod adafactor;
 mod adamw;
 mod adamw_bits;
 mod alignment;
@@ -65,6 +66,7 @@ macro_rules! suite {
 }
 
 suite![
+    adafactor,
     adamw,
     attention,
     cached_attention,

@@ -14,15 +14,15 @@ use memory::DType;
 /// An element, an odd number, a block, blocks and a rest, more than one task's.
 const SIZES: [usize; 5] = [1, 37, 256, 612, 40_000];
 
-fn random(elements: usize, range: f64, seed: u64) -> Vec<f64> {
+pub fn random(elements: usize, range: f64, seed: u64) -> Vec<f64> {
     Host::random(DType::F32, [elements], range, seed).values()
 }
 
-fn clip(device: &Device, factor: f32) -> Tensor {
+pub fn clip(device: &Device, factor: f32) -> Tensor {
     device.put(&Host::new(DType::F32, [2], [17.0, f64::from(factor)]))
 }
 
-fn key(device: &Device) -> Tensor {
+pub fn key(device: &Device) -> Tensor {
     device.put(&Host::new(DType::U32, [2], [3.0, 5.0]))
 }
 

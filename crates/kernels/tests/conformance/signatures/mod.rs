@@ -1,5 +1,6 @@
 //! One call of every operation on tensors that fit, and what of them is free to change.
 
+mod adafactor;
 mod adamw;
 mod attention;
 mod cache;
@@ -91,6 +92,7 @@ pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {
     signatures.extend(attention::signatures(dtype, device));
     signatures.extend(flash_attention::signatures(dtype, device));
     signatures.extend(cache::signatures(dtype));
+    signatures.extend(adafactor::signatures(dtype));
     signatures.extend(adamw::signatures(dtype));
     signatures.extend(muon::signatures(dtype));
     signatures
