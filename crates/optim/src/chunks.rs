@@ -143,8 +143,8 @@ impl Chunks {
         offload: &Offload,
         form: &Form,
     ) {
-        let away = is_away.then(|| {
-            let bytes = form.chunk_bytes(&segment.range);
+        let bytes = form.chunk_bytes(&segment.range);
+        let away = (is_away && bytes > 0).then(|| {
             let start = self.away_bytes;
             self.away_bytes += bytes.next_multiple_of(offload.states.alignment());
             self.away += 1;
@@ -224,6 +224,7 @@ fn cut(
         decays,
         group,
         matrix,
+        grains,
     } = segment;
     let block = range.start..range.start + PARAMETER_PADDING;
     let states = match is_away {
@@ -244,6 +245,7 @@ fn cut(
         decays,
         group,
         matrix: matrix.clone(),
+        grains: grains.clone(),
     })
 }
 

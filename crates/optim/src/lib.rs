@@ -8,6 +8,7 @@
 //!
 //! This crate knows no model, and never reads a number back from the device within a step.
 
+mod adafactor;
 mod adamw;
 mod chunks;
 mod disk;
@@ -27,8 +28,11 @@ mod schedule;
 mod segment;
 mod store;
 mod streamed;
+mod sums;
+mod tensor_states;
 mod values;
 
+pub use adafactor::Adafactor;
 pub use adamw::AdamW;
 pub use chunks::{Offload, StatesPlace};
 pub use formats::{MasterFormat, MomentFormat, SMALLEST_QUANTISED};

@@ -5,8 +5,9 @@ use crate::numbers::{Numbers, Operands};
 use crate::resident::Resident;
 use crate::rule::{Asking, ByMatrix, Matrix, Rule};
 use crate::segment::{Segment, matrices_of};
+use crate::sums::{self, SummedSources};
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue};
-use memory::{Cover, DType, GRANULARITY_BYTES, In, Layout, Out};
+use memory::{DType, GRANULARITY_BYTES, In, Layout, Out};
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::rc::Rc;
@@ -21,6 +22,14 @@ fn rule<'a>(form: &'a Form, segment: &'a Segment) -> (&'a dyn ByMatrix, &'a Matr
     match (&group.rule, &segment.matrix) {
         (Rule::Matrices(rule), Some(matrix)) => (&**rule, matrix),
         _ => unreachable!("matrices have rules that update them as a whole"),
+    }
+}
+
+/// Bytes of room for the update of a tensor that is here as a whole.
+fn room_here(form: &Form, segment: &Segment) -> usize {
+    match form.groups()[segment.group].rule {
+        Rule::Sums(_) => sums::room_bytes(form, segment, 1),
+        _ => room(form, segment).iter().sum(),
     }
 }
 
@@ -39,7 +48,7 @@ pub(crate) fn room_bytes<'a>(
 ) -> usize {
     let segments = segments.into_iter();
     let matrices = segments.filter(|segment| segment.matrix.is_some());
-    let bytes = matrices.map(|matrix| room(form, matrix).iter().sum());
+    let bytes = matrices.map(|matrix| room_here(form, matrix));
     bytes.max().unwrap_or(0)
 }
 
@@ -48,20 +57,23 @@ fn first(bytes: Out<'_>, dtype: DType, elements: usize) -> Out<'_> {
     bytes.rows(0..elements * dtype.size_in_bytes()).cast(dtype)
 }
 
-/// Asks for the update of a segment that is here. `operands` are without padding; `room` (u8) is for those that are matrices.
+/// Asks for the update of a segment that is here. `operands` are without padding; `room` (u8) is for those that are tensors
+/// which are updated as a whole.
 pub(crate) fn update_segment(
     on: &Asking,
-    (form, numbers): (&Form, &Numbers),
+    sources: SummedSources,
     segment: &Segment,
     operands: Operands,
     room: Option<Out>,
 ) -> Result<(), KernelError> {
+    let (form, numbers) = (sources.form, sources.numbers);
     match (&form.groups()[segment.group].rule, room) {
         (Rule::Ranges(rule), _) => rule.update(on, numbers.update(segment, operands)),
         (Rule::Matrices(_), Some(room)) => {
             update_whole(on, (form, numbers), segment, operands, room)
         }
-        (Rule::Matrices(_), None) => unreachable!("matrices have room"),
+        (Rule::Sums(_), Some(room)) => sums::update_here(on, sources, segment, operands, room),
+        (_, None) => unreachable!("what is updated as a whole has room"),
     }
 }
 
@@ -109,7 +121,7 @@ pub(crate) struct DealtSources<'a> {
 }
 
 impl DealtSources<'_> {
-    fn operands(&mut self, range: &Range<usize>) -> Operands<'_> {
+    pub(crate) fn operands(&mut self, range: &Range<usize>) -> Operands<'_> {
         let GradientSource::Device(gradients) = self.gradients.source(range) else {
             unreachable!("gradients that ranks add up are on the device")
         };
@@ -129,6 +141,7 @@ impl Dealt {
         let ranks = layout.ranks().unwrap_or(1);
         let groups = form.groups().iter().enumerate();
         let all = groups
+            .filter(|(_, group)| matches!(group.rule, Rule::Matrices(_)))
             .flat_map(|(number, group)| matrices_of(layout, group, &layout.trained(), number));
         let mut all: Vec<Segment> = all.collect();
         all.sort_by_key(|segment| Reverse(segment.own().len()));
@@ -143,7 +156,7 @@ impl Dealt {
         for round in &dealt.rounds {
             let staged = round.iter().map(|segment| {
                 let size = rule(form, segment).0.dtype().size_in_bytes();
-                size * elements_of(&dealt.piece(segment, rank))
+                size * elements_of(&pieces(layout, segment, rank))
             });
             let staged = staged.max().unwrap_or(0);
             let [direction, scratch] = round.get(rank).map_or([0; 2], |own| room(form, own));
@@ -158,33 +171,14 @@ impl Dealt {
         self.room.iter().sum()
     }
 
-    /// What a rank has of a matrix, without padding.
-    fn piece(&self, segment: &Segment, rank: usize) -> Vec<Range<usize>> {
-        let matrix = segment.matrix.as_ref();
-        let unit = matrix.and_then(|matrix| self.layout.unit_of(matrix.entry));
-        let unit = unit.expect("a matrix belongs to a unit");
-        let bundle: &Cover = &self.layout.units()[unit].trained;
-        let piece = self.layout.piece(bundle, rank).within(&segment.own());
-        piece.ranges().to_vec()
-    }
-
-    /// A range of a matrix, with the number of its first element.
-    fn part(&self, segment: &Segment, range: &Range<usize>) -> Segment {
-        Segment {
-            range: range.clone(),
-            number: self.layout.untailed(range.start),
-            ..segment.clone()
-        }
-    }
-
     /// Updates this rank's pieces of all matrices, in `room` (u8).
-    pub(crate) fn update(&self, mut sources: DealtSources, room: Out) -> Result<(), KernelError> {
+    pub(crate) fn update(&self, sources: &mut DealtSources, room: Out) -> Result<(), KernelError> {
         let (mut direction, mut rest) = room.split_at(self.room[0]);
         for round in &self.rounds {
             for (owner, segment) in round.iter().enumerate() {
-                self.direct(&mut sources, segment, rest.reborrow())?;
+                self.direct(sources, segment, rest.reborrow())?;
                 let (whole, staged) = (direction.reborrow(), rest.as_in());
-                self.gather(&sources, (segment, owner), whole, staged)?;
+                self.gather(sources, (segment, owner), whole, staged)?;
             }
             if let Some(segment) = round.get(self.rank) {
                 let (rule, matrix) = rule(sources.form, segment);
@@ -201,8 +195,8 @@ impl Dealt {
             }
             for (owner, segment) in round.iter().enumerate() {
                 let (whole, staged) = (direction.as_in(), rest.reborrow());
-                self.scatter(&sources, (segment, owner), whole, staged)?;
-                self.apply(&mut sources, segment, rest.as_in())?;
+                self.scatter(sources, (segment, owner), whole, staged)?;
+                self.apply(sources, segment, rest.as_in())?;
             }
         }
         Ok(())
@@ -216,13 +210,16 @@ impl Dealt {
         staged: Out,
     ) -> Result<(), KernelError> {
         let rule = rule(sources.form, segment).0;
-        let pieces = self.piece(segment, self.rank);
+        let pieces = pieces(&self.layout, segment, self.rank);
         let mut rest = first(staged, rule.dtype(), elements_of(&pieces));
         for range in pieces {
             let (out, after) = rest.split_at(range.len());
             rest = after;
             let (numbers, kernels) = (sources.numbers, sources.kernels);
-            let mut update = numbers.update(&self.part(segment, &range), sources.operands(&range));
+            let mut update = numbers.update(
+                &segment.part(&range, &self.layout),
+                sources.operands(&range),
+            );
             rule.direct(&Asking::in_computation(kernels), &mut update, out)?;
         }
         Ok(())
@@ -238,12 +235,15 @@ impl Dealt {
         let (rule, matrix) = rule(sources.form, segment);
         let size = rule.dtype().size_in_bytes();
         let mut start = 0;
-        for range in self.piece(segment, self.rank) {
+        for range in pieces(&self.layout, segment, self.rank) {
             let bytes = start..start + size * range.len();
             start = bytes.end;
             let direction = staged.rows(bytes).cast(rule.dtype());
             let (numbers, kernels) = (sources.numbers, sources.kernels);
-            let update = numbers.update(&self.part(segment, &range), sources.operands(&range));
+            let update = numbers.update(
+                &segment.part(&range, &self.layout),
+                sources.operands(&range),
+            );
             let on = Asking::in_computation(kernels);
             rule.apply(&on, update, matrix, direction)?;
         }
@@ -307,7 +307,7 @@ impl Dealt {
             start += size * range.len();
             first..start
         };
-        let own = self.piece(segment, self.rank).into_iter();
+        let own = pieces(&self.layout, segment, self.rank).into_iter();
         own.map(place).collect()
     }
 
@@ -324,7 +324,7 @@ impl Dealt {
         let size = rule(form, segment).0.dtype().size_in_bytes();
         let first = segment.range.start;
         let of = |rank| {
-            let piece = self.piece(segment, rank).into_iter();
+            let piece = pieces(&self.layout, segment, rank).into_iter();
             piece.map(move |range| {
                 let bytes = size * (range.start - first)..size * (range.end - first);
                 (rank, bytes)
@@ -339,7 +339,7 @@ impl Dealt {
     /// is not.
     fn bytes(&self, form: &Form, segment: &Segment, owner: usize) -> [u64; 2] {
         let size = rule(form, segment).0.dtype().size_in_bytes();
-        let own = elements_of(&self.piece(segment, self.rank));
+        let own = elements_of(&pieces(&self.layout, segment, self.rank));
         let [others, own] = match owner == self.rank {
             true => [segment.own().len() - own, 0],
             false => [0, own],
@@ -352,8 +352,19 @@ fn elements_of(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(Range::len).sum()
 }
 
+/// What a rank has of a tensor, without padding.
+pub(crate) fn pieces(layout: &Layout, segment: &Segment, rank: usize) -> Vec<Range<usize>> {
+    let tensor = segment.matrix.as_ref().expect("it is a tensor");
+    let bundle = match layout.unit_of(tensor.entry) {
+        Some(unit) => layout.units()[unit].trained.clone(),
+        None => layout.trained().within(&layout.vectors()),
+    };
+    let piece = layout.piece(&bundle, rank).within(&segment.own());
+    piece.ranges().to_vec()
+}
+
 /// Asks for an exchange, after the computation so far and before what follows.
-fn exchange<'a>(
+pub(crate) fn exchange<'a>(
     kernels: &dyn Kernels,
     bytes: ExchangeBytes,
     list: impl FnOnce() -> Exchange<'a> + 'a,

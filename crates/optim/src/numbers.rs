@@ -1,12 +1,13 @@
 //! The numbers of an update, which all calls of a step share.
 
+use crate::adafactor::Adafactor;
 use crate::adamw::AdamW;
 use crate::form::{Form, StateViews};
 use crate::muon::Muon;
 use crate::rule::{Group, Matrix, Rule, Update};
 use crate::segment::Segment;
 use choices::choices;
-use kernels::{KernelError, Kernels};
+use kernels::{KernelError, Kernels, MomentOperand};
 use memory::{Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory};
 
 choices! {
@@ -18,6 +19,8 @@ choices! {
         AdamW = "adamw",
         /// [`Muon`] for the hidden matrices, [`AdamW`] for all other parameters.
         Muon = "muon",
+        /// [`Adafactor`] for all parameters.
+        Adafactor = "adafactor",
     }
 }
 
@@ -30,6 +33,8 @@ pub struct Hyperparameters {
     pub adamw: AdamW,
     /// Muon's numbers.
     pub muon: Muon,
+    /// Adafactor's numbers.
+    pub adafactor: Adafactor,
     /// Decoupled weight decay of matrices; vectors have none.
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; infinite: never.
@@ -42,6 +47,7 @@ impl Default for Hyperparameters {
             kind: OptimizerKind::default(),
             adamw: AdamW::default(),
             muon: Muon::default(),
+            adafactor: Adafactor::default(),
             weight_decay: 0.1,
             clip_norm: 1.0,
         }
@@ -72,13 +78,14 @@ impl Hyperparameters {
                 };
                 vec![muon, adamw(rest)]
             }
+            OptimizerKind::Adafactor => self.adafactor.groups(layout),
         }
     }
 
     /// The type of what its matrix products read and write, where it has any.
     pub fn product_dtype(&self) -> Option<DType> {
         match self.kind {
-            OptimizerKind::AdamW => None,
+            OptimizerKind::AdamW | OptimizerKind::Adafactor => None,
             OptimizerKind::Muon => Some(self.muon.ns_dtype),
         }
     }
@@ -118,6 +125,26 @@ pub(crate) struct Operands<'a> {
     pub(crate) states: StateViews<'a>,
     /// `[2]` f32: the norm and the factor on gradients.
     pub(crate) clip: In<'a>,
+}
+
+impl Operands<'_> {
+    /// The same for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> Operands<'_> {
+        Operands {
+            weights: self.weights.reborrow(),
+            gradients: self.gradients,
+            states: StateViews {
+                master: self.states.master.reborrow(),
+                moments: self
+                    .states
+                    .moments
+                    .iter_mut()
+                    .map(MomentOperand::reborrow)
+                    .collect(),
+            },
+            clip: self.clip,
+        }
+    }
 }
 
 impl Numbers {

@@ -9,6 +9,8 @@ use crate::rule::Asking;
 use crate::rule::Matrix;
 use crate::segment::{Segment, segments};
 use crate::streamed::{Sources, Streamed};
+use crate::sums::{Divided, SummedSources};
+use crate::tensor_states::TensorStates;
 use crate::{MasterFormat, MomentFormat};
 use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
 use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, OutOfMemory};
@@ -41,12 +43,15 @@ pub struct Optimizer {
     numbers: Numbers,
     /// States on the device.
     pub(crate) resident: Resident,
+    pub(crate) tensor_states: TensorStates,
     /// What is updated with the computation, a call each.
     segments: Vec<Segment>,
     /// What is updated in chunks.
     pub(crate) streamed: Option<Streamed>,
     /// What is updated by whole matrices of which ranks have pieces.
     dealt: Option<Dealt>,
+    /// What is updated by sums over tensors of which ranks have pieces.
+    divided: Option<Divided>,
     /// Bytes of scratch for what is updated with the computation, leased for the update.
     room_bytes: usize,
     /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of
@@ -89,17 +94,24 @@ impl Optimizer {
         let segments = segments(layout, &form, &updated_at_once);
         let has_matrices = form.groups().iter().any(|group| !group.matrices.is_empty());
         let is_divided = *updated != layout.trained();
-        let dealt = (has_matrices && is_divided).then(|| Dealt::new(layout, &form, rank));
-        // Those that a rank happens to have all of are dealt too.
-        let is_here = |segment: &Segment| dealt.is_none() || segment.matrix.is_none();
+        let by_ranks = has_matrices && is_divided;
+        let dealt = by_ranks.then(|| Dealt::new(layout, &form, rank));
+        let divided = by_ranks.then(|| Divided::new(layout, &form, rank));
+        // Those that a rank happens to have all of are among these too.
+        let is_here = |segment: &Segment| !by_ranks || segment.matrix.is_none();
         let segments: Vec<Segment> = segments.into_iter().filter(is_here).collect();
         Ok(Optimizer {
             memory: memory.clone(),
-            room_bytes: match &dealt {
-                Some(dealt) => dealt.room_bytes(),
-                None => room_bytes(&form, &segments),
-            },
+            room_bytes: [
+                room_bytes(&form, &segments),
+                dealt.as_ref().map_or(0, Dealt::room_bytes),
+                divided.as_ref().map_or(0, Divided::room_bytes),
+            ]
+            .into_iter()
+            .fold(0, usize::max),
             dealt,
+            divided,
+            tensor_states: TensorStates::lease(memory, &form)?,
             resident: Resident::lease(memory, &form, &resident)?,
             segments,
             numbers: Numbers::lease(memory, &recipe.hyperparameters, &form)?,
@@ -116,7 +128,9 @@ impl Optimizer {
         let slots = self.streamed.iter().map(Streamed::slot_bytes);
         let slots = slots.filter(|bytes| *bytes > 0);
         let slots = slots.map(|bytes| ("offload_slots", bytes));
-        self.resident.arenas().chain(slots).collect()
+        let of_tensors = self.tensor_states.arena();
+        let arenas = self.resident.arenas().chain(of_tensors);
+        arenas.chain(slots).collect()
     }
 
     /// Name and bytes of each arena of states in pinned host memory.
@@ -224,12 +238,19 @@ impl Optimizer {
                 states: self.resident.views(&range),
                 clip: self.numbers.clip.view(),
             };
-            let of = (&*self.form, &self.numbers);
+            let of = SummedSources {
+                form: &self.form,
+                numbers: &self.numbers,
+                layout: &self.layout,
+                states: &mut self.tensor_states,
+                grains: gradients.grains(),
+                clip: self.numbers.clip.view(),
+            };
             let room = room.as_mut().map(|room| room.view_mut());
             update_segment(&asking, of, segment, operands, room)?;
         }
-        if let (Some(dealt), Some(room)) = (&self.dealt, room) {
-            let sources = DealtSources {
+        if let (Some(dealt), Some(divided), Some(room)) = (&self.dealt, &self.divided, room) {
+            let mut sources = DealtSources {
                 kernels,
                 form: &self.form,
                 numbers: &self.numbers,
@@ -237,7 +258,8 @@ impl Optimizer {
                 weights,
                 gradients,
             };
-            dealt.update(sources, room.view_mut())?;
+            dealt.update(&mut sources, room.view_mut())?;
+            divided.update(&mut sources, &mut self.tensor_states, room.view_mut())?;
         }
         Ok(())
     }
@@ -256,7 +278,10 @@ impl Optimizer {
         part: Layer,
     ) -> Result<(), KernelError> {
         let Optimizer {
-            numbers, resident, ..
+            numbers,
+            resident,
+            tensor_states,
+            ..
         } = self;
         match &mut self.streamed {
             Some(streamed) if self.is_pending => {
@@ -265,6 +290,7 @@ impl Optimizer {
                     numbers,
                     clip,
                     resident,
+                    tensor_states,
                     weights,
                     gradients,
                 };
@@ -338,6 +364,7 @@ impl Optimizer {
             numbers: &self.numbers,
             clip: clips.view().rows(row..row + 1).reshape([2]),
             resident: &mut self.resident,
+            tensor_states: &mut self.tensor_states,
             weights,
             gradients,
         };

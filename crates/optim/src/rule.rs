@@ -4,13 +4,19 @@
 use crate::moment::Moment;
 use crate::numbers::StepNumbers;
 use kernels::{KernelError, Kernels, MasterOperand, MomentOperand, Operation, Queue};
-use memory::{Cover, DType, In, Out};
+use memory::{Cover, DType, Entry, In, Out};
 use std::ops::Deref;
 
 /// What an optimizer keeps of the parameters of its group.
 pub(crate) trait Keeps {
     /// The states that it keeps of every parameter, beside what stands beside the weights.
     fn moments(&self) -> &'static [Moment];
+
+    /// The states that it keeps of a tensor as a whole, f32: what they are called, and how many elements they have. Every rank
+    /// has them on its device.
+    fn tensor_states(&self, _tensor: &Matrix) -> Vec<(&'static str, usize)> {
+        Vec::new()
+    }
 
     /// How many numbers of a step it needs on the device.
     fn rate_count(&self) -> usize;
@@ -69,10 +75,86 @@ pub(crate) trait ByMatrix: Keeps {
     ) -> Result<(), KernelError>;
 }
 
+/// Sums over a tensor, f64, to which every range of it adds its own.
+pub(crate) enum Sums {
+    /// So many, which add up exactly in any order.
+    Exact(usize),
+    /// So many of each grain: of [`kernels::quantise::BLOCK`] elements of the tensor, which no range divides.
+    OfGrains(usize),
+}
+
+/// What the update of a tensor by its sums goes by, beside its ranges.
+pub(crate) struct Summed<'a> {
+    pub(crate) tensor: &'a Matrix,
+    /// In the order of [`Keeps::tensor_states`].
+    pub(crate) states: Vec<Out<'a>>,
+    /// [`BySums::scratch_bytes`] of u8, which stay over all rounds.
+    pub(crate) scratch: Out<'a>,
+    /// f64: sums of squares of its gradients, before clipping, by grains of the norm.
+    pub(crate) grains: In<'a>,
+    /// As in [`Update`].
+    pub(crate) rates: In<'a>,
+    /// As in [`Update`].
+    pub(crate) clip: In<'a>,
+}
+
+/// An optimizer whose update of a tensor goes by sums over all of it, made in rounds. Its ranges may be anywhere.
+pub(crate) trait BySums: Keeps {
+    /// The sums of each round.
+    fn rounds(&self, tensor: &Matrix) -> Vec<Sums>;
+
+    /// Bytes of scratch for a tensor, beside its sums.
+    fn scratch_bytes(&self, tensor: &Matrix) -> usize;
+
+    /// Before the first round.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn begin(&self, on: &Asking, summed: &mut Summed) -> Result<(), KernelError>;
+
+    /// Asks for the sums (f64) of a range, which begins at this element of the tensor: all exact ones, or those of its grains,
+    /// one after the other.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn sum(
+        &self,
+        on: &Asking,
+        round: usize,
+        summed: &mut Summed,
+        range: (usize, Update),
+        sums: Vec<Out>,
+    ) -> Result<(), KernelError>;
+
+    /// Ends a round, with all sums: exact ones in a row for each range, those of grains in a row each.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn end_round(
+        &self,
+        on: &Asking,
+        round: usize,
+        summed: &mut Summed,
+        sums: In,
+    ) -> Result<(), KernelError>;
+
+    /// Asks for the step of a range. If the clipping factor is not finite, it stays as it is.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device fails.
+    fn apply(
+        &self,
+        on: &Asking,
+        summed: &mut Summed,
+        range: (usize, Update),
+    ) -> Result<(), KernelError>;
+}
+
 /// An optimizer. Implemented in a file of its own, and listed in [`crate::OptimizerKind`].
 pub(crate) enum Rule {
     Ranges(Box<dyn ByRange>),
     Matrices(Box<dyn ByMatrix>),
+    Sums(Box<dyn BySums>),
 }
 
 impl Deref for Rule {
@@ -82,26 +164,51 @@ impl Deref for Rule {
         match self {
             Rule::Ranges(rule) => &**rule,
             Rule::Matrices(rule) => &**rule,
+            Rule::Sums(rule) => &**rule,
         }
     }
 }
 
-/// A matrix that is updated as a whole.
+/// A tensor that is updated as a whole: a matrix, several of one shape, or a vector, which is one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
     /// Its index in the layout.
     pub entry: usize,
-    /// Its shape, as the layout has it.
+    /// How many matrices it is.
+    pub count: usize,
+    /// The shape of each, as the layout has it.
     pub shape: [usize; 2],
-    /// Its shape in files: the same, or transposed.
+    /// That shape in files: the same, or transposed.
     pub stored: [usize; 2],
+}
+
+impl Matrix {
+    /// Elements of all matrices.
+    pub(crate) fn elements(&self) -> usize {
+        self.count * self.shape[0] * self.shape[1]
+    }
+
+    /// A trained tensor of a layout.
+    pub(crate) fn of_entry((entry, tensor): (usize, &Entry)) -> Matrix {
+        let (of_all, of_one) = tensor.shape.split_at(tensor.shape.len().saturating_sub(2));
+        let shape = match *of_one {
+            [rows, columns] => [rows, columns],
+            _ => [1, tensor.elements()],
+        };
+        Matrix {
+            entry,
+            count: of_all.iter().product(),
+            shape,
+            stored: shape,
+        }
+    }
 }
 
 /// Parameters that are updated by one rule.
 pub(crate) struct Group {
     pub(crate) rule: Rule,
     pub(crate) cover: Cover,
-    /// The matrices of which the cover is, padding included, where the rule updates these as a whole.
+    /// The tensors of which the cover is, padding included, where the rule updates these as a whole.
     pub(crate) matrices: Vec<Matrix>,
 }
 

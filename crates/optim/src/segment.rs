@@ -2,7 +2,7 @@
 
 use crate::form::Form;
 use crate::rule::{Group, Matrix};
-use memory::{Cover, Layout};
+use memory::{Cover, GRAIN_ELEMENTS, Layout};
 use std::ops::Range;
 
 /// A range of the arenas that is updated at once: all matrices or all vectors of a group, with moments of one format, or a
@@ -17,17 +17,25 @@ pub(crate) struct Segment {
     pub(crate) group: usize,
     /// The matrix that it is, or is of, where that is updated as a whole.
     pub(crate) matrix: Option<Matrix>,
+    /// The grains of the norm that its gradients are in, where it is such a matrix.
+    pub(crate) grains: Range<usize>,
 }
 
 impl Segment {
     /// The elements that are updated: without the padding of a matrix.
     pub(crate) fn own(&self) -> Range<usize> {
-        let elements = self
-            .matrix
-            .as_ref()
-            .map(|matrix| matrix.shape[0] * matrix.shape[1]);
+        let elements = self.matrix.as_ref().map(Matrix::elements);
         let end = elements.map(|elements| self.range.end.min(self.range.start + elements));
         self.range.start..end.unwrap_or(self.range.end)
+    }
+
+    /// A range of it.
+    pub(crate) fn part(&self, range: &Range<usize>, layout: &Layout) -> Segment {
+        Segment {
+            range: range.clone(),
+            number: layout.untailed(range.start),
+            ..self.clone()
+        }
     }
 }
 
@@ -51,18 +59,33 @@ pub(crate) fn matrices_of(
     cover: &Cover,
     group: usize,
 ) -> Vec<Segment> {
+    let grained = layout.grained();
     let matrices = one.matrices.iter().map(|matrix| {
-        let range = layout.entries()[matrix.entry].padded_range();
+        let entry = &layout.entries()[matrix.entry];
+        let range = entry.padded_range();
         Segment {
             number: layout.untailed(range.start),
+            grains: grains_of(&grained, &range),
             range,
-            decays: true,
+            decays: entry.is_matrix(),
             group,
             matrix: Some(matrix.clone()),
         }
     });
     let is_here = |segment: &Segment| cover.rows(&segment.range).is_some();
     matrices.filter(is_here).collect()
+}
+
+/// The grains that a range has something of, among those that ranges are counted in ([`Layout::grained`]).
+fn grains_of(grained: &[(Range<usize>, usize)], range: &Range<usize>) -> Range<usize> {
+    let holds =
+        |(all, _): &&(Range<usize>, usize)| all.start <= range.start && range.end <= all.end;
+    let (all, first) = grained
+        .iter()
+        .find(holds)
+        .expect("what is trained is in grains");
+    let grain = |element: usize| first + (element - all.start) / GRAIN_ELEMENTS;
+    grain(range.start)..grain(range.end - 1) + 1
 }
 
 /// Matrices and vectors of a cover, cut where quantised moments begin and end, and where elements that are not numbered do.
@@ -88,6 +111,7 @@ fn segments_of(
                 decays,
                 group,
                 matrix: None,
+                grains: 0..0,
             }));
         }
     }
@@ -131,6 +155,7 @@ mod tests {
             decays,
             group: 0,
             matrix: None,
+            grains: 0..0,
         });
         assert_eq!(plain, expected);
         let quantised = segments_of(&layout, &layout.quantisable(), &all, 0);

@@ -26,6 +26,8 @@ use crate::optimizer::SCRATCH;
 use crate::resident::Resident;
 use crate::rule::Asking;
 use crate::store::Store;
+use crate::sums::SummedSources;
+use crate::tensor_states::TensorStates;
 use kernels::{BlockFile, Event, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, Out, OutOfMemory};
 use std::rc::Rc;
@@ -76,6 +78,7 @@ pub(crate) struct Sources<'a> {
     /// `[2]` f32: the norm and the factor on gradients.
     pub(crate) clip: In<'a>,
     pub(crate) resident: &'a mut Resident,
+    pub(crate) tensor_states: &'a mut TensorStates,
     pub(crate) weights: &'a mut Weights,
     pub(crate) gradients: &'a Gradients,
 }
@@ -338,19 +341,12 @@ impl Streamed {
         if let Some(slot) = &slot {
             kernels.wait(queue, slot.filled, CAME)?;
         }
-        let numbers = sources.numbers;
         let room = self.room.as_mut().map(Buffer::view_mut);
-        let operands = sources.operands(&self.form, chunk, slot);
+        let (operands, of) = sources.operands(&self.form, chunk, slot);
         // SAFETY: all of it lives as long as the optimizer or, like weights and gradients, is kept by whoever keeps that. The
         // computation goes on with the weights after `WRITTEN`, and with the gradients after the last of them.
         let asking = unsafe { Asking::new(kernels, queue) };
-        update_segment(
-            &asking,
-            (&self.form, numbers),
-            &chunk.segment,
-            operands,
-            room,
-        )?;
+        update_segment(&asking, of, &chunk.segment, operands, room)?;
         let updated = kernels.record(queue)?;
         self.updates[number % self.chunks.all.len()] = updated;
         if !self.slots.is_empty() || sources.weights.is_on_host() {
@@ -397,13 +393,13 @@ impl Sources<'_> {
     /// What a chunk's update reads and writes: in its slot, or where it always is.
     fn operands<'a>(
         &'a mut self,
-        form: &Form,
+        form: &'a Form,
         chunk: &Chunk,
         slot: Option<&'a mut Slot>,
-    ) -> Operands<'a> {
+    ) -> (Operands<'a>, SummedSources<'a>) {
         let (range, own) = (&chunk.segment.range, chunk.segment.own());
         let (states, brought) = slot.map(|slot| slot.halves(chunk)).unzip();
-        Operands {
+        let operands = Operands {
             weights: self.weights.flat_mut(own.clone()),
             gradients: match (self.gradients.source(&own), brought) {
                 (GradientSource::Device(x), _) => x,
@@ -417,6 +413,15 @@ impl Sources<'_> {
                 _ => self.resident.views(&own),
             },
             clip: self.clip,
-        }
+        };
+        let of_tensors = SummedSources {
+            form,
+            numbers: self.numbers,
+            layout: self.gradients.layout(),
+            states: self.tensor_states,
+            grains: self.gradients.grains(),
+            clip: self.clip,
+        };
+        (operands, of_tensors)
     }
 }

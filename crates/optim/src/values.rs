@@ -5,6 +5,7 @@ use crate::master::{SavedMaster, parameter_bytes, set_master};
 use crate::moment::SavedMoment;
 use crate::named::{NamedState, RestoreError, SavedState, StatePlace, state_name};
 use crate::optimizer::Optimizer;
+use crate::tensor_states::share;
 use files::{Parts, in_chunks};
 use kernels::{KernelError, Kernels};
 use memory::{Cover, Entry, Space};
@@ -42,6 +43,33 @@ impl Optimizer {
     /// # Panics
     /// If not all of them are kept here.
     pub fn named_states(&self, index: usize, range: &Range<usize>) -> Vec<NamedState<'_>> {
+        let states = self.states_by_element(index, range).into_iter();
+        states.chain(self.states_of_tensor(index, range)).collect()
+    }
+
+    /// The share of these elements in what the parameter has as a whole.
+    fn states_of_tensor(
+        &self,
+        index: usize,
+        range: &Range<usize>,
+    ) -> impl Iterator<Item = NamedState<'_>> {
+        let entry = &self.layout.entries()[index];
+        let own = range.start - entry.offset..range.end - entry.offset;
+        let states = self.tensor_states.tensors(index);
+        states.map(move |(kind, view)| {
+            let elements = share(entry, &own, view.elements());
+            NamedState {
+                name: state_name(entry, kind),
+                dtype: view.dtype(),
+                whole: view.elements(),
+                place: StatePlace::Device(view.rows(elements.clone())),
+                elements,
+            }
+        })
+    }
+
+    /// Those that have an element for each of the parameter's, or for each block.
+    fn states_by_element(&self, index: usize, range: &Range<usize>) -> Vec<NamedState<'_>> {
         assert!(!self.is_pending(), "an update is pending");
         let entry = &self.layout.entries()[index];
         let own = range.start - entry.offset..range.end - entry.offset;
@@ -108,6 +136,7 @@ impl Optimizer {
             restored.push(own);
             Ok::<_, RestoreError>(())
         })?;
+        self.tensor_states.restore(kernels, (index, entry), find)?;
         if master.refines(weights.dtype()) {
             // Weights whose states other ranks keep.
             let held = weights.held().within(&entry.range());

@@ -10,11 +10,11 @@ use super::dotted;
 use super::elsewhere::{Elsewhere, OptimizerPlace, StatesPlace};
 use super::error::ConfigError;
 use super::ranks::{self, Ranks, Zero};
-use super::schema::{AUTO, Config, OptimConfig};
+use super::schema::{AUTO, AutoOr, Config, OptimConfig};
 use data::{Format, Packing};
 use memory::Layer;
 use model::{Architecture, Attention, Parameter, Parameters};
-use optim::{OptimizerKind, ScheduleKind};
+use optim::{MomentFormat, OptimizerKind, ScheduleKind};
 
 /// Something that interfaces promise and this version does not have.
 struct NotBuilt {
@@ -220,36 +220,79 @@ fn release(config: &Config) -> Result<(), ConfigError> {
 /// Refuses numbers of an optimizer that is not the one, and what one that updates whole matrices cannot do.
 fn optimizer(config: &Config) -> Result<(), ConfigError> {
     let (optim, default) = (&config.optim, Config::default().optim);
-    if optim.kind != OptimizerKind::Muon {
-        let of_muon = |optim: &OptimConfig| OptimConfig {
-            muon_momentum: optim.muon_momentum,
-            nesterov: optim.nesterov,
-            ns_steps: optim.ns_steps,
-            ns_coefficients: optim.ns_coefficients,
-            ns_eps: optim.ns_eps,
-            ns_dtype: optim.ns_dtype,
-            lr_adjust: optim.lr_adjust,
-            matrices: optim.matrices.clone(),
-            ..default.clone()
-        };
-        if of_muon(optim) != default || config.lr.matrices.is_some() {
+    let of_muon = OptimConfig {
+        muon_momentum: optim.muon_momentum,
+        nesterov: optim.nesterov,
+        ns_steps: optim.ns_steps,
+        ns_coefficients: optim.ns_coefficients,
+        ns_eps: optim.ns_eps,
+        ns_dtype: optim.ns_dtype,
+        lr_adjust: optim.lr_adjust,
+        matrices: optim.matrices.clone(),
+        ..default.clone()
+    };
+    let of_adafactor = OptimConfig {
+        adafactor_eps: optim.adafactor_eps,
+        beta2_decay: optim.beta2_decay,
+        clip_threshold: optim.clip_threshold,
+        ..default.clone()
+    };
+    let numbers = [
+        (
+            OptimizerKind::Muon,
+            "optim.muon_momentum, nesterov, ns_*, lr_adjust and matrices and lr.matrices",
+            of_muon != default || config.lr.matrices.is_some(),
+        ),
+        (
+            OptimizerKind::Adafactor,
+            "optim.adafactor_eps, beta2_decay and clip_threshold",
+            of_adafactor != default,
+        ),
+    ];
+    for (kind, keys, are_set) in numbers {
+        if are_set && optim.kind != kind {
             return contradiction(format!(
-                "optim.muon_momentum, nesterov, ns_*, lr_adjust and matrices and lr.matrices are numbers of muon, and the optimizer \
-                 is {}; add --optimizer muon, or leave them out",
+                "{keys} are numbers of {kind}, and the optimizer is {}; add --optimizer {kind}, or leave them out",
                 optim.kind
             ));
         }
-        return Ok(());
+    }
+    match optim.kind {
+        OptimizerKind::AdamW => return Ok(()),
+        OptimizerKind::Muon => {}
+        OptimizerKind::Adafactor => adafactor(optim)?,
     }
     let is_divided = |ranks: &Ranks| ranks.size > 1 && ranks.zero != Zero::Replicated;
     let is_away = config.offload.optimizer != OptimizerPlace::None
         || config.offload.path.is_some()
         || config.offload.parameters != HostPlace::None;
     if config.ranks().as_ref().is_some_and(is_divided) && is_away {
-        return contradiction(
-            "--optimizer muon with --zero 1, 2 or 3 needs optimizer states and weights on the device, where each rank brings its \
-             pieces of a matrix together; leave --offload-optimizer and --offload-parameters out, or use --zero 0 or --optimizer adamw",
-        );
+        return contradiction(format!(
+            "--optimizer {} with --zero 1, 2 or 3 needs optimizer states and weights on the device, where each rank has its \
+             pieces of a tensor at hand; leave --offload-optimizer and --offload-parameters out, or use --zero 0 or --optimizer adamw",
+            optim.kind
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses what Adafactor's states cannot be, and numbers that it cannot divide by.
+fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
+    /// The root of the smallest f32 that is no smaller than the others' precision.
+    const LEAST_EPS: f64 = 1.1e-19;
+    if optim.state_dtype != MomentFormat::F32 {
+        return contradiction(format!(
+            "optim.state_dtype is {}, but adafactor keeps no moments of matrices, and its variances of rows, columns and vectors, \
+             which are next to nothing, are f32; leave --state-dtype out",
+            optim.state_dtype
+        ));
+    }
+    if let AutoOr::Number(eps) = optim.adafactor_eps.0
+        && eps < LEAST_EPS
+    {
+        return contradiction(format!(
+            "the first of optim.adafactor_eps is {eps}, whose square no f32 holds; make it at least {LEAST_EPS}"
+        ));
     }
     Ok(())
 }

@@ -119,7 +119,8 @@ pub const KEYS: &[Key] = &[
         .details("auto launches those after the first of a step at once, on CUDA without ranks, from batch.accum = 3 on."),
 
     key("optim.kind", Kind::Choice(OptimizerKind::NAMES), "\"adamw\"", "The optimizer (--optimizer)")
-        .details("muon updates the matrices of the blocks, and AdamW the rest."),
+        .details("muon updates the matrices of the blocks, and AdamW the rest. adafactor keeps the variance of a matrix by rows \
+                  and columns, and no moment besides: next to no states."),
     key("optim.state_dtype", Kind::Choice(MomentFormat::NAMES), "\"f32\"", "Data type of the optimizer's moments")
         .flag("--state-dtype", "f32|bf16|8bit", MEMORY),
     key("optim.master", Kind::Choice(MasterFormat::NAMES), "\"f32\"",
@@ -150,6 +151,12 @@ pub const KEYS: &[Key] = &[
         .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1."),
     optional("optim.matrices", Kind::Texts, ("[\"*proj*\"]", "all matrices of the blocks"),
         "Muon: name patterns of the matrices that it updates"),
+    key("optim.adafactor_eps", Kind::AutoAndReal, "[\"auto\", 1e-3]",
+        "Adafactor: the least root of a variance, and the least root mean square of weights that steps go by")
+        .details("auto is the epsilon of f32, 1.19e-7, whatever the weights' type."),
+    key("optim.beta2_decay", Kind::Real(Range::NotPositive), "-0.8", "Adafactor: variances move by t^this towards step t's squares"),
+    key("optim.clip_threshold", Kind::Real(Range::Positive), "1.0",
+        "Adafactor: updates whose root mean square is larger are scaled down to it"),
     key("optim.release", Kind::Choice(Release::NAMES), "\"step\"", "When gradients have served their purpose")
         .details("backward updates each block as soon as its gradient is there, which then needs no memory; for one micro-batch \
                   a step (batch.accum = 1) and without clipping (optim.clip_norm = inf)."),

@@ -39,6 +39,8 @@ pub enum Kind {
     Wholes,
     /// A list of so many finite numbers.
     Reals(usize),
+    /// A list of two numbers above 0, of which the first may be `auto`.
+    AutoAndReal,
     /// A table of texts, its keys free.
     TextTable,
 }
@@ -56,6 +58,8 @@ pub enum Range {
     BelowOne,
     /// At least 0 and at most 1.
     Share,
+    /// Finite and at most 0.
+    NotPositive,
 }
 
 impl Kind {
@@ -143,6 +147,13 @@ impl Kind {
                 };
                 list.len() == count && list.iter().all(is_finite)
             }),
+            Kind::AutoAndReal => value.as_array().is_some_and(|list| match &list[..] {
+                [first, second] => {
+                    let above = |one: &Value| Kind::Real(Range::Positive).allows(one);
+                    (first.as_str() == Some(AUTO) || above(first)) && above(second)
+                }
+                _ => false,
+            }),
             Kind::TextTable => value
                 .as_table()
                 .is_some_and(|table| table.values().all(Value::is_str)),
@@ -187,6 +198,9 @@ impl Kind {
             Kind::Texts => "a list of texts in quotes".to_owned(),
             Kind::Wholes => "a list of whole numbers, such as [0, 1]".to_owned(),
             Kind::Reals(count) => format!("a list of {count} finite numbers"),
+            Kind::AutoAndReal => {
+                format!("a list of two numbers above 0, the first of which may be \"{AUTO}\"")
+            }
             Kind::TextTable => "a table whose values are texts".to_owned(),
         }
     }
@@ -216,6 +230,7 @@ impl Range {
             Range::NotNegative => number.is_finite() && number >= 0.0,
             Range::BelowOne => (0.0..1.0).contains(&number),
             Range::Share => (0.0..=1.0).contains(&number),
+            Range::NotPositive => number.is_finite() && number <= 0.0,
         }
     }
 
@@ -226,6 +241,7 @@ impl Range {
             Range::NotNegative => "a finite number, 0 or more",
             Range::BelowOne => "a number from 0 to below 1",
             Range::Share => "a number from 0 to 1",
+            Range::NotPositive => "a finite number, 0 or less",
         }
     }
 }

@@ -43,9 +43,9 @@ pub use ranks::{Engine, Member, Ranks, Reduce, Zero};
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
 pub use schema::{
-    AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, Config, DataConfig,
-    EvalConfig, HEURISTIC, HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig,
-    OptimConfig, RecomputeConfig, TrainConfig,
+    AttentionConfig, Auto, AutoOr, BatchConfig, CheckpointConfig, CollectivesConfig, Config,
+    DataConfig, EvalConfig, HEURISTIC, HardwareConfig, LogConfig, LrConfig, MemoryConfig,
+    OffloadConfig, OptimConfig, RecomputeConfig, TrainConfig,
 };
 pub use settings::{
     BetweenSteps, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices, auto_attention,

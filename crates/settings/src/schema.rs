@@ -154,8 +154,42 @@ pub struct OptimConfig {
     pub lr_adjust: LrAdjust,
     /// Muon: name patterns of the matrices that it updates; `None`: all matrices of the blocks.
     pub matrices: Option<Vec<String>>,
+    /// Adafactor: the least root of a variance, and the least root mean square of weights that steps go by.
+    pub adafactor_eps: (AutoOr, f64),
+    /// Adafactor: variances move by t^this towards the squares of step t.
+    pub beta2_decay: f64,
+    /// Adafactor: updates whose root mean square is larger are scaled down to it.
+    pub clip_threshold: f64,
     /// When a unit's gradient has served its purpose.
     pub release: Release,
+}
+
+/// A number, or `auto` for a default that the place where it is used has.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum AutoOr {
+    /// That default.
+    Auto(Auto),
+    /// This number.
+    Number(f64),
+}
+
+/// The word `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auto {
+    /// The word.
+    Auto,
+}
+
+impl AutoOr {
+    /// The number, or the default.
+    pub fn or(self, default: f64) -> f64 {
+        match self {
+            AutoOr::Auto(Auto::Auto) => default,
+            AutoOr::Number(number) => number,
+        }
+    }
 }
 
 /// `[lr]`

@@ -14,7 +14,8 @@ use model::{
     PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy,
 };
 use optim::{
-    AdamW, Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon, SMALLEST_QUANTISED, Schedule,
+    Adafactor, AdamW, Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon,
+    SMALLEST_QUANTISED, Schedule,
 };
 
 /// Everything that decides the memory and the arithmetic of a step.
@@ -174,6 +175,12 @@ impl Settings {
                     ns_eps: optim.ns_eps,
                     ns_dtype: optim.ns_dtype.into(),
                     lr_adjust: optim.lr_adjust,
+                },
+                adafactor: Adafactor {
+                    beta2_decay: optim.beta2_decay,
+                    eps: optim.adafactor_eps.0.or(Adafactor::default().eps),
+                    least_rms: optim.adafactor_eps.1,
+                    clip_threshold: optim.clip_threshold,
                 },
                 weight_decay: optim.weight_decay,
                 clip_norm: optim.clip_norm,
@@ -349,6 +356,7 @@ impl Settings {
 fn matrix_of(entry: usize, parameter: &Parameter) -> Option<Matrix> {
     Some(Matrix {
         entry,
+        count: 1,
         shape: parameter.shape[..].try_into().ok()?,
         stored: parameter.stored_shape()[..].try_into().ok()?,
     })

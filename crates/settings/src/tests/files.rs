@@ -97,6 +97,10 @@ fn full() -> Config {
             ns_dtype: FloatType::F32,
             lr_adjust: LrAdjust::Original,
             matrices: Some(vec!["*mlp*".into()]),
+            // Another optimizer's.
+            adafactor_eps: Config::default().optim.adafactor_eps,
+            beta2_decay: -0.8,
+            clip_threshold: 1.0,
             release: Release::Backward,
         },
         lr: LrConfig {

@@ -1,0 +1,318 @@
+//! Adafactor (Shazeer and Stern 2018), as `torch.optim.Adafactor`: the variance of a matrix is kept by rows and columns, and
+//! weights move by a part of their own size.
+
+use crate::moment::Moment;
+use crate::numbers::StepNumbers;
+use crate::rule::{Asking, BySums, Group, Keeps, Matrix, Rule, Summed, Sums, Update};
+use kernels::quantise::UNSIGNED;
+use kernels::{
+    AdafactorRate, AdafactorStep, FactorVariance, KernelError, MatricesShape, MomentOperand,
+    UpdateGrains, VarianceOperand, VarianceScale, VarianceSums, WeightGrains,
+};
+use memory::{Cover, DType, GRANULARITY_BYTES, In, Layout, Out};
+use std::ops::Range;
+
+/// The numbers of Adafactor that stay the same over a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adafactor {
+    /// Variances move by t^this towards the squares of step t: below 0.
+    pub beta2_decay: f64,
+    /// The least root of a variance, and the least mean of the rows' variances.
+    pub eps: f64,
+    /// The least root mean square of a tensor's weights that steps are measured by.
+    pub least_rms: f64,
+    /// Updates whose root mean square is larger are scaled down to it.
+    pub clip_threshold: f64,
+}
+
+impl Default for Adafactor {
+    fn default() -> Adafactor {
+        Adafactor {
+            beta2_decay: -0.8,
+            eps: f64::from(f32::EPSILON),
+            least_rms: 1e-3,
+            clip_threshold: 1.0,
+        }
+    }
+}
+
+/// The variance of vectors, an element each. Never quantised by settings.
+static VARIANCE: [Moment; 1] = [Moment {
+    plain: "variance",
+    codes: "variance.codes",
+    absmax: "variance.absmax",
+    map: &UNSIGNED,
+}];
+
+/// Adafactor for tensors whose variance is kept in one way.
+struct Kept {
+    numbers: Adafactor,
+    /// By rows and columns, or else an element each.
+    is_factored: bool,
+}
+
+impl Adafactor {
+    /// Matrices, and vectors.
+    pub(crate) fn groups(self, layout: &Layout) -> Vec<Group> {
+        let entries = layout.entries();
+        let trained = entries.iter().enumerate();
+        let trained = trained.filter(|(_, entry)| entry.role.is_trained());
+        let (matrices, vectors): (Vec<_>, Vec<_>) =
+            trained.partition(|(_, entry)| entry.is_matrix());
+        let group = |is_factored, tensors: Vec<_>| {
+            let matrices: Vec<Matrix> = tensors.into_iter().map(Matrix::of_entry).collect();
+            let ranges = matrices.iter().map(|one| entries[one.entry].padded_range());
+            Group {
+                rule: Rule::Sums(Box::new(Kept {
+                    numbers: self,
+                    is_factored,
+                })),
+                cover: Cover::new(ranges),
+                matrices,
+            }
+        };
+        vec![group(true, matrices), group(false, vectors)]
+    }
+}
+
+fn shape(tensor: &Matrix) -> MatricesShape {
+    let [rows, columns] = tensor.shape;
+    MatricesShape {
+        matrices: tensor.count,
+        rows,
+        columns,
+    }
+}
+
+impl Keeps for Kept {
+    fn moments(&self) -> &'static [Moment] {
+        match self.is_factored {
+            true => &[],
+            false => &VARIANCE,
+        }
+    }
+
+    fn tensor_states(&self, tensor: &Matrix) -> Vec<(&'static str, usize)> {
+        if !self.is_factored {
+            return Vec::new();
+        }
+        let shape = shape(tensor);
+        vec![
+            ("row_variance", shape.all_rows()),
+            ("column_variance", shape.all_columns()),
+        ]
+    }
+
+    fn rate_count(&self) -> usize {
+        3
+    }
+
+    /// How far variances move, the largest step, the learning rate.
+    fn rates(&self, step: &StepNumbers) -> Vec<f32> {
+        let update = step.update as f64;
+        let rates = [
+            update.powf(self.numbers.beta2_decay),
+            step.learning_rate.min(1.0 / update.sqrt()),
+            step.learning_rate,
+        ];
+        rates.map(|rate| rate as f32).to_vec()
+    }
+}
+
+/// Where the parts of the scratch are, in bytes: an f64 that scales gradients, an f32 that is the rate, and an f32 for each row.
+fn places(rows: usize) -> [Range<usize>; 3] {
+    let mut next = 0;
+    [8, 4, 4 * rows].map(|bytes| {
+        let start = next;
+        next = (start + bytes).next_multiple_of(GRANULARITY_BYTES as usize);
+        start..start + bytes
+    })
+}
+
+/// The parts of the scratch.
+struct Scratch<'a> {
+    scale: Out<'a>,
+    rate: Out<'a>,
+    factors: Out<'a>,
+}
+
+impl Kept {
+    fn factors(&self, tensor: &Matrix) -> usize {
+        match self.is_factored {
+            true => shape(tensor).all_rows(),
+            false => 0,
+        }
+    }
+
+    fn scratch<'a>(&self, tensor: &Matrix, scratch: Out<'a>) -> Scratch<'a> {
+        let parts = scratch.disjoint_rows(&places(self.factors(tensor)));
+        let Ok([scale, rate, factors]) = <[Out; 3]>::try_from(parts) else {
+            unreachable!("there are three places")
+        };
+        Scratch {
+            scale: scale.cast(DType::F64),
+            rate: rate.cast(DType::F32),
+            factors: factors.cast(DType::F32),
+        }
+    }
+
+    fn eps(&self) -> f32 {
+        self.numbers.eps as f32
+    }
+
+    /// The variance of a range.
+    fn variance<'a>(
+        &self,
+        tensor: &Matrix,
+        (states, factors): (&'a [Out], In<'a>),
+        first: usize,
+        moments: &mut Vec<MomentOperand<'a>>,
+    ) -> VarianceOperand<'a> {
+        if let [_, columns] = states {
+            return VarianceOperand::Factors {
+                factors,
+                columns: columns.as_in(),
+                first,
+                shape: shape(tensor),
+            };
+        }
+        match moments.pop() {
+            Some(MomentOperand::Plain(variance)) => VarianceOperand::Elements(variance),
+            _ => unreachable!("settings refuse other formats of states than f32"),
+        }
+    }
+
+    /// The sums of squares of a range's updates, and of its weights.
+    fn sum_squares(
+        &self,
+        on: &Asking,
+        summed: &mut Summed,
+        (first, mut update): (usize, Update),
+        sums: Vec<Out>,
+    ) -> Result<(), KernelError> {
+        let Ok([of_updates, of_weights]) = <[Out; 2]>::try_from(sums) else {
+            unreachable!("there are two sums of each grain")
+        };
+        let scratch = self.scratch(summed.tensor, summed.scratch.reborrow());
+        let states = (&summed.states[..], scratch.factors.into_in());
+        on.run(UpdateGrains {
+            grains: of_updates,
+            gradients: update.gradients,
+            variance: self.variance(summed.tensor, states, first, &mut update.moments),
+            rates: update.rates,
+            clip: update.clip,
+            eps: self.eps(),
+        })?;
+        on.run(WeightGrains {
+            grains: of_weights,
+            parameters: update.weights,
+            master: update.master,
+        })
+    }
+}
+
+impl BySums for Kept {
+    fn rounds(&self, tensor: &Matrix) -> Vec<Sums> {
+        let of_squares = Sums::OfGrains(2);
+        match self.is_factored {
+            true => vec![Sums::Exact(shape(tensor).sums()), of_squares],
+            false => vec![of_squares],
+        }
+    }
+
+    fn scratch_bytes(&self, tensor: &Matrix) -> usize {
+        places(self.factors(tensor))[2].end
+    }
+
+    fn begin(&self, on: &Asking, summed: &mut Summed) -> Result<(), KernelError> {
+        if !self.is_factored {
+            return Ok(());
+        }
+        let scratch = self.scratch(summed.tensor, summed.scratch.reborrow());
+        on.run(VarianceScale {
+            out: scratch.scale,
+            grains: summed.grains,
+            clip: summed.clip,
+        })
+    }
+
+    fn sum(
+        &self,
+        on: &Asking,
+        round: usize,
+        summed: &mut Summed,
+        (first, update): (usize, Update),
+        mut sums: Vec<Out>,
+    ) -> Result<(), KernelError> {
+        if !self.is_factored || round > 0 {
+            return self.sum_squares(on, summed, (first, update), sums);
+        }
+        let scratch = self.scratch(summed.tensor, summed.scratch.reborrow());
+        on.run(VarianceSums {
+            sums: sums.pop().expect("a range has one row of exact sums"),
+            gradients: update.gradients,
+            clip: update.clip,
+            scale: scratch.scale.into_in(),
+            first,
+            shape: shape(summed.tensor),
+        })
+    }
+
+    fn end_round(
+        &self,
+        on: &Asking,
+        round: usize,
+        summed: &mut Summed,
+        sums: In,
+    ) -> Result<(), KernelError> {
+        let (rates, clip, tensor) = (summed.rates, summed.clip, summed.tensor);
+        let scratch = self.scratch(tensor, summed.scratch.reborrow());
+        if !self.is_factored || round > 0 {
+            return on.run(AdafactorRate {
+                out: scratch.rate,
+                grains: sums,
+                rates,
+                elements: tensor.elements(),
+                least_rms: self.numbers.least_rms as f32,
+                threshold: self.numbers.clip_threshold as f32,
+            });
+        }
+        let [rows, columns] = &mut summed.states[..] else {
+            unreachable!("a matrix has two states")
+        };
+        on.run(FactorVariance {
+            rows: rows.reborrow(),
+            columns: columns.reborrow(),
+            factors: scratch.factors,
+            sums,
+            scale: scratch.scale.into_in(),
+            rates,
+            clip,
+            eps: self.eps(),
+            shape: shape(tensor),
+        })
+    }
+
+    fn apply(
+        &self,
+        on: &Asking,
+        summed: &mut Summed,
+        (first, mut update): (usize, Update),
+    ) -> Result<(), KernelError> {
+        let scratch = self.scratch(summed.tensor, summed.scratch.reborrow());
+        let states = (&summed.states[..], scratch.factors.into_in());
+        on.run(AdafactorStep {
+            variance: self.variance(summed.tensor, states, first, &mut update.moments),
+            parameters: update.weights,
+            master: update.master,
+            gradients: update.gradients,
+            rate: scratch.rate.into_in(),
+            rates: update.rates,
+            clip: update.clip,
+            key: update.key,
+            first_index: update.first_index,
+            eps: self.eps(),
+            weight_decay: update.weight_decay,
+        })
+    }
+}

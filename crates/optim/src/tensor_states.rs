@@ -1,0 +1,102 @@
+//! States that a tensor has as a whole, such as one for each row: small, on the device of every rank, f32 in every format.
+
+use crate::form::Form;
+use crate::named::{RestoreError, SavedState, state_name};
+use kernels::Kernels;
+use memory::{
+    Buffer, Category, DType, Entry, GRANULARITY_BYTES, In, Memory, Out, OutOfMemory, Space,
+};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What the arena is called.
+const NAME: &str = "tensor_states";
+
+/// What a state of a tensor is called, and its elements of the arena.
+type Place = (&'static str, Range<usize>);
+
+/// The states of all tensors that have such.
+pub(crate) struct TensorStates {
+    /// By the tensors' index in the layout.
+    places: BTreeMap<usize, Vec<Place>>,
+    /// None if no tensor has any.
+    arena: Option<Buffer>,
+}
+
+impl TensorStates {
+    /// Leases them, zeroed.
+    pub(crate) fn lease(memory: &Memory, form: &Form) -> Result<TensorStates, OutOfMemory> {
+        let alignment = GRANULARITY_BYTES as usize / DType::F32.size_in_bytes();
+        let (mut places, mut end) = (BTreeMap::new(), 0usize);
+        for group in form.groups() {
+            for tensor in &group.matrices {
+                let states = group.rule.tensor_states(tensor).into_iter();
+                let place = |(kind, elements): (&'static str, usize)| {
+                    let start = end;
+                    end = (start + elements).next_multiple_of(alignment);
+                    (kind, start..start + elements)
+                };
+                let of_tensor: Vec<Place> = states.map(place).collect();
+                places.insert(tensor.entry, of_tensor);
+            }
+        }
+        let lease = |elements: usize| {
+            memory.lease_persistent(Category::OptimizerState, NAME, [elements], DType::F32)
+        };
+        Ok(TensorStates {
+            places,
+            arena: (end > 0).then(|| lease(end)).transpose()?,
+        })
+    }
+
+    /// Name and bytes of the arena.
+    pub(crate) fn arena(&self) -> Option<(&'static str, u64)> {
+        self.arena.as_ref().map(|arena| (NAME, arena.bytes()))
+    }
+
+    fn places(&self, entry: usize) -> &[Place] {
+        self.places.get(&entry).map_or(&[], Vec::as_slice)
+    }
+
+    /// The states of a tensor.
+    pub(crate) fn views(&mut self, entry: usize) -> Vec<Out<'_>> {
+        let places = self.places.get(&entry);
+        let ranges = places.into_iter().flatten().map(|(_, range)| range.clone());
+        let ranges: Vec<Range<usize>> = ranges.collect();
+        let arena = self.arena.as_mut().map(Buffer::view_mut);
+        arena.map_or(Vec::new(), |arena| arena.disjoint_rows(&ranges))
+    }
+
+    /// The same for reading, each with its name.
+    pub(crate) fn tensors(&self, entry: usize) -> impl Iterator<Item = (&'static str, In<'_>)> {
+        let places = self.places(entry).iter();
+        places.filter_map(|(kind, range)| {
+            let arena = self.arena.as_ref()?;
+            Some((*kind, arena.view().rows(range.clone())))
+        })
+    }
+
+    /// Sets the states of a tensor from those that `find` has by name.
+    pub(crate) fn restore<'s>(
+        &mut self,
+        kernels: &dyn Kernels,
+        (index, entry): (usize, &Entry),
+        find: &dyn Fn(&str) -> Option<SavedState<'s>>,
+    ) -> Result<(), RestoreError> {
+        let kinds: Vec<&str> = self.places(index).iter().map(|(kind, _)| *kind).collect();
+        for (kind, out) in kinds.into_iter().zip(self.views(index)) {
+            let saved = find(&state_name(entry, kind));
+            let saved = saved.ok_or_else(|| RestoreError::missing(entry, kind))?;
+            let elements = out.elements();
+            let saved = saved.exactly(entry, elements, DType::F32)?;
+            crate::host::store(kernels, Space::Device, out, &saved.part(&(0..elements))?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Which of a state's elements are saved with some of the tensor's: each with as many as any other.
+pub(crate) fn share(entry: &Entry, own: &Range<usize>, state: usize) -> Range<usize> {
+    let of = |element: usize| (element as u128 * state as u128 / entry.elements() as u128) as usize;
+    of(own.start)..of(own.end)
+}
