@@ -29,7 +29,7 @@ pub enum MemoryChange {
         /// What it is.
         lease: Lease,
         /// Where its bytes are.
-        home: Home,
+        address: Address,
     },
     /// A lease was given back.
     GiveBack {
@@ -56,7 +56,7 @@ pub enum MemoryChange {
 
 /// Where the bytes of a lease are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
+pub enum Address {
     /// In the slab, or, before that is reserved, where they would be in it.
     Slab {
         /// Bytes from the slab's beginning.

@@ -30,6 +30,7 @@ mod clock;
 mod cover;
 mod dims;
 mod history;
+mod home;
 mod host;
 mod layout;
 mod ledger;
@@ -55,7 +56,8 @@ pub use category::{ByCategory, Category, Space};
 pub use clock::PhaseTime;
 pub use cover::Cover;
 pub use dims::Dims;
-pub use history::{History, Home, MemoryChange, MemoryEvent};
+pub use history::{Address, History, MemoryChange, MemoryEvent};
+pub use home::{Home, Homes, Window};
 pub use layout::{
     Entry, GRAIN_ELEMENTS, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING,
     Unit,

@@ -451,12 +451,15 @@ mod tests {
         let taken: Vec<_> = events
             .iter()
             .filter_map(|event| match event.change {
-                MemoryChange::Take { lease, home, .. } => Some((lease.name, home)),
+                MemoryChange::Take { lease, address, .. } => Some((lease.name, address)),
                 _ => None,
             })
             .collect();
-        let homes = [crate::Home::Own, crate::Home::Slab { offset: 0 }];
-        assert_eq!(taken, [("parameters", homes[0]), ("second", homes[1])]);
+        let addresses = [crate::Address::Own, crate::Address::Slab { offset: 0 }];
+        assert_eq!(
+            taken,
+            [("parameters", addresses[0]), ("second", addresses[1])]
+        );
         let begun = events
             .iter()
             .filter(|event| event.change == MemoryChange::BeginStep);

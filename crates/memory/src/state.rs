@@ -2,7 +2,7 @@
 
 use crate::blocks::DeviceBlock;
 use crate::clock::PhaseClock;
-use crate::history::{Home, MemoryChange, Recorder};
+use crate::history::{Address, MemoryChange, Recorder};
 use crate::host::HostBlock;
 use crate::ledger::{Lease, Ledger};
 use crate::view::Reach;
@@ -121,11 +121,11 @@ impl Life {
     }
 
     /// Where the bytes are, once they are placed.
-    fn home(self, offset: Option<u64>) -> Home {
+    fn address(self, offset: Option<u64>) -> Address {
         match (self, offset) {
-            (_, Some(offset)) => Home::Slab { offset },
-            (Life::RunPinned, None) => Home::Pinned,
-            (Life::Step | Life::Run, None) => Home::Own,
+            (_, Some(offset)) => Address::Slab { offset },
+            (Life::RunPinned, None) => Address::Pinned,
+            (Life::Step | Life::Run, None) => Address::Own,
         }
     }
 }
@@ -229,7 +229,7 @@ impl State {
         self.note(MemoryChange::Take {
             number,
             lease,
-            home: life.home(offset),
+            address: life.address(offset),
         });
         let grant = Grant {
             number,

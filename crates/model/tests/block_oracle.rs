@@ -7,14 +7,14 @@ use common::harness::noise;
 use common::oracle::{Oracle, Vars, gradients, var};
 use kernels::Kernels;
 use kernels::cpu::Cpu;
-use memory::{Category, DType, Memory};
+use memory::{Category, DType, Home, Homes, Memory};
 use model::{
     ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Model,
     ModelConfig, NormKind, Policy, Positions, Purpose, RopeScaling, Saved, StepLoss, Training,
     Work,
 };
 use std::rc::Rc;
-use units::{Gradients, GradientsHome, Weights, WeightsHome};
+use units::{Gradients, Weights};
 
 const ROWS: usize = 2;
 const SEQ: usize = 37;
@@ -107,7 +107,7 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
     };
     let model = Model::new(architecture, layout.clone(), &memory, &cpu, computation).unwrap();
     let layout = &layout;
-    let mut weights = Weights::lease(&memory, layout, DType::F32, WeightsHome::Device).unwrap();
+    let mut weights = Weights::lease(&memory, layout, DType::F32, &Homes::default(), None).unwrap();
     let mut vars = Vars::new();
     for (index, entry) in layout.entries().iter().enumerate() {
         let values = values(index as u64 + 1, &entry.name, entry.elements());
@@ -116,8 +116,8 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
         vars.insert(entry.name.clone(), var(&values, &entry.shape).unwrap());
     }
 
-    let home = GradientsHome::Device;
-    let mut summed = Gradients::lease(&memory, layout, DType::F32, home).unwrap();
+    let home = Home::Device;
+    let mut summed = Gradients::lease(&memory, layout, DType::F32, &home, None).unwrap();
     summed.begin_step();
     let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], DType::F32);
     let (mut loss, mut replayed) = (loss.unwrap(), model.no_replays());

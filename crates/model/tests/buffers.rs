@@ -8,14 +8,14 @@ use common::harness::{Run, VOCAB, initial_values};
 use files::{Disk, TensorSource, write_tensors};
 use kernels::cpu::Cpu;
 use kernels::operation::{BiasDropoutAdd, Fill};
-use memory::{DType, Layer, Layout, Memory, Role, Space};
+use memory::{DType, Home, Homes, Layer, Layout, Memory, Role};
 use model::stages::{Embedding, Head, Norm};
 use model::{
     Activation, Architecture, Block, Extent, Initial, Io, Labels, Linear, ModelError, ModelWeights,
     OutgoingWeights, ParameterId, Parameters, Pass, Policy, Stage, WeightsError, encode,
 };
 use std::rc::Rc;
-use units::{Weights, WeightsHome};
+use units::{Ranks, Reduce, Weights, Zero};
 
 const WIDTH: usize = 8;
 const BUFFER: &str = "block.shift";
@@ -115,29 +115,35 @@ fn a_buffer_is_used_and_never_trained() {
 
 #[test]
 fn wherever_weights_live_a_buffer_is_whole_and_f32() {
-    let divided = |space| WeightsHome::Divided {
-        rank: 1,
-        space,
-        slots: 2,
-        is_kept: false,
-    };
-    let gathered = WeightsHome::Gathered {
-        rank: 1,
-        is_overlapped: true,
-    };
-    for (home, ranks) in [
-        (WeightsHome::Device, None),
-        (WeightsHome::Host { slots: 2 }, None),
-        (gathered, Some(2)),
-        (divided(Space::Device), Some(2)),
-        (divided(Space::Host), Some(2)),
+    for (home, zero) in [
+        (Home::Device, None),
+        (Home::Pinned, None),
+        (Home::Device, Some(Zero::States)),
+        (Home::Device, Some(Zero::Weights)),
+        (Home::Pinned, Some(Zero::Weights)),
     ] {
+        let ranks = zero.map(|zero| Ranks {
+            size: 2,
+            rank: 1,
+            zero,
+            bucket_bytes: 1 << 20,
+            reduce: Reduce::MicroBatch,
+            overlap_grad_reduce: true,
+            overlap_param_gather: true,
+            reshard_after_forward: true,
+        });
+        let name = format!("{home:?} {zero:?}");
+        let homes = Homes {
+            weights: home,
+            ..Homes::default()
+        };
         let memory = Memory::host();
         let kernels = Cpu::new(&memory, DType::BF16).unwrap();
-        let layout = Rc::new(layout(ranks));
+        let layout = Rc::new(layout(ranks.as_ref().map(|ranks| ranks.size)));
         let index = layout.find(BUFFER).unwrap();
         let range = layout.entries()[index].range();
-        let mut weights = Weights::lease(&memory, &layout, DType::BF16, home).unwrap();
+        let leased = Weights::lease(&memory, &layout, DType::BF16, &homes, ranks.as_ref());
+        let mut weights = leased.unwrap();
         let values = [0.1f32; WIDTH];
         weights
             .store(&kernels, range.clone(), cast_slice(&values))
@@ -145,8 +151,8 @@ fn wherever_weights_live_a_buffer_is_whole_and_f32() {
         let mut read = [0f32; WIDTH];
         let bytes = bytemuck::cast_slice_mut(&mut read);
         weights.read(&kernels, range.clone(), bytes).unwrap();
-        assert_eq!(read, values, "{home:?}");
-        assert_eq!(weights.view(index).slice::<f32>(), values, "{home:?}");
+        assert_eq!(read, values, "{name}");
+        assert_eq!(weights.view(index).slice::<f32>(), values, "{name}");
         assert_eq!(weights.dtype_of(&range), DType::F32);
         assert_eq!(weights.dtype_of(&layout.entries()[0].range()), DType::BF16);
         assert_eq!(

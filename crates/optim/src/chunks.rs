@@ -3,63 +3,8 @@
 use crate::disk::BLOCK_BYTES;
 use crate::form::Form;
 use crate::segment::{Segment, segments};
-use memory::{Cover, DType, Layer, Layout, PARAMETER_PADDING};
+use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Unit};
 use std::ops::Range;
-use units::GradientsHome;
-
-/// What an update needs of the matrices that is not on the device, and in what pieces it comes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Offload {
-    /// All parts of the model that have trained matrices ([`Layout::units`]) in the order in which they are updated, and whether the
-    /// states of these are elsewhere. Those of vectors, which are small, stay on the device.
-    pub parts: Vec<(Layer, bool)>,
-    /// Where these are.
-    pub states: StatesPlace,
-    /// Where gradients of matrices live: those in host memory come with the chunks.
-    pub gradients: GradientsHome,
-    /// Their type.
-    pub gradient_dtype: DType,
-    /// Whether weights of matrices live in host memory: a part's are on the device when it is updated.
-    pub streams_weights: bool,
-    /// Most bytes of a chunk on the device: of all states and gradients of a range that come with it.
-    pub chunk_bytes: usize,
-    /// Chunks that are on the device at a time.
-    pub slots: usize,
-}
-
-impl Offload {
-    /// Whether parts are updated one by one even where their states are on the device.
-    fn all_parts(&self) -> bool {
-        self.streams_weights || self.gradients != GradientsHome::Device
-    }
-
-    /// The bytes of the gradients of a range that come with it.
-    fn gradient_bytes(&self, range: &Range<usize>) -> usize {
-        match self.gradients {
-            GradientsHome::Host => range.len() * self.gradient_dtype.size_in_bytes(),
-            GradientsHome::Device | GradientsHome::Released | GradientsHome::Reduced(_) => 0,
-        }
-    }
-}
-
-/// Where states are that are not on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StatesPlace {
-    /// In pinned host memory.
-    Pinned,
-    /// In a file: [`crate::Optimizer::use_file`].
-    Disk,
-}
-
-impl StatesPlace {
-    /// What chunks start at multiples of.
-    fn alignment(self) -> usize {
-        match self {
-            StatesPlace::Pinned => 1,
-            StatesPlace::Disk => BLOCK_BYTES,
-        }
-    }
-}
 
 /// One piece.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,8 +52,13 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Those of the elements that are updated here.
-    pub(crate) fn new(layout: &Layout, offload: &Offload, form: &Form, updated: &Cover) -> Chunks {
+    /// Those of the elements that are updated here, of parameters with gradients of this type.
+    pub(crate) fn new(
+        layout: &Layout,
+        homes: &Homes,
+        (form, gradients): (&Form, DType),
+        updated: &Cover,
+    ) -> Chunks {
         let mut chunks = Chunks {
             all: Vec::new(),
             part_ends: Vec::new(),
@@ -116,17 +66,31 @@ impl Chunks {
             away: 0,
             away_bytes: 0,
         };
-        for (part, is_away) in &offload.parts {
-            if *is_away || offload.all_parts() {
-                let unit = layout.unit_of_part(*part).map(|unit| &layout.units()[unit]);
-                let cover = unit.map_or(Cover::new([]), |unit| unit.cover.within_all(updated));
-                for segment in segments(layout, form, &cover) {
-                    for segment in cut(segment, offload, form, *is_away) {
-                        chunks.push(*part, segment, *is_away, offload, form);
+        let all_parts = homes.weights != Home::Device || homes.gradients != Home::Device;
+        let gradient_size = match homes.gradients {
+            Home::Pinned => gradients.size_in_bytes(),
+            _ => 0,
+        };
+        let alignment = match homes.states {
+            Home::Disk(_) => BLOCK_BYTES,
+            _ => 1,
+        };
+        for (unit, is_away) in parts(layout, homes) {
+            if is_away || all_parts {
+                for segment in segments(layout, form, &unit.cover.within_all(updated)) {
+                    let block = segment.range.start..segment.range.start + PARAMETER_PADDING;
+                    let states = if is_away { form.bytes(&block) } else { 0 };
+                    let block_bytes = states + block.len() * gradient_size;
+                    for segment in cut(segment, homes.chunk_bytes.checked_div(block_bytes)) {
+                        let away_bytes = is_away.then(|| {
+                            let bytes = form.chunk_bytes(&segment.range);
+                            bytes.next_multiple_of(alignment)
+                        });
+                        chunks.push(unit.part, segment, away_bytes, gradient_size);
                     }
                 }
             }
-            chunks.part_ends.push((*part, chunks.all.len()));
+            chunks.part_ends.push((unit.part, chunks.all.len()));
         }
         let is_away = |index: &usize| chunks.all[*index].away.is_some();
         chunks.by_start = (0..chunks.all.len()).filter(is_away).collect();
@@ -135,30 +99,28 @@ impl Chunks {
         chunks
     }
 
+    /// Adds one, with so many bytes of the store if its states are not on the device.
     fn push(
         &mut self,
         part: Layer,
         segment: Segment,
-        is_away: bool,
-        offload: &Offload,
-        form: &Form,
+        away_bytes: Option<usize>,
+        gradient_size: usize,
     ) {
-        let bytes = form.chunk_bytes(&segment.range);
-        let away = (is_away && bytes > 0).then(|| {
+        let away = away_bytes.filter(|bytes| *bytes > 0).map(|bytes| {
             let start = self.away_bytes;
-            self.away_bytes += bytes.next_multiple_of(offload.states.alignment());
+            self.away_bytes += bytes;
             self.away += 1;
             Away {
                 place: start..self.away_bytes,
                 ordinal: self.away - 1,
             }
         });
-        let gradient_bytes = offload.gradient_bytes(&segment.range);
         self.all.push(Chunk {
             part,
+            gradient_bytes: segment.range.len() * gradient_size,
             segment,
             away,
-            gradient_bytes,
         });
     }
 
@@ -210,14 +172,34 @@ impl Chunks {
     }
 }
 
-/// Pieces of a segment, of about equal size and of at most as many elements as the offload allows; of a matrix that is updated as
-/// a whole, one.
-fn cut(
-    segment: Segment,
-    offload: &Offload,
-    form: &Form,
-    is_away: bool,
-) -> impl Iterator<Item = Segment> + use<> {
+/// The units of which something is trained, in the order in which they are updated, and whether their states are not on the
+/// device.
+fn parts<'a>(layout: &'a Layout, homes: &Homes) -> Vec<(&'a Unit, bool)> {
+    let units = layout.units().iter();
+    let blocks = units.clone().filter_map(|unit| match unit.part {
+        Layer::Block(block) => Some(block + 1),
+        _ => None,
+    });
+    let blocks = blocks.max().unwrap_or(0);
+    let away = (homes.fraction * blocks as f64).ceil() as usize;
+    let first_away = blocks - away.min(blocks);
+    let is_of_fraction = |part| match part {
+        Layer::Embedding => homes.fraction >= 1.0,
+        Layer::Block(block) => block >= first_away,
+        _ => away > 0,
+    };
+    let trained = units.filter(|unit| unit.trained.elements() > 0);
+    let is_away = |part| homes.states != Home::Device && is_of_fraction(part);
+    let mut parts: Vec<_> = trained.map(|unit| (unit, is_away(unit.part))).collect();
+    if homes.gradients == Home::Released {
+        parts.reverse();
+    }
+    parts
+}
+
+/// Pieces of a segment, of about equal size and of at most so many blocks, if that is given, but of one at least; of a matrix
+/// that is updated as a whole, one.
+fn cut(segment: Segment, blocks: Option<usize>) -> impl Iterator<Item = Segment> {
     let Segment {
         range,
         number,
@@ -226,13 +208,7 @@ fn cut(
         matrix,
         grains,
     } = segment;
-    let block = range.start..range.start + PARAMETER_PADDING;
-    let states = match is_away {
-        true => form.bytes(&block),
-        false => 0,
-    };
-    let block_bytes = states + offload.gradient_bytes(&block);
-    let most = match offload.chunk_bytes.checked_div(block_bytes) {
+    let most = match blocks {
         Some(blocks) if matrix.is_none() => blocks.max(1) * PARAMETER_PADDING,
         _ => range.len(),
     };
@@ -265,22 +241,19 @@ mod tests {
         builder.build_precise(|name, _| name == "embed")
     }
 
-    fn chunks(offload: &Offload, moments: MomentFormat) -> Chunks {
+    fn chunks(homes: &Homes, moments: MomentFormat) -> Chunks {
         let layout = layout();
         let groups = Hyperparameters::default().groups(&layout, &[]);
         let form = Form::new(&layout, (moments, MasterFormat::None), DType::BF16, groups);
-        Chunks::new(&layout, offload, &form, &layout.all())
+        Chunks::new(&layout, homes, (&form, DType::F32), &layout.all())
     }
 
-    fn offload(states: StatesPlace, first: bool) -> Offload {
-        Offload {
-            parts: vec![(Layer::Block(0), first), (Layer::Block(1), true)],
+    fn homes(states: Home, fraction: f64) -> Homes {
+        Homes {
             states,
-            gradients: GradientsHome::Device,
-            gradient_dtype: DType::F32,
-            streams_weights: false,
+            fraction,
             chunk_bytes: 2 * 2048,
-            slots: 2,
+            ..Homes::default()
         }
     }
 
@@ -291,7 +264,7 @@ mod tests {
 
     #[test]
     fn pieces_are_of_about_equal_size() {
-        let all = chunks(&offload(StatesPlace::Pinned, true), MomentFormat::F32);
+        let all = chunks(&homes(Home::Pinned, 1.0), MomentFormat::F32);
         assert_eq!(ranges(&all), [0..256, 256..768, 768..1280, 1280..1536]);
         assert_eq!(all.part_ends, [(Layer::Block(0), 1), (Layer::Block(1), 4)]);
         assert_eq!((all.away, all.away_bytes), (4, 6 * 2048));
@@ -299,9 +272,9 @@ mod tests {
 
     #[test]
     fn what_comes_beside_states_makes_chunks_smaller() {
-        let gradients = Offload {
-            gradients: GradientsHome::Host,
-            ..offload(StatesPlace::Pinned, false)
+        let gradients = Homes {
+            gradients: Home::Pinned,
+            ..homes(Home::Pinned, 0.5)
         };
         let all = chunks(&gradients, MomentFormat::F32);
         let blocks = (0..6).map(|block| block * 256..(block + 1) * 256);
@@ -315,7 +288,10 @@ mod tests {
 
     #[test]
     fn chunks_on_a_disk_begin_where_blocks_do() {
-        let all = chunks(&offload(StatesPlace::Disk, true), MomentFormat::Quantised);
+        let all = chunks(
+            &homes(Home::Disk("states".into()), 1.0),
+            MomentFormat::Quantised,
+        );
         assert_eq!(all.all.len(), 2);
         let places = all
             .all
@@ -326,8 +302,10 @@ mod tests {
 
     #[test]
     fn pieces_of_a_range_are_found_in_any_order_of_updates() {
-        let mut backward = offload(StatesPlace::Pinned, true);
-        backward.parts.reverse();
+        let backward = Homes {
+            gradients: Home::Released,
+            ..homes(Home::Pinned, 1.0)
+        };
         let all = chunks(&backward, MomentFormat::F32);
         let pieces = all.pieces(&(100..900));
         let pieces: Vec<_> = pieces.map(|(chunk, piece)| (chunk.part, piece)).collect();

@@ -3,7 +3,7 @@
 //! Moments are f32, bf16 or block-wise 8-bit ([`MomentFormat`]), bf16 weights have an f32 master, the 16 bits that they
 //! leave out of one, or nothing beside them ([`MasterFormat`]). The number of calls a step does not depend on the number
 //! of tensors: matrices are one range of every arena, vectors another, and what is quantised a third that overlaps both;
-//! what lives elsewhere than on the device ([`Offload`]), weights, gradients or states, takes a call a chunk.
+//! what lives elsewhere than on the device ([`memory::Homes`]), weights, gradients or states, takes a call a chunk.
 //! Norm, clipping factor, rates and the key of random numbers stay in device memory.
 //!
 //! This crate knows no model, and never reads a number back from the device within a step.
@@ -34,7 +34,6 @@ mod values;
 
 pub use adafactor::Adafactor;
 pub use adamw::AdamW;
-pub use chunks::{Offload, StatesPlace};
 pub use formats::{MasterFormat, MomentFormat, SMALLEST_QUANTISED};
 pub use muon::{LrAdjust, Muon};
 pub use named::{NamedState, RestoreError, SavedState};

@@ -19,11 +19,11 @@ pub struct NamedState<'a> {
     pub elements: Range<usize>,
     /// How many elements the state has for the whole parameter.
     pub whole: usize,
-    pub(crate) place: StatePlace<'a>,
+    pub(crate) from: ReadFrom<'a>,
 }
 
-/// Where a state lives.
-pub(crate) enum StatePlace<'a> {
+/// What a state is read from.
+pub(crate) enum ReadFrom<'a> {
     /// On the device.
     Device(In<'a>),
     /// In pieces that lie in chunks.
@@ -41,9 +41,9 @@ impl NamedState<'_> {
     /// # Errors
     /// [`KernelError`] if the device or a disk fails, or `bytes` have another size.
     pub fn read(&self, kernels: &dyn Kernels, bytes: &mut [u8]) -> Result<(), KernelError> {
-        match &self.place {
-            StatePlace::Device(view) => kernels.download(bytes, *view),
-            StatePlace::Chunks(store, pieces) => store.read(kernels, pieces, bytes),
+        match &self.from {
+            ReadFrom::Device(view) => kernels.download(bytes, *view),
+            ReadFrom::Chunks(store, pieces) => store.read(kernels, pieces, bytes),
         }
     }
 }

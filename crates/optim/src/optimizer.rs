@@ -1,6 +1,5 @@
 //! The optimizer of a run: its states, in any of their formats and wherever they live, and the updates of a step.
 
-use crate::chunks::Offload;
 use crate::form::Form;
 use crate::matrices::{Dealt, DealtSources, room_bytes, update_segment};
 use crate::numbers::{Hyperparameters, Numbers, Operands, StepNumbers};
@@ -13,10 +12,10 @@ use crate::sums::{Divided, SummedSources};
 use crate::tensor_states::TensorStates;
 use crate::{MasterFormat, MomentFormat};
 use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
-use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, OutOfMemory};
+use memory::{Buffer, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory, OutOfMemory};
 use std::rc::Rc;
 use std::sync::Arc;
-use units::{GradientSource, Gradients, GradientsHome, UnitError, Weights};
+use units::{GradientSource, Gradients, Ranks, UnitError, Weights};
 
 /// What an optimizer is made of.
 pub struct Recipe {
@@ -28,6 +27,8 @@ pub struct Recipe {
     pub formats: (MomentFormat, MasterFormat),
     /// The type of the weights.
     pub weights: DType,
+    /// The type of the gradients.
+    pub gradients: DType,
 }
 
 /// What scratch of an update is called.
@@ -54,16 +55,15 @@ pub struct Optimizer {
     divided: Option<Divided>,
     /// Bytes of scratch for what is updated with the computation, leased for the update.
     room_bytes: usize,
-    /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of
-    /// [`Offload::parts`].
+    /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of updates.
     clips: Option<Buffer>,
     /// Whether something still has to be updated with the gradients of the last step.
     is_pending: bool,
 }
 
 impl Optimizer {
-    /// Leases the states of what is `updated` here, by this rank, zeroed: moments, and whatever bf16 weights have beside them. Work on what is
-    /// elsewhere may be under way when the optimizer is dropped: the kernels must be dropped before it.
+    /// Leases the states of what this rank updates, zeroed: moments, and whatever bf16 weights have beside them. Work on what
+    /// is not on the device may be under way when the optimizer is dropped: the kernels must be dropped before it.
     ///
     /// # Errors
     /// [`OutOfMemory`] if they do not fit.
@@ -71,13 +71,18 @@ impl Optimizer {
         memory: &Memory,
         layout: &Rc<Layout>,
         recipe: &Recipe,
-        offload: Option<&Offload>,
-        (updated, rank): (&Cover, usize),
+        homes: &Homes,
+        ranks: Option<&Ranks>,
     ) -> Result<Optimizer, OutOfMemory> {
         let groups = recipe.hyperparameters.groups(layout, &recipe.matrices);
         let form = Rc::new(Form::new(layout, recipe.formats, recipe.weights, groups));
-        let lease = |offload| Streamed::lease(memory, layout, offload, &form, updated);
-        let streamed = offload.map(lease);
+        let trained = layout.trained();
+        let updated = ranks.map_or_else(|| trained.clone(), |ranks| ranks.updated(layout));
+        let is_released = homes.gradients == Home::Released;
+        let streamed = (homes.streams_updates() || is_released).then(|| {
+            let formats = (&form, recipe.gradients);
+            Streamed::lease(memory, layout, homes, formats, &updated)
+        });
         let streamed = streamed.transpose()?;
         let outside = |cover: Option<Cover>| match cover {
             Some(cover) => updated.without(&cover),
@@ -86,19 +91,18 @@ impl Optimizer {
         let chunks = streamed.as_ref().map(Streamed::chunks);
         let resident = outside(chunks.map(|chunks| chunks.away_cover()));
         let updated_at_once = outside(chunks.map(|chunks| chunks.cover()));
-        let released = offload.filter(|offload| offload.gradients == GradientsHome::Released);
-        let clips = released.map(|offload| {
-            let (category, dims) = (Category::OptimizerState, [offload.parts.len(), 2]);
+        let released = chunks.filter(|_| is_released);
+        let clips = released.map(|chunks| {
+            let (category, dims) = (Category::OptimizerState, [chunks.part_ends.len(), 2]);
             memory.lease_persistent(category, "clips", dims, DType::F32)
         });
         let segments = segments(layout, &form, &updated_at_once);
         let has_matrices = form.groups().iter().any(|group| !group.matrices.is_empty());
-        let is_divided = *updated != layout.trained();
-        let by_ranks = has_matrices && is_divided;
-        let dealt = by_ranks.then(|| Dealt::new(layout, &form, rank));
-        let divided = by_ranks.then(|| Divided::new(layout, &form, rank));
+        let by_ranks = ranks.filter(|_| has_matrices && updated != trained);
+        let dealt = by_ranks.map(|ranks| Dealt::new(layout, &form, ranks.rank));
+        let divided = by_ranks.map(|ranks| Divided::new(layout, &form, ranks.rank));
         // Those that a rank happens to have all of are among these too.
-        let is_here = |segment: &Segment| !by_ranks || segment.matrix.is_none();
+        let is_here = |segment: &Segment| by_ranks.is_none() || segment.matrix.is_none();
         let segments: Vec<Segment> = segments.into_iter().filter(is_here).collect();
         Ok(Optimizer {
             memory: memory.clone(),
@@ -264,7 +268,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Updates what is pending of the parts up to this one, in the order of [`Offload::parts`], before the computation goes
+    /// Updates what is pending of the parts up to this one, in the order of the layout's units, before the computation goes
     /// on; nothing if nothing is pending. The part's weights are on the device; for [`Layer::Whole`], which stands for all
     /// parts, those of all are.
     ///
@@ -334,7 +338,7 @@ impl Optimizer {
         self.prefetch(kernels)
     }
 
-    /// Asks for the update of a part, in the order of [`Offload::parts`], whose gradients the computation has been asked
+    /// Asks for the update of a part, in the reverse order of the layout's units, whose gradients the computation has been asked
     /// for. They are not clipped; where they or the step's `loss` (`[1]` f32) are not finite, the part stays as it is.
     /// Its weights are on the device, and these and the gradients stay until [`Optimizer::wait_released`].
     ///

@@ -1,13 +1,13 @@
 //! States that are not on the device, a chunk at a time: in pinned host memory, or in a file.
 
-use crate::chunks::{Away, Chunks, Offload, StatesPlace};
+use crate::chunks::{Away, Chunks};
 use crate::disk::Disk;
 use kernels::{BlockFile, KernelError, Kernels, Queue};
-use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
+use memory::{Buffer, Category, DType, Home, Homes, Memory, Out, OutOfMemory};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where the chunks of a run are.
+/// What holds the chunks of a run.
 pub(crate) enum Store {
     /// One behind the other in pinned host memory.
     Pinned(Buffer),
@@ -20,16 +20,14 @@ impl Store {
     pub(crate) fn lease(
         memory: &Memory,
         chunks: &Chunks,
-        offload: &Offload,
+        homes: &Homes,
     ) -> Result<Store, OutOfMemory> {
-        match offload.states {
-            StatesPlace::Pinned => {
-                let (category, dims) = (Category::OptimizerState, [chunks.away_bytes]);
-                let all = memory.lease_pinned(category, "offloaded_states", dims, DType::U8)?;
-                Ok(Store::Pinned(all))
-            }
-            StatesPlace::Disk => Ok(Store::Disk(Disk::lease(memory, chunks, offload.slots)?)),
+        if let Home::Disk(_) = homes.states {
+            return Ok(Store::Disk(Disk::lease(memory, chunks, homes.chunk_slots)?));
         }
+        let (category, dims) = (Category::OptimizerState, [chunks.away_bytes]);
+        let all = memory.lease_pinned(category, "offloaded_states", dims, DType::U8)?;
+        Ok(Store::Pinned(all))
     }
 
     /// Name and bytes of what is leased.

@@ -18,7 +18,7 @@
 //! uploaded again: its slot, or one that was used later, has been emptied by then. And the next gradients are written
 //! after the forward pass, in which the computation has waited for every update.
 
-use crate::chunks::{Chunk, Chunks, Offload};
+use crate::chunks::{Chunk, Chunks};
 use crate::form::Form;
 use crate::matrices::{room_bytes, update_segment};
 use crate::numbers::{Numbers, Operands};
@@ -29,10 +29,12 @@ use crate::store::Store;
 use crate::sums::SummedSources;
 use crate::tensor_states::TensorStates;
 use kernels::{BlockFile, Event, KernelError, Kernels, Queue};
-use memory::{Buffer, Category, Cover, DType, In, Layer, Layout, Memory, Out, OutOfMemory};
+use memory::{
+    Buffer, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory, Out, OutOfMemory,
+};
 use std::rc::Rc;
 use std::sync::Arc;
-use units::{GradientSource, Gradients, GradientsHome, Weights};
+use units::{GradientSource, Gradients, Weights};
 
 const FINAL: &str = "gradients are final before states are updated";
 const GRADIENTS_LEFT: &str = "gradients are on the host before chunks bring them";
@@ -96,15 +98,15 @@ impl Streamed {
     pub(crate) fn lease(
         memory: &Memory,
         layout: &Layout,
-        offload: &Offload,
-        form: &Rc<Form>,
+        homes: &Homes,
+        (form, gradients): (&Rc<Form>, DType),
         updated: &Cover,
     ) -> Result<Streamed, OutOfMemory> {
-        let chunks = Chunks::new(layout, offload, form, updated);
+        let chunks = Chunks::new(layout, homes, (form, gradients), updated);
         let slot_bytes = chunks.all.iter().map(Chunk::slot_bytes).max().unwrap_or(0);
         let slots = match slot_bytes {
             0 => 0,
-            _ => offload.slots.clamp(1, chunks.all.len()),
+            _ => homes.chunk_slots.clamp(1, chunks.all.len()),
         };
         let slot = |_| {
             let (category, dims) = (Category::OptimizerState, [slot_bytes]);
@@ -114,7 +116,7 @@ impl Streamed {
                 emptied: Event::PAST,
             })
         };
-        let store = (chunks.away > 0).then(|| Store::lease(memory, &chunks, offload));
+        let store = (chunks.away > 0).then(|| Store::lease(memory, &chunks, homes));
         let room_bytes = room_bytes(form, chunks.all.iter().map(|chunk| &chunk.segment));
         let room = (room_bytes > 0).then(|| {
             memory.lease_persistent(Category::OptimizerState, SCRATCH, [room_bytes], DType::U8)
@@ -126,7 +128,7 @@ impl Streamed {
             slots: (0..slots).map(slot).collect::<Result<_, OutOfMemory>>()?,
             form: form.clone(),
             chunks,
-            brings_gradients: offload.gradients == GradientsHome::Host,
+            brings_gradients: homes.gradients == Home::Pinned,
             fetched: 0,
             brought: 0,
             updated: 0,

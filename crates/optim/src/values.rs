@@ -3,7 +3,7 @@
 use crate::form::{StateViews, Tensor};
 use crate::master::{SavedMaster, parameter_bytes, set_master};
 use crate::moment::SavedMoment;
-use crate::named::{NamedState, RestoreError, SavedState, StatePlace, state_name};
+use crate::named::{NamedState, ReadFrom, RestoreError, SavedState, state_name};
 use crate::optimizer::Optimizer;
 use crate::tensor_states::share;
 use files::{Parts, in_chunks};
@@ -62,7 +62,7 @@ impl Optimizer {
                 name: state_name(entry, kind),
                 dtype: view.dtype(),
                 whole: view.elements(),
-                place: StatePlace::Device(view.rows(elements.clone())),
+                from: ReadFrom::Device(view.rows(elements.clone())),
                 elements,
             }
         })
@@ -73,17 +73,17 @@ impl Optimizer {
         assert!(!self.is_pending(), "an update is pending");
         let entry = &self.layout.entries()[index];
         let own = range.start - entry.offset..range.end - entry.offset;
-        let state = |tensor: Tensor, place| NamedState {
+        let state = |tensor: Tensor, from| NamedState {
             name: state_name(entry, tensor.kind),
             dtype: tensor.dtype,
             elements: tensor.rows(&own),
             whole: tensor.elements(entry.elements()),
-            place,
+            from,
         };
         let tensors = self.form.tensors(range).into_iter();
         if self.resident.cover().rows(range).is_some() {
             let views = self.resident.tensors(range);
-            let views = views.map(|(_, view)| StatePlace::Device(view));
+            let views = views.map(|(_, view)| ReadFrom::Device(view));
             return tensors
                 .zip(views)
                 .map(|(tensor, view)| state(tensor, view))
@@ -101,7 +101,7 @@ impl Optimizer {
                 let start = chunk.away.as_ref()?.place.start;
                 Some(start + place.start..start + place.end)
             });
-            state(tensor, StatePlace::Chunks(store, places.collect()))
+            state(tensor, ReadFrom::Chunks(store, places.collect()))
         });
         states.collect()
     }

@@ -3,11 +3,10 @@
 
 mod common;
 
-use common::{Formats, Homes, Saved, Training, trained};
-use memory::DType;
-use optim::{MasterFormat, MomentFormat, StatesPlace};
+use common::{Formats, Saved, Training, disk, homes, trained, unclipped};
+use memory::{DType, Home, Homes};
+use optim::{Hyperparameters, MasterFormat, MomentFormat};
 use std::collections::BTreeSet;
-use units::{GradientsHome, WeightsHome};
 
 /// States of all formats: with f32 weights, and with bf16 weights and each kind of master.
 const FORMS: [Formats; 5] = [
@@ -22,36 +21,29 @@ const FORMS: [Formats; 5] = [
     (DType::BF16, MomentFormat::Bf16, MasterFormat::None),
 ];
 
-const ON_HOST: WeightsHome = WeightsHome::Host { slots: 2 };
-
-const DISK: Homes = Homes {
-    states: Some(StatesPlace::Disk),
-    ..Homes::DEVICE
-};
-
 /// All combinations of homes with gradients in one of these, but everything on the device.
-fn homes(gradients: &[GradientsHome]) -> Vec<Homes> {
-    let mut homes = Vec::new();
-    for weights in [WeightsHome::Device, ON_HOST] {
+fn all_homes(gradients: &[Home]) -> Vec<Homes> {
+    let mut all = Vec::new();
+    for weights in [Home::Device, Home::Pinned] {
         for gradients in gradients {
-            for (states, keeps_first) in [
-                (None, false),
-                (Some(StatesPlace::Pinned), false),
-                (Some(StatesPlace::Disk), false),
-                (Some(StatesPlace::Pinned), true),
-                (Some(StatesPlace::Disk), true),
+            for (states, fraction) in [
+                (Home::Device, 1.0),
+                (Home::Pinned, 1.0),
+                (disk(), 1.0),
+                // The states of the embedding stay on the device.
+                (Home::Pinned, 0.9),
+                (disk(), 0.9),
             ] {
-                homes.push(Homes {
-                    weights,
-                    gradients: *gradients,
-                    states,
-                    keeps_first,
-                    ..Homes::DEVICE
+                all.push(Homes {
+                    weights: weights.clone(),
+                    gradients: gradients.clone(),
+                    fraction,
+                    ..homes(states)
                 });
             }
         }
     }
-    homes
+    all
 }
 
 /// Weights and states after some steps.
@@ -65,27 +57,29 @@ fn everything_has_the_same_bits_wherever_it_lives() {
     for form in FORMS {
         let expected = outcome(Training::new(form), 3);
         assert!(expected != outcome(Training::new(form), 2));
-        for homes in homes(&[GradientsHome::Device, GradientsHome::Host]) {
-            let actual = outcome(Training::elsewhere(form, homes), 3);
+        for homes in all_homes(&[Home::Device, Home::Pinned]) {
+            let actual = outcome(Training::elsewhere(form, &homes), 3);
             assert!(actual == expected, "{form:?} {homes:?}");
         }
     }
 }
 
+/// With everything on the device.
+fn resident(form: Formats, is_unclipped: bool) -> Training {
+    let default = Hyperparameters::default();
+    let hyperparameters = match is_unclipped {
+        true => unclipped(default),
+        false => default,
+    };
+    Training::by(hyperparameters, form, &Homes::default())
+}
+
 #[test]
 fn released_gradients_make_the_update_of_a_step_without_clipping() {
     for form in FORMS {
-        let unclipped = Homes {
-            clip_norm: f64::INFINITY,
-            ..Homes::DEVICE
-        };
-        let expected = outcome(Training::elsewhere(form, unclipped), 3);
-        for released in homes(&[GradientsHome::Released]) {
-            let homes = Homes {
-                clip_norm: f64::INFINITY,
-                ..released
-            };
-            let actual = outcome(Training::elsewhere(form, homes), 3);
+        let expected = outcome(resident(form, true), 3);
+        for homes in all_homes(&[Home::Released]) {
+            let actual = outcome(Training::elsewhere(form, &homes), 3);
             assert!(actual == expected, "{form:?} {homes:?}");
         }
     }
@@ -95,12 +89,11 @@ fn released_gradients_make_the_update_of_a_step_without_clipping() {
 #[test]
 fn parts_whose_gradients_are_not_finite_are_left_alone() {
     let homes = Homes {
-        weights: ON_HOST,
-        gradients: GradientsHome::Released,
-        clip_norm: f64::INFINITY,
-        ..DISK
+        weights: Home::Pinned,
+        gradients: Home::Released,
+        ..homes(disk())
     };
-    let mut training = Training::elsewhere(FORMS[3], homes);
+    let mut training = Training::elsewhere(FORMS[3], &homes);
     training.steps([1]);
     let layout = training.layout.clone();
     let (before, states) = (training.weights(), training.save());
@@ -129,11 +122,11 @@ fn states_are_restored_wherever_they_live() {
     for form in FORMS {
         let mut first = trained(form);
         let saved = first.save();
-        let elsewhere = homes(&[GradientsHome::Host]);
+        let elsewhere = all_homes(&[Home::Pinned]);
         let mut all: Vec<Training> = elsewhere
             .iter()
             .map(|homes| {
-                let mut training = Training::elsewhere(form, *homes);
+                let mut training = Training::elsewhere(form, homes);
                 assert!(training.save() != saved);
                 training.restore(&first, &saved).unwrap();
                 assert!(training.save() == saved, "{form:?} {homes:?}");
@@ -154,13 +147,9 @@ fn states_are_restored_wherever_they_live() {
 /// Between a step that was broken off, whose states were on their way, and the next one.
 #[test]
 fn states_can_be_read_while_the_first_have_been_fetched() {
-    for states in [StatesPlace::Pinned, StatesPlace::Disk] {
-        let homes = Homes {
-            states: Some(states),
-            ..Homes::DEVICE
-        };
+    for states in [Home::Pinned, disk()] {
         let mut first = trained(FORMS[3]);
-        let mut second = Training::elsewhere(FORMS[3], homes);
+        let mut second = Training::elsewhere(FORMS[3], &homes(states));
         second.steps(1..=3);
         second.optimizer.prefetch(&*second.kernels).unwrap();
         assert!(second.save() == first.save());
@@ -174,17 +163,16 @@ fn states_can_be_read_while_the_first_have_been_fetched() {
 /// Homes between which all waits are needed.
 fn waiting() -> [Homes; 3] {
     let gradients = Homes {
-        gradients: GradientsHome::Host,
-        ..DISK
+        gradients: Home::Pinned,
+        ..homes(disk())
     };
     let all = Homes {
-        weights: ON_HOST,
-        ..gradients
+        weights: Home::Pinned,
+        ..gradients.clone()
     };
     let released = Homes {
-        gradients: GradientsHome::Released,
-        clip_norm: f64::INFINITY,
-        ..all
+        gradients: Home::Released,
+        ..all.clone()
     };
     [gradients, all, released]
 }
@@ -192,13 +180,10 @@ fn waiting() -> [Homes; 3] {
 #[test]
 fn any_schedule_of_the_queues_gives_the_same_bits() {
     for homes in waiting() {
-        let resident = Homes {
-            clip_norm: homes.clip_norm,
-            ..Homes::DEVICE
-        };
-        let expected = outcome(Training::elsewhere(FORMS[0], resident), 3);
+        let is_released = homes.gradients == Home::Released;
+        let expected = outcome(resident(FORMS[0], is_released), 3);
         for seed in 0..40 {
-            let (training, _) = Training::scheduled((seed, None), FORMS[0], homes);
+            let (training, _) = Training::scheduled((seed, None), FORMS[0], &homes);
             assert!(outcome(training, 3) == expected, "{homes:?} seed {seed}");
         }
     }
@@ -209,12 +194,12 @@ fn every_wait_is_needed_somewhere() {
     let mut unneeded: BTreeSet<&'static str> = BTreeSet::new();
     let mut needed = BTreeSet::new();
     for homes in waiting() {
-        let expected = outcome(Training::elsewhere(FORMS[0], homes), 3);
-        let (training, reasons) = Training::scheduled((0, None), FORMS[0], homes);
+        let expected = outcome(Training::elsewhere(FORMS[0], &homes), 3);
+        let (training, reasons) = Training::scheduled((0, None), FORMS[0], &homes);
         assert!(outcome(training, 3) == expected);
         for reason in reasons.counts().into_keys() {
             let is_wrong = |seed| {
-                let (training, _) = Training::scheduled((seed, Some(reason)), FORMS[0], homes);
+                let (training, _) = Training::scheduled((seed, Some(reason)), FORMS[0], &homes);
                 outcome(training, 3) != expected
             };
             if needed.contains(reason) || (0..40).any(is_wrong) {
@@ -232,7 +217,7 @@ fn every_wait_is_needed_somewhere() {
 
 #[test]
 fn arenas_and_the_file_are_as_large_as_what_they_hold() {
-    let training = Training::elsewhere(FORMS[0], DISK);
+    let training = Training::elsewhere(FORMS[0], &homes(disk()));
     let elements = training.layout.matrices().len() as u64;
     let bytes = training.optimizer.disk_bytes().unwrap();
     assert!((8 * elements..9 * elements + 16 * 4096).contains(&bytes));
@@ -240,11 +225,7 @@ fn arenas_and_the_file_are_as_large_as_what_they_hold() {
         panic!("states on a disk need nothing else")
     };
     assert!(staging <= 7 * 16_384 && staging < bytes);
-    let pinned = Homes {
-        states: Some(StatesPlace::Pinned),
-        ..Homes::DEVICE
-    };
-    let training = Training::elsewhere(FORMS[0], pinned);
+    let training = Training::elsewhere(FORMS[0], &homes(Home::Pinned));
     assert_eq!(training.optimizer.disk_bytes(), None);
     let expected = [("offloaded_states", 8 * elements)];
     assert_eq!(training.optimizer.host_arenas(), expected);

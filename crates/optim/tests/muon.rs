@@ -2,36 +2,29 @@
 
 mod common;
 
-use common::{Homes, Training, layout, noise};
+use common::{Training, disk, homes, layout, noise, unclipped};
 use kernels::cpu::Cpu;
-use memory::{DType, Layer, LayoutBuilder, Memory};
+use memory::{DType, Home, Homes, Layer, LayoutBuilder, Memory};
 use optim::{
     Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon, Optimizer, OptimizerKind, Recipe,
-    StatesPlace, StepNumbers,
+    StepNumbers,
 };
 use std::rc::Rc;
-use units::{Gradients, GradientsHome, Weights, WeightsHome};
+use units::{Gradients, Weights};
 
 /// Every home that an update can have.
-fn homes() -> Vec<Homes> {
-    let pinned = Homes {
-        states: Some(StatesPlace::Pinned),
-        ..Homes::DEVICE
-    };
-    vec![
-        pinned,
+fn all_homes() -> [Homes; 4] {
+    [
+        homes(Home::Pinned),
         Homes {
-            keeps_first: true,
-            ..pinned
+            fraction: 0.9,
+            ..homes(Home::Pinned)
         },
+        homes(disk()),
         Homes {
-            states: Some(StatesPlace::Disk),
-            ..Homes::DEVICE
-        },
-        Homes {
-            weights: WeightsHome::Host { slots: 2 },
-            gradients: GradientsHome::Host,
-            ..pinned
+            weights: Home::Pinned,
+            gradients: Home::Pinned,
+            ..homes(Home::Pinned)
         },
     ]
 }
@@ -56,7 +49,7 @@ const FORMATS: [(DType, MomentFormat, MasterFormat); 3] = [
 #[test]
 fn weights_and_states_are_the_same_wherever_they_live() {
     for formats in FORMATS {
-        let mut here = Training::by(hyperparameters(), formats, Homes::DEVICE);
+        let mut here = Training::by(hyperparameters(), formats, &Homes::default());
         here.steps(1..=3);
         let adamw = {
             let mut adamw = Training::new(formats);
@@ -64,8 +57,8 @@ fn weights_and_states_are_the_same_wherever_they_live() {
             adamw.weights()
         };
         assert!(here.weights() != adamw, "muon is another optimizer");
-        for home in homes() {
-            let mut there = Training::by(hyperparameters(), formats, home);
+        for home in all_homes() {
+            let mut there = Training::by(hyperparameters(), formats, &home);
             there.steps(1..=3);
             assert!(there.weights() == here.weights(), "{formats:?} {home:?}");
             assert!(there.save() == here.save(), "{formats:?} {home:?}");
@@ -76,16 +69,14 @@ fn weights_and_states_are_the_same_wherever_they_live() {
 #[test]
 fn released_gradients_give_the_bits_of_kept_ones() {
     for formats in FORMATS {
-        let unclipped = Homes {
-            clip_norm: f64::INFINITY,
-            ..Homes::DEVICE
-        };
-        let released = Homes {
-            gradients: GradientsHome::Released,
-            ..unclipped
-        };
-        let [mut kept, mut gone] =
-            [unclipped, released].map(|homes| Training::by(hyperparameters(), formats, homes));
+        let gradients = [Home::Device, Home::Released];
+        let [mut kept, mut gone] = gradients.map(|gradients| {
+            let homes = Homes {
+                gradients,
+                ..homes(Home::Device)
+            };
+            Training::by(unclipped(hyperparameters()), formats, &homes)
+        });
         kept.steps(1..=3);
         gone.steps(1..=3);
         assert!(kept.weights() == gone.weights(), "{formats:?}");
@@ -94,13 +85,13 @@ fn released_gradients_give_the_bits_of_kept_ones() {
 
 #[test]
 fn queues_may_run_in_any_order_that_the_waits_allow() {
-    for home in homes() {
-        let mut here = Training::by(hyperparameters(), FORMATS[0], home);
+    for home in all_homes() {
+        let mut here = Training::by(hyperparameters(), FORMATS[0], &home);
         here.steps(1..=2);
         for seed in 0..12 {
             let schedule = (seed, None);
             let (mut there, _) =
-                Training::scheduled_by(schedule, hyperparameters(), FORMATS[0], home);
+                Training::scheduled_by(schedule, hyperparameters(), FORMATS[0], &home);
             there.steps(1..=2);
             assert!(there.weights() == here.weights(), "seed {seed} {home:?}");
         }
@@ -109,7 +100,7 @@ fn queues_may_run_in_any_order_that_the_waits_allow() {
 
 #[test]
 fn a_step_that_is_not_finite_changes_nothing() {
-    let mut training = Training::by(hyperparameters(), FORMATS[0], Homes::DEVICE);
+    let mut training = Training::by(hyperparameters(), FORMATS[0], &Homes::default());
     training.steps(1..=2);
     let (weights, states) = (training.weights(), training.save());
     training.spoil(layout().entries()[2].offset);
@@ -119,14 +110,14 @@ fn a_step_that_is_not_finite_changes_nothing() {
 
 #[test]
 fn saved_states_go_on_elsewhere() {
-    let mut first = Training::by(hyperparameters(), FORMATS[0], Homes::DEVICE);
+    let mut first = Training::by(hyperparameters(), FORMATS[0], &Homes::default());
     first.steps(1..=2);
     let saved = first.save();
-    for home in homes() {
-        let mut second = Training::by(hyperparameters(), FORMATS[0], home);
+    for home in all_homes() {
+        let mut second = Training::by(hyperparameters(), FORMATS[0], &home);
         second.restore(&first, &saved).unwrap();
         second.steps(3..=4);
-        let mut whole = Training::by(hyperparameters(), FORMATS[0], Homes::DEVICE);
+        let mut whole = Training::by(hyperparameters(), FORMATS[0], &Homes::default());
         whole.steps(1..=4);
         assert!(second.weights() == whole.weights(), "{home:?}");
     }
@@ -185,12 +176,13 @@ fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
         }],
         formats: (MomentFormat::F32, MasterFormat::None),
         weights: DType::F32,
+        gradients: DType::F32,
     };
-    let all = layout.all();
-    let mut optimizer = Optimizer::lease(&memory, &layout, &recipe, None, (&all, 0)).unwrap();
-    let mut weights = Weights::lease(&memory, &layout, DType::F32, WeightsHome::Device).unwrap();
-    let home = GradientsHome::Device;
-    let mut gradients = Gradients::lease(&memory, &layout, DType::F32, home).unwrap();
+    let homes = Homes::default();
+    let mut optimizer = Optimizer::lease(&memory, &layout, &recipe, &homes, None).unwrap();
+    let mut weights = Weights::lease(&memory, &layout, DType::F32, &homes, None).unwrap();
+    let mut gradients =
+        Gradients::lease(&memory, &layout, DType::F32, &homes.gradients, None).unwrap();
     memory.reserve_slab(1 << 20).unwrap();
     let values: Vec<f32> = layout.entries()[0].range().map(|at| noise(5, at)).collect();
     let range = layout.entries()[0].range();

@@ -2,17 +2,15 @@
 
 mod common;
 
-use common::{Formats, Homes, Saved, Training, layout_for, trained};
+use common::{Formats, Saved, Training, homes, layout_for, trained};
 use files::Parts;
 use kernels::Kernels;
 use kernels::cpu::Cpu;
-use memory::{Cover, DType, Layout, Memory};
-use optim::{
-    Hyperparameters, MasterFormat, MomentFormat, Optimizer, Recipe, SavedState, StatesPlace,
-};
+use memory::{Cover, DType, Home, Homes, Layout, Memory};
+use optim::{Hyperparameters, MasterFormat, MomentFormat, Optimizer, Recipe, SavedState};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use units::{Weights, WeightsHome};
+use units::{Ranks, Reduce, Weights, Zero};
 
 /// Pieces of states by name: first element, number of elements of the whole, type, and bytes.
 type Pieces = BTreeMap<String, Vec<(usize, usize, DType, Vec<u8>)>>;
@@ -27,20 +25,20 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(
-        (dtype, moments, master): Formats,
-        states: Option<StatesPlace>,
-        rank: usize,
-        ranks: usize,
-    ) -> Rank {
+    fn new((dtype, moments, master): Formats, states: &Home, rank: usize, size: usize) -> Rank {
         let memory = Memory::host();
-        let layout = layout_for(Some(ranks));
+        let layout = layout_for(Some(size));
         let own = layout.own(rank);
-        let homes = Homes {
-            states,
-            ..Homes::DEVICE
+        let ranks = Ranks {
+            size,
+            rank,
+            zero: Zero::States,
+            bucket_bytes: 1 << 20,
+            reduce: Reduce::MicroBatch,
+            overlap_grad_reduce: true,
+            overlap_param_gather: true,
+            reshard_after_forward: true,
         };
-        let offload = homes.offload(&layout);
         let optimizer = Optimizer::lease(
             &memory,
             &layout,
@@ -49,11 +47,12 @@ impl Rank {
                 matrices: Vec::new(),
                 formats: (moments, master),
                 weights: dtype,
+                gradients: DType::F32,
             },
-            offload.as_ref(),
-            (&own, rank),
+            &homes(states.clone()),
+            Some(&ranks),
         );
-        let weights = Weights::lease(&memory, &layout, dtype, WeightsHome::Device);
+        let weights = Weights::lease(&memory, &layout, dtype, &Homes::default(), None);
         Rank {
             kernels: Cpu::new(&memory, DType::F32).unwrap(),
             weights: weights.unwrap(),
@@ -145,7 +144,7 @@ fn whole(pieces: &Pieces) -> Saved {
 /// The states that ranks keep after they were restored; and that all have these weights.
 fn through(
     formats: Formats,
-    states: Option<StatesPlace>,
+    states: &Home,
     ranks: usize,
     from: &Training,
     saved: &Pieces,
@@ -181,7 +180,7 @@ const FORMATS: [Formats; 4] = [
 #[test]
 fn from_any_number_of_ranks_to_any_other() {
     for formats in FORMATS {
-        for states in [None, Some(StatesPlace::Pinned)] {
+        for states in [&Home::Device, &Home::Pinned] {
             let first = trained(formats);
             let saved = first.save();
             let name = format!("{formats:?} {states:?}");
@@ -210,7 +209,7 @@ fn converted_by_ranks_as_by_one_process() {
             let saved = first.save();
             let mut alone = Training::new(to);
             alone.restore(&first, &saved).unwrap();
-            let (by_ranks, weights) = through(to, None, 3, &first, &in_one_piece(saved));
+            let (by_ranks, weights) = through(to, &Home::Device, 3, &first, &in_one_piece(saved));
             assert!(whole(&by_ranks) == alone.save(), "{from:?} to {to:?}");
             let size = alone.weights.dtype().size_in_bytes();
             for (index, entry) in alone.layout.entries().iter().enumerate() {

@@ -82,7 +82,7 @@ pub(crate) fn effects(
     let others = changes.filter_map(|(about, change)| Some((about, change.applied_to(config)?)));
     let plan = |(mut change, other): (String, Settings)| {
         let planned = figures(&other, target)?;
-        if other.offload != settings.offload {
+        if other.homes != settings.homes {
             let pinned = format_bytes(planned.host_pinned_bytes);
             change += &format!(", {pinned} of host memory");
         }

@@ -2,11 +2,12 @@
 
 use data::{Format, Inputs};
 use kernels::Target;
-use memory::DType;
+use memory::{DType, Home};
 use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
-use settings::{Config, GradientsPlace, Settings, StatesPlace, Zero};
+use settings::{Config, Settings};
 use std::path::Path;
+use units::Zero;
 
 /// What full recompute keeps, and host memory can hold.
 const BLOCK_INPUT: &str = "block_input";
@@ -379,13 +380,13 @@ pub(crate) fn narrow_gradients(settings: &Settings) -> Option<Change> {
 
 /// None where host memory is the device's own.
 pub(crate) fn states_on_host(settings: &Settings, target: Target) -> Option<Change> {
-    let helps = target == Target::Cuda && settings.offload.states == StatesPlace::Device;
+    let helps = target == Target::Cuda && settings.homes.states == Home::Device;
     helps.then(|| Change::exact([STATES_ON_HOST.into()]))
 }
 
 /// As [`states_on_host`], of weights. Of ranks, each has its own part of them there, once they are divided.
 pub(crate) fn weights_on_host(settings: &Settings, target: Target) -> Option<Change> {
-    let helps = target == Target::Cuda && settings.offload.parameter_slots.is_none();
+    let helps = target == Target::Cuda && settings.homes.weights == Home::Device;
     let on_host = Change::exact(["offload.parameters=pinned".into()]);
     helps.then(|| match divided(settings, Zero::Weights) {
         Some(divided) => divided.and(&on_host),
@@ -402,7 +403,7 @@ pub(crate) fn divided(settings: &Settings, zero: Zero) -> Option<Change> {
 
 /// As [`states_on_host`], of gradients; none where ranks send them.
 pub(crate) fn gradients_on_host(settings: &Settings, target: Target) -> Option<Change> {
-    let on_device = settings.offload.gradients == GradientsPlace::Device;
+    let on_device = settings.homes.gradients == Home::Device;
     let helps = target == Target::Cuda && on_device && settings.ranks.is_none();
     helps.then(|| Change::exact(["offload.gradients=pinned".into()]))
 }
@@ -410,7 +411,7 @@ pub(crate) fn gradients_on_host(settings: &Settings, target: Target) -> Option<C
 /// No gradients but those of the block at work, without clipping, which needs the norm of them all; none where ranks add
 /// theirs up.
 pub(crate) fn released_gradients(settings: &Settings) -> Option<Change> {
-    let on_device = settings.offload.gradients == GradientsPlace::Device;
+    let on_device = settings.homes.gradients == Home::Device;
     let helps = settings.accum == 1 && on_device && settings.ranks.is_none();
     helps.then(|| {
         Change::inexact([

@@ -5,10 +5,10 @@ use crate::on_paper::{Paper, UTILISATION};
 use crate::ranks::tokens_a_step;
 use kernels::timeline::Measured;
 use kernels::{Target, Traffic};
-use memory::format_bytes;
+use memory::{Home, Homes, Window, format_bytes};
 use serde::Serialize;
 use session::{Crossed, SessionError};
-use settings::{Elsewhere, GradientsPlace, Settings, StatesPlace, Window};
+use settings::Settings;
 
 /// What offload costs in time: a step on shapes, in the order in which its queues would run it, at given rates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -56,7 +56,7 @@ impl PlannedOffload {
         forward_flops_per_token: u64,
     ) -> Result<Option<PlannedOffload>, SessionError> {
         let activation_bytes = of_micro_batch * settings.accum as u64;
-        let offloads = settings.offload.streams_updates() || activation_bytes > 0;
+        let offloads = settings.homes.streams_updates() || activation_bytes > 0;
         let is_known = target == Target::Cuda || settings.hardware.h2d_gbps.is_some();
         if !(offloads && is_known) {
             return Ok(None);
@@ -64,7 +64,7 @@ impl PlannedOffload {
         let paper = Paper::new(settings, target, Measured::new());
         let (rates, step) = (paper.rates, paper.step(settings)?);
         let optimizer_bytes = crossed.update.h2d_bytes.max(crossed.update.d2h_bytes);
-        let is_on_disk = matches!(settings.offload.states, StatesPlace::Disk(_));
+        let is_on_disk = matches!(settings.homes.states, Home::Disk(_));
         let mut offload = PlannedOffload {
             optimizer_bytes,
             activation_bytes,
@@ -79,7 +79,7 @@ impl PlannedOffload {
             tokens_per_s: tokens_a_step(settings) as f64 / step.seconds,
             hidden_from_tokens: None,
         };
-        if hides_states_behind_tokens(&settings.offload) {
+        if hides_states_behind_tokens(&settings.homes) {
             let micro_tokens = (settings.micro_batch * settings.seq) as f64;
             let forward = forward_flops_per_token as f64 / rates.flops;
             let out = of_micro_batch as f64 / micro_tokens / rates.download;
@@ -96,7 +96,7 @@ impl PlannedOffload {
     }
 
     /// The same in words, of a step in which so much crosses.
-    pub(crate) fn note(&self, offload: &Elsewhere, traffic: Traffic) -> String {
+    pub(crate) fn note(&self, homes: &Homes, traffic: Traffic) -> String {
         let (exposed, compute) = (self.exposed_ms, self.compute_ms);
         let share = 100.0 * self.exposed_fraction();
         let moved = moved(traffic);
@@ -114,17 +114,17 @@ impl PlannedOffload {
             self.tokens_per_s,
             self.rates()
         );
-        let is_only_states = hides_states_behind_tokens(offload);
+        let is_only_states = hides_states_behind_tokens(homes);
         match self.hidden_from_tokens {
             Some(tokens) => {
                 note += &format!(
                     "; optimizer states hide behind the forward pass of a micro-batch of {tokens} tokens or more"
                 )
             }
-            None if offload.streams_updates() && offload.window == Window::End => {
+            None if homes.streams_updates() && homes.window == Window::End => {
                 note += "; with offload.window=end the update waits for what it needs, however many tokens there are";
             }
-            None if !offload.streams_updates() && exposed > 0.0 => {
+            None if !homes.streams_updates() && exposed > 0.0 => {
                 note += "; activations grow with the tokens, so more of them do not help: offload fewer labels";
             }
             None if !is_only_states && exposed > 0.0 => {
@@ -152,11 +152,11 @@ impl PlannedOffload {
 }
 
 /// Whether all that crosses for updates are states of the host, which come and go during a forward pass.
-fn hides_states_behind_tokens(offload: &Elsewhere) -> bool {
-    offload.states == StatesPlace::Pinned
-        && offload.parameter_slots.is_none()
-        && offload.gradients == GradientsPlace::Device
-        && offload.updates_in_forward()
+fn hides_states_behind_tokens(homes: &Homes) -> bool {
+    homes.states == Home::Pinned
+        && homes.weights == Home::Device
+        && homes.gradients == Home::Device
+        && homes.updates_in_forward()
 }
 
 /// Milliseconds with three digits at the most.

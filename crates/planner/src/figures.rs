@@ -111,7 +111,8 @@ mod tests {
     use super::*;
     use data::StepBatch;
     use session::shape_of_a_micro_batch;
-    use settings::{Config, Member, Zero};
+    use settings::{Config, Member};
+    use units::Zero;
 
     /// Of many micro-batches two are made on shapes, and what the others cross is counted on: it is what they cross.
     #[test]

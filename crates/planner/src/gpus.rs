@@ -4,7 +4,7 @@ use collectives::NCCL_CHANNELS;
 use kernels::Target;
 use memory::format_bytes;
 use serde::Serialize;
-use settings::{Ranks, Settings};
+use settings::Settings;
 use std::collections::BTreeMap;
 
 /// What context, modules and libraries of a CUDA process take beside the plan: an estimate from the range of 400
@@ -100,11 +100,8 @@ pub(crate) fn overhead_bytes(target: Target, settings: &Settings) -> u64 {
     match target {
         Target::Cpu => 0,
         Target::Cuda => {
-            CUDA_OVERHEAD_BYTES
-                + settings
-                    .ranks
-                    .as_ref()
-                    .map_or(0, |ranks| NcclMemory::of(ranks).bytes)
+            let nccl = NcclMemory::of(settings);
+            CUDA_OVERHEAD_BYTES + nccl.map_or(0, |nccl| nccl.bytes)
         }
     }
 }
@@ -123,16 +120,17 @@ pub struct NcclMemory {
 }
 
 impl NcclMemory {
-    /// That of ranks with a GPU each.
-    pub(crate) fn of(ranks: &Ranks) -> NcclMemory {
+    /// That of ranks with a GPU each; none where there are no ranks.
+    pub(crate) fn of(settings: &Settings) -> Option<NcclMemory> {
+        let (ranks, measured) = (settings.ranks.as_ref()?, settings.engine_bytes);
         let (channels, peers) = (NCCL_CHANNELS, ranks.size.min(GPUS_OF_A_MACHINE) - 1);
         let estimate = u64::from(channels) * peers as u64 * CHANNEL_BYTES;
-        NcclMemory {
-            bytes: ranks.engine_bytes.unwrap_or(estimate),
-            is_measured: ranks.engine_bytes.is_some(),
+        Some(NcclMemory {
+            bytes: measured.unwrap_or(estimate),
+            is_measured: measured.is_some(),
             channels,
             peers,
-        }
+        })
     }
 
     /// The end of the sentence that gives the bytes of which these are a part.

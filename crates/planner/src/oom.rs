@@ -10,12 +10,12 @@ use crate::other_process::{NOTABLE_BYTES, OtherProcess, unowned};
 use crate::plan::Plan;
 use kernels::Target;
 use memory::{
-    ByCategory, Category, Cause, DeviceBytes, Layer, LiveLease, OutOfMemory, Phase, Space,
+    ByCategory, Category, Cause, DeviceBytes, Home, Layer, LiveLease, OutOfMemory, Phase, Space,
     format_bytes,
 };
 use serde::Serialize;
 use session::SessionError;
-use settings::{Config, Settings, StatesPlace};
+use settings::{Config, Settings};
 
 /// Everything about a refused lease, and what would help.
 #[derive(Clone, Debug, Serialize)]
@@ -232,8 +232,8 @@ fn exposed(plan: &Plan) -> f64 {
 
 /// Whether host and disk have room for what is not on the device.
 fn has_room(plan: &Plan, settings: &Settings, host: &HostRoom) -> bool {
-    let disk = match &settings.offload.states {
-        StatesPlace::Disk(folder) => {
+    let disk = match &settings.homes.states {
+        Home::Disk(folder) => {
             let states = DiskNeed::new(Saved::OptimizerStates, plan.disk_bytes, folder);
             NoDiskRoom::check(&[states], &SystemDisks)
         }

@@ -190,7 +190,7 @@ impl Plan {
         let offload =
             PlannedOffload::new(settings, target, crossed, of_micro_batch, forward_flops)?;
         let mut notes = notes::notes(settings, &activations);
-        let note = |planned: &PlannedOffload| planned.note(&settings.offload, traffic);
+        let note = |planned: &PlannedOffload| planned.note(&settings.homes, traffic);
         notes.extend(offload.as_ref().map(note));
         let freeze = PlannedFreeze::new(settings, target, &figures.session)?;
         notes.extend(freeze.map(|freeze| freeze.note(parameters)));

@@ -9,7 +9,8 @@ use memory::format_bytes;
 use report::{Align, Table};
 use serde::Serialize;
 use session::SessionError;
-use settings::{Config, Ranks, Settings, Zero};
+use settings::{Config, Settings};
+use units::{Ranks, Zero};
 
 /// Which of several ranks a plan is made for, and what the stages of ZeRO would make of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -87,7 +88,7 @@ impl PlannedRanks {
             zero: *zero,
             tokens_a_step: tokens_a_step(settings),
             sent_bytes: figures.crossed.total().sent_bytes,
-            nccl: (target == Target::Cuda && *size > 1).then(|| NcclMemory::of(ranks)),
+            nccl: NcclMemory::of(settings).filter(|_| target == Target::Cuda && *size > 1),
             stages: Vec::new(),
         })
     }

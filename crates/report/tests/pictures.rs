@@ -328,7 +328,7 @@ fn a_refused_lease_is_where_it_happened() {
         match event.change {
             MemoryChange::Take {
                 number,
-                home: memory::Home::Slab { .. },
+                address: memory::Address::Slab { .. },
                 ..
             } => live.push(number),
             MemoryChange::GiveBack { number } => live.retain(|other| *other != number),

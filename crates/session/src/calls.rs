@@ -3,7 +3,8 @@
 use crate::{Session, SessionError};
 use data::{MicroBatch, Packing, StepBatch, padded_lengths};
 use kernels::cuda::{Call, Cuda, Gemm, LibraryAttention, Listed, Listing};
-use settings::{Settings, StatesPlace};
+use memory::Home;
+use settings::Settings;
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -81,8 +82,8 @@ fn listed(settings: &Settings) -> Result<(Session, Listing), SessionError> {
     let listing = Listing::of_rank(settings.member().0, &memory);
     let mut settings = settings.clone();
     // No call depends on where states are, and no file is to be made for this.
-    if let StatesPlace::Disk(_) = settings.offload.states {
-        settings.offload.states = StatesPlace::Pinned;
+    if let Home::Disk(_) = settings.homes.states {
+        settings.homes.states = Home::Pinned;
     }
     let kernels = Cuda::new(listing.clone(), &memory, settings.narrowest_dtype())?;
     let session = Session::on_kernels(settings, &memory, Box::new(kernels))?;

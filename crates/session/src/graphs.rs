@@ -3,7 +3,8 @@
 use crate::session::Session;
 use data::MicroBatch;
 use kernels::Section;
-use settings::{GradientsPlace, Settings, StatesPlace};
+use memory::Home;
+use settings::Settings;
 
 /// The name under which a micro-batch of a step is asked for again; none if it is asked for as it comes.
 ///
@@ -14,9 +15,8 @@ pub(crate) fn section(
     (index, count): (usize, usize),
     micro: &MicroBatch,
 ) -> Option<Section> {
-    let elsewhere = &settings.offload;
-    let all_on_device =
-        elsewhere.states == StatesPlace::Device && elsewhere.gradients == GradientsPlace::Device;
+    let homes = &settings.homes;
+    let all_on_device = homes.states == Home::Device && homes.gradients == Home::Device;
     let is_other = index == 0 || (index + 1 == count && !all_on_device);
     if settings.graphs_off.is_some() || is_other {
         return None;

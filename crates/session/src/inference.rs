@@ -11,12 +11,12 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::split::split;
 use kernels::{Kernels, Target};
-use memory::{DType, Layer, Memory, Phase};
+use memory::{DType, Homes, Layer, Memory, Phase};
 use model::{BatchShape, Computation, Model, Policy, Saved, import};
 use settings::Settings;
 use std::path::Path;
 use std::rc::Rc;
-use units::{Weights, WeightsHome};
+use units::Weights;
 
 /// A model and its weights.
 pub struct Inference {
@@ -75,7 +75,7 @@ impl Inference {
             head_chunk: settings.head_chunk,
         };
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
-        let weights = Weights::lease(memory, &layout, dtype, WeightsHome::Device)?;
+        let weights = Weights::lease(memory, &layout, dtype, &Homes::default(), None)?;
         let shape = BatchShape { rows: 1, seq };
         let policy = Policy::keep_all_of(model.architecture().labels(), model.layers());
         let saved = Saved::lease(memory, model.architecture(), dtype, &policy, shape)?;

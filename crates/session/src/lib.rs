@@ -16,7 +16,6 @@ mod generation;
 mod graphs;
 mod inference;
 mod losses;
-mod offload;
 mod optimizer_state;
 mod orders;
 mod outcome;
@@ -28,6 +27,7 @@ mod sampling;
 )]
 mod session;
 mod snapshot;
+mod states_file;
 mod update;
 mod updating;
 mod upload;

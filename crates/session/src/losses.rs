@@ -2,6 +2,7 @@
 
 use kernels::{Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder};
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
+use units::Ranks;
 
 const THERE: &str = "a micro-batch's loss is there before the others get it";
 const ALL_CAME: &str = "the losses of all ranks have come before they are added up";
@@ -38,7 +39,7 @@ pub(crate) struct Current<'a> {
 impl Losses {
     pub(crate) fn lease(
         memory: &Memory,
-        ranks: Option<&settings::Ranks>,
+        ranks: Option<&Ranks>,
         accum: usize,
     ) -> Result<Losses, OutOfMemory> {
         let category = Category::OptimizerState;

@@ -5,10 +5,11 @@ use crate::error::SessionError;
 use crate::session::Session;
 use kernels::Target;
 use kernels::meta::FlopCounter;
-use memory::Memory;
+use memory::{Home, Homes, Memory};
 use model::Model;
-use settings::{BetweenSteps, Elsewhere, Settings, StatesPlace, Zero};
+use settings::{BetweenSteps, Settings};
 use std::rc::Rc;
+use units::Zero;
 
 /// The units that a pass uses, each until the next, by their index in the layout. Empty where weights stay on the device.
 pub(crate) struct Orders {
@@ -26,7 +27,7 @@ impl Orders {
     pub(crate) fn new(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
         let ranks = settings.ranks.as_ref();
         let is_divided = ranks.is_some_and(|ranks| ranks.zero == Zero::Weights);
-        if settings.offload.parameter_slots.is_none() && !is_divided {
+        if settings.homes.weights == Home::Device && !is_divided {
             let none: Rc<[usize]> = Rc::new([]);
             return Ok(Orders {
                 step: none.clone(),
@@ -54,10 +55,10 @@ fn of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
         between: BetweenSteps::default(),
         checkpoint_copy: false,
         ranks: None,
-        offload: Elsewhere {
-            states: StatesPlace::Device,
-            parameter_slots: None,
-            ..settings.offload.clone()
+        homes: Homes {
+            states: Home::Device,
+            weights: Home::Device,
+            ..settings.homes.clone()
         },
         ..settings.clone()
     };

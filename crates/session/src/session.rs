@@ -5,11 +5,11 @@ use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::graphs::section;
 use crate::losses::Losses;
-use crate::offload::{gradients_home, offloaded, states_on_disk, updated, weights_home};
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
 use crate::snapshot::{CopyPlace, Held};
+use crate::states_file::states_file;
 use crate::updating::Updating;
 use crate::upload::upload;
 use collectives::Alone;
@@ -28,7 +28,7 @@ use settings::Settings;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use units::{Gradients, Weights};
+use units::{Gradients, Reduction, Weights};
 
 /// Everything that lives across steps.
 pub struct Session {
@@ -123,25 +123,21 @@ impl Session {
             head_chunk: settings.head_chunk,
         };
         let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
-        let weights = Weights::lease(memory, &layout, dtype, weights_home(&settings))?;
+        let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
+        let weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
         let states = &settings.states;
-        let home = gradients_home(&settings);
-        let gradients = Gradients::lease(memory, &layout, states.gradients, home)?;
+        let reduction = ranks.map(|ranks| Reduction::new(ranks, settings.accum));
+        let (gradients, home) = (states.gradients, &homes.gradients);
+        let gradients = Gradients::lease(memory, &layout, gradients, home, reduction)?;
         let recipe = Recipe {
             hyperparameters: settings.optimizer,
             matrices: settings.matrices(model.architecture(), &layout)?,
             formats: (states.moments, states.master),
             weights: dtype,
+            gradients: states.gradients,
         };
-        let offload = offloaded(&settings, home, &model);
-        let mut optimizer = Optimizer::lease(
-            memory,
-            &layout,
-            &recipe,
-            offload.as_ref(),
-            (&updated(&settings, &layout), settings.member().0),
-        )?;
-        let scratch = states_on_disk(&settings, memory, &mut optimizer)?;
+        let mut optimizer = Optimizer::lease(memory, &layout, &recipe, homes, ranks)?;
+        let scratch = states_file(&homes.states, memory, &mut optimizer)?;
         let copy_place = settings.checkpoint_copy.then(|| {
             let declared = model.architecture().parameters();
             let held = Held {
@@ -151,7 +147,7 @@ impl Session {
             };
             CopyPlace::lease(memory, &settings, declared, held)
         });
-        let losses = Losses::lease(memory, settings.ranks.as_ref(), settings.accum)?;
+        let losses = Losses::lease(memory, ranks, settings.accum)?;
         let shape = BatchShape {
             rows: settings.micro_batch,
             seq: settings.seq,
@@ -256,7 +252,7 @@ impl Session {
             made_at: (!self.kernels.runs_ahead()).then(Instant::now),
         });
         updated?;
-        if !self.kernels.runs_ahead() && !self.settings.offload.updates_in_forward() {
+        if !self.kernels.runs_ahead() && !self.settings.homes.updates_in_forward() {
             self.finish_in_flight()?;
         }
         Ok(())
@@ -362,7 +358,7 @@ impl Session {
                 kernels: &*self.kernels,
                 memory: &self.memory,
                 optimizer: &mut self.optimizer,
-                in_forward: self.settings.offload.updates_in_forward(),
+                in_forward: self.settings.homes.updates_in_forward(),
                 is_first_micro_batch: index == 0,
                 is_last_micro_batch: index + 1 == count,
                 is_released: self.gradients.is_released(),

@@ -13,13 +13,13 @@ use kernels::{KernelError, Kernels};
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
 use model::{MAX_SHARD_BYTES, OutgoingWeights, Parameters};
 use optim::Optimizer;
-use settings::{Ranks, Settings};
+use settings::Settings;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use units::Weights;
+use units::{Ranks, Weights};
 
 /// What there is to save, and where each of it is in a copy: weights in the order of the layout, then states.
 struct Inventory {

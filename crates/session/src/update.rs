@@ -83,7 +83,7 @@ impl Session {
         }
         // One that was refused its scratch has not been made.
         self.step = numbers.step;
-        if !self.settings.offload.updates_in_forward() {
+        if !self.settings.homes.updates_in_forward() {
             self.update_parts()?;
         }
         self.weights.gather_updated(&*self.kernels)?;

@@ -5,16 +5,17 @@ use std::rc::Rc;
 
 use toml::{Table, Value};
 
-use super::choices::{AttentionBackend, HostPlace, Release, Window};
+use super::choices::{AttentionBackend, HostPlace, Release};
 use super::dotted;
-use super::elsewhere::{Elsewhere, OptimizerPlace, StatesPlace};
 use super::error::ConfigError;
-use super::ranks::{self, Ranks, Zero};
+use super::homes::OptimizerPlace;
+use super::ranks;
 use super::schema::{AUTO, AutoOr, Config, OptimConfig};
 use data::{Format, Packing};
-use memory::Layer;
+use memory::{Home, Layer, Window};
 use model::{Architecture, Attention, Parameter, Parameters};
 use optim::{MomentFormat, OptimizerKind, ScheduleKind};
+use units::{Ranks, Zero};
 
 /// Something that interfaces promise and this version does not have.
 struct NotBuilt {
@@ -113,7 +114,7 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     let Config {
         lr, data, train, ..
     } = config;
-    elsewhere(config)?;
+    homes(config)?;
     release(config)?;
     ranks::check(config)?;
     optimizer(config)?;
@@ -145,14 +146,14 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
 }
 
 /// Refuses to say how something is offloaded that is not.
-fn elsewhere(config: &Config) -> Result<(), ConfigError> {
-    let (offload, elsewhere) = (&config.offload, Elsewhere::of(config)?);
+fn homes(config: &Config) -> Result<(), ConfigError> {
+    let (offload, homes) = (&config.offload, config.homes()?);
     let default = Config::default().offload;
     let changed = |differs: bool, is_used: bool| differs && !is_used;
-    let has_states = elsewhere.states != StatesPlace::Device;
+    let has_states = homes.states != Home::Device;
     let how = (offload.window, offload.buffer_count, offload.slab_mib);
     let default_how = (default.window, default.buffer_count, default.slab_mib);
-    if changed(how != default_how, elsewhere.streams_updates()) {
+    if changed(how != default_how, homes.streams_updates()) {
         return contradiction(
             "offload.window, offload.buffer_count and offload.slab_mib say how what is offloaded is updated, and nothing is; \
              add --offload-optimizer pinned, or leave them out",
@@ -166,7 +167,7 @@ fn elsewhere(config: &Config) -> Result<(), ConfigError> {
     }
     if changed(
         offload.parameter_slots != default.parameter_slots,
-        elsewhere.parameter_slots.is_some(),
+        homes.weights != Home::Device,
     ) {
         return contradiction(
             "`offload.parameter_slots` says how many units of offloaded weights are on the device, and weights are not \

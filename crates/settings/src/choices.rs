@@ -58,17 +58,7 @@ choices! {
 }
 
 choices! {
-    /// When offloaded optimizer states are updated.
-    Window {
-        /// During the next forward pass, each part of the model just before it runs.
-        Forward = "forward",
-        /// At the end of the step.
-        End = "end",
-    }
-}
-
-choices! {
-    /// Where weights or gradients live.
+    /// Where weights or gradients are to live.
     HostPlace {
         /// On the device.
         None = "none",

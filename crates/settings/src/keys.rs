@@ -1,13 +1,15 @@
 //! Every key, in the order of the reference and of help.
 
-use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release, Window};
-use super::elsewhere::OptimizerPlace;
+use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release};
+use super::homes::OptimizerPlace;
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
-use super::ranks::{Engine, Reduce};
+use super::ranks::Engine;
 use data::{Format, Packing};
+use memory::Window;
 use model::{ActivationFunction, NormKind, Positions, RopeScaling};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
+use units::Reduce;
 
 /// The headings of help.
 const TRAINING: &str = "Training";

@@ -1,11 +1,11 @@
-//! The ranks that a step is divided among: as a configuration says it, and as a step reads it.
+//! The ranks that a step is divided among, as a configuration says it.
 
 use super::choices::{HostPlace, Release};
 use super::error::ConfigError;
 use super::schema::Config;
 use super::size::Size;
 use choices::choices;
-use serde::{Deserialize, Serialize};
+use units::{Ranks, Reduce, Zero};
 
 /// One of the ranks that train together. No configuration says it: a launcher does, or whoever plans for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,84 +14,6 @@ pub struct Member {
     pub rank: usize,
     /// How many there are.
     pub size: usize,
-}
-
-/// The ranks that train together, and how what they hold is divided. Micro-batch `a * size + r` of a step goes to rank `r`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ranks {
-    /// How many there are. One, too, goes the way of many: its gradients are staged and then added.
-    pub size: usize,
-    /// Which one this is.
-    pub rank: usize,
-    /// What is divided.
-    pub zero: Zero,
-    /// Most bytes that a reduction receives at a time, over all ranks.
-    pub bucket_bytes: usize,
-    /// When gradients are added up over ranks.
-    pub reduce: Reduce,
-    /// Whether gradients are exchanged while the backward pass goes on.
-    pub overlap_grad_reduce: bool,
-    /// Whether weights are gathered ahead of their use, beside the computation.
-    pub overlap_param_gather: bool,
-    /// Whether gathered weights go after the forward pass, and are gathered again for the backward pass (stage 3).
-    pub reshard_after_forward: bool,
-    /// What the engine holds of each GPU's memory, where that was measured.
-    pub engine_bytes: Option<u64>,
-}
-
-/// What ranks divide, each stage with what the one before divides (Rajbhandari et al. 2020). Written as its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "u8", into = "u8")]
-pub enum Zero {
-    /// Nothing: every rank has everything.
-    Replicated,
-    /// Optimizer states.
-    States,
-    /// Gradients.
-    Gradients,
-    /// Weights.
-    Weights,
-}
-
-impl Zero {
-    /// Every stage, in the order of their numbers.
-    pub const ALL: [Zero; 4] = [
-        Zero::Replicated,
-        Zero::States,
-        Zero::Gradients,
-        Zero::Weights,
-    ];
-
-    /// Its number.
-    pub fn stage(self) -> u8 {
-        self as u8
-    }
-}
-
-impl From<Zero> for u8 {
-    fn from(zero: Zero) -> u8 {
-        zero.stage()
-    }
-}
-
-impl TryFrom<u8> for Zero {
-    type Error = String;
-
-    fn try_from(stage: u8) -> Result<Zero, String> {
-        let zero = Zero::ALL.get(usize::from(stage)).copied();
-        zero.ok_or_else(|| format!("{stage} is no stage of ZeRO; they are 0 to 3"))
-    }
-}
-
-choices! {
-    /// When gradients are added up over ranks.
-    Reduce {
-        /// After every micro-batch, which continues one sum in the order of micro-batches: the bits do not depend on how many
-        /// ranks there are.
-        MicroBatch = "micro-batch",
-        /// Once a step: each rank adds up its own first. Sends less, with other bits.
-        Step = "step",
-    }
 }
 
 choices! {
@@ -171,13 +93,17 @@ impl Config {
         self.batch.accum * self.member.map_or(1, |member| member.size)
     }
 
-    /// The ranks that train together, and how they divide what they hold. None: this process trains alone. A stage that is
-    /// asked for without a launcher makes it a group of one.
+    /// Which rank of a group this process is; none: it trains alone. A stage that is asked for without a launcher makes it a
+    /// group of one.
+    pub(crate) fn rank_in_group(&self) -> Option<Member> {
+        let asked = self.collectives.zero.is_some();
+        self.member.or(asked.then_some(Member { rank: 0, size: 1 }))
+    }
+
+    /// The ranks that train together, and how they divide what they hold; none: this process trains alone.
     pub fn ranks(&self) -> Option<Ranks> {
         let collectives = &self.collectives;
-        let alone = Member { rank: 0, size: 1 };
-        let asked = collectives.zero.map(|_| alone);
-        let Member { rank, size } = self.member.or(asked)?;
+        let Member { rank, size } = self.rank_in_group()?;
         Some(Ranks {
             size,
             rank,
@@ -192,7 +118,6 @@ impl Config {
             overlap_grad_reduce: collectives.overlap_grad_reduce,
             overlap_param_gather: collectives.overlap_param_gather,
             reshard_after_forward: collectives.reshard_after_forward,
-            engine_bytes: self.engine_bytes,
         })
     }
 }

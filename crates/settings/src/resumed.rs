@@ -3,10 +3,10 @@
 use super::dotted;
 use super::error::ConfigError;
 use super::keys::KEYS;
-use super::ranks::Reduce;
 use super::schema::Config;
 use optim::ScheduleKind;
 use toml::{Table, Value};
+use units::Reduce;
 
 /// Sections and keys that change where bytes lie, what is recorded and how fast a run is, and no bit of what it computes.
 const HARMLESS: [&str; 17] = [

@@ -6,15 +6,17 @@ use std::path::PathBuf;
 use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release, Window};
+use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release};
 use super::device::Device;
-use super::elsewhere::OptimizerPlace;
 use super::error::ConfigError;
 use super::head_chunk::HeadChunk;
-use super::ranks::{Engine, Member, Reduce, Zero};
+use super::homes::OptimizerPlace;
+use super::ranks::{Engine, Member};
 use super::size::Size;
 use data::{Format, Inputs, Packing};
+use memory::Window;
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
+use units::{Reduce, Zero};
 
 /// Everything that decides what a run computes. `configs/reference.toml` explains every key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

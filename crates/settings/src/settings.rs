@@ -1,14 +1,12 @@
 //! What a step is made of: the configuration, read by those who compute.
 
-use super::choices::{AttentionBackend, Graphs, Window};
+use super::choices::{AttentionBackend, Graphs};
 use super::cudnn::cudnn_misfit;
-use super::elsewhere::Elsewhere;
 use super::error::ConfigError;
-use super::ranks::Ranks;
 use super::schema::{Config, HardwareConfig};
 use super::unknown::nearest_containing;
 use data::Packing;
-use memory::{DType, Layer, Layout, Role};
+use memory::{DType, Homes, Layer, Layout, Role};
 use model::{
     Action, Architecture, Attention, ModelConfig, NamePatterns, OffloadLabels,
     PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy,
@@ -17,6 +15,7 @@ use optim::{
     Adafactor, AdamW, Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon,
     SMALLEST_QUANTISED, Schedule,
 };
+use units::Ranks;
 
 /// Everything that decides the memory and the arithmetic of a step.
 #[derive(Clone, Debug)]
@@ -56,10 +55,12 @@ pub struct Settings {
     pub whole_matrices: WholeMatrices,
     /// What training adds to the weights.
     pub states: StateFormats,
-    /// What lives elsewhere than on the device.
-    pub offload: Elsewhere,
+    /// Where weights, gradients and optimizer states live.
+    pub homes: Homes,
     /// The ranks that train together; none: this process trains alone.
     pub ranks: Option<Ranks>,
+    /// What the engine between ranks holds of each GPU's memory, where that was measured.
+    pub engine_bytes: Option<u64>,
     /// The learning rate.
     pub schedule: Schedule,
     /// The seed of stochastic rounding.
@@ -191,8 +192,9 @@ impl Settings {
                 gradients: optim.grad_dtype.into(),
                 f32_patterns: optim.f32_states.clone(),
             },
-            offload: elsewhere(config)?,
+            homes: config.homes()?,
             ranks: config.ranks(),
+            engine_bytes: config.engine_bytes,
             whole_matrices: WholeMatrices {
                 patterns: optim.matrices.clone(),
                 peak: config.lr.matrices,
@@ -407,18 +409,6 @@ fn graphs_off(config: &Config) -> Option<&'static str> {
     ];
     let mut reasons = reasons.into_iter();
     reasons.find_map(|(is_so, reason)| is_so.then_some(reason))
-}
-
-/// What lives elsewhere. Where there are ranks, updates are made at the end of a step: the other ranks wait for them.
-fn elsewhere(config: &Config) -> Result<Elsewhere, ConfigError> {
-    let elsewhere = Elsewhere::of(config)?;
-    Ok(match config.ranks() {
-        Some(_) => Elsewhere {
-            window: Window::End,
-            ..elsewhere
-        },
-        None => elsewhere,
-    })
 }
 
 fn between_steps(config: &Config) -> BetweenSteps {

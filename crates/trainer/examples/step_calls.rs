@@ -7,11 +7,11 @@
 
 use clap::Parser;
 use kernels::cuda::{Call, Gemm, Listed};
-use memory::Layer;
+use memory::{Home, Layer};
 use planner::ChosenHeadChunk;
 use serde_json::{Value, json};
 use session::{StepCalls, calls_of_a_step};
-use settings::{GradientsPlace, HeadChunk, Settings, StatesPlace};
+use settings::{HeadChunk, Settings};
 use std::error::Error;
 use trainer::{Target, configuration};
 
@@ -34,8 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         config.memory.head_chunk = HeadChunk::Tokens(chosen.tokens);
     }
     let settings = Settings::new(&config)?;
-    let elsewhere = &settings.offload;
-    if elsewhere.states != StatesPlace::Device || elsewhere.gradients != GradientsPlace::Device {
+    let homes = &settings.homes;
+    if homes.states != Home::Device || homes.gradients != Home::Device {
         // The last micro-batch is another than those before it then, and none of a graph.
         return Err("steps are listed with gradients and states on the device alone".into());
     }

@@ -347,11 +347,11 @@ fn all_products(step: &Settings) -> Result<Option<LibraryCalls>, Failure> {
     let Some(ranks) = &step.ranks else {
         return Ok(None);
     };
-    if ranks.zero == settings::Zero::Replicated || step.optimizer.product_dtype().is_none() {
+    if ranks.zero == units::Zero::Replicated || step.optimizer.product_dtype().is_none() {
         return Ok(None);
     }
-    let replicated = settings::Ranks {
-        zero: settings::Zero::Replicated,
+    let replicated = units::Ranks {
+        zero: units::Zero::Replicated,
         ..ranks.clone()
     };
     Ok(Some(library_calls(&Settings {

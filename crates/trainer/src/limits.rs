@@ -4,9 +4,10 @@ use crate::device::OpenDevice;
 use crate::failure::Failure;
 use files::{TensorSource, tensor_file_bytes};
 use kernels::Target;
+use memory::Home;
 use planner::{DiskNeed, HostNeed, HostRoom, InferencePlan, NoDiskRoom, Plan, Saved, SystemDisks};
 use scratch::ScratchFolder;
-use settings::{Config, Elsewhere, Resolved, Size, StatesPlace};
+use settings::{Config, Resolved, Size};
 use std::path::Path;
 
 /// Raises the limit on open files as far as this process may: a checkpoint of many ranks has a file of each, all of which are
@@ -50,7 +51,7 @@ pub(crate) fn refuse_without_room(
         return Ok(());
     }
     HostRoom::ask().check(host_need(plan, target, limit))?;
-    if let StatesPlace::Disk(folder) = Elsewhere::of(config)?.states {
+    if let Home::Disk(folder) = config.homes()?.states {
         NoDiskRoom::check(&[states_on_disk(plan, &folder)], &SystemDisks)?;
         // Taken and given back: a folder that cannot be used is told before anything is loaded or written.
         drop(ScratchFolder::open(folder)?);

@@ -9,10 +9,10 @@ use common::elsewhere::{Bits, all_pinned, forms, models, resident, run, with_for
 use common::frozen;
 use common::side_by_side::side_by_side;
 use common::{assert_as_planned, plan, session};
-use memory::DType;
+use memory::{DType, Home, Homes, Window};
 use model::{Attention, OffloadLabels};
 use optim::Hyperparameters;
-use settings::{Elsewhere, GradientsPlace, Settings, StatesPlace, Window};
+use settings::Settings;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::catch_unwind;
@@ -100,18 +100,19 @@ impl Choices {
             && (can_offload || self.of(Factor::Activations) == 0)
     }
 
-    fn elsewhere(&self, folder: &TempDir) -> Elsewhere {
-        Elsewhere {
-            parameter_slots: [None, Some(1), Some(2), Some(3)][self.of(Factor::ParameterSlots)],
-            gradients: [
-                GradientsPlace::Device,
-                GradientsPlace::Pinned,
-                GradientsPlace::Released,
-            ][self.of(Factor::Gradients)],
+    fn homes(&self, folder: &TempDir) -> Homes {
+        Homes {
+            weights: match self.of(Factor::ParameterSlots) {
+                0 => Home::Device,
+                _ => Home::Pinned,
+            },
+            unit_slots: [2, 1, 2, 3][self.of(Factor::ParameterSlots)],
+            gradients: [Home::Device, Home::Pinned, Home::Released][self.of(Factor::Gradients)]
+                .clone(),
             states: match self.of(Factor::States) {
-                0 => StatesPlace::Device,
-                1 => StatesPlace::Pinned,
-                _ => StatesPlace::Disk(folder.path().to_owned()),
+                0 => Home::Device,
+                1 => Home::Pinned,
+                _ => Home::Disk(folder.path().to_owned()),
             },
             window: [Window::Forward, Window::End][self.of(Factor::Window)],
             fraction: [1.0, 0.5][self.of(Factor::Fraction)],
@@ -153,11 +154,11 @@ fn compare(choices: &Choices) {
     let folder = tempfile::tempdir().unwrap();
     let resident = choices.settings();
     let settings = Settings {
-        offload: choices.elsewhere(&folder),
+        homes: choices.homes(&folder),
         ..resident.clone()
     };
     let model = models(3)[choices.of(Factor::Model)].0;
-    let name = format!("{choices}: {model}, {:?}", settings.offload);
+    let name = format!("{choices}: {model}, {:?}", settings.homes);
     let expected = run(&mut session(&resident), &resident, 0..STEPS, |_| {});
     let planned = plan(&settings);
     assert_they_differ(&name, [&resident, &settings]);
@@ -172,10 +173,10 @@ fn compare(choices: &Choices) {
 fn assert_they_differ(name: &str, settings: [&Settings; 2]) {
     let [here, elsewhere] = settings.map(plan);
     let crossing = |plan: &planner::Plan| plan.h2d_bytes + plan.d2h_bytes;
-    let offload = &settings[1].offload;
+    let homes = &settings[1].homes;
     let has = |plan: &planner::Plan, arena: &str| plan.arenas.iter().any(|one| one.name == arena);
     assert!(has(&here, "gradients"), "{name}: {:?}", here.arenas);
-    let is_here = offload.gradients == GradientsPlace::Device;
+    let is_here = homes.gradients == Home::Device;
     let bytes = |plan: &planner::Plan, arena: &str| -> u64 {
         let own = plan.arenas.iter().filter(|one| one.name == arena);
         own.map(|one| one.bytes).sum()
@@ -185,13 +186,13 @@ fn assert_they_differ(name: &str, settings: [&Settings; 2]) {
     assert_eq!(gradients[0] == gradients[1], is_here, "{name}");
     assert_eq!(
         weights[0] == weights[1],
-        offload.parameter_slots.is_none(),
+        homes.weights == Home::Device,
         "{name}"
     );
-    if offload.streams_updates() {
+    if homes.streams_updates() {
         assert!(crossing(&elsewhere) > crossing(&here), "{name}");
     }
-    if offload.streams_updates() && !matches!(offload.states, StatesPlace::Disk(_)) {
+    if homes.streams_updates() && !matches!(homes.states, Home::Disk(_)) {
         assert!(
             elsewhere.host_pinned_bytes > here.host_pinned_bytes,
             "{name}"
@@ -239,7 +240,7 @@ fn the_device_holds_what_is_used() {
     let (_, model) = models(12).swap_remove(0);
     let here = with_form(model, forms()[0], "full", DType::F32);
     let elsewhere = Settings {
-        offload: all_pinned(),
+        homes: all_pinned(),
         ..here.clone()
     };
     let plans = [&here, &elsewhere].map(plan);
@@ -250,5 +251,5 @@ fn the_device_holds_what_is_used() {
     let actual = run(&mut session(&elsewhere), &elsewhere, 0..2, |_| {});
     assert_eq!(actual.steps, steps);
     assert!(actual.state == state);
-    assert!(resident(&elsewhere).offload == here.offload);
+    assert!(resident(&elsewhere).homes == here.homes);
 }

@@ -6,11 +6,11 @@ mod common;
 use common::elsewhere::{Bits, all_pinned, bits, forms, resident, run, state, with_form};
 use common::side_by_side::side_by_side;
 use common::{assert_as_planned, on_schedule, plan, session, step_batch, variants};
-use memory::DType;
+use memory::{DType, Home, Homes, Window};
 use model::{ModelConfig, OffloadLabels};
 use optim::Hyperparameters;
 use session::{Session, SessionError};
-use settings::{Elsewhere, GradientsPlace, Settings, StatesPlace, Window};
+use settings::Settings;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tempfile::TempDir;
@@ -23,37 +23,37 @@ const SEEDS: u64 = 25;
 /// What is elsewhere, what is recomputed, activations that are offloaded, and micro-batches.
 struct Way {
     name: &'static str,
-    elsewhere: Elsewhere,
+    homes: Homes,
     mode: &'static str,
     labels: &'static str,
     accum: usize,
 }
 
 fn ways(folder: &TempDir) -> Vec<Way> {
-    let small = Elsewhere {
+    let small = Homes {
         chunk_bytes: 8_000,
         ..all_pinned()
     };
-    let way = |name, elsewhere, mode, labels, accum| Way {
+    let way = |name, homes, mode, labels, accum| Way {
         name,
-        elsewhere,
+        homes,
         mode,
         labels,
         accum,
     };
-    let nothing = Elsewhere {
-        states: StatesPlace::Device,
-        parameter_slots: None,
-        gradients: GradientsPlace::Device,
+    let nothing = Homes {
+        states: Home::Device,
+        weights: Home::Device,
+        gradients: Home::Device,
         ..small.clone()
     };
     vec![
         way("everything", small.clone(), "full", "block_input", 2),
         way(
             "everything, at the end of a step",
-            Elsewhere {
+            Homes {
                 window: Window::End,
-                parameter_slots: Some(1),
+                unit_slots: 1,
                 ..small.clone()
             },
             "none",
@@ -62,8 +62,9 @@ fn ways(folder: &TempDir) -> Vec<Way> {
         ),
         way(
             "weights",
-            Elsewhere {
-                parameter_slots: Some(3),
+            Homes {
+                weights: Home::Pinned,
+                unit_slots: 3,
                 ..nothing.clone()
             },
             "full:uniform:2",
@@ -72,8 +73,8 @@ fn ways(folder: &TempDir) -> Vec<Way> {
         ),
         way(
             "gradients",
-            Elsewhere {
-                gradients: GradientsPlace::Pinned,
+            Homes {
+                gradients: Home::Pinned,
                 ..nothing.clone()
             },
             "none",
@@ -82,8 +83,8 @@ fn ways(folder: &TempDir) -> Vec<Way> {
         ),
         way(
             "states and released gradients",
-            Elsewhere {
-                gradients: GradientsPlace::Released,
+            Homes {
+                gradients: Home::Released,
                 ..small.clone()
             },
             "full",
@@ -92,8 +93,8 @@ fn ways(folder: &TempDir) -> Vec<Way> {
         ),
         way(
             "states on a disk",
-            Elsewhere {
-                states: StatesPlace::Disk(folder.path().to_owned()),
+            Homes {
+                states: Home::Disk(folder.path().to_owned()),
                 ..small
             },
             "full",
@@ -116,10 +117,10 @@ fn settings(way: &Way) -> Settings {
         "" => OffloadLabels::default(),
         labels => OffloadLabels::parse(labels).unwrap(),
     };
-    let is_released = way.elsewhere.gradients == GradientsPlace::Released;
+    let is_released = way.homes.gradients == Home::Released;
     Settings {
         policy: settings.policy.clone().offload(&labels).unwrap(),
-        offload: way.elsewhere.clone(),
+        homes: way.homes.clone(),
         optimizer: Hyperparameters {
             clip_norm: match is_released {
                 true => f64::INFINITY,
@@ -199,7 +200,7 @@ fn finish(session: &mut Session, told: &mut Vec<(usize, u32, u32)>) {
 #[test]
 fn a_refused_lease_leaves_weights_and_states_intact() {
     let folder = tempfile::tempdir().unwrap();
-    let unreleased = |way: &Way| way.elsewhere.gradients != GradientsPlace::Released;
+    let unreleased = |way: &Way| way.homes.gradients != Home::Released;
     let refused = side_by_side(ways(&folder).into_iter().filter(unreleased), |way| {
         let mut refused = BTreeSet::new();
         let settings = settings(&way);
@@ -224,7 +225,7 @@ fn a_refused_lease_leaves_weights_and_states_intact() {
             finish(&mut session, &mut told);
             if session.progress().0 == 2 {
                 // Refused when it was being updated already: that is not left half done.
-                assert_eq!(way.elsewhere.window, Window::End);
+                assert_eq!(way.homes.window, Window::End);
                 assert!(state(&session) == both.state, "{}, lease {lease}", way.name);
                 continue;
             }

@@ -6,10 +6,10 @@ mod common;
 use common::elsewhere::{all_pinned, forms, models, with_form};
 use common::side_by_side::side_by_side;
 use common::{MODES, assert_as_planned, frozen, parameters, plan, session, step_batch};
-use memory::DType;
+use memory::{DType, Home, Homes};
 use optim::Hyperparameters;
 use session::{Session, SessionError};
-use settings::{Elsewhere, GradientsPlace, Settings, StatesPlace};
+use settings::Settings;
 
 const STEPS: usize = 3;
 
@@ -135,11 +135,11 @@ fn training_bytes(settings: &Settings) -> u64 {
 fn a_plan_says_what_freezing_saves() {
     let folder = tempfile::tempdir().unwrap();
     let homes = [
-        Elsewhere::default(),
+        Homes::default(),
         all_pinned(),
-        Elsewhere {
-            gradients: GradientsPlace::Released,
-            states: StatesPlace::Disk(folder.path().into()),
+        Homes {
+            gradients: Home::Released,
+            states: Home::Disk(folder.path().into()),
             ..all_pinned()
         },
     ];
@@ -148,7 +148,7 @@ fn a_plan_says_what_freezing_saves() {
         .flat_map(|home| (0..frozen::CHOICES).map(move |choice| (home, choice)))
     {
         let settings = Settings {
-            offload: home.clone(),
+            homes: home.clone(),
             accum: 1,
             ..settings_of(0, choice, 3, "none")
         };

@@ -10,10 +10,9 @@ use common::allocations::{SMALLEST, Watched, Watching, watch};
 use common::{DTYPES, odd_model, plan, session, settings, step_batch};
 use kernels::cpu::{Cpu, untracked_bytes_max};
 use kernels::{Init, Matmul, Run};
-use memory::{DType, In, Memory, Out};
+use memory::{DType, Homes, In, Memory, Out};
 use model::{ModelConfig, OffloadLabels};
 use session::Session;
-use settings::Elsewhere;
 use settings::Settings;
 use std::hint::black_box;
 
@@ -132,7 +131,7 @@ fn offloaded(dtype: DType) -> Settings {
     let labels = OffloadLabels::parse("block_input").unwrap();
     Settings {
         policy: settings.policy.clone().offload(&labels).unwrap(),
-        offload: Elsewhere {
+        homes: Homes {
             chunk_bytes: 1 << 20,
             ..common::pinned_states()
         },

@@ -3,13 +3,14 @@
 mod common;
 
 use kernels::Target;
-use memory::DType;
+use memory::{DType, Homes, Window};
 use model::{Attention, ModelConfig};
 use optim::{MasterFormat, MomentFormat};
 use planner::Plan;
 use settings::load::{Source, load};
-use settings::{Elsewhere, HeadChunk, Member, Settings, StateFormats, Window, Zero};
+use settings::{HeadChunk, Member, Settings, StateFormats};
 use std::time::Duration;
+use units::Zero;
 
 fn settings(model: ModelConfig, spec: &str) -> Settings {
     Settings {
@@ -107,7 +108,7 @@ fn offload_takes_the_optimizer_off_the_device() {
         };
         let resident = Settings { states, ..resident };
         let offloaded = Settings {
-            offload: common::pinned_states(),
+            homes: common::pinned_states(),
             ..resident.clone()
         };
         let [resident, offloaded] =
@@ -148,13 +149,13 @@ fn offload_takes_the_optimizer_off_the_device() {
 #[test]
 fn updates_hide_behind_enough_tokens() {
     let planned = |model: &ModelConfig, micro_batch, window| {
-        let offload = Elsewhere {
+        let homes = Homes {
             window,
             ..common::pinned_states()
         };
         let settings = Settings {
             micro_batch,
-            offload,
+            homes,
             ..settings(model.clone(), "full")
         };
         let plan = Plan::new(&settings, Target::Cuda).unwrap();

@@ -9,11 +9,10 @@ use common::{
     step_batch, variants,
 };
 use files::{Disk, write_tensors};
-use memory::DType;
+use memory::{DType, Home, Homes, Window};
 use model::{ModelConfig, OffloadLabels};
 use optim::{MasterFormat, MomentFormat};
 use session::{Session, StepOutcome};
-use settings::{Elsewhere, StatesPlace, Window};
 use settings::{Settings, StateFormats};
 use std::path::Path;
 
@@ -32,15 +31,14 @@ const FORMS: [(DType, MomentFormat, MasterFormat); 5] = [
     (DType::BF16, MomentFormat::Bf16, MasterFormat::None),
 ];
 
-fn offload(window: Window, fraction: f64) -> Elsewhere {
-    Elsewhere {
-        states: StatesPlace::Pinned,
+fn offload(window: Window, fraction: f64) -> Homes {
+    Homes {
+        states: Home::Pinned,
         fraction,
         window,
         // Several chunks for the larger matrices.
         chunk_bytes: 20_000,
-        slots: 3,
-        ..Elsewhere::default()
+        ..Homes::default()
     }
 }
 
@@ -104,7 +102,7 @@ fn assert_offload_changes_nothing_but_memory(
     resident: &Settings,
     offloaded: &Settings,
 ) {
-    let name = format!("{name} {:?}", offloaded.offload);
+    let name = format!("{name} {:?}", offloaded.homes);
     let expected = run(&mut session(resident), resident, STEPS, |_| {});
     let planned = plan(offloaded);
     assert!(planned.host_pinned_bytes > 0, "{name}");
@@ -125,7 +123,7 @@ fn states_of_every_form_come_and_go_without_changing_a_bit() {
         let resident = with_states(tied.clone(), form, "none");
         for window in [Window::Forward, Window::End] {
             let offloaded = Settings {
-                offload: offload(window, 1.0),
+                homes: offload(window, 1.0),
                 ..resident.clone()
             };
             assert_offload_changes_nothing_but_memory(
@@ -145,7 +143,7 @@ fn models_modes_and_fractions_go_together() {
         let resident = with_states(model.clone(), FORMS[3], mode);
         let fraction = [0.01, 0.5, 1.0][index / variants.len() % 3];
         let offloaded = Settings {
-            offload: offload(Window::Forward, fraction),
+            homes: offload(Window::Forward, fraction),
             ..resident.clone()
         };
         assert_offload_changes_nothing_but_memory(&format!("{name} {mode}"), &resident, &offloaded);
@@ -170,7 +168,7 @@ fn states_and_activations_go_together() {
         for window in [Window::Forward, Window::End] {
             let offloaded = Settings {
                 policy: policy.clone(),
-                offload: offload(window, 1.0),
+                homes: offload(window, 1.0),
                 accum: 3,
                 ..resident.clone()
             };
@@ -203,7 +201,7 @@ fn saved_states_are_those_of_a_run_without_offload() {
     let [_, _, (_, tied), _] = variants(3);
     let resident = with_states(tied, FORMS[3], "none");
     let offloaded = Settings {
-        offload: offload(Window::Forward, 1.0),
+        homes: offload(Window::Forward, 1.0),
         ..resident.clone()
     };
     let folder = tempfile::tempdir().unwrap();
@@ -233,7 +231,7 @@ fn small(window: Window) -> Settings {
         ..model
     };
     Settings {
-        offload: Elsewhere {
+        homes: Homes {
             chunk_bytes: 8_000,
             ..offload(window, 1.0)
         },
@@ -249,7 +247,7 @@ fn any_schedule_of_the_queues_gives_the_same_bits() {
     for window in [Window::Forward, Window::End] {
         let settings = small(window);
         let resident = Settings {
-            offload: Elsewhere::default(),
+            homes: Homes::default(),
             ..settings.clone()
         };
         let expected = run(&mut session(&resident), &resident, STEPS, |_| {});

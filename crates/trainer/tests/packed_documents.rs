@@ -15,8 +15,9 @@ use memory::{DType, Memory};
 use model::{Attention, ModelConfig};
 use planner::{Plan, StepPeaks};
 use session::{Session, StepOutcome, shape_of_micro_batches};
-use settings::{Member, Settings, Zero};
+use settings::{Member, Settings};
 use std::collections::BTreeSet;
+use units::Zero;
 
 /// Tokens of the documents of both rows.
 const LENGTHS: [&[usize]; 2] = [&[20, 35, 16], &[48, 23]];
@@ -223,7 +224,7 @@ fn padded(model: &ModelConfig, mode: &str, accum: usize) -> Vec<Settings> {
     of_ranks.join(Member { rank: 1, size: 3 }).unwrap();
     let resident = with(Settings::new(&resident).unwrap());
     let pinned = Settings {
-        offload: all_pinned(),
+        homes: all_pinned(),
         ..resident.clone()
     };
     let offloaded = offloading(&resident, "block_input,core_attn");

@@ -10,12 +10,13 @@ use common::elsewhere::{all_pinned, forms, run, with_form};
 use common::ranks::{Together, each, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
 use common::{assert_as_planned, odd_model, parameters, plan, session};
-use memory::{DType, Role};
+use memory::{DType, Home, Homes, Role};
 use model::{Attention, OffloadLabels, Policy};
-use settings::{Elsewhere, GradientsPlace, Settings, StatesPlace, Zero};
+use settings::Settings;
 use std::collections::BTreeMap;
 use std::path::Path;
 use synthetic::{LABELS, architecture};
+use units::Zero;
 
 const LAYERS: usize = 5;
 
@@ -56,33 +57,36 @@ fn policies() -> Vec<(String, Policy)> {
 }
 
 /// Weights, gradients and states elsewhere, each alone and all together.
-fn homes(folder: &Path) -> [Elsewhere; 7] {
-    let here = Elsewhere {
+fn homes(folder: &Path) -> [Homes; 7] {
+    let here = Homes {
         chunk_bytes: 20_000,
-        ..Elsewhere::default()
+        ..Homes::default()
     };
-    let disk = StatesPlace::Disk(folder.into());
-    let with = |slots, gradients, states| Elsewhere {
-        parameter_slots: slots,
+    let disk = Home::Disk(folder.into());
+    let with = |weights, gradients, states| Homes {
+        weights,
         gradients,
         states,
         ..here.clone()
     };
-    use GradientsPlace::{Device, Pinned, Released};
+    use Home::{Device, Pinned, Released};
     [
-        with(Some(2), Device, StatesPlace::Device),
-        with(None, Pinned, StatesPlace::Device),
-        with(None, Released, StatesPlace::Device),
-        with(None, Device, StatesPlace::Pinned),
-        with(None, Device, disk.clone()),
+        with(Pinned, Device, Home::Device),
+        with(Device, Pinned, Home::Device),
+        with(Device, Released, Home::Device),
+        with(Device, Device, Home::Pinned),
+        with(Device, Device, disk.clone()),
         all_pinned(),
-        with(Some(1), Released, disk),
+        Homes {
+            unit_slots: 1,
+            ..with(Pinned, Released, disk)
+        },
     ]
 }
 
 /// With gradients given back as soon as they are used, a step has one micro-batch and no clipping.
 fn fit(settings: &mut Settings) {
-    if settings.offload.gradients == GradientsPlace::Released {
+    if settings.homes.gradients == Home::Released {
         settings.accum = 1;
         settings.optimizer.clip_norm = f64::INFINITY;
     }
@@ -99,19 +103,19 @@ fn homes_and_policies_change_nothing_but_memory() {
         let mut moved = Settings {
             attention,
             policy: policy.clone(),
-            offload: homes(folder.path())[home].clone(),
+            homes: homes(folder.path())[home].clone(),
             ..keeps_everything(home % 3, 2)
         };
         fit(&mut moved);
         let kept = Settings {
             policy: Policy::keep_all_of(LABELS, LAYERS),
-            offload: Elsewhere::default(),
+            homes: Homes::default(),
             ..moved.clone()
         };
-        let name = format!("{:?}, {text}", moved.offload);
+        let name = format!("{:?}, {text}", moved.homes);
         let planned = plan(&moved);
         let here = plan(&Settings {
-            offload: Elsewhere::default(),
+            homes: Homes::default(),
             ..moved.clone()
         });
         assert!(planned.persistent_bytes < here.persistent_bytes, "{name}");
@@ -195,23 +199,26 @@ fn ranks_change_nothing_but_memory() {
             accum: 2,
             policy: policy.clone(),
             ranks: Some(ranks(2, zero)),
-            offload: Elsewhere {
+            homes: Homes {
                 states: match home {
-                    0 => StatesPlace::Device,
-                    1 => StatesPlace::Pinned,
-                    _ => StatesPlace::Disk(folder.path().into()),
+                    0 => Home::Device,
+                    1 => Home::Pinned,
+                    _ => Home::Disk(folder.path().into()),
                 },
-                parameter_slots: (zero == Zero::Weights && home == 2).then_some(2),
-                gradients: GradientsPlace::Device,
-                window: settings::Window::End,
+                weights: match zero == Zero::Weights && home == 2 {
+                    true => Home::Pinned,
+                    false => Home::Device,
+                },
+                gradients: Home::Device,
+                window: memory::Window::End,
                 ..all_pinned()
             },
             ..alone.clone()
         };
-        let name = format!("{zero:?}, {text}, {:?}", divided.offload);
+        let name = format!("{zero:?}, {text}, {:?}", divided.homes);
         let undivided = Settings {
             ranks: Some(ranks(2, Zero::Replicated)),
-            offload: Elsewhere::default(),
+            homes: Homes::default(),
             ..divided.clone()
         };
         let persistent = [&undivided, &divided].map(|settings| plan(settings).persistent_bytes);

@@ -10,12 +10,13 @@ use common::frozen;
 use common::plan;
 use common::ranks::{Together, each, of_rank, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
-use memory::DType;
+use memory::{DType, Home, Homes, Window};
 use model::{Attention, OffloadLabels};
 use optim::{Hyperparameters, OptimizerKind};
-use settings::{Elsewhere, GradientsPlace, Ranks, Reduce, Settings, StatesPlace, Window, Zero};
+use settings::Settings;
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
+use units::{Ranks, Reduce, Zero};
 
 const STEPS: usize = 3;
 
@@ -112,14 +113,14 @@ fn divided(choices: &Choices, folder: &std::path::Path) -> Settings {
     let is_on = |factor| of(choices, factor) == 0;
     Settings {
         accum: MICRO_BATCHES / size,
-        offload: Elsewhere {
+        homes: Homes {
             states: match of(choices, Factor::States) {
-                0 => StatesPlace::Device,
-                1 => StatesPlace::Pinned,
-                _ => StatesPlace::Disk(folder.into()),
+                0 => Home::Device,
+                1 => Home::Pinned,
+                _ => Home::Disk(folder.into()),
             },
-            parameter_slots: [None, Some(2)][of(choices, Factor::Parameters)],
-            gradients: GradientsPlace::Device,
+            weights: [Home::Device, Home::Pinned][of(choices, Factor::Parameters)].clone(),
+            gradients: Home::Device,
             window: Window::End,
             ..all_pinned()
         },
@@ -147,7 +148,7 @@ fn run(name: &str, settings: &Settings) -> Together {
 fn compare(choices: &Choices) {
     let folder = tempfile::tempdir().unwrap();
     let [alone, divided] = [alone(choices), divided(choices, folder.path())];
-    let name = format!("{:?}, {:?}", divided.ranks, divided.offload);
+    let name = format!("{:?}, {:?}", divided.ranks, divided.homes);
     let expected = run(&name, &alone);
     let actual = run(&name, &divided);
     assert_eq!(actual.steps, expected.steps, "{name}");

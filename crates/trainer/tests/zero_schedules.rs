@@ -9,13 +9,14 @@ use common::ranks::{Together, each, on_cpu, ranks, together};
 use common::{plan, variants};
 use kernels::cpu::Cpu;
 use kernels::scheduled::Scheduled;
-use memory::{DType, Memory};
+use memory::{DType, Home, Homes, Memory, Window};
 use model::ModelConfig;
 use session::Session;
-use settings::{Elsewhere, GradientsPlace, Ranks, Settings, Window, Zero};
+use settings::Settings;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use units::{Ranks, Zero};
 
 const STEPS: usize = 3;
 
@@ -30,29 +31,29 @@ struct Way {
     zero: Zero,
     bucket_bytes: usize,
     accum: usize,
-    elsewhere: Elsewhere,
+    homes: Homes,
 }
 
 fn ways() -> Vec<Way> {
-    let here = Elsewhere {
+    let here = Homes {
         window: Window::End,
-        ..Elsewhere::default()
+        ..Homes::default()
     };
-    let on_host = Elsewhere {
+    let on_host = Homes {
         window: Window::End,
-        gradients: GradientsPlace::Device,
+        gradients: Home::Device,
         chunk_bytes: 8_000,
         ..all_pinned()
     };
-    let way = |name, zero, bucket_bytes, accum, elsewhere: &Elsewhere| Way {
+    let way = |name, zero, bucket_bytes, accum, homes: &Homes| Way {
         name,
         zero,
         bucket_bytes,
         accum,
-        elsewhere: elsewhere.clone(),
+        homes: homes.clone(),
     };
-    let states_on_host = Elsewhere {
-        parameter_slots: None,
+    let states_on_host = Homes {
+        weights: Home::Device,
         ..on_host.clone()
     };
     vec![
@@ -73,7 +74,7 @@ fn settings(way: &Way) -> Settings {
         ..model
     };
     Settings {
-        offload: way.elsewhere.clone(),
+        homes: way.homes.clone(),
         seq: 9,
         accum: way.accum,
         micro_batch: 1,
@@ -115,7 +116,7 @@ fn expected(settings: &Settings) -> Together {
     });
     let alone = Settings {
         accum: settings.accum * RANKS,
-        offload: Elsewhere::default(),
+        homes: Homes::default(),
         ranks,
         ..settings.clone()
     };

@@ -7,22 +7,9 @@ use crate::reduction::{Reducing, Reduction};
 use crate::stream::{finish_all, host_bytes};
 use crate::streamed_gradients::StreamedGradients;
 use kernels::{Init, KernelError, Kernels, Traffic};
-use memory::{Arena, Category, DType, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
+use memory::{Arena, Category, DType, Home, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
 use std::ops::Range;
 use std::rc::Rc;
-
-/// Where gradients of matrices live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GradientsHome {
-    /// On the device.
-    Device,
-    /// In pinned host memory, but for the unit that the backward pass is at.
-    Host,
-    /// Nowhere: a unit is updated as soon as its gradients are there, and they are gone.
-    Released,
-    /// On the device, added up over ranks.
-    Reduced(Reduction),
-}
 
 /// Where the gradients of a range are.
 pub enum GradientSource<'a> {
@@ -58,34 +45,37 @@ impl Gradients {
         memory: &Memory,
         layout: &Rc<Layout>,
         dtype: DType,
-        home: GradientsHome,
+        home: &Home,
+        reduction: Option<Reduction>,
     ) -> Result<Gradients, OutOfMemory> {
         let category = Category::Gradient;
         let lease = |space, name, held| {
             Arena::lease_part(memory, space, category, name, layout, dtype, held)
         };
         let trained = layout.trained();
-        let (matrices, vectors) = (
-            trained.within(&layout.matrices()),
-            trained.within(&layout.vectors()),
-        );
-        let host = || lease(Space::Host, "offloaded_gradients", matrices);
-        let streamed = |host| StreamedGradients {
-            host,
-            here: Vec::new(),
-            traffic: Traffic::default(),
+        let (is_resident, host) = match home {
+            Home::Device => (!reduction.is_some_and(|how| how.by_unit), None),
+            Home::Pinned => {
+                let matrices = trained.within(&layout.matrices());
+                let host = lease(Space::Host, "offloaded_gradients", matrices)?;
+                (false, Some(host))
+            }
+            Home::Released => (false, None),
+            Home::Disk(_) => unreachable!("no gradients live there"),
         };
-        let (held, streamed) = match home {
-            GradientsHome::Device => (trained, None),
-            GradientsHome::Host => (vectors, Some(streamed(Some(host()?)))),
-            GradientsHome::Released => (vectors, Some(streamed(None))),
-            GradientsHome::Reduced(how) if how.by_unit => (vectors, Some(streamed(None))),
-            GradientsHome::Reduced(_) => (trained, None),
+        let (held, streamed) = match is_resident {
+            true => (trained, None),
+            false => {
+                let streamed = StreamedGradients {
+                    host,
+                    here: Vec::new(),
+                    traffic: Traffic::default(),
+                };
+                (trained.within(&layout.vectors()), Some(streamed))
+            }
         };
-        let reducing = match home {
-            GradientsHome::Reduced(how) => Some(Reducing::lease(memory, layout, dtype, how)?),
-            _ => None,
-        };
+        let reducing = reduction.map(|how| Reducing::lease(memory, layout, dtype, how));
+        let reducing = reducing.transpose()?;
         Ok(Gradients {
             resident: lease(Space::Device, "gradients", held)?,
             streamed,

@@ -23,15 +23,17 @@ mod gather;
 mod gathered_weights;
 mod gradients;
 mod grains;
+mod ranks;
 mod reduction;
 mod stream;
 mod streamed_gradients;
 mod streamed_weights;
 mod weights;
 
-pub use gradients::{GradientSource, Gradients, GradientsHome};
+pub use gradients::{GradientSource, Gradients};
+pub use ranks::{Ranks, Reduce, Zero};
 pub use reduction::Reduction;
-pub use weights::{Weights, WeightsHome};
+pub use weights::Weights;
 
 use kernels::KernelError;
 use memory::OutOfMemory;

@@ -4,6 +4,7 @@
 
 use crate::gather::gather_bundle;
 use crate::stream::OnDevice;
+use crate::{Ranks, Reduce, Zero};
 use kernels::{
     Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
 };
@@ -22,23 +23,40 @@ const RECEIVED: &str = "gradients of other ranks have come before they are added
 const SUMMED: &str = "gradients are added up over ranks before they are read";
 
 /// How gradients are added up over ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Reduction {
     /// This rank.
-    pub rank: usize,
+    pub(crate) rank: usize,
     /// Whether a micro-batch's gradients are staged unit by unit, and the ranks have the sums of their pieces alone; else
     /// the arena of all gradients is the stage.
-    pub by_unit: bool,
+    pub(crate) by_unit: bool,
     /// Whether all ranks get all sums.
-    pub is_shared: bool,
+    pub(crate) is_shared: bool,
     /// Whether every micro-batch is added up over ranks; else each rank adds up its own first, once a step over ranks.
-    pub every_micro_batch: bool,
+    pub(crate) every_micro_batch: bool,
     /// Whether sums are kept apart from what is staged: where there are several micro-batches to add up, or no arena of all.
-    pub sums_apart: bool,
+    pub(crate) sums_apart: bool,
     /// Most bytes that come into a slot.
-    pub bucket_bytes: usize,
+    bucket_bytes: usize,
     /// Whether the backward pass goes on meanwhile.
-    pub is_overlapped: bool,
+    is_overlapped: bool,
+}
+
+impl Reduction {
+    /// As these ranks do it, in steps of `accum` micro-batches each.
+    pub fn new(ranks: &Ranks, accum: usize) -> Reduction {
+        let by_unit = ranks.zero >= Zero::Gradients;
+        let every_micro_batch = ranks.reduce == Reduce::MicroBatch;
+        Reduction {
+            rank: ranks.rank,
+            by_unit,
+            is_shared: ranks.zero == Zero::Replicated,
+            every_micro_batch,
+            sums_apart: by_unit || (every_micro_batch && accum > 1),
+            bucket_bytes: ranks.bucket_bytes,
+            is_overlapped: ranks.overlap_grad_reduce,
+        }
+    }
 }
 
 /// The sums of a step, and what of them is under way.

@@ -1,8 +1,8 @@
 //! Units of weights that come to the device, from the host or from the ranks that have their pieces, and go.
 
-use crate::UnitError;
 use crate::gather::gather_bundle;
 use crate::stream::{OnDevice, finish_all};
+use crate::{Ranks, UnitError};
 use kernels::{KernelError, Kernels, Queue, Traffic};
 use memory::{Arena, Category, Cover, In, Layout, Memory};
 use std::ops::Range;
@@ -12,22 +12,12 @@ const CAME: &str = "a unit of weights has come before it is read";
 const PIECE_CAME: &str = "a rank's piece has come before it is sent to the others";
 pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before it is updated";
 
-/// Where units come from.
-pub(crate) enum Source {
-    /// Pinned host memory, which has all of them.
-    Host(Arena),
-    /// Every rank has its piece of each.
-    Ranks {
-        /// This rank, and how many there are.
-        member: (usize, usize),
-        /// This rank's pieces, where they live in pinned host memory; else they are on the device.
-        host: Option<Arena>,
-    },
-}
-
 /// The units that are on the device, and which come next.
 pub(crate) struct StreamedWeights {
-    pub(crate) source: Source,
+    /// What of them lives in pinned host memory: all, or this rank's pieces.
+    pub(crate) host: Option<Arena>,
+    /// This rank and how many there are, where each has its piece of every unit.
+    member: Option<(usize, usize)>,
     layout: Rc<Layout>,
     here: Vec<OnDevice>,
     slots: usize,
@@ -44,35 +34,21 @@ pub(crate) struct StreamedWeights {
 impl StreamedWeights {
     pub(crate) fn new(
         layout: &Rc<Layout>,
-        source: Source,
+        host: Option<Arena>,
         slots: usize,
-        is_kept: bool,
+        divided: Option<&Ranks>,
     ) -> StreamedWeights {
         StreamedWeights {
-            source,
+            host,
+            member: divided.map(|ranks| (ranks.rank, ranks.size)),
             layout: layout.clone(),
             here: Vec::new(),
             slots: slots.max(1),
-            is_kept,
+            is_kept: divided.is_some_and(|ranks| !ranks.reshard_after_forward),
             order: Rc::new([]),
             used: 0,
             only_updated: false,
             traffic: Traffic::default(),
-        }
-    }
-
-    /// What lives in pinned host memory.
-    pub(crate) fn host(&self) -> Option<&Arena> {
-        match &self.source {
-            Source::Host(host) => Some(host),
-            Source::Ranks { host, .. } => host.as_ref(),
-        }
-    }
-
-    pub(crate) fn host_mut(&mut self) -> Option<&mut Arena> {
-        match &mut self.source {
-            Source::Host(host) => Some(host),
-            Source::Ranks { host, .. } => host.as_mut(),
         }
     }
 
@@ -105,15 +81,11 @@ impl StreamedWeights {
         range: &Range<usize>,
     ) -> Result<(), KernelError> {
         let StreamedWeights {
-            source,
+            host: Some(host),
             here,
             traffic,
             ..
-        } = self;
-        let (Source::Host(host)
-        | Source::Ranks {
-            host: Some(host), ..
-        }) = source
+        } = self
         else {
             return Ok(());
         };
@@ -183,10 +155,10 @@ impl StreamedWeights {
     /// As [`crate::Weights::abandon`].
     pub(crate) fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         let finished = finish_all(kernels);
-        match self.source {
-            Source::Host(_) => self.here.clear(),
+        match self.member {
+            None => self.here.clear(),
             // Other ranks may never send what was asked for, so nobody waits for it, and its memory is not used again.
-            Source::Ranks { .. } => self.here.drain(..).for_each(std::mem::forget),
+            Some(_) => self.here.drain(..).for_each(std::mem::forget),
         }
         finished
     }
@@ -212,30 +184,31 @@ impl StreamedWeights {
         unit: usize,
     ) -> Result<(), UnitError> {
         let whole = &self.layout.units()[unit];
-        let cover = match (&self.source, self.only_updated) {
+        let cover = match (self.member, self.only_updated) {
             (_, false) => whole.cover.clone(),
-            (Source::Host(_), true) => whole.trained.clone(),
-            (Source::Ranks { member, .. }, true) => self.layout.piece(&whole.trained, member.0),
+            (None, true) => whole.trained.clone(),
+            (Some((rank, _)), true) => self.layout.piece(&whole.trained, rank),
         };
         let kind = (Category::Parameter, "unit_weights");
         let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident.dtype())?;
         // Filed even if the device failed: what was asked for is waited for before the lease ends.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
-        let traffic = match &self.source {
-            Source::Host(host) => {
+        let traffic = match (self.member, &self.host) {
+            (None, Some(host)) => {
                 here.fetch(kernels, host, &cover)?;
                 Traffic::of(Queue::Upload, here.bytes())
             }
-            Source::Ranks { member, host } => {
+            (Some(member), host) => {
                 let pieces = Pieces {
                     layout: &self.layout,
-                    member: *member,
+                    member,
                     host: host.as_ref(),
                     resident,
                 };
                 pieces.bring(kernels, here, self.only_updated)?
             }
+            (None, None) => unreachable!("units come from the host or from ranks"),
         };
         self.traffic = self.traffic.plus(traffic);
         Ok(())

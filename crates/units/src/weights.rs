@@ -1,48 +1,18 @@
 //! The weights: all on the device, or a few units of them at a time.
 
-use crate::UnitError;
 use crate::gathered_weights::GatheredWeights;
 use crate::stream::host_bytes;
-use crate::streamed_weights::{CAME_TO_BE_UPDATED, Source, StreamedWeights};
+use crate::streamed_weights::{CAME_TO_BE_UPDATED, StreamedWeights};
+use crate::{Ranks, UnitError, Zero};
 use kernels::{KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, Category, Cover, DType, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
+use memory::{
+    Arena, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory, Out, OutOfMemory, Space,
+};
 use std::ops::Range;
 use std::rc::Rc;
 
 /// The name of the arena of buffers.
 const BUFFERS: &str = "buffers";
-
-/// Where matrices live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightsHome {
-    /// On the device.
-    Device,
-    /// In pinned host memory, with at most so many units on the device at a time. One is enough; a second comes while the
-    /// first is used.
-    Host {
-        /// Units on the device at a time.
-        slots: usize,
-    },
-    /// On the device of every rank, of which each updates its pieces, that all others get.
-    Gathered {
-        /// This rank.
-        rank: usize,
-        /// Whether the computation goes on while they come.
-        is_overlapped: bool,
-    },
-    /// Every rank has its pieces, from which units are gathered to be used; the vectors are as in
-    /// [`WeightsHome::Gathered`].
-    Divided {
-        /// This rank.
-        rank: usize,
-        /// Whether this rank's pieces live on the device, or in pinned host memory.
-        space: Space,
-        /// Units that are gathered at a time: the one in use, and those that come meanwhile.
-        slots: usize,
-        /// Whether units stay until their last use in a pass.
-        is_kept: bool,
-    },
-}
 
 /// The weights of a model.
 ///
@@ -61,7 +31,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Leases the weights, zeroed.
+    /// Leases the weights, zeroed: all of them, or under [`Zero::Weights`] the vectors and this rank's pieces of matrices.
     ///
     /// # Errors
     /// [`OutOfMemory`] if they do not fit.
@@ -69,70 +39,45 @@ impl Weights {
         memory: &Memory,
         layout: &Rc<Layout>,
         dtype: DType,
-        home: WeightsHome,
+        homes: &Homes,
+        ranks: Option<&Ranks>,
     ) -> Result<Weights, OutOfMemory> {
         let category = Category::Parameter;
-        let lease = |space, name, held| {
+        let lease = |space, name, dtype, held| {
             Arena::lease_part(memory, space, category, name, layout, dtype, held)
         };
-        let host = |held| lease(Space::Host, "offloaded_parameters", held);
-        let device = |held| lease(Space::Device, "parameters", held);
-        let all = layout.weights();
-        let (matrices, vectors) = (
-            all.within(&layout.matrices()),
-            all.within(&layout.vectors()),
-        );
-        let buffers = (layout.buffers().elements() > 0).then(|| {
-            let (space, f32) = (Space::Device, DType::F32);
-            Arena::lease_part(
-                memory,
-                space,
-                category,
-                BUFFERS,
-                layout,
-                f32,
-                layout.buffers(),
-            )
-        });
-        let member = |rank| (rank, layout.ranks().unwrap_or(1));
-        let (resident, streamed, gathered) = match home {
-            WeightsHome::Device => (device(all)?, None, None),
-            WeightsHome::Host { slots } => {
-                let source = Source::Host(host(matrices)?);
-                let streamed = StreamedWeights::new(layout, source, slots, false);
-                (device(vectors)?, Some(streamed), None)
+        let buffers = layout.buffers();
+        let buffers = (buffers.elements() > 0)
+            .then(|| lease(Space::Device, BUFFERS, DType::F32, buffers))
+            .transpose()?;
+        let divided = ranks.filter(|ranks| ranks.zero == Zero::Weights);
+        let own = divided.map_or(layout.weights(), |ranks| layout.own(ranks.rank));
+        let matrices = own.within(&layout.matrices());
+        let vectors = Cover::new([layout.vectors()]);
+        let (on_device, host) = match homes.weights {
+            Home::Device => (Cover::joined([matrices, vectors]), None),
+            Home::Pinned => {
+                let host = lease(Space::Host, "offloaded_parameters", dtype, matrices)?;
+                (vectors, Some(host))
             }
-            WeightsHome::Gathered {
-                rank,
-                is_overlapped,
-            } => {
-                let resident = device(all)?;
-                let gathered = GatheredWeights::of(&resident, member(rank), is_overlapped);
-                (resident, None, Some(gathered))
-            }
-            WeightsHome::Divided {
-                rank,
-                space,
-                slots,
-                is_kept,
-            } => {
-                let own = layout.own(rank).within(&layout.matrices());
-                let (held, host) = match space {
-                    Space::Device => (Cover::joined([own, vectors]), None),
-                    Space::Host => (vectors, Some(host(own)?)),
-                };
-                let resident = device(held)?;
-                let member = member(rank);
-                // Who gathers nothing ahead of its use does not gather vectors ahead either.
-                let gathered = GatheredWeights::of(&resident, member, slots > 1);
-                let source = Source::Ranks { member, host };
-                let streamed = StreamedWeights::new(layout, source, slots, is_kept);
-                (resident, Some(streamed), Some(gathered))
-            }
+            Home::Disk(_) | Home::Released => unreachable!("no weights live there"),
         };
+        let resident = lease(Space::Device, "parameters", dtype, on_device)?;
+        // Who gathers nothing ahead of its use has one slot, and does not gather vectors ahead either.
+        let slots = match divided {
+            Some(ranks) if !ranks.overlap_param_gather => 1,
+            _ => homes.unit_slots,
+        };
+        let streamed = (divided.is_some() || host.is_some())
+            .then(|| StreamedWeights::new(layout, host, slots, divided));
+        let gathered = ranks.filter(|ranks| ranks.zero != Zero::Replicated);
+        let gathered = gathered.map(|ranks| {
+            let is_overlapped = ranks.overlap_param_gather && (divided.is_none() || slots > 1);
+            GatheredWeights::of(&resident, (ranks.rank, ranks.size), is_overlapped)
+        });
         Ok(Weights {
             resident,
-            buffers: buffers.transpose()?,
+            buffers,
             streamed,
             gathered,
             record: None,
@@ -180,7 +125,7 @@ impl Weights {
     }
 
     fn host(&self) -> Option<&Arena> {
-        self.streamed.as_ref()?.host()
+        self.streamed.as_ref()?.host.as_ref()
     }
 
     /// The elements that live here, on the device or in pinned host memory: all, or a rank's pieces and the vectors.
@@ -296,7 +241,7 @@ impl Weights {
             return Ok(());
         };
         assert!(streamed.is_empty(), "weights are set between steps");
-        if let Some(host) = streamed.host_mut() {
+        if let Some(host) = &mut streamed.host {
             for part in host.held().within(&range).ranges() {
                 let out = host.flat_mut(part.clone()).cast(DType::U8);
                 out.slice_mut::<u8>().copy_from_slice(of(part));

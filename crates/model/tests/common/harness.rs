@@ -4,13 +4,13 @@ use super::oracle::{Oracle, Vars, gradients, var};
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target, Traffic};
-use memory::{Buffer, Category, DType, Memory};
+use memory::{Buffer, Category, DType, Home, Homes, Memory};
 use model::{
     Architecture, Batch, BatchShape, Computation, Model, ModelConfig, Nothing, Policy, Purpose,
     Randomness, ReplayCounts, Saved, StepLoss, Training, Work,
 };
 use std::rc::Rc;
-use units::{Gradients, GradientsHome, Weights, WeightsHome};
+use units::{Gradients, Weights};
 
 /// The micro-batches of every run.
 pub const SHAPE: BatchShape = BatchShape { rows: 2, seq: 13 };
@@ -108,8 +108,8 @@ impl Run {
         let model = model.unwrap();
         let saved = Saved::lease(&memory, model.architecture(), dtype, policy, SHAPE).unwrap();
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);
-        let gradients = Gradients::lease(&memory, &layout, dtype, GradientsHome::Device);
-        let weights = Weights::lease(&memory, &layout, dtype, WeightsHome::Device);
+        let gradients = Gradients::lease(&memory, &layout, dtype, &Home::Device, None);
+        let weights = Weights::lease(&memory, &layout, dtype, &Homes::default(), None);
         Run {
             gradients: gradients.unwrap(),
             loss: loss.unwrap(),

@@ -6,17 +6,17 @@ use files::Parts;
 use kernels::cpu::Cpu;
 use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{BiasBackward, BlockFile, Kernels};
-use memory::{Buffer, Category, DType, Layer, Layout, LayoutBuilder, Memory};
+use memory::{Buffer, Category, DType, Home, Homes, Layer, Layout, LayoutBuilder, Memory};
 use optim::{
-    Hyperparameters, MasterFormat, Matrix, MomentFormat, Offload, Optimizer, Recipe, RestoreError,
-    SavedState, StatesPlace, StepNumbers,
+    Hyperparameters, MasterFormat, Matrix, MomentFormat, Optimizer, Recipe, RestoreError,
+    SavedState, StepNumbers,
 };
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use units::{Gradients, GradientsHome, Weights, WeightsHome};
+use units::{Gradients, Weights};
 
 /// Type of the weights, and formats of the states.
 pub type Formats = (DType, MomentFormat, MasterFormat);
@@ -66,49 +66,26 @@ pub fn noise(seed: usize, index: usize) -> f32 {
     random as f32 / u32::MAX as f32 - 0.5
 }
 
-/// Where everything lives, and how it is updated.
-#[derive(Clone, Copy, Debug)]
-pub struct Homes {
-    pub weights: WeightsHome,
-    pub gradients: GradientsHome,
-    pub states: Option<StatesPlace>,
-    /// Whether the states of the first part stay on the device.
-    pub keeps_first: bool,
-    pub clip_norm: f64,
+/// Everything on the device but the states.
+pub fn homes(states: Home) -> Homes {
+    Homes {
+        states,
+        chunk_bytes: 16_000,
+        chunk_slots: 2,
+        ..Homes::default()
+    }
 }
 
-impl Homes {
-    /// Everything on the device.
-    pub const DEVICE: Homes = Homes {
-        weights: WeightsHome::Device,
-        gradients: GradientsHome::Device,
-        states: None,
-        keeps_first: false,
-        clip_norm: 1.0,
-    };
+/// A disk: what is to be a file on it is a [`MemoryFile`].
+pub fn disk() -> Home {
+    Home::Disk("memory".into())
+}
 
-    pub fn offload(&self, layout: &Layout) -> Option<Offload> {
-        let streams_weights = self.weights != WeightsHome::Device;
-        if !streams_weights && self.gradients == GradientsHome::Device && self.states.is_none() {
-            return None;
-        }
-        let is_away =
-            |part| self.states.is_some() && !(self.keeps_first && part == Layer::Embedding);
-        let units = layout.units().iter();
-        let mut parts: Vec<(Layer, bool)> =
-            units.map(|unit| (unit.part, is_away(unit.part))).collect();
-        if self.gradients == GradientsHome::Released {
-            parts.reverse();
-        }
-        Some(Offload {
-            parts,
-            states: self.states.unwrap_or(StatesPlace::Pinned),
-            gradients: self.gradients,
-            gradient_dtype: DType::F32,
-            streams_weights,
-            chunk_bytes: 16_000,
-            slots: 2,
-        })
+/// An optimizer that takes gradients as they are.
+pub fn unclipped(hyperparameters: Hyperparameters) -> Hyperparameters {
+    Hyperparameters {
+        clip_norm: f64::INFINITY,
+        ..hyperparameters
     }
 }
 
@@ -158,15 +135,15 @@ pub struct Training {
 impl Training {
     /// On the processor, with everything on the device.
     pub fn new(formats: Formats) -> Training {
-        Training::elsewhere(formats, Homes::DEVICE)
+        Training::elsewhere(formats, &Homes::default())
     }
 
-    pub fn elsewhere(formats: Formats, homes: Homes) -> Training {
+    pub fn elsewhere(formats: Formats, homes: &Homes) -> Training {
         Training::by(Hyperparameters::default(), formats, homes)
     }
 
     /// By an optimizer of the test's choice.
-    pub fn by(hyperparameters: Hyperparameters, formats: Formats, homes: Homes) -> Training {
+    pub fn by(hyperparameters: Hyperparameters, formats: Formats, homes: &Homes) -> Training {
         let memory = Memory::host();
         let kernels = Cpu::new(&memory, DType::BF16).unwrap();
         Training::on(Box::new(kernels), memory, hyperparameters, (formats, homes))
@@ -176,7 +153,7 @@ impl Training {
     pub fn scheduled(
         schedule: (u64, Option<&'static str>),
         formats: Formats,
-        homes: Homes,
+        homes: &Homes,
     ) -> (Training, Reasons) {
         Training::scheduled_by(schedule, Hyperparameters::default(), formats, homes)
     }
@@ -186,7 +163,7 @@ impl Training {
         (seed, ignored): (u64, Option<&'static str>),
         hyperparameters: Hyperparameters,
         formats: Formats,
-        homes: Homes,
+        homes: &Homes,
     ) -> (Training, Reasons) {
         let memory = Memory::host();
         let cpu = Cpu::new(&memory, DType::BF16).unwrap();
@@ -200,17 +177,14 @@ impl Training {
         kernels: Box<dyn Kernels>,
         memory: Memory,
         hyperparameters: Hyperparameters,
-        ((dtype, moments, master), homes): (Formats, Homes),
+        ((dtype, moments, master), homes): (Formats, &Homes),
     ) -> Training {
         let layout = layout();
-        let hyperparameters = Hyperparameters {
-            clip_norm: homes.clip_norm,
-            ..hyperparameters
+        let hyperparameters = match homes.gradients {
+            Home::Released => unclipped(hyperparameters),
+            _ => hyperparameters,
         };
-        let offload = homes.offload(&layout);
         let formats = (moments, master);
-        let offload = offload.as_ref();
-        let all = layout.all();
         let optimizer = Optimizer::lease(
             &memory,
             &layout,
@@ -219,9 +193,10 @@ impl Training {
                 matrices: matrices(&layout),
                 formats,
                 weights: dtype,
+                gradients: DType::F32,
             },
-            offload,
-            (&all, 0),
+            homes,
+            None,
         );
         let persistent = |name, elements: usize| {
             let category = Category::Temporary;
@@ -230,12 +205,13 @@ impl Training {
         };
         // Where waits are left out, leases of the step are used after their end: they must be there all the same.
         memory.reserve_slab(1 << 20).unwrap();
+        let gradients = Gradients::lease(&memory, &layout, DType::F32, &homes.gradients, None);
         let mut training = Training {
             noise: persistent("noise", layout.elements()),
             loss: persistent("loss", 1),
             spoiled: None,
-            weights: Weights::lease(&memory, &layout, dtype, homes.weights).unwrap(),
-            gradients: Gradients::lease(&memory, &layout, DType::F32, homes.gradients).unwrap(),
+            weights: Weights::lease(&memory, &layout, dtype, homes, None).unwrap(),
+            gradients: gradients.unwrap(),
             optimizer: optimizer.unwrap(),
             kernels,
             memory,

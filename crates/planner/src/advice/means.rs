@@ -8,7 +8,8 @@ use crate::changes::{
     tiles, weights_on_host,
 };
 use kernels::Target;
-use settings::{Settings, Zero};
+use settings::Settings;
+use units::Zero;
 
 /// A kind of change; where several cost the same, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]

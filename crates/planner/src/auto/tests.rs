@@ -354,7 +354,7 @@ fn a_choice_holds_where_units_come_and_go() {
         let budget = least + (most - least) * step / 12;
         let choice = chooser.choose(budget).unwrap();
         let chosen = Settings::new(&choice.applied_to(&config)).unwrap();
-        assert!(chosen.offload.parameter_slots.is_some());
+        assert!(chosen.homes.weights == memory::Home::Pinned);
         let planned = Plan::new(&chosen, target).unwrap().peak_bytes;
         assert_eq!(choice.peak_bytes, planned);
         assert!(planned <= budget && choice.step_ms <= slower, "{choice:?}");

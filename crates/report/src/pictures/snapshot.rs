@@ -6,7 +6,7 @@
 //! devices alone, and would count it to them. So are leases without a byte, whose addresses are those of others.
 
 use super::{RefusedLease, Trace};
-use memory::{Category, Home, Lease, MemoryChange, Place, Playback};
+use memory::{Address, Category, Lease, MemoryChange, Place, Playback};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
@@ -134,7 +134,7 @@ impl Allocator {
             MemoryChange::ReserveSlab { bytes } => bytes,
             MemoryChange::Take {
                 lease,
-                home: Home::Slab { offset },
+                address: Address::Slab { offset },
                 ..
             } => offset + lease.bytes,
             _ => 0,
@@ -156,8 +156,8 @@ impl Allocator {
             MemoryChange::Take {
                 number,
                 lease,
-                home,
-            } => self.take(number, lease, home),
+                address,
+            } => self.take(number, lease, address),
             MemoryChange::GiveBack { number } => {
                 if let Some((address, lease)) = self.live.get_mut(number).and_then(Option::take) {
                     self.free(address, &lease);
@@ -181,14 +181,14 @@ impl Allocator {
         }
     }
 
-    fn take(&mut self, number: usize, lease: Lease, home: Home) {
+    fn take(&mut self, number: usize, lease: Lease, address: Address) {
         if lease.bytes == 0 {
             return;
         }
-        let address = match home {
-            Home::Pinned => return,
-            Home::Slab { offset } => self.slab() + offset,
-            Home::Own => self.segment(lease.bytes, lease.name.to_string()),
+        let address = match address {
+            Address::Pinned => return,
+            Address::Slab { offset } => self.slab() + offset,
+            Address::Own => self.segment(lease.bytes, lease.name.to_string()),
         };
         self.allocate(number, address, lease);
     }

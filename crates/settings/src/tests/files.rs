@@ -1,6 +1,8 @@
 //! `configs/` and configurations written by a run.
 
+use memory::Window;
 use std::collections::BTreeSet;
+use units::{Reduce, Zero};
 
 use toml::{Table, Value};
 
@@ -11,7 +13,7 @@ use crate::{
     AttentionBackend, AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, Config,
     DataConfig, Device, Engine, EvalConfig, FloatType, Graphs, HardwareConfig, HeadChunk,
     HostPlace, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace,
-    RecomputeConfig, Reduce, Release, Size, TrainConfig, Window, Zero, dotted, preset, reference,
+    RecomputeConfig, Release, Size, TrainConfig, dotted, preset, reference,
 };
 use data::{Format, Packing};
 use model::{ActivationFunction, NormKind, Positions};

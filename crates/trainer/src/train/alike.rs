@@ -4,7 +4,8 @@ use super::preparing::Prepared;
 use super::resuming::Resumed;
 use crate::failure::Failure;
 use crate::job::Job;
-use settings::{ConfigError, Resume, RunOptions, StatesPlace};
+use memory::Home;
+use settings::{ConfigError, Resume, RunOptions};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -107,7 +108,7 @@ impl Prepared {
             ),
             (
                 "optimizer states",
-                Some(place(&settings.offload.states).into()),
+                Some(place(&settings.homes.states).into()),
             ),
             (
                 "--init-from",
@@ -126,11 +127,12 @@ impl Prepared {
     }
 }
 
-fn place(states: &StatesPlace) -> &'static str {
+fn place(states: &Home) -> &'static str {
     match states {
-        StatesPlace::Device => "on the device",
-        StatesPlace::Pinned => "pinned",
-        StatesPlace::Disk(_) => "on a disk",
+        Home::Device => "on the device",
+        Home::Pinned => "pinned",
+        Home::Disk(_) => "on a disk",
+        Home::Released => "released",
     }
 }
 

@@ -7,7 +7,6 @@ use memory::format_bytes;
 use planner::{HOST_ARENAS, OomReport, arena_table};
 use report::pictures::RefusedLease;
 use report::{EndRecord, max_rss_bytes, memory_table, page};
-use settings::Elsewhere;
 use std::io::Write;
 
 impl Run {
@@ -118,8 +117,9 @@ impl Run {
             labels => format!(", {labels} offloaded"),
         };
         // The configuration was accepted, so its places go together.
-        offload +=
-            &Elsewhere::of(config).map_or_else(|_| String::new(), |elsewhere| elsewhere.words());
+        offload += &config
+            .homes()
+            .map_or_else(|_| String::new(), |homes| homes.words());
         let mut host_arenas = String::new();
         if !self.plan.host_arenas.is_empty() {
             host_arenas = format!("{}\n", arena_table(HOST_ARENAS, &self.plan.host_arenas));

@@ -7,9 +7,9 @@ use crate::job::Job;
 use crate::limits::{bytes_of, states_on_disk};
 use checkpoint::saved;
 use files::Disk;
+use memory::Home;
 use model::Origin;
 use planner::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
-use settings::{Elsewhere, StatesPlace};
 use std::path::Path;
 
 /// An upper bound for the files of a checkpoint whose sizes are not known before: its state, its manifest, the index of ranks.
@@ -59,7 +59,7 @@ impl Prepared {
             let model = self.plan.model_bytes + bytes_of(&files);
             needs.push(DiskNeed::new(Saved::Model, model, folder));
         }
-        if let StatesPlace::Disk(folder) = Elsewhere::of(config)?.states {
+        if let Home::Disk(folder) = config.homes()?.states {
             needs.push(states_on_disk(&self.plan, &folder));
         }
         Ok(NoDiskRoom::check(&needs, &SystemDisks)?)

@@ -2,11 +2,11 @@
 
 use super::{odd_model, settings, step_batch, variants};
 use files::TensorSource;
-use memory::DType;
+use memory::{DType, Home, Homes};
 use model::ModelConfig;
 use optim::{MasterFormat, MomentFormat};
 use session::{Session, StepOutcome};
-use settings::{Elsewhere, GradientsPlace, Settings, StateFormats, StatesPlace};
+use settings::{Settings, StateFormats};
 
 /// Type of the weights, moments, and what stands beside bf16 weights.
 pub type Form = (DType, MomentFormat, MasterFormat);
@@ -67,21 +67,20 @@ pub fn with_form(
 }
 
 /// Everything that there is on the host, in several chunks for the larger matrices.
-pub fn all_pinned() -> Elsewhere {
-    Elsewhere {
-        states: StatesPlace::Pinned,
-        parameter_slots: Some(2),
-        gradients: GradientsPlace::Pinned,
+pub fn all_pinned() -> Homes {
+    Homes {
+        states: Home::Pinned,
+        weights: Home::Pinned,
+        gradients: Home::Pinned,
         chunk_bytes: 20_000,
-        slots: 3,
-        ..Elsewhere::default()
+        ..Homes::default()
     }
 }
 
 /// The same with everything on the device.
 pub fn resident(settings: &Settings) -> Settings {
     Settings {
-        offload: Elsewhere::default(),
+        homes: Homes::default(),
         ranks: None,
         ..settings.clone()
     }

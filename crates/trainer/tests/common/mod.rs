@@ -14,7 +14,7 @@ use data::{MASKED, MicroBatch, StepBatch};
 use kernels::cpu::Cpu;
 use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{Target, Traffic};
-use memory::{DType, Memory};
+use memory::{DType, Homes, Memory};
 use model::{
     Activation, ActivationFunction, Architecture, Attention, ModelConfig, NormKind, OffloadLabels,
     Positions,
@@ -22,7 +22,7 @@ use model::{
 use optim::{Hyperparameters, Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
 use session::{Session, StepOutcome};
-use settings::{AttentionBackend, Config, Device, Elsewhere, FloatType, HeadChunk, Settings};
+use settings::{AttentionBackend, Config, Device, FloatType, HeadChunk, Settings};
 use side_by_side::side_by_side;
 
 /// Recompute modes of every form.
@@ -166,9 +166,9 @@ pub fn settings(model: ModelConfig, dtype: DType, mode: &str) -> Settings {
 }
 
 /// What `--offload-optimizer pinned` says.
-pub fn pinned_states() -> Elsewhere {
+pub fn pinned_states() -> Homes {
     let pinned = Config::default().with(&["offload.optimizer=pinned".into()]);
-    Settings::new(&pinned.unwrap()).unwrap().offload
+    Settings::new(&pinned.unwrap()).unwrap().homes
 }
 
 /// AdamW as the references use it.

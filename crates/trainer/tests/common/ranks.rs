@@ -8,13 +8,14 @@ use data::StepBatch;
 use files::PieceSource;
 use kernels::cpu::Cpu;
 use kernels::scheduled::Reasons;
-use memory::Memory;
+use memory::{Home, Memory};
 use session::Session;
-use settings::{Ranks, Reduce, Settings, StatesPlace, Zero};
+use settings::Settings;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
+use units::{Ranks, Reduce, Zero};
 
 /// What ranks divide, by default.
 pub fn ranks(size: usize, zero: Zero) -> Ranks {
@@ -27,7 +28,6 @@ pub fn ranks(size: usize, zero: Zero) -> Ranks {
         overlap_grad_reduce: true,
         overlap_param_gather: true,
         reshard_after_forward: true,
-        engine_bytes: None,
     }
 }
 
@@ -38,7 +38,7 @@ pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
         ranks.rank = rank;
     }
     // A folder belongs to one process at a time.
-    if let StatesPlace::Disk(folder) = &mut settings.offload.states {
+    if let Home::Disk(folder) = &mut settings.homes.states {
         folder.push(format!("rank-{rank}"));
     }
     settings

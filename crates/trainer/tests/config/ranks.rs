@@ -2,8 +2,9 @@
 
 use super::{assert_refused, config, file, resolve};
 use clap::Parser;
-use settings::{Config, Engine, Member, Ranks, Reduce, Size, Zero};
+use settings::{Config, Engine, Member, Size};
 use trainer::cli::Cli;
+use units::{Ranks, Reduce, Zero};
 
 const FOUR: Member = Member { rank: 1, size: 4 };
 

@@ -1,7 +1,8 @@
 //! Every refusal, with the words that make it useful.
 
 use super::{assert_refused, config, file, resolve};
-use settings::{Elsewhere, GradientsPlace, StatesPlace, preset};
+use memory::{Home, Homes};
+use settings::preset;
 
 #[test]
 fn unknown_keys_name_the_nearest() {
@@ -253,11 +254,11 @@ fn places_that_contradict_are_refused() {
 
 #[test]
 fn places_that_go_together_are_read() {
-    let elsewhere = |arguments: &[&str]| Elsewhere::of(&config(arguments)).unwrap();
-    let disk = |folder: &str| StatesPlace::Disk(folder.into());
+    let homes = |arguments: &[&str]| config(arguments).homes().unwrap();
+    let disk = |folder: &str| Home::Disk(folder.into());
     for (arguments, states) in [
-        (&["--offload-optimizer", "none"][..], StatesPlace::Device),
-        (&["--offload-optimizer", "pinned"], StatesPlace::Pinned),
+        (&["--offload-optimizer", "none"][..], Home::Device),
+        (&["--offload-optimizer", "pinned"], Home::Pinned),
         (&["--offload-optimizer", "states"], disk("states")),
         (&["--offload-optimizer", "./pined"], disk("./pined")),
         (&["--set", "offload.path=/scratch"], disk("/scratch")),
@@ -266,7 +267,7 @@ fn places_that_go_together_are_read() {
             disk("/a"),
         ),
     ] {
-        assert_eq!(elsewhere(arguments).states, states, "{arguments:?}");
+        assert_eq!(homes(arguments).states, states, "{arguments:?}");
     }
     // What is misspelt is no folder.
     let misspelt = ["--offload-optimizer", "pined"];
@@ -283,10 +284,10 @@ fn places_that_go_together_are_read() {
     let (_folder, path) = file(
         "[offload]\npath = \"/a\"\nparameters = \"pinned\"\nparameter_slots = 3\nwindow = \"end\"\nfraction = 0.5\n",
     );
-    let of_file = elsewhere(&["--config", &path]);
+    let of_file = homes(&["--config", &path]);
     assert_eq!(
-        (of_file.states, of_file.parameter_slots),
-        (disk("/a"), Some(3))
+        (of_file.states, of_file.weights, of_file.unit_slots),
+        (disk("/a"), Home::Pinned, 3)
     );
     let nowhere = [
         "--offload-optimizer",
@@ -294,12 +295,12 @@ fn places_that_go_together_are_read() {
         "--offload-parameters",
         "none",
     ];
-    let replaced = elsewhere(&[&["--config", &path][..], &nowhere].concat());
-    assert_eq!(replaced, Elsewhere::default());
-    let pinned = elsewhere(&["--config", &path, "--offload-optimizer", "pinned"]);
-    assert_eq!((pinned.states, pinned.fraction), (StatesPlace::Pinned, 0.5));
+    let replaced = homes(&[&["--config", &path][..], &nowhere].concat());
+    assert_eq!(replaced, Homes::default());
+    let pinned = homes(&["--config", &path, "--offload-optimizer", "pinned"]);
+    assert_eq!((pinned.states, pinned.fraction), (Home::Pinned, 0.5));
 
-    let all = elsewhere(&[
+    let all = homes(&[
         "--offload-parameters",
         "pinned",
         "--offload-gradients",
@@ -310,15 +311,15 @@ fn places_that_go_together_are_read() {
         "offload.slab_mib=3",
     ]);
     assert!(all.streams_updates() && all.updates_in_forward());
-    assert_eq!(all.parameter_slots, Some(4));
-    assert_eq!(all.gradients, GradientsPlace::Pinned);
+    assert_eq!((&all.weights, all.unit_slots), (&Home::Pinned, 4));
+    assert_eq!(all.gradients, Home::Pinned);
     assert_eq!(all.words(), ", weights offloaded, gradients offloaded");
 
     let set = ["--accum", "1", "--set", "optim.release=backward", "--set"];
-    let released = elsewhere(&[&set[..], &["optim.clip_norm=inf"]].concat());
-    assert_eq!(released.gradients, GradientsPlace::Released);
+    let released = homes(&[&set[..], &["optim.clip_norm=inf"]].concat());
+    assert_eq!(released.gradients, Home::Released);
     assert!(!released.streams_updates());
-    assert_eq!(elsewhere(&[]), Elsewhere::default());
+    assert_eq!(homes(&[]), Homes::default());
 }
 
 #[test]

@@ -1,0 +1,129 @@
+//! Where a configuration lets weights, gradients and optimizer states live.
+
+use super::choices::{HostPlace, Release};
+use super::error::ConfigError;
+use super::ranks::Member;
+use super::schema::Config;
+use memory::{Home, Homes, Window};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Where the optimizer's states are to live, as `offload.optimizer` says it: a name, or else a folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum OptimizerPlace {
+    /// On the device, unless `offload.path` names a folder.
+    None,
+    /// In pinned host memory.
+    Pinned,
+    /// In the folder that `offload.path` names.
+    Disk,
+    /// In this folder on a disk.
+    Folder(PathBuf),
+}
+
+impl OptimizerPlace {
+    /// The values that are no folders.
+    pub const NAMES: &'static [&'static str] = &["none", "pinned", "disk"];
+}
+
+impl From<String> for OptimizerPlace {
+    fn from(text: String) -> OptimizerPlace {
+        match &text[..] {
+            "none" => OptimizerPlace::None,
+            "pinned" => OptimizerPlace::Pinned,
+            "disk" => OptimizerPlace::Disk,
+            _ => OptimizerPlace::Folder(text.into()),
+        }
+    }
+}
+
+impl From<OptimizerPlace> for String {
+    fn from(place: OptimizerPlace) -> String {
+        match place {
+            OptimizerPlace::None => "none".into(),
+            OptimizerPlace::Pinned => "pinned".into(),
+            OptimizerPlace::Disk => "disk".into(),
+            // It was read from a text, and nothing else makes one.
+            OptimizerPlace::Folder(folder) => folder.to_string_lossy().into_owned(),
+        }
+    }
+}
+
+impl From<HostPlace> for Home {
+    fn from(place: HostPlace) -> Home {
+        match place {
+            HostPlace::None => Home::Device,
+            HostPlace::Pinned => Home::Pinned,
+        }
+    }
+}
+
+impl Config {
+    /// Where weights, gradients and optimizer states live, and how what is not on the device is updated. Where there are
+    /// ranks, that is at the end of a step: the other ranks wait for it.
+    ///
+    /// # Errors
+    /// Places of the optimizer's states that contradict.
+    pub fn homes(&self) -> Result<Homes, ConfigError> {
+        let offload = &self.offload;
+        Ok(Homes {
+            weights: offload.parameters.into(),
+            unit_slots: offload.parameter_slots,
+            gradients: match self.optim.release {
+                Release::Backward => Home::Released,
+                Release::Step => offload.gradients.into(),
+            },
+            states: match (home_of_states(self)?, self.member) {
+                // Of several ranks each has a folder of its own: they may share the disk.
+                (Home::Disk(folder), Some(Member { rank, size: 2.. })) => {
+                    Home::Disk(folder.join(format!("rank-{rank}")))
+                }
+                (home, _) => home,
+            },
+            fraction: offload.fraction,
+            window: match self.rank_in_group() {
+                Some(_) => Window::End,
+                None => offload.window,
+            },
+            chunk_bytes: offload.slab_mib << 20,
+            chunk_slots: offload.buffer_count,
+        })
+    }
+}
+
+/// Where the states live that `offload.optimizer` and `offload.path` place together.
+fn home_of_states(config: &Config) -> Result<Home, ConfigError> {
+    let (place, path) = (&config.offload.optimizer, &config.offload.path);
+    let contradiction = |sentence: String| Err(ConfigError::Contradiction(sentence));
+    if path
+        .as_ref()
+        .is_some_and(|path| path.as_os_str().is_empty())
+    {
+        return contradiction(
+            "`offload.path` is empty; name a folder on a disk, or leave it out".into(),
+        );
+    }
+    match (place, path) {
+        (OptimizerPlace::None, None) => Ok(Home::Device),
+        (OptimizerPlace::Pinned, None) => Ok(Home::Pinned),
+        (OptimizerPlace::None | OptimizerPlace::Disk, Some(folder)) => {
+            Ok(Home::Disk(folder.clone()))
+        }
+        (OptimizerPlace::Folder(named), path) if path.as_ref().is_none_or(|path| path == named) => {
+            Ok(Home::Disk(named.clone()))
+        }
+        (OptimizerPlace::Disk, None) => contradiction(
+            "`offload.optimizer` is disk, and no folder is named; write --offload-optimizer DIR, or add offload.path".into(),
+        ),
+        (OptimizerPlace::Pinned, Some(folder)) => contradiction(format!(
+            "`offload.optimizer` is pinned, but `offload.path` names the folder {} on a disk; keep one of the two",
+            folder.display()
+        )),
+        (OptimizerPlace::Folder(named), path) => contradiction(format!(
+            "`offload.optimizer` names the folder {} and `offload.path` another one, {}; keep one of the two",
+            named.display(),
+            path.as_deref().unwrap_or(named).display()
+        )),
+    }
+}
