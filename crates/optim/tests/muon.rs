@@ -1,10 +1,10 @@
-//! Muon: its iteration against one in f64, and the same bits wherever weights, gradients and states live.
+//! Muon's iteration against one in f64. That bits do not depend on homes is in `whole_tensors.rs`.
 
 mod common;
 
-use common::{Training, disk, homes, layout, noise, unclipped};
+use common::noise;
 use kernels::cpu::Cpu;
-use memory::{DType, Home, Homes, Layer, LayoutBuilder, Memory};
+use memory::{DType, Homes, Layer, LayoutBuilder, Memory};
 use optim::{
     Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon, Optimizer, OptimizerKind, Recipe,
     StepNumbers,
@@ -12,114 +12,10 @@ use optim::{
 use std::rc::Rc;
 use units::{Gradients, Weights};
 
-/// Every home that an update can have.
-fn all_homes() -> [Homes; 4] {
-    [
-        homes(Home::Pinned),
-        Homes {
-            fraction: 0.9,
-            ..homes(Home::Pinned)
-        },
-        homes(disk()),
-        Homes {
-            weights: Home::Pinned,
-            gradients: Home::Pinned,
-            ..homes(Home::Pinned)
-        },
-    ]
-}
-
 fn hyperparameters() -> Hyperparameters {
     Hyperparameters {
         kind: OptimizerKind::Muon,
         ..Hyperparameters::default()
-    }
-}
-
-const FORMATS: [(DType, MomentFormat, MasterFormat); 3] = [
-    (DType::F32, MomentFormat::F32, MasterFormat::None),
-    (
-        DType::BF16,
-        MomentFormat::Quantised,
-        MasterFormat::Remainder,
-    ),
-    (DType::BF16, MomentFormat::Bf16, MasterFormat::None),
-];
-
-#[test]
-fn weights_and_states_are_the_same_wherever_they_live() {
-    for formats in FORMATS {
-        let mut here = Training::by(hyperparameters(), formats, &Homes::default());
-        here.steps(1..=3);
-        let adamw = {
-            let mut adamw = Training::new(formats);
-            adamw.steps(1..=3);
-            adamw.weights()
-        };
-        assert!(here.weights() != adamw, "muon is another optimizer");
-        for home in all_homes() {
-            let mut there = Training::by(hyperparameters(), formats, &home);
-            there.steps(1..=3);
-            assert!(there.weights() == here.weights(), "{formats:?} {home:?}");
-            assert!(there.save() == here.save(), "{formats:?} {home:?}");
-        }
-    }
-}
-
-#[test]
-fn released_gradients_give_the_bits_of_kept_ones() {
-    for formats in FORMATS {
-        let gradients = [Home::Device, Home::Released];
-        let [mut kept, mut gone] = gradients.map(|gradients| {
-            let homes = Homes {
-                gradients,
-                ..homes(Home::Device)
-            };
-            Training::by(unclipped(hyperparameters()), formats, &homes)
-        });
-        kept.steps(1..=3);
-        gone.steps(1..=3);
-        assert!(kept.weights() == gone.weights(), "{formats:?}");
-    }
-}
-
-#[test]
-fn queues_may_run_in_any_order_that_the_waits_allow() {
-    for home in all_homes() {
-        let mut here = Training::by(hyperparameters(), FORMATS[0], &home);
-        here.steps(1..=2);
-        for seed in 0..12 {
-            let schedule = (seed, None);
-            let (mut there, _) =
-                Training::scheduled_by(schedule, hyperparameters(), FORMATS[0], &home);
-            there.steps(1..=2);
-            assert!(there.weights() == here.weights(), "seed {seed} {home:?}");
-        }
-    }
-}
-
-#[test]
-fn a_step_that_is_not_finite_changes_nothing() {
-    let mut training = Training::by(hyperparameters(), FORMATS[0], &Homes::default());
-    training.steps(1..=2);
-    let (weights, states) = (training.weights(), training.save());
-    training.spoil(layout().entries()[2].offset);
-    training.steps(3..=3);
-    assert!(training.weights() == weights && training.save() == states);
-}
-
-#[test]
-fn saved_states_go_on_elsewhere() {
-    let mut first = Training::by(hyperparameters(), FORMATS[0], &Homes::default());
-    first.steps(1..=2);
-    let saved = first.save();
-    for home in all_homes() {
-        let mut second = Training::by(hyperparameters(), FORMATS[0], &home);
-        second.restore(&first, &saved).unwrap();
-        second.steps(3..=4);
-        let mut whole = Training::by(hyperparameters(), FORMATS[0], &Homes::default());
-        whole.steps(1..=4);
-        assert!(second.weights() == whole.weights(), "{home:?}");
     }
 }
 
@@ -171,6 +67,7 @@ fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
         },
         matrices: vec![Matrix {
             entry: 0,
+            count: 1,
             shape,
             stored: shape,
         }],

@@ -7,13 +7,25 @@ use files::Parts;
 use kernels::Kernels;
 use kernels::cpu::Cpu;
 use memory::{Cover, DType, Home, Homes, Layout, Memory};
-use optim::{Hyperparameters, MasterFormat, MomentFormat, Optimizer, Recipe, SavedState};
+use optim::{
+    Hyperparameters, MasterFormat, MomentFormat, Optimizer, OptimizerKind, Recipe, SavedState,
+};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use units::{Ranks, Reduce, Weights, Zero};
 
 /// Pieces of states by name: first element, number of elements of the whole, type, and bytes.
 type Pieces = BTreeMap<String, Vec<(usize, usize, DType, Vec<u8>)>>;
+
+/// An optimizer, and formats of its states.
+type Case = (OptimizerKind, Formats);
+
+fn by(kind: OptimizerKind) -> Hyperparameters {
+    Hyperparameters {
+        kind,
+        ..Hyperparameters::default()
+    }
+}
 
 /// A rank with all weights, and the states of what is its own.
 struct Rank {
@@ -25,7 +37,12 @@ struct Rank {
 }
 
 impl Rank {
-    fn new((dtype, moments, master): Formats, states: &Home, rank: usize, size: usize) -> Rank {
+    fn new(
+        (kind, (dtype, moments, master)): Case,
+        states: &Home,
+        rank: usize,
+        size: usize,
+    ) -> Rank {
         let memory = Memory::host();
         let layout = layout_for(Some(size));
         let own = layout.own(rank);
@@ -43,7 +60,7 @@ impl Rank {
             &memory,
             &layout,
             &Recipe {
-                hyperparameters: Hyperparameters::default(),
+                hyperparameters: by(kind),
                 matrices: Vec::new(),
                 formats: (moments, master),
                 weights: dtype,
@@ -143,7 +160,7 @@ fn whole(pieces: &Pieces) -> Saved {
 
 /// The states that ranks keep after they were restored; and that all have these weights.
 fn through(
-    formats: Formats,
+    case: Case,
     states: &Home,
     ranks: usize,
     from: &Training,
@@ -151,7 +168,7 @@ fn through(
 ) -> (Pieces, Vec<Vec<u8>>) {
     let (mut pieces, mut weights) = (Pieces::new(), None);
     for number in 0..ranks {
-        let mut rank = Rank::new(formats, states, number, ranks);
+        let mut rank = Rank::new(case, states, number, ranks);
         rank.restore(from, saved);
         rank.save(&mut pieces);
         let own = rank.weights();
@@ -179,19 +196,22 @@ const FORMATS: [Formats; 4] = [
 
 #[test]
 fn from_any_number_of_ranks_to_any_other() {
-    for formats in FORMATS {
+    let of_adamw = FORMATS.map(|formats| (OptimizerKind::AdamW, formats));
+    let of_adafactor = (OptimizerKind::Adafactor, FORMATS[0]);
+    for case in of_adamw.into_iter().chain([of_adafactor]) {
         for states in [&Home::Device, &Home::Pinned] {
-            let first = trained(formats);
+            let mut first = Training::by(by(case.0), case.1, &Homes::default());
+            first.steps(1..=3);
             let saved = first.save();
-            let name = format!("{formats:?} {states:?}");
+            let name = format!("{case:?} {states:?}");
             let (by_three, weights) =
-                through(formats, states, 3, &first, &in_one_piece(saved.clone()));
+                through(case, states, 3, &first, &in_one_piece(saved.clone()));
             assert!(
                 by_three.values().any(|pieces| pieces.len() > 1),
                 "{name}: nothing is cut"
             );
             assert!(whole(&by_three) == saved, "{name}: three ranks");
-            let (by_two, same) = through(formats, states, 2, &first, &by_three);
+            let (by_two, same) = through(case, states, 2, &first, &by_three);
             assert!(
                 whole(&by_two) == saved && same == weights,
                 "{name}: two ranks"
@@ -209,7 +229,13 @@ fn converted_by_ranks_as_by_one_process() {
             let saved = first.save();
             let mut alone = Training::new(to);
             alone.restore(&first, &saved).unwrap();
-            let (by_ranks, weights) = through(to, &Home::Device, 3, &first, &in_one_piece(saved));
+            let (by_ranks, weights) = through(
+                (OptimizerKind::AdamW, to),
+                &Home::Device,
+                3,
+                &first,
+                &in_one_piece(saved),
+            );
             assert!(whole(&by_ranks) == alone.save(), "{from:?} to {to:?}");
             let size = alone.weights.dtype().size_in_bytes();
             for (index, entry) in alone.layout.entries().iter().enumerate() {

@@ -137,7 +137,9 @@ impl Inventory {
 
     fn add_states(&mut self, optimizer: &Optimizer, index: usize, range: &Range<usize>) {
         let states = optimizer.named_states(index, range).into_iter();
-        for (number, state) in states.enumerate() {
+        // Of a state with few elements, a range of the parameter may have none.
+        let states = states.enumerate().filter(|(_, state)| state.bytes() > 0);
+        for (number, state) in states {
             let bytes = state.bytes();
             let spec = PieceSpec {
                 stem: "optimizer".into(),

@@ -12,7 +12,7 @@ use common::ranks::{Together, each, of_rank, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
 use memory::{DType, Home, Homes, Window};
 use model::{Attention, OffloadLabels};
-use optim::{Hyperparameters, OptimizerKind};
+use optim::{Hyperparameters, MomentFormat, OptimizerKind};
 use settings::Settings;
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
@@ -194,31 +194,42 @@ fn plain(size: usize, zero: Zero) -> Settings {
     }
 }
 
-/// Matrices that are updated as a whole are brought together from the ranks' pieces.
+/// Tensors that are updated as a whole: Muon's are brought together from the ranks' pieces, of Adafactor's ranks exchange sums.
 #[test]
-fn whole_matrices_are_the_same_among_any_ranks() {
-    for form in forms().into_iter().step_by(5) {
-        let muon = |size, zero| {
+fn whole_tensors_are_the_same_among_any_ranks() {
+    let kinds = [
+        (OptimizerKind::Muon, ".momentum"),
+        (OptimizerKind::Adafactor, ".row_variance"),
+    ];
+    let forms = || forms().into_iter().step_by(5);
+    for ((kind, state), form) in kinds
+        .into_iter()
+        .flat_map(|kind| forms().map(move |form| (kind, form)))
+    {
+        let settings = |size, zero| {
             let settings = plain(size, zero);
             let (_, model) = models(2).swap_remove(0);
-            let formed = with_form(model, form, "none", DType::F32);
+            let mut formed = with_form(model, form, "none", DType::F32);
+            if kind == OptimizerKind::Adafactor {
+                formed.states.moments = MomentFormat::F32;
+            }
             Settings {
                 dtype: formed.dtype,
                 states: formed.states,
                 optimizer: Hyperparameters {
-                    kind: OptimizerKind::Muon,
+                    kind,
                     ..settings.optimizer
                 },
                 ..settings
             }
         };
-        let expected = run("alone", &muon(1, Zero::Replicated));
-        let is_momentum = |name: &&(String, String)| name.1.contains(".momentum");
-        assert!(expected.state.keys().any(|name| is_momentum(&name)));
+        let expected = run("alone", &settings(1, Zero::Replicated));
+        let mut names = expected.state.keys();
+        assert!(names.any(|name| name.1.contains(state)), "{kind}");
         for size in [2, 4] {
             for zero in Zero::ALL {
-                let name = format!("{size} ranks, {zero:?}, {form:?}");
-                let actual = run(&name, &muon(size, zero));
+                let name = format!("{kind}, {size} ranks, {zero:?}, {form:?}");
+                let actual = run(&name, &settings(size, zero));
                 assert_eq!(actual.steps, expected.steps, "{name}");
                 assert!(actual.state == expected.state, "{name}");
             }

@@ -54,6 +54,7 @@ pub fn matrices(layout: &Layout) -> Vec<Matrix> {
         let shape = [entry.shape[0], entry.shape[1]];
         Matrix {
             entry: index,
+            count: 1,
             shape,
             stored: shape,
         }
