@@ -1,5 +1,6 @@
 //! Which elements of a layout a buffer holds, where it does not hold all.
 
+use crate::Rank;
 use std::ops::Range;
 
 /// Ranges of a layout that lie one after the other in a buffer. All begin and end at multiples of the padding.
@@ -50,6 +51,12 @@ impl Cover {
     pub fn within_all(&self, other: &Cover) -> Cover {
         let ranges = other.ranges.iter();
         Cover::joined(ranges.map(|range| self.within(range)))
+    }
+
+    /// A rank's piece: as many elements as every other's, which must divide it.
+    pub fn piece(&self, rank: Rank) -> Cover {
+        let elements = self.elements() / rank.of;
+        self.lying_at(&(rank.number * elements..(rank.number + 1) * elements))
     }
 
     /// The elements that lie at some places of the buffer.

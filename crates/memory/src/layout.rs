@@ -1,7 +1,7 @@
 //! Where each tensor lies in the buffers that share a layout: which of them belong together, and what of it each rank has.
 
 use crate::placing::{Placed, place};
-use crate::{Cover, Dims, Layer, Role};
+use crate::{Cover, Dims, Layer, Rank, Role};
 use std::collections::HashMap;
 use std::iter;
 use std::ops::Range;
@@ -106,7 +106,6 @@ pub struct Layout {
     quantisable: Range<usize>,
     weights: usize,
     elements: usize,
-    ranks: Option<usize>,
     /// What pads bundles, in order.
     tails: Vec<Range<usize>>,
 }
@@ -179,7 +178,6 @@ impl LayoutBuilder {
     /// `is_precise(name, elements)` says which tensors must never be quantised. Entries are numbered as
     /// [`LayoutBuilder::build`] numbers them, wherever they lie.
     pub fn build_precise(self, is_precise: impl Fn(&str, usize) -> bool) -> Layout {
-        let ranks = self.ranks;
         let mut tensors = self.tensors;
         tensors.sort_by_key(|(_, entry)| (entry.role == Role::Buffer, !entry.is_matrix()));
         let matrices = tensors.iter().filter(|(_, entry)| entry.is_matrix());
@@ -189,7 +187,7 @@ impl LayoutBuilder {
         let precise: Vec<bool> = precise
             .map(|entry| is_precise(&entry.name, entry.elements()))
             .collect();
-        let placed = place(&mut entries, &parts, &precise, ranks);
+        let placed = place(&mut entries, &parts, &precise, self.ranks);
         let units = units(&parts, &entries, &placed);
         let mut unit_of = vec![None; entries.len()];
         for (index, unit) in units.iter().enumerate() {
@@ -207,7 +205,6 @@ impl LayoutBuilder {
             quantisable: placed.quantisable,
             weights: placed.weights,
             elements: placed.elements,
-            ranks,
             tails: placed.tails.into_iter().map(|(_, tail)| tail).collect(),
         }
     }
@@ -285,11 +282,6 @@ impl Layout {
         ranges.map(count).collect()
     }
 
-    /// How many ranks the layout is divided among; none if it is not.
-    pub fn ranks(&self) -> Option<usize> {
-        self.ranks
-    }
-
     /// All elements, tails included.
     pub fn all(&self) -> Cover {
         Cover::new(iter::once(0..self.elements))
@@ -317,27 +309,18 @@ impl Layout {
         units.chain([vectors]).collect()
     }
 
-    /// A rank's piece of a bundle: whole grains, as many for each rank.
-    pub fn piece(&self, bundle: &Cover, rank: usize) -> Cover {
-        let elements = bundle.elements() / self.ranks.unwrap_or(1);
-        bundle.lying_at(&(rank * elements..(rank + 1) * elements))
-    }
-
     /// A rank's pieces of all that is trained.
-    pub fn own_trained(&self, rank: usize) -> Cover {
+    pub fn own_trained(&self, rank: Rank) -> Cover {
         let bundles = self.bundles();
-        let pieces = bundles.iter().map(|bundle| self.piece(bundle, rank));
-        Cover::joined(pieces)
+        Cover::joined(bundles.iter().map(|bundle| bundle.piece(rank)))
     }
 
     /// A rank's pieces of all bundles; the first one's are all buffers too.
-    pub fn own(&self, rank: usize) -> Cover {
-        let buffers = (rank == 0).then(|| self.buffers());
+    pub fn own(&self, rank: Rank) -> Cover {
+        let buffers = (rank.number == 0).then(|| self.buffers());
         let vectors = Cover::new([self.vectors()]).without(&self.trained());
         let frozen = self.units.iter().map(|unit| &unit.frozen);
-        let pieces = frozen
-            .chain([&vectors])
-            .map(|bundle| self.piece(bundle, rank));
+        let pieces = frozen.chain([&vectors]).map(|bundle| bundle.piece(rank));
         Cover::joined(pieces.chain([self.own_trained(rank)]).chain(buffers))
     }
 
@@ -643,12 +626,12 @@ mod tests {
                 builder.for_ranks(ranks).build_precise(|_, elements| elements < precise_below)
             };
             let (whole, layout) = (build(None), build(Some(ranks)));
-            let all: usize = (0..ranks).map(|rank| layout.own(rank).elements()).sum();
+            let all: usize = Rank::all(ranks).map(|rank| layout.own(rank).elements()).sum();
             prop_assert_eq!(all, layout.elements());
-            let trained: usize = (0..ranks).map(|rank| layout.own_trained(rank).elements()).sum();
+            let trained: usize = Rank::all(ranks).map(|rank| layout.own_trained(rank).elements()).sum();
             prop_assert_eq!(trained, layout.trained().elements());
             for bundle in layout.bundles() {
-                let pieces: Vec<usize> = (0..ranks).map(|rank| layout.piece(&bundle, rank).elements()).collect();
+                let pieces: Vec<usize> = Rank::all(ranks).map(|rank| bundle.piece(rank).elements()).collect();
                 prop_assert!(pieces.iter().all(|piece| *piece == pieces[0] && piece % GRAIN_ELEMENTS == 0));
                 prop_assert_eq!(pieces.iter().sum::<usize>(), bundle.elements());
             }

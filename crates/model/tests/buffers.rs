@@ -8,7 +8,7 @@ use common::harness::{Run, VOCAB, initial_values};
 use files::{Disk, TensorSource, write_tensors};
 use kernels::cpu::Cpu;
 use kernels::operation::{BiasDropoutAdd, Fill};
-use memory::{DType, Home, Homes, Layer, Layout, Memory, Role};
+use memory::{DType, Home, Homes, Layer, Layout, Memory, Rank, Role};
 use model::stages::{Embedding, Head, Norm};
 use model::{
     Activation, Architecture, Block, Extent, Initial, Io, Labels, Linear, ModelError, ModelWeights,
@@ -123,8 +123,7 @@ fn wherever_weights_live_a_buffer_is_whole_and_f32() {
         (Home::Pinned, Some(Zero::Weights)),
     ] {
         let ranks = zero.map(|zero| Ranks {
-            size: 2,
-            rank: 1,
+            rank: Rank { number: 1, of: 2 },
             zero,
             bucket_bytes: 1 << 20,
             reduce: Reduce::MicroBatch,
@@ -139,7 +138,7 @@ fn wherever_weights_live_a_buffer_is_whole_and_f32() {
         };
         let memory = Memory::host();
         let kernels = Cpu::new(&memory, DType::BF16).unwrap();
-        let layout = Rc::new(layout(ranks.as_ref().map(|ranks| ranks.size)));
+        let layout = Rc::new(layout(ranks.as_ref().map(|ranks| ranks.rank.of)));
         let index = layout.find(BUFFER).unwrap();
         let range = layout.entries()[index].range();
         let leased = Weights::lease(&memory, &layout, DType::BF16, &homes, ranks.as_ref());
@@ -162,8 +161,8 @@ fn wherever_weights_live_a_buffer_is_whole_and_f32() {
         assert!(weights.buffer_arena().is_some() && weights.padding_is_zero());
     }
     let layout = layout(Some(2));
-    let owners = [0, 1].map(|rank| layout.own(rank).within_all(&layout.buffers()).elements());
-    assert_eq!(owners, [256, 0], "one rank saves it");
+    let owners = Rank::all(2).map(|rank| layout.own(rank).within_all(&layout.buffers()).elements());
+    assert!(owners.eq([256, 0]), "one rank saves it");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::rule::{Asking, ByMatrix, Matrix, Rule};
 use crate::segment::{Segment, matrices_of};
 use crate::sums::{self, SummedSources};
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue};
-use memory::{DType, GRANULARITY_BYTES, In, Layout, Out};
+use memory::{DType, GRANULARITY_BYTES, In, Layout, Out, Rank};
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::rc::Rc;
@@ -103,8 +103,7 @@ fn update_whole(
 /// ranks have about as much to do.
 pub(crate) struct Dealt {
     layout: Rc<Layout>,
-    rank: usize,
-    ranks: usize,
+    rank: Rank,
     rounds: Vec<Vec<Segment>>,
     /// Bytes for a direction, and for what there is besides.
     room: [usize; 2],
@@ -137,8 +136,7 @@ impl DealtSources<'_> {
 
 impl Dealt {
     /// The matrices of all groups, of a rank's layout.
-    pub(crate) fn new(layout: &Rc<Layout>, form: &Form, rank: usize) -> Dealt {
-        let ranks = layout.ranks().unwrap_or(1);
+    pub(crate) fn new(layout: &Rc<Layout>, form: &Form, rank: Rank) -> Dealt {
         let groups = form.groups().iter().enumerate();
         let all = groups
             .filter(|(_, group)| matches!(group.rule, Rule::Matrices(_)))
@@ -148,8 +146,7 @@ impl Dealt {
         let mut dealt = Dealt {
             layout: layout.clone(),
             rank,
-            ranks,
-            rounds: all.chunks(ranks).map(<[Segment]>::to_vec).collect(),
+            rounds: all.chunks(rank.of).map(<[Segment]>::to_vec).collect(),
             room: [0; 2],
         };
         // What is staged and the scratch of an iteration are never there at once.
@@ -159,7 +156,7 @@ impl Dealt {
                 size * elements_of(&pieces(layout, segment, rank))
             });
             let staged = staged.max().unwrap_or(0);
-            let [direction, scratch] = round.get(rank).map_or([0; 2], |own| room(form, own));
+            let [direction, scratch] = round.get(rank.number).map_or([0; 2], |own| room(form, own));
             let [most, besides] = dealt.room;
             dealt.room = [most.max(direction), besides.max(scratch).max(staged)];
         }
@@ -180,7 +177,7 @@ impl Dealt {
                 let (whole, staged) = (direction.reborrow(), rest.as_in());
                 self.gather(sources, (segment, owner), whole, staged)?;
             }
-            if let Some(segment) = round.get(self.rank) {
+            if let Some(segment) = round.get(self.rank.number) {
                 let (rule, matrix) = rule(sources.form, segment);
                 let whole = first(direction.reborrow(), rule.dtype(), segment.own().len());
                 let rates = sources.numbers.rates(segment.group);
@@ -318,19 +315,19 @@ impl Dealt {
         segment: &Segment,
         owner: usize,
     ) -> (Vec<usize>, Vec<Range<usize>>) {
-        if owner != self.rank {
+        if owner != self.rank.number {
             return Default::default();
         }
         let size = rule(form, segment).0.dtype().size_in_bytes();
         let first = segment.range.start;
-        let of = |rank| {
+        let of = |rank: Rank| {
             let piece = pieces(&self.layout, segment, rank).into_iter();
             piece.map(move |range| {
                 let bytes = size * (range.start - first)..size * (range.end - first);
-                (rank, bytes)
+                (rank.number, bytes)
             })
         };
-        let mut places: Vec<(usize, Range<usize>)> = (0..self.ranks).flat_map(of).collect();
+        let mut places: Vec<(usize, Range<usize>)> = Rank::all(self.rank.of).flat_map(of).collect();
         places.sort_by_key(|(_, bytes)| bytes.start);
         places.into_iter().unzip()
     }
@@ -340,7 +337,7 @@ impl Dealt {
     fn bytes(&self, form: &Form, segment: &Segment, owner: usize) -> [u64; 2] {
         let size = rule(form, segment).0.dtype().size_in_bytes();
         let own = elements_of(&pieces(&self.layout, segment, self.rank));
-        let [others, own] = match owner == self.rank {
+        let [others, own] = match owner == self.rank.number {
             true => [segment.own().len() - own, 0],
             false => [0, own],
         };
@@ -353,13 +350,13 @@ fn elements_of(ranges: &[Range<usize>]) -> usize {
 }
 
 /// What a rank has of a tensor, without padding.
-pub(crate) fn pieces(layout: &Layout, segment: &Segment, rank: usize) -> Vec<Range<usize>> {
+pub(crate) fn pieces(layout: &Layout, segment: &Segment, rank: Rank) -> Vec<Range<usize>> {
     let tensor = segment.matrix.as_ref().expect("it is a tensor");
     let bundle = match layout.unit_of(tensor.entry) {
         Some(unit) => layout.units()[unit].trained.clone(),
         None => layout.trained().within(&layout.vectors()),
     };
-    let piece = layout.piece(&bundle, rank).within(&segment.own());
+    let piece = bundle.piece(rank).within(&segment.own());
     piece.ranges().to_vec()
 }
 

@@ -134,7 +134,7 @@ fn numbered(layout: &Layout, range: &Range<usize>) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memory::{Layer, LayoutBuilder};
+    use memory::{Layer, LayoutBuilder, Rank};
 
     #[test]
     fn calls_do_not_depend_on_the_number_of_tensors() {
@@ -181,8 +181,8 @@ mod tests {
         };
         let numbers = |ranks: usize| {
             let layout = build(Some(ranks));
-            let own =
-                (0..ranks).flat_map(|rank| segments_of(&layout, &(0..0), &layout.own(rank), 0));
+            let own = Rank::all(ranks)
+                .flat_map(|rank| segments_of(&layout, &(0..0), &layout.own(rank), 0));
             let mut numbers: Vec<usize> = own
                 .flat_map(|segment| {
                     let tails = Cover::new(layout.tails().iter().cloned());

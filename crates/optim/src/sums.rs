@@ -8,7 +8,7 @@ use crate::segment::{Segment, matrices_of};
 use crate::tensor_states::TensorStates;
 use kernels::quantise::BLOCK;
 use kernels::{Exchange, ExchangeBytes, KernelError};
-use memory::{DType, GRANULARITY_BYTES, In, Layout, Out};
+use memory::{DType, GRANULARITY_BYTES, In, Layout, Out, Rank};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -195,7 +195,7 @@ pub(crate) fn update_here(
 
 /// Tensors of which ranks have ranges, each of which is updated where it is.
 pub(crate) struct Divided {
-    rank: usize,
+    rank: Rank,
     /// With the ranges of all ranks.
     tensors: Vec<(Segment, Vec<Piece>)>,
     room_bytes: usize,
@@ -203,15 +203,15 @@ pub(crate) struct Divided {
 
 impl Divided {
     /// The tensors of all groups that are updated by sums, of a rank's layout.
-    pub(crate) fn new(layout: &Rc<Layout>, form: &Form, rank: usize) -> Divided {
+    pub(crate) fn new(layout: &Rc<Layout>, form: &Form, rank: Rank) -> Divided {
         let groups = form.groups().iter().enumerate();
         let by_sums = groups.filter(|(_, group)| matches!(group.rule, Rule::Sums(_)));
         let segments = by_sums
             .flat_map(|(number, group)| matrices_of(layout, group, &layout.trained(), number));
-        let ranks = layout.ranks().unwrap_or(1);
         let with_ranges = |segment: Segment| {
             let of = |rank| pieces(layout, &segment, rank).into_iter();
-            let all = (0..ranks).flat_map(|rank| of(rank).map(move |range| (rank, range)));
+            let all =
+                Rank::all(rank.of).flat_map(|rank| of(rank).map(move |range| (rank.number, range)));
             let all: Vec<Piece> = all.collect();
             (segment, all)
         };
@@ -262,7 +262,7 @@ impl Divided {
 /// A tensor of which ranks have ranges.
 struct OnRanks<'a, 'b> {
     all: &'a [Piece],
-    rank: usize,
+    rank: Rank,
     sources: &'a mut DealtSources<'b>,
 }
 
@@ -272,7 +272,7 @@ impl Ranges for OnRanks<'_, '_> {
     }
 
     fn rank(&self) -> usize {
-        self.rank
+        self.rank.number
     }
 
     fn operands(&mut self, range: &Range<usize>) -> Operands<'_> {
@@ -281,23 +281,21 @@ impl Ranges for OnRanks<'_, '_> {
 
     fn gather(&self, sums: Out, rows: Vec<Piece>) -> Result<(), KernelError> {
         let size = sums.dtype().size_in_bytes();
-        let layout = self.sources.gradients.layout();
-        let others = layout.ranks().unwrap_or(1) - 1;
-        let of_own = rows.iter().filter(|(rank, _)| *rank == self.rank);
+        let of_own = rows.iter().filter(|(rank, _)| *rank == self.rank.number);
         let own: usize = of_own.map(|(_, rows)| rows.len()).sum();
         let all: usize = rows.iter().map(|(_, rows)| rows.len()).sum();
         let bytes = ExchangeBytes {
-            sent: (others * own * size) as u64,
+            sent: ((self.rank.of - 1) * own * size) as u64,
             received: ((all - own) * size) as u64,
         };
         exchange(self.sources.kernels, bytes, || {
-            to_all(sums, rows, self.rank, others + 1)
+            to_all(sums, rows, self.rank)
         })
     }
 }
 
 /// Every rank's rows to all other ranks.
-fn to_all(sums: Out<'_>, mut rows: Vec<Piece>, rank: usize, ranks: usize) -> Exchange<'_> {
+fn to_all(sums: Out<'_>, mut rows: Vec<Piece>, rank: Rank) -> Exchange<'_> {
     rows.sort_by_key(|(_, rows)| rows.start);
     let (owners, rows): (Vec<usize>, Vec<Range<usize>>) = rows.into_iter().unzip();
     let mut list = Exchange {
@@ -305,12 +303,12 @@ fn to_all(sums: Out<'_>, mut rows: Vec<Piece>, rank: usize, ranks: usize) -> Exc
         receives: Vec::new(),
     };
     for (owner, part) in owners.into_iter().zip(sums.disjoint_rows(&rows)) {
-        if owner != rank {
+        if owner != rank.number {
             list.receives.push((owner, part));
             continue;
         }
         let part = part.into_in();
-        let others = (0..ranks).filter(|other| *other != rank);
+        let others = (0..rank.of).filter(|other| *other != rank.number);
         list.sends.extend(others.map(|other| (other, part)));
     }
     list

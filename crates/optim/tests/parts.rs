@@ -37,17 +37,11 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(
-        (kind, (dtype, moments, master)): Case,
-        states: &Home,
-        rank: usize,
-        size: usize,
-    ) -> Rank {
+    fn new((kind, (dtype, moments, master)): Case, states: &Home, rank: memory::Rank) -> Rank {
         let memory = Memory::host();
-        let layout = layout_for(Some(size));
+        let layout = layout_for(Some(rank.of));
         let own = layout.own(rank);
         let ranks = Ranks {
-            size,
             rank,
             zero: Zero::States,
             bucket_bytes: 1 << 20,
@@ -167,15 +161,13 @@ fn through(
     saved: &Pieces,
 ) -> (Pieces, Vec<Vec<u8>>) {
     let (mut pieces, mut weights) = (Pieces::new(), None);
-    for number in 0..ranks {
-        let mut rank = Rank::new(case, states, number, ranks);
+    for rank in memory::Rank::all(ranks) {
+        let name = format!("{rank:?}");
+        let mut rank = Rank::new(case, states, rank);
         rank.restore(from, saved);
         rank.save(&mut pieces);
         let own = rank.weights();
-        assert!(
-            *weights.get_or_insert(own.clone()) == own,
-            "rank {number} of {ranks}"
-        );
+        assert!(*weights.get_or_insert(own.clone()) == own, "{name}");
     }
     pieces
         .values_mut()

@@ -397,7 +397,7 @@ pub(crate) fn weights_on_host(settings: &Settings, target: Target) -> Option<Cha
 /// A later stage of what ranks divide; none where a rank has no others to divide with.
 pub(crate) fn divided(settings: &Settings, zero: Zero) -> Option<Change> {
     let ranks = settings.ranks.as_ref()?;
-    let helps = ranks.size > 1 && ranks.zero < zero;
+    let helps = ranks.rank.of > 1 && ranks.zero < zero;
     helps.then(|| Change::exact([format!("collectives.zero={}", zero.stage())]))
 }
 

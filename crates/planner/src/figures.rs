@@ -110,8 +110,9 @@ fn times(one: Crossed, count: usize) -> Crossed {
 mod tests {
     use super::*;
     use data::StepBatch;
+    use memory::Rank;
     use session::shape_of_a_micro_batch;
-    use settings::{Config, Member};
+    use settings::Config;
     use units::Zero;
 
     /// Of many micro-batches two are made on shapes, and what the others cross is counted on: it is what they cross.
@@ -125,7 +126,12 @@ mod tests {
                 ("step", true),
             ] {
                 let mut config = Config::default();
-                config.join(Member { rank: 1, size }).unwrap();
+                config
+                    .join(Rank {
+                        number: 1,
+                        of: size,
+                    })
+                    .unwrap();
                 let set = [
                     format!("collectives.zero={}", zero.stage()),
                     format!("collectives.reduce={reduce}"),

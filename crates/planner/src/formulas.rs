@@ -74,7 +74,7 @@ fn recipe(settings: &Settings) -> String {
     let divided = settings.ranks.as_ref().map_or_else(String::new, |ranks| {
         format!(
             ", of one of {} ranks under --zero {}",
-            ranks.size,
+            ranks.rank.of,
             ranks.zero.stage()
         )
     });

@@ -123,7 +123,7 @@ impl NcclMemory {
     /// That of ranks with a GPU each; none where there are no ranks.
     pub(crate) fn of(settings: &Settings) -> Option<NcclMemory> {
         let (ranks, measured) = (settings.ranks.as_ref()?, settings.engine_bytes);
-        let (channels, peers) = (NCCL_CHANNELS, ranks.size.min(GPUS_OF_A_MACHINE) - 1);
+        let (channels, peers) = (NCCL_CHANNELS, ranks.rank.of.min(GPUS_OF_A_MACHINE) - 1);
         let estimate = u64::from(channels) * peers as u64 * CHANNEL_BYTES;
         Some(NcclMemory {
             bytes: measured.unwrap_or(estimate),
@@ -169,6 +169,7 @@ pub(crate) fn fits(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memory::Rank;
 
     #[test]
     fn the_smallest_comes_first() {
@@ -179,7 +180,12 @@ mod tests {
     fn what_nccl_holds_is_measured_or_estimated_by_channels() {
         let of = |size: usize, engine_bytes: Option<u64>| {
             let mut config = settings::Config::default();
-            config.join(settings::Member { rank: 0, size }).unwrap();
+            config
+                .join(Rank {
+                    number: 0,
+                    of: size,
+                })
+                .unwrap();
             config.engine_bytes = engine_bytes;
             let config = config.with(&["train.seed=1".into()]).unwrap();
             let settings = Settings::new(&config).unwrap();

@@ -12,8 +12,9 @@ use crate::gpus;
 use crate::on_paper::Paper;
 use kernels::Target;
 use kernels::timeline::Measured;
+use memory::Rank;
 use session::SessionError;
-use settings::{Config, HeadChunk, Member, Release, Settings};
+use settings::{Config, HeadChunk, Release, Settings};
 
 /// Chunks that are compared, in tokens. The first is taken where none fits.
 const CHUNKS: [usize; 5] = [HeadChunk::DEFAULT_TOKENS, 1024, 2048, 4096, 8192];
@@ -127,7 +128,7 @@ fn everything_kept(config: &Config) -> Config {
         offload: default.offload,
         collectives: default.collectives,
         hardware: default.hardware,
-        member: None,
+        rank: None,
         ..config
     }
 }
@@ -140,7 +141,7 @@ fn with_chunk(config: &Config, tokens: usize) -> Config {
 
 fn of_first_rank(config: &Config) -> Config {
     Config {
-        member: config.member.map(|member| Member { rank: 0, ..member }),
+        rank: config.rank.map(|rank| Rank { number: 0, ..rank }),
         ..config.clone()
     }
 }
@@ -261,7 +262,7 @@ mod tests {
             assert_eq!(kept, other, "{set:?}");
         }
         let mut of_rank = config(&["collectives.zero=3"]);
-        of_rank.join(Member { rank: 2, size: 3 }).unwrap();
+        of_rank.join(Rank { number: 2, of: 3 }).unwrap();
         let of_rank = ChosenHeadChunk::new(&of_rank, Target::Cuda, None, None);
         assert_eq!(kept, of_rank.unwrap());
     }
@@ -270,8 +271,8 @@ mod tests {
     #[test]
     fn every_rank_chooses_what_the_first_does() {
         let mut config = config(&[]);
-        let mut chosen = |rank, bytes| {
-            config.join(Member { rank, size: 3 }).unwrap();
+        let mut chosen = |number, bytes| {
+            config.join(Rank { number, of: 3 }).unwrap();
             chosen(&config, Some(bytes), None)
         };
         for bytes in (2..8).map(|gib| gib << 30) {

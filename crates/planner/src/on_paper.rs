@@ -138,7 +138,7 @@ impl Paper {
         memory.keep_history(move || clock.computed().with_copies);
         let dtype = settings.narrowest_dtype();
         let kernels = Meta::new(&memory, self.target, dtype, FlopCounter::default())?
-            .of_rank(settings.member().0)
+            .of_rank(settings.rank().number)
             .on(&timeline);
         let batch = shape_of_a_step(&settings, settings.seq);
         let mut session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
@@ -174,7 +174,7 @@ fn h100(settings: &Settings) -> Rates {
     let both_ways_gbps = hardware.both_ways_gbps;
     let both_ways_gbps = both_ways_gbps.unwrap_or(BOTH_WAYS * (h2d_gbps + d2h_gbps));
     let link_gbps = match &settings.ranks {
-        Some(ranks) if ranks.size > NVLINK_RANKS => NETWORK_GBPS,
+        Some(ranks) if ranks.rank.of > NVLINK_RANKS => NETWORK_GBPS,
         _ => NVLINK_GBPS,
     };
     Rates {

@@ -10,7 +10,7 @@ use report::{Align, Table};
 use serde::Serialize;
 use session::SessionError;
 use settings::{Config, Settings};
-use units::{Ranks, Zero};
+use units::Zero;
 
 /// Which of several ranks a plan is made for, and what the stages of ZeRO would make of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -67,8 +67,7 @@ pub struct StageTime {
 
 /// Tokens of a step, of all ranks.
 pub(crate) fn tokens_a_step(settings: &Settings) -> usize {
-    let ranks = settings.ranks.as_ref().map_or(1, |ranks| ranks.size);
-    ranks * settings.accum * settings.micro_batch * settings.seq
+    settings.rank().of * settings.accum * settings.micro_batch * settings.seq
 }
 
 impl PlannedRanks {
@@ -79,16 +78,13 @@ impl PlannedRanks {
         figures: &Figures,
     ) -> Option<PlannedRanks> {
         let ranks = settings.ranks.as_ref()?;
-        let Ranks {
-            size, rank, zero, ..
-        } = ranks;
         Some(PlannedRanks {
-            ranks: *size,
-            rank: *rank,
-            zero: *zero,
+            ranks: ranks.rank.of,
+            rank: ranks.rank.number,
+            zero: ranks.zero,
             tokens_a_step: tokens_a_step(settings),
             sent_bytes: figures.crossed.total().sent_bytes,
-            nccl: NcclMemory::of(settings).filter(|_| target == Target::Cuda && *size > 1),
+            nccl: NcclMemory::of(settings).filter(|_| target == Target::Cuda && ranks.rank.of > 1),
             stages: Vec::new(),
         })
     }

@@ -79,7 +79,7 @@ pub fn library_calls(settings: &Settings) -> Result<LibraryCalls, SessionError> 
 /// A session whose calls are listed, from its first step on.
 fn listed(settings: &Settings) -> Result<(Session, Listing), SessionError> {
     let memory = Listing::memory();
-    let listing = Listing::of_rank(settings.member().0, &memory);
+    let listing = Listing::of_rank(settings.rank().number, &memory);
     let mut settings = settings.clone();
     // No call depends on where states are, and no file is to be made for this.
     if let Home::Disk(_) = settings.homes.states {
@@ -102,13 +102,13 @@ pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
 
 /// A step in which this rank's micro-batches have these lengths; else as [`shape_of_a_step`].
 pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBatch {
-    let (rank, size) = settings.member();
-    let rows = |number: usize| match number % size == rank {
+    let rank = settings.rank();
+    let rows = |number: usize| match number % rank.of == rank.number {
         true => settings.micro_batch,
         false => 0,
     };
-    let numbers = 0..lengths.len() * size;
-    let shape = |number| shape_of_a_micro_batch(settings, rows(number), lengths[number / size]);
+    let numbers = 0..lengths.len() * rank.of;
+    let shape = |number| shape_of_a_micro_batch(settings, rows(number), lengths[number / rank.of]);
     numbers.map(shape).collect()
 }
 

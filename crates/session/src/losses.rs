@@ -47,10 +47,10 @@ impl Losses {
             |name, elements| memory.lease_persistent(category, name, [elements], DType::F32);
         let of_ranks = ranks.map(|ranks| {
             Ok::<_, OutOfMemory>(OfRanks {
-                ranks: ranks.size,
+                ranks: ranks.rank.of,
                 current: lease("micro_batch_loss", 1)?,
                 own: lease("own_losses", accum)?,
-                all: lease("all_losses", accum * ranks.size)?,
+                all: lease("all_losses", accum * ranks.rank.of)?,
             })
         });
         Ok(Losses {

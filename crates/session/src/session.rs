@@ -17,7 +17,7 @@ use data::{MicroBatch, StepBatch};
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
-use memory::{Layer, Memory, Phase};
+use memory::{Layer, Memory, Phase, Rank};
 use model::{
     BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepLoss, Training,
     Work,
@@ -92,7 +92,7 @@ impl Session {
     ) -> Result<Session, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         let dtype = settings.narrowest_dtype();
-        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.member().0);
+        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.rank().number);
         Session::new(settings, memory, Box::new(kernels))
     }
 
@@ -464,6 +464,6 @@ fn own<'a>(
     settings: &Settings,
     step: &'a StepBatch,
 ) -> impl Iterator<Item = (usize, &'a MicroBatch)> {
-    let (rank, size) = settings.member();
-    step.micro.iter().enumerate().skip(rank).step_by(size)
+    let Rank { number, of } = settings.rank();
+    step.micro.iter().enumerate().skip(number).step_by(of)
 }

@@ -172,7 +172,7 @@ impl Inventory {
 
 /// The ranks that save a checkpoint together, if they are several.
 fn several(settings: &Settings) -> Option<&Ranks> {
-    settings.ranks.as_ref().filter(|ranks| ranks.size > 1)
+    settings.ranks.as_ref().filter(|ranks| ranks.rank.of > 1)
 }
 
 impl Held<'_> {

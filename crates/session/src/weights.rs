@@ -64,7 +64,7 @@ impl Session {
         let parameters = self.model.architecture().parameters().clone();
         let (layout, dtype) = (self.model.layout().clone(), self.weights.dtype());
         let ranks = self.settings.ranks.as_ref();
-        if ranks.is_some_and(|ranks| ranks.rank > 0) {
+        if ranks.is_some_and(|ranks| ranks.rank.number > 0) {
             let mut reader = Reader::begin(self);
             reader.rest(layout.entries().len())?;
             return reader.end();

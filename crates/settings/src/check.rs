@@ -263,7 +263,7 @@ fn optimizer(config: &Config) -> Result<(), ConfigError> {
         OptimizerKind::Muon => {}
         OptimizerKind::Adafactor => adafactor(optim)?,
     }
-    let is_divided = |ranks: &Ranks| ranks.size > 1 && ranks.zero != Zero::Replicated;
+    let is_divided = |ranks: &Ranks| ranks.rank.of > 1 && ranks.zero != Zero::Replicated;
     let is_away = config.offload.optimizer != OptimizerPlace::None
         || config.offload.path.is_some()
         || config.offload.parameters != HostPlace::None;

@@ -2,9 +2,8 @@
 
 use super::choices::{HostPlace, Release};
 use super::error::ConfigError;
-use super::ranks::Member;
 use super::schema::Config;
-use memory::{Home, Homes, Window};
+use memory::{Home, Homes, Rank, Window};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -74,10 +73,10 @@ impl Config {
                 Release::Backward => Home::Released,
                 Release::Step => offload.gradients.into(),
             },
-            states: match (home_of_states(self)?, self.member) {
+            states: match (home_of_states(self)?, self.rank) {
                 // Of several ranks each has a folder of its own: they may share the disk.
-                (Home::Disk(folder), Some(Member { rank, size: 2.. })) => {
-                    Home::Disk(folder.join(format!("rank-{rank}")))
+                (Home::Disk(folder), Some(Rank { number, of: 2.. })) => {
+                    Home::Disk(folder.join(format!("rank-{number}")))
                 }
                 (home, _) => home,
             },

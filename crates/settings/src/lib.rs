@@ -39,7 +39,7 @@ pub use error::ConfigError;
 pub use head_chunk::HeadChunk;
 pub use homes::OptimizerPlace;
 pub use key::{Argument, Flag, Key, KeyDefault};
-pub use ranks::{Engine, Member};
+pub use ranks::Engine;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
 pub use schema::{

@@ -318,7 +318,7 @@ impl Config {
         };
         let set = set.iter().map(|argument| Override::from_set(argument));
         let mut config = load(&source, &set.collect::<Result<Vec<_>, _>>()?, false)?.config;
-        (config.member, config.engine_bytes) = (self.member, self.engine_bytes);
+        (config.rank, config.engine_bytes) = (self.rank, self.engine_bytes);
         check::contradictions(&config)?;
         config.model.validate()?;
         Ok(config)

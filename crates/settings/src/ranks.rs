@@ -5,16 +5,8 @@ use super::error::ConfigError;
 use super::schema::Config;
 use super::size::Size;
 use choices::choices;
+use memory::Rank;
 use units::{Ranks, Reduce, Zero};
-
-/// One of the ranks that train together. No configuration says it: a launcher does, or whoever plans for one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Which one, from 0.
-    pub rank: usize,
-    /// How many there are.
-    pub size: usize,
-}
 
 choices! {
     /// What moves bytes between ranks.
@@ -35,16 +27,16 @@ impl Config {
     ///
     /// # Errors
     /// A rank that is none of them, and settings that do not go with ranks.
-    pub fn join(&mut self, member: Member) -> Result<(), ConfigError> {
-        let Member { rank, size } = member;
-        if rank >= size {
+    pub fn join(&mut self, rank: Rank) -> Result<(), ConfigError> {
+        let Rank { number, of } = rank;
+        if number >= of {
             return Err(ConfigError::Contradiction(format!(
-                "rank {rank} is none of {size} {}: they are counted from 0",
-                if size == 1 { "rank" } else { "ranks" }
+                "rank {number} is none of {of} {}: they are counted from 0",
+                if of == 1 { "rank" } else { "ranks" }
             )));
         }
         let is_alone = self.collectives.engine == Engine::Alone;
-        self.member = (!is_alone).then_some(member);
+        self.rank = (!is_alone).then_some(rank);
         check(self)
     }
 
@@ -90,22 +82,21 @@ impl Config {
 
     /// Micro-batches in a step, of all ranks.
     pub fn micro_batches(&self) -> usize {
-        self.batch.accum * self.member.map_or(1, |member| member.size)
+        self.batch.accum * self.rank.map_or(1, |rank| rank.of)
     }
 
     /// Which rank of a group this process is; none: it trains alone. A stage that is asked for without a launcher makes it a
     /// group of one.
-    pub(crate) fn rank_in_group(&self) -> Option<Member> {
+    pub(crate) fn rank_in_group(&self) -> Option<Rank> {
         let asked = self.collectives.zero.is_some();
-        self.member.or(asked.then_some(Member { rank: 0, size: 1 }))
+        self.rank.or(asked.then_some(Rank::ALONE))
     }
 
     /// The ranks that train together, and how they divide what they hold; none: this process trains alone.
     pub fn ranks(&self) -> Option<Ranks> {
         let collectives = &self.collectives;
-        let Member { rank, size } = self.rank_in_group()?;
+        let rank = self.rank_in_group()?;
         Some(Ranks {
-            size,
             rank,
             zero: collectives.zero.unwrap_or(Zero::States),
             bucket_bytes: match collectives.bucket_size {

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use memory::Rank;
 use model::MegatronFlags;
 
 use super::choices::{FloatType, Release};
 use super::device::Device;
 use super::load::{self, Override, Source};
-use super::ranks::Member;
 use super::{Config, ConfigError, check, preset};
 
 /// What to do.
@@ -41,7 +41,7 @@ pub struct Given {
     /// Megatron's recompute flags.
     pub megatron: MegatronFlags,
     /// Which of several ranks: the launcher's word, or that of `plan --ranks`.
-    pub member: Option<Member>,
+    pub rank: Option<Rank>,
 }
 
 /// What a run reads and writes, beside its configuration.
@@ -176,8 +176,8 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     let model_elsewhere = options.init_from.is_some();
     let loaded = load::load(&source, &overrides, model_elsewhere)?;
     let mut config = loaded.config;
-    if let Some(member) = given.member {
-        config.join(member)?;
+    if let Some(rank) = given.rank {
+        config.join(rank)?;
     }
     check::values(&config, &loaded.places, task == Task::Train)?;
     check::contradictions(&config)?;

@@ -78,7 +78,7 @@ impl Config {
     }
 
     fn of_ranks(&self, before: &Config) -> [Change; 2] {
-        let has_ranks = self.member.is_some() || before.member.is_some();
+        let has_ranks = self.rank.is_some() || before.rank.is_some();
         [
             Change {
                 key: match has_ranks {
@@ -100,7 +100,9 @@ impl Config {
     fn sums(&self) -> String {
         match self.ranks() {
             None => "a process alone, which adds them up in place".into(),
-            Some(ranks) if ranks.reduce == Reduce::Step => format!("step, of {} ranks", ranks.size),
+            Some(ranks) if ranks.reduce == Reduce::Step => {
+                format!("step, of {} ranks", ranks.rank.of)
+            }
             Some(_) => "micro-batch, over ranks".into(),
         }
     }
@@ -120,7 +122,7 @@ impl super::LrConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Member;
+    use memory::Rank;
 
     fn changes(set: &[&str]) -> Vec<&'static str> {
         let before = Config::default();
@@ -153,7 +155,12 @@ mod tests {
         let config = |size: Option<usize>, set: &[&str]| {
             let mut config = Config::default();
             if let Some(size) = size {
-                config.join(Member { rank: 0, size }).unwrap();
+                config
+                    .join(Rank {
+                        number: 0,
+                        of: size,
+                    })
+                    .unwrap();
             }
             let set: Vec<String> = set.iter().map(ToString::to_string).collect();
             config.with(&set).unwrap()

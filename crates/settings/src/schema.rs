@@ -11,10 +11,10 @@ use super::device::Device;
 use super::error::ConfigError;
 use super::head_chunk::HeadChunk;
 use super::homes::OptimizerPlace;
-use super::ranks::{Engine, Member};
+use super::ranks::Engine;
 use super::size::Size;
 use data::{Format, Inputs, Packing};
-use memory::Window;
+use memory::{Rank, Window};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 use units::{Reduce, Zero};
 
@@ -54,9 +54,10 @@ pub struct Config {
     pub collectives: CollectivesConfig,
     /// What is shown and recorded.
     pub log: LogConfig,
-    /// Which rank this is the configuration of; `None`: there is one process alone. No file says it.
+    /// Which rank this is the configuration of; `None`: there is one process alone. No file says it: a launcher does, or
+    /// whoever plans for one.
     #[serde(skip)]
-    pub member: Option<Member>,
+    pub rank: Option<Rank>,
     /// What the engine between ranks holds of each GPU's memory, once it was measured.
     #[serde(skip)]
     pub engine_bytes: Option<u64>,

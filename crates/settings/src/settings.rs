@@ -6,7 +6,7 @@ use super::error::ConfigError;
 use super::schema::{Config, HardwareConfig};
 use super::unknown::nearest_containing;
 use data::Packing;
-use memory::{DType, Homes, Layer, Layout, Role};
+use memory::{DType, Homes, Layer, Layout, Rank, Role};
 use model::{
     Action, Architecture, Attention, ModelConfig, NamePatterns, OffloadLabels,
     PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy,
@@ -238,9 +238,9 @@ impl Settings {
     }
 
     /// This rank, and how many there are: one alone where there is no group.
-    pub fn member(&self) -> (usize, usize) {
+    pub fn rank(&self) -> Rank {
         let ranks = self.ranks.as_ref();
-        ranks.map_or((0, 1), |ranks| (ranks.rank, ranks.size))
+        ranks.map_or(Rank::ALONE, |ranks| ranks.rank)
     }
 
     /// The narrowest type that a matrix product reads or writes: bf16 if gradients, the optimizer's products or everything is.
@@ -325,7 +325,7 @@ impl Settings {
     /// A pattern of names that fits no parameter, or patterns that freeze all.
     pub fn layout(&self, architecture: &Architecture) -> Result<Layout, ConfigError> {
         let parameters = architecture.parameters();
-        let ranks = self.ranks.as_ref().map(|ranks| ranks.size);
+        let ranks = self.ranks.as_ref().map(|ranks| ranks.rank.of);
         let is_quantised = self.states.moments == MomentFormat::Quantised;
         let patterns = NamePatterns::new(&self.states.f32_patterns);
         let layout = parameters.layout_for(ranks, |name, elements| {

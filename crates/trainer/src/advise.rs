@@ -97,8 +97,8 @@ fn device_memory_bytes(text: &str) -> Result<u64, Failure> {
 fn train_command(args: &RunArgs, resolved: &Resolved, set: Vec<String>) -> String {
     let given = args.given();
     let mut words = vec!["trainer".to_string(), "train".to_string()];
-    if let Some(member) = resolved.config.member.filter(|member| member.size > 1) {
-        let ranks = member.size.to_string();
+    if let Some(rank) = resolved.config.rank.filter(|rank| rank.of > 1) {
+        let ranks = rank.of.to_string();
         words.splice(0..0, ["mpirun".into(), "-n".into(), ranks]);
     }
     let mut pair = |flag: &str, value: String| words.extend([flag.to_string(), value]);

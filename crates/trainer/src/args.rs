@@ -4,10 +4,11 @@ use crate::key_flags::KeyFlags;
 use crate::train::resumed_configuration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use memory::Rank;
 use model::MegatronFlags;
 use optim::OptimizerKind;
 use settings::load::Override;
-use settings::{Given, Member, Resume, RunOptions};
+use settings::{Given, Resume, RunOptions};
 use std::path::PathBuf;
 
 /// Flags that `train`, `plan` and `profile` share.
@@ -57,7 +58,7 @@ pub struct WeightsArgs {
 /// Whose plan is made, of ranks that train together. `train` learns it from its launcher.
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Several ranks")]
-pub struct MemberArgs {
+pub struct RankArgs {
     /// Plan for N ranks, a device each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_RANKS))]
     pub ranks: Option<u64>,
@@ -69,12 +70,12 @@ pub struct MemberArgs {
 /// More ranks than any machine has; layouts are padded to them.
 const MOST_RANKS: u64 = 1 << 16;
 
-impl MemberArgs {
+impl RankArgs {
     /// The rank that is asked for.
-    pub fn member(self) -> Option<Member> {
-        Some(Member {
-            size: self.ranks? as usize,
-            rank: self.rank.unwrap_or(0) as usize,
+    pub fn rank(self) -> Option<Rank> {
+        Some(Rank {
+            of: self.ranks? as usize,
+            number: self.rank.unwrap_or(0) as usize,
         })
     }
 }
@@ -165,7 +166,7 @@ impl RunArgs {
             resumed: self.resumed_configuration(),
             flags,
             set: self.source.set.clone(),
-            member: None,
+            rank: None,
             megatron: MegatronFlags {
                 granularity: memory.recompute_granularity.clone(),
                 modules: memory.recompute_modules.clone(),

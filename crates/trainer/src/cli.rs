@@ -1,7 +1,7 @@
 //! The command line, and how it becomes a configuration.
 
 use crate::advise::AdviceArgs;
-use crate::args::{MemberArgs, RunArgs, SourceArgs};
+use crate::args::{RankArgs, RunArgs, SourceArgs};
 use crate::bench::BenchArgs;
 use crate::eval::EvalArgs;
 use crate::export::ExportArgs;
@@ -11,8 +11,9 @@ use crate::pareto::ParetoArgs;
 use crate::prepare::PrepareArgs;
 use crate::report::ReportArgs;
 use clap::{Args, Parser, Subcommand};
+use memory::Rank;
 use settings::load::Override;
-use settings::{ConfigError, Given, Member, Resolved, RunOptions, Task, preset, resolve};
+use settings::{ConfigError, Given, Resolved, RunOptions, Task, preset, resolve};
 use std::path::PathBuf;
 
 /// Trains transformers and knows their memory to the byte before the run starts.
@@ -101,7 +102,7 @@ pub struct PlanArgs {
     pub generation: GenerationArgs,
     /// Whose plan is made, of several ranks.
     #[command(flatten)]
-    pub member: MemberArgs,
+    pub rank: RankArgs,
     /// The flags of `train`.
     #[command(flatten)]
     pub run: RunArgs,
@@ -188,10 +189,10 @@ impl Cli {
     ///
     /// # Errors
     /// As for [`Cli::resolve`].
-    pub fn resolve_as(&self, launched: Option<Member>) -> Result<Resolved, ConfigError> {
-        let run = |task, run: &RunArgs, member, json| {
+    pub fn resolve_as(&self, launched: Option<Rank>) -> Result<Resolved, ConfigError> {
+        let run = |task, run: &RunArgs, rank, json| {
             let given = Given {
-                member,
+                rank,
                 ..run.given()
             };
             resolve(task, given, run.options(json))
@@ -200,7 +201,7 @@ impl Cli {
             None => run(Task::Train, &self.train, launched, false),
             Some(Command::Train(train)) => run(Task::Train, train, launched, false),
             Some(Command::Plan(plan)) => {
-                run(Task::Plan, &plan.run, plan.member.member(), plan.json)
+                run(Task::Plan, &plan.run, plan.rank.rank(), plan.json)
             }
             Some(Command::Profile(profile)) => {
                 run(Task::Profile, &profile.run, None, profile.json)
@@ -208,7 +209,7 @@ impl Cli {
             Some(Command::Tune(tune)) => run(Task::Tune, &tune.run, None, tune.json),
             Some(Command::Init(init)) => init.resolve(),
             Some(Command::Bench(bench)) => {
-                run(Task::Train, &bench.run, bench.member.member(), bench.form.json)
+                run(Task::Train, &bench.run, bench.rank.rank(), bench.form.json)
             }
             Some(Command::Prepare(_)) => Err(ConfigError::Contradiction(
                 "`trainer prepare` makes data, and has no configuration of its own".into(),

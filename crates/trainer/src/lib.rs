@@ -53,7 +53,7 @@ pub use settings::{Config, Settings};
 
 use cli::{Cli, Command};
 use collectives::Launch;
-use settings::Member;
+use memory::Rank;
 
 /// Carries a command line out.
 ///
@@ -76,11 +76,11 @@ pub fn carry_out(cli: &Cli) -> Result<(), Ended> {
 fn train(cli: &Cli) -> Result<(), Ended> {
     // One alone needs no library, and is no group unless it asks for one.
     let launch = launch()?.filter(|launch| launch.size > 1);
-    let member = launch.as_ref().map(|launch| Member {
-        rank: launch.rank,
-        size: launch.size,
+    let rank = launch.as_ref().map(|launch| Rank {
+        number: launch.rank,
+        of: launch.size,
     });
-    let resolved = cli.resolve_as(member)?;
+    let resolved = cli.resolve_as(rank)?;
     run::train(resolved, launch.as_ref())
 }
 

@@ -22,7 +22,7 @@ use std::path::Path;
 
 /// Trains; as one of several ranks, if a launcher started this process so.
 pub(crate) fn train(mut resolved: Resolved, launch: Option<&Launch>) -> Result<(), Ended> {
-    if let (Some(launch), Some(_)) = (launch, resolved.config.member) {
+    if let (Some(launch), Some(_)) = (launch, resolved.config.rank) {
         let device = resolved.device();
         resolved.config.train.device = Some(device_of_rank(device, launch.local_rank));
     }

@@ -44,9 +44,9 @@ impl RunDir {
             own: None,
             _lock: None,
         });
-        if let Some(member) = job.member() {
+        if let Some(rank) = job.rank() {
             job.leave_words_in(&directory.path);
-            let own = directory.path.join("ranks").join(member.rank.to_string());
+            let own = directory.path.join("ranks").join(rank.number.to_string());
             let seen = refuse_unseen(&directory.path);
             job.agree(seen.and_then(|()| begin_own(&own, plan)))?;
             directory.own = Some(own);

@@ -87,7 +87,7 @@ fn for_holder(
     }
     let target = resolved.device().target();
     // Of several ranks, which may share a terminal, the first one tells.
-    let quiet = resolved.options.quiet || config.member.is_some_and(|member| member.rank > 0);
+    let quiet = resolved.options.quiet || config.rank.is_some_and(|rank| rank.number > 0);
     let budget = match config.chooses() {
         true => Some(budget(resolved, holder)?),
         false => None,

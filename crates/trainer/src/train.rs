@@ -40,7 +40,7 @@ use std::time::Instant;
 /// Trains a model, or goes on with it; as one of several ranks, if a launcher started this process so.
 pub(crate) fn train(resolved: Resolved, launch: Option<&Launch>) -> Result<(), Ended> {
     // By its own wish a process is alone, whatever started it.
-    let launch = launch.filter(|_| resolved.config.member.is_some());
+    let launch = launch.filter(|_| resolved.config.rank.is_some());
     let job = Job::start(&resolved.config, resolved.device(), launch)?;
     together(Rc::new(job), |job| train_in(job, resolved))
 }
@@ -55,8 +55,8 @@ fn train_in(job: &Rc<Job>, resolved: Resolved) -> Result<(), Failure> {
         None => dataset.batches(),
         Some(resumed) => resumed.seek(dataset)?,
     };
-    let batches = match job.member() {
-        Some(member) => batches.of_rank(member.rank, member.size),
+    let batches = match job.rank() {
+        Some(rank) => batches.of_rank(rank.number, rank.of),
         None => batches,
     };
     let outcome = run

@@ -26,7 +26,7 @@ fn ladder(config: &Config, target: Target) -> Vec<Rung> {
     assert!(!advice.fits && advice.command.is_none());
     let needed = advice.rungs.last().unwrap().reserved_bytes;
     // 16 channels of 12 MiB to each of at most 7 peers.
-    let peers = config.member.map_or(0, |member| member.size.min(8) - 1);
+    let peers = config.rank.map_or(0, |rank| rank.of.min(8) - 1);
     let beside = match target {
         Target::Cpu => 0,
         Target::Cuda => 16 * peers as u64 * (12 << 20),
@@ -91,7 +91,7 @@ fn ranks_may_divide_what_each_has() {
     let mut config = wasteful(DType::BF16)
         .with(&["collectives.zero=0".into()])
         .unwrap();
-    config.join(settings::Member { rank: 0, size: 8 }).unwrap();
+    config.join(memory::Rank { number: 0, of: 8 }).unwrap();
     let rungs = ladder(&config, Target::Cuda);
     let sets = |set: &str| {
         rungs

@@ -3,12 +3,12 @@
 mod common;
 
 use kernels::Target;
-use memory::{DType, Homes, Window};
+use memory::{DType, Homes, Rank, Window};
 use model::{Attention, ModelConfig};
 use optim::{MasterFormat, MomentFormat};
 use planner::Plan;
 use settings::load::{Source, load};
-use settings::{HeadChunk, Member, Settings, StateFormats};
+use settings::{HeadChunk, Settings, StateFormats};
 use std::time::Duration;
 use units::Zero;
 
@@ -73,7 +73,7 @@ fn each_stage_divides_what_it_says() {
     ] {
         let mut config = common::config(preset("llama-3-8b"), DType::BF16, "full");
         config.collectives.zero = Some(zero);
-        config.join(Member { rank: 7, size: 64 }).unwrap();
+        config.join(Rank { number: 7, of: 64 }).unwrap();
         let plan = Plan::new(&Settings::new(&config).unwrap(), Target::Cuda).unwrap();
         let parameters = plan.parameters as f64;
         let states = gib(parameters * (whole + divided / 64.0));
@@ -219,7 +219,12 @@ fn a_plan_takes_no_longer_for_more_ranks() {
     let plan = |size: usize| {
         let mut config = common::config(model.clone(), DType::BF16, "full");
         config.collectives.zero = Some(Zero::Weights);
-        config.join(Member { rank: 1, size }).unwrap();
+        config
+            .join(Rank {
+                number: 1,
+                of: size,
+            })
+            .unwrap();
         let start = processor_time();
         let plan = Plan::with_alternatives(&config, Target::Cuda).unwrap();
         assert!(plan.ranks.unwrap().sent_bytes > 0);

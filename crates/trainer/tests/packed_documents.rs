@@ -11,11 +11,11 @@ use common::{
 use data::{MASKED, MicroBatch, Packing, StepBatch, padded_lengths};
 use kernels::Target;
 use kernels::meta::FlopCounter;
-use memory::{DType, Memory};
+use memory::{DType, Memory, Rank};
 use model::{Attention, ModelConfig};
 use planner::{Plan, StepPeaks};
 use session::{Session, StepOutcome, shape_of_micro_batches};
-use settings::{Member, Settings};
+use settings::Settings;
 use std::collections::BTreeSet;
 use units::Zero;
 
@@ -221,7 +221,7 @@ fn padded(model: &ModelConfig, mode: &str, accum: usize) -> Vec<Settings> {
     let resident = config(longer, DType::F32, mode);
     let mut of_ranks = resident.clone();
     of_ranks.collectives.zero = Some(Zero::Weights);
-    of_ranks.join(Member { rank: 1, size: 3 }).unwrap();
+    of_ranks.join(Rank { number: 1, of: 3 }).unwrap();
     let resident = with(Settings::new(&resident).unwrap());
     let pinned = Settings {
         homes: all_pinned(),

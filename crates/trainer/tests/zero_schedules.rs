@@ -9,7 +9,7 @@ use common::ranks::{Together, each, on_cpu, ranks, together};
 use common::{plan, variants};
 use kernels::cpu::Cpu;
 use kernels::scheduled::Scheduled;
-use memory::{DType, Home, Homes, Memory, Window};
+use memory::{DType, Home, Homes, Memory, Rank, Window};
 use model::ModelConfig;
 use session::Session;
 use settings::Settings;
@@ -110,7 +110,7 @@ fn on_schedules(
 
 fn expected(settings: &Settings) -> Together {
     let ranks = settings.ranks.clone().map(|ranks| Ranks {
-        size: 1,
+        rank: Rank::ALONE,
         zero: Zero::Replicated,
         ..ranks
     });

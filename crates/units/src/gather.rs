@@ -1,7 +1,7 @@
 //! Pieces of a bundle that come from the ranks that have them.
 
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue, Traffic};
-use memory::{Cover, DType, In, Out};
+use memory::{Cover, DType, In, Out, Rank};
 use std::ops::Range;
 
 const COMPLETE: &str = "what a rank has is complete before the others get it";
@@ -18,14 +18,12 @@ pub(crate) fn gathered(
 }
 
 /// Where the pieces of a bundle lie in the layout, with the rank of each, in order.
-fn pieces(bundle: &Cover, ranks: usize) -> Vec<(usize, Range<usize>)> {
-    let elements = bundle.elements() / ranks;
-    let of = |rank: usize| {
-        let piece = bundle.lying_at(&(rank * elements..(rank + 1) * elements));
-        let ranges = piece.ranges().to_vec();
-        ranges.into_iter().map(move |range| (rank, range))
+fn pieces(bundle: &Cover, rank: Rank) -> Vec<(usize, Range<usize>)> {
+    let of = |rank: Rank| {
+        let ranges = bundle.piece(rank).ranges().to_vec();
+        ranges.into_iter().map(move |range| (rank.number, range))
     };
-    (0..ranks).flat_map(of).collect()
+    Rank::all(rank.of).flat_map(of).collect()
 }
 
 /// Asks for everybody's pieces of a bundle. `places` gives the places for ranges of the layout, in the same order.
@@ -34,19 +32,19 @@ fn pieces(bundle: &Cover, ranks: usize) -> Vec<(usize, Range<usize>)> {
 /// As for [`gather`].
 pub(crate) unsafe fn gather_bundle<'a>(
     kernels: &dyn Kernels,
-    (rank, ranks): (usize, usize),
+    rank: Rank,
     (bundle, dtype): (&'a Cover, DType),
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
 ) -> Result<Traffic, KernelError> {
-    let piece_bytes = bundle.elements() / ranks * dtype.size_in_bytes();
-    let bytes = ExchangeBytes::both_ways((ranks - 1) * piece_bytes);
+    let piece_bytes = bundle.elements() / rank.of * dtype.size_in_bytes();
+    let bytes = ExchangeBytes::both_ways((rank.of - 1) * piece_bytes);
     let list = move || {
-        let (of, ranges): (Vec<_>, Vec<_>) = pieces(bundle, ranks).into_iter().unzip();
+        let (of, ranges): (Vec<_>, Vec<_>) = pieces(bundle, rank).into_iter().unzip();
         of.into_iter().zip(places(&ranges)).collect()
     };
     // SAFETY: the caller's promise.
-    unsafe { gather(kernels, (rank, ranks), bytes, own, list) }?;
+    unsafe { gather(kernels, rank, bytes, own, list) }?;
     Ok(Traffic::of(Queue::Collective, bytes.sent))
 }
 
@@ -58,7 +56,7 @@ pub(crate) unsafe fn gather_bundle<'a>(
 /// reads what comes.
 pub(crate) unsafe fn gather<'a>(
     kernels: &dyn Kernels,
-    (rank, ranks): (usize, usize),
+    rank: Rank,
     bytes: ExchangeBytes,
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce() -> Vec<(usize, Out<'a>)> + 'a,
@@ -67,10 +65,10 @@ pub(crate) unsafe fn gather<'a>(
         let is_there = own.is_none();
         let places = places().into_iter();
         let (kept, receives): (Vec<_>, Vec<_>) =
-            places.partition(|(of, _)| is_there && *of == rank);
+            places.partition(|(of, _)| is_there && *of == rank.number);
         let kept = kept.into_iter().map(|(_, place)| place.into_in());
         let own: Vec<In> = own.unwrap_or_else(|| kept.collect());
-        let to = (0..ranks).filter(|to| !is_there || *to != rank);
+        let to = (0..rank.of).filter(|to| !is_there || *to != rank.number);
         let sends = to.flat_map(|to| own.iter().map(move |piece| (to, *piece)));
         Exchange {
             sends: sends.collect(),

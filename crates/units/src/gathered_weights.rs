@@ -2,14 +2,14 @@
 
 use crate::gather::gather_bundle;
 use kernels::{Event, KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, Cover};
+use memory::{Arena, Cover, Rank};
 
 const UPDATED: &str = "a rank's pieces are updated before they are sent to the others";
 const GATHERED: &str = "the pieces of all ranks have come before they are read";
 
 /// Which bundles of an arena are gathered after an update, and when each has come.
 pub(crate) struct GatheredWeights {
-    member: (usize, usize),
+    rank: Rank,
     /// Whether the computation goes on meanwhile, and waits for each bundle when it is used.
     is_overlapped: bool,
     /// By the number of the bundle; empty covers are not gathered.
@@ -20,11 +20,7 @@ pub(crate) struct GatheredWeights {
 
 impl GatheredWeights {
     /// Those bundles of an arena's layout that it holds as a whole.
-    pub(crate) fn of(
-        arena: &Arena,
-        member: (usize, usize),
-        is_overlapped: bool,
-    ) -> GatheredWeights {
+    pub(crate) fn of(arena: &Arena, rank: Rank, is_overlapped: bool) -> GatheredWeights {
         let is_held = |bundle: &Cover| bundle.within_all(arena.held()) == *bundle;
         let bundles = arena.layout().bundles().into_iter();
         let held = |bundle: Cover| match is_held(&bundle) {
@@ -33,7 +29,7 @@ impl GatheredWeights {
         };
         let bundles: Vec<Cover> = bundles.map(held).collect();
         GatheredWeights {
-            member,
+            rank,
             is_overlapped,
             came: vec![None; bundles.len()],
             bundles,
@@ -58,7 +54,7 @@ impl GatheredWeights {
             // SAFETY: the computation reads and writes the bundle after it waited for `came`, and the arena lives as long as
             // kernels have work.
             let sent = unsafe {
-                gather_bundle(kernels, self.member, whole, None, |ranges| {
+                gather_bundle(kernels, self.rank, whole, None, |ranges| {
                     arena.disjoint_mut(ranges)
                 })
             }?;

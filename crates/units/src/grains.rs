@@ -3,7 +3,9 @@
 
 use crate::gather::gather;
 use kernels::{ExchangeBytes, KernelError, Kernels, NormGrains};
-use memory::{Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, OutOfMemory};
+use memory::{
+    Buffer, Category, Cover, DType, GRAIN_ELEMENTS, In, Layout, Memory, OutOfMemory, Rank,
+};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -42,21 +44,20 @@ impl Grains {
     }
 
     /// All ranks get the grains of all, of which each has summed those of its own elements.
-    pub(crate) fn gather(&mut self, kernels: &dyn Kernels, rank: usize) -> Result<(), KernelError> {
+    pub(crate) fn gather(&mut self, kernels: &dyn Kernels, rank: Rank) -> Result<(), KernelError> {
         let layout = self.layout.clone();
-        let ranks = layout.ranks().unwrap_or(1);
         let of = move |rank| grains_of(&layout, &layout.own_trained(rank));
         let own: usize = of(rank).iter().map(|(_, grains)| grains.len()).sum();
         let others = self.sums.dims().elements() - own;
         let grain_bytes = self.sums.dtype().size_in_bytes();
         let bytes = ExchangeBytes {
-            sent: ((ranks - 1) * own * grain_bytes) as u64,
+            sent: ((rank.of - 1) * own * grain_bytes) as u64,
             received: (others * grain_bytes) as u64,
         };
         let sums = self.sums.view_mut();
         let list = move || {
-            let of = |rank| of(rank).into_iter().map(move |(_, own)| (own, rank));
-            let mut pieces: Vec<(Range<usize>, usize)> = (0..ranks).flat_map(of).collect();
+            let of = |rank: Rank| of(rank).into_iter().map(move |(_, own)| (own, rank.number));
+            let mut pieces: Vec<(Range<usize>, usize)> = Rank::all(rank.of).flat_map(of).collect();
             pieces.sort_by_key(|(grains, _)| grains.start);
             let (ranges, owners): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
             owners
@@ -65,7 +66,7 @@ impl Grains {
                 .collect()
         };
         // SAFETY: whoever reads the grains, and writes them again, waits for this; they live as long as kernels have work.
-        unsafe { gather(kernels, (rank, ranks), bytes, None, list) }
+        unsafe { gather(kernels, rank, bytes, None, list) }
     }
 
     /// All of them, `[g]` f64.

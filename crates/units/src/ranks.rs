@@ -1,16 +1,14 @@
 //! How ranks that train together divide what they hold.
 
 use choices::choices;
-use memory::{Cover, Layout};
+use memory::{Cover, Layout, Rank};
 use serde::{Deserialize, Serialize};
 
-/// The ranks that train together, and how what they hold is divided. Micro-batch `a * size + r` of a step goes to rank `r`.
+/// The ranks that train together, and how what they hold is divided. Micro-batch `a * n + r` of a step goes to rank `r` of `n`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ranks {
-    /// How many there are. One, too, goes the way of many: its gradients are staged and then added.
-    pub size: usize,
-    /// Which one this is.
-    pub rank: usize,
+    /// Which one this is, and how many there are. One, too, goes the way of many: its gradients are staged and then added.
+    pub rank: Rank,
     /// What is divided.
     pub zero: Zero,
     /// Most bytes that a reduction receives at a time, over all ranks.

@@ -10,7 +10,7 @@ use kernels::{
 };
 use memory::{
     Arena, Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory, PARAMETER_PADDING,
-    Space,
+    Rank, Space,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,7 +26,7 @@ const SUMMED: &str = "gradients are added up over ranks before they are read";
 #[derive(Clone, Copy, Debug)]
 pub struct Reduction {
     /// This rank.
-    pub(crate) rank: usize,
+    pub(crate) rank: Rank,
     /// Whether a micro-batch's gradients are staged unit by unit, and the ranks have the sums of their pieces alone; else
     /// the arena of all gradients is the stage.
     pub(crate) by_unit: bool,
@@ -62,7 +62,6 @@ impl Reduction {
 /// The sums of a step, and what of them is under way.
 pub(crate) struct Reducing {
     pub(crate) how: Reduction,
-    ranks: usize,
     bundles: Vec<Cover>,
     /// This rank's pieces; none where the sums are written over what it staged of them.
     sums: Option<Arena>,
@@ -100,7 +99,7 @@ impl Reducing {
         dtype: DType,
         how: Reduction,
     ) -> Result<Reducing, OutOfMemory> {
-        let ranks = layout.ranks().unwrap_or(1);
+        let ranks = how.rank.of;
         let bundles = layout.bundles();
         let largest = bundles.iter().map(|bundle| bundle.elements() / ranks).max();
         let bucket = how.bucket_bytes / (ranks * dtype.size_in_bytes());
@@ -121,7 +120,6 @@ impl Reducing {
         });
         Ok(Reducing {
             how,
-            ranks,
             begun: vec![false; bundles.len()],
             sent: vec![None; bundles.len()],
             bundles,
@@ -187,8 +185,8 @@ impl Reducing {
     ) -> Result<Event, KernelError> {
         let staged = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, staged, STAGED)?;
-        let piece = self.bundles[bundle].elements() / self.ranks;
-        let slot = self.slots[0].place.dims().elements() / self.ranks;
+        let piece = self.bundles[bundle].elements() / self.how.rank.of;
+        let slot = self.slots[0].place.dims().elements() / self.how.rank.of;
         for start in (0..piece).step_by(slot.max(1)) {
             if self.in_flight.len() == self.slots.len() {
                 self.sum_oldest(kernels, arena)?;
@@ -223,24 +221,21 @@ impl Reducing {
         let slot = &mut self.slots[number];
         kernels.wait(Queue::Collective, slot.emptied, EMPTIED)?;
         let whole = &self.bundles[bundle];
-        let piece = whole.elements() / self.ranks;
-        let of = |rank: usize| {
-            let first = rank * piece;
-            whole.lying_at(&(first + rows.start..first + rows.end))
-        };
-        let ranges = of(self.how.rank).ranges().to_vec();
+        let of = |rank| whole.piece(rank).lying_at(rows);
+        let rank = self.how.rank;
+        let ranges = of(rank).ranges().to_vec();
         let bytes_a_rank = rows.len() * slot.place.dtype().size_in_bytes();
-        let bytes = ExchangeBytes::both_ways((self.ranks - 1) * bytes_a_rank);
+        let bytes = ExchangeBytes::both_ways((rank.of - 1) * bytes_a_rank);
         let mut room = slot.place.view_mut();
         let list = || {
-            let to = (0..self.ranks).map(|rank| (rank, of(rank)));
+            let to = Rank::all(rank.of).map(|rank| (rank.number, of(rank)));
             let sends = to.flat_map(|(rank, cover)| {
                 let pieces: Vec<In> = cover.ranges().iter().map(&stage).collect();
                 pieces.into_iter().map(move |piece| (rank, piece))
             });
             let mut receives = Vec::new();
             for range in &ranges {
-                for rank in 0..self.ranks {
+                for rank in 0..rank.of {
                     let (place, rest) = room.split_at(range.len());
                     receives.push((rank, place));
                     room = rest;
@@ -276,10 +271,10 @@ impl Reducing {
         let sums = self.sums.as_mut().unwrap_or(arena);
         let mut first = 0;
         for range in bucket.ranges {
-            let elements = self.ranks * range.len();
+            let elements = self.how.rank.of * range.len();
             let x = slot.place.view().rows(first..first + elements);
             let sum = SumInOrder {
-                x: x.reshape([self.ranks, range.len()]),
+                x: x.reshape([self.how.rank.of, range.len()]),
                 out: sums.flat_mut(range),
                 init: match bucket.is_first {
                     true => Init::Overwrite,
@@ -318,16 +313,15 @@ impl Reducing {
         let mut sent = Traffic::default();
         for bundle in bundles {
             let own = self.sums.as_ref().map(|sums| {
-                let own = arena.layout().piece(bundle, self.how.rank);
+                let own = bundle.piece(self.how.rank);
                 let own = own.ranges().iter();
                 own.map(|range| sums.flat(range.clone())).collect()
             });
-            let member = (self.how.rank, self.ranks);
             let whole = (bundle, arena.dtype());
             // SAFETY: whoever reads or writes the arena waits for this, and it lives as long as kernels have work; so do the
             // sums, which are written again after the next backward pass.
             let gathered = unsafe {
-                gather_bundle(kernels, member, whole, own, |ranges| {
+                gather_bundle(kernels, self.how.rank, whole, own, |ranges| {
                     arena.disjoint_mut(ranges)
                 })
             };

@@ -4,7 +4,7 @@ use crate::gather::gather_bundle;
 use crate::stream::{OnDevice, finish_all};
 use crate::{Ranks, UnitError};
 use kernels::{KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, Category, Cover, In, Layout, Memory};
+use memory::{Arena, Category, Cover, In, Layout, Memory, Rank};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -16,8 +16,8 @@ pub(crate) const CAME_TO_BE_UPDATED: &str = "a unit of weights has come before i
 pub(crate) struct StreamedWeights {
     /// What of them lives in pinned host memory: all, or this rank's pieces.
     pub(crate) host: Option<Arena>,
-    /// This rank and how many there are, where each has its piece of every unit.
-    member: Option<(usize, usize)>,
+    /// This rank, where each has its piece of every unit.
+    rank: Option<Rank>,
     layout: Rc<Layout>,
     here: Vec<OnDevice>,
     slots: usize,
@@ -40,7 +40,7 @@ impl StreamedWeights {
     ) -> StreamedWeights {
         StreamedWeights {
             host,
-            member: divided.map(|ranks| (ranks.rank, ranks.size)),
+            rank: divided.map(|ranks| ranks.rank),
             layout: layout.clone(),
             here: Vec::new(),
             slots: slots.max(1),
@@ -155,7 +155,7 @@ impl StreamedWeights {
     /// As [`crate::Weights::abandon`].
     pub(crate) fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         let finished = finish_all(kernels);
-        match self.member {
+        match self.rank {
             None => self.here.clear(),
             // Other ranks may never send what was asked for, so nobody waits for it, and its memory is not used again.
             Some(_) => self.here.drain(..).for_each(std::mem::forget),
@@ -184,25 +184,25 @@ impl StreamedWeights {
         unit: usize,
     ) -> Result<(), UnitError> {
         let whole = &self.layout.units()[unit];
-        let cover = match (self.member, self.only_updated) {
+        let cover = match (self.rank, self.only_updated) {
             (_, false) => whole.cover.clone(),
             (None, true) => whole.trained.clone(),
-            (Some((rank, _)), true) => self.layout.piece(&whole.trained, rank),
+            (Some(rank), true) => whole.trained.piece(rank),
         };
         let kind = (Category::Parameter, "unit_weights");
         let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident.dtype())?;
         // Filed even if the device failed: what was asked for is waited for before the lease ends.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
-        let traffic = match (self.member, &self.host) {
+        let traffic = match (self.rank, &self.host) {
             (None, Some(host)) => {
                 here.fetch(kernels, host, &cover)?;
                 Traffic::of(Queue::Upload, here.bytes())
             }
-            (Some(member), host) => {
+            (Some(rank), host) => {
                 let pieces = Pieces {
                     layout: &self.layout,
-                    member,
+                    rank,
                     host: host.as_ref(),
                     resident,
                 };
@@ -218,7 +218,7 @@ impl StreamedWeights {
 /// The pieces of units that ranks have.
 struct Pieces<'a> {
     layout: &'a Layout,
-    member: (usize, usize),
+    rank: Rank,
     host: Option<&'a Arena>,
     resident: &'a Arena,
 }
@@ -236,8 +236,8 @@ impl Pieces<'_> {
         let mut traffic = Traffic::default();
         if let Some(host) = self.host {
             let own = match only_updated {
-                true => self.own(&unit.trained),
-                false => Cover::joined(unit.bundles().map(|bundle| self.own(bundle))),
+                true => unit.trained.piece(self.rank),
+                false => Cover::joined(unit.bundles().map(|bundle| bundle.piece(self.rank))),
             };
             here.fetch(kernels, host, &own)?;
             let bytes = own.elements() * host.dtype().size_in_bytes();
@@ -256,7 +256,7 @@ impl Pieces<'_> {
             // SAFETY: the computation reads the unit after it waited for `came`, and pieces are written by an update after
             // that.
             let gathered = unsafe {
-                gather_bundle(kernels, self.member, whole, sent, |ranges| {
+                gather_bundle(kernels, self.rank, whole, sent, |ranges| {
                     here.disjoint_mut(ranges)
                 })
             }?;
@@ -266,13 +266,8 @@ impl Pieces<'_> {
         Ok(traffic)
     }
 
-    /// This rank's piece of a bundle.
-    fn own(&self, bundle: &Cover) -> Cover {
-        self.layout.piece(bundle, self.member.0)
-    }
-
     fn resident_pieces(&self, bundle: &Cover) -> Vec<In<'_>> {
-        let own = self.own(bundle);
+        let own = bundle.piece(self.rank);
         let ranges = own.ranges().iter();
         ranges
             .map(|range| self.resident.flat(range.clone()))

@@ -73,7 +73,7 @@ impl Weights {
         let gathered = ranks.filter(|ranks| ranks.zero != Zero::Replicated);
         let gathered = gathered.map(|ranks| {
             let is_overlapped = ranks.overlap_param_gather && (divided.is_none() || slots > 1);
-            GatheredWeights::of(&resident, (ranks.rank, ranks.size), is_overlapped)
+            GatheredWeights::of(&resident, ranks.rank, is_overlapped)
         });
         Ok(Weights {
             resident,

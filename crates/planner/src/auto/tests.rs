@@ -67,8 +67,8 @@ fn of_ranks() -> Vec<(Config, Target)> {
             format!("hardware.link_gbps={gbps}"),
         ];
         let mut config = config(&[&shape[..], &["attention.backend=flash"]].concat());
-        let member = settings::Member { rank: 0, size: 8 };
-        config.join(member).unwrap();
+        let rank = memory::Rank { number: 0, of: 8 };
+        config.join(rank).unwrap();
         (config.with(&set).unwrap(), Target::Cuda)
     });
     configs.to_vec()

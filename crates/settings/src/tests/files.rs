@@ -172,7 +172,7 @@ fn full() -> Config {
             reshard_after_forward: false,
             timeout_s: 60,
         },
-        member: None,
+        rank: None,
         engine_bytes: None,
         log: LogConfig {
             every: 10,

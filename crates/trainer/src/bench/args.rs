@@ -1,11 +1,12 @@
 //! The flags of `bench`, beside those of `train`.
 
 use super::matrix::{Matrix, Strategy};
-use crate::args::{MemberArgs, RunArgs};
+use crate::args::{RankArgs, RunArgs};
 use crate::failure::Failure;
 use clap::Args;
+use memory::Rank;
 use settings::load::Override;
-use settings::{ConfigError, Given, Member, Resolved, RunOptions, Task, resolve};
+use settings::{ConfigError, Given, Resolved, RunOptions, Task, resolve};
 use std::path::PathBuf;
 
 /// Flags of `bench`.
@@ -40,7 +41,7 @@ pub struct BenchArgs {
     pub tolerance: f64,
     /// Whose plans are made, of several ranks
     #[command(flatten)]
-    pub member: MemberArgs,
+    pub rank: RankArgs,
     /// The flags of `train`: what all strategies share
     #[command(flatten)]
     pub run: RunArgs,
@@ -89,7 +90,7 @@ impl BenchArgs {
         }
         let matrix = Matrix::open(&self.matrix)?;
         let mut given = self.run.given();
-        given.member = self.member.member();
+        given.rank = self.rank.rank();
         let resumed = given.resumed.take();
         given.config = given.config.or(resumed).or_else(|| matrix.config.clone());
         let settings = matrix.set.iter().map(|set| Override::from_set(set));
@@ -127,9 +128,9 @@ impl Shared {
     pub(crate) fn resolve(&self, strategy: &Strategy) -> Result<Resolved, ConfigError> {
         let mut given = self.given.clone();
         given.config = strategy.config.clone().or(given.config);
-        let rank = given.member.map_or(0, |member| member.rank);
-        let of_strategy = strategy.ranks.map(|size| Member { rank, size });
-        given.member = of_strategy.or(given.member);
+        let number = given.rank.map_or(0, |rank| rank.number);
+        let of_strategy = strategy.ranks.map(|of| Rank { number, of });
+        given.rank = of_strategy.or(given.rank);
         given.set.extend(strategy.set.iter().cloned());
         resolve(self.task, given, self.options.clone())
     }

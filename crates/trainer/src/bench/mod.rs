@@ -211,12 +211,12 @@ fn obstacle(resolved: &Resolved, plan: &Plan, plans_only: bool) -> Option<(Outco
     if plans_only {
         return None;
     }
-    if let Some(member) = resolved.config.member.filter(|member| member.size > 1) {
+    if let Some(rank) = resolved.config.rank.filter(|rank| rank.of > 1) {
         return Some((
             Outcome::Skipped,
             format!(
                 "bench plans {} ranks and measures none: a launcher starts them, such as `mpirun -n {} trainer train`",
-                member.size, member.size
+                rank.of, rank.of
             ),
         ));
     }

@@ -88,11 +88,11 @@ impl Ranks {
 
 /// Seconds of the fastest exchange in which this rank sends as much to each of the others; none where it is alone.
 fn exchanges(job: &Job, kernels: &dyn Kernels, memory: &Memory) -> Result<Option<f64>, Failure> {
-    let Some(member) = job.member().filter(|member| member.size > 1) else {
+    let Some(rank) = job.rank().filter(|rank| rank.of > 1) else {
         return Ok(None);
     };
-    let others = || (0..member.size).filter(|rank| *rank != member.rank);
-    let bytes = BYTES / (member.size - 1);
+    let others = || (0..rank.of).filter(|other| *other != rank.number);
+    let bytes = BYTES / (rank.of - 1);
     let lease = |name| memory.lease_persistent(Category::Temporary, name, [bytes], DType::U8);
     let outgoing = lease("outgoing")?;
     let incoming = others().map(|rank| Ok((rank, lease("incoming")?)));

@@ -13,7 +13,7 @@ pub(crate) use steps::Begun;
 use crate::failure::Failure;
 use collectives::{Alone, Group, GroupError, Launch};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use settings::{Config, Device, Engine, Member};
+use settings::{Config, Device, Engine};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -125,22 +125,22 @@ impl Job {
     }
 
     /// Which rank this is, where there are any.
-    pub(crate) fn member(&self) -> Option<Member> {
+    pub(crate) fn rank(&self) -> Option<memory::Rank> {
         let group = &self.rank.as_ref()?.group;
-        Some(Member {
-            rank: group.rank(),
-            size: group.size(),
+        Some(memory::Rank {
+            number: group.rank(),
+            of: group.size(),
         })
     }
 
     /// How many train together.
     pub(crate) fn size(&self) -> usize {
-        self.member().map_or(1, |member| member.size)
+        self.rank().map_or(1, |rank| rank.of)
     }
 
     /// Whether this is the rank that writes what a run has once.
     pub(crate) fn leads(&self) -> bool {
-        self.member().is_none_or(|member| member.rank == 0)
+        self.rank().is_none_or(|rank| rank.number == 0)
     }
 
     /// Whether there are ranks.
@@ -265,13 +265,13 @@ impl Job {
 
     /// What moves bytes between ranks, and how many it was handed for others than this one: counted where the library is called.
     pub(crate) fn traffic(&self) -> Option<RanksRecord> {
-        let (rank, member) = (self.rank.as_ref()?, self.member()?);
+        let group = &self.rank.as_ref()?.group;
         Some(RanksRecord {
-            rank: member.rank,
-            size: member.size,
+            rank: group.rank(),
+            size: group.size(),
             hostname: hostname(),
-            engine: rank.group.engine(),
-            sent_bytes: rank.group.sent_bytes(),
+            engine: group.engine(),
+            sent_bytes: group.sent_bytes(),
         })
     }
 }
@@ -344,7 +344,7 @@ mod tests {
     }
 
     pub(super) fn rank(job: &Job) -> usize {
-        job.member().unwrap().rank
+        job.rank().unwrap().number
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Asked {
         data_wait: Duration,
         (next, samples): (Position, usize),
     ) -> Asked {
-        let first = job.member().map_or(0, |member| member.rank);
+        let first = job.rank().map_or(0, |rank| rank.number);
         let own = || batch.micro.iter().skip(first).step_by(job.size());
         Asked {
             data_wait,

@@ -8,9 +8,10 @@ use checkpoint::{Best, Checkpoint, glance, set_aside_after};
 use collectives::Alone;
 use data::{Batches, Dataset};
 use files::Disk;
+use memory::Rank;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{Config, Given, HEURISTIC, HeadChunk, Member, Resolved, Resume, resolve};
+use settings::{Config, Given, HEURISTIC, HeadChunk, Resolved, Resume, resolve};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -129,8 +130,8 @@ impl Resumed {
         let source = Source::parse(String::new(), place.display().to_string(), &text)?;
         let mut config = load(&source, &[], false)?.config;
         if let Some(ranks) = self.checkpoint.state.ranks {
-            let size = ranks as usize;
-            config.join(Member { rank: 0, size })?;
+            let of = ranks as usize;
+            config.join(Rank { number: 0, of })?;
         }
         Ok(config)
     }

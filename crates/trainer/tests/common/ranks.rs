@@ -8,7 +8,7 @@ use data::StepBatch;
 use files::PieceSource;
 use kernels::cpu::Cpu;
 use kernels::scheduled::Reasons;
-use memory::{Home, Memory};
+use memory::{Home, Memory, Rank};
 use session::Session;
 use settings::Settings;
 use std::collections::BTreeMap;
@@ -20,8 +20,10 @@ use units::{Ranks, Reduce, Zero};
 /// What ranks divide, by default.
 pub fn ranks(size: usize, zero: Zero) -> Ranks {
     Ranks {
-        size,
-        rank: 0,
+        rank: Rank {
+            number: 0,
+            of: size,
+        },
         zero,
         bucket_bytes: 1 << 20,
         reduce: Reduce::MicroBatch,
@@ -35,7 +37,7 @@ pub fn ranks(size: usize, zero: Zero) -> Ranks {
 pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
     let mut settings = settings.clone();
     if let Some(ranks) = &mut settings.ranks {
-        ranks.rank = rank;
+        ranks.rank.number = rank;
     }
     // A folder belongs to one process at a time.
     if let Home::Disk(folder) = &mut settings.homes.states {
@@ -46,7 +48,7 @@ pub fn of_rank(settings: &Settings, rank: usize) -> Settings {
 
 /// The step of all ranks.
 pub fn whole_batch(settings: &Settings, step: usize) -> StepBatch {
-    let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.size);
+    let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.rank.of);
     let whole = Settings {
         accum: settings.accum * size,
         ..settings.clone()
@@ -98,7 +100,7 @@ pub fn each(
     steps: usize,
     session: impl Fn(&Settings, &Arc<dyn Group>) -> (Session, Reasons) + Sync,
 ) -> Vec<OfRank> {
-    let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.size);
+    let size = settings.ranks.as_ref().map_or(1, |ranks| ranks.rank.of);
     let run = |group: Arc<dyn Group>| {
         let settings = of_rank(settings, group.rank());
         let planned = plan(&settings);

@@ -2,11 +2,12 @@
 
 use super::{assert_refused, config, file, resolve};
 use clap::Parser;
-use settings::{Config, Engine, Member, Size};
+use memory::Rank;
+use settings::{Config, Engine, Size};
 use trainer::cli::Cli;
 use units::{Ranks, Reduce, Zero};
 
-const FOUR: Member = Member { rank: 1, size: 4 };
+const FOUR: Rank = Rank { number: 1, of: 4 };
 
 /// The ranks of a command that a launcher started as one of four.
 fn launched(arguments: &[&str]) -> Option<Ranks> {
@@ -25,14 +26,14 @@ fn a_process_alone_has_no_ranks_until_a_stage_is_asked_for() {
     for zero in Zero::ALL {
         let stage = zero.stage().to_string();
         let ranks = config(&["--zero", &stage]).ranks().unwrap();
-        assert_eq!((ranks.rank, ranks.size, ranks.zero), (0, 1, zero));
+        assert_eq!((ranks.rank, ranks.zero), (Rank::ALONE, zero));
     }
 }
 
 #[test]
 fn a_launcher_makes_a_rank_of_a_run_and_of_nothing_else() {
     let ranks = launched(&[]).unwrap();
-    assert_eq!((ranks.rank, ranks.size, ranks.zero), (1, 4, Zero::States));
+    assert_eq!((ranks.rank, ranks.zero), (FOUR, Zero::States));
     assert_eq!(
         launched(&["train", "--zero", "3"]).unwrap().zero,
         Zero::Weights
@@ -40,21 +41,24 @@ fn a_launcher_makes_a_rank_of_a_run_and_of_nothing_else() {
     assert_eq!(launched(&["plan"]), None, "a plan is that of --ranks");
     assert_eq!(launched(&["--set", "collectives.engine=alone"]), None);
     let alone = launched(&["--set", "collectives.engine=alone", "--zero", "2"]);
-    assert_eq!(alone.unwrap().size, 1);
+    assert_eq!(alone.unwrap().rank, Rank::ALONE);
 }
 
 #[test]
 fn a_plan_is_that_of_the_rank_that_is_named() {
     let of_four = planned(&["--ranks", "4", "--rank", "3", "--zero", "2", "--accum", "5"]);
-    assert_eq!(of_four.member, Some(Member { rank: 3, size: 4 }));
+    assert_eq!(of_four.rank, Some(Rank { number: 3, of: 4 }));
     assert_eq!(of_four.micro_batches(), 20);
     // Further settings are those of the same rank.
     let changed = of_four.with(&["collectives.zero=3".into()]).unwrap();
     assert_eq!(changed.ranks().unwrap().zero, Zero::Weights);
-    assert_eq!(changed.member, of_four.member);
+    assert_eq!(changed.rank, of_four.rank);
     // No file says it.
     let (_folder, path) = file(&of_four.to_toml().unwrap());
-    assert_eq!(config(&["--config", &path]).ranks().unwrap().size, 1);
+    assert_eq!(
+        config(&["--config", &path]).ranks().unwrap().rank,
+        Rank::ALONE
+    );
 
     assert_refused(
         &["plan", "--ranks", "4", "--rank", "4"],
