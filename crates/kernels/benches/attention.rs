@@ -27,14 +27,8 @@ fn main() {
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|");
     for seq in SEQUENCES {
-        let mut bench = Bench::new(AttentionShape {
-            batch,
-            seq,
-            heads: 8,
-            kv_heads,
-            head_dim,
-            window: None,
-        });
+        let shape = AttentionShape::new([batch, seq], [8, kv_heads], head_dim);
+        let mut bench = Bench::new(shape);
         let [eager, flash] = bench.fastest();
         let ratios = [0, 1].map(|pass| eager[pass] / flash[pass]);
         let both = (eager[0] + eager[1]) / (flash[0] + flash[1]);

@@ -17,14 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let [batch, heads, kv_heads, seq, head_dim] = sizes?[..] else {
             return Err(format!("`{word}` is no shape: write BxHxKVxSxD").into());
         };
-        let shape = AttentionShape {
-            batch,
-            seq,
-            heads,
-            kv_heads,
-            head_dim,
-            window: None,
-        };
+        let shape = AttentionShape::new([batch, seq], [heads, kv_heads], head_dim);
         for (name, pass) in [
             ("forward", AttentionPass::Forward),
             ("backward", AttentionPass::Backward),

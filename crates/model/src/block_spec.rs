@@ -1,6 +1,7 @@
 //! What each block of a model is made of, as its configuration says it: a family makes stages of it.
 
 use crate::{ActivationFunction, ModelConfig, Positions};
+use kernels::AttentionShape;
 use std::rc::Rc;
 
 /// What a block is made of. Blocks of a model may differ in everything but the width of the residual stream.
@@ -58,6 +59,14 @@ impl AttentionSpec {
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
+
+    /// Its shape for some sequences of so many tokens.
+    pub fn shape(&self, batch: usize, seq: usize) -> AttentionShape {
+        AttentionShape {
+            window: self.window,
+            ..AttentionShape::new([batch, seq], [self.heads, self.kv_heads], self.head_dim)
+        }
+    }
 }
 
 impl ModelConfig {
@@ -76,7 +85,8 @@ impl ModelConfig {
         (0..self.layers).map(of_layer).collect()
     }
 
-    fn block(&self, window: Option<usize>) -> BlockSpec {
+    /// A block of it whose queries see as many keys; none: all up to themselves.
+    pub fn block(&self, window: Option<usize>) -> BlockSpec {
         BlockSpec {
             attention: AttentionSpec {
                 heads: self.heads,

@@ -118,10 +118,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         }),
         Box::new(CoreAttention {
             kind,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            window: config.sliding_window,
+            attention: config.block(config.sliding_window).attention,
             dropout: DropoutSite {
                 site: 0,
                 rate: 0.25,

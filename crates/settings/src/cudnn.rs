@@ -27,15 +27,8 @@ pub fn cudnn_misfit(config: &Config) -> Option<String> {
 
 /// The attention of a micro-batch.
 pub fn cudnn_shape(config: &Config) -> AttentionShape {
-    let model = &config.model;
-    AttentionShape {
-        batch: config.batch.micro,
-        seq: config.data.seq,
-        heads: model.heads,
-        kv_heads: model.kv_heads,
-        head_dim: model.head_dim,
-        window: model.sliding_window,
-    }
+    let block = config.model.block(config.model.sliding_window);
+    block.attention.shape(config.batch.micro, config.data.seq)
 }
 
 /// Whether `auto` may stand for cuDNN's attention under a configuration without open questions: where it would else be flash

@@ -252,14 +252,7 @@ const SHAPES: [[usize; 5]; 11] = [
 ];
 
 pub fn shape([batch, seq, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
-    AttentionShape {
-        batch,
-        seq,
-        heads,
-        kv_heads,
-        head_dim,
-        window: None,
-    }
+    AttentionShape::new([batch, seq], [heads, kv_heads], head_dim)
 }
 
 /// The same, where queries see so many keys.

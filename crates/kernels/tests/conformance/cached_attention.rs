@@ -119,12 +119,8 @@ impl CachedAttention {
             table: table.view(),
             lengths: lengths.view(),
             shape: AttentionShape {
-                batch: sequences,
-                seq,
-                heads: self.heads,
-                kv_heads: self.kv_heads,
-                head_dim: self.head_dim,
                 window: self.window,
+                ..AttentionShape::new([sequences, seq], [self.heads, self.kv_heads], self.head_dim)
             },
         })?;
         Ok([&out, &caches[0], &caches[1]]

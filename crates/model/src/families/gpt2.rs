@@ -73,10 +73,7 @@ fn stages(
         Box::new(qkv(config, own)),
         Box::new(CoreAttention {
             kind,
-            heads: attention.heads,
-            kv_heads: attention.kv_heads,
-            head_dim: attention.head_dim,
-            window: attention.window,
+            attention: attention.clone(),
             dropout: of_probs,
         }),
         Box::new(ResidualProjection {

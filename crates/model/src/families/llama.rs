@@ -79,10 +79,7 @@ fn stages(
         Box::new(qkv(config, attention, own)),
         Box::new(CoreAttention {
             kind,
-            heads: attention.heads,
-            kv_heads: attention.kv_heads,
-            head_dim: attention.head_dim,
-            window: attention.window,
+            attention: attention.clone(),
             dropout: DropoutSite::NONE,
         }),
         Box::new(ResidualProjection {

@@ -3,7 +3,7 @@
 use super::{Qkv, written};
 use crate::activation::Size;
 use crate::stage::{DropoutSite, Io, Stage};
-use crate::{Activation, Extent, Label, ModelError, Pass};
+use crate::{Activation, AttentionSpec, Extent, Label, ModelError, Pass};
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
 };
@@ -43,14 +43,8 @@ impl Attention {
 pub struct CoreAttention {
     /// How it is computed.
     pub kind: Attention,
-    /// Query heads.
-    pub heads: usize,
-    /// Key-value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// The most keys that a query sees, its own included; none: all up to itself.
-    pub window: Option<usize>,
+    /// Its heads, and what they see.
+    pub attention: AttentionSpec,
     /// Where probabilities are dropped.
     pub dropout: DropoutSite,
 }
@@ -65,14 +59,7 @@ impl CoreAttention {
 
     fn shape(&self, pass: &Pass) -> AttentionShape {
         let batch = pass.batch().shape;
-        AttentionShape {
-            batch: batch.rows,
-            seq: batch.seq,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            window: self.window,
-        }
+        self.attention.shape(batch.rows, batch.seq)
     }
 
     fn options<'a>(&self, pass: &Pass<'a>) -> FlashOptions<'a> {
@@ -177,15 +164,15 @@ impl CoreAttention {
 
     /// Leases of the gradients of q, k and v.
     fn gradients(&self, pass: &Pass) -> Result<[Buffer; 3], ModelError> {
-        let widths = [self.heads, self.kv_heads, self.kv_heads].map(|heads| heads * self.head_dim);
         let lease = |of: Activation, width| {
             let shape = [pass.tokens(), width];
             pass.temporary(of.gradient_name(), shape)
         };
+        let spec = &self.attention;
         Ok([
-            lease(Qkv::Q, widths[0])?,
-            lease(Qkv::K, widths[1])?,
-            lease(Qkv::V, widths[2])?,
+            lease(Qkv::Q, spec.q_width())?,
+            lease(Qkv::K, spec.kv_width())?,
+            lease(Qkv::V, spec.kv_width())?,
         ])
     }
 
@@ -246,8 +233,8 @@ impl Stage for CoreAttention {
     }
 
     fn io(&self) -> Io {
-        let by_head = [Size::Rows, Size::Fixed(self.heads), Size::Seq];
-        let o = (Self::O, Extent::tokens(self.heads * self.head_dim));
+        let by_head = [Size::Rows, Size::Fixed(self.attention.heads), Size::Seq];
+        let o = (Self::O, Extent::tokens(self.attention.q_width()));
         let inputs = [Qkv::Q, Qkv::K, Qkv::V];
         let (writes, kept) = match self.kind {
             Attention::Eager => {
@@ -273,9 +260,9 @@ impl Stage for CoreAttention {
 
     fn flops_per_token(&self, seq: usize) -> u64 {
         // A window of `w` keys leaves `w (2 s - w)` of the `s s` scores; that is all of them where `w` is `s`.
-        let reach = self.window.unwrap_or(seq).min(seq);
+        let reach = self.attention.window.unwrap_or(seq).min(seq);
         let keys = reach as u64 * (2 * seq - reach) as u64 / seq.max(1) as u64;
-        12 * (self.heads * self.head_dim) as u64 * keys
+        12 * self.attention.q_width() as u64 * keys
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {

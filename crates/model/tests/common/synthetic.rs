@@ -391,10 +391,7 @@ fn block(
     }));
     stages.push(Box::new(CoreAttention {
         kind,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        window: None,
+        attention: config.block(None).attention,
         dropout: DropoutSite::NONE,
     }));
     stages.push(Box::new(ResidualProjection {

@@ -57,6 +57,23 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
+    /// Sequences and tokens in each, query heads and key-value heads, and the width of a head; every query sees all keys up to
+    /// itself.
+    pub const fn new(
+        [batch, seq]: [usize; 2],
+        [heads, kv_heads]: [usize; 2],
+        head_dim: usize,
+    ) -> AttentionShape {
+        AttentionShape {
+            batch,
+            seq,
+            heads,
+            kv_heads,
+            head_dim,
+            window: None,
+        }
+    }
+
     /// The most keys that a query of a whole sequence sees: the window, or all of a shorter sequence.
     pub fn reach(&self) -> usize {
         self.window.unwrap_or(self.seq).min(self.seq)
@@ -212,12 +229,8 @@ mod tests {
     fn a_window_needs_as_many_scores_as_it_leaves() {
         for window in [None, Some(1), Some(3), Some(10), Some(11), Some(usize::MAX)] {
             let shape = AttentionShape {
-                batch: 2,
-                seq: 10,
-                heads: 6,
-                kv_heads: 3,
-                head_dim: 4,
                 window,
+                ..AttentionShape::new([2, 10], [6, 3], 4)
             };
             let seen = |query| query + 1 - shape.first_in_window(query);
             let pairs: usize = (0..10).map(seen).sum();

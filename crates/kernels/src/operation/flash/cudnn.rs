@@ -115,14 +115,7 @@ impl AttentionShape {
 mod tests {
     use super::*;
 
-    const SHAPE: AttentionShape = AttentionShape {
-        batch: 2,
-        seq: 1000,
-        heads: 8,
-        kv_heads: 2,
-        head_dim: 64,
-        window: None,
-    };
+    const SHAPE: AttentionShape = AttentionShape::new([2, 1000], [8, 2], 64);
 
     #[test]
     fn pieces_begin_where_cudnn_wants_them() {

@@ -114,14 +114,7 @@ fn cpu_backward_scratch(shape: AttentionShape, dtype: DType) -> usize {
 mod tests {
     use super::*;
 
-    const SHAPE: AttentionShape = AttentionShape {
-        batch: 2,
-        seq: 1024,
-        heads: 8,
-        kv_heads: 2,
-        head_dim: 64,
-        window: None,
-    };
+    const SHAPE: AttentionShape = AttentionShape::new([2, 1024], [8, 2], 64);
 
     /// Forward and backward.
     fn elements(target: Target, shape: AttentionShape, dtype: DType) -> [usize; 2] {
@@ -158,14 +151,7 @@ mod tests {
             ([1, 64, 4, 4], 1),
         ];
         for ([batch, seq, heads, kv_heads], parts) in cases {
-            let shape = AttentionShape {
-                batch,
-                seq,
-                heads,
-                kv_heads,
-                head_dim: 128,
-                window: None,
-            };
+            let shape = AttentionShape::new([batch, seq], [heads, kv_heads], 128);
             for dtype in [DType::F32, DType::BF16] {
                 assert_eq!(cuda_parts(shape, dtype), parts, "{shape:?}");
                 let like_k = batch * seq * kv_heads * 128;

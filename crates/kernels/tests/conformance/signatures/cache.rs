@@ -46,14 +46,7 @@ pub fn signatures(dtype: DType) -> [Signature; 2] {
                 v_cache: ins[2],
                 table: ins[3],
                 lengths: ins[4],
-                shape: AttentionShape {
-                    batch: 1,
-                    seq: 2,
-                    heads: 4,
-                    kv_heads: 2,
-                    head_dim: 6,
-                    window: None,
-                },
+                shape: AttentionShape::new([1, 2], [4, 2], 6),
             })
         },
     };

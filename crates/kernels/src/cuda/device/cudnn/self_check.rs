@@ -70,8 +70,8 @@ impl CudaDevice {
             seq: SEQ,
             heads: 4,
             kv_heads: if shape.group() == 1 { 4 } else { 2 },
-            head_dim: shape.head_dim,
             window: None,
+            ..shape
         };
         let memory = Memory::device(self.clone());
         let kernels = Cuda::new(CudaDriver::new(self)?, &memory, DType::BF16);
