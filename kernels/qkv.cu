@@ -13,21 +13,24 @@ template <typename T> __device__ void move_pack(T *to, const T *from, int pack, 
 // A block works on one token: a pack a thread, or a pack of pairs where the part is turned. Without a `table` nothing is. A
 // part that is null is left out.
 template <bool JOINS, typename T>
-__device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int kv_width, const float *table, size_t table_rows,
-                         const int *positions, size_t seq, int half) {
+__device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int k_width, int v_width, const float *table,
+                         size_t table_rows, const int *positions, size_t seq, int half) {
     const size_t token = blockIdx.x;
-    T *const row = qkv + token * (size_t(q_width) + 2 * size_t(kv_width));
+    T *const row = qkv + token * (size_t(q_width) + size_t(k_width) + size_t(v_width));
     const bool turns = table != nullptr;
     const float sign = JOINS ? -1.0f : 1.0f;
     const Angles angles = turns ? angles_of(token, table, table_rows, positions, seq, half, sign) : Angles{};
     const auto packs = [&](int width) { return turns ? width / (2 * half) * packs_of(half) : packs_of(width); };
-    const int keys = packs(q_width), values = keys + packs(kv_width), end = values + packs_of(kv_width);
+    const int keys = packs(q_width), values = keys + packs(k_width), end = values + packs_of(v_width);
     for (int pack = threadIdx.x; pack < end; pack += blockDim.x) {
-        const bool is_query = pack < keys, is_value = pack >= values;
-        const int first = is_query ? 0 : is_value ? values : keys;
-        const int column = is_query ? 0 : is_value ? q_width + kv_width : q_width;
-        const int width = is_query ? q_width : kv_width;
-        T *part = is_query ? q : is_value ? v : k;
+        T *part = q;
+        int first = 0, column = 0, width = q_width;
+        const bool is_value = pack >= values;
+        if (is_value) {
+            part = v, first = values, column = q_width + k_width, width = v_width;
+        } else if (pack >= keys) {
+            part = k, first = keys, column = q_width, width = k_width;
+        }
         if (part == nullptr) {
             continue;
         }
@@ -43,18 +46,19 @@ __device__ void move_row(T *qkv, T *q, T *k, T *v, int q_width, int kv_width, co
 }
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
-    extern "C" __global__ void split_qkv_##name(const T *qkv, T *q, T *k, T *v, int q_width, int kv_width,     \
-                                                const float *table, size_t table_rows, const int *positions,   \
-                                                size_t seq, int half) {                                        \
-        move_row<false>(const_cast<T *>(qkv), q, k, v, q_width, kv_width, table, table_rows, positions, seq,   \
-                        half);                                                                                 \
+    extern "C" __global__ void split_qkv_##name(const T *qkv, T *q, T *k, T *v, int q_width, int k_width,      \
+                                                int v_width, const float *table, size_t table_rows,            \
+                                                const int *positions, size_t seq, int half) {                  \
+        move_row<false>(const_cast<T *>(qkv), q, k, v, q_width, k_width, v_width, table, table_rows,           \
+                        positions, seq, half);                                                                 \
     }                                                                                                          \
     EXPORT(split_qkv_##name);                                                                                  \
     extern "C" __global__ void join_qkv_##name(T *qkv, const T *q, const T *k, const T *v, int q_width,        \
-                                               int kv_width, const float *table, size_t table_rows,            \
-                                               const int *positions, size_t seq, int half) {                   \
-        move_row<true>(qkv, const_cast<T *>(q), const_cast<T *>(k), const_cast<T *>(v), q_width, kv_width,     \
-                       table, table_rows, positions, seq, half);                                               \
+                                               int k_width, int v_width, const float *table,                   \
+                                               size_t table_rows, const int *positions, size_t seq,            \
+                                               int half) {                                                     \
+        move_row<true>(qkv, const_cast<T *>(q), const_cast<T *>(k), const_cast<T *>(v), q_width, k_width,      \
+                       v_width, table, table_rows, positions, seq, half);                                      \
     }                                                                                                          \
     EXPORT(join_qkv_##name)
 

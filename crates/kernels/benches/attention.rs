@@ -63,8 +63,7 @@ impl Bench {
                 .lease(Category::Temporary, "bench", dims, DType::F32)
                 .expect("there is no limit")
         };
-        let tensor = |heads| room(&[shape.batch * shape.seq, heads * shape.head_dim]);
-        let (like_q, like_k) = (|| tensor(shape.heads), || tensor(shape.kv_heads));
+        let (like_q, like_k) = (|| room(&shape.q()), || room(&shape.k()));
         let (cpu, f32) = (Target::Cpu, DType::F32);
         let scratch = [
             Attention::scratch_elements(cpu, shape, f32, true),

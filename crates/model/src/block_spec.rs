@@ -1,7 +1,7 @@
 //! What each block of a model is made of, as its configuration says it: a family makes stages of it.
 
 use crate::{ActivationFunction, ModelConfig, Positions};
-use kernels::AttentionShape;
+use kernels::{AttentionShape, ScoreScale};
 use std::rc::Rc;
 
 /// What a block is made of. Blocks of a model may differ in everything but the width of the residual stream.
@@ -20,8 +20,12 @@ pub struct AttentionSpec {
     pub heads: usize,
     /// Key-value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
+    /// Width of a head of queries, and of one of keys.
+    pub qk_head_dim: usize,
+    /// Width of a head of values, and of one of the output.
+    pub v_head_dim: usize,
+    /// What scores are multiplied by; none: 1 / sqrt(`qk_head_dim`).
+    pub scale: Option<f32>,
     /// The most keys that a query sees, its own included; none: all up to itself.
     pub window: Option<usize>,
     /// Queries and keys are normalised per head.
@@ -52,19 +56,26 @@ pub struct FeedForwardSpec {
 impl AttentionSpec {
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
+        self.heads * self.qk_head_dim
     }
 
-    /// Width of all key (or value) heads together.
-    pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
+    /// Width of all key heads together, and of all value heads.
+    pub fn kv_widths(&self) -> [usize; 2] {
+        [self.qk_head_dim, self.v_head_dim].map(|head_dim| self.kv_heads * head_dim)
+    }
+
+    /// Width of the output of all heads together.
+    pub fn o_width(&self) -> usize {
+        self.heads * self.v_head_dim
     }
 
     /// Its shape for some sequences of so many tokens.
     pub fn shape(&self, batch: usize, seq: usize) -> AttentionShape {
         AttentionShape {
+            v_head_dim: self.v_head_dim,
             window: self.window,
-            ..AttentionShape::new([batch, seq], [self.heads, self.kv_heads], self.head_dim)
+            scale: self.scale.map(ScoreScale::new),
+            ..AttentionShape::new([batch, seq], [self.heads, self.kv_heads], self.qk_head_dim)
         }
     }
 }
@@ -91,7 +102,9 @@ impl ModelConfig {
             attention: AttentionSpec {
                 heads: self.heads,
                 kv_heads: self.kv_heads,
-                head_dim: self.head_dim,
+                qk_head_dim: self.head_dim,
+                v_head_dim: self.head_dim,
+                scale: None,
                 window,
                 qk_norm: self.qk_norm,
                 is_rotary: self.positions == Positions::Rotary,

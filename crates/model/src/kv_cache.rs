@@ -10,10 +10,11 @@ use std::ops::Range;
 
 /// Keys and values of every layer: one lease, of which every sequence has as many blocks as its tokens need.
 pub struct KvCache {
-    /// `[2 layers, blocks 16 width]`: the keys of layer 0, its values, the keys of layer 1, and so on.
+    /// `[layers, blocks 16 widths]`: the keys of layer 0, its values, the keys of layer 1, and so on.
     keys_and_values: Buffer,
     blocks: usize,
-    width: usize,
+    /// Of keys and of values.
+    widths: [usize; 2],
     /// The blocks of each sequence, in order.
     tables: Vec<Vec<i32>>,
 }
@@ -29,9 +30,9 @@ pub struct CachedSequences<'a> {
 
 /// What the attention of one layer reads and writes of a cache.
 pub struct LayerCache<'a> {
-    /// `[blocks, 16, width]`.
+    /// `[blocks, 16, width of keys]`.
     pub k_cache: Out<'a>,
-    /// `[blocks, 16, width]`.
+    /// `[blocks, 16, width of values]`.
     pub v_cache: Out<'a>,
     /// `[b, m]` i32: the blocks of each sequence.
     pub table: In<'a>,
@@ -47,29 +48,30 @@ fn blocks(tokens: &[usize]) -> usize {
         .sum()
 }
 
-/// Values in the keys of a token, in one layer.
+/// Elements of the keys of a token in one layer, and of its values.
 ///
 /// # Panics
-/// If layers differ in it.
-fn kv_width(architecture: &Architecture) -> usize {
-    let width = |layer| {
-        let activation = Qkv::K;
-        let keys = architecture.extent(LayerActivation { layer, activation });
-        keys.elements(1, 1) as usize
+/// If layers differ in them.
+fn kv_widths(architecture: &Architecture) -> [usize; 2] {
+    let width = |layer, activation| {
+        let extent = architecture.extent(LayerActivation { layer, activation });
+        extent.elements(1, 1) as usize
     };
-    let widths = (0..architecture.blocks().len()).map(width);
+    let widths = |layer| [Qkv::K, Qkv::V].map(|of| width(layer, of));
+    let widths = (0..architecture.blocks().len()).map(widths);
     let same = widths.reduce(|one, other| {
-        assert_eq!(one, other, "the keys of all layers are as wide");
+        assert_eq!(one, other, "keys and values of all layers are as wide");
         one
     });
     same.expect("a model has at least one block")
 }
 
 impl KvCache {
-    /// Bytes for sequences of so many tokens: 2 x layers x KV heads x head_dim x tokens x bytes, the tokens of each rounded
-    /// up to blocks.
+    /// Bytes for sequences of so many tokens: layers x KV heads x widths of a head x tokens x bytes, the tokens of each rounded up
+    /// to blocks.
     pub fn bytes(architecture: &Architecture, dtype: DType, tokens: &[usize]) -> u64 {
-        let values = 2 * architecture.blocks().len() * kv_width(architecture);
+        let each = kv_widths(architecture).iter().sum::<usize>();
+        let values = architecture.blocks().len() * each;
         (values * blocks(tokens) * CACHE_BLOCK * dtype.size_in_bytes()) as u64
     }
 
@@ -83,18 +85,16 @@ impl KvCache {
         dtype: DType,
         tokens: &[usize],
     ) -> Result<KvCache, ModelError> {
-        let (blocks, width) = (blocks(tokens), kv_width(architecture));
-        let shape = [
-            2 * architecture.blocks().len(),
-            blocks * CACHE_BLOCK * width,
-        ];
+        let (blocks, widths) = (blocks(tokens), kv_widths(architecture));
+        let of_layer = blocks * CACHE_BLOCK * widths.iter().sum::<usize>();
+        let shape = [architecture.blocks().len(), of_layer];
         let mut free = 0..blocks as i32;
         let table = |tokens: &usize| free.by_ref().take(tokens.div_ceil(CACHE_BLOCK)).collect();
         Ok(KvCache {
             tables: tokens.iter().map(table).collect(),
             keys_and_values: memory.lease(Category::Activation, "kv_cache", shape, dtype)?,
             blocks,
-            width,
+            widths,
         })
     }
 
@@ -137,15 +137,16 @@ impl CachedSequences<'_> {
         let KvCache {
             keys_and_values,
             blocks,
-            width,
+            widths: [k_width, v_width],
             ..
         } = &mut *self.cache;
-        let of_layer = keys_and_values.view_mut().rows(2 * layer..2 * layer + 2);
-        let [k_cache, v_cache] = <[Out; 2]>::from(of_layer.split_at(1))
-            .map(|half| half.reshape([*blocks, CACHE_BLOCK, *width]));
+        let slots = *blocks * CACHE_BLOCK;
+        let of_layer = keys_and_values.view_mut().rows(layer..layer + 1);
+        let of_layer = of_layer.reshape([slots * (*k_width + *v_width)]);
+        let (keys, values) = of_layer.split_at(slots * *k_width);
         LayerCache {
-            k_cache,
-            v_cache,
+            k_cache: keys.reshape([*blocks, CACHE_BLOCK, *k_width]),
+            v_cache: values.reshape([*blocks, CACHE_BLOCK, *v_width]),
             table: self.table.view(),
             lengths: self.lengths.view(),
         }

@@ -112,7 +112,7 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         Box::new(Qkv {
             input: H,
             linear: qkv,
-            kv_width: config.kv_width(),
+            kv_widths: [config.kv_width(); 2],
             norms: None,
             is_rotary: true,
         }),

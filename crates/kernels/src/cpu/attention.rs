@@ -30,22 +30,24 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn q_width(&self) -> usize {
-        self.shape.heads * self.shape.head_dim
+    /// Elements of a token in a tensor of query heads, each `dim` wide.
+    pub(super) fn q_width(&self, dim: usize) -> usize {
+        self.shape.heads * dim
     }
 
-    pub(super) fn kv_width(&self) -> usize {
-        self.shape.kv_heads * self.shape.head_dim
+    /// Elements of a token in a tensor of key-value heads, each `dim` wide.
+    pub(super) fn kv_width(&self, dim: usize) -> usize {
+        self.shape.kv_heads * dim
     }
 
-    /// Offset of the first element of `head` at `row` in a tensor shaped like q.
-    pub(super) fn q_offset(&self, head: usize, row: usize) -> usize {
-        (self.sequence * self.shape.seq + row) * self.q_width() + head * self.shape.head_dim
+    /// Offset of the first element of `head` at `row` in a tensor of query heads, each `dim` wide.
+    pub(super) fn q_offset(&self, dim: usize, head: usize, row: usize) -> usize {
+        (self.sequence * self.shape.seq + row) * self.q_width(dim) + head * dim
     }
 
-    /// Offset of the task's first element in a tensor shaped like k.
-    pub(super) fn kv_offset(&self) -> usize {
-        self.sequence * self.shape.seq * self.kv_width() + self.kv_head * self.shape.head_dim
+    /// Offset of the task's first element at `row` in a tensor of key-value heads, each `dim` wide.
+    pub(super) fn kv_offset(&self, dim: usize, row: usize) -> usize {
+        (self.sequence * self.shape.seq + row) * self.kv_width(dim) + self.kv_head * dim
     }
 
     fn probs_offset(&self, head: usize, row: usize) -> usize {
@@ -86,9 +88,9 @@ impl RowBlock {
         self.task.shape.first_in_window(self.row)..self.row + self.rows
     }
 
-    /// Offset of its first element in a tensor shaped like q.
-    fn q_offset(&self) -> usize {
-        self.task.q_offset(self.head, self.row)
+    /// Offset of its first element in a tensor of query heads, each `dim` wide.
+    fn q_offset(&self, dim: usize) -> usize {
+        self.task.q_offset(dim, self.head, self.row)
     }
 
     /// Offset of its first element among the probabilities.
@@ -232,19 +234,20 @@ struct Forward<'a, T> {
 
 impl<T: Real> Forward<'_, T> {
     fn run(&self, task: Task, scratch: &mut [f32]) {
-        let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+        let (seq, dims) = (task.shape.seq, task.shape.head_dims());
         let block_rows = CPU_ROW_BLOCK.min(seq);
         let is_stored = self.probs.is_some();
         debug_assert!(scratch.len() >= cpu_forward_scratch(task.shape, T::DTYPE, is_stored));
         let mut pieces = Pieces(scratch);
         let scores = pieces.take_if(T::WIDEN || !is_stored, block_rows * seq);
-        let [q_copy, out_copy] = [(); 2].map(|()| pieces.take_if(T::WIDEN, block_rows * dim));
-        let kv_copies = [(); 2].map(|()| pieces.take_if(T::WIDEN, seq * dim));
+        let [q_copy, out_copy] = dims.map(|dim| pieces.take_if(T::WIDEN, block_rows * dim));
+        let kv_copies = dims.map(|dim| pieces.take_if(T::WIDEN, seq * dim));
         let [keys, values] = keys_and_values(task, [self.k, self.v], kv_copies);
         for block in task.row_blocks() {
-            let (q, sizes) = (&self.q[block.q_offset()..], (block.rows, dim));
+            let dim = task.shape.qk_head_dim;
+            let (q, sizes) = (&self.q[block.q_offset(dim)..], (block.rows, dim));
             // SAFETY: the block's queries lie in the tensor.
-            let queries = unsafe { panel(q.as_ptr(), task.q_width(), sizes, q_copy) };
+            let queries = unsafe { panel(q.as_ptr(), task.q_width(dim), sizes, q_copy) };
             let p = self.probabilities(block, queries, keys, scores);
             if let Some(out) = self.out {
                 self.weigh_values(block, p, values, out, out_copy);
@@ -266,7 +269,7 @@ impl<T: Real> Forward<'_, T> {
             Some(stored) if !T::WIDEN => stored.cast::<f32>(),
             _ => scores.as_mut_ptr(),
         };
-        let sizes = (rows, visible.len(), shape.head_dim);
+        let sizes = (rows, visible.len(), shape.qk_head_dim);
         let out = Output::rows(p.wrapping_add(visible.start), shape.seq);
         // SAFETY: `p` has `rows` rows of `seq`, in the scratch or in this task's part of the probabilities.
         unsafe {
@@ -293,9 +296,9 @@ impl<T: Real> Forward<'_, T> {
         out: Shared<T>,
         copy: &mut [f32],
     ) {
-        let (task, dim) = (block.task, block.task.shape.head_dim);
-        let (visible, tensor) = (block.visible(), out.at(block.q_offset()));
-        let out = target(tensor, task.q_width(), dim, copy);
+        let (task, dim) = (block.task, block.task.shape.v_head_dim);
+        let (visible, tensor) = (block.visible(), out.at(block.q_offset(dim)));
+        let out = target(tensor, task.q_width(dim), dim, copy);
         // SAFETY: these rows and columns of the output belong to this task; `p` has as many rows.
         unsafe {
             match self.mask {
@@ -310,7 +313,7 @@ impl<T: Real> Forward<'_, T> {
                     dropped_product(sizes, out, (p, first), values, mask)
                 }
             }
-            narrow(tensor, task.q_width(), (block.rows, dim), copy);
+            narrow(tensor, task.q_width(dim), (block.rows, dim), copy);
         }
     }
 }
@@ -318,18 +321,31 @@ impl<T: Real> Forward<'_, T> {
 /// A task's rows of k and v, as f32.
 fn keys_and_values<T: Real>(
     task: Task,
-    tensors: [&[T]; 2],
+    [k, v]: [&[T]; 2],
     [k_copy, v_copy]: [&mut [f32]; 2],
 ) -> [Matrix; 2] {
-    let sizes = (task.shape.seq, task.shape.head_dim);
-    let [k, v] = tensors.map(|tensor| tensor[task.kv_offset()..].as_ptr());
-    // SAFETY: the task's rows of k and v lie in the tensors.
-    unsafe {
-        [
-            panel(k, task.kv_width(), sizes, k_copy),
-            panel(v, task.kv_width(), sizes, v_copy),
-        ]
+    let whole = |tensor: &[T], dim, copy: &mut [f32]| {
+        let (start, sizes) = (
+            tensor[task.kv_offset(dim, 0)..].as_ptr(),
+            (task.shape.seq, dim),
+        );
+        // SAFETY: the task's rows lie in the tensor.
+        unsafe { panel(start, task.kv_width(dim), sizes, copy) }
+    };
+    let [qk_dim, v_dim] = task.shape.head_dims();
+    [whole(k, qk_dim, k_copy), whole(v, v_dim, v_copy)]
+}
+
+/// A task's rows of dk or dv, or of their copy, as sums of nothing yet.
+fn zeros<T: Real>(task: Task, tensor: Shared<T>, dim: usize, copy: &mut [f32]) -> Output {
+    let start = tensor.at(task.kv_offset(dim, 0));
+    let sums = target(start, task.kv_width(dim), dim, copy);
+    for row in 0..task.shape.seq {
+        let start = sums.pointer.wrapping_add(row * sums.row_stride);
+        // SAFETY: these rows and columns belong to this task.
+        unsafe { std::slice::from_raw_parts_mut(start, dim) }.fill(0.0);
     }
+    sums.accumulating(true)
 }
 
 /// `out = p values` with `p` dropped, whose first element has the index `first`; its rows are whole.
@@ -449,30 +465,20 @@ struct RowRoom<'a> {
 
 impl<T: Real> Backward<'_, T> {
     fn run(&self, task: Task, scratch: &mut [f32]) {
-        let (seq, dim, width) = (task.shape.seq, task.shape.head_dim, task.kv_width());
+        let (seq, [qk_dim, v_dim]) = (task.shape.seq, task.shape.head_dims());
         let block_rows = CPU_ROW_BLOCK.min(seq);
         let mut pieces = Pieces(scratch);
         let dp = pieces.take(block_rows * seq);
         let p_copy = pieces.take_if(T::WIDEN, block_rows * seq);
         let [q_copy, dout_copy, dq_copy] =
-            [(); 3].map(|()| pieces.take_if(T::WIDEN, block_rows * dim));
+            [qk_dim, v_dim, qk_dim].map(|dim| pieces.take_if(T::WIDEN, block_rows * dim));
         let [k_copy, v_copy, dk_copy, dv_copy] =
-            [(); 4].map(|()| pieces.take_if(T::WIDEN, seq * dim));
+            [qk_dim, v_dim, qk_dim, v_dim].map(|dim| pieces.take_if(T::WIDEN, seq * dim));
         let kv = keys_and_values(task, [self.k, self.v], [k_copy, v_copy]);
-        let [dk, dv] = [self.dk, self.dv].map(|tensor| tensor.at(task.kv_offset()));
         let sums = [
-            target(dk, width, dim, dk_copy),
-            target(dv, width, dim, dv_copy),
+            zeros(task, self.dk, qk_dim, dk_copy),
+            zeros(task, self.dv, v_dim, dv_copy),
         ];
-        for (sum, row) in sums
-            .iter()
-            .flat_map(|sum| (0..seq).map(move |row| (sum, row)))
-        {
-            let start = sum.pointer.wrapping_add(row * sum.row_stride);
-            // SAFETY: these rows and columns of dk and dv, or of their copies, belong to this task.
-            unsafe { std::slice::from_raw_parts_mut(start, dim) }.fill(0.0);
-        }
-        let sums = sums.map(|sum| sum.accumulating(true));
         let mut room = RowRoom {
             dp,
             p_copy,
@@ -483,10 +489,10 @@ impl<T: Real> Backward<'_, T> {
         for block in task.row_blocks() {
             self.run_block(block, kv, sums, &mut room);
         }
-        // SAFETY: as for the sums.
-        unsafe {
-            narrow(dk, width, (seq, dim), dk_copy);
-            narrow(dv, width, (seq, dim), dv_copy);
+        for (sums, dim, copy) in [(self.dk, qk_dim, dk_copy), (self.dv, v_dim, dv_copy)] {
+            let tensor = sums.at(task.kv_offset(dim, 0));
+            // SAFETY: these rows and columns belong to this task.
+            unsafe { narrow(tensor, task.kv_width(dim), (seq, dim), copy) };
         }
     }
 
@@ -499,19 +505,19 @@ impl<T: Real> Backward<'_, T> {
         room: &mut RowRoom,
     ) {
         let (task, rows, visible) = (block.task, block.rows, block.visible());
-        let (seq, dim, width) = (task.shape.seq, task.shape.head_dim, task.q_width());
-        let (at, probs_at, first) = (block.q_offset(), block.probs_offset(), visible.start);
-        let by_query = (rows, visible.len(), dim);
-        let by_key = (visible.len(), dim, rows);
+        let (seq, [qk_dim, v_dim]) = (task.shape.seq, task.shape.head_dims());
+        let [q_at, out_at] = [qk_dim, v_dim].map(|dim| block.q_offset(dim));
+        let [q_width, out_width] = [qk_dim, v_dim].map(|dim| task.q_width(dim));
+        let (probs_at, first, keys_seen) = (block.probs_offset(), visible.start, visible.len());
         let [keys, values] = [keys, values].map(|panel| panel.starting_at_row(first));
         let [dk, dv] = [dk, dv].map(|sums| sums.starting_at_row(first));
         let scale = task.shape.scale();
-        let sizes = (rows, dim);
         // SAFETY: every panel lies in its tensor or has room in its copy; dq's rows and columns of this head,
         // and the sums, belong to this task.
         unsafe {
-            let queries = panel(self.q[at..].as_ptr(), width, sizes, room.q_copy);
-            let douts = panel(self.dout[at..].as_ptr(), width, sizes, room.dout_copy);
+            let (q, dout) = (self.q[q_at..].as_ptr(), self.dout[out_at..].as_ptr());
+            let queries = panel(q, q_width, (rows, qk_dim), room.q_copy);
+            let douts = panel(dout, out_width, (rows, v_dim), room.dout_copy);
             let p = &self.probs[probs_at..];
             let p = panel(p.as_ptr(), seq, (rows, seq), room.p_copy);
             let stored = std::slice::from_raw_parts(p.pointer, rows * seq);
@@ -524,24 +530,19 @@ impl<T: Real> Backward<'_, T> {
                     Matrix::rows(dp.as_ptr(), seq)
                 }
             };
-            product(
-                by_key,
-                dv,
-                weights.starting_at_column(first).t(),
-                douts,
-                1.0,
-            );
+            let weights = weights.starting_at_column(first).t();
+            product((keys_seen, v_dim, rows), dv, weights, douts, 1.0);
             let dp_rows = Output::rows(dp[first..].as_mut_ptr(), seq);
-            product(by_query, dp_rows, douts, values.t(), 1.0);
+            product((rows, keys_seen, v_dim), dp_rows, douts, values.t(), 1.0);
             if let Some(mask) = self.mask {
                 drop_elements(dp, probs_at as u64, 1, mask);
             }
             softmax_backward_rows(dp, stored, seq, visible.clone());
             let ds = Matrix::rows(dp[first..].as_ptr(), seq);
-            let dq = target(self.dq.at(at), width, dim, room.dq_copy);
-            product((rows, dim, visible.len()), dq, ds, keys, scale);
-            narrow(self.dq.at(at), width, sizes, room.dq_copy);
-            product(by_key, dk, ds.t(), queries, scale);
+            let dq = target(self.dq.at(q_at), q_width, qk_dim, room.dq_copy);
+            product((rows, qk_dim, keys_seen), dq, ds, keys, scale);
+            narrow(self.dq.at(q_at), q_width, (rows, qk_dim), room.dq_copy);
+            product((keys_seen, qk_dim, rows), dk, ds.t(), queries, scale);
         }
     }
 }

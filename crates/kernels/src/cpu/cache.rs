@@ -55,10 +55,9 @@ fn store_in_cache_of<T: Real>(operation: StoreInCache) {
         table,
         lengths,
     } = operation;
-    let (rows, width) = (k.dims()[0], k.dims()[1]);
-    let places = Places::new(table, lengths, rows);
+    let places = Places::new(table, lengths, k.dims()[0]);
     for (cache, new) in [(k_cache, k), (v_cache, v)] {
-        let cache = cache.slice_mut::<T>();
+        let (cache, width) = (cache.slice_mut::<T>(), new.dims()[1]);
         for (row, new) in new.slice::<T>().chunks_exact(width).enumerate() {
             if let Some((blocks, position)) = places.of_row(row) {
                 let block = blocks[position / CACHE_BLOCK] as usize;
@@ -84,7 +83,7 @@ fn cached_attention_of<T: Real>(operation: CachedAttention) {
         lengths,
         shape,
     } = operation;
-    let (rows, dim) = (q.dims()[0], shape.head_dim);
+    let (rows, [qk_dim, v_dim]) = (q.dims()[0], shape.head_dims());
     let AttentionShape {
         heads, kv_heads, ..
     } = shape;
@@ -94,7 +93,7 @@ fn cached_attention_of<T: Real>(operation: CachedAttention) {
     (0..rows * heads).into_par_iter().for_each(|task| {
         let (row, head) = (task / heads, task % heads);
         // SAFETY: these columns of this row belong to this task.
-        let out = unsafe { std::slice::from_raw_parts_mut(out.at(task * dim), dim) };
+        let out = unsafe { std::slice::from_raw_parts_mut(out.at(task * v_dim), v_dim) };
         let Some((blocks, position)) = places.of_row(row) else {
             return out.fill(T::narrow(0.0));
         };
@@ -104,11 +103,11 @@ fn cached_attention_of<T: Real>(operation: CachedAttention) {
             blocks,
             count: position + 1,
             first: (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX)),
-            stride: kv_heads * dim,
-            head: head / shape.group() * dim,
-            dim,
+            kv_heads,
+            head: head / shape.group(),
+            dims: [qk_dim, v_dim],
         };
-        let q = &q[task * dim..][..dim];
+        let q = &q[task * qk_dim..][..qk_dim];
         for (part, out) in out.chunks_mut(COLUMNS).enumerate() {
             attend(out, q, &keys, part * COLUMNS, shape.scale());
         }
@@ -123,18 +122,24 @@ struct Keys<'a, T> {
     /// Keys up to the query's own, and the first of them that it sees.
     count: usize,
     first: usize,
-    /// Elements of a token in the cache.
-    stride: usize,
-    /// The first element of the head in them.
+    /// Heads of a token in the cache, which of them it is, and its widths in k and in v.
+    kv_heads: usize,
     head: usize,
-    dim: usize,
+    dims: [usize; 2],
 }
 
 impl<T> Keys<'_, T> {
-    /// Where the head's elements of the `index`-th block begin, and which of its tokens are seen.
+    /// Where the head's elements of a token begin in the caches of keys and values.
+    #[inline(always)]
+    fn at(&self, slot: usize) -> [usize; 2] {
+        self.dims
+            .map(|dim| (slot * self.kv_heads + self.head) * dim)
+    }
+
+    /// The first slot of the `index`-th block, and which of its tokens are seen.
     #[inline(always)]
     fn block(&self, index: usize) -> (usize, Range<usize>) {
-        let start = self.blocks[index] as usize * CACHE_BLOCK * self.stride + self.head;
+        let start = self.blocks[index] as usize * CACHE_BLOCK;
         let first = index * CACHE_BLOCK;
         let seen = self.first.saturating_sub(first)..CACHE_BLOCK.min(self.count - first);
         (start, seen)
@@ -152,7 +157,7 @@ vectorized! {
             let (start, seen) = keys.block(index);
             let mut weights = [f32::NEG_INFINITY; CACHE_BLOCK];
             for (token, score) in seen.clone().zip(&mut weights[seen.clone()]) {
-                let k = &keys.k[start + token * keys.stride..][..keys.dim];
+                let k = &keys.k[keys.at(start + token)[0]..][..q.len()];
                 *score = lane_sum([q, k], |[q, k]| q * k) * scale;
             }
             let before = largest;
@@ -165,7 +170,7 @@ vectorized! {
             for (token, score) in seen.clone().zip(&weights[seen]) {
                 let weight = exp(score - largest);
                 total += weight;
-                let v = &keys.v[start + token * keys.stride + first..][..sums.len()];
+                let v = &keys.v[keys.at(start + token)[1] + first..][..sums.len()];
                 for (sum, v) in sums.iter_mut().zip(v) {
                     *sum += weight * v.widen();
                 }

@@ -8,8 +8,9 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// The columns of queries, keys and values, each with whether it is turned.
-fn parts(width: usize, kv_width: usize) -> [(Range<usize>, bool); 3] {
-    let [keys, values] = [width - 2 * kv_width, width - kv_width];
+fn parts(width: usize, [k_width, v_width]: [usize; 2]) -> [(Range<usize>, bool); 3] {
+    let values = width - v_width;
+    let keys = values - k_width;
     [
         (0..keys, true),
         (keys..values, true),
@@ -35,12 +36,12 @@ fn split_qkv_of<T: Real>(operation: SplitQkv) {
         k,
         v,
         qkv,
-        kv_width,
+        kv_widths,
         turn,
     } = operation;
     let width = qkv.dims()[1];
     let (qkv, rows) = (qkv.slice::<T>(), (CHUNK / width).max(1));
-    for ((columns, is_turned), out) in parts(width, kv_width).into_iter().zip([q, k, v]) {
+    for ((columns, is_turned), out) in parts(width, kv_widths).into_iter().zip([q, k, v]) {
         let Some(out) = out else { continue };
         let turn = turn.filter(|_| is_turned);
         let tasks = out.slice_mut::<T>().par_chunks_mut(rows * columns.len());
@@ -60,14 +61,14 @@ pub(super) fn join_qkv(operation: JoinQkv) {
 
 fn join_qkv_of<T: Real>(operation: JoinQkv) {
     let JoinQkv { qkv, q, k, v, turn } = operation;
-    let (width, kv_width) = (qkv.dims()[1], k.dims()[1]);
+    let (width, kv_widths) = (qkv.dims()[1], [k.dims()[1], v.dims()[1]]);
     let rows = (CHUNK / width).max(1);
     let given = [q, k, v].map(|part| part.slice::<T>());
     let tasks = qkv.slice_mut::<T>().par_chunks_mut(rows * width);
     tasks.enumerate().for_each(|(task, qkv)| {
         for (row, qkv) in qkv.chunks_exact_mut(width).enumerate() {
             let token = task * rows + row;
-            for ((columns, is_turned), x) in parts(width, kv_width).into_iter().zip(given) {
+            for ((columns, is_turned), x) in parts(width, kv_widths).into_iter().zip(given) {
                 let x = &x[token * columns.len()..(token + 1) * columns.len()];
                 let turn = turn.filter(|_| is_turned);
                 copy_turned(&mut qkv[columns], x, turn, token, true);

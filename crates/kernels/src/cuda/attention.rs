@@ -24,41 +24,36 @@ struct Member {
 }
 
 impl Member {
-    /// Matrices `[seq, head_dim]` of the query heads in a tensor shaped like q.
-    fn like_q(&self, tensor: *const u8, dtype: DType) -> Matrix {
-        let AttentionShape {
-            seq,
-            heads,
-            head_dim,
-            ..
-        } = self.shape;
-        let first = self.sequence * seq * heads * head_dim + self.member * head_dim;
+    /// Matrices `[seq, dim]` of the query heads in a tensor of them.
+    fn of_queries(&self, tensor: *const u8, dtype: DType, dim: usize) -> Matrix {
+        let AttentionShape { seq, heads, .. } = self.shape;
+        let first = (self.sequence * seq * heads + self.member) * dim;
         Matrix {
             pointer: offset(tensor, dtype, first),
             dtype,
-            row_stride: heads * head_dim,
+            row_stride: heads * dim,
             column_stride: 1,
-            batch_stride: self.shape.group() * head_dim,
+            batch_stride: self.shape.group() * dim,
         }
     }
 
-    /// Matrices `[seq, head_dim]` of the key-value heads in a tensor shaped like k.
-    fn like_k(&self, tensor: *const u8, dtype: DType) -> Matrix {
-        let width = self.shape.kv_heads * self.shape.head_dim;
+    /// Matrices `[seq, dim]` of the key-value heads in a tensor of them.
+    fn of_keys(&self, tensor: *const u8, dtype: DType, dim: usize) -> Matrix {
+        let width = self.shape.kv_heads * dim;
         Matrix {
             pointer: offset(tensor, dtype, self.sequence * self.shape.seq * width),
-            ..self.sums(tensor, dtype)
+            ..self.sums(tensor, dtype, dim)
         }
     }
 
-    /// Matrices `[seq, head_dim]` of the key-value heads of this sequence alone.
-    fn sums(&self, pointer: *const u8, dtype: DType) -> Matrix {
+    /// Matrices `[seq, dim]` of the key-value heads of this sequence alone.
+    fn sums(&self, pointer: *const u8, dtype: DType, dim: usize) -> Matrix {
         Matrix {
             pointer,
             dtype,
-            row_stride: self.shape.kv_heads * self.shape.head_dim,
+            row_stride: self.shape.kv_heads * dim,
             column_stride: 1,
-            batch_stride: self.shape.head_dim,
+            batch_stride: dim,
         }
     }
 
@@ -137,16 +132,16 @@ pub(super) fn attention<D: Driver>(
         shape,
         dropout,
     } = operation;
-    let (seq, dim, dtype) = (shape.seq, shape.head_dim, q.dtype());
+    let (seq, [qk_dim, v_dim], dtype) = (shape.seq, shape.head_dims(), q.dtype());
     let kernel = kernel!("attention", "attention_softmax", dtype);
     for sequence in 0..shape.batch {
         for member in members(shape, sequence) {
-            let queries = member.like_q(q.pointer(), dtype);
-            let keys = member.like_k(k.pointer(), dtype);
+            let queries = member.of_queries(q.pointer(), dtype, qk_dim);
+            let keys = member.of_keys(k.pointer(), dtype, qk_dim);
             let scores = member.scores(&scratch, DType::F32);
             cuda.gemm(&Gemm {
                 alpha: shape.scale(),
-                ..member.product([seq, dim, seq], queries, keys.t(), scores)
+                ..member.product([seq, qk_dim, seq], queries, keys.t(), scores)
             })?;
         }
         let kept = probs.as_ref().map_or(std::ptr::null(), |probs| {
@@ -161,9 +156,9 @@ pub(super) fn attention<D: Driver>(
         for member in members(shape, sequence) {
             if let Some(out) = &out {
                 let weights = member.scores(&scratch, dtype);
-                let values = member.like_k(v.pointer(), dtype);
-                let out = member.like_q(out.pointer(), dtype);
-                cuda.gemm(&member.product([seq, seq, dim], weights, values, out))?;
+                let values = member.of_keys(v.pointer(), dtype, v_dim);
+                let out = member.of_queries(out.pointer(), dtype, v_dim);
+                cuda.gemm(&member.product([seq, seq, v_dim], weights, values, out))?;
             }
         }
     }
@@ -188,7 +183,7 @@ pub(super) fn attention_backward<D: Driver>(
         dropout,
     } = operation;
     let dropout = dropout.and_then(Dropout::effective);
-    let (seq, dim, dtype) = (shape.seq, shape.head_dim, q.dtype());
+    let (seq, [qk_dim, v_dim], dtype) = (shape.seq, shape.head_dims(), q.dtype());
     let drop = kernel!("attention", "attention_drop", dtype);
     let kernel = kernel!("attention", "attention_softmax_backward", dtype);
     for sequence in 0..shape.batch {
@@ -199,37 +194,37 @@ pub(super) fn attention_backward<D: Driver>(
             launch_rows(cuda, drop, &tensors, (shape, sequence), dropout)?;
         }
         for member in members(shape, sequence) {
-            let gradients = member.like_q(dout.pointer(), dtype);
+            let gradients = member.of_queries(dout.pointer(), dtype, v_dim);
             let weights = match dropout {
                 Some(_) => member.scores(&scratch, dtype),
                 None => member.probs(&probs),
             };
             let [_, dv] = sums.matrices(member);
-            cuda.gemm(&member.sum([seq, seq, dim], weights.t(), gradients, dv))?;
+            cuda.gemm(&member.sum([seq, seq, v_dim], weights.t(), gradients, dv))?;
         }
         for member in members(shape, sequence) {
-            let gradients = member.like_q(dout.pointer(), dtype);
-            let values = member.like_k(v.pointer(), dtype);
+            let gradients = member.of_queries(dout.pointer(), dtype, v_dim);
+            let values = member.of_keys(v.pointer(), dtype, v_dim);
             let scores = member.scores(&scratch, DType::F32);
-            cuda.gemm(&member.product([seq, dim, seq], gradients, values.t(), scores))?;
+            cuda.gemm(&member.product([seq, v_dim, seq], gradients, values.t(), scores))?;
         }
         launch_rows(cuda, kernel, &tensors, (shape, sequence), dropout)?;
         for member in members(shape, sequence) {
             let scores = member.scores(&scratch, dtype);
             let (queries, keys) = (
-                member.like_q(q.pointer(), dtype),
-                member.like_k(k.pointer(), dtype),
+                member.of_queries(q.pointer(), dtype, qk_dim),
+                member.of_keys(k.pointer(), dtype, qk_dim),
             );
-            let dq = member.like_q(dq.pointer(), dtype);
+            let dq = member.of_queries(dq.pointer(), dtype, qk_dim);
             let [dk, _] = sums.matrices(member);
             let alpha = shape.scale();
             cuda.gemm(&Gemm {
                 alpha,
-                ..member.product([seq, seq, dim], scores, keys, dq)
+                ..member.product([seq, seq, qk_dim], scores, keys, dq)
             })?;
             cuda.gemm(&Gemm {
                 alpha,
-                ..member.sum([seq, seq, dim], scores.t(), queries, dk)
+                ..member.sum([seq, seq, qk_dim], scores.t(), queries, dk)
             })?;
         }
         sums.round(cuda)?;
@@ -263,7 +258,9 @@ fn launch_rows<D: Driver>(
 struct GradientSums {
     shape: AttentionShape,
     dtype: DType,
-    /// Where the sequence starts in dk and in dv.
+    /// Elements of the sequence in dk and in dv.
+    elements: [usize; 2],
+    /// Where it starts in them.
     tensors: [*const u8; 2],
     /// The f32 sums of both.
     sums: Option<[*const u8; 2]>,
@@ -272,26 +269,35 @@ struct GradientSums {
 impl GradientSums {
     fn new(shape: AttentionShape, sequence: usize, scratch: &Out, tensors: [&Out; 2]) -> Self {
         let dtype = tensors[0].dtype();
-        let elements = shape.seq * shape.kv_heads * shape.head_dim;
+        let elements = shape
+            .head_dims()
+            .map(|dim| shape.seq * shape.kv_heads * dim);
         let sums = (cuda_gradient_sums(shape, dtype) > 0).then(|| {
             let first = cuda_scores(shape).next_multiple_of(64);
-            [first, first + elements].map(|at| offset(scratch.pointer(), DType::F32, at))
+            [first, first + elements[0]].map(|at| offset(scratch.pointer(), DType::F32, at))
         });
-        let tensors = tensors.map(|tensor| offset(tensor.pointer(), dtype, sequence * elements));
+        let start =
+            |which: usize| offset(tensors[which].pointer(), dtype, sequence * elements[which]);
         GradientSums {
             shape,
             dtype,
-            tensors,
+            elements,
+            tensors: [0, 1].map(start),
             sums,
         }
     }
 
     /// The matrices of dk and dv that products are added to.
     fn matrices(&self, member: Member) -> [Matrix; 2] {
-        match self.sums {
-            Some(sums) => sums.map(|sum| member.sums(sum, DType::F32)),
-            None => self.tensors.map(|tensor| member.sums(tensor, self.dtype)),
-        }
+        let ([dk, dv], dtype) = match self.sums {
+            Some(sums) => (sums, DType::F32),
+            None => (self.tensors, self.dtype),
+        };
+        let [qk_dim, v_dim] = self.shape.head_dims();
+        [
+            member.sums(dk, dtype, qk_dim),
+            member.sums(dv, dtype, v_dim),
+        ]
     }
 
     /// Rounds f32 sums into the tensors.
@@ -299,10 +305,10 @@ impl GradientSums {
         let Some(sums) = self.sums else {
             return Ok(());
         };
-        let n = self.shape.seq * self.shape.kv_heads * self.shape.head_dim;
         let kernel = kernel!("elementwise", "copy", self.dtype, DType::F32);
-        for (tensor, sum) in self.tensors.into_iter().zip(sums) {
-            let arguments = [Argument::Pointer(tensor), Argument::Pointer(sum), n.into()];
+        for (which, n) in self.elements.into_iter().enumerate() {
+            let [tensor, sum] = [self.tensors[which], sums[which]].map(Argument::Pointer);
+            let arguments = [tensor, sum, n.into()];
             cuda.launch(kernel, Extent::flat(n), &arguments)?;
         }
         Ok(())

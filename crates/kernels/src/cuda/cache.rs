@@ -53,10 +53,10 @@ pub(super) fn cached_attention<D: Driver>(
         lengths,
         shape,
     } = operation;
-    if shape.head_dim > THREADS {
+    if shape.qk_head_dim > THREADS {
         let message = format!(
             "heads of {} are wider than {THREADS}, the widest on CUDA",
-            shape.head_dim
+            shape.qk_head_dim
         );
         return Err(KernelError::too_large("cached_attention", message));
     }
@@ -71,7 +71,7 @@ pub(super) fn cached_attention<D: Driver>(
         table.dims()[1].into(),
         shape.seq.into(),
         shape.kv_heads.into(),
-        shape.head_dim.into(),
+        shape.qk_head_dim.into(),
         shape.window.unwrap_or(usize::MAX).into(),
         shape.scale().into(),
     ];

@@ -137,7 +137,7 @@ fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 10] {
         shape.seq.into(),
         shape.heads.into(),
         shape.kv_heads.into(),
-        shape.head_dim.into(),
+        shape.qk_head_dim.into(),
         shape.scale().into(),
         Argument::Int(window),
         threshold,
@@ -160,7 +160,7 @@ pub(super) fn flash_attention<D: Driver>(
         shape,
         options,
     } = operation;
-    let sizes = Sizes::new("flash_attention", shape.head_dim, q.dtype())?;
+    let sizes = Sizes::new("flash_attention", shape.qk_head_dim, q.dtype())?;
     let extent = sizes.of_queries(shape, sizes.queries + 2 * sizes.forward);
     let written = [Argument::optional(&out), Argument::optional(&lse)];
     let read = [&q, &k, &v].map(Argument::from);
@@ -188,7 +188,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
         options,
     } = operation;
     let dtype = q.dtype();
-    let sizes = Sizes::new("flash_attention_backward", shape.head_dim, dtype)?;
+    let sizes = Sizes::new("flash_attention_backward", shape.qk_head_dim, dtype)?;
     // The partial sums first: of them are wide accesses.
     let parts = cuda_parts(shape, dtype);
     let (partial, sums) = scratch.split_at(cuda_partial_sums(shape, dtype));
@@ -238,7 +238,11 @@ fn row_sums<D: Driver>(
     shape: AttentionShape,
 ) -> Result<(), KernelError> {
     // Lanes of a row: as many as have something of it, and one reduction's.
-    let lanes = shape.head_dim.div_ceil(PACK).next_power_of_two().min(WARP);
+    let lanes = shape
+        .qk_head_dim
+        .div_ceil(PACK)
+        .next_power_of_two()
+        .min(WARP);
     let rows = SUM_THREADS / lanes;
     let extent = Extent {
         grid: [shape.batch * shape.seq, shape.heads.div_ceil(rows), 1],
@@ -251,7 +255,7 @@ fn row_sums<D: Driver>(
         out.into(),
         shape.seq.into(),
         shape.heads.into(),
-        shape.head_dim.into(),
+        shape.qk_head_dim.into(),
         lanes.into(),
     ];
     let kernel = kernel!("flash_attention", "flash_row_sums", dout.dtype());

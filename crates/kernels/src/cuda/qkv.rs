@@ -13,22 +13,22 @@ pub(super) fn split_qkv<D: Driver>(cuda: &Cuda<D>, operation: SplitQkv) -> Resul
         k,
         v,
         qkv,
-        kv_width,
+        kv_widths: [k_width, v_width],
         turn,
     } = operation;
     let kernel = kernel!("qkv", "split_qkv", qkv.dtype());
     let [tokens, width] = [qkv.dims()[0], qkv.dims()[1]];
-    let q_width = width - 2 * kv_width;
+    let widths = [width - k_width - v_width, k_width, v_width];
     let parts = [&q, &k, &v].map(Argument::optional);
     let tensors = [(&qkv).into(), parts[0], parts[1], parts[2]];
-    launch(cuda, kernel, tokens, tensors, [q_width, kv_width], turn)
+    launch(cuda, kernel, tokens, tensors, widths, turn)
 }
 
 pub(super) fn join_qkv<D: Driver>(cuda: &Cuda<D>, operation: JoinQkv) -> Result<(), KernelError> {
     let JoinQkv { qkv, q, k, v, turn } = operation;
     let kernel = kernel!("qkv", "join_qkv", qkv.dtype());
     let tensors = [(&qkv).into(), (&q).into(), (&k).into(), (&v).into()];
-    let widths = [q.dims()[1], k.dims()[1]];
+    let widths = [q.dims()[1], k.dims()[1], v.dims()[1]];
     launch(cuda, kernel, q.dims()[0], tensors, widths, turn)
 }
 
@@ -37,7 +37,7 @@ fn launch<D: Driver>(
     kernel: Kernel,
     tokens: usize,
     [qkv, q, k, v]: [Argument; 4],
-    [q_width, kv_width]: [usize; 2],
+    [q_width, k_width, v_width]: [usize; 3],
     turn: Option<Turn>,
 ) -> Result<(), KernelError> {
     let (table, half) = match &turn {
@@ -54,7 +54,8 @@ fn launch<D: Driver>(
         k,
         v,
         Argument::Int(q_width as i32),
-        Argument::Int(kv_width as i32),
+        Argument::Int(k_width as i32),
+        Argument::Int(v_width as i32),
         turn.as_ref()
             .map_or(Argument::NULL, |turn| (&turn.table).into()),
         table.into(),
@@ -63,11 +64,7 @@ fn launch<D: Driver>(
         Argument::Int(half as i32),
     ];
     // A pack of pairs a thread where pairs are turned, else a pack.
-    let turned = q_width + kv_width;
+    let turned = q_width + k_width;
     let elements = if turn.is_some() { turned / 2 } else { turned };
-    cuda.launch(
-        kernel,
-        Extent::rows(tokens, elements + kv_width),
-        &arguments,
-    )
+    cuda.launch(kernel, Extent::rows(tokens, elements + v_width), &arguments)
 }

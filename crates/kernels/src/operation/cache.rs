@@ -1,15 +1,15 @@
 //! Attention over keys and values that are kept, in blocks, while tokens are generated (Kwon et al. 2023).
 
 use super::AttentionShape;
-use super::check::{Check, Checked};
+use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, reads, writes};
 use memory::{DType, In, Out};
 
 /// Tokens of a block of a cache.
 pub const CACHE_BLOCK: usize = 16;
 
-/// Stores the keys and values of the last tokens of each sequence: `k`, `v [b * n, w]`, `n` rows for each of `b`
-/// sequences, into `k_cache`, `v_cache [blocks, 16, w]`.
+/// Stores the keys and values of the last tokens of each sequence: `k [b * n, w]`, `v [b * n, u]`, on CUDA as wide, `n` rows for
+/// each of `b` sequences, into `k_cache [blocks, 16, w]`, `v_cache [blocks, 16, u]`.
 ///
 /// `table [b, m]` i32 names the blocks of each sequence, in order; `lengths [b]` i32 are its tokens, the new ones
 /// included. A sequence of fewer than `n` tokens has its rows last: those before its first token are stored nowhere. That
@@ -25,8 +25,8 @@ pub struct StoreInCache<'a> {
 
 /// Causal attention of the last `shape.seq` tokens of each sequence over all of its tokens, or over the last `shape.window` of
 /// them. Keys and values are in a cache that [`StoreInCache`] has filled, those of the last tokens included.
-/// `q [b * n, heads * d]`; `out` like `q`; `k_cache`, `v_cache [blocks, 16, kv_heads * d]`, `table` and `lengths` as there.
-/// Rows before a sequence's first token become 0.
+/// `q [b * n, heads * d]`; `out [b * n, heads * e]`; `k_cache [blocks, 16, kv_heads * d]`, `v_cache [blocks, 16, kv_heads * e]`,
+/// on CUDA as wide, `table` and `lengths` as there. Rows before a sequence's first token become 0.
 ///
 /// A row of `out` depends on its query, its position and the keys and values up to there, to the bit: not on what else is
 /// in the batch, on the blocks that hold them, or on how many tokens are new.
@@ -48,21 +48,34 @@ fn check_table(check: &Check, sequences: usize, table: &In, lengths: &In) -> Che
     check.tensor("lengths", lengths, &[sequences], DType::I32)
 }
 
+/// The caches of keys and of values, whose tokens are so wide.
+fn check_caches(
+    check: &Check,
+    [k_cache, v_cache]: [&dyn View; 2],
+    [k_width, v_width]: [usize; 2],
+    dtype: DType,
+) -> Checked {
+    check.rank("k_cache", k_cache, 3)?;
+    let blocks = k_cache.view().dims()[0];
+    check.tensor("k_cache", k_cache, &[blocks, CACHE_BLOCK, k_width], dtype)?;
+    check.tensor("v_cache", v_cache, &[blocks, CACHE_BLOCK, v_width], dtype)
+}
+
 impl Contract for StoreInCache<'_> {
     fn name(&self) -> &'static str {
         "store_in_cache"
     }
 
     fn check(&self, check: &Check) -> Checked {
-        let (k, k_cache) = (&self.k, &self.k_cache);
+        let (k, v) = (&self.k, &self.v);
         check.real_of_rank("k", k, 2)?;
-        check.tensor("v", &self.v, k.dims(), k.dtype())?;
-        check.rank("k_cache", k_cache, 3)?;
-        let cache = [k_cache.dims()[0], CACHE_BLOCK, k.dims()[1]];
-        check.tensor("k_cache", k_cache, &cache, k.dtype())?;
-        check.tensor("v_cache", &self.v_cache, &cache, k.dtype())?;
+        check.rank("v", v, 2)?;
+        let (rows, widths) = (k.dims()[0], [k.dims()[1], v.dims()[1]]);
+        check.tensor("v", v, &[rows, widths[1]], k.dtype())?;
+        check.one_width(widths)?;
+        check_caches(check, [&self.k_cache, &self.v_cache], widths, k.dtype())?;
         check.rank("table", &self.table, 2)?;
-        let (rows, sequences) = (k.dims()[0], self.table.dims()[0]);
+        let sequences = self.table.dims()[0];
         check_table(check, sequences, &self.table, &self.lengths)?;
         check.that(sequences > 0 && rows.is_multiple_of(sequences), || {
             format!("{rows} rows are not as many for each of {sequences} sequences")
@@ -90,13 +103,12 @@ impl Contract for CachedAttention<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        let (shape, k_cache) = (self.shape, &self.k_cache);
-        shape.check(check, &[("q", &self.q), ("out", &self.out)], &[])?;
-        check.rank("k_cache", k_cache, 3)?;
-        let width = shape.kv_heads * shape.head_dim;
-        let cache = [k_cache.dims()[0], CACHE_BLOCK, width];
-        check.tensor("k_cache", k_cache, &cache, self.q.dtype())?;
-        check.tensor("v_cache", &self.v_cache, &cache, self.q.dtype())?;
+        let shape = self.shape;
+        shape.check(check, [&[("q", &self.q)], &[], &[], &[("out", &self.out)]])?;
+        check.one_width(shape.head_dims())?;
+        let widths = shape.head_dims().map(|dim| shape.kv_heads * dim);
+        let caches: [&dyn View; 2] = [&self.k_cache, &self.v_cache];
+        check_caches(check, caches, widths, self.q.dtype())?;
         check_table(check, shape.batch, &self.table, &self.lengths)
     }
 
@@ -119,6 +131,6 @@ impl Contract for CachedAttention<'_> {
     }
 
     fn multiplications(&self) -> usize {
-        2 * self.q.elements() * self.most_keys()
+        (self.q.elements() + self.out.elements()) * self.most_keys()
     }
 }

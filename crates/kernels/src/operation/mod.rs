@@ -40,7 +40,7 @@ pub use adafactor::{
     VarianceOperand, VarianceScale, VarianceSums, WeightGrains,
 };
 pub use adamw::{AdamW, MasterOperand, MomentOperand};
-pub use attention::{Attention, AttentionBackward, AttentionShape};
+pub use attention::{Attention, AttentionBackward, AttentionShape, ScoreScale};
 pub use cache::{CACHE_BLOCK, CachedAttention, StoreInCache};
 pub use contract::Cost;
 pub use cross_entropy::CrossEntropy;

@@ -14,20 +14,20 @@ pub struct Turn<'a> {
     pub positions: Positions<'a>,
 }
 
-/// Takes rows of `qkv [t, q + 2 kv]` apart: `q [t, q]`, `k` and `v [t, kv]`, the first two turned. Each of the three may be
-/// left out.
+/// Takes rows of `qkv [t, q + k + v]` apart: `q [t, q]`, `k [t, k]` and `v [t, v]`, the first two turned. Each of the three may
+/// be left out.
 pub struct SplitQkv<'a> {
     pub q: Option<Out<'a>>,
     pub k: Option<Out<'a>>,
     pub v: Option<Out<'a>>,
     pub qkv: In<'a>,
     /// Columns of `k`, and of `v`.
-    pub kv_width: usize,
+    pub kv_widths: [usize; 2],
     pub turn: Option<Turn<'a>>,
 }
 
-/// The other way, for gradients: rows of `q [t, q]` and `k [t, kv]`, turned back, and of `v [t, kv]`, side by side in
-/// `qkv [t, q + 2 kv]`.
+/// The other way, for gradients: rows of `q [t, q]` and `k [t, k]`, turned back, and of `v [t, v]`, side by side in
+/// `qkv [t, q + k + v]`.
 pub struct JoinQkv<'a> {
     pub qkv: Out<'a>,
     pub q: In<'a>,
@@ -73,22 +73,23 @@ impl Contract for SplitQkv<'_> {
             k,
             v,
             qkv,
-            kv_width,
+            kv_widths,
             turn,
         } = self;
         check.real_of_rank("qkv", qkv, 2)?;
         let &[tokens, width] = qkv.dims() else {
             unreachable!("the rank was checked");
         };
-        check.that(2 * kv_width < width, || {
-            format!("keys and values of {kv_width} columns leave none of {width} to queries")
+        let [k_width, v_width] = *kv_widths;
+        check.that(k_width + v_width < width, || {
+            format!("keys and values of {kv_widths:?} columns leave none of {width} to queries")
         })?;
-        let q_width = width - 2 * kv_width;
-        for (name, part, width) in [("q", q, q_width), ("k", k, *kv_width), ("v", v, *kv_width)] {
+        let q_width = width - k_width - v_width;
+        for (name, part, width) in [("q", q, q_width), ("k", k, k_width), ("v", v, v_width)] {
             check.optional(name, part, &[tokens, width], qkv.dtype())?;
         }
         turn.iter()
-            .try_for_each(|turn| turn.check(check, tokens, [q_width, *kv_width]))
+            .try_for_each(|turn| turn.check(check, tokens, [q_width, k_width]))
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
@@ -109,15 +110,15 @@ impl Contract for JoinQkv<'_> {
     fn check(&self, check: &Check) -> Checked {
         let JoinQkv { qkv, q, k, v, turn } = self;
         check.real_of_rank("q", q, 2)?;
-        check.rank("k", k, 2)?;
-        let ([tokens, q_width], kv_width) = ([q.dims()[0], q.dims()[1]], k.dims()[1]);
+        let (tokens, mut width) = (q.dims()[0], q.dims()[1]);
         for (name, part) in [("k", k), ("v", v)] {
-            check.tensor(name, part, &[tokens, kv_width], q.dtype())?;
+            check.rank(name, part, 2)?;
+            check.tensor(name, part, &[tokens, part.dims()[1]], q.dtype())?;
+            width += part.dims()[1];
         }
-        let width = q_width + 2 * kv_width;
         check.tensor("qkv", qkv, &[tokens, width], q.dtype())?;
         turn.iter()
-            .try_for_each(|turn| turn.check(check, tokens, [q_width, kv_width]))
+            .try_for_each(|turn| turn.check(check, tokens, [q.dims()[1], k.dims()[1]]))
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {

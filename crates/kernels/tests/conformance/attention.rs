@@ -7,8 +7,9 @@ use crate::device::{Device, Tensor, computing};
 use crate::dropout::{Dropped, kept};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
+use crate::refusals::devices;
 use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
-use kernels::{AttentionBackward, AttentionShape, KernelError};
+use kernels::{AttentionBackward, AttentionShape, KernelError, ScoreScale};
 use memory::DType;
 
 /// Where queries and keys come from.
@@ -31,32 +32,20 @@ pub struct Attention {
 }
 
 impl Attention {
-    pub fn tokens(&self) -> usize {
-        self.shape.batch * self.shape.seq
-    }
-
-    pub fn q_dims(&self) -> [usize; 2] {
-        [self.tokens(), self.shape.heads * self.shape.head_dim]
-    }
-
-    pub fn kv_dims(&self) -> [usize; 2] {
-        [self.tokens(), self.shape.kv_heads * self.shape.head_dim]
-    }
-
     pub fn qkv(&self) -> [Host; 3] {
-        let (q, kv, dtype) = (self.q_dims(), self.kv_dims(), self.dtype);
-        let v = Host::random(dtype, kv, 1.0, 3);
+        let (q, k, dtype) = (self.shape.q(), self.shape.k(), self.dtype);
+        let v = Host::random(dtype, self.shape.v(), 1.0, 3);
         match self.scores {
             Scores::Random(range) => [
                 Host::random(dtype, q, range, 1),
-                Host::random(dtype, kv, range, 2),
+                Host::random(dtype, k, range, 2),
                 v,
             ],
             Scores::Steep => {
-                let keys = (0..kv[0] * kv[1]).map(|index| (index / kv[1] % self.shape.seq) as f64);
+                let keys = (0..k[0] * k[1]).map(|index| (index / k[1] % self.shape.seq) as f64);
                 [
                     Host::new(dtype, q, vec![50.0; q[0] * q[1]]),
-                    Host::new(dtype, kv, keys),
+                    Host::new(dtype, k, keys),
                     v,
                 ]
             }
@@ -65,23 +54,31 @@ impl Attention {
                     let values = Host::random(dtype, dims, range, seed).values();
                     Host::new(dtype, dims, values.into_iter().map(f64::round))
                 };
-                [whole(q, 1), whole(kv, 2), v]
+                [whole(q, 1), whole(k, 2), v]
             }
         }
     }
 
     pub fn dout(&self) -> Host {
-        Host::random(self.dtype, self.q_dims(), 1.0, 4)
+        Host::random(self.dtype, self.shape.out(), 1.0, 4)
     }
 
-    /// `[b * s, heads * d]` as `[b, query heads, s, d]`, key-value heads repeated for their group.
-    pub fn by_head(&self, x: &CandleTensor) -> Result<CandleTensor> {
+    /// What scores are multiplied by.
+    pub fn scale(&self) -> f64 {
+        let usual = (self.shape.qk_head_dim as f64).sqrt().recip();
+        self.shape.scale.map_or(usual, |scale| scale.get().into())
+    }
+
+    /// q, k and v, `[b * s, heads * d]`, each as `[b, query heads, s, d]`, key-value heads repeated for their group.
+    pub fn by_head(&self, [q, k, v]: [&CandleTensor; 3]) -> Result<[CandleTensor; 3]> {
+        let (qk_dim, v_dim) = (self.shape.qk_head_dim, self.shape.v_head_dim);
+        let [q, k] = [q, k].map(|x| self.of_width(x, qk_dim));
+        Ok([q?, k?, self.of_width(v, v_dim)?])
+    }
+
+    fn of_width(&self, x: &CandleTensor, head_dim: usize) -> Result<CandleTensor> {
         let AttentionShape {
-            batch,
-            seq,
-            heads,
-            head_dim,
-            ..
+            batch, seq, heads, ..
         } = self.shape;
         let own = x.dim(1)? / head_dim;
         let x = x
@@ -107,13 +104,13 @@ impl Attention {
             false => f64::NEG_INFINITY,
         });
         let mask = CandleTensor::from_iter(mask, &CandleDevice::Cpu)?.reshape((seq, seq))?;
-        let [q, k, v] = [self.by_head(q)?, self.by_head(k)?, self.by_head(v)?];
-        let scores = (q.matmul(&k.t()?)? / (self.shape.head_dim as f64).sqrt())?;
+        let [q, k, v] = self.by_head([q, k, v])?;
+        let scores = (q.matmul(&k.t()?)? * self.scale())?;
         let probs = softmax(&scores.broadcast_add(&mask)?)?;
         let out = (&probs * self.kept()?)?
             .matmul(&v)?
             .permute((0, 2, 1, 3))?
-            .reshape(&self.q_dims())?;
+            .reshape(&self.shape.out())?;
         Ok([probs, out])
     }
 
@@ -156,7 +153,7 @@ impl Attention {
         [q, k, v]: [&Tensor; 3],
         probs: &Tensor,
     ) -> std::result::Result<Vec<Host>, KernelError> {
-        let [mut dq, mut dk, mut dv] = [self.q_dims(), self.kv_dims(), self.kv_dims()]
+        let [mut dq, mut dk, mut dv] = [self.shape.q(), self.shape.k(), self.shape.v()]
             .map(|dims| device.room(self.dtype, dims));
         let target = device.kernels.target();
         let elements = AttentionBackward::scratch_elements(target, self.shape, self.dtype);
@@ -183,7 +180,7 @@ impl Attention {
 impl Case for Attention {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let [q, k, v] = self.qkv().map(|host| device.put(&host));
-        let mut out = device.room(self.dtype, self.q_dims());
+        let mut out = device.room(self.dtype, self.shape.out());
         let mut probs = device.room(self.dtype, self.shape.probs());
         let mut scratch = self.scratch(device, true);
         let placed = Dropped::put(self.dropout, device);
@@ -209,7 +206,7 @@ impl Case for Attention {
             batch,
             seq,
             heads,
-            head_dim,
+            v_head_dim,
             ..
         } = self.shape;
         let pairs = (0..seq).flat_map(|query| (0..seq).map(move |key| (query, key)));
@@ -221,7 +218,7 @@ impl Case for Attention {
         // Where every query sees one token, no score has a gradient: what cancels is a product of dout and v.
         let vanish = self.shape.reach() == 1 || matches!(self.scores, Scores::Steep);
         let terms = if vanish {
-            (head_dim as f64).sqrt()
+            (v_head_dim as f64).sqrt()
         } else {
             0.0
         };
@@ -253,6 +250,30 @@ const SHAPES: [[usize; 5]; 11] = [
 
 pub fn shape([batch, seq, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
     AttentionShape::new([batch, seq], [heads, kv_heads], head_dim)
+}
+
+/// The same, with values as wide as given, and scores multiplied by another number.
+pub fn with_values(sizes: [usize; 5], v_head_dim: usize, scale: Option<f32>) -> AttentionShape {
+    AttentionShape {
+        v_head_dim,
+        scale: scale.map(ScoreScale::new),
+        ..shape(sizes)
+    }
+}
+
+/// Values narrower and wider than keys, of a token alone and of more than a block; another scale, alone and with either.
+pub fn two_widths() -> [AttentionShape; 6] {
+    [
+        with_values([3, 1, 4, 2, 20], 33, None),
+        with_values([2, 37, 6, 2, 20], 12, None),
+        with_values([1, 200, 4, 1, 24], 64, None),
+        with_values([1, 150, 4, 2, 48], 33, Some(0.3)),
+        with_values([2, 65, 2, 2, 16], 40, Some(0.05)),
+        AttentionShape {
+            window: Some(66),
+            ..with_values([1, 150, 4, 2, 20], 13, Some(0.4))
+        },
+    ]
 }
 
 /// The same, where queries see so many keys.
@@ -300,6 +321,20 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             }));
         }
     }
+    let of_scale = with_values([2, 37, 4, 2, 20], 20, Some(0.4));
+    for shape in two_widths().into_iter().chain([of_scale]) {
+        for probability in [0.0, 0.3] {
+            cases.push(Box::new(Attention {
+                dtype,
+                shape,
+                scores: Scores::Random(1.5),
+                dropout: (probability > 0.0).then_some(Dropped {
+                    probability,
+                    key: 3,
+                }),
+            }));
+        }
+    }
     let steep = shape([2, 150, 4, 2, 20]);
     cases.push(Box::new(Attention {
         dtype,
@@ -333,6 +368,50 @@ fn a_dropout_of_nothing_changes_no_bit() {
             for (some, none) in some[2..].iter().zip(&none[2..]) {
                 assert!(some != none, "{}", device.name);
             }
+        }
+    }
+}
+
+/// What the cases of two widths and other scales vary: a scale changes every result, and wider values those that are as wide.
+#[test]
+fn a_scale_and_wider_values_change_results() {
+    for dtype in DTYPES {
+        for device in computing(dtype) {
+            let usual = shape([2, 37, 4, 2, 20]);
+            let outputs = |v_head_dim, scale| {
+                let case = Attention {
+                    dtype,
+                    shape: with_values([2, 37, 4, 2, 20], v_head_dim, scale),
+                    scores: Scores::Random(1.0),
+                    dropout: None,
+                };
+                run(&case, &device)
+            };
+            let plain = outputs(20, None);
+            assert!(plain == outputs(20, Some(usual.scale())), "{}", device.name);
+            for (scaled, plain) in outputs(20, Some(0.4))[1..].iter().zip(&plain[1..]) {
+                assert!(scaled != plain, "{}", device.name);
+            }
+            let wide = outputs(28, None);
+            assert!(wide[..2] == plain[..2], "{}", device.name);
+            let widths = [2, 3, 4, 5].map(|output: usize| wide[output].dims[1]);
+            assert_eq!(widths, [4 * 28, 4 * 20, 2 * 20, 2 * 28]);
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_is_not_positive_is_refused() {
+    for device in devices(DType::F32) {
+        for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let case = Attention {
+                dtype: DType::F32,
+                shape: with_values([1, 5, 2, 1, 4], 4, Some(scale)),
+                scores: Scores::Random(1.0),
+                dropout: None,
+            };
+            let refused = case.run(&device).unwrap_err();
+            assert!(refused.message.contains("positive number"), "{refused}");
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Attention over keys and values in blocks, against a plain one in f64; and what its bits do not depend on.
 
 use crate::DTYPES;
-use crate::case::{Case, run};
+use crate::case::{Case, judge_on_cpu_alone, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
-use kernels::{AttentionShape, CACHE_BLOCK, KernelError, StoreInCache};
+use kernels::{AttentionShape, CACHE_BLOCK, KernelError, ScoreScale, StoreInCache};
 use memory::DType;
 
 #[derive(Debug)]
@@ -13,12 +13,8 @@ struct CachedAttention {
     dtype: DType,
     /// Tokens of each sequence, the new ones included.
     lengths: Vec<usize>,
-    /// New tokens of each sequence.
-    new: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    window: Option<usize>,
+    /// Of the new tokens of each sequence.
+    shape: AttentionShape,
     /// Scores are as large as this, about.
     range: f64,
 }
@@ -74,18 +70,22 @@ impl CachedAttention {
     }
 
     fn qkv(&self) -> [Host; 3] {
-        let [q, kv] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
-        [self.rows(q, 1), self.rows(kv, 2), self.rows(kv, 3)]
+        let [q, k, v] = [self.shape.q(), self.shape.k(), self.shape.v()].map(|[_, width]| width);
+        [self.rows(q, 1), self.rows(k, 2), self.rows(v, 3)]
     }
 
     /// Stores tokens a part at a time: in each, so many of every sequence. The last part attends.
     fn read(&self, device: &Device, parts: &[usize]) -> Result<Vec<Host>, KernelError> {
         let (sequences, longest) = (self.lengths.len(), self.longest());
         assert_eq!(parts.iter().sum::<usize>(), longest);
-        let width = self.kv_heads * self.head_dim;
-        let cache = [sequences * self.blocks(), CACHE_BLOCK, width];
-        let empty = Host::new(self.dtype, cache, vec![0.5; cache.iter().product()]);
-        let mut caches = [(); 2].map(|()| device.put(&empty));
+        let mut caches = [self.shape.k(), self.shape.v()].map(|[_, width]| {
+            let cache = [sequences * self.blocks(), CACHE_BLOCK, width];
+            device.put(&Host::new(
+                self.dtype,
+                cache,
+                vec![0.5; cache.iter().product()],
+            ))
+        });
         let table = device.put(&self.table());
         let [q, k, v] = self.qkv();
         let (mut read, mut lengths) = (0, device.room(DType::I32, [sequences]));
@@ -110,7 +110,8 @@ impl CachedAttention {
         }
         let seq = *parts.last().unwrap();
         let q = device.put(&self.part(&q, longest - seq, longest));
-        let mut out = device.room(self.dtype, [sequences * seq, self.heads * self.head_dim]);
+        let shape = AttentionShape { seq, ..self.shape };
+        let mut out = device.room(self.dtype, shape.out());
         device.kernels.run(kernels::CachedAttention {
             out: out.view_mut(),
             q: q.view(),
@@ -118,10 +119,7 @@ impl CachedAttention {
             v_cache: caches[1].view(),
             table: table.view(),
             lengths: lengths.view(),
-            shape: AttentionShape {
-                window: self.window,
-                ..AttentionShape::new([sequences, seq], [self.heads, self.kv_heads], self.head_dim)
-            },
+            shape,
         })?;
         Ok([&out, &caches[0], &caches[1]]
             .map(|tensor| device.take(tensor))
@@ -147,47 +145,56 @@ impl CachedAttention {
 
     /// One head of one query over rows of keys and values.
     fn attend(&self, q: &[f64], [k, v]: [&[f64]; 2], head: usize) -> Vec<f64> {
-        let (dim, width) = (self.head_dim, self.kv_heads * self.head_dim);
-        let own = head / (self.heads / self.kv_heads) * dim;
-        let scale = 1.0 / (dim as f64).sqrt();
+        let AttentionShape {
+            kv_heads,
+            v_head_dim,
+            ..
+        } = self.shape;
+        let (own, dim) = (head / self.shape.group(), q.len());
+        let usual = 1.0 / (dim as f64).sqrt();
+        let scale: f64 = self.shape.scale.map_or(usual, |scale| scale.get().into());
         let score = |k: &[f64]| -> f64 {
-            let products = q.iter().zip(&k[own..own + dim]).map(|(q, k)| q * k);
+            let products = q.iter().zip(&k[own * dim..][..dim]).map(|(q, k)| q * k);
             products.sum::<f64>() * scale
         };
-        let scores: Vec<f64> = k.chunks(width).map(score).collect();
+        let scores: Vec<f64> = k.chunks(kv_heads * dim).map(score).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
         let total: f64 = weights.iter().sum();
         let column = |column: usize| {
-            let values = v.chunks(width).zip(&weights);
+            let values = v.chunks(kv_heads * v_head_dim).zip(&weights);
             values
-                .map(|(v, weight)| weight * v[own + column])
+                .map(|(v, weight)| weight * v[own * v_head_dim + column])
                 .sum::<f64>()
                 / total
         };
-        (0..dim).map(column).collect()
+        (0..v_head_dim).map(column).collect()
     }
 
     /// Zeros before a sequence's first token.
     fn output(&self) -> Vec<f64> {
         let [q, k, v] = self.qkv().map(|rows| rows.values());
-        let [q_width, kv_width] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        let (shape, dim) = (self.shape, self.shape.qk_head_dim);
+        let [[_, q_width], [_, k_width], [_, v_width]] = [shape.q(), shape.k(), shape.v()];
         let longest = self.longest();
         let mut out = Vec::new();
         for (sequence, length) in self.lengths.iter().enumerate() {
             let first = (sequence + 1) * longest - length;
-            for row in (sequence + 1) * longest - self.new..(sequence + 1) * longest {
+            for row in (sequence + 1) * longest - shape.seq..(sequence + 1) * longest {
                 if row < first {
-                    out.extend(vec![0.0; q_width]);
+                    out.extend(vec![0.0; shape.heads * shape.v_head_dim]);
                     continue;
                 }
-                let first_seen = self
+                let first_seen = shape
                     .window
                     .map_or(0, |window| (row + 1).saturating_sub(window));
-                let seen = first.max(first_seen) * kv_width..(row + 1) * kv_width;
-                for head in 0..self.heads {
-                    let q = &q[row * q_width + head * self.head_dim..][..self.head_dim];
-                    out.extend(self.attend(q, [&k[seen.clone()], &v[seen.clone()]], head));
+                let [k, v] = [(&k, k_width), (&v, v_width)].map(|(x, width)| {
+                    let seen = first.max(first_seen) * width..(row + 1) * width;
+                    &x[seen]
+                });
+                for head in 0..shape.heads {
+                    let q = &q[row * q_width + head * dim..][..dim];
+                    out.extend(self.attend(q, [k, v], head));
                 }
             }
         }
@@ -197,8 +204,8 @@ impl CachedAttention {
 
 impl Case for CachedAttention {
     fn run(&self, device: &Device) -> Result<Vec<Host>, KernelError> {
-        let before = self.longest() - self.new;
-        let parts = [before, self.new];
+        let before = self.longest() - self.shape.seq;
+        let parts = [before, self.shape.seq];
         self.read(device, &parts[usize::from(before == 0)..])
     }
 
@@ -234,16 +241,48 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             Box::new(CachedAttention {
                 dtype,
                 lengths: lengths.to_vec(),
-                new,
-                heads,
-                kv_heads,
-                head_dim,
-                window,
+                shape: AttentionShape {
+                    window,
+                    ..AttentionShape::new([lengths.len(), new], [heads, kv_heads], head_dim)
+                },
                 range,
             }) as Box<dyn Case>
         })
     };
-    SHAPES.into_iter().flat_map(case).collect()
+    let of_scale = CachedAttention {
+        dtype,
+        lengths: vec![37, 5, 150],
+        shape: AttentionShape {
+            scale: Some(ScoreScale::new(0.4)),
+            ..AttentionShape::new([3, 1], [8, 2], 64)
+        },
+        range: 0.5,
+    };
+    let usual = SHAPES.into_iter().flat_map(case);
+    usual.chain([Box::new(of_scale) as Box<dyn Case>]).collect()
+}
+
+/// Values narrower and wider than keys, wider than what is summed at a time; another scale.
+fn of_two_widths(dtype: DType) -> Vec<Box<dyn Case>> {
+    let case = |(head_dim, v_head_dim, scale): (usize, usize, Option<f32>)| {
+        Box::new(CachedAttention {
+            dtype,
+            lengths: vec![37, 5, 20],
+            shape: AttentionShape {
+                v_head_dim,
+                scale: scale.map(ScoreScale::new),
+                ..AttentionShape::new([3, 7], [4, 2], head_dim)
+            },
+            range: 1.0,
+        }) as Box<dyn Case>
+    };
+    let widths = [(20, 12, None), (24, 300, None), (48, 32, Some(0.3))];
+    widths.into_iter().map(case).collect()
+}
+
+#[test]
+fn values_as_wide_as_they_like_are_for_the_processor() {
+    judge_on_cpu_alone(of_two_widths, "keys and values of one width");
 }
 
 /// A token has the same bits alone and in a batch, and whether what is before it was read with it or before.
@@ -255,11 +294,10 @@ fn a_token_does_not_see_the_batch() {
             let within = |lengths: &[usize], window| CachedAttention {
                 dtype,
                 lengths: lengths.to_vec(),
-                new: 1,
-                heads: 4,
-                kv_heads: 2,
-                head_dim: 20,
-                window,
+                shape: AttentionShape {
+                    window,
+                    ..AttentionShape::new([lengths.len(), 1], [4, 2], 20)
+                },
                 range: 2.0,
             };
             let case = |lengths: &[usize]| within(lengths, None);
@@ -299,11 +337,7 @@ fn heads_wider_than_a_block_of_threads() {
             let case = CachedAttention {
                 dtype,
                 lengths: vec![19, 40],
-                new: 1,
-                heads: 2,
-                kv_heads: 1,
-                head_dim: 300,
-                window: None,
+                shape: AttentionShape::new([2, 1], [2, 1], 300),
                 range: 1.0,
             };
             match device.kernels.target() {

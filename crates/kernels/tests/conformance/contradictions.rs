@@ -121,11 +121,11 @@ fn only_matmul_adds_to_another_tensor() {
 fn keys_of_other_widths_leave_no_queries_or_break_heads() {
     let calls: [(Call, &str); 2] = [
         (
-            |kernels, outs, ins| split_qkv(kernels, outs, ins, 20, Positions::Sequences(5)),
+            |kernels, outs, ins| split_qkv(kernels, outs, ins, [20, 20], Positions::Sequences(5)),
             "leave none of 40 to queries",
         ),
         (
-            |kernels, outs, ins| split_qkv(kernels, outs, ins, 8, Positions::Sequences(3)),
+            |kernels, outs, ins| split_qkv(kernels, outs, ins, [8, 8], Positions::Sequences(3)),
             "whole sequences of 3",
         ),
     ];
@@ -139,14 +139,15 @@ fn keys_of_other_widths_leave_no_queries_or_break_heads() {
 
 #[test]
 fn attention_shapes_that_contradict_the_tensors_are_refused() {
-    let change: [fn(&mut AttentionShape); 7] = [
+    let change: [fn(&mut AttentionShape); 8] = [
         |shape| shape.batch = 1,
         |shape| shape.seq = 4,
         |shape| shape.heads = 2,
         |shape| shape.kv_heads = 3,
         |shape| shape.kv_heads = 0,
         |shape| shape.kv_heads = 1,
-        |shape| shape.head_dim = 5,
+        |shape| shape.qk_head_dim = 5,
+        |shape| shape.v_head_dim = 5,
     ];
     for device in devices(DType::F32) {
         for change in change {

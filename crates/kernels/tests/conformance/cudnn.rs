@@ -33,18 +33,21 @@ fn what_cudnn_does_not_compute_is_refused() {
         lengths: vec![5, 30],
         ..fits()
     };
+    let mut narrow = fits();
+    narrow.attention.shape.v_head_dim = 8;
     let misfits = [
         case(DType::F32, [2, 37, 8, 2, 16]),
         case(DType::BF16, [2, 37, 8, 2, 20]),
         case(DType::BF16, [2, 37, 8, 2, 136]),
         case(DType::BF16, [2, 1, 8, 2, 16]),
+        narrow,
         dropped,
         packed,
     ];
     for device in planning(DType::BF16) {
         let called = |case: &FlashAttention| {
             let qkv = case.attention.qkv().map(|host| device.put(&host));
-            let mut out = device.room(case.attention.dtype, case.attention.q_dims());
+            let mut out = device.room(case.attention.dtype, case.attention.shape.out());
             case.run_forward(&device, Some(out.view_mut()), None, qkv.each_ref())
         };
         let is_cuda = device.kernels.target() == Target::Cuda;

@@ -1,14 +1,14 @@
 //! Causal attention without stored scores: documents, dropout, forward and backward.
 
 use crate::DTYPES;
-use crate::attention::{Attention, Scores, shape, windowed};
-use crate::case::{Case, run};
+use crate::attention::{Attention, Scores, shape, two_widths, windowed, with_values};
+use crate::case::{Case, judge_on_cpu_alone, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::dropout::{Dropped, Placed};
 use crate::host::Host;
 use crate::oracle::{constant, gradients, softmax, values, variable};
-use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor};
+use candle_core::{Device as CandleDevice, Result, Tensor as CandleTensor, Var};
 use kernels::{AttentionShape, Flash, FlashAttentionBackward, FlashOptions, KernelError, Target};
 use memory::{DType, Out};
 
@@ -126,10 +126,9 @@ impl FlashAttention {
         let attention = &self.attention;
         let documents = self.put_documents(device);
         let placed = Dropped::put(self.attention.dropout, device);
-        let kv_dims = attention.kv_dims();
-        let [mut dq, mut dk, mut dv] =
-            [attention.q_dims(), kv_dims, kv_dims].map(|dims| device.room(attention.dtype, dims));
         let (target, shape) = (device.kernels.target(), attention.shape);
+        let [mut dq, mut dk, mut dv] =
+            [shape.q(), shape.k(), shape.v()].map(|dims| device.room(attention.dtype, dims));
         let [_, elements] = self.scratch_elements(target, [true; 2]);
         let mut scratch = device.room(DType::F32, [elements]);
         device.kernels.run(FlashAttentionBackward {
@@ -170,16 +169,15 @@ impl FlashAttention {
         let attention = &self.attention;
         let [q, k, v] = attention.qkv();
         let variables = [variable(&q)?, variable(&k)?, variable(&v)?];
-        let [q, k, v] = variables.each_ref().map(|x| attention.by_head(x));
-        let scale = (attention.shape.head_dim as f64).sqrt();
-        let scores = (q?.matmul(&k?.t()?)? / scale)?.broadcast_add(&self.mask()?)?;
+        let [q, k, v] = attention.by_head(variables.each_ref().map(Var::as_tensor))?;
+        let scores = (q.matmul(&k.t()?)? * attention.scale())?.broadcast_add(&self.mask()?)?;
         let largest = scores.max_keepdim(3)?;
         let sums = scores.broadcast_sub(&largest)?.exp()?.sum_keepdim(3)?;
         let lse = (sums.log()? + largest)?;
         let out = (softmax(&scores)? * attention.kept()?)?
-            .matmul(&v?)?
+            .matmul(&v)?
             .permute((0, 2, 1, 3))?
-            .reshape(&attention.q_dims())?;
+            .reshape(&attention.shape.out())?;
         let dout = constant(&attention.dout())?;
         let mut found = gradients(&out, &dout, &variables.each_ref())?.into_iter();
         let [dq, dk, dv] = std::array::from_fn(|_| found.next().unwrap());
@@ -190,7 +188,7 @@ impl FlashAttention {
 impl Case for FlashAttention {
     fn run(&self, device: &Device) -> std::result::Result<Vec<Host>, KernelError> {
         let qkv = self.attention.qkv().map(|host| device.put(&host));
-        let mut out = device.room(self.attention.dtype, self.attention.q_dims());
+        let mut out = device.room(self.attention.dtype, self.attention.shape.out());
         let mut lse = device.room(DType::F32, self.lse_dims());
         let (out_view, lse_view) = (out.view_mut(), lse.view_mut());
         self.run_forward(device, Some(out_view), Some(lse_view), qkv.each_ref())?;
@@ -206,7 +204,7 @@ impl Case for FlashAttention {
         // dout and v.
         let vanish = shape.reach() <= 2 || !matches!(scores, Scores::Random(_));
         let terms = if vanish {
-            (shape.head_dim as f64).sqrt()
+            (shape.v_head_dim as f64).sqrt()
         } else {
             0.0
         };
@@ -317,6 +315,12 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
             lengths: lengths.to_vec(),
             by: Flash::Own,
         });
+    }
+    for (sizes, scale) in [([1, 150, 4, 2, 20], 0.4), ([1, 65, 2, 1, 128], 0.04)] {
+        cases.push(FlashAttention::plain(Attention {
+            shape: with_values(sizes, sizes[4], Some(scale)),
+            ..attention(sizes, random)
+        }));
     }
     for (sizes, probability) in [([1, 37, 2, 2, 20], 0.5), ([2, 131, 4, 1, 16], 0.25)] {
         let dropout = dropout(probability);
@@ -471,4 +475,29 @@ fn dropout_keeps_the_share_that_it_should() {
             );
         }
     }
+}
+
+fn of_two_widths(dtype: DType) -> Vec<Box<dyn Case>> {
+    let case = |(number, shape): (usize, AttentionShape)| {
+        let is_dropped = number.is_multiple_of(2);
+        Box::new(FlashAttention {
+            attention: Attention {
+                dtype,
+                shape,
+                scores: Scores::Random(1.5),
+                dropout: is_dropped.then_some(Dropped {
+                    probability: 0.1,
+                    key: 5,
+                }),
+            },
+            lengths: if number < 3 { vec![] } else { vec![70, 20] },
+            by: Flash::Own,
+        }) as Box<dyn Case>
+    };
+    two_widths().into_iter().enumerate().map(case).collect()
+}
+
+#[test]
+fn values_as_wide_as_they_like_are_for_the_processor() {
+    judge_on_cpu_alone(of_two_widths, "keys and values of one width");
 }

@@ -12,7 +12,7 @@ use memory::DType;
 /// The output and the probabilities, as far as they are wanted.
 fn attention(case: &Attention, device: &Device, [out, probs]: [bool; 2]) -> [Option<Host>; 2] {
     let [q, k, v] = case.qkv().map(|host| device.put(&host));
-    let mut out = out.then(|| device.room(case.dtype, case.q_dims()));
+    let mut out = out.then(|| device.room(case.dtype, case.shape.out()));
     let mut probs = probs.then(|| device.room(case.dtype, case.shape.probs()));
     let mut scratch = case.scratch(device, probs.is_some());
     let placed = Dropped::put(case.dropout, device);
@@ -76,7 +76,7 @@ pub fn flash_attention(
     [out, lse]: [bool; 2],
 ) -> [Option<Host>; 2] {
     let dtype = case.attention.dtype;
-    let mut out = out.then(|| device.room(dtype, case.attention.q_dims()));
+    let mut out = out.then(|| device.room(dtype, case.attention.shape.out()));
     let mut lse = lse.then(|| device.room(DType::F32, case.lse_dims()));
     let [out_view, lse_view] =
         [&mut out, &mut lse].map(|output| output.as_mut().map(|output| output.view_mut()));

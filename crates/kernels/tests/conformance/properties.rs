@@ -1,6 +1,6 @@
 //! Random shapes.
 
-use crate::attention::{Attention, Scores, shape};
+use crate::attention::{Attention, Scores, with_values};
 use crate::case::judge;
 use crate::compare::{Expected, Rule};
 use crate::device::{Start, computing, planning};
@@ -9,7 +9,7 @@ use crate::flash_attention::FlashAttention;
 use crate::layout::{COLUMNS, Layout, PLAIN, TRANSPOSED, TRANSPOSED_COLUMNS};
 use crate::matmul::{Bias, Product};
 use crate::{DTYPES, case};
-use kernels::{AttentionShape, Flash};
+use kernels::{AttentionShape, Flash, Target};
 use memory::DType;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -53,6 +53,10 @@ fn windows() -> impl Strategy<Value = Option<usize>> {
     prop_oneof![Just(None), (4..120usize).prop_map(Some)]
 }
 
+fn scales() -> impl Strategy<Value = Option<f32>> {
+    prop_oneof![Just(None), (0.05f32..0.5).prop_map(Some)]
+}
+
 /// Compute type, then types of `out`, `a`, `b`.
 fn dtypes() -> impl Strategy<Value = (DType, [DType; 3])> {
     let mixed = [
@@ -90,13 +94,15 @@ proptest! {
         seq in 6..100usize,
         kv_heads in 1..4usize,
         group in 1..9usize,
-        head_dim in 4..30usize,
+        [head_dim, v_head_dim] in [4..30usize, 4..30usize],
         range in 0.5..2.0,
         window in windows(),
+        scale in scales(),
         dropout in dropouts(),
         dtype in select(&DTYPES[..]),
     ) {
-        let shape = AttentionShape { window, ..shape([batch, seq, kv_heads * group, kv_heads, head_dim]) };
+        let sizes = [batch, seq, kv_heads * group, kv_heads, head_dim];
+        let shape = AttentionShape { window, ..with_values(sizes, v_head_dim, scale) };
         hold(&Attention { dtype, shape, scores: Scores::Random(range), dropout }, dtype);
     }
 
@@ -110,10 +116,12 @@ proptest! {
         head_dim in 4..40usize,
         longest in 6..150usize,
         window in windows(),
+        scale in scales(),
         dropout in dropouts(),
         dtype in select(&DTYPES[..]),
     ) {
-        let shape = AttentionShape { window, ..shape([batch, seq, kv_heads * group, kv_heads, head_dim]) };
+        let sizes = [batch, seq, kv_heads * group, kv_heads, head_dim];
+        let shape = AttentionShape { window, ..with_values(sizes, head_dim, scale) };
         let attention = Attention { dtype, shape, scores: Scores::Random(1.5), dropout };
         let lengths = vec![longest, longest / 5 + 1, longest / 2 + 1];
         let by = Flash::Own;
@@ -126,14 +134,20 @@ proptest! {
         seq in 6..150usize,
         kv_heads in 1..3usize,
         group in 1..5usize,
-        head_dim in 4..40usize,
+        [head_dim, v_head_dim] in [4..40usize, 4..40usize],
         window in windows(),
+        scale in scales(),
         dropout in dropouts(),
     ) {
-        let shape = AttentionShape { window, ..shape([1, seq, kv_heads * group, kv_heads, head_dim]) };
+        let sizes = [1, seq, kv_heads * group, kv_heads, head_dim];
         let scores = Scores::Random(1.5);
-        let case = || Attention { dtype: DType::F32, shape, scores, dropout };
         for device in computing(DType::F32) {
+            let v_head_dim = match device.kernels.target() {
+                Target::Cpu => v_head_dim,
+                Target::Cuda => head_dim,
+            };
+            let shape = AttentionShape { window, ..with_values(sizes, v_head_dim, scale) };
+            let case = || Attention { dtype: DType::F32, shape, scores, dropout };
             device.memory.set_poison(true);
             let eager = case::run(&case(), &device);
             let flash = case::run(&FlashAttention::plain(case()), &device);

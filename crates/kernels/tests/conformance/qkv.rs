@@ -28,6 +28,7 @@ struct Qkv {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    v_head_dim: usize,
     turned: Turned,
 }
 
@@ -47,7 +48,8 @@ impl Qkv {
 
     /// Of queries, keys and values.
     fn widths(&self) -> [usize; 3] {
-        [self.heads, self.kv_heads, self.kv_heads].map(|heads| heads * self.head_dim)
+        let [q, k] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        [q, k, self.kv_heads * self.v_head_dim]
     }
 
     fn joined(&self) -> Host {
@@ -115,7 +117,7 @@ impl Qkv {
             k,
             v,
             qkv: qkv.view(),
-            kv_width: self.widths()[1],
+            kv_widths: [self.widths()[1], self.widths()[2]],
             turn: self.turn(&given),
         })?;
         let mut parts = parts.into_iter();
@@ -125,14 +127,14 @@ impl Qkv {
     /// Queries, keys, values, and the joined gradient.
     fn oracle(&self) -> Result<[Vec<f64>; 4]> {
         let qkv = variable(&self.joined())?;
-        let (angles, [q_width, kv_width, _]) = (self.angles(), self.widths());
+        let (angles, [q_width, k_width, v_width]) = (self.angles(), self.widths());
         let turned = |x: candle_core::Tensor| match self.turned {
             Turned::Not => Ok(x),
             _ => angles.turned(&x),
         };
         let q = turned(qkv.narrow(1, 0, q_width)?)?;
-        let k = turned(qkv.narrow(1, q_width, kv_width)?)?;
-        let v = qkv.narrow(1, q_width + kv_width, kv_width)?;
+        let k = turned(qkv.narrow(1, q_width, k_width)?)?;
+        let v = qkv.narrow(1, q_width + k_width, v_width)?;
         let apart = candle_core::Tensor::cat(&[&q, &k, &v], 1)?;
         let [dq, dk, dv] = self.gradients();
         let dapart = [constant(&dq)?, constant(&dk)?, constant(&dv)?];
@@ -176,26 +178,31 @@ impl Case for Qkv {
 
 fn all(dtype: DType) -> Vec<Qkv> {
     let sizes = [
-        (1, 1, 1, 1, 2),
-        (2, 37, 3, 1, 20),
-        (1, 37, 6, 2, 48),
-        (2, 65, 8, 8, 64),
-        (3, 5, 14, 2, 64),
-        (1, 3, 2, 1, 128),
+        (1, 1, 1, 1, 2, 2),
+        (2, 37, 3, 1, 20, 20),
+        (1, 37, 6, 2, 48, 48),
+        (2, 65, 8, 8, 64, 64),
+        (3, 5, 14, 2, 64, 64),
+        (1, 3, 2, 1, 128, 128),
+        (2, 37, 6, 2, 20, 7),
+        (1, 37, 4, 2, 16, 64),
     ];
     let turns = [Turned::Not, Turned::InSequences, Turned::AtPositions];
     let sizes = sizes.into_iter();
     sizes
         .flat_map(|sizes| turns.map(|turned| (sizes, turned)))
-        .map(|((batch, seq, heads, kv_heads, head_dim), turned)| Qkv {
-            dtype,
-            batch,
-            seq,
-            heads,
-            kv_heads,
-            head_dim,
-            turned,
-        })
+        .map(
+            |((batch, seq, heads, kv_heads, head_dim, v_head_dim), turned)| Qkv {
+                dtype,
+                batch,
+                seq,
+                heads,
+                kv_heads,
+                head_dim,
+                v_head_dim,
+                turned,
+            },
+        )
         .collect()
 }
 

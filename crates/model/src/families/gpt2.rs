@@ -109,7 +109,7 @@ fn qkv(config: &ModelConfig, own: &mut PartParameters) -> Qkv {
     Qkv {
         input: H1,
         linear: Linear::declare(own, "attn.c_attn", [3 * hidden, hidden], true),
-        kv_width: hidden,
+        kv_widths: [hidden; 2],
         norms: None,
         is_rotary: false,
     }

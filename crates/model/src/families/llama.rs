@@ -64,7 +64,7 @@ fn stages(
     } = *config;
     let (attention, feed_forward) = (&spec.attention, &spec.feed_forward);
     let (ffn, mlp_bias) = (feed_forward.width, feed_forward.bias);
-    let (q_width, o_bias) = (attention.q_width(), attention.o_bias);
+    let (o_width, o_bias) = (attention.o_width(), attention.o_bias);
     let norm = |own: &mut PartParameters, name, [input, output]: [_; 2], parameter, rstd| {
         Box::new(NormStage {
             name,
@@ -87,7 +87,7 @@ fn stages(
             input: CoreAttention::O,
             residual: X,
             output: X2,
-            linear: Linear::declare(own, "self_attn.o_proj", [hidden, q_width], o_bias),
+            linear: Linear::declare(own, "self_attn.o_proj", [hidden, o_width], o_bias),
             dropout: DropoutSite::NONE,
         }),
         norm(own, "mlp_norm", [X2, H2], "post_attention_layernorm", RSTD2),
@@ -118,11 +118,12 @@ fn stages(
 }
 
 fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters) -> Qkv {
-    let (head_dim, has_bias) = (attention.head_dim, attention.qkv_bias);
+    let (head_dim, has_bias) = (attention.qk_head_dim, attention.qkv_bias);
+    let [k_width, v_width] = attention.kv_widths();
     let parts = [
         ("self_attn.q_proj", attention.q_width()),
-        ("self_attn.k_proj", attention.kv_width()),
-        ("self_attn.v_proj", attention.kv_width()),
+        ("self_attn.k_proj", k_width),
+        ("self_attn.v_proj", v_width),
     ];
     let linear = match attention.is_fused {
         true => {
@@ -139,7 +140,7 @@ fn qkv(config: &ModelConfig, attention: &AttentionSpec, own: &mut PartParameters
     Qkv {
         input: H1,
         linear,
-        kv_width: attention.kv_width(),
+        kv_widths: [k_width, v_width],
         norms: attention.qk_norm.then(|| HeadNorms {
             norms: ["q", "k"].map(norm),
             head_dim,

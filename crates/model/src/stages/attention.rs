@@ -39,7 +39,7 @@ impl Attention {
     }
 }
 
-/// o `[b s, heads d]` = softmax(q k^T) v, with grouped queries.
+/// o `[b s, heads e]` = softmax(scale q k^T) v, with grouped queries and with values `e` wide.
 pub struct CoreAttention {
     /// How it is computed.
     pub kind: Attention,
@@ -168,11 +168,11 @@ impl CoreAttention {
             let shape = [pass.tokens(), width];
             pass.temporary(of.gradient_name(), shape)
         };
-        let spec = &self.attention;
+        let [k_width, v_width] = self.attention.kv_widths();
         Ok([
-            lease(Qkv::Q, spec.q_width())?,
-            lease(Qkv::K, spec.kv_width())?,
-            lease(Qkv::V, spec.kv_width())?,
+            lease(Qkv::Q, self.attention.q_width())?,
+            lease(Qkv::K, k_width)?,
+            lease(Qkv::V, v_width)?,
         ])
     }
 
@@ -234,7 +234,7 @@ impl Stage for CoreAttention {
 
     fn io(&self) -> Io {
         let by_head = [Size::Rows, Size::Fixed(self.attention.heads), Size::Seq];
-        let o = (Self::O, Extent::tokens(self.attention.q_width()));
+        let o = (Self::O, Extent::tokens(self.attention.o_width()));
         let inputs = [Qkv::Q, Qkv::K, Qkv::V];
         let (writes, kept) = match self.kind {
             Attention::Eager => {
@@ -262,7 +262,7 @@ impl Stage for CoreAttention {
         // A window of `w` keys leaves `w (2 s - w)` of the `s s` scores; that is all of them where `w` is `s`.
         let reach = self.attention.window.unwrap_or(seq).min(seq);
         let keys = reach as u64 * (2 * seq - reach) as u64 / seq.max(1) as u64;
-        12 * self.attention.q_width() as u64 * keys
+        6 * (self.attention.q_width() + self.attention.o_width()) as u64 * keys
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {

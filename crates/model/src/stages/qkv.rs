@@ -7,15 +7,15 @@ use kernels::Init;
 use kernels::operation::{JoinQkv, Rotary, SplitQkv, Turn};
 use memory::{Buffer, In};
 
-/// Makes `q [b s, heads d]`, `k` and `v [b s, kv_heads d]` of the normalised input: one product, whose result is then taken
-/// apart.
+/// Makes `q [b s, heads d]`, `k [b s, kv_heads d]` and `v [b s, kv_heads e]` of the normalised input: one product, whose result
+/// is then taken apart.
 pub struct Qkv {
     /// What is projected.
     pub input: Activation,
     /// The projections of queries, keys and values, side by side.
     pub linear: Linear,
     /// Width of keys, and of values.
-    pub kv_width: usize,
+    pub kv_widths: [usize; 2],
     /// Norms of every query head and every key head before they are turned (Qwen3).
     pub norms: Option<HeadNorms>,
     /// Whether queries and keys are turned by the rotary embedding.
@@ -26,7 +26,7 @@ pub struct Qkv {
 pub struct HeadNorms {
     /// Those of queries and of keys.
     pub norms: [Norm; 2],
-    /// Width of a head.
+    /// Width of a head of queries or keys.
     pub head_dim: usize,
 }
 
@@ -47,8 +47,8 @@ impl Qkv {
 
     /// Widths of queries, keys and values.
     fn widths(&self) -> [usize; 3] {
-        let q_width = self.linear.outputs() - 2 * self.kv_width;
-        [q_width, self.kv_width, self.kv_width]
+        let [k_width, v_width] = self.kv_widths;
+        [self.linear.outputs() - k_width - v_width, k_width, v_width]
     }
 
     /// What queries and keys are turned by where they are taken apart: with norms, that comes later.
@@ -91,7 +91,7 @@ impl Qkv {
             k,
             v,
             qkv: qkv.view(),
-            kv_width: self.kv_width,
+            kv_widths: self.kv_widths,
             turn: self.turn(pass),
         })?)
     }

@@ -380,18 +380,21 @@ fn block(
             linear: Linear::declare(own, "q_a_proj", [width, hidden], false),
         }));
     }
-    let widths = [config.q_width(), config.kv_width(), config.kv_width()];
+    let attention = config.block(None).attention;
+    let [k_width, v_width] = attention.kv_widths();
+    let o_width = attention.o_width();
+    let widths = [attention.q_width(), k_width, v_width];
     let parts = ["q_proj", "k_proj", "v_proj"].into_iter().zip(widths);
     stages.push(Box::new(Qkv {
         input,
         linear: Linear::declare_together(own, parts, width, false),
-        kv_width: config.kv_width(),
+        kv_widths: [k_width, v_width],
         norms: None,
         is_rotary: true,
     }));
     stages.push(Box::new(CoreAttention {
         kind,
-        attention: config.block(None).attention,
+        attention,
         dropout: DropoutSite::NONE,
     }));
     stages.push(Box::new(ResidualProjection {
@@ -399,7 +402,7 @@ fn block(
         input: CoreAttention::O,
         residual: Activation::X,
         output: X2,
-        linear: Linear::declare(own, "o_proj", [hidden, config.q_width()], false),
+        linear: Linear::declare(own, "o_proj", [hidden, o_width], false),
         dropout: DropoutSite::NONE,
     }));
     let of_feed_forward = [X2, H2, NormStage::RSTD2];

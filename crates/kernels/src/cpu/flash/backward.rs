@@ -49,11 +49,11 @@ fn flash_attention_backward_of<T: Real>(operation: FlashAttentionBackward) {
         for key in (0..shape.seq).step_by(CPU_KEYS) {
             let keys = CPU_KEYS.min(shape.seq - key);
             key_block(&operands, task, (key, keys), &mut room);
-            let at = task.kv_offset() + key * task.kv_width();
-            // SAFETY: these rows and columns of dk and dv belong to this task.
-            unsafe {
-                store(dk.at(at), task, keys, room.dk);
-                store(dv.at(at), task, keys, room.dv);
+            let [qk_dim, v_dim] = shape.head_dims();
+            for (tensor, dim, sums) in [(dk, qk_dim, &*room.dk), (dv, v_dim, &*room.dv)] {
+                let (at, width) = (task.kv_offset(dim, key), task.kv_width(dim));
+                // SAFETY: these rows and columns of dk and dv belong to this task.
+                unsafe { store(tensor.at(at), width, (keys, dim), sums) };
             }
         }
         if T::WIDEN {
@@ -77,7 +77,7 @@ struct Room<'a> {
     probs: &'a mut [f32],
     /// Their gradients, then those of the scores.
     dscores: &'a mut [f32],
-    /// Sums of a block of keys, `[keys, d]`.
+    /// Sums of a block of keys, `[keys, d]` and `[keys, e]`.
     dk: &'a mut [f32],
     dv: &'a mut [f32],
     /// Sums of `dout * out` of every query, `[group, seq]`.
@@ -87,7 +87,7 @@ struct Room<'a> {
     q_copy: &'a mut [f32],
     dout_copy: &'a mut [f32],
     k_copy: &'a mut [f32],
-    /// Keys and values of a block transposed, `[d, keys]`.
+    /// Keys and values of a block transposed, `[d, keys]` and `[e, keys]`.
     k_transposed: &'a mut [f32],
     v_transposed: &'a mut [f32],
 }
@@ -95,34 +95,34 @@ struct Room<'a> {
 impl<'a> Room<'a> {
     fn new<T: Real>(shape: AttentionShape, scratch: &'a mut [f32]) -> Room<'a> {
         let (queries, keys) = cpu_block(shape);
-        let (dim, rows) = (shape.head_dim, shape.group() * shape.seq);
+        let ([qk_dim, v_dim], rows) = (shape.head_dims(), shape.group() * shape.seq);
         let mut pieces = Pieces(scratch);
         Room {
             probs: pieces.take(keys * queries),
             dscores: pieces.take(keys * queries),
-            dk: pieces.take(keys * dim),
-            dv: pieces.take(keys * dim),
+            dk: pieces.take(keys * qk_dim),
+            dv: pieces.take(keys * v_dim),
             row_sums: pieces.take(rows),
-            dq: pieces.take_if(T::WIDEN, rows * dim),
-            q_copy: pieces.take_if(T::WIDEN, queries * dim),
-            dout_copy: pieces.take_if(T::WIDEN, queries * dim),
-            k_copy: pieces.take_if(T::WIDEN, keys * dim),
-            k_transposed: pieces.take(keys * dim),
-            v_transposed: pieces.take(keys * dim),
+            dq: pieces.take_if(T::WIDEN, rows * qk_dim),
+            q_copy: pieces.take_if(T::WIDEN, queries * qk_dim),
+            dout_copy: pieces.take_if(T::WIDEN, queries * v_dim),
+            k_copy: pieces.take_if(T::WIDEN, keys * qk_dim),
+            k_transposed: pieces.take(keys * qk_dim),
+            v_transposed: pieces.take(keys * v_dim),
         }
     }
 }
 
 /// The sums of `dout * out` over each row: of the probabilities times their gradients, dropped or not.
 fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
-    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+    let (seq, dim) = (task.shape.seq, task.shape.v_head_dim);
     for (head, sums) in task.heads().zip(room.row_sums.chunks_exact_mut(seq)) {
-        let at = task.q_offset(head, 0);
+        let at = task.q_offset(dim, head, 0);
         row_dots::<T>(
             sums,
             &operands.dout[at..],
             &operands.out[at..],
-            task.q_width(),
+            task.q_width(dim),
             dim,
         );
     }
@@ -130,21 +130,20 @@ fn row_sums<T: Real>(operands: &Operands<T>, task: Task, room: &mut Room) {
 
 /// What all queries that see a block of keys add to its dk and dv, and the keys to the queries' dq.
 fn key_block<T: Real>(operands: &Operands<T>, task: Task, keys: (usize, usize), room: &mut Room) {
-    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+    let (seq, dims) = (task.shape.seq, task.shape.head_dims());
     let (first, end) = (keys.0, keys.0 + keys.1);
-    let at = task.kv_offset() + first * task.kv_width();
-    let (k, v) = (
-        operands.inputs.k[at..].as_ptr(),
-        operands.inputs.v[at..].as_ptr(),
-    );
-    let (width, sizes, stride) = (task.kv_width(), (keys.1, dim), keys.1);
+    let [k_at, v_at] = dims.map(|dim| task.kv_offset(dim, first));
+    let [k_width, v_width] = dims.map(|dim| task.kv_width(dim));
+    let [k_sizes, v_sizes] = dims.map(|dim| (keys.1, dim));
+    let k = operands.inputs.k[k_at..].as_ptr();
+    let v = operands.inputs.v[v_at..].as_ptr();
     // SAFETY: the block's rows of k and v lie in the tensors.
     let kv = unsafe {
         KeyBlock {
             first,
-            k: panel(k, width, sizes, room.k_copy),
-            k_transposed: transpose(k, width, sizes, room.k_transposed, stride),
-            v_transposed: transpose(v, width, sizes, room.v_transposed, stride),
+            k: panel(k, k_width, k_sizes, room.k_copy),
+            k_transposed: transpose(k, k_width, k_sizes, room.k_transposed, keys.1),
+            v_transposed: transpose(v, v_width, v_sizes, room.v_transposed, keys.1),
         }
     };
     room.dk.fill(0.0);
@@ -193,26 +192,27 @@ impl KeyBlock {
 
 /// One block of scores: its part of dq, dk and dv.
 fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room: &mut Room) {
-    let (task, dim) = (block.task, block.task.shape.head_dim);
+    let (task, dims) = (block.task, block.task.shape.head_dims());
     let ((query, queries), (key, keys)) = (block.queries, block.keys);
-    let (scale, width) = (task.shape.scale(), task.q_width());
+    let ([qk_dim, v_dim], scale) = (dims, task.shape.scale());
     let [k, k_transposed, v_transposed] = kv.from(key);
-    let at = task.q_offset(block.head, query);
+    let [q_at, out_at] = dims.map(|dim| task.q_offset(dim, block.head, query));
+    let [q_width, out_width] = dims.map(|dim| task.q_width(dim));
     let (probs, dscores) = (room.probs.as_mut_ptr(), room.dscores.as_mut_ptr());
     // SAFETY: the block's rows lie in the tensors; scores and their gradients have room for it.
     let (q, dout) = unsafe {
-        let (q, dout) = (&operands.inputs.q[at..], &operands.dout[at..]);
-        let q = panel(q.as_ptr(), width, (queries, dim), room.q_copy);
-        let dout = panel(dout.as_ptr(), width, (queries, dim), room.dout_copy);
-        let sizes = (queries, keys, dim);
-        product(sizes, Output::rows(probs, keys), q, k_transposed, scale);
-        product(sizes, Output::rows(dscores, keys), dout, v_transposed, 1.0);
+        let (q, dout) = (&operands.inputs.q[q_at..], &operands.dout[out_at..]);
+        let q = panel(q.as_ptr(), q_width, (queries, qk_dim), room.q_copy);
+        let dout = panel(dout.as_ptr(), out_width, (queries, v_dim), room.dout_copy);
+        let [probs, dscores] = [probs, dscores].map(|scores| Output::rows(scores, keys));
+        product((queries, keys, qk_dim), probs, q, k_transposed, scale);
+        product((queries, keys, v_dim), dscores, dout, v_transposed, 1.0);
         (q, dout)
     };
     differentiate(operands, block, room);
     let [probs, dscores] = [probs, dscores].map(|block| Matrix::rows(block, keys));
     let row = key - kv.first;
-    let [dk, dv] = [&mut *room.dk, &mut *room.dv].map(|sums| {
+    let [dk, dv] = [(&mut *room.dk, qk_dim), (&mut *room.dv, v_dim)].map(|(sums, dim)| {
         let sums = sums[row * dim..].as_mut_ptr();
         Output::rows(sums, dim).accumulating(true)
     });
@@ -221,24 +221,22 @@ fn block_pair<T: Real>(operands: &Operands<T>, block: Block, kv: &KeyBlock, room
     let dq = dq_rows(operands, block, room).accumulating(is_later);
     // SAFETY: the block's keys lie within the sums, and its rows and columns of dq belong to this task.
     unsafe {
-        let sizes = (keys, dim, queries);
-        product(sizes, dv, probs.t(), dout, 1.0);
-        product(sizes, dk, dscores.t(), q, scale);
-        let sizes = (queries, dim, keys);
-        product(sizes, dq, dscores, k, scale);
+        product((keys, v_dim, queries), dv, probs.t(), dout, 1.0);
+        product((keys, qk_dim, queries), dk, dscores.t(), q, scale);
+        product((queries, qk_dim, keys), dq, dscores, k, scale);
     }
 }
 
 /// Where the sums of dq of a block's queries are.
 fn dq_rows<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room) -> Output {
     let (task, query) = (block.task, block.queries.0);
+    let dim = task.shape.qk_head_dim;
     if T::WIDEN {
         let row = (block.head - task.heads().start) * task.shape.seq + query;
-        let dim = task.shape.head_dim;
         Output::rows(room.dq[row * dim..].as_mut_ptr(), dim)
     } else {
-        let at = task.q_offset(block.head, query);
-        Output::rows(operands.dq.at(at).cast(), task.q_width())
+        let at = task.q_offset(dim, block.head, query);
+        Output::rows(operands.dq.at(at).cast(), task.q_width(dim))
     }
 }
 
@@ -278,11 +276,10 @@ fn differentiate<T: Real>(operands: &Operands<T>, block: Block, room: &mut Room)
 /// Rounds a block's sums of dk or dv into the tensor.
 ///
 /// # Safety
-/// `tensor` must start `rows` live rows of the task's columns that only the task touches.
-unsafe fn store<T: Real>(tensor: *mut T, task: Task, rows: usize, sums: &[f32]) {
-    let dim = task.shape.head_dim;
+/// `tensor` must start `rows` live rows, `stride` apart, of `dim` columns that only the task touches.
+unsafe fn store<T: Real>(tensor: *mut T, stride: usize, (rows, dim): (usize, usize), sums: &[f32]) {
     for (row, sums) in sums.chunks_exact(dim).take(rows).enumerate() {
-        let row = tensor.wrapping_add(row * task.kv_width());
+        let row = tensor.wrapping_add(row * stride);
         // SAFETY: the caller's promise.
         narrow_row(unsafe { std::slice::from_raw_parts_mut(row, dim) }, sums);
     }
@@ -290,10 +287,10 @@ unsafe fn store<T: Real>(tensor: *mut T, task: Task, rows: usize, sums: &[f32]) 
 
 /// Rounds the sums of dq into the tensor.
 fn store_dq<T: Real>(operands: &Operands<T>, task: Task, room: &Room) {
-    let (seq, dim) = (task.shape.seq, task.shape.head_dim);
+    let (seq, dim) = (task.shape.seq, task.shape.qk_head_dim);
     for (head, sums) in task.heads().zip(room.dq.chunks_exact(seq * dim)) {
         for (query, sums) in sums.chunks_exact(dim).enumerate() {
-            let row = operands.dq.at(task.q_offset(head, query));
+            let row = operands.dq.at(task.q_offset(dim, head, query));
             // SAFETY: this row and these columns of dq belong to this task.
             narrow_row(unsafe { std::slice::from_raw_parts_mut(row, dim) }, sums);
         }

@@ -56,7 +56,7 @@ fn flash_attention_of<T: Real>(operation: FlashAttention) {
 struct Room<'a> {
     /// `[keys, queries]`.
     scores: &'a mut [f32],
-    /// `[queries, d]`: values weighted by e^(score - largest).
+    /// `[queries, e]`: values weighted by e^(score - largest).
     sums: &'a mut [f32],
     largest: &'a mut [f32],
     /// Sum of the weights.
@@ -75,13 +75,13 @@ impl<'a> Room<'a> {
         let mut pieces = Pieces(scratch);
         Room {
             scores: pieces.take(keys * queries),
-            sums: pieces.take(queries * shape.head_dim),
+            sums: pieces.take(queries * shape.v_head_dim),
             largest: pieces.take(queries),
             total: pieces.take(queries),
             rescale: pieces.take(queries),
-            q: pieces.take(queries * shape.head_dim),
-            k_copy: pieces.take_if(T::WIDEN, keys * shape.head_dim),
-            v_copy: pieces.take_if(T::WIDEN, keys * shape.head_dim),
+            q: pieces.take(queries * shape.qk_head_dim),
+            k_copy: pieces.take_if(T::WIDEN, keys * shape.qk_head_dim),
+            v_copy: pieces.take_if(T::WIDEN, keys * shape.v_head_dim),
         }
     }
 
@@ -117,14 +117,15 @@ impl<'a> Room<'a> {
 
 /// Gathers what a block of queries sees, key block after key block, and stores the output if it is wanted.
 fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, room: &mut Room) {
-    let (task, dim) = (block.task, block.task.shape.head_dim);
+    let (task, [qk_dim, v_dim]) = (block.task, block.task.shape.head_dims());
     let (first_query, queries) = block.queries;
-    let at = task.q_offset(block.head, first_query);
+    let at = task.q_offset(qk_dim, block.head, first_query);
     // Zeros where there are fewer queries than columns.
     room.q.fill(0.0);
-    let (source, columns) = (inputs.q[at..].as_ptr(), room.largest.len());
+    let (source, width) = (inputs.q[at..].as_ptr(), task.q_width(qk_dim));
+    let (sizes, columns) = ((queries, qk_dim), room.largest.len());
     // SAFETY: the block's rows of q lie in the tensor.
-    let q = unsafe { transpose(source, task.q_width(), (queries, dim), room.q, columns) };
+    let q = unsafe { transpose(source, width, sizes, room.q, columns) };
     room.largest.fill(f32::NEG_INFINITY);
     room.total.fill(0.0);
     let (first_key, end) = (inputs.first_key(block), first_query + queries);
@@ -140,21 +141,22 @@ fn attend<T: Real>(inputs: &Inputs<T>, block: Block, out: Option<Shared<T>>, roo
         }
     }
     if let Some(out) = out {
+        let out = out.at(task.q_offset(v_dim, block.head, first_query));
         // SAFETY: these rows and columns of the output belong to this task.
-        unsafe { room.store_out(out.at(at), task.q_width(), queries, dim) };
+        unsafe { room.store_out(out, task.q_width(v_dim), queries, v_dim) };
     }
 }
 
 /// The block's scores, and their weights in their place; brings the statistics up to date.
 fn weigh<T: Real>(inputs: &Inputs<T>, block: Block, q: Matrix, room: &mut Room) {
-    let (task, dim) = (block.task, block.task.shape.head_dim);
+    let (task, dim) = (block.task, block.task.shape.qk_head_dim);
     let ((key, keys), columns) = (block.keys, room.largest.len());
-    let at = task.kv_offset() + key * task.kv_width();
+    let at = task.kv_offset(dim, key);
     // SAFETY: the block's rows of k lie in the tensor, and the scores have room for `keys` rows of queries.
     unsafe {
         let k = panel(
             inputs.k[at..].as_ptr(),
-            task.kv_width(),
+            task.kv_width(dim),
             (keys, dim),
             room.k_copy,
         );
@@ -199,18 +201,18 @@ fn drop_weights<T: Real>(inputs: &Inputs<T>, block: Block, room: &mut Room) {
 
 /// Adds the block's weighted values to the sums.
 fn add_values<T: Real>(inputs: &Inputs<T>, block: Block, first: bool, room: &mut Room) {
-    let (task, dim) = (block.task, block.task.shape.head_dim);
+    let (task, dim) = (block.task, block.task.shape.v_head_dim);
     let (key, keys) = block.keys;
     if !first {
         rescale_rows(room.sums, room.rescale, dim);
     }
     let weights = Matrix::rows(room.scores.as_ptr(), room.largest.len());
-    let at = task.kv_offset() + key * task.kv_width();
+    let at = task.kv_offset(dim, key);
     // SAFETY: the block's rows of v lie in the tensor, and the sums have room for its queries.
     unsafe {
         let v = panel(
             inputs.v[at..].as_ptr(),
-            task.kv_width(),
+            task.kv_width(dim),
             (keys, dim),
             room.v_copy,
         );

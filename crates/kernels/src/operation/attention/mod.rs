@@ -9,9 +9,9 @@ use super::check::{Check, Checked, View};
 use super::contract::{Contract, Operand, reads, writes};
 use memory::{DType, In, Out};
 
-/// Causal attention with stored probabilities. `q [b * s, heads * d]`, `k`, `v [b * s, kv_heads * d]`; `out` like `q`;
-/// `probs [b, heads, s, s]`, zero for keys that a query does not see and not dropped. Either output may be left out.
-/// `scratch` is f32 of [`Attention::scratch_elements`].
+/// Causal attention with stored probabilities. `q [b * s, heads * d]`, `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`;
+/// `out [b * s, heads * e]`; `probs [b, heads, s, s]`, zero for keys that a query does not see and not dropped. Either output
+/// may be left out. `scratch` is f32 of [`Attention::scratch_elements`].
 pub struct Attention<'a> {
     pub out: Option<Out<'a>>,
     pub probs: Option<Out<'a>>,
@@ -49,16 +49,36 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Key-value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
+    /// Width of a head of queries, and of one of keys.
+    pub qk_head_dim: usize,
+    /// Width of a head of values, and of one of the output.
+    pub v_head_dim: usize,
     /// The most keys that a query sees, its own included: those up to itself (sliding-window attention, Beltagy et al.
     /// 2020). None: all up to itself.
     pub window: Option<usize>,
+    /// What scores are multiplied by. None: 1 / sqrt(`qk_head_dim`).
+    pub scale: Option<ScoreScale>,
+}
+
+/// A positive factor, by its bits, so that shapes can be compared and hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ScoreScale(u32);
+
+impl ScoreScale {
+    /// This factor.
+    pub const fn new(factor: f32) -> ScoreScale {
+        ScoreScale(factor.to_bits())
+    }
+
+    /// The factor.
+    pub const fn get(self) -> f32 {
+        f32::from_bits(self.0)
+    }
 }
 
 impl AttentionShape {
-    /// Sequences and tokens in each, query heads and key-value heads, and the width of a head; every query sees all keys up to
-    /// itself.
+    /// Sequences and tokens in each, query heads and key-value heads, and the one width of their heads; with the usual scale, and
+    /// without a window.
     pub const fn new(
         [batch, seq]: [usize; 2],
         [heads, kv_heads]: [usize; 2],
@@ -69,8 +89,10 @@ impl AttentionShape {
             seq,
             heads,
             kv_heads,
-            head_dim,
+            qk_head_dim: head_dim,
+            v_head_dim: head_dim,
             window: None,
+            scale: None,
         }
     }
 
@@ -96,7 +118,33 @@ impl AttentionShape {
 
     /// Scores are multiplied by this.
     pub fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
+        let usual = || 1.0 / (self.qk_head_dim as f32).sqrt();
+        self.scale.map_or_else(usual, ScoreScale::get)
+    }
+
+    /// Width of a head of queries or keys, and of one of values.
+    pub(crate) fn head_dims(&self) -> [usize; 2] {
+        [self.qk_head_dim, self.v_head_dim]
+    }
+
+    /// Shape of the queries.
+    pub fn q(&self) -> [usize; 2] {
+        [self.batch * self.seq, self.heads * self.qk_head_dim]
+    }
+
+    /// Shape of the keys.
+    pub fn k(&self) -> [usize; 2] {
+        [self.batch * self.seq, self.kv_heads * self.qk_head_dim]
+    }
+
+    /// Shape of the values.
+    pub fn v(&self) -> [usize; 2] {
+        [self.batch * self.seq, self.kv_heads * self.v_head_dim]
+    }
+
+    /// Shape of the output.
+    pub fn out(&self) -> [usize; 2] {
+        [self.batch * self.seq, self.heads * self.v_head_dim]
     }
 
     /// Shape of the stored probabilities.
@@ -104,30 +152,26 @@ impl AttentionShape {
         [self.batch, self.heads, self.seq, self.seq]
     }
 
-    /// Multiplications of `products` products of all scores with a head, without regard to causality: twice those of the
-    /// keys up to the query. Of a window of `w` keys that is `w (2 s - w)` scores instead of `s s`.
-    pub(super) fn multiplications(&self, products: usize) -> usize {
+    /// Multiplications of products of all scores with a head, so many as wide as keys and so many as values, without regard to
+    /// causality: twice those of the keys up to the query. Of a window of `w` keys that is `w (2 s - w)` scores instead of `s s`.
+    pub(super) fn multiplications(&self, products: [usize; 2]) -> usize {
         self.multiplications_of_a_column(products) * (2 * self.seq - self.reach())
     }
 
     /// The operations of these products that are needed: of `s` queries that see up to `w` keys, `w s - w (w - 1) / 2`
     /// scores. As a sum, since the product would pass 2^64 where sequences are long.
-    pub(super) fn needed_flops(&self, products: usize) -> u64 {
+    pub(super) fn needed_flops(&self, products: [usize; 2]) -> u64 {
         (self.multiplications(products) + self.multiplications_of_a_column(products)) as u64
     }
 
     /// Multiplications of the scores of one query with all keys in its reach, in every head of every sequence.
-    fn multiplications_of_a_column(&self, products: usize) -> usize {
-        products * self.batch * self.heads * self.reach() * self.head_dim
+    fn multiplications_of_a_column(&self, [of_keys, of_values]: [usize; 2]) -> usize {
+        let width = of_keys * self.qk_head_dim + of_values * self.v_head_dim;
+        self.batch * self.heads * self.reach() * width
     }
 
-    /// Shapes of `q`, which comes first, and what is like it, and of what is like k.
-    pub(super) fn check(
-        &self,
-        check: &Check,
-        like_q: &[(&str, &dyn View)],
-        like_k: &[(&str, &dyn View)],
-    ) -> Checked {
+    /// Shapes of `q`, which comes first, and what is like it, of what is like k, like v, and like the output.
+    pub(super) fn check(&self, check: &Check, tensors: [&[(&str, &dyn View)]; 4]) -> Checked {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         check.that(kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
             format!("{heads} heads do not divide into {kv_heads} groups")
@@ -135,21 +179,28 @@ impl AttentionShape {
         check.that(self.window != Some(0), || {
             "a window of no keys leaves a query without any".into()
         })?;
-        let (q, dtype) = (like_q[0], like_q[0].1.view().dtype());
-        check.real_type(q.0, q.1)?;
-        for (tensors, heads) in [(like_q, heads), (like_k, kv_heads)] {
+        let scale = self.scale();
+        check.that(scale.is_finite() && scale > 0.0, || {
+            format!("scores are multiplied by a positive number, not {scale}")
+        })?;
+        let (name, q) = tensors[0][0];
+        check.real_type(name, q)?;
+        let shapes = [self.q(), self.k(), self.v(), self.out()];
+        for (shape, tensors) in shapes.iter().zip(tensors) {
             for (name, x) in tensors {
-                let shape = [self.batch * self.seq, heads * self.head_dim];
-                check.tensor(name, *x, &shape, dtype)?;
+                check.tensor(name, *x, shape, q.view().dtype())?;
             }
         }
         Ok(())
     }
 }
 
+/// Gradients of the scores and of dq and dk; of the probabilities and of dv.
+const BACKWARD_PRODUCTS: [usize; 2] = [2, 2];
+
 impl Attention<'_> {
-    fn products(&self) -> usize {
-        1 + usize::from(self.out.is_some())
+    fn products(&self) -> [usize; 2] {
+        [1, usize::from(self.out.is_some())]
     }
 }
 
@@ -160,8 +211,11 @@ impl Contract for Attention<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         let (shape, q) = (self.shape, &self.q);
-        shape.check(check, &[("q", q)], &[("k", &self.k), ("v", &self.v)])?;
-        check.optional("out", &self.out, q.dims(), q.dtype())?;
+        shape.check(
+            check,
+            [&[("q", q)], &[("k", &self.k)], &[("v", &self.v)], &[]],
+        )?;
+        check.optional("out", &self.out, &shape.out(), q.dtype())?;
         check.optional("probs", &self.probs, &shape.probs(), q.dtype())?;
         check.dropout(self.dropout)?;
         let kept = self.probs.is_some();
@@ -191,14 +245,13 @@ impl Contract for AttentionBackward<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         let (shape, q) = (self.shape, &self.q);
-        let like_q: [(&str, &dyn View); 3] = [("q", q), ("dq", &self.dq), ("dout", &self.dout)];
-        let like_k: [(&str, &dyn View); 4] = [
-            ("k", &self.k),
-            ("v", &self.v),
-            ("dk", &self.dk),
-            ("dv", &self.dv),
+        let tensors: [&[(&str, &dyn View)]; 4] = [
+            &[("q", q), ("dq", &self.dq)],
+            &[("k", &self.k), ("dk", &self.dk)],
+            &[("v", &self.v), ("dv", &self.dv)],
+            &[("dout", &self.dout)],
         ];
-        shape.check(check, &like_q, &like_k)?;
+        shape.check(check, tensors)?;
         check.tensor("probs", &self.probs, &shape.probs(), q.dtype())?;
         check.dropout(self.dropout)?;
         let elements = AttentionBackward::scratch_elements(check.target, shape, q.dtype());
@@ -212,11 +265,11 @@ impl Contract for AttentionBackward<'_> {
     }
 
     fn multiplications(&self) -> usize {
-        self.shape.multiplications(4)
+        self.shape.multiplications(BACKWARD_PRODUCTS)
     }
 
     fn flops(&self) -> u64 {
-        self.shape.needed_flops(4)
+        self.shape.needed_flops(BACKWARD_PRODUCTS)
     }
 }
 
@@ -230,6 +283,7 @@ mod tests {
         for window in [None, Some(1), Some(3), Some(10), Some(11), Some(usize::MAX)] {
             let shape = AttentionShape {
                 window,
+                v_head_dim: 7,
                 ..AttentionShape::new([2, 10], [6, 3], 4)
             };
             let seen = |query| query + 1 - shape.first_in_window(query);
@@ -240,8 +294,9 @@ mod tests {
                 _ => 55,
             });
             assert_eq!(pairs, of_window, "{window:?}");
-            // Two operations a multiplication, in each of 5 products, 12 heads of 4.
-            assert_eq!(shape.needed_flops(5), 2 * 5 * 12 * 4 * pairs as u64);
+            // Two operations a multiplication, in each of 12 heads: of 4 in 3 products, of 7 in 2.
+            let width = 3 * 4 + 2 * 7;
+            assert_eq!(shape.needed_flops([3, 2]), 2 * 12 * width * pairs as u64);
         }
     }
 }

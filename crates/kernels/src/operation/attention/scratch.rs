@@ -42,7 +42,9 @@ pub(crate) fn cuda_scores(shape: AttentionShape) -> usize {
 /// Sums of dk and dv of one sequence, which CUDA keeps in f32 where bf16 would round each query head's part.
 pub(crate) fn cuda_gradient_sums(shape: AttentionShape, dtype: DType) -> usize {
     match dtype {
-        DType::BF16 if shape.group() > 1 => 2 * shape.seq * shape.kv_heads * shape.head_dim,
+        DType::BF16 if shape.group() > 1 => {
+            shape.seq * shape.kv_heads * (shape.qk_head_dim + shape.v_head_dim)
+        }
         _ => 0,
     }
 }
@@ -52,33 +54,30 @@ fn cpu_tasks(shape: AttentionShape) -> usize {
     shape.batch * shape.kv_heads
 }
 
-/// A block of scores, of a panel with as many rows, and of a panel of all rows.
-fn cpu_blocks(shape: AttentionShape) -> [usize; 3] {
+/// A block of scores; panels with as many rows, like q and like out; panels of all rows, like k and like v.
+fn cpu_blocks(shape: AttentionShape) -> (usize, [usize; 2], [usize; 2]) {
     let rows = CPU_ROW_BLOCK.min(shape.seq);
-    [
-        rows * shape.seq,
-        rows * shape.head_dim,
-        shape.seq * shape.head_dim,
-    ]
+    let panels = |rows| shape.head_dims().map(|dim| rows * dim);
+    (rows * shape.seq, panels(rows), panels(shape.seq))
 }
 
 /// Scratch of one task of the forward pass on the CPU.
 pub(crate) fn cpu_forward_scratch(shape: AttentionShape, dtype: DType, probs_kept: bool) -> usize {
-    let [scores, row_panel, full_panel] = cpu_blocks(shape);
+    let (scores, [q, out], [k, v]) = cpu_blocks(shape);
     match dtype {
         DType::F32 if probs_kept => 0,
         DType::F32 => scores,
         // bf16 is widened: q and out by rows, k and v whole.
-        _ => scores + 2 * row_panel + 2 * full_panel,
+        _ => scores + q + out + k + v,
     }
 }
 
 /// Scratch of one task of the backward pass on the CPU.
 fn cpu_backward_scratch(shape: AttentionShape, dtype: DType) -> usize {
-    let [scores, row_panel, full_panel] = cpu_blocks(shape);
+    let (scores, [q, out], [k, v]) = cpu_blocks(shape);
     match dtype {
         DType::F32 => scores,
         // Probabilities and scores, q, dout and dq by rows, k, v, dk and dv whole.
-        _ => 2 * scores + 3 * row_panel + 4 * full_panel,
+        _ => 2 * scores + 2 * q + out + 2 * k + 2 * v,
     }
 }

@@ -63,7 +63,7 @@ impl CudnnScratch {
 
 /// Elements of q.
 fn elements(shape: AttentionShape) -> usize {
-    rows(shape) * shape.head_dim
+    rows(shape) * shape.qk_head_dim
 }
 
 /// Queries of all heads.
@@ -93,11 +93,15 @@ impl AttentionShape {
     /// Its kernels are for heads of whole 16-byte pieces. For queries that see one key alone there is no backward pass, and
     /// forward there are reports of wrong results (cudnn-frontend, issue 1072).
     pub fn cudnn_misfit(&self, target: Target, dtype: DType) -> Option<String> {
-        let (head_dim, seq) = (self.head_dim, self.seq);
+        let (head_dim, seq) = (self.qk_head_dim, self.seq);
         let misfit = |reason: String| Some(format!("cuDNN's attention {reason}"));
         match () {
             () if target != Target::Cuda => misfit("needs a CUDA device".into()),
             () if dtype != DType::BF16 => misfit(format!("computes in bf16, not {dtype:?}")),
+            () if self.v_head_dim != head_dim => misfit(format!(
+                "takes keys and values of one width here, not {head_dim} and {}",
+                self.v_head_dim
+            )),
             () if !head_dim.is_multiple_of(8) || !(8..=128).contains(&head_dim) => misfit(format!(
                 "takes heads that are a multiple of 8 wide, up to 128, not {head_dim}"
             )),
@@ -161,12 +165,9 @@ mod tests {
     fn what_does_not_fit_is_told() {
         let misfit = |shape: AttentionShape| shape.cudnn_misfit(Target::Cuda, DType::BF16);
         assert_eq!(misfit(SHAPE), None);
-        let wide = AttentionShape {
-            head_dim: 136,
-            ..SHAPE
-        };
-        let odd = AttentionShape {
-            head_dim: 100,
+        let of_width = |width| AttentionShape::new([2, 1000], [8, 2], width);
+        let narrow = AttentionShape {
+            v_head_dim: 32,
             ..SHAPE
         };
         let one = AttentionShape { seq: 1, ..SHAPE };
@@ -176,8 +177,9 @@ mod tests {
         };
         assert_eq!(misfit(windowed(1000)), None);
         for (misfit, word) in [
-            (misfit(wide), "not 136"),
-            (misfit(odd), "not 100"),
+            (misfit(of_width(136)), "not 136"),
+            (misfit(of_width(100)), "not 100"),
+            (misfit(narrow), "not 64 and 32"),
             (misfit(one), "two tokens"),
             (misfit(windowed(999)), "999 of 1000 keys"),
             (SHAPE.cudnn_misfit(Target::Cuda, DType::F32), "bf16"),

@@ -14,9 +14,9 @@ use super::contract::{Contract, Operand, reads, writes};
 use super::{AttentionShape, Dropout};
 use memory::{DType, In, Out};
 
-/// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`, `k`,
-/// `v [b * s, kv_heads * d]`; `out` like `q`; `lse [b, heads, s]` (f32), for each query the natural logarithm of the sum
-/// of e^score over the keys that it sees. Either output may be left out, which changes no bit of the other. `scratch` is
+/// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`,
+/// `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`, on CUDA as wide; `out [b * s, heads * e]`; `lse [b, heads, s]` (f32),
+/// for each query the natural logarithm of the sum of e^score over the keys that it sees. Either output may be left out, which changes no bit of the other. `scratch` is
 /// f32 of [`FlashAttention::scratch_elements`], by cuDNN of [`FlashAttention::cudnn_scratch_elements`].
 pub struct FlashAttention<'a> {
     pub out: Option<Out<'a>>,
@@ -62,7 +62,9 @@ pub struct FlashOptions<'a> {
 
 impl FlashOptions<'_> {
     fn check(&self, check: &Check, shape: AttentionShape, dtype: DType) -> Checked {
-        if self.by == Flash::Cudnn {
+        if self.by == Flash::Own {
+            check.one_width(shape.head_dims())?;
+        } else {
             let misfit = shape.cudnn_misfit(check.target, dtype);
             check.that(misfit.is_none(), || misfit.unwrap_or_default())?;
             let plain = self.documents.is_none() && self.dropout.is_none();
@@ -84,13 +86,13 @@ fn statistics(shape: AttentionShape) -> [usize; 3] {
 }
 
 impl FlashAttention<'_> {
-    fn products(&self) -> usize {
-        1 + usize::from(self.out.is_some())
+    fn products(&self) -> [usize; 2] {
+        [1, usize::from(self.out.is_some())]
     }
 }
 
 /// Those of `AttentionBackward`, and the scores once more.
-const BACKWARD_PRODUCTS: usize = 5;
+const BACKWARD_PRODUCTS: [usize; 2] = [3, 2];
 
 impl Contract for FlashAttention<'_> {
     fn name(&self) -> &'static str {
@@ -99,8 +101,11 @@ impl Contract for FlashAttention<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         let (shape, q) = (self.shape, &self.q);
-        shape.check(check, &[("q", q)], &[("k", &self.k), ("v", &self.v)])?;
-        check.optional("out", &self.out, q.dims(), q.dtype())?;
+        shape.check(
+            check,
+            [&[("q", q)], &[("k", &self.k)], &[("v", &self.v)], &[]],
+        )?;
+        check.optional("out", &self.out, &shape.out(), q.dtype())?;
         check.optional("lse", &self.lse, &statistics(shape), DType::F32)?;
         self.options.check(check, shape, q.dtype())?;
         let elements = match self.options.by {
@@ -136,19 +141,13 @@ impl Contract for FlashAttentionBackward<'_> {
 
     fn check(&self, check: &Check) -> Checked {
         let (shape, q) = (self.shape, &self.q);
-        let like_q: [(&str, &dyn View); 4] = [
-            ("q", q),
-            ("dq", &self.dq),
-            ("dout", &self.dout),
-            ("out", &self.out),
+        let tensors: [&[(&str, &dyn View)]; 4] = [
+            &[("q", q), ("dq", &self.dq)],
+            &[("k", &self.k), ("dk", &self.dk)],
+            &[("v", &self.v), ("dv", &self.dv)],
+            &[("out", &self.out), ("dout", &self.dout)],
         ];
-        let like_k: [(&str, &dyn View); 4] = [
-            ("k", &self.k),
-            ("v", &self.v),
-            ("dk", &self.dk),
-            ("dv", &self.dv),
-        ];
-        shape.check(check, &like_q, &like_k)?;
+        shape.check(check, tensors)?;
         check.tensor("lse", &self.lse, &statistics(shape), DType::F32)?;
         self.options.check(check, shape, q.dtype())?;
         let elements = match self.options.by {

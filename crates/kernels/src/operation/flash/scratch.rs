@@ -65,7 +65,7 @@ pub(crate) fn cuda_keys(head_dim: usize, dtype: DType) -> usize {
 /// Parts of the query heads of each key-value head, of as equal size as they can be, that sum `dk` and `dv` apart on CUDA:
 /// as few as are enough blocks. A function of the shape, never of the device, and so are the bits of the sums.
 pub(crate) fn cuda_parts(shape: AttentionShape, dtype: DType) -> usize {
-    let keys = shape.seq.div_ceil(cuda_keys(shape.head_dim, dtype));
+    let keys = shape.seq.div_ceil(cuda_keys(shape.qk_head_dim, dtype));
     let blocks = shape.batch * shape.kv_heads * keys;
     CUDA_BLOCKS.div_ceil(blocks.max(1)).min(shape.group())
 }
@@ -74,7 +74,7 @@ pub(crate) fn cuda_parts(shape: AttentionShape, dtype: DType) -> usize {
 pub(crate) fn cuda_partial_sums(shape: AttentionShape, dtype: DType) -> usize {
     match cuda_parts(shape, dtype) {
         1 => 0,
-        parts => 2 * parts * shape.batch * shape.seq * shape.kv_heads * shape.head_dim,
+        parts => 2 * parts * shape.k().iter().product::<usize>(),
     }
 }
 
@@ -97,8 +97,8 @@ fn widened(dtype: DType, elements: usize) -> usize {
 /// Scratch of one task of the forward pass on the CPU: scores, sums of out, three statistics, transposed q; k and v.
 fn cpu_forward_scratch(shape: AttentionShape, dtype: DType) -> usize {
     let (queries, keys) = cpu_block(shape);
-    let copies = widened(dtype, 2 * keys * shape.head_dim);
-    keys * queries + 2 * queries * shape.head_dim + 3 * queries + copies
+    let dims = shape.qk_head_dim + shape.v_head_dim;
+    keys * queries + queries * dims + 3 * queries + widened(dtype, keys * dims)
 }
 
 /// Scratch of one task of the backward pass on the CPU: scores and their gradients, sums of dk and dv, transposed k and
@@ -106,8 +106,9 @@ fn cpu_forward_scratch(shape: AttentionShape, dtype: DType) -> usize {
 fn cpu_backward_scratch(shape: AttentionShape, dtype: DType) -> usize {
     let (queries, keys) = cpu_block(shape);
     let rows = shape.group() * shape.seq;
-    let copies = (2 * queries + keys + rows) * shape.head_dim;
-    2 * keys * queries + 4 * keys * shape.head_dim + rows + widened(dtype, copies)
+    let dims = shape.qk_head_dim + shape.v_head_dim;
+    let copies = queries * dims + (keys + rows) * shape.qk_head_dim;
+    2 * keys * queries + 2 * keys * dims + rows + widened(dtype, copies)
 }
 
 #[cfg(test)]

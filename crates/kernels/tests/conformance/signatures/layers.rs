@@ -254,7 +254,9 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 real("qkv", &[10, 40]),
                 float("table", &[2, 5, 4]).free_dim(1),
             ],
-            call: |kernels, outs, ins| split_qkv(kernels, outs, ins, 8, Positions::Sequences(5)),
+            call: |kernels, outs, ins| {
+                split_qkv(kernels, outs, ins, [8, 8], Positions::Sequences(5))
+            },
         },
         Signature {
             operation: "split_qkv",
@@ -268,7 +270,9 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 float("table", &[2, 5, 4]).free_dim(1),
                 positions(),
             ],
-            call: |kernels, outs, ins| split_qkv(kernels, outs, ins, 8, Positions::Given(ins[2])),
+            call: |kernels, outs, ins| {
+                split_qkv(kernels, outs, ins, [8, 8], Positions::Given(ins[2]))
+            },
         },
         Signature {
             operation: "join_qkv",
@@ -388,7 +392,7 @@ pub fn split_qkv(
     kernels: &dyn Kernels,
     outs: &mut [Out],
     ins: &[In],
-    kv_width: usize,
+    kv_widths: [usize; 2],
     positions: Positions,
 ) -> Result<(), KernelError> {
     let [q, k, v] = outs else { unreachable!() };
@@ -397,7 +401,7 @@ pub fn split_qkv(
         k: Some(k.reborrow()),
         v: Some(v.reborrow()),
         qkv: ins[0],
-        kv_width,
+        kv_widths,
         turn: Some(Turn {
             table: ins[1],
             positions,

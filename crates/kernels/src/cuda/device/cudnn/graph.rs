@@ -105,7 +105,7 @@ impl Sizes {
             shape.heads,
             shape.kv_heads,
             shape.seq,
-            shape.head_dim,
+            shape.qk_head_dim,
         ]
         .map(|size| size as i64);
         Sizes {

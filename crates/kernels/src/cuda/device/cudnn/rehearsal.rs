@@ -112,11 +112,11 @@ fn varies(shape: AttentionShape) -> String {
         batch,
         seq,
         heads,
-        head_dim,
+        qk_head_dim,
         ..
     } = shape;
     format!(
-        "cuDNN{version} gives other bits from time to time for {batch} x {seq} tokens with {heads} heads of {head_dim}"
+        "cuDNN{version} gives other bits from time to time for {batch} x {seq} tokens with {heads} heads of {qk_head_dim}"
     )
 }
 
@@ -130,17 +130,8 @@ struct Places {
 
 impl Places {
     fn of(shape: AttentionShape, pass: AttentionPass, start: *mut u8) -> Places {
-        let AttentionShape {
-            batch,
-            seq,
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = shape;
-        let rows = batch * seq;
-        let (q, k) = (2 * rows * heads * head_dim, 2 * rows * kv_heads * head_dim);
-        let (of_rows, sums) = (4 * rows * heads, 2 * q);
+        let [q, k] = [shape.q(), shape.k()].map(|[rows, width]| 2 * rows * width);
+        let (of_rows, sums) = (4 * shape.batch * shape.seq * shape.heads, 2 * q);
         let mut used = 0;
         let mut place = |bytes: usize| {
             let at = start.wrapping_add(used as usize).cast_const();

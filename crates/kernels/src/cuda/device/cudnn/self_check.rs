@@ -112,16 +112,15 @@ struct Trial {
 
 impl Trial {
     fn new(memory: &Memory, shape: AttentionShape) -> Result<Trial, KernelError> {
-        let lease = |heads| lease(memory, [tokens(shape), heads * shape.head_dim], DType::BF16);
-        let (heads, kv_heads) = (shape.heads, shape.kv_heads);
+        let lease = |dims| lease(memory, dims, DType::BF16);
         Ok(Trial {
             shape,
             memory: memory.clone(),
             inputs: [
-                lease(heads)?,
-                lease(kv_heads)?,
-                lease(kv_heads)?,
-                lease(heads)?,
+                lease(shape.q())?,
+                lease(shape.k())?,
+                lease(shape.v())?,
+                lease(shape.out())?,
             ],
         })
     }
@@ -134,8 +133,14 @@ impl Trial {
         }
         let [q, k, v, dout] = &self.inputs;
         let (shape, memory) = (self.shape, &self.memory);
-        let like = |x: &Buffer| lease(memory, [tokens(shape), x.view().dims()[1]], DType::BF16);
-        let [mut out, mut dq, mut dk, mut dv] = [like(q)?, like(q)?, like(k)?, like(v)?];
+        let like = |x: &Buffer| {
+            lease(
+                memory,
+                [x.view().dims()[0], x.view().dims()[1]],
+                DType::BF16,
+            )
+        };
+        let [mut out, mut dq, mut dk, mut dv] = [like(dout)?, like(q)?, like(k)?, like(v)?];
         let mut lse = lease(memory, [shape.batch, shape.heads, shape.seq], DType::F32)?;
         let options = FlashOptions {
             by,
@@ -173,10 +178,6 @@ impl Trial {
         };
         [&out, &lse, &dq, &dk, &dv].into_iter().map(read).collect()
     }
-}
-
-fn tokens(shape: AttentionShape) -> usize {
-    shape.batch * shape.seq
 }
 
 fn scratch_elements(shape: AttentionShape, by: Flash) -> [usize; 2] {
