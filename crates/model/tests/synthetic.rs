@@ -35,6 +35,21 @@ fn it_has_four_kinds_of_block() {
 }
 
 #[test]
+fn blocks_with_latents_have_values_narrower_than_keys() {
+    let architecture = architecture(&config(), Attention::Eager, Parameters::default());
+    let run = Run::on_cpu(architecture, &Policy::keep_all_of(LABELS, LAYERS));
+    let rows = |name: &str| {
+        let entries = run.model.layout().entries();
+        let entry = entries.iter().find(|entry| entry.name == name);
+        entry.expect("every layer has it").shape[0]
+    };
+    for layer in 0..LAYERS {
+        let [k, v] = ["k", "v"].map(|of| rows(&format!("layers.{layer}.{of}_proj.weight")));
+        assert_eq!((k, v), (6, if layer % 2 == 1 { 3 } else { 6 }), "{layer}");
+    }
+}
+
+#[test]
 fn every_policy_gives_the_same_bits() {
     let keep_all = Policy::keep_all_of(LABELS, LAYERS);
     for kind in [Attention::Eager, Attention::Flash] {

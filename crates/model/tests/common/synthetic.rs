@@ -1,5 +1,5 @@
 //! A model that nobody trains, with everything that blocks may have: four kinds of block under 14 labels, some with
-//! queries, keys and values from a narrower tensor, some with rows for each token and choice, tables of whole numbers, a
+//! queries, keys and values from a narrower tensor, values narrower than keys and a scale of their own, some with rows for each token and choice, tables of whole numbers, a
 //! stage with a loss of its own, one that counts, and a buffer.
 
 use kernels::Init;
@@ -347,7 +347,7 @@ impl Stage for Combine {
     }
 }
 
-/// Every second layer has latents, every second pair of layers experts, and every fourth layer a shared expert too.
+/// Every second layer has latents, narrower values and another scale, every second pair of layers experts, and every fourth layer a shared expert too.
 fn block(
     config: &ModelConfig,
     kind: Attention,
@@ -380,7 +380,11 @@ fn block(
             linear: Linear::declare(own, "q_a_proj", [width, hidden], false),
         }));
     }
-    let attention = config.block(None).attention;
+    let mut attention = config.block(None).attention;
+    if has_latent {
+        attention.v_head_dim /= 2;
+        attention.scale = Some(0.5);
+    }
     let [k_width, v_width] = attention.kv_widths();
     let o_width = attention.o_width();
     let widths = [attention.q_width(), k_width, v_width];
