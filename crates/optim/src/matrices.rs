@@ -11,7 +11,7 @@ use memory::{DType, GRANULARITY_BYTES, In, Layout, Out, Rank};
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::rc::Rc;
-use units::{GradientSource, Gradients, Weights};
+use units::{Gradients, Weights};
 
 const STAGED: &str = "what a rank has of a matrix is complete before it is sent";
 const CAME: &str = "what was sent of a matrix has come before it is used";
@@ -121,13 +121,10 @@ pub(crate) struct DealtSources<'a> {
 
 impl DealtSources<'_> {
     pub(crate) fn operands(&mut self, range: &Range<usize>) -> Operands<'_> {
-        let GradientSource::Device(gradients) = self.gradients.source(range) else {
-            unreachable!("gradients that ranks add up are on the device")
-        };
         let states: StateViews = self.resident.views(range);
         Operands {
             weights: self.weights.flat_mut(range.clone()),
-            gradients,
+            gradients: self.gradients.flat(range),
             states,
             clip: self.numbers.clip.view(),
         }

@@ -15,7 +15,7 @@ use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
 use memory::{Buffer, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory, OutOfMemory};
 use std::rc::Rc;
 use std::sync::Arc;
-use units::{GradientSource, Gradients, Ranks, UnitError, Weights};
+use units::{Gradients, Ranks, UnitError, Weights};
 
 /// What an optimizer is made of.
 pub struct Recipe {
@@ -233,12 +233,9 @@ impl Optimizer {
         let asking = Asking::in_computation(kernels);
         for segment in &self.segments {
             let range = segment.own();
-            let GradientSource::Device(x) = gradients.source(&range) else {
-                unreachable!("gradients of the host come in chunks");
-            };
             let operands = Operands {
                 weights: weights.flat_mut(range.clone()),
-                gradients: x,
+                gradients: gradients.flat(&range),
                 states: self.resident.views(&range),
                 clip: self.numbers.clip.view(),
             };

@@ -34,7 +34,7 @@ use memory::{
 };
 use std::rc::Rc;
 use std::sync::Arc;
-use units::{GradientSource, Gradients, Weights};
+use units::{Gradients, Weights};
 
 const FINAL: &str = "gradients are final before states are updated";
 const GRADIENTS_LEFT: &str = "gradients are on the host before chunks bring them";
@@ -313,9 +313,8 @@ impl Streamed {
                 // (`Optimizer::lease`); the slot is read after `filled`, and the host's copy written by a later download.
                 unsafe { kernels.start_upload(to, from.as_in()) }?;
             }
-            let gradients = gradients.filter(|_| self.brings_gradients);
-            let source = gradients.map(|gradients| gradients.source(&chunk.segment.range));
-            if let Some(GradientSource::Host(from)) = source {
+            let own = gradients.and_then(|gradients| gradients.on_host(&chunk.segment.range));
+            if let Some(from) = own {
                 let to = slot.halves(chunk).1.cast(from.dtype());
                 // SAFETY: as above; the host's copy is written after the next forward pass, which waits for `WRITTEN`.
                 unsafe { kernels.start_upload(to, from) }?;
@@ -403,12 +402,9 @@ impl Sources<'_> {
         let (states, brought) = slot.map(|slot| slot.halves(chunk)).unzip();
         let operands = Operands {
             weights: self.weights.flat_mut(own.clone()),
-            gradients: match (self.gradients.source(&own), brought) {
-                (GradientSource::Device(x), _) => x,
-                (GradientSource::Host(x), Some(brought)) => {
-                    brought.into_in().cast(x.dtype()).rows(0..own.len())
-                }
-                (GradientSource::Host(_), None) => unreachable!("gradients of the host have slots"),
+            gradients: match self.gradients.on_host(&own).zip(brought) {
+                Some((x, brought)) => brought.into_in().cast(x.dtype()).rows(0..own.len()),
+                None => self.gradients.flat(&own),
             },
             states: match (&chunk.away, states) {
                 (Some(_), Some(states)) => form.carve(range, &own, states),

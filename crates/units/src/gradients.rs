@@ -11,14 +11,6 @@ use memory::{Arena, Category, DType, Home, In, Layer, Layout, Memory, Out, OutOf
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Where the gradients of a range are.
-pub enum GradientSource<'a> {
-    /// On the device.
-    Device(In<'a>),
-    /// In pinned host memory.
-    Host(In<'a>),
-}
-
 /// The gradients, f32 or bf16.
 ///
 /// The first contribution of a step replaces what the last step left, later ones are added: nothing is ever
@@ -399,18 +391,21 @@ impl Gradients {
         self.grains.within(cover)
     }
 
-    /// Where the gradients of a range, within one unit or the vectors, are now.
-    pub fn source(&self, range: &Range<usize>) -> GradientSource<'_> {
+    /// Reads a range, within one unit or the vectors, that lives in pinned host memory; none of others.
+    pub fn on_host(&self, range: &Range<usize>) -> Option<In<'_>> {
+        let host = self.streamed.as_ref()?.host.as_ref()?;
+        self.layout().locate(range)?;
+        Some(host.flat(range.clone()))
+    }
+
+    /// Reads a range, within one unit or the vectors, on the device.
+    pub fn flat(&self, range: &Range<usize>) -> In<'_> {
         if let Some(reducing) = &self.reducing {
-            return GradientSource::Device(reducing.sum(&self.resident, range.clone()));
+            return reducing.sum(&self.resident, range.clone());
         }
-        let unit = self.layout().locate(range);
-        let Some((streamed, unit)) = self.streamed.as_ref().zip(unit) else {
-            return GradientSource::Device(self.resident.flat(range.clone()));
-        };
-        match &streamed.host {
-            Some(host) => GradientSource::Host(host.flat(range.clone())),
-            None => GradientSource::Device(streamed.of(unit).flat(range)),
+        match (&self.streamed, self.layout().locate(range)) {
+            (Some(streamed), Some(unit)) => streamed.of(unit).flat(range),
+            _ => self.resident.flat(range.clone()),
         }
     }
 
@@ -424,9 +419,9 @@ impl Gradients {
         range: &Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
-        match self.source(range) {
-            GradientSource::Device(x) => kernels.download(bytes, x),
-            GradientSource::Host(x) => {
+        match self.on_host(range) {
+            None => kernels.download(bytes, self.flat(range)),
+            Some(x) => {
                 bytes.copy_from_slice(host_bytes(kernels, x)?);
                 Ok(())
             }

@@ -34,7 +34,7 @@ impl StreamedGradients {
         let mut here = self.here.iter();
         let open = here.find(|open| open.on_device.unit == unit);
         &open
-            .expect("gradients are summed while their unit is on the device")
+            .expect("gradients of a unit are read while it is on the device")
             .on_device
     }
 
