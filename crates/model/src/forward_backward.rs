@@ -4,6 +4,7 @@ use crate::architecture::Position;
 use crate::pass::{Pass, Work};
 use crate::{Activation, LayerActivation, Model, ModelError, Purpose, ReplayCounts};
 use memory::{Buffer, In, Layer, Out, Phase};
+use units::OpenUnit;
 
 /// The loss that the micro-batches of one step add up.
 pub struct StepLoss<'a> {
@@ -109,14 +110,12 @@ impl Pass<'_> {
         Ok(saved.and(weights).and(gradients)?)
     }
 
-    /// Gradients of a unit can be added to from here on.
-    fn open_gradients(&mut self, unit: Option<usize>) -> Result<(), ModelError> {
+    /// Gradients of a unit can be added to until it is closed.
+    fn open_gradients(&mut self, unit: Option<usize>) -> Result<Option<OpenUnit>, ModelError> {
         let work = &mut self.work;
         let gradients = &mut *work.purpose.training().gradients;
-        match unit {
-            Some(unit) => Ok(gradients.open(work.memory, work.kernels, unit)?),
-            None => Ok(()),
-        }
+        let open = unit.map(|unit| gradients.open(work.memory, work.kernels, unit));
+        Ok(open.transpose()?)
     }
 
     /// Starts what earlier micro-batches made of a part's gradients on its way: a part ahead, so that the copy has as long.
@@ -131,10 +130,11 @@ impl Pass<'_> {
     }
 
     /// A part has added to the gradients of a unit, its own or, of a tied head, the embedding's.
-    fn close_gradients(&mut self, part: Layer, unit: Option<usize>) -> Result<(), ModelError> {
-        let Some(unit) = unit else {
+    fn close_gradients(&mut self, part: Layer, open: Option<OpenUnit>) -> Result<(), ModelError> {
+        let Some(open) = open else {
             return Ok(());
         };
+        let unit = open.unit();
         let is_own = self.model.unit_of_part(part) == Some(unit);
         let gradients = &self.work.purpose.training().gradients;
         let is_released = gradients.is_released() && gradients.has_trained(unit);
@@ -146,13 +146,13 @@ impl Pass<'_> {
         let is_last = training.is_last_micro_batch;
         training
             .gradients
-            .close(work.kernels, unit, (is_own, is_last))?;
+            .close(work.kernels, open, (is_own, is_last))?;
         if is_own && is_last && is_released {
             let beside = &mut training.beside;
             let loss = training.loss.sum.as_in();
             beside.after_backward(part, work.weights, training.gradients, loss)?;
         }
-        Ok(training.gradients.give_back(work.kernels, Some(unit))?)
+        Ok(())
     }
 
     /// Breaks the micro-batch off if that is asked for. Where gradients are released, the backward pass is not: it has
@@ -183,11 +183,11 @@ impl Pass<'_> {
         self.before_forward(Layer::Head)?;
         let x = self.take_head_input()?;
         let unit = self.unit_of(self.model.architecture().head_parameters());
-        self.open_gradients(unit)?;
+        let open = self.open_gradients(unit)?;
         let (head, chunk) = (self.model.architecture().head(), self.model.head_chunk());
         let dx = head.loss_and_gradient(self, x, chunk)?;
         self.file_gradient_at(self.head_input(), dx);
-        self.close_gradients(Layer::Head, unit)
+        self.close_gradients(Layer::Head, open)
     }
 
     /// All backward passes, from the gradient of the head's input to the embedding's, or to the first block with a trained
@@ -202,7 +202,7 @@ impl Pass<'_> {
                 self.go_on()?;
             }
             let unit = self.model.unit_of_part(Layer::Block(layer));
-            self.open_gradients(unit)?;
+            let open = self.open_gradients(unit)?;
             match layer.checked_sub(1) {
                 _ if lowest == Some(layer) => {}
                 Some(next) => {
@@ -214,22 +214,21 @@ impl Pass<'_> {
             for run in block.runs().iter().rev() {
                 self.backward_run(layer, run)?;
             }
-            self.close_gradients(Layer::Block(layer), unit)?;
+            self.close_gradients(Layer::Block(layer), open)?;
         }
         let _place = self.enter(Phase::Backward, Layer::Embedding);
         if let Some(lowest) = lowest {
             self.leave_below(lowest);
         } else {
             let unit = self.model.unit_of_part(Layer::Embedding);
-            self.open_gradients(unit)?;
+            let open = self.open_gradients(unit)?;
             self.backward_stage(Position::EMBEDDING)?;
-            self.close_gradients(Layer::Embedding, unit)?;
+            self.close_gradients(Layer::Embedding, open)?;
         }
         let work = &mut self.work;
         let training = work.purpose.training();
-        let gradients = &mut *training.gradients;
-        gradients.end_micro_batch(work.kernels, training.is_last_micro_batch)?;
-        Ok(gradients.give_back(work.kernels, None)?)
+        let is_last = training.is_last_micro_batch;
+        Ok(training.gradients.end_micro_batch(work.kernels, is_last)?)
     }
 
     /// Lets go of what has no backward pass to take it: the gradient of the lowest block's input, and what replays of the blocks

@@ -11,14 +11,25 @@ use memory::{Arena, Category, DType, Home, In, Layer, Layout, Memory, Out, OutOf
 use std::ops::Range;
 use std::rc::Rc;
 
+/// A unit that the backward pass contributes to, until it is closed.
+#[must_use = "what is opened is closed"]
+pub struct OpenUnit(usize);
+
+impl OpenUnit {
+    /// Its index in the layout.
+    pub fn unit(&self) -> usize {
+        self.0
+    }
+}
+
 /// The gradients, f32 or bf16.
 ///
 /// The first contribution of a step replaces what the last step left, later ones are added: nothing is ever
 /// zeroed as a whole, and a trained parameter that received nothing is noticed.
 ///
-/// Where units come and go, the backward pass opens one before it contributes to it ([`Gradients::open`]) and closes it
-/// after that ([`Gradients::close`]). The squares of what is complete are summed by grains ([`memory::GRAIN_ELEMENTS`]), of
-/// units when they close, so that the norm needs nothing to come again.
+/// The backward pass opens a unit before it contributes to it ([`Gradients::open`]), and closes it after that
+/// ([`Gradients::close`]): where units come and go, it is on the device in between. The squares of what is complete are
+/// summed by grains ([`memory::GRAIN_ELEMENTS`]), of units when they close, so that the norm needs nothing to come again.
 pub struct Gradients {
     /// All of them, or the vectors.
     resident: Arena,
@@ -208,7 +219,7 @@ impl Gradients {
         memory: &Memory,
         kernels: &dyn Kernels,
         unit: usize,
-    ) -> Result<(), UnitError> {
+    ) -> Result<OpenUnit, UnitError> {
         self.fetch(memory, kernels, unit)?;
         if let Some(reducing) = &mut self.reducing {
             // Vectors of any part may be contributed to with the first unit.
@@ -216,27 +227,38 @@ impl Gradients {
             reducing.wait_until_sent(kernels, reducing.vectors())?;
         }
         let has_trained = self.has_trained(unit);
-        match &mut self.streamed {
-            Some(streamed) if has_trained => streamed.open(memory, kernels, unit, &self.resident),
-            _ => Ok(()),
+        if let Some(streamed) = self.streamed.as_mut().filter(|_| has_trained) {
+            streamed.open(memory, kernels, unit, &self.resident)?;
         }
+        Ok(OpenUnit(unit))
     }
 
     /// The backward pass has contributed to a unit: all that it will in this micro-batch if that `is_own`, else another part
     /// has. If that was the step's last contribution, the squares are summed; where gradients are added up over ranks, that
-    /// begins. Its memory is given back by [`Gradients::give_back`] or [`Gradients::release`].
+    /// begins. What is sent somewhere keeps its memory until the next unit is closed, so that the copies have had as long;
+    /// what is not, until [`Gradients::release`].
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
     pub fn close(
         &mut self,
         kernels: &dyn Kernels,
+        OpenUnit(unit): OpenUnit,
+        of: (bool, bool),
+    ) -> Result<(), KernelError> {
+        if self.has_trained(unit) {
+            self.send(kernels, unit, of)?;
+        }
+        self.give_back(kernels, Some(unit))
+    }
+
+    /// Sums what is complete of a unit, and sends it to the host or to other ranks.
+    fn send(
+        &mut self,
+        kernels: &dyn Kernels,
         unit: usize,
         (is_own, is_last_micro_batch): (bool, bool),
     ) -> Result<(), KernelError> {
-        if !self.has_trained(unit) {
-            return Ok(());
-        }
         if self.reducing.is_some() {
             return match is_own {
                 true => self.add_up(kernels, unit, is_last_micro_batch),
@@ -278,8 +300,8 @@ impl Gradients {
         Ok(())
     }
 
-    /// The backward pass of a micro-batch is over: all vectors have been contributed to. After the last one the sums over
-    /// ranks are complete.
+    /// The backward pass of a micro-batch is over: all vectors have been contributed to, and what was sent gives back its
+    /// memory. After the last one the sums over ranks are complete.
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
@@ -288,26 +310,17 @@ impl Gradients {
         kernels: &dyn Kernels,
         is_last: bool,
     ) -> Result<(), KernelError> {
-        let Some(reducing) = &self.reducing else {
-            return Ok(());
-        };
-        self.add_up(kernels, reducing.vectors(), is_last)?;
+        if let Some(reducing) = &self.reducing {
+            self.add_up(kernels, reducing.vectors(), is_last)?;
+        }
         if let (Some(reducing), true) = (&mut self.reducing, is_last) {
             reducing.finish(kernels, &mut self.resident)?;
         }
-        Ok(())
+        self.give_back(kernels, None)
     }
 
-    /// Gives back the memory of closed units but this one: when the next unit's backward pass is over, so that the copies
-    /// have had as long.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn give_back(
-        &mut self,
-        kernels: &dyn Kernels,
-        but: Option<usize>,
-    ) -> Result<(), KernelError> {
+    /// Gives back the memory of units that were sent, but of this one.
+    fn give_back(&mut self, kernels: &dyn Kernels, but: Option<usize>) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) => streamed.give_back(kernels, but),
             None => Ok(()),

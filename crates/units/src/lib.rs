@@ -30,7 +30,7 @@ mod streamed_gradients;
 mod streamed_weights;
 mod weights;
 
-pub use gradients::Gradients;
+pub use gradients::{Gradients, OpenUnit};
 pub use ranks::{Ranks, Reduce, Zero};
 pub use reduction::Reduction;
 pub use weights::Weights;

@@ -307,6 +307,7 @@ impl Training {
             .for_each(|entry| self.contribute(entry));
         let (kernels, loss) = (&*self.kernels, self.loss.view());
         let (weights, gradients) = (&mut self.weights, &mut self.gradients);
+        gradients.end_micro_batch(kernels, true).unwrap();
         let optimizer = &mut self.optimizer;
         if is_released {
             let ended = optimizer.end_released(kernels, weights, gradients, loss);
@@ -328,16 +329,15 @@ impl Training {
             self.weights
                 .use_unit(&self.memory, &*self.kernels, index)
                 .unwrap();
-            self.gradients
-                .open(&self.memory, &*self.kernels, index)
-                .unwrap();
+            let (gradients, memory) = (&mut self.gradients, &self.memory);
+            let open = gradients.open(memory, &*self.kernels, index).unwrap();
             unit.entries
                 .iter()
                 .for_each(|entry| self.contribute(*entry));
             let (kernels, loss) = (&*self.kernels, self.loss.view());
             let (weights, gradients) = (&mut self.weights, &mut self.gradients);
             let (optimizer, part) = (&mut self.optimizer, unit.part);
-            gradients.close(kernels, index, (true, true)).unwrap();
+            gradients.close(kernels, open, (true, true)).unwrap();
             if is_released {
                 let updated = optimizer.update_released(kernels, weights, gradients, part, loss);
                 updated.unwrap();
@@ -345,12 +345,9 @@ impl Training {
                     optimizer.wait_released(kernels, last).unwrap();
                     gradients.release(last);
                 }
-            } else {
-                gradients.give_back(kernels, Some(index)).unwrap();
             }
             weights.look_ahead(&self.memory, kernels).unwrap();
         }
-        self.gradients.give_back(&*self.kernels, None).unwrap();
         self.weights.end_pass(&*self.kernels).unwrap();
     }
 
