@@ -4,7 +4,7 @@ use kernels::KernelError;
 use memory::{In, Layer};
 use units::{Gradients, Weights};
 
-/// What else happens while a micro-batch passes through the model.
+/// What else happens while a micro-batch passes through the model: nothing, unless it is said.
 pub trait Beside {
     /// Just before a part of the model runs forward: its weights, which are on the device, may still be written.
     ///
@@ -12,16 +12,20 @@ pub trait Beside {
     /// [`KernelError`] if the device fails.
     fn before_forward(
         &mut self,
-        part: Layer,
-        weights: &mut Weights,
-        gradients: &Gradients,
-    ) -> Result<(), KernelError>;
+        _part: Layer,
+        _weights: &mut Weights,
+        _gradients: &Gradients,
+    ) -> Result<(), KernelError> {
+        Ok(())
+    }
 
     /// When the forward pass is done, the head's gradients are there, and the blocks go backward.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    fn before_backward(&mut self) -> Result<(), KernelError>;
+    fn before_backward(&mut self) -> Result<(), KernelError> {
+        Ok(())
+    }
 
     /// Where gradients are released: when those of a part's unit are there for the whole step, whose losses add up to `loss`
     /// (`[1]` f32). The part's weights are on the device, and not read again in the step.
@@ -30,11 +34,13 @@ pub trait Beside {
     /// [`KernelError`] if the device fails.
     fn after_backward(
         &mut self,
-        part: Layer,
-        weights: &mut Weights,
-        gradients: &mut Gradients,
-        loss: In,
-    ) -> Result<(), KernelError>;
+        _part: Layer,
+        _weights: &mut Weights,
+        _gradients: &mut Gradients,
+        _loss: In,
+    ) -> Result<(), KernelError> {
+        Ok(())
+    }
 
     /// Whether the micro-batch is to be broken off: asked before each part of the model, in both directions; where gradients
     /// are released, forward alone.
@@ -46,27 +52,4 @@ pub trait Beside {
 /// Nothing else happens.
 pub struct Nothing;
 
-impl Beside for Nothing {
-    fn before_forward(
-        &mut self,
-        _: Layer,
-        _: &mut Weights,
-        _: &Gradients,
-    ) -> Result<(), KernelError> {
-        Ok(())
-    }
-
-    fn before_backward(&mut self) -> Result<(), KernelError> {
-        Ok(())
-    }
-
-    fn after_backward(
-        &mut self,
-        _: Layer,
-        _: &mut Weights,
-        _: &mut Gradients,
-        _: In,
-    ) -> Result<(), KernelError> {
-        Ok(())
-    }
-}
+impl Beside for Nothing {}

@@ -319,7 +319,7 @@ impl Optimizer {
 }
 
 /// Updates of gradients that are released part by part. A step is [`Optimizer::begin_released`], for each part
-/// [`Optimizer::update_released`] and later [`Optimizer::wait_released`], and [`Optimizer::end_released`].
+/// [`Optimizer::update_released`], and [`Optimizer::end_released`].
 impl Optimizer {
     /// Begins an update that is made during the backward pass.
     ///
@@ -337,7 +337,8 @@ impl Optimizer {
 
     /// Asks for the update of a part, in the reverse order of the layout's units, whose gradients the computation has been asked
     /// for. They are not clipped; where they or the step's `loss` (`[1]` f32) are not finite, the part stays as it is.
-    /// Its weights are on the device, and these and the gradients stay until [`Optimizer::wait_released`].
+    /// Its weights are on the device. They and its gradients stay until the next part's update has been asked for, so that this
+    /// one has as long; the gradients are released then.
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
@@ -345,14 +346,14 @@ impl Optimizer {
         &mut self,
         kernels: &dyn Kernels,
         weights: &mut Weights,
-        gradients: &Gradients,
+        gradients: &mut Gradients,
         part: Layer,
         loss: In,
     ) -> Result<(), KernelError> {
         let (Some(streamed), Some(clips)) = (&mut self.streamed, &mut self.clips) else {
-            unreachable!("gradients are released where the offload says so")
+            unreachable!("gradients that are released are updated in chunks")
         };
-        let row = streamed.number_of(part);
+        let (before, row) = (streamed.under_way(), streamed.number_of(part));
         self.is_pending = true;
         kernels.run(NormAndClip {
             out: clips.view_mut().rows(row..row + 1).reshape([2]),
@@ -369,18 +370,12 @@ impl Optimizer {
             weights,
             gradients,
         };
-        streamed.update_part(kernels, sources, part)
-    }
-
-    /// Lets the computation wait for the update of a part: the memory of its gradients may be used again then.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    pub fn wait_released(&mut self, kernels: &dyn Kernels, part: Layer) -> Result<(), KernelError> {
-        match &mut self.streamed {
-            Some(streamed) => streamed.wait_for(kernels, part),
-            None => Ok(()),
+        streamed.update_part(kernels, sources, part)?;
+        if let Some(before) = before {
+            streamed.wait_for(kernels, before)?;
+            gradients.release(before);
         }
+        Ok(())
     }
 
     /// Ends an update whose parts have all been updated: the vectors, and the norm of all gradients.
@@ -396,9 +391,11 @@ impl Optimizer {
     ) -> Result<(), UnitError> {
         let mut room = self.lease_room()?;
         self.update_at_once(kernels, weights, gradients, (loss, None), room.as_mut())?;
-        self.wait_released(kernels, Layer::Whole)?;
-        let mut streamed = self.streamed.iter();
-        assert!(streamed.all(Streamed::is_updated), "all parts are updated");
+        if let Some(streamed) = &mut self.streamed {
+            streamed.wait_for(kernels, Layer::Whole)?;
+            assert!(streamed.is_updated(), "all parts are updated");
+        }
+        gradients.release(Layer::Whole);
         self.is_pending = false;
         Ok(())
     }

@@ -250,6 +250,11 @@ impl Streamed {
         number.expect("all parts are updated")
     }
 
+    /// The part whose update was asked for last, unless the computation was told to wait for it.
+    pub(crate) fn under_way(&self) -> Option<Layer> {
+        (self.awaited < self.updated).then(|| self.chunks.at(self.updated - 1).part)
+    }
+
     /// Whether the computation sees every chunk updated.
     pub(crate) fn is_updated(&self) -> bool {
         self.awaited == self.due

@@ -362,7 +362,6 @@ impl Session {
                 is_first_micro_batch: index == 0,
                 is_last_micro_batch: index + 1 == count,
                 is_released: self.gradients.is_released(),
-                released: None,
                 stop: &*self.stop,
                 traffic: &mut *beside,
             };

@@ -76,7 +76,6 @@ impl Session {
         if gradients.is_released() {
             self.optimizer
                 .end_released(kernels, weights, gradients, loss)?;
-            gradients.release(Layer::Whole);
         } else {
             self.optimizer
                 .begin(kernels, weights, gradients, loss, numbers)?;

@@ -18,8 +18,6 @@ pub(crate) struct Updating<'a> {
     pub(crate) is_last_micro_batch: bool,
     /// Whether parts are updated as soon as their gradients are there.
     pub(crate) is_released: bool,
-    /// The part whose update was asked for last, where they are.
-    pub(crate) released: Option<Layer>,
     /// Whether the step is to be broken off.
     pub(crate) stop: &'a dyn Fn() -> bool,
     pub(crate) traffic: &'a mut UpdateTraffic,
@@ -70,11 +68,6 @@ impl Beside for Updating<'_> {
         let before = Count::of(self.kernels, weights, gradients);
         self.optimizer
             .update_released(self.kernels, weights, gradients, part, loss)?;
-        // A part later, so that its update has as long.
-        if let Some(released) = self.released.replace(part) {
-            self.optimizer.wait_released(self.kernels, released)?;
-            gradients.release(released);
-        }
         let crossed = Count::of(self.kernels, weights, gradients).since(before);
         self.traffic.own = self.traffic.own.plus(crossed.of_update());
         Ok(())

@@ -312,7 +312,6 @@ impl Training {
         if is_released {
             let ended = optimizer.end_released(kernels, weights, gradients, loss);
             ended.unwrap();
-            gradients.release(Layer::Whole);
         } else {
             let begun = optimizer.begin(kernels, weights, gradients, loss, numbers);
             begun.unwrap();
@@ -324,7 +323,6 @@ impl Training {
         let layout = self.layout.clone();
         self.weights
             .begin_pass(&(0..layout.units().len()).rev().collect());
-        let mut last = None;
         for (index, unit) in layout.units().iter().enumerate().rev() {
             self.weights
                 .use_unit(&self.memory, &*self.kernels, index)
@@ -341,10 +339,6 @@ impl Training {
             if is_released {
                 let updated = optimizer.update_released(kernels, weights, gradients, part, loss);
                 updated.unwrap();
-                if let Some(last) = last.replace(part) {
-                    optimizer.wait_released(kernels, last).unwrap();
-                    gradients.release(last);
-                }
             }
             weights.look_ahead(&self.memory, kernels).unwrap();
         }
