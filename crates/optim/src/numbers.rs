@@ -82,6 +82,17 @@ impl Hyperparameters {
         }
     }
 
+    /// What its moments are of, for a sentence, where these are not two of every parameter.
+    pub fn moments_of(&self) -> &'static str {
+        match self.kind {
+            OptimizerKind::AdamW => "",
+            OptimizerKind::Muon => " (one of each matrix that is updated as a whole)",
+            OptimizerKind::Adafactor => {
+                " (one of each vector, and of rows and columns of matrices)"
+            }
+        }
+    }
+
     /// The type of what its matrix products read and write, where it has any.
     pub fn product_dtype(&self) -> Option<DType> {
         match self.kind {

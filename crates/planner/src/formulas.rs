@@ -82,11 +82,6 @@ fn recipe(settings: &Settings) -> String {
         true => "",
         false => ", of what is trained; what is frozen has its weight alone",
     };
-    let of_matrices = match settings.optimizer.product_dtype() {
-        None => "",
-        Some(_) => " (one of each matrix that is updated as a whole)",
-    };
-    format!(
-        "here: {weights}, {gradients} gradients, {moments} moments{of_matrices}{divided}{frozen}"
-    )
+    let of_what = settings.optimizer.moments_of();
+    format!("here: {weights}, {gradients} gradients, {moments} moments{of_what}{divided}{frozen}")
 }

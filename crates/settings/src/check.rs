@@ -292,7 +292,7 @@ fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
         && eps < LEAST_EPS
     {
         return contradiction(format!(
-            "the first of optim.adafactor_eps is {eps}, whose square no f32 holds; make it at least {LEAST_EPS}"
+            "the first of optim.adafactor_eps is {eps:e}, whose square no f32 holds; make it at least {LEAST_EPS:e}"
         ));
     }
     Ok(())

@@ -105,7 +105,7 @@ pub struct MemoryArgs {
     /// Megatron's number of layers for full recompute
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub recompute_num_layers: Option<String>,
-    /// adamw, muon, adafactor; adamw8bit is adamw with --state-dtype 8bit [default: adamw]
+    /// The optimizer; adamw8bit is adamw with --state-dtype 8bit [default: adamw]
     #[arg(long, value_name = "NAME", value_parser = optimizers())]
     pub optimizer: Option<String>,
 }

@@ -31,7 +31,7 @@ const FOREIGN: &[Foreign] = &[
     foreign(&["warmup-ratio", "lr-warmup-fraction"], "--warmup N: a number of steps, not a share"),
     foreign(&["max-grad-norm", "clip-grad", "grad-clip", "gradient-clipping"], "--clip NORM"),
     foreign(&["adam-beta1", "adam-beta2", "adam-eps", "adam-epsilon"], "--set optim.beta1=X, optim.beta2=X, optim.eps=X"),
-    foreign(&["optim"], "--optimizer adamw|adamw8bit|muon|adafactor"),
+    foreign(&["optim"], "--optimizer NAME"),
     foreign(&["seq-length", "seq-len", "sequence-length", "sequence-len", "max-seq-length", "max-seq-len", "max-length", "block-size"], "--seq S"),
     foreign(&["gradient-checkpointing", "activation-checkpointing"], "--recompute full"),
     foreign(&["recompute-activations", "checkpoint-activations"], "--recompute core_attn"),
