@@ -10,6 +10,9 @@ constexpr double PART = 67108864.0;
 // Adding and subtracting this rounds to the nearest whole number.
 constexpr double WHOLE = 6755399441055744.0;
 
+// Threads of a block that is alone, or has a matrix for itself.
+constexpr int BLOCK_THREADS = 1024;
+
 // Threads of a block that sums columns: along x columns, along y rows.
 constexpr int COLUMN_THREADS = 32;
 constexpr int ROW_THREADS = 32;
@@ -27,7 +30,8 @@ struct LargestGrain {
     __device__ double operator()(double a, double b) const { return a > b ? a : b; }
 };
 
-extern "C" __global__ void variance_scale(double *out, const double *grains, size_t count, const float *clip) {
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+variance_scale(double *out, const double *grains, size_t count, const float *clip) {
     double largest = 0.0;
     for (size_t grain = threadIdx.x; grain < count; grain += blockDim.x) {
         largest = LargestGrain()(largest, grains[grain]);
@@ -80,7 +84,7 @@ template <typename T>
 __device__ void variance_columns(double *sums, const T *gradients, const float *clip, const double *scale, size_t first,
                                  size_t n, size_t rows, size_t width) {
     SHARED(double, parts, PARTS * ROW_THREADS * COLUMN_THREADS);
-    const size_t column = size_t(blockIdx.x) * COLUMN_THREADS + threadIdx.x, matrix = blockIdx.y;
+    const size_t column = size_t(blockIdx.y) * COLUMN_THREADS + threadIdx.x, matrix = blockIdx.x;
     const double inverse = 1.0 / scale[0];
     double own[PARTS] = {};
     if (column < width) {
@@ -102,7 +106,7 @@ __device__ void variance_columns(double *sums, const T *gradients, const float *
             const double part = parts[(threadIdx.y * ROW_THREADS + row) * COLUMN_THREADS + threadIdx.x];
             sum += part;
         }
-        sums[(threadIdx.y * gridDim.y + matrix) * width + column] = sum;
+        sums[(threadIdx.y * gridDim.x + matrix) * width + column] = sum;
     }
 }
 
@@ -144,7 +148,8 @@ __device__ inline float moved(float state, float mean, float rate) {
 }
 
 // A block moves the variances of a matrix, of `matrices`.
-extern "C" __global__ void factor_variance(float *row_states, float *column_states, float *factors, const double *sums,
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+factor_variance(float *row_states, float *column_states, float *factors, const double *sums,
                                            size_t ranks, const double *scale, const float *rates, const float *clip,
                                            float eps, size_t rows, size_t width) {
     const size_t matrix = blockIdx.x, all_rows = gridDim.x * rows, all_columns = gridDim.x * width;
@@ -238,7 +243,7 @@ __device__ Updates updates_of(const G *gradients, const Variance &variance, floa
 }
 
 // A warp writes the sum of its block's squares.
-__device__ inline void set_grain(double *grains, const Pack &pack, size_t first, size_t n) {
+__device__ inline void set_block(double *squares, const Pack &pack, size_t first, size_t n) {
     double lanes[PACK];
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
@@ -253,50 +258,51 @@ __device__ inline void set_grain(double *grains, const Pack &pack, size_t first,
     }
     const double sum = warp_reduce(lanes[0], Sum());
     if (threadIdx.x % WARP == 0 && first < n) {
-        grains[first / BLOCK] = sum;
+        squares[first / BLOCK] = sum;
     }
 }
 
 template <typename Variance, typename G>
-__device__ void update_grains(double *grains, const G *gradients, const Variance &variance, const float *rates,
+__device__ void update_squares(double *squares, const G *gradients, const Variance &variance, const float *rates,
                               const float *clip, float eps, size_t n) {
     const size_t first = flat_pack();
-    set_grain(grains, updates_of<false>(gradients, variance, clip[1], rates[0], eps, first, n).updates, first, n);
+    set_block(squares, updates_of<false>(gradients, variance, clip[1], rates[0], eps, first, n).updates, first, n);
 }
 
 // `state` has an element for each gradient; or else factors and columns have the variance.
-#define UPDATE_GRAINS(G, name)                                                                                            \
-    extern "C" __global__ void update_grains_factors_##name(double *grains, const G *gradients, const float *factors,     \
+#define UPDATE_SQUARES(G, name)                                                                                            \
+    extern "C" __global__ void update_squares_factors_##name(double *squares, const G *gradients, const float *factors,     \
                                                             const float *columns, size_t start, size_t rows,              \
                                                             size_t width, const float *rates, const float *clip,          \
                                                             float eps, size_t n) {                                        \
-        update_grains(grains, gradients, Factors{factors, columns, start, rows, width}, rates, clip, eps, n);             \
+        update_squares(squares, gradients, Factors{factors, columns, start, rows, width}, rates, clip, eps, n);             \
     }                                                                                                                     \
-    EXPORT(update_grains_factors_##name);                                                                                 \
-    extern "C" __global__ void update_grains_elements_##name(double *grains, const G *gradients, float *state,            \
+    EXPORT(update_squares_factors_##name);                                                                                 \
+    extern "C" __global__ void update_squares_elements_##name(double *squares, const G *gradients, float *state,            \
                                                              const float *rates, const float *clip, float eps, size_t n) { \
-        update_grains(grains, gradients, Elementwise{state}, rates, clip, eps, n);                                        \
+        update_squares(squares, gradients, Elementwise{state}, rates, clip, eps, n);                                        \
     }                                                                                                                     \
-    EXPORT(update_grains_elements_##name)
+    EXPORT(update_squares_elements_##name)
 
-UPDATE_GRAINS(float, f32);
-UPDATE_GRAINS(bf16, bf16);
+UPDATE_SQUARES(float, f32);
+UPDATE_SQUARES(bf16, bf16);
 
 // `beside` is null where a form has no use for it.
-#define WEIGHT_GRAINS(W, name)                                                                                   \
-    extern "C" __global__ void weight_grains_##name(double *grains, void *parameters, void *beside, size_t n) { \
+#define WEIGHT_SQUARES(W, name)                                                                                   \
+    extern "C" __global__ void weight_squares_##name(double *squares, void *parameters, void *beside, size_t n) { \
         const size_t first = flat_pack();                                                                        \
-        set_grain(grains, W(parameters, beside).template read<false>(first, n), first, n);                       \
+        set_block(squares, W(parameters, beside).template read<false>(first, n), first, n);                       \
     }                                                                                                            \
-    EXPORT(weight_grains_##name)
+    EXPORT(weight_squares_##name)
 
-WEIGHT_GRAINS(F32Weights, f32);
-WEIGHT_GRAINS(MasterWeights, master);
-WEIGHT_GRAINS(SplitWeights, split);
-WEIGHT_GRAINS(RoundedWeights, rounded);
+WEIGHT_SQUARES(F32Weights, f32);
+WEIGHT_SQUARES(MasterWeights, master);
+WEIGHT_SQUARES(SplitWeights, split);
+WEIGHT_SQUARES(RoundedWeights, rounded);
 
 // One block. The first `count` grains are those of updates, the others those of weights.
-extern "C" __global__ void adafactor_rate(float *out, const double *grains, size_t count, const float *rates,
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+adafactor_rate(float *out, const double *grains, size_t count, const float *rates,
                                           size_t elements, float least_rms, float threshold) {
     const double updates = sqrt(block_sum(sum_of_grains(grains, count)) / double(elements));
     const double weights = sqrt(block_sum(sum_of_grains(grains + count, count)) / double(elements));

@@ -81,3 +81,14 @@ pub const GRANULARITY_BYTES: u64 = 256;
 pub fn round_up(bytes: u64) -> u64 {
     bytes.next_multiple_of(GRANULARITY_BYTES)
 }
+
+/// Where tensors of so many bytes lie in a buffer, each at a multiple of the granularity.
+pub fn one_behind_another(bytes: impl IntoIterator<Item = usize>) -> Vec<std::ops::Range<usize>> {
+    let mut next = 0;
+    let place = |bytes: usize| {
+        let start = next;
+        next = (start + bytes).next_multiple_of(GRANULARITY_BYTES as usize);
+        start..start + bytes
+    };
+    bytes.into_iter().map(place).collect()
+}

@@ -3,13 +3,13 @@
 
 use crate::moment::Moment;
 use crate::numbers::StepNumbers;
-use crate::rule::{Asking, BySums, Group, Keeps, Matrix, Rule, Summed, Sums, Update};
+use crate::rule::{Asking, BySums, Group, Keeps, Rule, Summed, Sums, Update, WholeTensor};
 use kernels::quantise::UNSIGNED;
 use kernels::{
     AdafactorRate, AdafactorStep, FactorVariance, KernelError, MatricesShape, MomentOperand,
-    UpdateGrains, VarianceOperand, VarianceScale, VarianceSums, WeightGrains,
+    UpdateSquares, VarianceOperand, VarianceScale, VarianceSums, WeightSquares,
 };
-use memory::{Cover, DType, GRANULARITY_BYTES, In, Layout, Out};
+use memory::{Cover, DType, In, Layout, Out, one_behind_another};
 use std::ops::Range;
 
 /// The numbers of Adafactor that stay the same over a run.
@@ -60,22 +60,23 @@ impl Adafactor {
         let (matrices, vectors): (Vec<_>, Vec<_>) =
             trained.partition(|(_, entry)| entry.is_matrix());
         let group = |is_factored, tensors: Vec<_>| {
-            let matrices: Vec<Matrix> = tensors.into_iter().map(Matrix::of_entry).collect();
-            let ranges = matrices.iter().map(|one| entries[one.entry].padded_range());
+            let tensors: Vec<WholeTensor> =
+                tensors.into_iter().map(WholeTensor::of_entry).collect();
+            let ranges = tensors.iter().map(|one| entries[one.entry].padded_range());
             Group {
                 rule: Rule::Sums(Box::new(Kept {
                     numbers: self,
                     is_factored,
                 })),
                 cover: Cover::new(ranges),
-                matrices,
+                tensors,
             }
         };
         vec![group(true, matrices), group(false, vectors)]
     }
 }
 
-fn shape(tensor: &Matrix) -> MatricesShape {
+fn shape(tensor: &WholeTensor) -> MatricesShape {
     let [rows, columns] = tensor.shape;
     MatricesShape {
         matrices: tensor.count,
@@ -92,7 +93,7 @@ impl Keeps for Kept {
         }
     }
 
-    fn tensor_states(&self, tensor: &Matrix) -> Vec<(&'static str, usize)> {
+    fn tensor_states(&self, tensor: &WholeTensor) -> Vec<(&'static str, usize)> {
         if !self.is_factored {
             return Vec::new();
         }
@@ -120,13 +121,8 @@ impl Keeps for Kept {
 }
 
 /// Where the parts of the scratch are, in bytes: an f64 that scales gradients, an f32 that is the rate, and an f32 for each row.
-fn places(rows: usize) -> [Range<usize>; 3] {
-    let mut next = 0;
-    [8, 4, 4 * rows].map(|bytes| {
-        let start = next;
-        next = (start + bytes).next_multiple_of(GRANULARITY_BYTES as usize);
-        start..start + bytes
-    })
+fn places(rows: usize) -> Vec<Range<usize>> {
+    one_behind_another([8, 4, 4 * rows])
 }
 
 /// The parts of the scratch.
@@ -137,14 +133,14 @@ struct Scratch<'a> {
 }
 
 impl Kept {
-    fn factors(&self, tensor: &Matrix) -> usize {
+    fn factors(&self, tensor: &WholeTensor) -> usize {
         match self.is_factored {
             true => shape(tensor).all_rows(),
             false => 0,
         }
     }
 
-    fn scratch<'a>(&self, tensor: &Matrix, scratch: Out<'a>) -> Scratch<'a> {
+    fn scratch<'a>(&self, tensor: &WholeTensor, scratch: Out<'a>) -> Scratch<'a> {
         let parts = scratch.disjoint_rows(&places(self.factors(tensor)));
         let Ok([scale, rate, factors]) = <[Out; 3]>::try_from(parts) else {
             unreachable!("there are three places")
@@ -163,7 +159,7 @@ impl Kept {
     /// The variance of a range.
     fn variance<'a>(
         &self,
-        tensor: &Matrix,
+        tensor: &WholeTensor,
         (states, factors): (&'a [Out], In<'a>),
         first: usize,
         moments: &mut Vec<MomentOperand<'a>>,
@@ -178,7 +174,7 @@ impl Kept {
         }
         match moments.pop() {
             Some(MomentOperand::Plain(variance)) => VarianceOperand::Elements(variance),
-            _ => unreachable!("settings refuse other formats of states than f32"),
+            _ => unreachable!("settings refuse states that are not f32"),
         }
     }
 
@@ -191,20 +187,20 @@ impl Kept {
         sums: Vec<Out>,
     ) -> Result<(), KernelError> {
         let Ok([of_updates, of_weights]) = <[Out; 2]>::try_from(sums) else {
-            unreachable!("there are two sums of each grain")
+            unreachable!("there are two sums of each block")
         };
         let scratch = self.scratch(summed.tensor, summed.scratch.reborrow());
         let states = (&summed.states[..], scratch.factors.into_in());
-        on.run(UpdateGrains {
-            grains: of_updates,
+        on.run(UpdateSquares {
+            squares: of_updates,
             gradients: update.gradients,
             variance: self.variance(summed.tensor, states, first, &mut update.moments),
             rates: update.rates,
             clip: update.clip,
             eps: self.eps(),
         })?;
-        on.run(WeightGrains {
-            grains: of_weights,
+        on.run(WeightSquares {
+            squares: of_weights,
             parameters: update.weights,
             master: update.master,
         })
@@ -212,15 +208,15 @@ impl Kept {
 }
 
 impl BySums for Kept {
-    fn rounds(&self, tensor: &Matrix) -> Vec<Sums> {
-        let of_squares = Sums::OfGrains(2);
+    fn rounds(&self, tensor: &WholeTensor) -> Vec<Sums> {
+        let of_squares = Sums::OfBlocks(2);
         match self.is_factored {
             true => vec![Sums::Exact(shape(tensor).sums()), of_squares],
             false => vec![of_squares],
         }
     }
 
-    fn scratch_bytes(&self, tensor: &Matrix) -> usize {
+    fn scratch_bytes(&self, tensor: &WholeTensor) -> usize {
         places(self.factors(tensor))[2].end
     }
 
@@ -231,7 +227,7 @@ impl BySums for Kept {
         let scratch = self.scratch(summed.tensor, summed.scratch.reborrow());
         on.run(VarianceScale {
             out: scratch.scale,
-            grains: summed.grains,
+            grains: summed.norm_grains,
             clip: summed.clip,
         })
     }
@@ -270,7 +266,7 @@ impl BySums for Kept {
         if !self.is_factored || round > 0 {
             return on.run(AdafactorRate {
                 out: scratch.rate,
-                grains: sums,
+                squares: sums,
                 rates,
                 elements: tensor.elements(),
                 least_rms: self.numbers.least_rms as f32,

@@ -205,11 +205,11 @@ fn cut(segment: Segment, blocks: Option<usize>) -> impl Iterator<Item = Segment>
         number,
         decays,
         group,
-        matrix,
+        whole,
         grains,
     } = segment;
     let most = match blocks {
-        Some(blocks) if matrix.is_none() => blocks.max(1) * PARAMETER_PADDING,
+        Some(blocks) if whole.is_none() => blocks.max(1) * PARAMETER_PADDING,
         _ => range.len(),
     };
     let pieces = range.len().div_ceil(most);
@@ -220,7 +220,7 @@ fn cut(segment: Segment, blocks: Option<usize>) -> impl Iterator<Item = Segment>
         number: number + start - range.start,
         decays,
         group,
-        matrix: matrix.clone(),
+        whole: whole.clone(),
         grains: grains.clone(),
     })
 }

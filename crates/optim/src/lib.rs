@@ -39,7 +39,7 @@ pub use muon::{LrAdjust, Muon};
 pub use named::{NamedState, RestoreError, SavedState};
 pub use numbers::{Hyperparameters, OptimizerKind, StepNumbers};
 pub use optimizer::{Optimizer, Recipe};
-pub use rule::Matrix;
+pub use rule::WholeTensor;
 pub use schedule::{Schedule, ScheduleKind};
 
 use half::bf16;

@@ -3,8 +3,8 @@
 use crate::form::{Form, StateViews};
 use crate::numbers::{Numbers, Operands};
 use crate::resident::Resident;
-use crate::rule::{Asking, ByMatrix, Matrix, Rule};
-use crate::segment::{Segment, matrices_of};
+use crate::rule::{Asking, ByMatrix, Rule, WholeTensor};
+use crate::segment::{Segment, tensors_of};
 use crate::sums::{self, SummedSources};
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue};
 use memory::{DType, GRANULARITY_BYTES, In, Layout, Out, Rank};
@@ -17,9 +17,9 @@ const STAGED: &str = "what a rank has of a matrix is complete before it is sent"
 const CAME: &str = "what was sent of a matrix has come before it is used";
 
 /// The rule of a matrix.
-fn rule<'a>(form: &'a Form, segment: &'a Segment) -> (&'a dyn ByMatrix, &'a Matrix) {
+fn rule<'a>(form: &'a Form, segment: &'a Segment) -> (&'a dyn ByMatrix, &'a WholeTensor) {
     let group = &form.groups()[segment.group];
-    match (&group.rule, &segment.matrix) {
+    match (&group.rule, &segment.whole) {
         (Rule::Matrices(rule), Some(matrix)) => (&**rule, matrix),
         _ => unreachable!("matrices have rules that update them as a whole"),
     }
@@ -47,7 +47,7 @@ pub(crate) fn room_bytes<'a>(
     segments: impl IntoIterator<Item = &'a Segment>,
 ) -> usize {
     let segments = segments.into_iter();
-    let matrices = segments.filter(|segment| segment.matrix.is_some());
+    let matrices = segments.filter(|segment| segment.whole.is_some());
     let bytes = matrices.map(|matrix| room_here(form, matrix));
     bytes.max().unwrap_or(0)
 }
@@ -109,8 +109,8 @@ pub(crate) struct Dealt {
     room: [usize; 2],
 }
 
-/// What the update of dealt matrices reads and writes.
-pub(crate) struct DealtSources<'a> {
+/// What updates of this rank's pieces read and write, all of it on the device.
+pub(crate) struct DeviceSources<'a> {
     pub(crate) kernels: &'a dyn Kernels,
     pub(crate) form: &'a Form,
     pub(crate) numbers: &'a Numbers,
@@ -119,7 +119,7 @@ pub(crate) struct DealtSources<'a> {
     pub(crate) gradients: &'a Gradients,
 }
 
-impl DealtSources<'_> {
+impl DeviceSources<'_> {
     pub(crate) fn operands(&mut self, range: &Range<usize>) -> Operands<'_> {
         let states: StateViews = self.resident.views(range);
         Operands {
@@ -137,7 +137,7 @@ impl Dealt {
         let groups = form.groups().iter().enumerate();
         let all = groups
             .filter(|(_, group)| matches!(group.rule, Rule::Matrices(_)))
-            .flat_map(|(number, group)| matrices_of(layout, group, &layout.trained(), number));
+            .flat_map(|(number, group)| tensors_of(layout, group, &layout.trained(), number));
         let mut all: Vec<Segment> = all.collect();
         all.sort_by_key(|segment| Reverse(segment.own().len()));
         let mut dealt = Dealt {
@@ -166,7 +166,7 @@ impl Dealt {
     }
 
     /// Updates this rank's pieces of all matrices, in `room` (u8).
-    pub(crate) fn update(&self, sources: &mut DealtSources, room: Out) -> Result<(), KernelError> {
+    pub(crate) fn update(&self, sources: &mut DeviceSources, room: Out) -> Result<(), KernelError> {
         let (mut direction, mut rest) = room.split_at(self.room[0]);
         for round in &self.rounds {
             for (owner, segment) in round.iter().enumerate() {
@@ -199,7 +199,7 @@ impl Dealt {
     /// Stages the directions of this rank's pieces of a matrix, one behind the other.
     fn direct(
         &self,
-        sources: &mut DealtSources,
+        sources: &mut DeviceSources,
         segment: &Segment,
         staged: Out,
     ) -> Result<(), KernelError> {
@@ -222,7 +222,7 @@ impl Dealt {
     /// Updates this rank's pieces of a matrix by their staged directions.
     fn apply(
         &self,
-        sources: &mut DealtSources,
+        sources: &mut DeviceSources,
         segment: &Segment,
         staged: In,
     ) -> Result<(), KernelError> {
@@ -247,7 +247,7 @@ impl Dealt {
     /// The owner of a matrix gets its direction from all ranks.
     fn gather(
         &self,
-        sources: &DealtSources,
+        sources: &DeviceSources,
         (segment, owner): (&Segment, usize),
         whole: Out,
         staged: In,
@@ -274,7 +274,7 @@ impl Dealt {
     /// All ranks get from the owner of a matrix what its pieces move along.
     fn scatter(
         &self,
-        sources: &DealtSources,
+        sources: &DeviceSources,
         (segment, owner): (&Segment, usize),
         whole: In,
         staged: Out,
@@ -348,7 +348,7 @@ fn elements_of(ranges: &[Range<usize>]) -> usize {
 
 /// What a rank has of a tensor, without padding.
 pub(crate) fn pieces(layout: &Layout, segment: &Segment, rank: Rank) -> Vec<Range<usize>> {
-    let tensor = segment.matrix.as_ref().expect("it is a tensor");
+    let tensor = segment.whole.as_ref().expect("it is a tensor");
     let bundle = match layout.unit_of(tensor.entry) {
         Some(unit) => layout.units()[unit].trained.clone(),
         None => layout.trained().within(&layout.vectors()),

@@ -3,13 +3,13 @@
 
 use crate::moment::Moment;
 use crate::numbers::StepNumbers;
-use crate::rule::{Asking, ByMatrix, Keeps, Matrix, Update};
+use crate::rule::{Asking, ByMatrix, Keeps, Update, WholeTensor};
 use choices::choices;
 use kernels::quantise::SIGNED;
 use kernels::{
     Combine, DivideByNorm, Init, KernelError, Matmul, Momentum, NormAndClip, NormGrains, StepAlong,
 };
-use memory::{DType, GRAIN_ELEMENTS, GRANULARITY_BYTES, In, Out};
+use memory::{DType, GRAIN_ELEMENTS, In, Out, one_behind_another};
 use std::ops::Range;
 
 choices! {
@@ -80,21 +80,15 @@ impl Keeps for Muon {
 
 /// Where the parts of the iteration's scratch are, in bytes, for a matrix of this shape: f64 sums of squares by grains, `[2]` f32
 /// for the norm, a product in f32 before it is rounded, and the Gram matrix of the shorter side.
-fn places(shape: [usize; 2], dtype: DType) -> [Range<usize>; 4] {
+fn places(shape: [usize; 2], dtype: DType) -> Vec<Range<usize>> {
     let elements = shape[0] * shape[1];
     let side = shape[0].min(shape[1]);
-    let sizes = [
+    one_behind_another([
         8 * elements.div_ceil(GRAIN_ELEMENTS),
         2 * 4,
         4 * elements,
         dtype.size_in_bytes() * side * side,
-    ];
-    let mut next = 0;
-    sizes.map(|bytes| {
-        let start = next;
-        next = (start + bytes).next_multiple_of(GRANULARITY_BYTES as usize);
-        start..start + bytes
-    })
+    ])
 }
 
 impl Muon {
@@ -232,7 +226,7 @@ impl ByMatrix for Muon {
         &self,
         on: &Asking,
         update: Update,
-        matrix: &Matrix,
+        matrix: &WholeTensor,
         direction: In,
     ) -> Result<(), KernelError> {
         on.run(StepAlong {

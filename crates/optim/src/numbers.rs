@@ -4,7 +4,7 @@ use crate::adafactor::Adafactor;
 use crate::adamw::AdamW;
 use crate::form::{Form, StateViews};
 use crate::muon::Muon;
-use crate::rule::{Group, Matrix, Rule, Update};
+use crate::rule::{Group, Rule, Update, WholeTensor};
 use crate::segment::Segment;
 use choices::choices;
 use kernels::{KernelError, Kernels, MomentOperand};
@@ -56,11 +56,11 @@ impl Default for Hyperparameters {
 
 impl Hyperparameters {
     /// Which parameters are updated by which rule; `hidden` are those matrices that some optimizers update as a whole.
-    pub(crate) fn groups(&self, layout: &Layout, hidden: &[Matrix]) -> Vec<Group> {
+    pub(crate) fn groups(&self, layout: &Layout, hidden: &[WholeTensor]) -> Vec<Group> {
         let adamw = |cover| Group {
             rule: Rule::Ranges(Box::new(self.adamw)),
             cover,
-            matrices: Vec::new(),
+            tensors: Vec::new(),
         };
         match self.kind {
             OptimizerKind::AdamW => vec![adamw(layout.trained())],
@@ -74,7 +74,7 @@ impl Hyperparameters {
                 let muon = Group {
                     rule: Rule::Matrices(Box::new(self.muon)),
                     cover,
-                    matrices: hidden.to_vec(),
+                    tensors: hidden.to_vec(),
                 };
                 vec![muon, adamw(rest)]
             }

@@ -1,11 +1,11 @@
 //! The optimizer of a run: its states, in any of their formats and wherever they live, and the updates of a step.
 
 use crate::form::Form;
-use crate::matrices::{Dealt, DealtSources, room_bytes, update_segment};
+use crate::matrices::{Dealt, DeviceSources, room_bytes, update_segment};
 use crate::numbers::{Hyperparameters, Numbers, Operands, StepNumbers};
 use crate::resident::Resident;
 use crate::rule::Asking;
-use crate::rule::Matrix;
+use crate::rule::WholeTensor;
 use crate::segment::{Segment, segments};
 use crate::streamed::{Sources, Streamed};
 use crate::sums::{Divided, SummedSources};
@@ -22,7 +22,7 @@ pub struct Recipe {
     /// Which one, and its numbers.
     pub hyperparameters: Hyperparameters,
     /// The matrices that are updated as a whole, where it has such.
-    pub matrices: Vec<Matrix>,
+    pub matrices: Vec<WholeTensor>,
     /// How moments are kept, and what stands beside bf16 weights.
     pub formats: (MomentFormat, MasterFormat),
     /// The type of the weights.
@@ -97,12 +97,12 @@ impl Optimizer {
             memory.lease_persistent(category, "clips", dims, DType::F32)
         });
         let segments = segments(layout, &form, &updated_at_once);
-        let has_matrices = form.groups().iter().any(|group| !group.matrices.is_empty());
-        let by_ranks = ranks.filter(|_| has_matrices && updated != trained);
+        let has_whole = form.groups().iter().any(|group| !group.tensors.is_empty());
+        let by_ranks = ranks.filter(|_| has_whole && updated != trained);
         let dealt = by_ranks.map(|ranks| Dealt::new(layout, &form, ranks.rank));
         let divided = by_ranks.map(|ranks| Divided::new(layout, &form, ranks.rank));
         // Those that a rank happens to have all of are among these too.
-        let is_here = |segment: &Segment| by_ranks.is_none() || segment.matrix.is_none();
+        let is_here = |segment: &Segment| by_ranks.is_none() || segment.whole.is_none();
         let segments: Vec<Segment> = segments.into_iter().filter(is_here).collect();
         Ok(Optimizer {
             memory: memory.clone(),
@@ -244,14 +244,14 @@ impl Optimizer {
                 numbers: &self.numbers,
                 layout: &self.layout,
                 states: &mut self.tensor_states,
-                grains: gradients.grains(),
+                norm_grains: gradients.grains(),
                 clip: self.numbers.clip.view(),
             };
             let room = room.as_mut().map(|room| room.view_mut());
             update_segment(&asking, of, segment, operands, room)?;
         }
         if let (Some(dealt), Some(divided), Some(room)) = (&self.dealt, &self.divided, room) {
-            let mut sources = DealtSources {
+            let mut sources = DeviceSources {
                 kernels,
                 form: &self.form,
                 numbers: &self.numbers,

@@ -14,7 +14,7 @@ pub(crate) trait Keeps {
 
     /// The states that it keeps of a tensor as a whole, f32: what they are called, and how many elements they have. Every rank
     /// has them on its device.
-    fn tensor_states(&self, _tensor: &Matrix) -> Vec<(&'static str, usize)> {
+    fn tensor_states(&self, _tensor: &WholeTensor) -> Vec<(&'static str, usize)> {
         Vec::new()
     }
 
@@ -70,7 +70,7 @@ pub(crate) trait ByMatrix: Keeps {
         &self,
         on: &Asking,
         update: Update,
-        matrix: &Matrix,
+        matrix: &WholeTensor,
         direction: In,
     ) -> Result<(), KernelError>;
 }
@@ -79,19 +79,19 @@ pub(crate) trait ByMatrix: Keeps {
 pub(crate) enum Sums {
     /// So many, which add up exactly in any order.
     Exact(usize),
-    /// So many of each grain: of [`kernels::quantise::BLOCK`] elements of the tensor, which no range divides.
-    OfGrains(usize),
+    /// So many of each block of [`kernels::quantise::BLOCK`] elements of the tensor, which no range divides.
+    OfBlocks(usize),
 }
 
 /// What the update of a tensor by its sums goes by, beside its ranges.
 pub(crate) struct Summed<'a> {
-    pub(crate) tensor: &'a Matrix,
+    pub(crate) tensor: &'a WholeTensor,
     /// In the order of [`Keeps::tensor_states`].
     pub(crate) states: Vec<Out<'a>>,
     /// [`BySums::scratch_bytes`] of u8, which stay over all rounds.
     pub(crate) scratch: Out<'a>,
     /// f64: sums of squares of its gradients, before clipping, by grains of the norm.
-    pub(crate) grains: In<'a>,
+    pub(crate) norm_grains: In<'a>,
     /// As in [`Update`].
     pub(crate) rates: In<'a>,
     /// As in [`Update`].
@@ -101,10 +101,10 @@ pub(crate) struct Summed<'a> {
 /// An optimizer whose update of a tensor goes by sums over all of it, made in rounds. Its ranges may be anywhere.
 pub(crate) trait BySums: Keeps {
     /// The sums of each round.
-    fn rounds(&self, tensor: &Matrix) -> Vec<Sums>;
+    fn rounds(&self, tensor: &WholeTensor) -> Vec<Sums>;
 
     /// Bytes of scratch for a tensor, beside its sums.
-    fn scratch_bytes(&self, tensor: &Matrix) -> usize;
+    fn scratch_bytes(&self, tensor: &WholeTensor) -> usize;
 
     /// Before the first round.
     ///
@@ -112,8 +112,7 @@ pub(crate) trait BySums: Keeps {
     /// [`KernelError`] if the device fails.
     fn begin(&self, on: &Asking, summed: &mut Summed) -> Result<(), KernelError>;
 
-    /// Asks for the sums (f64) of a range, which begins at this element of the tensor: all exact ones, or those of its grains,
-    /// one after the other.
+    /// Asks for the sums (f64) of a range, which begins at this element of the tensor: all exact ones, or each of those of its blocks.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -126,7 +125,7 @@ pub(crate) trait BySums: Keeps {
         sums: Vec<Out>,
     ) -> Result<(), KernelError>;
 
-    /// Ends a round, with all sums: exact ones in a row for each range, those of grains in a row each.
+    /// Ends a round, with all sums: exact ones in a row for each range, those of blocks in a row each.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -171,31 +170,31 @@ impl Deref for Rule {
 
 /// A tensor that is updated as a whole: a matrix, several of one shape, or a vector, which is one row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Matrix {
+pub struct WholeTensor {
     /// Its index in the layout.
     pub entry: usize,
     /// How many matrices it is.
     pub count: usize,
     /// The shape of each, as the layout has it.
     pub shape: [usize; 2],
-    /// That shape in files: the same, or transposed.
+    /// That shape in files, where the optimizer goes by it: the same, or transposed.
     pub stored: [usize; 2],
 }
 
-impl Matrix {
+impl WholeTensor {
     /// Elements of all matrices.
     pub(crate) fn elements(&self) -> usize {
         self.count * self.shape[0] * self.shape[1]
     }
 
     /// A trained tensor of a layout.
-    pub(crate) fn of_entry((entry, tensor): (usize, &Entry)) -> Matrix {
+    pub(crate) fn of_entry((entry, tensor): (usize, &Entry)) -> WholeTensor {
         let (of_all, of_one) = tensor.shape.split_at(tensor.shape.len().saturating_sub(2));
         let shape = match *of_one {
             [rows, columns] => [rows, columns],
             _ => [1, tensor.elements()],
         };
-        Matrix {
+        WholeTensor {
             entry,
             count: of_all.iter().product(),
             shape,
@@ -209,7 +208,7 @@ pub(crate) struct Group {
     pub(crate) rule: Rule,
     pub(crate) cover: Cover,
     /// The tensors of which the cover is, padding included, where the rule updates these as a whole.
-    pub(crate) matrices: Vec<Matrix>,
+    pub(crate) tensors: Vec<WholeTensor>,
 }
 
 /// What the update of a range reads and writes, on the device.

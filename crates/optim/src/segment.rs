@@ -1,12 +1,12 @@
 //! What one call updates.
 
 use crate::form::Form;
-use crate::rule::{Group, Matrix};
+use crate::rule::{Group, WholeTensor};
 use memory::{Cover, GRAIN_ELEMENTS, Layout};
 use std::ops::Range;
 
 /// A range of the arenas that is updated at once: all matrices or all vectors of a group, with moments of one format, or a
-/// single matrix.
+/// single tensor that is updated as a whole.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
@@ -15,16 +15,16 @@ pub(crate) struct Segment {
     pub(crate) decays: bool,
     /// The group that it is of.
     pub(crate) group: usize,
-    /// The matrix that it is, or is of, where that is updated as a whole.
-    pub(crate) matrix: Option<Matrix>,
-    /// The grains of the norm that its gradients are in, where it is such a matrix.
+    /// The tensor that it is, or is of, where that is updated as a whole.
+    pub(crate) whole: Option<WholeTensor>,
+    /// The grains of the norm that its gradients are in, where it is such a tensor.
     pub(crate) grains: Range<usize>,
 }
 
 impl Segment {
-    /// The elements that are updated: without the padding of a matrix.
+    /// The elements that are updated: without the padding of such a tensor.
     pub(crate) fn own(&self) -> Range<usize> {
-        let elements = self.matrix.as_ref().map(Matrix::elements);
+        let elements = self.whole.as_ref().map(WholeTensor::elements);
         let end = elements.map(|elements| self.range.end.min(self.range.start + elements));
         self.range.start..end.unwrap_or(self.range.end)
     }
@@ -44,24 +44,24 @@ pub(crate) fn segments(layout: &Layout, form: &Form, cover: &Cover) -> Vec<Segme
     let groups = form.groups().iter().enumerate();
     let of_group = groups.flat_map(|(group, one)| {
         let own = cover.within_all(&one.cover);
-        match one.matrices.is_empty() {
+        match one.tensors.is_empty() {
             true => segments_of(layout, &form.quantised(), &own, group),
-            false => matrices_of(layout, one, &own, group),
+            false => tensors_of(layout, one, &own, group),
         }
     });
     of_group.collect()
 }
 
-/// The matrices of a group that a cover has.
-pub(crate) fn matrices_of(
+/// The tensors of a group that a cover has.
+pub(crate) fn tensors_of(
     layout: &Layout,
     one: &Group,
     cover: &Cover,
     group: usize,
 ) -> Vec<Segment> {
     let grained = layout.grained();
-    let matrices = one.matrices.iter().map(|matrix| {
-        let entry = &layout.entries()[matrix.entry];
+    let tensors = one.tensors.iter().map(|tensor| {
+        let entry = &layout.entries()[tensor.entry];
         let range = entry.padded_range();
         Segment {
             number: layout.untailed(range.start),
@@ -69,11 +69,11 @@ pub(crate) fn matrices_of(
             range,
             decays: entry.is_matrix(),
             group,
-            matrix: Some(matrix.clone()),
+            whole: Some(tensor.clone()),
         }
     });
     let is_here = |segment: &Segment| cover.rows(&segment.range).is_some();
-    matrices.filter(is_here).collect()
+    tensors.filter(is_here).collect()
 }
 
 /// The grains that a range has something of, among those that ranges are counted in ([`Layout::grained`]).
@@ -110,7 +110,7 @@ fn segments_of(
                 range,
                 decays,
                 group,
-                matrix: None,
+                whole: None,
                 grains: 0..0,
             }));
         }
@@ -154,7 +154,7 @@ mod tests {
             range,
             decays,
             group: 0,
-            matrix: None,
+            whole: None,
             grains: 0..0,
         });
         assert_eq!(plain, expected);

@@ -59,7 +59,7 @@ pub(crate) struct Streamed {
     brought: usize,
     updated: usize,
     awaited: usize,
-    /// Scratch for the updates of chunks that are whole matrices.
+    /// Scratch for the updates of chunks that are whole tensors.
     room: Option<Buffer>,
     /// When each chunk's last update that was asked for is over.
     updates: Vec<Event>,
@@ -387,9 +387,10 @@ impl Streamed {
     }
 }
 
-/// Where a chunk is updated. The update of a whole matrix is made of products, for which the computation is the place.
+/// Where a chunk is updated. Tensors that are updated as a whole share one scratch and may take products: they are updated in the
+/// queue of the computation, one after the other.
 fn queue(chunk: &Chunk) -> Queue {
-    match chunk.segment.matrix {
+    match chunk.segment.whole {
         Some(_) => Queue::Compute,
         None => Queue::Update,
     }
@@ -422,7 +423,7 @@ impl Sources<'_> {
             numbers: self.numbers,
             layout: self.gradients.layout(),
             states: self.tensor_states,
-            grains: self.gradients.grains(),
+            norm_grains: self.gradients.grains(),
             clip: self.clip,
         };
         (operands, of_tensors)

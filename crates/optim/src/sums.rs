@@ -1,14 +1,14 @@
 //! Updates of tensors by sums over all of each: of its one range, or of those that ranks have, which exchange sums alone.
 
 use crate::form::Form;
-use crate::matrices::{DealtSources, exchange, pieces};
+use crate::matrices::{DeviceSources, exchange, pieces};
 use crate::numbers::{Numbers, Operands};
-use crate::rule::{Asking, BySums, Matrix, Rule, Summed, Sums};
-use crate::segment::{Segment, matrices_of};
+use crate::rule::{Asking, BySums, Rule, Summed, Sums, WholeTensor};
+use crate::segment::{Segment, tensors_of};
 use crate::tensor_states::TensorStates;
 use kernels::quantise::BLOCK;
 use kernels::{Exchange, ExchangeBytes, KernelError};
-use memory::{DType, GRANULARITY_BYTES, In, Layout, Out, Rank};
+use memory::{DType, In, Layout, Out, Rank, one_behind_another};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ pub(crate) struct SummedSources<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) states: &'a mut TensorStates,
     /// f64: all grains of the norm.
-    pub(crate) grains: In<'a>,
+    pub(crate) norm_grains: In<'a>,
     /// `[2]` f32: the norm and the factor on gradients.
     pub(crate) clip: In<'a>,
 }
@@ -41,16 +41,18 @@ trait Ranges {
     /// All ranks get what each has of some sums: rows of them, each with its rank.
     fn gather(&self, sums: Out, rows: Vec<Piece>) -> Result<(), KernelError>;
 
-    /// This rank's range, if it has one: of its pieces of a bundle, at most one is of the same tensor.
+    /// This rank's range, if it has one: its piece of a bundle has at most one of a tensor.
     fn own(&self) -> Option<Range<usize>> {
         let mut own = self.all().iter().filter(|(rank, _)| *rank == self.rank());
-        own.next().map(|(_, range)| range.clone())
+        let first = own.next().map(|(_, range)| range.clone());
+        assert!(own.next().is_none(), "a rank has one range of a tensor");
+        first
     }
 }
 
 /// The rule of a tensor.
-fn rule<'a>(form: &'a Form, segment: &'a Segment) -> (&'a dyn BySums, &'a Matrix) {
-    match (&form.groups()[segment.group].rule, &segment.matrix) {
+fn rule<'a>(form: &'a Form, segment: &'a Segment) -> (&'a dyn BySums, &'a WholeTensor) {
+    match (&form.groups()[segment.group].rule, &segment.whole) {
         (Rule::Sums(rule), Some(tensor)) => (&**rule, tensor),
         _ => unreachable!("these tensors have rules that update them by sums"),
     }
@@ -58,24 +60,24 @@ fn rule<'a>(form: &'a Form, segment: &'a Segment) -> (&'a dyn BySums, &'a Matrix
 
 impl Sums {
     /// The shape of all sums of a tensor in so many ranges.
-    fn shape(&self, tensor: &Matrix, ranges: usize) -> [usize; 2] {
+    fn shape(&self, tensor: &WholeTensor, ranges: usize) -> [usize; 2] {
         match *self {
             Sums::Exact(count) => [ranges, count],
-            Sums::OfGrains(count) => [count, tensor.elements().div_ceil(BLOCK)],
+            Sums::OfBlocks(count) => [count, tensor.elements().div_ceil(BLOCK)],
         }
     }
 
     /// Which of all sums are each range's.
-    fn parts(&self, segment: &Segment, tensor: &Matrix, all: &[Piece]) -> Vec<Piece> {
+    fn parts(&self, segment: &Segment, tensor: &WholeTensor, all: &[Piece]) -> Vec<Piece> {
         let [rows, columns] = self.shape(tensor, all.len());
         let of_row = |row: usize| {
             all.iter().enumerate().map(move |(number, (rank, range))| {
-                let of_grains = (range.start - segment.range.start) / BLOCK
+                let of_blocks = (range.start - segment.range.start) / BLOCK
                     ..(range.end - segment.range.start).div_ceil(BLOCK);
                 let own = match self {
                     Sums::Exact(_) if number == row => 0..columns,
                     Sums::Exact(_) => 0..0,
-                    Sums::OfGrains(_) => of_grains,
+                    Sums::OfBlocks(_) => of_blocks,
                 };
                 (*rank, row * columns + own.start..row * columns + own.end)
             })
@@ -86,20 +88,13 @@ impl Sums {
 }
 
 /// Where the sums of each round are in the room for an update, in bytes, and behind them the rule's scratch.
-fn places(rule: &dyn BySums, tensor: &Matrix, ranges: usize) -> Vec<Range<usize>> {
+fn places(rule: &dyn BySums, tensor: &WholeTensor, ranges: usize) -> Vec<Range<usize>> {
     let rounds = rule.rounds(tensor).into_iter();
     let sizes = rounds.map(|sums| {
         let [rows, columns] = sums.shape(tensor, ranges);
         DType::F64.size_in_bytes() * rows * columns
     });
-    let mut next = 0;
-    let place = |bytes: usize| {
-        let start = next;
-        next = (start + bytes).next_multiple_of(GRANULARITY_BYTES as usize);
-        start..start + bytes
-    };
-    let scratch = [rule.scratch_bytes(tensor)];
-    sizes.chain(scratch).map(place).collect()
+    one_behind_another(sizes.chain([rule.scratch_bytes(tensor)]))
 }
 
 /// Bytes of room for the update of a tensor in so many ranges.
@@ -125,11 +120,16 @@ fn update(
         tensor,
         states: sources.states.views(tensor.entry),
         scratch,
-        grains: sources.grains.rows(segment.grains.clone()),
+        norm_grains: sources.norm_grains.rows(segment.grains.clone()),
         rates: numbers.rates(segment.group),
         clip: sources.clip,
     };
     let own = ranges.own();
+    // Nobody else needs what the only rank that has the tensor finds out, unless all keep states of it.
+    let is_shared = ranges.all().len() > 1 || !summed.states.is_empty();
+    if own.is_none() && !is_shared {
+        return Ok(());
+    }
     let first = |range: &Range<usize>| range.start - segment.range.start;
     rule.begin(on, &mut summed)?;
     for (round, (sums, room)) in rule.rounds(tensor).iter().zip(room).enumerate() {
@@ -144,7 +144,9 @@ fn update(
             let out = all.reborrow().disjoint_rows(&own);
             rule.sum(on, round, &mut summed, (first(range), update), out)?;
         }
-        ranges.gather(all.reborrow(), parts)?;
+        if is_shared {
+            ranges.gather(all.reborrow(), parts)?;
+        }
         let shape = sums.shape(tensor, ranges.all().len());
         rule.end_round(on, round, &mut summed, all.as_in().reshape(shape))?;
     }
@@ -207,7 +209,7 @@ impl Divided {
         let groups = form.groups().iter().enumerate();
         let by_sums = groups.filter(|(_, group)| matches!(group.rule, Rule::Sums(_)));
         let segments = by_sums
-            .flat_map(|(number, group)| matrices_of(layout, group, &layout.trained(), number));
+            .flat_map(|(number, group)| tensors_of(layout, group, &layout.trained(), number));
         let with_ranges = |segment: Segment| {
             let of = |rank| pieces(layout, &segment, rank).into_iter();
             let all =
@@ -233,7 +235,7 @@ impl Divided {
     /// Updates this rank's ranges of all tensors, in `room` (u8).
     pub(crate) fn update(
         &self,
-        sources: &mut DealtSources,
+        sources: &mut DeviceSources,
         states: &mut TensorStates,
         mut room: Out,
     ) -> Result<(), KernelError> {
@@ -244,7 +246,7 @@ impl Divided {
                 numbers: sources.numbers,
                 layout: sources.gradients.layout(),
                 states,
-                grains: sources.gradients.grains(),
+                norm_grains: sources.gradients.grains(),
                 clip: sources.numbers.clip.view(),
             };
             let mut ranges = OnRanks {
@@ -263,7 +265,7 @@ impl Divided {
 struct OnRanks<'a, 'b> {
     all: &'a [Piece],
     rank: Rank,
-    sources: &'a mut DealtSources<'b>,
+    sources: &'a mut DeviceSources<'b>,
 }
 
 impl Ranges for OnRanks<'_, '_> {

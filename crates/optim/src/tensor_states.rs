@@ -29,7 +29,7 @@ impl TensorStates {
         let alignment = GRANULARITY_BYTES as usize / DType::F32.size_in_bytes();
         let (mut places, mut end) = (BTreeMap::new(), 0usize);
         for group in form.groups() {
-            for tensor in &group.matrices {
+            for tensor in &group.tensors {
                 let states = group.rule.tensor_states(tensor).into_iter();
                 let place = |(kind, elements): (&'static str, usize)| {
                     let start = end;

@@ -6,8 +6,8 @@ use common::noise;
 use kernels::cpu::Cpu;
 use memory::{DType, Homes, Layer, LayoutBuilder, Memory};
 use optim::{
-    Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon, Optimizer, OptimizerKind, Recipe,
-    StepNumbers,
+    Hyperparameters, MasterFormat, MomentFormat, Muon, Optimizer, OptimizerKind, Recipe,
+    StepNumbers, WholeTensor,
 };
 use std::rc::Rc;
 use units::{Gradients, Weights};
@@ -65,7 +65,7 @@ fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
             clip_norm: f64::INFINITY,
             ..hyperparameters()
         },
-        matrices: vec![Matrix {
+        matrices: vec![WholeTensor {
             entry: 0,
             count: 1,
             shape,

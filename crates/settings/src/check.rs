@@ -279,7 +279,7 @@ fn optimizer(config: &Config) -> Result<(), ConfigError> {
 
 /// Refuses what Adafactor's states cannot be, and numbers that it cannot divide by.
 fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
-    /// The root of the smallest f32 that is no smaller than the others' precision.
+    /// The root of the smallest normal f32: the square of a smaller one is 0 or inexact, and 0 / 0 is no update.
     const LEAST_EPS: f64 = 1.1e-19;
     if optim.state_dtype != MomentFormat::F32 {
         return contradiction(format!(
@@ -292,7 +292,13 @@ fn adafactor(optim: &OptimConfig) -> Result<(), ConfigError> {
         && eps < LEAST_EPS
     {
         return contradiction(format!(
-            "the first of optim.adafactor_eps is {eps:e}, whose square no f32 holds; make it at least {LEAST_EPS:e}"
+            "the first of optim.adafactor_eps is {eps:e}, whose square no f32 holds; make it at least {LEAST_EPS:e} (what Hugging Face adds to squares, 1e-30, is its square)"
+        ));
+    }
+    if optim.clip_threshold < LEAST_EPS {
+        return contradiction(format!(
+            "optim.clip_threshold is {:e}, so small that no weight would move; 1.0 is usual",
+            optim.clip_threshold
         ));
     }
     Ok(())

@@ -12,8 +12,8 @@ use model::{
     PRODUCT_ELEMENTS_MAX, Parameter, Parameters, Policy,
 };
 use optim::{
-    Adafactor, AdamW, Hyperparameters, MasterFormat, Matrix, MomentFormat, Muon,
-    SMALLEST_QUANTISED, Schedule,
+    Adafactor, AdamW, Hyperparameters, MasterFormat, MomentFormat, Muon, SMALLEST_QUANTISED,
+    Schedule, WholeTensor,
 };
 use units::Ranks;
 
@@ -272,22 +272,22 @@ impl Settings {
         &self,
         architecture: &Architecture,
         layout: &Layout,
-    ) -> Result<Vec<Matrix>, ConfigError> {
+    ) -> Result<Vec<WholeTensor>, ConfigError> {
         if self.optimizer.product_dtype().is_none() {
             return Ok(Vec::new());
         }
-        let entry = |matrix: &Matrix| &layout.entries()[matrix.entry];
+        let entry = |matrix: &WholeTensor| &layout.entries()[matrix.entry];
         let all = architecture.parameters().in_layout().enumerate();
         let all = all.filter_map(|(index, one)| Some((one.part, matrix_of(index, one)?)));
         let all = all.filter(|(_, one)| entry(one).role != Role::Buffer);
-        let chosen: Vec<Matrix> = match &self.whole_matrices.patterns {
+        let chosen: Vec<WholeTensor> = match &self.whole_matrices.patterns {
             None => {
                 let of_blocks = all.filter(|(part, _)| matches!(part, Layer::Block(_)));
                 of_blocks.map(|(_, one)| one).collect()
             }
             Some(patterns) => {
-                let all: Vec<Matrix> = all.map(|(_, one)| one).collect();
-                let name = |one: &Matrix| &entry(one).name[..];
+                let all: Vec<WholeTensor> = all.map(|(_, one)| one).collect();
+                let name = |one: &WholeTensor| &entry(one).name[..];
                 let patterns = NamePatterns::new(patterns);
                 check_patterns(all.iter().map(name), "optim.matrices", &patterns)?;
                 let fitting = all.into_iter();
@@ -297,8 +297,8 @@ impl Settings {
         let trained = chosen
             .into_iter()
             .filter(|one| entry(one).role.is_trained());
-        let trained: Vec<Matrix> = trained.collect();
-        let elements = |one: &Matrix| one.shape[0].saturating_mul(one.shape[1]);
+        let trained: Vec<WholeTensor> = trained.collect();
+        let elements = |one: &WholeTensor| one.shape[0].saturating_mul(one.shape[1]);
         if let Some(large) = trained
             .iter()
             .find(|one| elements(one) > PRODUCT_ELEMENTS_MAX)
@@ -355,8 +355,8 @@ impl Settings {
 }
 
 /// A parameter that is a matrix of two dimensions, by its index in the layout.
-fn matrix_of(entry: usize, parameter: &Parameter) -> Option<Matrix> {
-    Some(Matrix {
+fn matrix_of(entry: usize, parameter: &Parameter) -> Option<WholeTensor> {
+    Some(WholeTensor {
         entry,
         count: 1,
         shape: parameter.shape[..].try_into().ok()?,

@@ -7,8 +7,8 @@ use super::quantise::Codec;
 use super::simd::{Real, vectorized};
 use super::states::{ByBlock, Random, Values, WeightsAt, in_blocks, part, weights_at};
 use crate::operation::{
-    AdafactorRate, AdafactorStep, FactorVariance, MatricesShape, SQUARE_PARTS, UpdateGrains,
-    VarianceOperand, VarianceScale, VarianceSums, WeightGrains,
+    AdafactorRate, AdafactorStep, FactorVariance, MatricesShape, SQUARE_PARTS, UpdateSquares,
+    VarianceOperand, VarianceScale, VarianceSums, WeightSquares,
 };
 use crate::quantise::BLOCK;
 use memory::Out;
@@ -18,8 +18,8 @@ use std::ops::Range;
 /// Neighbours that a thread of a CUDA kernel loads at once, which gives the order of sums.
 const PACK: usize = 8;
 
-/// Rows that one task sums.
-const BAND: usize = 64;
+/// Columns that one task sums.
+const TILE: usize = 128;
 
 /// Lanes of the sum of a row: whole numbers, so their number does not show.
 const LANES: usize = 8;
@@ -45,8 +45,11 @@ pub(super) fn variance_sums(operation: VarianceSums) {
     by_dtype!(operation.gradients.dtype(), variance_sums_of(operation));
 }
 
-/// What the sums of a band of rows go by.
-struct Scaled {
+/// Gradients of a range, and what makes squares of them.
+struct Gradients<'a, T> {
+    values: &'a [T],
+    /// The tensor's element that they begin at.
+    first: usize,
     factor: f32,
     inverse: f64,
 }
@@ -60,69 +63,69 @@ fn variance_sums_of<T: Real>(operation: VarianceSums) {
         first,
         shape,
     } = operation;
-    let gradients = gradients.slice::<T>();
-    let scaled = Scaled {
+    let gradients = Gradients {
+        values: gradients.slice::<T>(),
+        first,
         factor: clip.slice::<f32>()[1],
         inverse: 1.0 / scale.slice::<f64>()[0],
     };
-    let all_rows = shape.all_rows();
     let (by_rows, by_columns) = sums
         .slice_mut::<f64>()
-        .split_at_mut(SQUARE_PARTS * all_rows);
-    by_columns.fill(0.0);
-    let (one, rest) = by_rows.split_at_mut(all_rows);
-    let (other, last) = rest.split_at_mut(all_rows);
-    let rows = one.par_chunks_mut(BAND).zip(other.par_chunks_mut(BAND));
-    let bands = rows.zip(last.par_chunks_mut(BAND)).enumerate();
-    // Whole numbers have the same sum in any order.
-    let columns = bands.fold(
-        || vec![0.0; by_columns.len()],
-        |mut columns, (band, ((one, other), last))| {
-            for (row, parts) in one.iter_mut().zip(other).zip(last).enumerate() {
-                let ((one, other), last) = parts;
-                let row = band * BAND + row;
-                [*one, *other, *last] =
-                    sum_row(gradients, first, row, &shape, &scaled, &mut columns);
-            }
-            columns
-        },
-    );
-    let columns = columns.reduce_with(|mut all, other| {
-        all.iter_mut()
-            .zip(other)
-            .for_each(|(sum, term)| *sum += term);
-        all
+        .split_at_mut(SQUARE_PARTS * shape.all_rows());
+    let [one, other, last] = parts_of(by_rows);
+    let parts = one.par_iter_mut().zip(other).zip(last).with_min_len(8);
+    parts.enumerate().for_each(|(row, ((one, other), last))| {
+        [*one, *other, *last] = row_sums(
+            gradients.of_row(row, 0..shape.columns, &shape).1,
+            &gradients,
+        );
     });
-    if let Some(columns) = columns {
-        by_columns.copy_from_slice(&columns);
-    }
+    let [one, other, last] = parts_of(by_columns);
+    let columns = |x| -> rayon::slice::ChunksMut<f64> { <[f64]>::par_chunks_mut(x, shape.columns) };
+    let matrices = columns(one).zip(columns(other)).zip(columns(last));
+    matrices
+        .enumerate()
+        .for_each(|(matrix, ((one, other), last))| {
+            let tiles = one.par_chunks_mut(TILE).zip(other.par_chunks_mut(TILE));
+            let tiles = tiles.zip(last.par_chunks_mut(TILE)).enumerate();
+            tiles.for_each(|(tile, ((one, other), last))| {
+                [&mut *one, &mut *other, &mut *last]
+                    .into_iter()
+                    .for_each(|part| part.fill(0.0));
+                let columns = tile * TILE..tile * TILE + one.len();
+                for row in matrix * shape.rows..(matrix + 1) * shape.rows {
+                    let (from, run) = gradients.of_row(row, columns.clone(), &shape);
+                    add_columns(
+                        run,
+                        &gradients,
+                        [&mut one[from..], &mut other[from..], &mut last[from..]],
+                    );
+                }
+            });
+        });
 }
 
-/// Adds the squares of what a range has of a row to its columns, and returns their sums.
-fn sum_row<T: Real>(
-    gradients: &[T],
-    first: usize,
-    row: usize,
-    shape: &MatricesShape,
-    scaled: &Scaled,
-    columns: &mut [f64],
-) -> [f64; SQUARE_PARTS] {
-    let start = row * shape.columns;
-    let own = clamped(start..start + shape.columns, first..first + gradients.len());
-    if own.is_empty() {
-        return [0.0; SQUARE_PARTS];
+/// The parts of sums that are as many.
+fn parts_of(sums: &mut [f64]) -> [&mut [f64]; SQUARE_PARTS] {
+    let (one, rest) = sums.split_at_mut(sums.len() / SQUARE_PARTS);
+    let (other, last) = rest.split_at_mut(rest.len() / 2);
+    [one, other, last]
+}
+
+impl<T> Gradients<'_, T> {
+    /// What the range has of some columns of a row, and the first of these that it has.
+    fn of_row(&self, row: usize, columns: Range<usize>, shape: &MatricesShape) -> (usize, &[T]) {
+        let first = row * shape.columns;
+        let wanted = first + columns.start..first + columns.end;
+        let own = clamped(wanted.clone(), self.first..self.first + self.values.len());
+        match own.is_empty() {
+            true => (0, &[]),
+            false => (
+                own.start - wanted.start,
+                &self.values[own.start - self.first..own.end - self.first],
+            ),
+        }
     }
-    let column = row / shape.rows * shape.columns + own.start - start;
-    let columns_of = |part: usize| {
-        let first = part * shape.all_columns() + column;
-        first..first + own.len()
-    };
-    let [one, other, last] = [0, 1, 2].map(columns_of);
-    let Ok([one, other, last]) = columns.get_disjoint_mut([one, other, last]) else {
-        unreachable!("the parts lie one behind the other")
-    };
-    let gradients = &gradients[own.start - first..own.end - first];
-    add_squares(gradients, scaled, one, other, last)
 }
 
 /// What two ranges share, which is empty if it ends before it starts.
@@ -131,55 +134,42 @@ fn clamped(one: Range<usize>, other: Range<usize>) -> Range<usize> {
 }
 
 vectorized! {
-    /// Adds squares to one column each, and returns their sum.
-    fn add_squares<T: Real>(
-        gradients: &[T],
-        scaled: &Scaled,
-        one: &mut [f64],
-        other: &mut [f64],
-        last: &mut [f64],
-    ) -> [f64; SQUARE_PARTS] {
+    /// The sum of some squares.
+    fn row_sums<T: Real>(run: &[T], gradients: &Gradients<T>) -> [f64; SQUARE_PARTS] {
         let mut lanes = [[0.0; LANES]; SQUARE_PARTS];
-        let (gradients, rest) = gradients.as_chunks::<LANES>();
-        let (one, one_rest) = one.as_chunks_mut::<LANES>();
-        let (other, other_rest) = other.as_chunks_mut::<LANES>();
-        let (last, last_rest) = last.as_chunks_mut::<LANES>();
-        let columns = one.iter_mut().zip(other).zip(last);
-        for (gradients, ((one, other), last)) in gradients.iter().zip(columns) {
-            add_run(gradients, scaled, [one, other, last], &mut lanes);
-        }
-        add_run(rest, scaled, [one_rest, other_rest, last_rest], &mut lanes);
+        let (chunks, rest) = run.as_chunks::<LANES>();
+        let mut add = |chunk: &[T]| {
+            for (lane, value) in chunk.iter().enumerate() {
+                for (lanes, part) in lanes.iter_mut().zip(square(*value, gradients)) {
+                    lanes[lane] += part;
+                }
+            }
+        };
+        chunks.iter().for_each(|chunk| add(chunk));
+        add(rest);
         lanes.map(|lanes| lanes.iter().sum())
     }
-}
 
-/// Adds neighbouring squares to their columns, and to a lane each.
-#[inline(always)]
-fn add_run<T: Real>(
-    gradients: &[T],
-    scaled: &Scaled,
-    [one, other, last]: [&mut [f64]; SQUARE_PARTS],
-    lanes: &mut [[f64; LANES]; SQUARE_PARTS],
-) {
-    for (lane, gradient) in gradients.iter().enumerate() {
-        let parts = square(*gradient, scaled);
-        one[lane] += parts[0];
-        other[lane] += parts[1];
-        last[lane] += parts[2];
-        for (lanes, part) in lanes.iter_mut().zip(parts) {
-            lanes[lane] += part;
+    /// Adds each square to a column.
+    fn add_columns<T: Real>(run: &[T], gradients: &Gradients<T>, columns: [&mut [f64]; SQUARE_PARTS]) {
+        let [one, other, last] = columns;
+        for (value, ((one, other), last)) in run.iter().zip(one.iter_mut().zip(other).zip(last)) {
+            let parts = square(*value, gradients);
+            *one += parts[0];
+            *other += parts[1];
+            *last += parts[2];
         }
     }
 }
 
 /// The square of a clipped gradient, in units of the scale's: in whole numbers, and what is below the last is left out.
 #[inline(always)]
-fn square<T: Real>(gradient: T, scaled: &Scaled) -> [f64; SQUARE_PARTS] {
+fn square<T: Real>(value: T, gradients: &Gradients<T>) -> [f64; SQUARE_PARTS] {
     const PART: f64 = (1u64 << 26) as f64;
     // Adding and subtracting this rounds to the nearest whole number.
     const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
-    let clipped = gradient.widen() * scaled.factor;
-    let x = f64::from(clipped) * scaled.inverse;
+    let clipped = value.widen() * gradients.factor;
+    let x = f64::from(clipped) * gradients.inverse;
     let mut rest = x * x;
     let mut parts = [0.0; SQUARE_PARTS];
     for part in &mut parts {
@@ -241,10 +231,15 @@ fn mean_of([one, other, last]: [f64; SQUARE_PARTS], scale: f64, terms: usize) ->
     (sum * scale * scale / terms as f64) as f32
 }
 
-/// The order of the sum of CUDA's block of 1024 threads.
+/// The sum of some values in the order of CUDA's block of as many threads as there are lanes.
 fn sum_in_lanes(values: &[f32]) -> f64 {
-    let widened: Vec<f64> = values.iter().map(|value| f64::from(*value)).collect();
-    sum_of_grains(&widened)
+    const THREADS: usize = 1024;
+    let mut lanes = [0.0; THREADS];
+    for row in values.chunks(THREADS) {
+        let pairs = lanes.iter_mut().zip(row);
+        pairs.for_each(|(lane, value)| *lane += f64::from(*value));
+    }
+    sum_of_groups::<32>(&lanes)
 }
 
 /// A range's variance, as tasks share it.
@@ -381,7 +376,7 @@ fn grains_at(grains: Out) -> Shared<f64> {
 
 /// Writes the grain of a block.
 #[inline(always)]
-fn set_grain(grains: Shared<f64>, start: usize, sum: f64) {
+fn set_block(grains: Shared<f64>, start: usize, sum: f64) {
     // SAFETY: the block is this task's, and its grain is in the tensor, as its check has seen.
     let grain = unsafe { part(grains, start / BLOCK, 1) };
     grain[0] = sum;
@@ -392,10 +387,10 @@ struct UpdateSums<'a> {
     updates: Updates<'a>,
 }
 
-pub(super) fn update_grains(operation: UpdateGrains) {
+pub(super) fn update_squares(operation: UpdateSquares) {
     let elements = operation.gradients.elements();
     let sums = UpdateSums {
-        grains: grains_at(operation.grains),
+        grains: grains_at(operation.squares),
         updates: Updates {
             gradients: Values::of(operation.gradients),
             variance: VarianceAt::of(operation.variance),
@@ -415,7 +410,7 @@ impl ByBlock for UpdateSums<'_> {
         let updates = &mut room.updates[..elements];
         self.updates
             .read(start, updates, &mut room.variances[..elements]);
-        set_grain(self.grains, start, sum_of_squares(updates));
+        set_block(self.grains, start, sum_of_squares(updates));
     }
 }
 
@@ -424,10 +419,10 @@ struct WeightSums {
     weights: WeightsAt,
 }
 
-pub(super) fn weight_grains(operation: WeightGrains) {
+pub(super) fn weight_squares(operation: WeightSquares) {
     let elements = operation.parameters.elements();
     let sums = WeightSums {
-        grains: grains_at(operation.grains),
+        grains: grains_at(operation.squares),
         weights: weights_at(operation.parameters, operation.master),
     };
     in_blocks(&sums, elements);
@@ -440,12 +435,12 @@ impl ByBlock for WeightSums {
     fn update<C: Codec>(&self, start: usize, elements: usize, room: &mut Room) {
         let weights = &mut room.weights[..elements];
         self.weights.read(start, weights);
-        set_grain(self.grains, start, sum_of_squares(weights));
+        set_block(self.grains, start, sum_of_squares(weights));
     }
 }
 
 pub(super) fn adafactor_rate(operation: AdafactorRate) {
-    let grains = operation.grains.slice::<f64>();
+    let grains = operation.squares.slice::<f64>();
     let (updates, weights) = grains.split_at(grains.len() / 2);
     let rms = |grains: &[f64]| (sum_of_grains(grains) / operation.elements as f64).sqrt();
     let size = rms(weights).max(f64::from(operation.least_rms));

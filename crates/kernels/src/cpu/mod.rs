@@ -186,8 +186,8 @@ impl Backend for Cpu {
             Operation::VarianceScale(operation) => adafactor::variance_scale(operation),
             Operation::VarianceSums(operation) => adafactor::variance_sums(operation),
             Operation::FactorVariance(operation) => adafactor::factor_variance(operation),
-            Operation::UpdateGrains(operation) => adafactor::update_grains(operation),
-            Operation::WeightGrains(operation) => adafactor::weight_grains(operation),
+            Operation::UpdateSquares(operation) => adafactor::update_squares(operation),
+            Operation::WeightSquares(operation) => adafactor::weight_squares(operation),
             Operation::AdafactorRate(operation) => adafactor::adafactor_rate(operation),
             Operation::AdafactorStep(operation) => adafactor::adafactor_step(operation),
         }

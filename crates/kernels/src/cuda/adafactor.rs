@@ -5,13 +5,13 @@ use super::driver::Argument;
 use super::extent::{Extent, WARP};
 use super::{Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::operation::{
-    AdafactorRate, AdafactorStep, FactorVariance, SQUARE_PARTS, UpdateGrains, VarianceOperand,
-    VarianceScale, VarianceSums, WeightGrains,
+    AdafactorRate, AdafactorStep, FactorVariance, SQUARE_PARTS, UpdateSquares, VarianceOperand,
+    VarianceScale, VarianceSums, WeightSquares,
 };
 use crate::{KernelError, MasterOperand};
 use memory::DType;
 
-/// Threads of a single block: they are the lanes of its sums, on the CPU too.
+/// Threads of a block that is alone, as in `adafactor.cu`: they are the lanes of its sums, on the CPU too.
 const BLOCK_THREADS: usize = 1024;
 
 /// Columns and rows of the threads of a block that sums columns: as in `adafactor.cu`.
@@ -80,7 +80,7 @@ pub(super) fn variance_sums<D: Driver>(
     )?;
     let columns = kernel!("adafactor", "variance_columns", dtype);
     let extent = Extent {
-        grid: [shape.columns.div_ceil(COLUMN_THREADS), shape.matrices, 1],
+        grid: [shape.matrices, shape.columns.div_ceil(COLUMN_THREADS), 1],
         block: [COLUMN_THREADS, ROW_THREADS, 1],
         shared_bytes: 0,
     };
@@ -132,17 +132,19 @@ fn variance(variance: &VarianceOperand) -> Vec<Argument> {
     }
 }
 
-pub(super) fn update_grains<D: Driver>(
+pub(super) fn update_squares<D: Driver>(
     cuda: &Cuda<D>,
-    operation: UpdateGrains,
+    operation: UpdateSquares,
 ) -> Result<(), KernelError> {
     let gradients = operation.gradients.dtype();
     let n = operation.gradients.elements();
     let kernel = match &operation.variance {
-        VarianceOperand::Factors { .. } => kernel!("adafactor", "update_grains_factors", gradients),
-        VarianceOperand::Elements(_) => kernel!("adafactor", "update_grains_elements", gradients),
+        VarianceOperand::Factors { .. } => {
+            kernel!("adafactor", "update_squares_factors", gradients)
+        }
+        VarianceOperand::Elements(_) => kernel!("adafactor", "update_squares_elements", gradients),
     };
-    let mut arguments = vec![(&operation.grains).into(), (&operation.gradients).into()];
+    let mut arguments = vec![(&operation.squares).into(), (&operation.gradients).into()];
     arguments.extend(variance(&operation.variance));
     arguments.extend::<[Argument; 4]>([
         (&operation.rates).into(),
@@ -153,19 +155,19 @@ pub(super) fn update_grains<D: Driver>(
     cuda.launch(kernel, Extent::flat(n), &arguments)
 }
 
-pub(super) fn weight_grains<D: Driver>(
+pub(super) fn weight_squares<D: Driver>(
     cuda: &Cuda<D>,
-    operation: WeightGrains,
+    operation: WeightSquares,
 ) -> Result<(), KernelError> {
     let n = operation.parameters.elements();
     let name = match (operation.parameters.dtype(), &operation.master) {
-        (DType::F32, _) => "weight_grains_f32",
-        (_, MasterOperand::F32(_)) => "weight_grains_master",
-        (_, MasterOperand::Remainder(_)) => "weight_grains_split",
-        (_, MasterOperand::Parameters) => "weight_grains_rounded",
+        (DType::F32, _) => "weight_squares_f32",
+        (_, MasterOperand::F32(_)) => "weight_squares_master",
+        (_, MasterOperand::Remainder(_)) => "weight_squares_split",
+        (_, MasterOperand::Parameters) => "weight_squares_rounded",
     };
     let arguments = [
-        (&operation.grains).into(),
+        (&operation.squares).into(),
         (&operation.parameters).into(),
         beside(&operation.master),
         n.into(),
@@ -179,8 +181,8 @@ pub(super) fn adafactor_rate<D: Driver>(
 ) -> Result<(), KernelError> {
     let arguments = [
         (&operation.out).into(),
-        (&operation.grains).into(),
-        operation.grains.dims()[1].into(),
+        (&operation.squares).into(),
+        operation.squares.dims()[1].into(),
         (&operation.rates).into(),
         operation.elements.into(),
         operation.least_rms.into(),

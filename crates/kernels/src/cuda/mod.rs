@@ -247,8 +247,8 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::VarianceScale(operation) => adafactor::variance_scale(self, operation),
             Operation::VarianceSums(operation) => adafactor::variance_sums(self, operation),
             Operation::FactorVariance(operation) => adafactor::factor_variance(self, operation),
-            Operation::UpdateGrains(operation) => adafactor::update_grains(self, operation),
-            Operation::WeightGrains(operation) => adafactor::weight_grains(self, operation),
+            Operation::UpdateSquares(operation) => adafactor::update_squares(self, operation),
+            Operation::WeightSquares(operation) => adafactor::weight_squares(self, operation),
             Operation::AdafactorRate(operation) => adafactor::adafactor_rate(self, operation),
             Operation::AdafactorStep(operation) => adafactor::adafactor_step(self, operation),
         }

@@ -1,6 +1,6 @@
 //! Adafactor (Shazeer and Stern 2018) on ranges of a tensor. What it needs of the whole tensor is summed so that the bits do
 //! not depend on the ranges: squares by rows and columns as whole numbers, whose sums are exact in any order, and sums of
-//! squares by grains of [`BLOCK`] elements.
+//! squares by blocks of [`BLOCK`] elements.
 //!
 //! A tensor is `m` matrices of `r` rows and `c` columns each. Its elements are counted from 0, and every range of it begins at
 //! a multiple of [`BLOCK`].
@@ -10,6 +10,9 @@ use super::check::{Check, Checked};
 use super::contract::{Contract, Operand, changes, reads, writes};
 use crate::quantise::BLOCK;
 use memory::{DType, In, Out};
+
+/// Most squares that add up exactly: each part is at most 2^26, and f64 has all whole numbers up to 2^53.
+pub const SQUARES_MAX: usize = 1 << 27;
 
 /// Whole numbers that a square is kept as: its multiples of 2^-26, what is left in those of 2^-52, and of 2^-78.
 pub const SQUARE_PARTS: usize = 3;
@@ -42,6 +45,17 @@ impl MatricesShape {
     pub fn sums(&self) -> usize {
         SQUARE_PARTS * (self.all_rows() + self.all_columns())
     }
+
+    fn check(&self, check: &Check) -> Checked {
+        let longest = self.rows.max(self.columns);
+        check.that(self.elements() > 0 && longest <= SQUARES_MAX, || {
+            format!("{self:?} is empty, or has rows or columns of more than {SQUARES_MAX} elements")
+        })
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        vec![self.matrices, self.rows, self.columns]
+    }
 }
 
 /// The variance that a gradient is divided by the root of.
@@ -59,7 +73,7 @@ pub enum VarianceOperand<'a> {
     Elements(Out<'a>),
 }
 
-/// `out [1] (f64)` = a power of two that all of a tensor's clipped gradients are below, if they are finite: from `grains [g]`
+/// `out [1] (f64)` = a power of two that no clipped gradient of a tensor is above, if they are finite: from `grains [g]`
 /// (f64, see [`super::NormGrains`]), which hold the squares of them all.
 pub struct VarianceScale<'a> {
     pub out: Out<'a>,
@@ -101,10 +115,10 @@ pub struct FactorVariance<'a> {
     pub shape: MatricesShape,
 }
 
-/// `grains [ceil(n / BLOCK)] (f64)` = the sums of squares of a range's updates: clipped gradients divided by the roots of
+/// `squares [ceil(n / BLOCK)] (f64)` = the sums of squares of a range's updates: clipped gradients divided by the roots of
 /// their variances, which are at least `eps` each.
-pub struct UpdateGrains<'a> {
-    pub grains: Out<'a>,
+pub struct UpdateSquares<'a> {
+    pub squares: Out<'a>,
     /// `[n]` f32 or bf16, before clipping.
     pub gradients: In<'a>,
     pub variance: VarianceOperand<'a>,
@@ -115,9 +129,9 @@ pub struct UpdateGrains<'a> {
     pub eps: f32,
 }
 
-/// `grains [ceil(n / BLOCK)] (f64)` = the sums of squares of a range's exact weights.
-pub struct WeightGrains<'a> {
-    pub grains: Out<'a>,
+/// `squares [ceil(n / BLOCK)] (f64)` = the sums of squares of a range's exact weights.
+pub struct WeightSquares<'a> {
+    pub squares: Out<'a>,
     /// `[n]` f32 or bf16; read.
     pub parameters: Out<'a>,
     /// Read.
@@ -125,11 +139,11 @@ pub struct WeightGrains<'a> {
 }
 
 /// `out [1] (f32)` = the step of a tensor's weights along its updates: `rates[1]` times the root mean square of its weights,
-/// which is at least `least_rms`; divided by that of its updates in units of `threshold`, if it is above 1. `grains [2, g]`
+/// which is at least `least_rms`; divided by that of its updates in units of `threshold`, if it is above 1. `squares [2, g]`
 /// (f64) are those of updates, then of weights.
 pub struct AdafactorRate<'a> {
     pub out: Out<'a>,
-    pub grains: In<'a>,
+    pub squares: In<'a>,
     /// As in [`FactorVariance`].
     pub rates: In<'a>,
     /// Elements of the tensor.
@@ -139,7 +153,7 @@ pub struct AdafactorRate<'a> {
 }
 
 /// The step of a range's weights: they lose `rates[2]` x `weight_decay` of themselves, then `rate [1]` (f32) x their updates
-/// (see [`UpdateGrains`]). If the clipping factor is not finite, nothing is changed.
+/// (see [`UpdateSquares`]). If the clipping factor is not finite, nothing is changed.
 pub struct AdafactorStep<'a> {
     /// Weights `[n]`, f32 or bf16; written.
     pub parameters: Out<'a>,
@@ -169,6 +183,7 @@ fn check_first(check: &Check, name: &str, first: usize) -> Checked {
 }
 
 fn check_within(check: &Check, shape: &MatricesShape, first: usize, n: usize) -> Checked {
+    shape.check(check)?;
     check_first(check, "first", first)?;
     check.that(first + n <= shape.elements(), || {
         format!("elements {first} to {} of {shape:?}", first + n)
@@ -244,6 +259,12 @@ impl Contract for VarianceSums<'_> {
             writes(&self.sums),
         ]
     }
+
+    fn sizes(&self) -> Vec<usize> {
+        let mut sizes = self.shape.sizes();
+        sizes.push(self.gradients.elements());
+        sizes
+    }
 }
 
 impl Contract for FactorVariance<'_> {
@@ -252,6 +273,7 @@ impl Contract for FactorVariance<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
+        self.shape.check(check)?;
         let (rows, columns) = (self.shape.all_rows(), self.shape.all_columns());
         check.tensor("rows", &self.rows, &[rows], DType::F32)?;
         check.tensor("columns", &self.columns, &[columns], DType::F32)?;
@@ -272,48 +294,55 @@ impl Contract for FactorVariance<'_> {
             reads(self.sums),
         ]
     }
+
+    fn sizes(&self) -> Vec<usize> {
+        let mut sizes = self.shape.sizes();
+        sizes.push(self.sums.dims()[0]);
+        sizes
+    }
 }
 
-impl Contract for UpdateGrains<'_> {
+impl Contract for UpdateSquares<'_> {
     fn name(&self) -> &'static str {
-        "update_grains"
+        "update_squares"
     }
 
     fn check(&self, check: &Check) -> Checked {
         check.real_of_rank("gradients", &self.gradients, 1)?;
         let n = self.gradients.elements();
-        check.tensor("grains", &self.grains, &[n.div_ceil(BLOCK)], DType::F64)?;
+        check.tensor("squares", &self.squares, &[n.div_ceil(BLOCK)], DType::F64)?;
         self.variance.check(check, n)?;
         check.tensor("rates", &self.rates, &[3], DType::F32)?;
         check.tensor("clip", &self.clip, &[2], DType::F32)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        let own = [reads(self.gradients), writes(&self.grains)].into_iter();
+        let own = [reads(self.gradients), writes(&self.squares)].into_iter();
         own.chain(self.variance.operands(false)).collect()
     }
 }
 
-impl Contract for WeightGrains<'_> {
+impl Contract for WeightSquares<'_> {
     fn name(&self) -> &'static str {
-        "weight_grains"
+        "weight_squares"
     }
 
     fn check(&self, check: &Check) -> Checked {
         check.real_of_rank("parameters", &self.parameters, 1)?;
         let (n, weights) = (self.parameters.elements(), self.parameters.dtype());
         self.master.check(check, n, weights)?;
-        check.tensor("grains", &self.grains, &[n.div_ceil(BLOCK)], DType::F64)
+        check.tensor("squares", &self.squares, &[n.div_ceil(BLOCK)], DType::F64)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        // They are read, which costs the same.
         let weights = match &self.master {
-            MasterOperand::Parameters => vec![writes(&self.parameters)],
-            MasterOperand::F32(master) => vec![writes(master)],
-            MasterOperand::Remainder(rest) => vec![writes(&self.parameters), writes(rest)],
+            MasterOperand::Parameters => vec![reads(self.parameters.as_in())],
+            MasterOperand::F32(master) => vec![reads(master.as_in())],
+            MasterOperand::Remainder(rest) => {
+                vec![reads(self.parameters.as_in()), reads(rest.as_in())]
+            }
         };
-        weights.into_iter().chain([writes(&self.grains)]).collect()
+        weights.into_iter().chain([writes(&self.squares)]).collect()
     }
 }
 
@@ -323,14 +352,15 @@ impl Contract for AdafactorRate<'_> {
     }
 
     fn check(&self, check: &Check) -> Checked {
-        let grains = [2, self.elements.div_ceil(BLOCK)];
-        check.tensor("grains", &self.grains, &grains, DType::F64)?;
+        check.that(self.elements > 0, || "the tensor has no element".into())?;
+        let squares = [2, self.elements.div_ceil(BLOCK)];
+        check.tensor("squares", &self.squares, &squares, DType::F64)?;
         check.tensor("rates", &self.rates, &[3], DType::F32)?;
         check.tensor("out", &self.out, &[1], DType::F32)
     }
 
     fn operands(&self) -> Vec<Operand<'_>> {
-        vec![reads(self.grains)]
+        vec![reads(self.squares)]
     }
 }
 

@@ -36,8 +36,8 @@ mod sum_in_order;
 mod swiglu;
 
 pub use adafactor::{
-    AdafactorRate, AdafactorStep, FactorVariance, MatricesShape, SQUARE_PARTS, UpdateGrains,
-    VarianceOperand, VarianceScale, VarianceSums, WeightGrains,
+    AdafactorRate, AdafactorStep, FactorVariance, MatricesShape, SQUARE_PARTS, UpdateSquares,
+    VarianceOperand, VarianceScale, VarianceSums, WeightSquares,
 };
 pub use adamw::{AdamW, MasterOperand, MomentOperand};
 pub use attention::{Attention, AttentionBackward, AttentionShape, ScoreScale};
@@ -131,8 +131,8 @@ operations! {
     VarianceScale,
     VarianceSums,
     FactorVariance,
-    UpdateGrains,
-    WeightGrains,
+    UpdateSquares,
+    WeightSquares,
     AdafactorRate,
     AdafactorStep,
 }

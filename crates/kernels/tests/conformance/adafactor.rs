@@ -292,8 +292,8 @@ impl Case for Step {
         let blocks = n.div_ceil(256);
         let mut grains = device.room(DType::F64, [2, blocks]);
         let [updates, of_weights]: [_; 2] = [0, 1].map(|row| row..row + 1);
-        device.kernels.run(kernels::UpdateGrains {
-            grains: grains.view_mut().rows(updates).reshape([blocks]),
+        device.kernels.run(kernels::UpdateSquares {
+            squares: grains.view_mut().rows(updates).reshape([blocks]),
             gradients: gradients.view(),
             variance: self.variance(&mut states),
             rates: rates.view(),
@@ -303,15 +303,15 @@ impl Case for Step {
         let [first, rest @ ..] = &mut weights[..] else {
             unreachable!("there are weights")
         };
-        device.kernels.run(kernels::WeightGrains {
-            grains: grains.view_mut().rows(of_weights).reshape([blocks]),
+        device.kernels.run(kernels::WeightSquares {
+            squares: grains.view_mut().rows(of_weights).reshape([blocks]),
             parameters: first.view_mut(),
             master: self.master(rest.iter_mut()),
         })?;
         let mut rate = device.room(DType::F32, [1]);
         device.kernels.run(kernels::AdafactorRate {
             out: rate.view_mut(),
-            grains: grains.view(),
+            squares: grains.view(),
             rates: rates.view(),
             elements: n,
             least_rms: LEAST_RMS,

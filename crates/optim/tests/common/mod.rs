@@ -8,8 +8,8 @@ use kernels::scheduled::{Reasons, Scheduled};
 use kernels::{BiasBackward, BlockFile, Kernels};
 use memory::{Buffer, Category, DType, Home, Homes, Layer, Layout, LayoutBuilder, Memory};
 use optim::{
-    Hyperparameters, MasterFormat, Matrix, MomentFormat, Optimizer, Recipe, RestoreError,
-    SavedState, StepNumbers,
+    Hyperparameters, MasterFormat, MomentFormat, Optimizer, Recipe, RestoreError, SavedState,
+    StepNumbers, WholeTensor,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -47,12 +47,12 @@ pub fn layout_for(ranks: Option<usize>) -> Rc<Layout> {
 }
 
 /// The matrices, those that are large and small.
-pub fn matrices(layout: &Layout) -> Vec<Matrix> {
+pub fn matrices(layout: &Layout) -> Vec<WholeTensor> {
     let entries = layout.entries().iter().enumerate();
     let hidden = entries.filter(|(_, entry)| ["small", "large"].contains(&&entry.name[..]));
     let matrices = hidden.map(|(index, entry)| {
         let shape = [entry.shape[0], entry.shape[1]];
-        Matrix {
+        WholeTensor {
             entry: index,
             count: 1,
             shape,

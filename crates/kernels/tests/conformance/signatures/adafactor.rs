@@ -2,8 +2,8 @@
 
 use super::{Signature, argument};
 use kernels::{
-    AdafactorRate, AdafactorStep, FactorVariance, MasterOperand, MatricesShape, UpdateGrains,
-    VarianceOperand, VarianceScale, VarianceSums, WeightGrains,
+    AdafactorRate, AdafactorStep, FactorVariance, MasterOperand, MatricesShape, UpdateSquares,
+    VarianceOperand, VarianceScale, VarianceSums, WeightSquares,
 };
 use memory::DType;
 
@@ -87,8 +87,8 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             },
         },
         Signature {
-            operation: "update_grains",
-            outs: vec![double("grains", &[BLOCKS])],
+            operation: "update_squares",
+            outs: vec![double("squares", &[BLOCKS])],
             ins: vec![
                 any("gradients", &[ELEMENTS]).free_dim(0),
                 float("factors", &[ROWS]),
@@ -97,8 +97,8 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 clip(),
             ],
             call: |kernels, outs, ins| {
-                kernels.run(UpdateGrains {
-                    grains: outs[0].reborrow(),
+                kernels.run(UpdateSquares {
+                    squares: outs[0].reborrow(),
                     gradients: ins[0],
                     variance: VarianceOperand::Factors {
                         factors: ins[1],
@@ -113,9 +113,9 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
             },
         },
         Signature {
-            operation: "weight_grains",
+            operation: "weight_squares",
             outs: vec![
-                double("grains", &[BLOCKS]),
+                double("squares", &[BLOCKS]),
                 any("parameters", &[ELEMENTS]).free_dim(0),
             ],
             ins: vec![],
@@ -123,8 +123,8 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                 let [grains, parameters] = outs else {
                     unreachable!("two tensors")
                 };
-                kernels.run(WeightGrains {
-                    grains: grains.reborrow(),
+                kernels.run(WeightSquares {
+                    squares: grains.reborrow(),
                     parameters: parameters.reborrow(),
                     master: MasterOperand::Parameters,
                 })
@@ -133,11 +133,11 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
         Signature {
             operation: "adafactor_rate",
             outs: vec![float("out", &[1])],
-            ins: vec![double("grains", &[2, BLOCKS]), rates()],
+            ins: vec![double("squares", &[2, BLOCKS]), rates()],
             call: |kernels, outs, ins| {
                 kernels.run(AdafactorRate {
                     out: outs[0].reborrow(),
-                    grains: ins[0],
+                    squares: ins[0],
                     rates: ins[1],
                     elements: ELEMENTS,
                     least_rms: 1e-3,
