@@ -28,7 +28,7 @@ use settings::Settings;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use units::{Gradients, Reduction, Weights};
+use units::{Gradients, Weights};
 
 /// Everything that lives across steps.
 pub struct Session {
@@ -126,9 +126,9 @@ impl Session {
         let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
         let weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
         let states = &settings.states;
-        let reduction = ranks.map(|ranks| Reduction::new(ranks, settings.accum));
         let (gradients, home) = (states.gradients, &homes.gradients);
-        let gradients = Gradients::lease(memory, &layout, gradients, home, reduction)?;
+        let adding = ranks.map(|ranks| (ranks, settings.accum));
+        let gradients = Gradients::lease(memory, &layout, gradients, home, adding)?;
         let recipe = Recipe {
             hyperparameters: settings.optimizer,
             matrices: settings.matrices(model.architecture(), &layout)?,

@@ -1,11 +1,11 @@
 //! Gradients of all trained parameters, accumulated over the micro-batches of a step.
 
-use crate::UnitError;
 use crate::gather::gathered;
 use crate::grains::Grains;
-use crate::reduction::{Reducing, Reduction};
+use crate::reduction::Reducing;
 use crate::stream::{finish_all, host_bytes};
 use crate::streamed_gradients::StreamedGradients;
+use crate::{Ranks, UnitError};
 use kernels::{Init, KernelError, Kernels, Traffic};
 use memory::{Arena, Category, DType, Home, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
 use std::ops::Range;
@@ -40,7 +40,7 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// Leases what lives across steps.
+    /// Leases what lives across steps. Ranks, if there are any, add up gradients; each makes so many micro-batches in a step.
     ///
     /// # Errors
     /// [`OutOfMemory`] if it does not fit.
@@ -49,7 +49,7 @@ impl Gradients {
         layout: &Rc<Layout>,
         dtype: DType,
         home: &Home,
-        reduction: Option<Reduction>,
+        ranks: Option<(&Ranks, usize)>,
     ) -> Result<Gradients, OutOfMemory> {
         let category = Category::Gradient;
         let lease = |space, name, held| {
@@ -57,7 +57,10 @@ impl Gradients {
         };
         let trained = layout.trained();
         let (is_resident, host) = match home {
-            Home::Device => (!reduction.is_some_and(|how| how.by_unit), None),
+            Home::Device => (
+                !ranks.is_some_and(|(ranks, _)| ranks.stages_by_unit()),
+                None,
+            ),
             Home::Pinned => {
                 let matrices = trained.within(&layout.matrices());
                 let host = lease(Space::Host, "offloaded_gradients", matrices)?;
@@ -77,7 +80,7 @@ impl Gradients {
                 (trained.within(&layout.vectors()), Some(streamed))
             }
         };
-        let reducing = reduction.map(|how| Reducing::lease(memory, layout, dtype, how));
+        let reducing = ranks.map(|ranks| Reducing::lease(memory, layout, dtype, ranks));
         let reducing = reducing.transpose()?;
         Ok(Gradients {
             resident: lease(Space::Device, "gradients", held)?,
@@ -130,7 +133,7 @@ impl Gradients {
     /// were sent.
     pub fn begin_micro_batch(&mut self) {
         let reducing = self.reducing.as_ref();
-        if reducing.is_some_and(|reducing| reducing.how.every_micro_batch) {
+        if reducing.is_some_and(|reducing| reducing.ranks.adds_every_micro_batch()) {
             self.touched.fill(false);
         }
     }
@@ -287,7 +290,7 @@ impl Gradients {
         is_last_micro_batch: bool,
     ) -> Result<(), KernelError> {
         let reducing = self.reducing.as_mut().expect("asked where there are ranks");
-        if !(reducing.how.every_micro_batch || is_last_micro_batch) {
+        if !(reducing.ranks.adds_every_micro_batch() || is_last_micro_batch) {
             return Ok(());
         }
         let is_unit = bundle != reducing.vectors();
@@ -363,11 +366,11 @@ impl Gradients {
     /// [`KernelError`] if the device or another rank fails.
     pub fn sum_grains(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         let layout = self.resident.layout().clone();
-        if let Some(reducing) = self.reducing.as_mut().filter(|one| one.how.is_shared) {
+        if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.shares_sums()) {
             gathered(kernels, || reducing.share(kernels, &mut self.resident))?;
         }
         let held = match &self.reducing {
-            Some(reducing) => reducing.own(&layout),
+            Some(reducing) => reducing.ranks.updated(&layout),
             None => self.resident.held().clone(),
         };
         let (resident, reducing) = (&self.resident, &self.reducing);
@@ -376,8 +379,8 @@ impl Gradients {
             None => resident.flat(range),
         })?;
         match reducing {
-            Some(reducing) if !reducing.how.is_shared => {
-                let rank = reducing.how.rank;
+            Some(reducing) if !reducing.ranks.shares_sums() => {
+                let rank = reducing.ranks.rank;
                 gathered(kernels, || self.grains.gather(kernels, rank))
             }
             _ => Ok(()),

@@ -32,7 +32,6 @@ mod weights;
 
 pub use gradients::{Gradients, OpenUnit};
 pub use ranks::{Ranks, Reduce, Zero};
-pub use reduction::Reduction;
 pub use weights::Weights;
 
 use kernels::KernelError;

@@ -24,6 +24,22 @@ pub struct Ranks {
 }
 
 impl Ranks {
+    /// Whether a micro-batch's gradients are staged unit by unit, and the ranks have the sums of their pieces alone; else the
+    /// arena of all gradients is the stage.
+    pub(crate) fn stages_by_unit(&self) -> bool {
+        self.zero >= Zero::Gradients
+    }
+
+    /// Whether all ranks get all sums of gradients.
+    pub(crate) fn shares_sums(&self) -> bool {
+        self.zero == Zero::Replicated
+    }
+
+    /// Whether every micro-batch is added up over ranks; else each rank adds up its own first, once a step over ranks.
+    pub(crate) fn adds_every_micro_batch(&self) -> bool {
+        self.reduce == Reduce::MicroBatch
+    }
+
     /// The elements that this rank updates: its pieces of what is trained, or all of it where nothing is divided.
     pub fn updated(&self, layout: &Layout) -> Cover {
         match self.zero {

@@ -2,9 +2,9 @@
 //! the others' of its piece into a slot, and adds them, with its own, in the order of ranks. So the sum has the same bits
 //! for any engine, size of buckets and number of ranks, and the one of the next micro-batch goes on with it.
 
+use crate::Ranks;
 use crate::gather::gather_bundle;
 use crate::stream::OnDevice;
-use crate::{Ranks, Reduce, Zero};
 use kernels::{
     Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
 };
@@ -22,46 +22,9 @@ const EMPTIED: &str = "what a slot received is added up before more comes into i
 const RECEIVED: &str = "gradients of other ranks have come before they are added up";
 const SUMMED: &str = "gradients are added up over ranks before they are read";
 
-/// How gradients are added up over ranks.
-#[derive(Clone, Copy, Debug)]
-pub struct Reduction {
-    /// This rank.
-    pub(crate) rank: Rank,
-    /// Whether a micro-batch's gradients are staged unit by unit, and the ranks have the sums of their pieces alone; else
-    /// the arena of all gradients is the stage.
-    pub(crate) by_unit: bool,
-    /// Whether all ranks get all sums.
-    pub(crate) is_shared: bool,
-    /// Whether every micro-batch is added up over ranks; else each rank adds up its own first, once a step over ranks.
-    pub(crate) every_micro_batch: bool,
-    /// Whether sums are kept apart from what is staged: where there are several micro-batches to add up, or no arena of all.
-    pub(crate) sums_apart: bool,
-    /// Most bytes that come into a slot.
-    bucket_bytes: usize,
-    /// Whether the backward pass goes on meanwhile.
-    is_overlapped: bool,
-}
-
-impl Reduction {
-    /// As these ranks do it, in steps of `accum` micro-batches each.
-    pub fn new(ranks: &Ranks, accum: usize) -> Reduction {
-        let by_unit = ranks.zero >= Zero::Gradients;
-        let every_micro_batch = ranks.reduce == Reduce::MicroBatch;
-        Reduction {
-            rank: ranks.rank,
-            by_unit,
-            is_shared: ranks.zero == Zero::Replicated,
-            every_micro_batch,
-            sums_apart: by_unit || (every_micro_batch && accum > 1),
-            bucket_bytes: ranks.bucket_bytes,
-            is_overlapped: ranks.overlap_grad_reduce,
-        }
-    }
-}
-
 /// The sums of a step, and what of them is under way.
 pub(crate) struct Reducing {
-    pub(crate) how: Reduction,
+    pub(crate) ranks: Ranks,
     bundles: Vec<Cover>,
     /// This rank's pieces; none where the sums are written over what it staged of them.
     sums: Option<Arena>,
@@ -97,29 +60,31 @@ impl Reducing {
         memory: &Memory,
         layout: &Rc<Layout>,
         dtype: DType,
-        how: Reduction,
+        (ranks, accum): (&Ranks, usize),
     ) -> Result<Reducing, OutOfMemory> {
-        let ranks = how.rank.of;
+        let of = ranks.rank.of;
         let bundles = layout.bundles();
-        let largest = bundles.iter().map(|bundle| bundle.elements() / ranks).max();
-        let bucket = how.bucket_bytes / (ranks * dtype.size_in_bytes());
+        let largest = bundles.iter().map(|bundle| bundle.elements() / of).max();
+        let bucket = ranks.bucket_bytes / (of * dtype.size_in_bytes());
         let bucket = (bucket / PARAMETER_PADDING).max(1) * PARAMETER_PADDING;
         let elements = bucket.min(largest.unwrap_or(0));
         let category = Category::Gradient;
         let slot = |_| {
-            let dims = [ranks * elements];
+            let dims = [of * elements];
             Ok(Slot {
                 place: memory.lease_persistent(category, "receive_slot", dims, dtype)?,
                 emptied: Event::PAST,
             })
         };
-        let slots = (0..1 + usize::from(how.is_overlapped)).map(slot);
-        let sums = how.sums_apart.then(|| {
-            let (name, own) = ("reduced_gradients", layout.own_trained(how.rank));
+        let slots = (0..1 + usize::from(ranks.overlap_grad_reduce)).map(slot);
+        // Sums are kept apart from what is staged where there are several micro-batches to add up, or no arena of all.
+        let are_apart = ranks.stages_by_unit() || (ranks.adds_every_micro_batch() && accum > 1);
+        let sums = are_apart.then(|| {
+            let (name, own) = ("reduced_gradients", layout.own_trained(ranks.rank));
             Arena::lease_part(memory, Space::Device, category, name, layout, dtype, own)
         });
         Ok(Reducing {
-            how,
+            ranks: ranks.clone(),
             begun: vec![false; bundles.len()],
             sent: vec![None; bundles.len()],
             bundles,
@@ -147,18 +112,10 @@ impl Reducing {
         self.begun.fill(false);
     }
 
-    /// The elements whose sums this rank has at the end.
-    pub(crate) fn own(&self, layout: &Layout) -> Cover {
-        match self.how.is_shared {
-            true => layout.trained(),
-            false => layout.own_trained(self.how.rank),
-        }
-    }
-
     /// Where the sum of a range is, when the step's gradients are there.
     pub(crate) fn sum<'a>(&'a self, arena: &'a Arena, range: Range<usize>) -> In<'a> {
         match &self.sums {
-            Some(sums) if !self.how.is_shared => sums.flat(range),
+            Some(sums) if !self.ranks.shares_sums() => sums.flat(range),
             _ => arena.flat(range),
         }
     }
@@ -185,8 +142,8 @@ impl Reducing {
     ) -> Result<Event, KernelError> {
         let staged = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Collective, staged, STAGED)?;
-        let piece = self.bundles[bundle].elements() / self.how.rank.of;
-        let slot = self.slots[0].place.dims().elements() / self.how.rank.of;
+        let piece = self.bundles[bundle].elements() / self.ranks.rank.of;
+        let slot = self.slots[0].place.dims().elements() / self.ranks.rank.of;
         for start in (0..piece).step_by(slot.max(1)) {
             if self.in_flight.len() == self.slots.len() {
                 self.sum_oldest(kernels, arena)?;
@@ -203,7 +160,7 @@ impl Reducing {
         if unit.is_none() {
             self.sent[bundle] = Some(sent);
         }
-        if !self.how.is_overlapped {
+        if !self.ranks.overlap_grad_reduce {
             self.finish(kernels, arena)?;
         }
         Ok(sent)
@@ -222,7 +179,7 @@ impl Reducing {
         kernels.wait(Queue::Collective, slot.emptied, EMPTIED)?;
         let whole = &self.bundles[bundle];
         let of = |rank| whole.piece(rank).lying_at(rows);
-        let rank = self.how.rank;
+        let rank = self.ranks.rank;
         let ranges = of(rank).ranges().to_vec();
         let bytes_a_rank = rows.len() * slot.place.dtype().size_in_bytes();
         let bytes = ExchangeBytes::both_ways((rank.of - 1) * bytes_a_rank);
@@ -271,10 +228,10 @@ impl Reducing {
         let sums = self.sums.as_mut().unwrap_or(arena);
         let mut first = 0;
         for range in bucket.ranges {
-            let elements = self.how.rank.of * range.len();
+            let elements = self.ranks.rank.of * range.len();
             let x = slot.place.view().rows(first..first + elements);
             let sum = SumInOrder {
-                x: x.reshape([self.how.rank.of, range.len()]),
+                x: x.reshape([self.ranks.rank.of, range.len()]),
                 out: sums.flat_mut(range),
                 init: match bucket.is_first {
                     true => Init::Overwrite,
@@ -313,7 +270,7 @@ impl Reducing {
         let mut sent = Traffic::default();
         for bundle in bundles {
             let own = self.sums.as_ref().map(|sums| {
-                let own = bundle.piece(self.how.rank);
+                let own = bundle.piece(self.ranks.rank);
                 let own = own.ranges().iter();
                 own.map(|range| sums.flat(range.clone())).collect()
             });
@@ -321,7 +278,7 @@ impl Reducing {
             // SAFETY: whoever reads or writes the arena waits for this, and it lives as long as kernels have work; so do the
             // sums, which are written again after the next backward pass.
             let gathered = unsafe {
-                gather_bundle(kernels, self.how.rank, whole, own, |ranges| {
+                gather_bundle(kernels, self.ranks.rank, whole, own, |ranges| {
                     arena.disjoint_mut(ranges)
                 })
             };
