@@ -21,6 +21,8 @@ pub struct Work<'a> {
     pub kernels: &'a dyn Kernels,
     /// Weights.
     pub weights: &'a mut Weights,
+    /// In which order the pass uses units of them.
+    pub order: &'a Rc<[usize]>,
     /// The table of activations; empty before and after, whatever happens.
     pub saved: &'a mut Saved,
     /// The micro-batch.
@@ -58,6 +60,7 @@ pub struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     pub(crate) fn new(model: &'a Model, work: Work<'a>) -> Pass<'a> {
+        work.weights.begin_pass(work.order);
         Pass {
             replayed: model.no_replays(),
             model,

@@ -142,6 +142,7 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
             memory: &memory,
             kernels: &cpu,
             weights: &mut weights,
+            order: &Rc::default(),
             saved: &mut saved,
             batch: &on_device,
             purpose: Purpose::Training(Training {

@@ -24,11 +24,11 @@ impl Forward<'_> {
         batch: &'w Batch,
         cached: Option<CachedSequences<'w>>,
     ) -> Work<'w> {
-        self.weights.begin_pass(self.order);
         Work {
             memory: self.memory,
             kernels: self.kernels,
             weights: self.weights,
+            order: self.order,
             saved: self.saved,
             batch,
             purpose: Purpose::Inference(cached),

@@ -335,7 +335,6 @@ impl Session {
             let _place = self.memory.enter(Phase::Forward, Layer::Whole);
             let before = Count::of(&*self.kernels, &self.weights, &self.gradients);
             let beside_before = *beside;
-            self.weights.begin_pass(&self.orders.step);
             self.gradients.begin_micro_batch();
             let current = self.losses.current();
             let loss = StepLoss {
@@ -369,6 +368,7 @@ impl Session {
                 memory: &self.memory,
                 kernels: &*self.kernels,
                 weights: &mut self.weights,
+                order: &self.orders.step,
                 saved: &mut self.saved,
                 batch: &batch,
                 purpose: Purpose::Training(Training {

@@ -157,6 +157,7 @@ impl Run {
             memory: &self.memory,
             kernels: &*self.kernels,
             weights: &mut self.weights,
+            order: &Rc::default(),
             saved: &mut self.saved,
             batch: &batch,
             purpose: Purpose::Training(Training {
