@@ -40,7 +40,9 @@ constexpr int NO_WINDOW = 1 << 30;
 
 struct Attention {
     const int *documents;
-    size_t seq, heads, kv_heads, head_dim;
+    size_t seq, heads, kv_heads;
+    // Widths of a head of queries and keys, and of one of values.
+    size_t qk_dim, own_v_dim;
     float scale;
     // A query sees as many keys at most, its own included: NO_WINDOW where all up to itself.
     int window;
@@ -57,6 +59,9 @@ struct Attention {
         const int whole = window + 2 - QUERIES - KEYS;
         return unsigned(key - query + window - QUERIES) >= (documents != nullptr || whole < 0 ? 0u : unsigned(whole));
     }
+    // Width of a head of values, of dout and of the output. Kernels for the widest heads alone take another than that of keys:
+    // in the others it would cost instructions and registers.
+    template <int D> __device__ size_t v_dim() const { return D == 256 ? own_v_dim : qk_dim; }
     // Query heads that a key-value head serves.
     __device__ unsigned group() const { return unsigned(heads) / unsigned(kv_heads); }
     __device__ bool is_kept(uint64_t stream, uint64_t element) const { return random_u32(stream, element) >= threshold; }
@@ -72,14 +77,14 @@ struct Head {
         return {sequence, kv_head * a.group() + member, kv_head};
     }
 
-    // Its rows in a tensor like q, or like k.
-    template <typename T> __device__ HeadRows<T> like_q(const Attention &a, T *tensor) const {
-        const unsigned stride = unsigned(a.heads) * unsigned(a.head_dim);
-        return {tensor + (size_t(sequence) * a.seq * a.heads + head) * a.head_dim, stride, int(a.head_dim)};
+    // Its rows in a tensor of query heads, or of key-value heads, each `dim` wide.
+    template <typename T> __device__ HeadRows<T> of_queries(const Attention &a, T *tensor, size_t dim) const {
+        const unsigned stride = unsigned(a.heads) * unsigned(dim);
+        return {tensor + (size_t(sequence) * a.seq * a.heads + head) * dim, stride, int(dim)};
     }
-    template <typename T> __device__ HeadRows<T> like_k(const Attention &a, T *tensor) const {
-        const unsigned stride = unsigned(a.kv_heads) * unsigned(a.head_dim);
-        return {tensor + size_t(sequence) * a.seq * stride + kv_head * a.head_dim, stride, int(a.head_dim)};
+    template <typename T> __device__ HeadRows<T> of_keys(const Attention &a, T *tensor, size_t dim) const {
+        const unsigned stride = unsigned(a.kv_heads) * unsigned(dim);
+        return {tensor + size_t(sequence) * a.seq * stride + kv_head * dim, stride, int(dim)};
     }
     // Where its numbers start in a tensor `[b, heads, s]`.
     __device__ size_t statistics(const Attention &a) const { return (size_t(sequence) * a.heads + head) * a.seq; }
@@ -225,6 +230,7 @@ template <int C> __device__ void rescale_rows(float (&sums)[C][4], const float (
 template <typename T, int C>
 __device__ void store_forward(T *out, float *lse, float (&sums)[C][4], const OnlineSoftmax &softmax, int query,
                               const Attention &a, const Head &head) {
+    const size_t v_dim = a.v_dim<8 * C>();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int own = query + lane_row(2 * half);
@@ -233,7 +239,7 @@ __device__ void store_forward(T *out, float *lse, float (&sums)[C][4], const Onl
             continue;
         }
         if (out != nullptr) {
-            store_row(head.like_q(a, out).row(own), int(a.head_dim), sums, half, a.kept_scale / sum);
+            store_row(head.of_queries(a, out, v_dim).row(own), int(v_dim), sums, half, a.kept_scale / sum);
         }
         if (lse != nullptr && threadIdx.x % 4 == 0) {
             lse[head.statistics(a) + own] = softmax.log_sum(half, sum, a.scale, a.scale * LOG2_E);
@@ -250,13 +256,13 @@ __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const 
     SHARED(int, first_key_of, QUERIES);
     const Tile<T, D> q_tile = {chunks, 0}, k_tile = q_tile.next(QUERIES), v_tile = k_tile.next(KEYS);
     const Head head = Head::of_block(a);
-    const HeadRows<const T> keys = head.like_k(a, k), values = head.like_k(a, v);
+    const HeadRows<const T> keys = head.of_keys(a, k, a.qk_dim), values = head.of_keys(a, v, a.v_dim<D>());
     const int first = int(gridDim.z - 1 - blockIdx.z) * QUERIES, queries = rows_left(a, first, QUERIES);
     const int row = threadIdx.x / WARP * Size::WARP_ROWS, query = first + row, end = first + queries;
     const FirstKeys first_keys = {first_key_of, a.has_first_keys()};
     first_keys.keep(a, head, first, QUERIES);
     int key = head.first_key(a, first, queries) / KEYS * KEYS;
-    copy_rows<QUERIES, THREADS>(q_tile, head.like_q(a, q), first, queries);
+    copy_rows<QUERIES, THREADS>(q_tile, head.of_queries(a, q, a.qk_dim), first, queries);
     copy_rows<KEYS, THREADS>(k_tile, keys, key, rows_left(a, key, KEYS));
     OnlineSoftmax softmax[F];
     float sums[F][D / 8][4] = {};
@@ -303,15 +309,15 @@ __device__ void flash_forward(T *out, float *lse, const T *q, const T *k, const 
 // The sums of dout * out over a head's row: of the probabilities times their gradients, dropped or not. A row has
 // `lanes` lanes, a power of two. Blocks along x are tokens, along y some of their heads.
 template <typename T>
-__device__ void flash_row_sums(float *sums, const T *dout, const T *out, size_t seq, size_t heads, size_t head_dim,
+__device__ void flash_row_sums(float *sums, const T *dout, const T *out, size_t seq, size_t heads, size_t v_dim,
                                size_t lanes) {
     const unsigned token = blockIdx.x, lane = threadIdx.x % unsigned(lanes);
     const size_t head = (size_t(blockIdx.y) * blockDim.x + threadIdx.x) / unsigned(lanes), row = token * heads + head;
     float sum = 0.0f;
     if (head < heads) {
-        for (size_t first = lane * PACK; first < head_dim; first += lanes * PACK) {
-            const Pack a = load(dout + row * head_dim, first, head_dim);
-            const Pack b = load(out + row * head_dim, first, head_dim);
+        for (size_t first = lane * PACK; first < v_dim; first += lanes * PACK) {
+            const Pack a = load(dout + row * v_dim, first, v_dim);
+            const Pack b = load(out + row * v_dim, first, v_dim);
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
                 sum += a.at[i] * b.at[i];
@@ -453,7 +459,7 @@ __device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, c
     const Tile<T, D> q_tile = {chunks, 0}, dout_tile = q_tile.next(QUERIES);
     const Tile<T, D> v_tile = dout_tile.next(QUERIES);
     const Head head = Head::of_block(a);
-    const HeadRows<const T> keys = head.like_k(a, k), values = head.like_k(a, v);
+    const HeadRows<const T> keys = head.of_keys(a, k, a.qk_dim), values = head.of_keys(a, v, a.v_dim<D>());
     const int first = int(gridDim.z - 1 - blockIdx.z) * QUERIES, queries = rows_left(a, first, QUERIES);
     const int row = threadIdx.x / WARP * Size::WARP_ROWS, query = first + row, end = first + queries;
     const FirstKeys first_keys = {first_key_of, a.has_first_keys()};
@@ -471,8 +477,8 @@ __device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, c
     };
     const auto copy_values = [&](int key) { copy_rows<KEYS, THREADS>(v_tile, values, key, rows_left(a, key, KEYS)); };
     int key = head.first_key(a, first, queries) / KEYS * KEYS;
-    copy_rows<QUERIES, THREADS>(q_tile, head.like_q(a, q), first, queries);
-    copy_rows<QUERIES, THREADS>(dout_tile, head.like_q(a, dout), first, queries);
+    copy_rows<QUERIES, THREADS>(q_tile, head.of_queries(a, q, a.qk_dim), first, queries);
+    copy_rows<QUERIES, THREADS>(dout_tile, head.of_queries(a, dout, a.v_dim<D>()), first, queries);
     copy_keys(0, key);
     copy_values(key);
     float sums[F][D / 8][4] = {};
@@ -512,9 +518,9 @@ __device__ void flash_backward_queries(T *dq, const T *dout, const float *lse, c
         for (int half = 0; half < 2; half++) {
             const int own = query + 16 * f + lane_row(2 * half);
             if (own < int(a.seq)) {
-                // Not by `like_q`: its offset, made before the loop, would be kept in registers that are needed there.
-                T *const to = dq + ((size_t(head.sequence) * a.seq + own) * a.heads + head.head) * a.head_dim;
-                store_row(to, int(a.head_dim), sums[f], half, a.scale);
+                // Not by `of_queries`: its offset, made before the loop, would be kept in registers that are needed there.
+                T *const to = dq + ((size_t(head.sequence) * a.seq + own) * a.heads + head.head) * a.qk_dim;
+                store_row(to, int(a.qk_dim), sums[f], half, a.scale);
             }
         }
     }
@@ -550,7 +556,7 @@ struct Walk {
 };
 
 // Where parts of the query heads of each group leave their sums, unless one part has them all: of each part those for
-// dk, then for dv, like k.
+// dk, like k, then for dv, like v.
 struct Parts {
     float *sums;
     size_t count;
@@ -583,8 +589,8 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
     const auto copy_queries = [&](int turn, const Walk &walk) {
         const Head head = group.member(a, walk.member);
         const int queries = rows_left(a, walk.query, QUERIES);
-        copy_rows<QUERIES, THREADS>(passing.left(turn), head.like_q(a, q), walk.query, queries);
-        copy_rows<QUERIES, THREADS>(passing.right(turn), head.like_q(a, dout), walk.query, queries);
+        copy_rows<QUERIES, THREADS>(passing.left(turn), head.of_queries(a, q, a.qk_dim), walk.query, queries);
+        copy_rows<QUERIES, THREADS>(passing.right(turn), head.of_queries(a, dout, a.v_dim<D>()), walk.query, queries);
         // Beyond the sequence dout is zero; so is all that its rows add, if their statistics are numbers.
         const int own = threadIdx.x, to = turn * QUERIES + own;
         const size_t at = head.statistics(a) + walk.query + own;
@@ -597,8 +603,8 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
             }
         }
     };
-    copy_rows<KEYS, THREADS>(k_tile, group.like_k(a, k), first, keys);
-    copy_rows<KEYS, THREADS>(v_tile, group.like_k(a, v), first, keys);
+    copy_rows<KEYS, THREADS>(k_tile, group.of_keys(a, k, a.qk_dim), first, keys);
+    copy_rows<KEYS, THREADS>(v_tile, group.of_keys(a, v, a.v_dim<D>()), first, keys);
     // Beyond these queries, all windows begin after the keys.
     const int reach = end - 1 + a.window, last = reach < int(a.seq) ? reach : int(a.seq);
     Walk next = {first_member(part), first};
@@ -658,7 +664,8 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
         add_weighted(sums, tile, sums_dv ? passing.right(turn) : passing.left(turn), columns);
     }
     const float factor = sums_dv ? a.kept_scale : a.scale;
-    const int width = int(a.head_dim) - 8 * columns;
+    const size_t dim = sums_dv ? a.v_dim<D>() : a.qk_dim;
+    const int width = int(dim) - 8 * columns;
 #pragma unroll
     for (int f = 0; f < F; f++) {
 #pragma unroll
@@ -668,36 +675,37 @@ __device__ void flash_backward_keys(T *dk, T *dv, const Parts &parts, const T *d
                 continue;
             }
             const size_t token = size_t(group.sequence) * a.seq + own;
-            const size_t at = (token * a.kv_heads + group.kv_head) * a.head_dim + 8 * columns;
+            const size_t at = (token * a.kv_heads + group.kv_head) * dim + 8 * columns;
             if (parts.count == 1) {
                 store_row((sums_dv ? dv : dk) + at, width, sums[f], half, factor);
             } else {
-                const size_t elements = gridDim.x * a.seq * a.kv_heads * a.head_dim;
-                store_row(parts.sums + (2 * part + sums_dv) * elements + at, width, sums[f], half, factor);
+                const size_t before = part * (a.qk_dim + a.v_dim<D>()) + (sums_dv ? a.qk_dim : 0);
+                float *const to = parts.sums + gridDim.x * a.seq * a.kv_heads * before;
+                store_row(to + at, width, sums[f], half, factor);
             }
         }
     }
 }
 
-// Adds what parts have left, in their order, and rounds once. Blocks along y are dk and dv, of `elements` each.
+// Adds what parts have left, in their order, and rounds once. Blocks along y are dk and dv, of so many elements.
 template <typename T>
-__device__ void flash_add_parts(T *dk, T *dv, const float *sums, size_t count, size_t elements) {
-    const size_t first = flat_pack();
+__device__ void flash_add_parts(T *dk, T *dv, const float *sums, size_t count, size_t of_dk, size_t of_dv) {
+    const size_t first = flat_pack(), elements = blockIdx.y == 0 ? of_dk : of_dv;
     if (first >= elements) {
         return;
     }
-    const float *const own = sums + blockIdx.y * elements;
+    const float *const own = sums + blockIdx.y * of_dk;
     Pack sum = load(own, first, elements);
     for (size_t part = 1; part < count; part++) {
-        add(sum, load(own + 2 * part * elements, first, elements));
+        add(sum, load(own + part * (of_dk + of_dv), first, elements));
     }
     store(blockIdx.y == 0 ? dk : dv, first, elements, sum);
 }
 
 #define ATTENTION                                                                                              \
-    const int *documents, size_t seq, size_t heads, size_t kv_heads, size_t head_dim, float scale, int window, \
-        size_t threshold, const uint32_t *key, float kept_scale
-#define OF_ATTENTION {documents, seq, heads, kv_heads, head_dim, scale, window, threshold, key, kept_scale}
+    const int *documents, size_t seq, size_t heads, size_t kv_heads, size_t qk_dim, size_t v_dim, float scale, \
+        int window, size_t threshold, const uint32_t *key, float kept_scale
+#define OF_ATTENTION {documents, seq, heads, kv_heads, qk_dim, v_dim, scale, window, threshold, key, kept_scale}
 
 #define OF_THREADS(T, D, threads) __launch_bounds__(Sizes<T, D>::threads, blocks(Sizes<T, D>::threads))
 
@@ -722,13 +730,13 @@ __device__ void flash_add_parts(T *dk, T *dv, const float *sums, size_t count, s
 
 #define OF_ONE_TYPE(T, name)                                                                                   \
     extern "C" __global__ void flash_row_sums_##name(float *sums, const T *dout, const T *out, size_t seq,     \
-                                                     size_t heads, size_t head_dim, size_t lanes) {            \
-        flash_row_sums(sums, dout, out, seq, heads, head_dim, lanes);                                          \
+                                                     size_t heads, size_t v_dim, size_t lanes) {               \
+        flash_row_sums(sums, dout, out, seq, heads, v_dim, lanes);                                             \
     }                                                                                                          \
     EXPORT(flash_row_sums_##name);                                                                             \
     extern "C" __global__ void flash_add_parts_##name(T *dk, T *dv, const float *sums, size_t count,           \
-                                                      size_t elements) {                                       \
-        flash_add_parts(dk, dv, sums, count, elements);                                                        \
+                                                      size_t of_dk, size_t of_dv) {                            \
+        flash_add_parts(dk, dv, sums, count, of_dk, of_dv);                                                    \
     }                                                                                                          \
     EXPORT(flash_add_parts_##name);                                                                            \
     OF_ONE_WIDTH(T, 32, 32_##name);                                                                            \

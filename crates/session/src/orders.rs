@@ -6,7 +6,7 @@ use crate::session::Session;
 use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{Home, Homes, Memory};
-use model::{Attention, Model};
+use model::Model;
 use settings::{BetweenSteps, Settings};
 use std::rc::Rc;
 use units::Zero;
@@ -64,13 +64,8 @@ fn of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
     };
     let batch = shape_of_a_step(&settings, settings.seq);
     let (memory, flops) = (Memory::shapes(), FlopCounter::default());
-    // The order is the same on every device, but not every device has every attention: cuDNN's is a GPU's alone, and values
-    // of another width than keys are the CPU's.
-    let target = match settings.attention {
-        Attention::Cudnn => Target::Cuda,
-        Attention::Eager | Attention::Flash => Target::Cpu,
-    };
-    let mut session = Session::on_shapes(settings, &memory, target, flops)?;
+    // The order is the same on every device, but not every device has every attention: cuDNN's is a GPU's alone.
+    let mut session = Session::on_shapes(settings, &memory, Target::Cuda, flops)?;
     session.weights.keep_record();
     session.step(&batch)?;
     Ok(session.weights.take_record())

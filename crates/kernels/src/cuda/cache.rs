@@ -22,7 +22,7 @@ pub(super) fn store_in_cache<D: Driver>(
         lengths,
     } = operation;
     let kernel = kernel!("cache", "store_in_cache", k.dtype());
-    let (rows, width) = (k.dims()[0], k.dims()[1]);
+    let (rows, k_width, v_width) = (k.dims()[0], k.dims()[1], v.dims()[1]);
     let &[sequences, blocks] = table.dims() else {
         unreachable!("the check asks for two dimensions");
     };
@@ -35,9 +35,10 @@ pub(super) fn store_in_cache<D: Driver>(
         (&lengths).into(),
         blocks.into(),
         (rows / sequences).into(),
-        width.into(),
+        k_width.into(),
+        v_width.into(),
     ];
-    cuda.launch(kernel, Extent::rows(rows, width), &arguments)
+    cuda.launch(kernel, Extent::rows(rows, k_width.max(v_width)), &arguments)
 }
 
 pub(super) fn cached_attention<D: Driver>(
@@ -53,11 +54,9 @@ pub(super) fn cached_attention<D: Driver>(
         lengths,
         shape,
     } = operation;
-    if shape.qk_head_dim > THREADS {
-        let message = format!(
-            "heads of {} are wider than {THREADS}, the widest on CUDA",
-            shape.qk_head_dim
-        );
+    let head_dim = shape.qk_head_dim.max(shape.v_head_dim);
+    if head_dim > THREADS {
+        let message = format!("heads of {head_dim} are wider than {THREADS}, the widest on CUDA");
         return Err(KernelError::too_large("cached_attention", message));
     }
     let kernel = kernel!("cache", "cached_attention", q.dtype());
@@ -72,6 +71,7 @@ pub(super) fn cached_attention<D: Driver>(
         shape.seq.into(),
         shape.kv_heads.into(),
         shape.qk_head_dim.into(),
+        shape.v_head_dim.into(),
         shape.window.unwrap_or(usize::MAX).into(),
         shape.scale().into(),
     ];

@@ -6,13 +6,10 @@
 use super::dropout::dropout_arguments;
 use super::extent::Extent;
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
-use crate::operation::flash::{cuda_keys, cuda_partial_sums, cuda_parts};
+use crate::operation::flash::{cuda_keys, cuda_partial_sums, cuda_parts, cuda_width};
 use crate::operation::{FlashAttention, FlashAttentionBackward};
 use crate::{AttentionShape, FlashOptions, KernelError};
 use memory::{DType, In, Out};
-
-/// Widths of a head that kernels are made for.
-const WIDTHS: [usize; 4] = [32, 64, 128, 256];
 
 /// Threads of a block that makes the sums of rows.
 const SUM_THREADS: usize = 128;
@@ -63,9 +60,13 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(operation: &'static str, head_dim: usize, dtype: DType) -> Result<Sizes, KernelError> {
-        let width = WIDTHS.into_iter().find(|width| head_dim <= *width);
-        let width = width.ok_or_else(|| {
+    fn new(
+        operation: &'static str,
+        shape: AttentionShape,
+        dtype: DType,
+    ) -> Result<Sizes, KernelError> {
+        let width = cuda_width(shape).ok_or_else(|| {
+            let head_dim = shape.qk_head_dim.max(shape.v_head_dim);
             let message = format!("heads of {head_dim} are wider than 256, the widest on CUDA");
             KernelError::too_large(operation, message)
         })?;
@@ -76,7 +77,7 @@ impl Sizes {
             dtype,
             warp_rows,
             queries: if wide && f32 { 32 } else { 4 * warp_rows },
-            keys: cuda_keys(head_dim, dtype),
+            keys: cuda_keys(width, dtype),
             key_warps: if wide && f32 { 4 } else { 2 },
             forward: if wide { 32 } else { 64 },
             backward: match (width, f32) {
@@ -123,7 +124,7 @@ fn joined<const N: usize>(parts: [&[Argument]; 3]) -> [Argument; N] {
 }
 
 /// The arguments that every kernel ends with.
-fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 10] {
+fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 11] {
     let [threshold, key, kept_scale] = dropout_arguments(options.dropout);
     let window = match shape.is_windowed() {
         true => shape.reach() as i32,
@@ -138,6 +139,7 @@ fn common(shape: AttentionShape, options: &FlashOptions) -> [Argument; 10] {
         shape.heads.into(),
         shape.kv_heads.into(),
         shape.qk_head_dim.into(),
+        shape.v_head_dim.into(),
         shape.scale().into(),
         Argument::Int(window),
         threshold,
@@ -160,11 +162,11 @@ pub(super) fn flash_attention<D: Driver>(
         shape,
         options,
     } = operation;
-    let sizes = Sizes::new("flash_attention", shape.qk_head_dim, q.dtype())?;
+    let sizes = Sizes::new("flash_attention", shape, q.dtype())?;
     let extent = sizes.of_queries(shape, sizes.queries + 2 * sizes.forward);
     let written = [Argument::optional(&out), Argument::optional(&lse)];
     let read = [&q, &k, &v].map(Argument::from);
-    let arguments: [Argument; 15] = joined([&written, &read, &common(shape, &options)]);
+    let arguments: [Argument; 16] = joined([&written, &read, &common(shape, &options)]);
     let kernel = kernel_of_width!("flash_forward", sizes.width, q.dtype());
     cuda.launch(kernel, extent, &arguments)
 }
@@ -188,7 +190,7 @@ pub(super) fn flash_attention_backward<D: Driver>(
         options,
     } = operation;
     let dtype = q.dtype();
-    let sizes = Sizes::new("flash_attention_backward", shape.qk_head_dim, dtype)?;
+    let sizes = Sizes::new("flash_attention_backward", shape, dtype)?;
     // The partial sums first: of them are wide accesses.
     let parts = cuda_parts(shape, dtype);
     let (partial, sums) = scratch.split_at(cuda_partial_sums(shape, dtype));
@@ -202,15 +204,15 @@ pub(super) fn flash_attention_backward<D: Driver>(
 
     let kernel = kernel_of_width!("flash_backward_keys", sizes.width, dtype);
     let extent = sizes.of_keys(shape, parts, 2 * sizes.keys + 4 * sizes.backward);
-    let arguments: [Argument; 20] = joined([&written, &read, &common]);
+    let arguments: [Argument; 21] = joined([&written, &read, &common]);
     cuda.launch(kernel, extent, &arguments)?;
     if parts > 1 {
-        add_parts(cuda, written, &dk)?;
+        add_parts(cuda, written, [&dk, &dv])?;
     }
 
     let kernel = kernel_of_width!("flash_backward_queries", sizes.width, dtype);
     let extent = sizes.of_queries(shape, 2 * sizes.queries + 3 * sizes.backward);
-    let arguments: [Argument; 17] = joined([&[(&dq).into()], &read, &common]);
+    let arguments: [Argument; 18] = joined([&[(&dq).into()], &read, &common]);
     cuda.launch(kernel, extent, &arguments)
 }
 
@@ -218,14 +220,14 @@ pub(super) fn flash_attention_backward<D: Driver>(
 fn add_parts<D: Driver>(
     cuda: &Cuda<D>,
     written: [Argument; 4],
-    dk: &Out,
+    gradients: [&Out; 2],
 ) -> Result<(), KernelError> {
-    let elements = dk.elements();
-    let mut extent = Extent::flat(elements);
+    let [of_dk, of_dv] = gradients.map(Out::elements);
+    let mut extent = Extent::flat(of_dk.max(of_dv));
     extent.grid[1] = 2;
-    let [dk_to, dv_to, partial, parts] = written;
-    let arguments = [dk_to, dv_to, partial, parts, elements.into()];
-    let kernel = kernel!("flash_attention", "flash_add_parts", dk.dtype());
+    let [dk, dv, partial, parts] = written;
+    let arguments = [dk, dv, partial, parts, of_dk.into(), of_dv.into()];
+    let kernel = kernel!("flash_attention", "flash_add_parts", gradients[0].dtype());
     cuda.launch(kernel, extent, &arguments)
 }
 
@@ -239,7 +241,7 @@ fn row_sums<D: Driver>(
 ) -> Result<(), KernelError> {
     // Lanes of a row: as many as have something of it, and one reduction's.
     let lanes = shape
-        .qk_head_dim
+        .v_head_dim
         .div_ceil(PACK)
         .next_power_of_two()
         .min(WARP);
@@ -255,7 +257,7 @@ fn row_sums<D: Driver>(
         out.into(),
         shape.seq.into(),
         shape.heads.into(),
-        shape.qk_head_dim.into(),
+        shape.v_head_dim.into(),
         lanes.into(),
     ];
     let kernel = kernel!("flash_attention", "flash_row_sums", dout.dtype());

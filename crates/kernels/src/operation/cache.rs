@@ -8,7 +8,7 @@ use memory::{DType, In, Out};
 /// Tokens of a block of a cache.
 pub const CACHE_BLOCK: usize = 16;
 
-/// Stores the keys and values of the last tokens of each sequence: `k [b * n, w]`, `v [b * n, u]`, on CUDA as wide, `n` rows for
+/// Stores the keys and values of the last tokens of each sequence: `k [b * n, w]`, `v [b * n, u]`, `n` rows for
 /// each of `b` sequences, into `k_cache [blocks, 16, w]`, `v_cache [blocks, 16, u]`.
 ///
 /// `table [b, m]` i32 names the blocks of each sequence, in order; `lengths [b]` i32 are its tokens, the new ones
@@ -26,7 +26,7 @@ pub struct StoreInCache<'a> {
 /// Causal attention of the last `shape.seq` tokens of each sequence over all of its tokens, or over the last `shape.window` of
 /// them. Keys and values are in a cache that [`StoreInCache`] has filled, those of the last tokens included.
 /// `q [b * n, heads * d]`; `out [b * n, heads * e]`; `k_cache [blocks, 16, kv_heads * d]`, `v_cache [blocks, 16, kv_heads * e]`,
-/// on CUDA as wide, `table` and `lengths` as there. Rows before a sequence's first token become 0.
+/// `table` and `lengths` as there. Rows before a sequence's first token become 0.
 ///
 /// A row of `out` depends on its query, its position and the keys and values up to there, to the bit: not on what else is
 /// in the batch, on the blocks that hold them, or on how many tokens are new.
@@ -72,7 +72,6 @@ impl Contract for StoreInCache<'_> {
         check.rank("v", v, 2)?;
         let (rows, widths) = (k.dims()[0], [k.dims()[1], v.dims()[1]]);
         check.tensor("v", v, &[rows, widths[1]], k.dtype())?;
-        check.one_width(widths)?;
         check_caches(check, [&self.k_cache, &self.v_cache], widths, k.dtype())?;
         check.rank("table", &self.table, 2)?;
         let sequences = self.table.dims()[0];
@@ -105,7 +104,6 @@ impl Contract for CachedAttention<'_> {
     fn check(&self, check: &Check) -> Checked {
         let shape = self.shape;
         shape.check(check, [&[("q", &self.q)], &[], &[], &[("out", &self.out)]])?;
-        check.one_width(shape.head_dims())?;
         let widths = shape.head_dims().map(|dim| shape.kv_heads * dim);
         let caches: [&dyn View; 2] = [&self.k_cache, &self.v_cache];
         check_caches(check, caches, widths, self.q.dtype())?;

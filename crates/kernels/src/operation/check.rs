@@ -114,13 +114,6 @@ impl Check {
         })
     }
 
-    /// Keys and values that are as wide as each other, where CUDA's kernels have one width.
-    pub(crate) fn one_width(&self, [k, v]: [usize; 2]) -> Checked {
-        self.that(self.target == Target::Cpu || k == v, || {
-            format!("on CUDA it takes keys and values of one width, not {k} and {v}")
-        })
-    }
-
     /// A result that is added to nothing or to what the output holds.
     pub(crate) fn no_residual(&self, init: &Init) -> Checked {
         self.that(!matches!(init, Init::Add(_)), || {

@@ -266,12 +266,12 @@ pub fn two_widths() -> [AttentionShape; 6] {
     [
         with_values([3, 1, 4, 2, 20], 33, None),
         with_values([2, 37, 6, 2, 20], 12, None),
-        with_values([1, 200, 4, 1, 24], 64, None),
-        with_values([1, 150, 4, 2, 48], 33, Some(0.3)),
-        with_values([2, 65, 2, 2, 16], 40, Some(0.05)),
+        with_values([1, 65, 4, 1, 24], 64, None),
+        with_values([1, 150, 2, 1, 48], 33, Some(0.3)),
+        with_values([2, 40, 2, 2, 16], 40, Some(0.05)),
         AttentionShape {
             window: Some(66),
-            ..with_values([1, 150, 4, 2, 20], 13, Some(0.4))
+            ..with_values([1, 150, 2, 1, 20], 13, Some(0.4))
         },
     ]
 }

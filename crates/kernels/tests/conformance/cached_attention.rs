@@ -1,7 +1,7 @@
 //! Attention over keys and values in blocks, against a plain one in f64; and what its bits do not depend on.
 
 use crate::DTYPES;
-use crate::case::{Case, judge_on_cpu_alone, run};
+use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::host::Host;
@@ -249,22 +249,8 @@ pub fn cases(dtype: DType) -> Vec<Box<dyn Case>> {
             }) as Box<dyn Case>
         })
     };
-    let of_scale = CachedAttention {
-        dtype,
-        lengths: vec![37, 5, 150],
-        shape: AttentionShape {
-            scale: Some(ScoreScale::new(0.4)),
-            ..AttentionShape::new([3, 1], [8, 2], 64)
-        },
-        range: 0.5,
-    };
-    let usual = SHAPES.into_iter().flat_map(case);
-    usual.chain([Box::new(of_scale) as Box<dyn Case>]).collect()
-}
-
-/// Values narrower and wider than keys, wider than what is summed at a time; another scale.
-fn of_two_widths(dtype: DType) -> Vec<Box<dyn Case>> {
-    let case = |(head_dim, v_head_dim, scale): (usize, usize, Option<f32>)| {
+    // Values narrower and wider than keys; another scale.
+    let of_widths = |(head_dim, v_head_dim, scale): (usize, usize, Option<f32>)| {
         Box::new(CachedAttention {
             dtype,
             lengths: vec![37, 5, 20],
@@ -276,13 +262,14 @@ fn of_two_widths(dtype: DType) -> Vec<Box<dyn Case>> {
             range: 1.0,
         }) as Box<dyn Case>
     };
-    let widths = [(20, 12, None), (24, 300, None), (48, 32, Some(0.3))];
-    widths.into_iter().map(case).collect()
-}
-
-#[test]
-fn values_as_wide_as_they_like_are_for_the_processor() {
-    judge_on_cpu_alone(of_two_widths, "keys and values of one width");
+    let widths = [
+        (20, 12, None),
+        (24, 200, None),
+        (48, 33, Some(0.3)),
+        (64, 64, Some(0.4)),
+    ];
+    let usual = SHAPES.into_iter().flat_map(case);
+    usual.chain(widths.map(of_widths)).collect()
 }
 
 /// A token has the same bits alone and in a batch, and whether what is before it was read with it or before.

@@ -5,8 +5,7 @@ use crate::compare::Expected;
 use crate::device::Device;
 use crate::host::Host;
 use crate::poison::clean_and_poisoned;
-use crate::refusals::devices;
-use kernels::{KernelError, Target};
+use kernels::KernelError;
 use memory::DType;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -58,25 +57,6 @@ fn judge_outputs(
         (expected.name, share)
     });
     judged.collect()
-}
-
-/// Judges cases on the processor alone: CUDA's kernels refuse them, on a plan as well, for this reason.
-pub fn judge_on_cpu_alone(cases: Cases, reason: &str) {
-    for dtype in DTYPES {
-        for device in devices(dtype) {
-            device.memory.set_poison(!device.memory.is_shapes());
-            for case in cases(dtype) {
-                if device.kernels.target() == Target::Cuda {
-                    let refused = case.run(&device).unwrap_err();
-                    assert!(refused.message.contains(reason), "{refused}");
-                } else if device.memory.is_shapes() {
-                    run(case.as_ref(), &device);
-                } else {
-                    judge(case.as_ref(), std::slice::from_ref(&device));
-                }
-            }
-        }
-    }
 }
 
 /// Judges every case on every implementation that computes, on poisoned memory: outputs are fully written. What was in

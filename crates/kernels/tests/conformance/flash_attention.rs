@@ -2,7 +2,7 @@
 
 use crate::DTYPES;
 use crate::attention::{Attention, Scores, shape, two_widths, windowed, with_values};
-use crate::case::{Case, judge_on_cpu_alone, run};
+use crate::case::{Case, run};
 use crate::compare::{Expected, Rule};
 use crate::device::{Device, Tensor, computing};
 use crate::dropout::{Dropped, Placed};
@@ -316,11 +316,19 @@ pub fn all(dtype: DType) -> Vec<FlashAttention> {
             by: Flash::Own,
         });
     }
-    for (sizes, scale) in [([1, 150, 4, 2, 20], 0.4), ([1, 65, 2, 1, 128], 0.04)] {
-        cases.push(FlashAttention::plain(Attention {
-            shape: with_values(sizes, sizes[4], Some(scale)),
-            ..attention(sizes, random)
-        }));
+    let of_scale = with_values([1, 65, 2, 1, 128], 128, Some(0.04));
+    for (number, shape) in two_widths().into_iter().chain([of_scale]).enumerate() {
+        let probability = if number.is_multiple_of(2) { 0.1 } else { 0.0 };
+        cases.push(FlashAttention {
+            attention: Attention {
+                dtype,
+                shape,
+                scores: random,
+                dropout: dropout(probability).filter(|_| probability > 0.0),
+            },
+            lengths: if number < 3 { vec![] } else { vec![70, 20] },
+            by: Flash::Own,
+        });
     }
     for (sizes, probability) in [([1, 37, 2, 2, 20], 0.5), ([2, 131, 4, 1, 16], 0.25)] {
         let dropout = dropout(probability);
@@ -475,29 +483,4 @@ fn dropout_keeps_the_share_that_it_should() {
             );
         }
     }
-}
-
-fn of_two_widths(dtype: DType) -> Vec<Box<dyn Case>> {
-    let case = |(number, shape): (usize, AttentionShape)| {
-        let is_dropped = number.is_multiple_of(2);
-        Box::new(FlashAttention {
-            attention: Attention {
-                dtype,
-                shape,
-                scores: Scores::Random(1.5),
-                dropout: is_dropped.then_some(Dropped {
-                    probability: 0.1,
-                    key: 5,
-                }),
-            },
-            lengths: if number < 3 { vec![] } else { vec![70, 20] },
-            by: Flash::Own,
-        }) as Box<dyn Case>
-    };
-    two_widths().into_iter().enumerate().map(case).collect()
-}
-
-#[test]
-fn values_as_wide_as_they_like_are_for_the_processor() {
-    judge_on_cpu_alone(of_two_widths, "keys and values of one width");
 }

@@ -25,12 +25,7 @@ pub(super) fn settings(layers: usize, set: &[&str]) -> Settings {
 }
 
 fn chooser(settings: &Settings, offloads: bool, exhaustive: usize) -> Chooser {
-    // On CUDA, flash attention does not take values narrower than keys.
-    let target = match settings.attention.stores_scores() {
-        true => Target::Cuda,
-        false => Target::Cpu,
-    };
-    let paper = Paper::new(settings, target, Default::default());
+    let paper = Paper::new(settings, Target::Cuda, Default::default());
     Chooser::of(settings.clone(), paper, offloads, exhaustive).unwrap()
 }
 

@@ -7,6 +7,7 @@ pub(crate) use cudnn::CudnnScratch;
 pub use cudnn::Flash;
 pub(crate) use scratch::{
     CPU_KEYS, CPU_QUERIES, cpu_block, cpu_slots, cuda_keys, cuda_partial_sums, cuda_parts,
+    cuda_width,
 };
 
 use super::check::{Check, Checked, View};
@@ -15,7 +16,7 @@ use super::{AttentionShape, Dropout};
 use memory::{DType, In, Out};
 
 /// Causal attention that never stores the scores: blocks of them, with an online softmax. `q [b * s, heads * d]`,
-/// `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`, on CUDA as wide; `out [b * s, heads * e]`; `lse [b, heads, s]` (f32),
+/// `k [b * s, kv_heads * d]`, `v [b * s, kv_heads * e]`; `out [b * s, heads * e]`; `lse [b, heads, s]` (f32),
 /// for each query the natural logarithm of the sum of e^score over the keys that it sees. Either output may be left out, which changes no bit of the other. `scratch` is
 /// f32 of [`FlashAttention::scratch_elements`], by cuDNN of [`FlashAttention::cudnn_scratch_elements`].
 pub struct FlashAttention<'a> {
@@ -62,9 +63,7 @@ pub struct FlashOptions<'a> {
 
 impl FlashOptions<'_> {
     fn check(&self, check: &Check, shape: AttentionShape, dtype: DType) -> Checked {
-        if self.by == Flash::Own {
-            check.one_width(shape.head_dims())?;
-        } else {
+        if self.by == Flash::Cudnn {
             let misfit = shape.cudnn_misfit(check.target, dtype);
             check.that(misfit.is_none(), || misfit.unwrap_or_default())?;
             let plain = self.documents.is_none() && self.dropout.is_none();

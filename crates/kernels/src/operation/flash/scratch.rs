@@ -38,8 +38,8 @@ impl FlashAttentionBackward<'_> {
     /// As [`FlashAttention::scratch_elements`].
     ///
     /// On CUDA it keeps the row sums of `dout * out`, `[b, heads, s]`, and where there are few key-value heads and keys
-    /// for all multiprocessors, sums of `dk` and `dv` over parts of each head's query heads, `[parts, 2, b, s, kv_heads,
-    /// head_dim]`, which are added in order. `dq` has a pass of its own, with sums in a fixed
+    /// for all multiprocessors, sums of `dk` and `dv` over parts of each head's query heads, for each part those like k and
+    /// those like v, which are added in order. `dq` has a pass of its own, with sums in a fixed
     /// order, rather than an accumulator that blocks of keys add to in any order. On the CPU every task adds the row sums
     /// of a key-value head and, in bf16, the sums of its `dq` in f32.
     pub fn scratch_elements(target: Target, shape: AttentionShape, dtype: DType) -> usize {
@@ -55,17 +55,27 @@ impl FlashAttentionBackward<'_> {
 }
 
 /// Keys in a block of the backward pass on CUDA: `Sizes::KEYS` in `flash_attention.cu`.
-pub(crate) fn cuda_keys(head_dim: usize, dtype: DType) -> usize {
+pub(crate) fn cuda_keys(width: usize, dtype: DType) -> usize {
     match dtype {
-        DType::F32 if head_dim > 128 => 32,
+        DType::F32 if width > 128 => 32,
         _ => 64,
     }
+}
+
+/// The width that CUDA's kernels pad heads to; none if no kernel is as wide. Of two widths those for the widest heads know
+/// alone.
+pub(crate) fn cuda_width(shape: AttentionShape) -> Option<usize> {
+    const WIDTHS: [usize; 4] = [32, 64, 128, 256];
+    let [qk, v] = shape.head_dims();
+    let fits = |width: &usize| qk.max(v) <= *width && (qk == v || *width == 256);
+    WIDTHS.into_iter().find(fits)
 }
 
 /// Parts of the query heads of each key-value head, of as equal size as they can be, that sum `dk` and `dv` apart on CUDA:
 /// as few as are enough blocks. A function of the shape, never of the device, and so are the bits of the sums.
 pub(crate) fn cuda_parts(shape: AttentionShape, dtype: DType) -> usize {
-    let keys = shape.seq.div_ceil(cuda_keys(shape.qk_head_dim, dtype));
+    let width = cuda_width(shape).unwrap_or(usize::MAX);
+    let keys = shape.seq.div_ceil(cuda_keys(width, dtype));
     let blocks = shape.batch * shape.kv_heads * keys;
     CUDA_BLOCKS.div_ceil(blocks.max(1)).min(shape.group())
 }
@@ -74,8 +84,12 @@ pub(crate) fn cuda_parts(shape: AttentionShape, dtype: DType) -> usize {
 pub(crate) fn cuda_partial_sums(shape: AttentionShape, dtype: DType) -> usize {
     match cuda_parts(shape, dtype) {
         1 => 0,
-        parts => 2 * parts * shape.k().iter().product::<usize>(),
+        parts => parts * (elements(shape.k()) + elements(shape.v())),
     }
+}
+
+fn elements([rows, width]: [usize; 2]) -> usize {
+    rows * width
 }
 
 /// Pieces of scratch on the CPU: one for every task, up to a limit.
@@ -118,7 +132,7 @@ mod tests {
     const SHAPE: AttentionShape = AttentionShape::new([2, 1024], [8, 2], 64);
 
     /// Forward and backward.
-    fn elements(target: Target, shape: AttentionShape, dtype: DType) -> [usize; 2] {
+    fn of_both(target: Target, shape: AttentionShape, dtype: DType) -> [usize; 2] {
         [
             FlashAttention::scratch_elements(target, shape, dtype),
             FlashAttentionBackward::scratch_elements(target, shape, dtype),
@@ -129,9 +143,9 @@ mod tests {
     fn scratch_is_at_most_linear_in_the_sequence() {
         for target in [Target::Cpu, Target::Cuda] {
             for dtype in [DType::F32, DType::BF16] {
-                let mut before = elements(target, SHAPE, dtype);
+                let mut before = of_both(target, SHAPE, dtype);
                 for seq in [2048, 4096, 8192, 16384] {
-                    let now = elements(target, AttentionShape { seq, ..SHAPE }, dtype);
+                    let now = of_both(target, AttentionShape { seq, ..SHAPE }, dtype);
                     let grown = now[0] > 2 * before[0] || now[1] > 2 * before[1];
                     assert!(!grown, "{target:?} {dtype:?} {seq}");
                     before = now;
@@ -158,7 +172,7 @@ mod tests {
                 let like_k = batch * seq * kv_heads * 128;
                 let partial = if parts == 1 { 0 } else { 2 * parts * like_k };
                 let row_sums = batch * heads * seq;
-                let elements = elements(Target::Cuda, shape, dtype);
+                let elements = of_both(Target::Cuda, shape, dtype);
                 assert_eq!(elements, [0, partial + row_sums], "{shape:?}");
             }
         }
