@@ -12,6 +12,7 @@ use kernels::cpu::{Cpu, untracked_bytes_max};
 use kernels::{Init, Matmul, Run};
 use memory::{DType, Homes, In, Memory, Out};
 use model::{ModelConfig, OffloadLabels};
+use optim::OptimizerKind;
 use session::Session;
 use settings::Settings;
 use std::hint::black_box;
@@ -171,5 +172,10 @@ fn a_step_allocates_nothing_but_gemm_packing() {
             assert_nothing_hidden(llama(dtype, mode), mode, kept_bytes);
         }
         assert_nothing_hidden(offloaded(dtype), "full, offloaded", kept_bytes);
+        for kind in [OptimizerKind::Muon, OptimizerKind::Adafactor] {
+            let mut settings = llama(dtype, "none");
+            settings.optimizer.kind = kind;
+            assert_nothing_hidden(settings, &kind.to_string(), kept_bytes);
+        }
     }
 }
