@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Most parameters that a kernel has.
-pub(super) const ARGUMENTS_MAX: usize = 20;
+pub(super) const ARGUMENTS_MAX: usize = 21;
 
 /// Runs kernels, products and copies on an open GPU.
 ///
