@@ -249,14 +249,7 @@ __device__ inline void set_block(double *squares, const Pack &pack, size_t first
     for (int i = 0; i < PACK; i++) {
         lanes[i] = double(pack.at[i]) * double(pack.at[i]);
     }
-#pragma unroll
-    for (int width = PACK / 2; width > 0; width /= 2) {
-#pragma unroll
-        for (int i = 0; i < width; i++) {
-            lanes[i] += lanes[i + width];
-        }
-    }
-    const double sum = warp_reduce(lanes[0], Sum());
+    const double sum = warp_reduce(pack_sum(lanes), Sum());
     if (threadIdx.x % WARP == 0 && first < n) {
         squares[first / BLOCK] = sum;
     }

@@ -40,14 +40,7 @@ template <typename T> __device__ void norm_grains(double *grains, const T *x, si
             }
         }
     });
-#pragma unroll
-    for (int width = PACK / 2; width > 0; width /= 2) {
-#pragma unroll
-        for (int i = 0; i < width; i++) {
-            lanes[i] += lanes[i + width];
-        }
-    }
-    const double sum = warp_reduce(lanes[0], Sum());
+    const double sum = warp_reduce(pack_sum(lanes), Sum());
     if (threadIdx.x == 0) {
         grains[grain] = sum;
     }

@@ -17,6 +17,18 @@ __device__ inline void add(Pack &sums, const Pack &terms) {
     }
 }
 
+// Adds the second half of a pack's sums to the first until one is left.
+__device__ inline double pack_sum(double (&lanes)[PACK]) {
+#pragma unroll
+    for (int width = PACK / 2; width > 0; width /= 2) {
+#pragma unroll
+        for (int i = 0; i < width; i++) {
+            lanes[i] += lanes[i + width];
+        }
+    }
+    return lanes[0];
+}
+
 // First element of this thread's pack in a flat tensor, by blocks and threads along x.
 __device__ inline size_t flat_pack() {
     return (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;

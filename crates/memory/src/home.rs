@@ -79,7 +79,7 @@ impl Homes {
         self.streams_updates() && self.window == Window::Forward && self.gradients != Home::Released
     }
 
-    /// What is not on the device, for a sentence: nothing, or parts that each begin with a comma.
+    /// Names what is not on the device, to end a sentence with: empty, or phrases that each begin with a comma.
     pub fn words(&self) -> String {
         let states = match &self.states {
             Home::Pinned => ", optimizer states offloaded",

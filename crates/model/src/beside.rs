@@ -4,7 +4,7 @@ use kernels::KernelError;
 use memory::{In, Layer};
 use units::{Gradients, Weights};
 
-/// What else happens while a micro-batch passes through the model: nothing, unless it is said.
+/// Hooks that run while a micro-batch passes through the model. By default they do nothing.
 pub trait Beside {
     /// Just before a part of the model runs forward: its weights, which are on the device, may still be written.
     ///

@@ -24,7 +24,7 @@ pub struct AttentionSpec {
     pub qk_head_dim: usize,
     /// Width of a head of values, and of one of the output.
     pub v_head_dim: usize,
-    /// What scores are multiplied by; none: 1 / sqrt(`qk_head_dim`).
+    /// The factor on attention scores; `None` is 1 / sqrt(`qk_head_dim`).
     pub scale: Option<f32>,
     /// The most keys that a query sees, its own included; none: all up to itself.
     pub window: Option<usize>,

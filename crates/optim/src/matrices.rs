@@ -1,4 +1,4 @@
-//! Updates of whole matrices: where all of one is here, one after the other; where ranks have pieces, each is made by one rank.
+//! Updates of tensors that are here, and of whole matrices of which ranks have pieces: one rank makes each.
 
 use crate::form::{Form, StateViews};
 use crate::numbers::{Numbers, Operands};

@@ -2,9 +2,10 @@
 
 use crate::form::Form;
 use crate::named::{RestoreError, SavedState, state_name};
+use crate::rule::WholeTensor;
 use kernels::Kernels;
 use memory::{
-    Buffer, Category, DType, Entry, GRANULARITY_BYTES, In, Memory, Out, OutOfMemory, Space,
+    Buffer, Category, DType, Entry, In, Memory, Out, OutOfMemory, Space, one_behind_another,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,19 +27,22 @@ pub(crate) struct TensorStates {
 impl TensorStates {
     /// Leases them, zeroed.
     pub(crate) fn lease(memory: &Memory, form: &Form) -> Result<TensorStates, OutOfMemory> {
-        let alignment = GRANULARITY_BYTES as usize / DType::F32.size_in_bytes();
-        let (mut places, mut end) = (BTreeMap::new(), 0usize);
-        for group in form.groups() {
-            for tensor in &group.tensors {
-                let states = group.rule.tensor_states(tensor).into_iter();
-                let place = |(kind, elements): (&'static str, usize)| {
-                    let start = end;
-                    end = (start + elements).next_multiple_of(alignment);
-                    (kind, start..start + elements)
-                };
-                let of_tensor: Vec<Place> = states.map(place).collect();
-                places.insert(tensor.entry, of_tensor);
-            }
+        let tensors = form.groups().iter().flat_map(|group| {
+            let states = |tensor: &WholeTensor| (tensor.entry, group.rule.tensor_states(tensor));
+            group.tensors.iter().map(states)
+        });
+        let states = tensors.flat_map(|(entry, states)| {
+            let of_entry = states.into_iter();
+            of_entry.map(move |(kind, elements)| (entry, kind, elements))
+        });
+        let states: Vec<(usize, &str, usize)> = states.collect();
+        let size = DType::F32.size_in_bytes();
+        let bytes = one_behind_another(states.iter().map(|(_, _, elements)| size * elements));
+        let end = bytes.last().map_or(0, |last| last.end / size);
+        let mut places: BTreeMap<usize, Vec<Place>> = BTreeMap::new();
+        for ((entry, kind, _), bytes) in states.into_iter().zip(bytes) {
+            let place = (kind, bytes.start / size..bytes.end / size);
+            places.entry(entry).or_default().push(place);
         }
         let lease = |elements: usize| {
             memory.lease_persistent(Category::OptimizerState, NAME, [elements], DType::F32)

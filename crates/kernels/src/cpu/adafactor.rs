@@ -113,7 +113,7 @@ fn parts_of(sums: &mut [f64]) -> [&mut [f64]; SQUARE_PARTS] {
 }
 
 impl<T> Gradients<'_, T> {
-    /// What the range has of some columns of a row, and the first of these that it has.
+    /// The values of the range that lie in these columns of a row, and how many of the columns come before the first of them.
     fn of_row(&self, row: usize, columns: Range<usize>, shape: &MatricesShape) -> (usize, &[T]) {
         let first = row * shape.columns;
         let wanted = first + columns.start..first + columns.end;
@@ -128,7 +128,7 @@ impl<T> Gradients<'_, T> {
     }
 }
 
-/// What two ranges share, which is empty if it ends before it starts.
+/// The intersection of two ranges. It is empty if they do not overlap.
 fn clamped(one: Range<usize>, other: Range<usize>) -> Range<usize> {
     one.start.max(other.start)..one.end.min(other.end)
 }

@@ -209,7 +209,7 @@ impl VarianceOperand<'_> {
         }
     }
 
-    /// What is read of it, or `changed`.
+    /// The tensors behind the variance; `is_changed`: the operation also writes an elementwise one.
     fn operands(&self, is_changed: bool) -> Vec<Operand<'_>> {
         match self {
             VarianceOperand::Elements(variance) if is_changed => vec![changes(variance)],

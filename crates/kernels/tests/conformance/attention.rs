@@ -63,7 +63,7 @@ impl Attention {
         Host::random(self.dtype, self.shape.out(), 1.0, 4)
     }
 
-    /// What scores are multiplied by.
+    /// The factor on attention scores.
     pub fn scale(&self) -> f64 {
         let usual = (self.shape.qk_head_dim as f64).sqrt().recip();
         self.shape.scale.map_or(usual, |scale| scale.get().into())
@@ -372,7 +372,7 @@ fn a_dropout_of_nothing_changes_no_bit() {
     }
 }
 
-/// What the cases of two widths and other scales vary: a scale changes every result, and wider values those that are as wide.
+/// Proves that the cases differ: another scale changes every result, and another width of v changes o and dv.
 #[test]
 fn a_scale_and_wider_values_change_results() {
     for dtype in DTYPES {

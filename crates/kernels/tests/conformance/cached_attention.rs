@@ -13,7 +13,7 @@ struct CachedAttention {
     dtype: DType,
     /// Tokens of each sequence, the new ones included.
     lengths: Vec<usize>,
-    /// Of the new tokens of each sequence.
+    /// The shape of attention for the new tokens: its sequence length counts those alone.
     shape: AttentionShape,
     /// Scores are as large as this, about.
     range: f64,

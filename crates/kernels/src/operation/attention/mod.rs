@@ -56,7 +56,7 @@ pub struct AttentionShape {
     /// The most keys that a query sees, its own included: those up to itself (sliding-window attention, Beltagy et al.
     /// 2020). None: all up to itself.
     pub window: Option<usize>,
-    /// What scores are multiplied by. None: 1 / sqrt(`qk_head_dim`).
+    /// The factor on attention scores; `None` is 1 / sqrt(`qk_head_dim`).
     pub scale: Option<ScoreScale>,
 }
 
