@@ -57,4 +57,6 @@ pub use safetensors::Dtype;
 pub use tensor_files::{TensorFiles, is_plain_name};
 pub use tensors::{TensorParts, Tensors};
 pub use write::{WrittenFile, write_file};
-pub use write_tensors::{TensorSource, TensorSpec, tensor_file_bytes, write_tensors};
+pub use write_tensors::{
+    TensorSource, TensorSpec, tensor_file_bytes, write_tensors, writing_order,
+};

@@ -78,6 +78,11 @@ pub fn tensor_file_bytes(tensors: &[TensorSpec], stem: &str, max_shard_bytes: u6
     tensors.iter().map(TensorSpec::bytes).sum::<u64>() + headers.sum::<u64>() + index
 }
 
+/// The order in which [`write_tensors`] asks for such tensors.
+pub fn writing_order(tensors: &[TensorSpec], max_shard_bytes: u64) -> Vec<usize> {
+    shards(tensors, max_shard_bytes).concat()
+}
+
 /// The name of the file of a shard, counted from 0.
 fn shard_name(stem: &str, number: usize, count: usize) -> String {
     match count {

@@ -1,53 +1,89 @@
 //! Contiguous buffers that share one layout.
 
-use crate::{Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory, Space};
+use crate::{Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory, Types};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// One buffer that holds the elements of a layout, or some of them.
+/// One buffer that holds the elements of a layout, or some of them, each in its type.
 pub struct Arena {
+    /// Bytes.
     buffer: Buffer,
     layout: Rc<Layout>,
     held: Cover,
+    types: Types,
+    runs: Vec<Run>,
+}
+
+/// Elements that lie in one piece and have one type.
+struct Run {
+    elements: Range<usize>,
+    dtype: DType,
+    first_byte: usize,
+}
+
+/// What an arena's lease is in reports, and how long it lives.
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaLease {
+    /// Where, and for how long.
+    pub place: ArenaPlace,
+    /// What it is for.
+    pub category: Category,
+    /// What it is called.
+    pub name: &'static str,
+}
+
+/// Where an arena lives, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArenaPlace {
+    /// On the device, across steps; zeroed, padding included.
+    Device,
+    /// In pinned host memory, across steps; zeroed, padding included.
+    Host,
+    /// On the device, within a step. Its contents are unspecified.
+    Step,
 }
 
 impl Arena {
-    /// Leases an arena that lives across steps; zeroed, padding included.
+    /// Leases an arena of some elements of a layout.
     ///
     /// # Errors
     /// [`OutOfMemory`] if it does not fit.
     pub fn lease(
         memory: &Memory,
-        category: Category,
-        name: &'static str,
+        lease: ArenaLease,
         layout: &Rc<Layout>,
-        dtype: DType,
-    ) -> Result<Arena, OutOfMemory> {
-        let (space, all) = (Space::Device, layout.all());
-        Arena::lease_part(memory, space, category, name, layout, dtype, all)
-    }
-
-    /// Leases an arena of some elements, on the device or in pinned host memory; else as [`Arena::lease`].
-    ///
-    /// # Errors
-    /// As [`Arena::lease`].
-    pub fn lease_part(
-        memory: &Memory,
-        space: Space,
-        category: Category,
-        name: &'static str,
-        layout: &Rc<Layout>,
-        dtype: DType,
+        types: impl Into<Types>,
         held: Cover,
     ) -> Result<Arena, OutOfMemory> {
-        let dims = [held.elements()];
+        let types = types.into();
+        let mut bytes = 0;
+        let run = |(elements, dtype): (Range<usize>, DType)| {
+            let first_byte = bytes;
+            bytes += elements.len() * dtype.size_in_bytes();
+            Run {
+                elements,
+                dtype,
+                first_byte,
+            }
+        };
+        let runs = types.runs(&held).into_iter().map(run).collect();
+        let ArenaLease {
+            place,
+            category,
+            name,
+        } = lease;
         Ok(Arena {
-            buffer: match space {
-                Space::Device => memory.lease_persistent(category, name, dims, dtype)?,
-                Space::Host => memory.lease_pinned(category, name, dims, dtype)?,
+            buffer: match place {
+                ArenaPlace::Device => {
+                    memory.lease_persistent(category, name, [bytes], DType::U8)?
+                }
+                ArenaPlace::Host => memory.lease_pinned(category, name, [bytes], DType::U8)?,
+                ArenaPlace::Step => memory.lease(category, name, [bytes], DType::U8)?,
             },
             layout: layout.clone(),
             held,
+            types,
+            runs,
         })
     }
 
@@ -61,9 +97,9 @@ impl Arena {
         &self.layout
     }
 
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.buffer.dtype()
+    /// The types of the layout's elements.
+    pub fn types(&self) -> &Types {
+        &self.types
     }
 
     /// Leased bytes.
@@ -84,63 +120,137 @@ impl Arena {
         self.flat_mut(range).reshape(dims)
     }
 
-    /// Writes several ranges of the layout's elements, in the order in which they lie.
+    /// Writes several ranges of the layout's elements, in the order in which they lie, each of one type.
     pub fn disjoint_mut(&mut self, ranges: &[Range<usize>]) -> Vec<Out<'_>> {
-        let rows: Vec<Range<usize>> = ranges
-            .iter()
-            .map(|range| self.rows(range.clone()))
-            .collect();
-        self.buffer.view_mut().disjoint_rows(&rows)
+        let typed = ranges.iter().map(|range| self.place(range));
+        let (places, types): (Vec<_>, Vec<_>) = typed.unzip();
+        let views = self.buffer.view_mut().disjoint_rows(&places).into_iter();
+        views
+            .zip(types)
+            .map(|(view, dtype)| view.cast(dtype))
+            .collect()
     }
 
-    /// Reads a range of the layout's elements.
+    /// Reads a range of the layout's elements, of one type.
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
-        self.buffer.view().rows(self.rows(range))
+        let (bytes, dtype) = self.place(&range);
+        self.buffer.view().rows(bytes).cast(dtype)
     }
 
-    /// Writes a range of the layout's elements.
+    /// Writes a range of the layout's elements, of one type.
     pub fn flat_mut(&mut self, range: Range<usize>) -> Out<'_> {
-        let rows = self.rows(range);
-        self.buffer.view_mut().rows(rows)
+        let (bytes, dtype) = self.place(&range);
+        self.buffer.view_mut().rows(bytes).cast(dtype)
     }
 
-    fn rows(&self, range: Range<usize>) -> Range<usize> {
-        let rows = self.held.rows(&range);
-        rows.unwrap_or_else(|| panic!("{range:?} is held"))
+    /// Reads the bytes (u8) of a range of the layout's elements, of any types.
+    pub fn raw(&self, range: &Range<usize>) -> In<'_> {
+        self.buffer.view().rows(self.raw_place(range))
+    }
+
+    /// Writes the bytes (u8) of a range of the layout's elements, of any types.
+    pub fn raw_mut(&mut self, range: &Range<usize>) -> Out<'_> {
+        let bytes = self.raw_place(range);
+        self.buffer.view_mut().rows(bytes)
+    }
+
+    /// Writes the bytes (u8) of several ranges, in the order in which they lie.
+    pub fn disjoint_raw_mut(&mut self, ranges: &[Range<usize>]) -> Vec<Out<'_>> {
+        let places = ranges.iter().map(|range| self.raw_place(range));
+        let places: Vec<Range<usize>> = places.collect();
+        self.buffer.view_mut().disjoint_rows(&places)
+    }
+
+    /// The bytes of a range of one type, and that type.
+    fn place(&self, range: &Range<usize>) -> (Range<usize>, DType) {
+        let run = self.run_of(range.start);
+        let run = run.filter(|run| range.end <= run.elements.end);
+        let run = run.unwrap_or_else(|| panic!("{range:?} is held, in one type"));
+        (run.bytes(range), run.dtype)
+    }
+
+    fn raw_place(&self, range: &Range<usize>) -> Range<usize> {
+        let lies_in_one_piece = self.held.rows(range).is_some();
+        assert!(lies_in_one_piece, "{range:?} is held, in one piece");
+        let byte = |element| {
+            let run = self.run_of(element).expect("it is held");
+            run.bytes(&(element..element + 1))
+        };
+        byte(range.start).start..byte(range.end - 1).end
+    }
+
+    fn run_of(&self, element: usize) -> Option<&Run> {
+        let after = self.runs.partition_point(|run| run.elements.end <= element);
+        let run = self.runs.get(after);
+        run.filter(|run| run.elements.start <= element)
     }
 
     /// Whether all padding is zero, as it must always be. Reads host memory.
     pub fn padding_is_zero(&self) -> bool {
-        let bytes = self.dtype().size_in_bytes();
         self.buffer.view().check_host();
         let padding = Cover::new(self.layout.padding()).within_all(&self.held);
         padding.ranges().iter().all(|range| {
-            let padding = self.flat(range.clone());
-            // SAFETY: `padding` covers that many contiguous elements of host memory.
-            let raw = unsafe { std::slice::from_raw_parts(padding.pointer(), range.len() * bytes) };
-            raw.iter().all(|byte| *byte == 0)
+            let padding = self.raw(range).slice::<u8>();
+            padding.iter().all(|byte| *byte == 0)
         })
+    }
+}
+
+impl Run {
+    /// Where some of its elements lie, in bytes.
+    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
+        let size = self.dtype.size_in_bytes();
+        let byte = |element| self.first_byte + (element - self.elements.start) * size;
+        byte(range.start)..byte(range.end)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layer, LayoutBuilder};
+    use crate::{Layer, LayoutBuilder, Role};
+
+    const LEASE: ArenaLease = ArenaLease {
+        place: ArenaPlace::Device,
+        category: Category::Parameter,
+        name: "x",
+    };
+
+    #[test]
+    fn tensors_are_stored_in_types_of_their_own() {
+        let memory = Memory::host();
+        let mut builder = LayoutBuilder::default();
+        let types = [
+            ("embed", None),
+            ("gate", Some(DType::F32)),
+            ("codes", Some(DType::U8)),
+        ];
+        for (name, dtype) in types {
+            builder.add_as((Role::Trained, dtype), Layer::Whole, name, &[2, 128]);
+        }
+        let layout = Rc::new(builder.build());
+        let types = layout.types(DType::BF16);
+        let mut arena = Arena::lease(&memory, LEASE, &layout, types, layout.all()).unwrap();
+        assert_eq!(arena.bytes(), 256 * (2 + 4 + 1));
+        let dtypes = [0, 1, 2].map(|index| arena.view(index).dtype());
+        assert_eq!(dtypes, [DType::BF16, DType::F32, DType::U8]);
+        arena.view_mut(1).slice_mut::<f32>()[0] = 1.0;
+        let raw = arena.raw(&(255..258)).slice::<u8>();
+        assert_eq!(raw, [0, 0, 0, 0, 0x80, 0x3f, 0, 0, 0, 0]);
+        let some = Cover::new([256..512]);
+        let part = Arena::lease(&memory, LEASE, &layout, layout.types(DType::BF16), some);
+        assert_eq!(part.unwrap().bytes(), 256 * 4);
+        assert_eq!(layout.joined(&[0, 1]), None, "of two types");
+    }
 
     #[test]
     fn padding_is_watched() {
         let memory = Memory::host();
         let mut builder = LayoutBuilder::default();
         builder.add(Layer::Embedding, "embed", &[10, 3]);
-        let mut arena = Arena::lease(
-            &memory,
-            Category::Parameter,
-            "x",
-            &Rc::new(builder.build()),
-            DType::F32,
-        )
-        .unwrap();
+        let layout = Rc::new(builder.build());
+        let all = layout.all();
+        let mut arena = Arena::lease(&memory, LEASE, &layout, DType::F32, all).unwrap();
         arena.view_mut(0).slice_mut::<f32>().fill(1.0);
         assert!(arena.padding_is_zero());
         arena.flat_mut(30..31).slice_mut::<f32>()[0] = 1.0;

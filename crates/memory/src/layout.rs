@@ -1,10 +1,11 @@
 //! Where each tensor lies in the buffers that share a layout: which of them belong together, and what of it each rank has.
 
 use crate::placing::{Placed, place};
-use crate::{Cover, Dims, Layer, Rank, Role};
+use crate::{Cover, DType, Dims, Layer, Rank, Role, Types};
 use std::collections::HashMap;
 use std::iter;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Every entry of a layout is padded to a multiple of this many elements, so that block-wise quantised states
 /// restart at each tensor.
@@ -28,6 +29,8 @@ pub struct Entry {
     pub shape: Vec<usize>,
     /// What training does to it.
     pub role: Role,
+    /// The type that it is stored in; none: the one that the model computes in.
+    pub dtype: Option<DType>,
 }
 
 impl Entry {
@@ -85,7 +88,7 @@ impl Unit {
 }
 
 /// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors, so
-/// that weight decay by kind is two ranges, and last buffers, which have an arena of their own. What is frozen stands at both
+/// that weight decay by kind is two ranges, and last buffers. What is frozen stands at both
 /// ends of matrices and vectors, so that what is trained is one range: that of gradients and optimizer states. Within it,
 /// tensors that must stay precise (see [`LayoutBuilder::build_precise`]) stand at both ends, so that the others, which may be
 /// quantised, are one range too.
@@ -108,6 +111,8 @@ pub struct Layout {
     elements: usize,
     /// What pads bundles, in order.
     tails: Vec<Range<usize>>,
+    /// What is stored in a type of its own, in order.
+    typed: Rc<[(Range<usize>, DType)]>,
 }
 
 /// What is looked up in a layout, which may have tens of thousands of entries.
@@ -149,16 +154,23 @@ pub struct LayoutBuilder {
 impl LayoutBuilder {
     /// Adds a trained tensor of a part of the model.
     pub fn add(&mut self, part: Layer, name: impl Into<String>, shape: &[usize]) {
-        self.add_as(Role::Trained, part, name, shape);
+        self.add_as((Role::Trained, None), part, name, shape);
     }
 
-    /// Adds any tensor of a part of the model.
-    pub fn add_as(&mut self, role: Role, part: Layer, name: impl Into<String>, shape: &[usize]) {
+    /// Adds any tensor of a part of the model, in a type of its own if one is given.
+    pub fn add_as(
+        &mut self,
+        (role, dtype): (Role, Option<DType>),
+        part: Layer,
+        name: impl Into<String>,
+        shape: &[usize],
+    ) {
         let entry = Entry {
             name: name.into(),
             offset: 0,
             shape: shape.to_vec(),
             role,
+            dtype,
         };
         self.tensors.push((part, entry));
     }
@@ -197,6 +209,7 @@ impl LayoutBuilder {
         }
         Layout {
             finding: Finding::new(&entries, &units),
+            typed: typed(&entries),
             units,
             unit_of,
             entries,
@@ -208,6 +221,22 @@ impl LayoutBuilder {
             tails: placed.tails.into_iter().map(|(_, tail)| tail).collect(),
         }
     }
+}
+
+/// The elements of entries that have a type of their own.
+fn typed(entries: &[Entry]) -> Rc<[(Range<usize>, DType)]> {
+    let own = entries.iter();
+    let own = own.filter_map(|entry| Some((entry.padded_range(), entry.dtype?)));
+    let mut own: Vec<(Range<usize>, DType)> = own.collect();
+    own.sort_by_key(|(range, _)| range.start);
+    own.dedup_by(|(next, dtype), (before, other)| {
+        let is_one = before.end == next.start && dtype == other;
+        if is_one {
+            before.end = next.end;
+        }
+        is_one
+    });
+    own.into()
 }
 
 /// Units in the order in which their parts first appear.
@@ -287,9 +316,14 @@ impl Layout {
         Cover::new(iter::once(0..self.elements))
     }
 
-    /// All but buffers: what is stored in one type.
+    /// All but buffers.
     pub fn weights(&self) -> Cover {
         Cover::new(iter::once(0..self.weights))
+    }
+
+    /// The types that parameters are stored in, where the model computes in this one.
+    pub fn types(&self, compute: DType) -> Types {
+        Types::new(self.typed.clone(), compute)
     }
 
     /// The elements of buffers, padding included.
@@ -345,14 +379,14 @@ impl Layout {
         self.finding.entries.get(name).copied()
     }
 
-    /// Several tensors of one unit, or several vectors, of the same role, as one tensor: its elements and its shape, the rows
+    /// Several tensors of one unit, or several vectors, of the same role and type, as one tensor: its elements and its shape, the rows
     /// of each below those of the one before. None unless they lie so, in this order and with no padding between.
     pub fn joined(&self, entries: &[usize]) -> Option<(Range<usize>, Dims)> {
         let of = |entry: &usize| &self.entries[*entry];
         let lie_together = entries.windows(2).all(|pair| {
             let [before, next] = [of(&pair[0]), of(&pair[1])];
             before.range().end == next.offset
-                && before.role == next.role
+                && (before.role, before.dtype) == (next.role, next.dtype)
                 && before.shape[1..] == next.shape[1..]
                 && self.unit_of[pair[0]] == self.unit_of[pair[1]]
         });
@@ -506,7 +540,7 @@ mod tests {
                 _ if frozen.contains(&name) => Role::Frozen,
                 _ => Role::Trained,
             };
-            builder.add_as(role, Layer::Block(part), name, shape);
+            builder.add_as((role, None), Layer::Block(part), name, shape);
         }
         let layout = builder.build();
         let offset = |name| layout.entries()[layout.find(name).unwrap()].offset;
@@ -574,7 +608,7 @@ mod tests {
         ) {
             let mut builder = LayoutBuilder::default();
             for (index, shape) in shapes.iter().enumerate() {
-                builder.add_as(role(index, frozen_every), Layer::Block(index / 4), format!("t{index}"), shape);
+                builder.add_as((role(index, frozen_every), None), Layer::Block(index / 4), format!("t{index}"), shape);
             }
             let layout = builder.build_precise(|_, elements| elements < precise_below);
             let mut by_offset: Vec<&Entry> = layout.entries().iter().collect();
@@ -621,7 +655,7 @@ mod tests {
             let build = |ranks| {
                 let mut builder = LayoutBuilder::default();
                 for (index, shape) in shapes.iter().enumerate() {
-                    builder.add_as(role(index, frozen_every), Layer::Block(index / 4), format!("t{index}"), shape);
+                    builder.add_as((role(index, frozen_every), None), Layer::Block(index / 4), format!("t{index}"), shape);
                 }
                 builder.for_ranks(ranks).build_precise(|_, elements| elements < precise_below)
             };

@@ -43,12 +43,13 @@ mod rank;
 mod role;
 mod slab;
 mod state;
+mod types;
 mod view;
 
 #[cfg(test)]
 mod device_tests;
 
-pub use arena::Arena;
+pub use arena::{Arena, ArenaLease, ArenaPlace};
 pub use blocks::{Blocks, DeviceBytes, DeviceMarks, Refused, Stamp};
 pub use buffer::{Buffer, Windows};
 pub use bytes::format_bytes;
@@ -71,6 +72,7 @@ pub use playback::{AfterEvent, Playback};
 pub use rank::Rank;
 pub use role::Role;
 pub use slab::Slab;
+pub use types::Types;
 pub use view::{Element, In, Out};
 
 /// Every lease is rounded up to a multiple of this many bytes, on every target: enough for any vector load, for

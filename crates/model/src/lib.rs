@@ -57,7 +57,7 @@ pub use error::ModelError;
 pub use forward_backward::StepLoss;
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
-    WeightsError, encode, import, loading_bytes, saving_bytes, write_model,
+    WeightsError, encode, file_specs, import, loading_bytes, saving_bytes, write_model,
 };
 pub use init::{Fresh, InitialValues, initialise};
 pub use kv_cache::{CachedSequences, KvCache, LayerCache};

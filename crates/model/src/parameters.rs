@@ -53,6 +53,8 @@ pub struct Parameter {
     pub initial: Initial,
     /// How files keep it.
     pub stored: Stored,
+    /// The type that it is stored in; none: the one that the model computes in.
+    pub dtype: Option<DType>,
 }
 
 impl Parameter {
@@ -66,10 +68,7 @@ impl Parameter {
 
     /// The type that it is stored in, where the model computes in this one.
     pub fn dtype(&self, compute: DType) -> DType {
-        match self.role {
-            Role::Trained | Role::Frozen => compute,
-            Role::Buffer => DType::F32,
-        }
+        self.dtype.unwrap_or(compute)
     }
 
     /// Its place in the order of the layout: matrices, then vectors, then buffers.
@@ -119,6 +118,7 @@ impl Parameters {
             part,
             prefix: prefix.into(),
             stored: Stored::AsUsed,
+            dtype: None,
         }
     }
 
@@ -149,9 +149,10 @@ impl Parameters {
                 shape,
                 role,
                 part,
+                dtype,
                 ..
             } = parameter;
-            builder.add_as(*role, *part, name.clone(), shape);
+            builder.add_as((*role, *dtype), *part, name.clone(), shape);
         }
         builder.for_ranks(ranks).build_precise(is_precise)
     }
@@ -184,12 +185,25 @@ pub struct PartParameters<'a> {
     part: Layer,
     prefix: String,
     stored: Stored,
+    dtype: Option<DType>,
 }
 
 impl PartParameters<'_> {
     /// The same, for matrices that files keep in this way.
     pub fn stored(self, stored: Stored) -> Self {
         PartParameters { stored, ..self }
+    }
+
+    /// The same part, for parameters that are stored in a type of their own, whatever the model computes in: f32 or bf16, or any
+    /// type if they are not trained.
+    pub fn in_type(&mut self, dtype: DType) -> PartParameters<'_> {
+        PartParameters {
+            all: self.all,
+            part: self.part,
+            prefix: self.prefix.clone(),
+            stored: self.stored,
+            dtype: Some(dtype),
+        }
     }
 
     /// A matrix `[outputs, inputs]` of normal values.
@@ -205,7 +219,8 @@ impl PartParameters<'_> {
     /// A buffer, f32: what the model keeps and saves beside its weights, and no gradient changes ([`Role::Buffer`]).
     pub fn buffer(&mut self, name: &str, shape: &[usize], initial: Initial) -> ParameterId {
         let name = format!("{}{name}", self.prefix);
-        self.declare_as(Role::Buffer, name, shape, initial)
+        self.in_type(DType::F32)
+            .declare_as(Role::Buffer, name, shape, initial)
     }
 
     /// Any weight.
@@ -231,6 +246,7 @@ impl PartParameters<'_> {
             role,
             part: self.part,
             initial,
+            dtype: self.dtype,
             stored: match shape.len() {
                 2 if role != Role::Buffer => self.stored,
                 _ => Stored::AsUsed,

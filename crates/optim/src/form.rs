@@ -5,7 +5,7 @@ use crate::rule::Group;
 use crate::{MasterFormat, MomentFormat};
 use kernels::quantise::BLOCK;
 use kernels::{MasterOperand, MomentOperand};
-use memory::{DType, GRANULARITY_BYTES, Layout, Out};
+use memory::{Cover, DType, GRANULARITY_BYTES, Layout, Out, Types};
 use std::ops::Range;
 
 /// One state: what it is called, its type, and how many parameters share an element of it.
@@ -66,7 +66,9 @@ pub(crate) const REMAINDER: Tensor = Tensor::new("remainder", DType::I16);
 /// The states of a run.
 pub(crate) struct Form {
     groups: Vec<Group>,
-    /// What stands beside the parameters; nothing if they are all there is.
+    /// The types that parameters are stored in.
+    types: Types,
+    /// What stands beside bf16 parameters; nothing if they are all there is.
     master: Option<Tensor>,
     /// The type of moments that are not quantised.
     plain: DType,
@@ -90,8 +92,8 @@ impl Form {
     ) -> Form {
         Form {
             groups,
+            types: layout.types(weights),
             master: match master {
-                _ if weights == DType::F32 => None,
                 MasterFormat::None => None,
                 MasterFormat::F32 => Some(MASTER),
                 MasterFormat::Remainder => Some(REMAINDER),
@@ -128,9 +130,22 @@ impl Form {
         self.quantised.start <= range.start && range.end <= self.quantised.end
     }
 
-    /// What stands beside the parameters.
-    pub(crate) fn master(&self) -> Option<Tensor> {
-        self.master
+    /// What stands beside the parameters of a range, all stored in one type: f32 ones are exact.
+    pub(crate) fn master(&self, range: &Range<usize>) -> Option<Tensor> {
+        let is_exact = self.types.of(range.start) == DType::F32;
+        self.master.filter(|_| !is_exact)
+    }
+
+    /// The types that parameters are stored in.
+    pub(crate) fn types(&self) -> &Types {
+        &self.types
+    }
+
+    /// What stands beside those parameters of a cover that are not exact, with their elements.
+    pub(crate) fn masters(&self, cover: &Cover) -> Option<(Tensor, Cover)> {
+        let runs = self.types.runs(cover).into_iter();
+        let inexact = runs.filter(|(_, dtype)| *dtype != DType::F32);
+        Some((self.master?, Cover::new(inexact.map(|(run, _)| run))))
     }
 
     /// The states of one moment, in their order.
@@ -154,7 +169,7 @@ impl Form {
         let is_quantised = self.is_quantised(range);
         let moments = self.moments(range).iter();
         let moments = moments.flat_map(|moment| self.moment(moment, is_quantised));
-        self.master.into_iter().chain(moments).collect()
+        self.master(range).into_iter().chain(moments).collect()
     }
 
     /// Views of these states of a range, in their order.
@@ -165,7 +180,7 @@ impl Form {
     ) -> StateViews<'a> {
         let mut tensors = tensors.into_iter();
         let mut next = || tensors.next().expect("there is a view of every state");
-        let master = match self.master {
+        let master = match self.master(range) {
             None => MasterOperand::Parameters,
             Some(MASTER) => MasterOperand::F32(next()),
             Some(_) => MasterOperand::Remainder(next()),

@@ -27,9 +27,7 @@ impl Resident {
         form: &Rc<Form>,
         cover: &Cover,
     ) -> Result<Resident, OutOfMemory> {
-        let master = form.master().into_iter();
-        let mut needed: Vec<(Tensor, Cover)> =
-            master.map(|tensor| (tensor, cover.clone())).collect();
+        let mut needed: Vec<(Tensor, Cover)> = form.masters(cover).into_iter().collect();
         for group in form.groups() {
             let cover = cover.within_all(&group.cover);
             let quantised = cover.within(&form.quantised());

@@ -45,7 +45,7 @@ pub(crate) fn segments(layout: &Layout, form: &Form, cover: &Cover) -> Vec<Segme
     let of_group = groups.flat_map(|(group, one)| {
         let own = cover.within_all(&one.cover);
         match one.tensors.is_empty() {
-            true => segments_of(layout, &form.quantised(), &own, group),
+            true => segments_of(layout, form, &own, group),
             false => tensors_of(layout, one, &own, group),
         }
     });
@@ -88,23 +88,16 @@ fn grains_of(grained: &[(Range<usize>, usize)], range: &Range<usize>) -> Range<u
     grain(range.start)..grain(range.end - 1) + 1
 }
 
-/// Matrices and vectors of a cover, cut where quantised moments begin and end, and where elements that are not numbered do.
-fn segments_of(
-    layout: &Layout,
-    quantised: &Range<usize>,
-    cover: &Cover,
-    group: usize,
-) -> Vec<Segment> {
-    let mut segments = Vec::new();
+/// Matrices and vectors of a cover, cut where their type changes, where quantised moments begin and end, and where elements that
+/// are not numbered do.
+fn segments_of(layout: &Layout, form: &Form, cover: &Cover, group: usize) -> Vec<Segment> {
+    let (mut segments, quantised) = (Vec::new(), form.quantised());
     for (all, decays) in [(layout.matrices(), true), (layout.vectors(), false)] {
         let [start, end] =
             [quantised.start, quantised.end].map(|cut| cut.clamp(all.start, all.end));
         for kind in [all.start..start, start..end, end..all.end] {
-            let ranges = cover.within(&kind);
-            let ranges = ranges
-                .ranges()
-                .iter()
-                .flat_map(|range| numbered(layout, range));
+            let runs = form.types().runs(&cover.within(&kind)).into_iter();
+            let ranges = runs.flat_map(|(run, _)| numbered(layout, &run));
             segments.extend(ranges.map(|range| Segment {
                 number: layout.untailed(range.start),
                 range,
@@ -134,7 +127,14 @@ fn numbered(layout: &Layout, range: &Range<usize>) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memory::{Layer, LayoutBuilder, Rank};
+    use crate::{Hyperparameters, MasterFormat, MomentFormat};
+    use memory::{DType, Layer, LayoutBuilder, Rank, Role};
+
+    fn form(layout: &Layout, moments: MomentFormat) -> Form {
+        let groups = Hyperparameters::default().groups(layout, &[]);
+        let formats = (moments, MasterFormat::F32);
+        Form::new(layout, formats, DType::BF16, groups)
+    }
 
     #[test]
     fn calls_do_not_depend_on_the_number_of_tensors() {
@@ -147,7 +147,7 @@ mod tests {
         }
         let layout = builder.build_precise(|_, elements| elements < 4096);
         let all = layout.all();
-        let plain = segments_of(&layout, &(0..0), &all, 0);
+        let plain = segments_of(&layout, &form(&layout, MomentFormat::F32), &all, 0);
         let expected = [(layout.matrices(), true), (layout.vectors(), false)];
         let expected = expected.map(|(range, decays)| Segment {
             number: range.start,
@@ -158,7 +158,7 @@ mod tests {
             grains: 0..0,
         });
         assert_eq!(plain, expected);
-        let quantised = segments_of(&layout, &layout.quantisable(), &all, 0);
+        let quantised = segments_of(&layout, &form(&layout, MomentFormat::Quantised), &all, 0);
         assert_eq!(quantised.len(), 4);
         let decays: Vec<bool> = quantised.iter().map(|segment| segment.decays).collect();
         assert_eq!(decays, [true, true, false, false]);
@@ -167,6 +167,32 @@ mod tests {
             .flat_map(|segment| segment.range.clone())
             .collect();
         assert!(joined.into_iter().eq(0..layout.elements()));
+    }
+
+    #[test]
+    fn what_is_updated_in_one_call_has_one_type() {
+        let mut builder = LayoutBuilder::default();
+        for (name, dtype) in [
+            ("q", None),
+            ("gate", Some(DType::F32)),
+            ("up", None),
+            ("down", None),
+        ] {
+            builder.add_as((Role::Trained, dtype), Layer::Block(0), name, &[2, 128]);
+        }
+        let layout = builder.build();
+        let form = form(&layout, MomentFormat::F32);
+        let segments = segments_of(&layout, &form, &layout.all(), 0);
+        let calls = segments.iter().map(|segment| {
+            let states = form.tensors(&segment.range);
+            (segment.range.clone(), states[0].kind)
+        });
+        let expected = [
+            (0..256, "master"),
+            (256..512, "first_moment"),
+            (512..1024, "master"),
+        ];
+        assert!(calls.eq(expected), "f32 weights are their own masters");
     }
 
     #[test]
@@ -181,8 +207,9 @@ mod tests {
         };
         let numbers = |ranks: usize| {
             let layout = build(Some(ranks));
-            let own = Rank::all(ranks)
-                .flat_map(|rank| segments_of(&layout, &(0..0), &layout.own(rank), 0));
+            let form = form(&layout, MomentFormat::F32);
+            let own =
+                Rank::all(ranks).flat_map(|rank| segments_of(&layout, &form, &layout.own(rank), 0));
             let mut numbers: Vec<usize> = own
                 .flat_map(|segment| {
                     let tails = Cover::new(layout.tails().iter().cloned());

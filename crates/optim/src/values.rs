@@ -28,7 +28,7 @@ impl Optimizer {
         let range = offset..offset + values.len();
         let bytes = parameter_bytes(weights.dtype_of(&range), values);
         weights.store(kernels, range.clone(), &bytes)?;
-        if self.form.master().is_none() {
+        if self.form.master(&range).is_none() {
             return Ok(());
         }
         self.each_chunk(kernels, &range, |chunk, space, states| {
@@ -137,7 +137,7 @@ impl Optimizer {
             Ok::<_, RestoreError>(())
         })?;
         self.tensor_states.restore(kernels, (index, entry), find)?;
-        if master.refines(weights.dtype()) {
+        if master.refines(weights.dtype_of(&entry.range())) {
             // Weights whose states other ranks keep.
             let held = weights.held().within(&entry.range());
             let others = held.without(&Cover::new(restored));
@@ -192,7 +192,7 @@ fn set_exact(
 ) -> Result<Vec<f32>, RestoreError> {
     let elements = own.start - entry.offset..own.end - entry.offset;
     let values = master.values(&elements, parameters(kernels, weights, own)?)?;
-    let bytes = parameter_bytes(weights.dtype(), &values);
+    let bytes = parameter_bytes(weights.dtype_of(own), &values);
     weights.store(kernels, own.clone(), &bytes)?;
     Ok(values)
 }
@@ -208,7 +208,7 @@ fn parameters(
     weights: &Weights,
     range: &Range<usize>,
 ) -> Result<Vec<f32>, RestoreError> {
-    let dtype = weights.dtype();
+    let dtype = weights.dtype_of(range);
     let mut bytes = vec![0; range.len() * dtype.size_in_bytes()];
     weights.read(kernels, range.clone(), &mut bytes)?;
     let read = SavedState {

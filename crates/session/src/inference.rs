@@ -106,7 +106,7 @@ impl Inference {
     fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
         let range = offset..offset + values.len();
         let (weights, kernels) = (&mut self.weights, &*self.kernels);
-        if weights.dtype() == DType::BF16 {
+        if weights.dtype_of(&range) == DType::BF16 {
             let halves: Vec<bf16> = values.iter().map(|value| split(*value).0).collect();
             return Ok(weights.store(kernels, range, bytemuck::cast_slice(&halves))?);
         }

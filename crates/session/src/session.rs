@@ -425,9 +425,7 @@ impl Session {
             ("parameters", self.weights.bytes()),
             ("gradients", self.gradients.bytes()),
         ];
-        let buffers = self.weights.buffer_arena();
-        let held = held.into_iter().chain(buffers);
-        held.chain(self.optimizer.arenas()).collect()
+        held.into_iter().chain(self.optimizer.arenas()).collect()
     }
 
     /// Name and bytes of the arenas in pinned host memory that live across steps.

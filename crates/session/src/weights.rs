@@ -2,13 +2,13 @@
 
 use crate::error::SessionError;
 use crate::session::Session;
-use files::{Disk, TensorSource, host_room};
+use files::{Disk, TensorSource, host_room, writing_order};
 use half::bf16;
 use kernels::{KernelError, Kernels};
-use memory::{DType, Layer, Memory, Phase, Role};
+use memory::{DType, Layer, Memory, Phase};
 use model::{
-    Fresh, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, encode, import,
-    initialise, write_model,
+    Fresh, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, encode, file_specs,
+    import, initialise, write_model,
 };
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -62,17 +62,16 @@ impl Session {
     /// [`SessionError::File`] or [`SessionError::Weights`].
     pub fn export(&mut self, folder: &Path, origin: &Origin) -> Result<(), SessionError> {
         let parameters = self.model.architecture().parameters().clone();
-        let (layout, dtype) = (self.model.layout().clone(), self.weights.dtype());
+        let dtype = self.weights.dtype();
         let ranks = self.settings.ranks.as_ref();
         if ranks.is_some_and(|ranks| ranks.rank.number > 0) {
             let mut reader = Reader::begin(self);
-            reader.rest(layout.entries().len())?;
+            reader.rest()?;
             return reader.end();
         }
         let settings = &self.settings;
         let files = origin.files(&settings.model, settings.seq, dtype);
         let reader = RefCell::new(Reader::begin(self));
-        // All but buffers have one type, so that they are asked for in their order.
         let bytes = |index, elements| reader.borrow_mut().bytes(index, elements);
         let made = std::fs::create_dir_all(folder).map_err(SessionError::file(folder));
         let written = made.and_then(|()| {
@@ -83,7 +82,7 @@ impl Session {
         let mut reader = reader.into_inner();
         if reader.gathers && written.is_err() {
             // A full disk of this rank is no reason for the others to wait for it, and the one to tell.
-            let _ = reader.rest(layout.entries().len());
+            let _ = reader.rest();
             return written;
         }
         reader.end()?;
@@ -140,38 +139,48 @@ struct Reader<'a> {
     weights: &'a mut Weights,
     /// Whether units are gathered from ranks; else all is here.
     gathers: bool,
-    /// The parameter that is being read.
-    current: Option<usize>,
+    /// The parameters in the order in which a model's files are written, which all ranks go by.
+    order: Vec<usize>,
+    /// How many of them have been read, the current one included.
+    read: usize,
 }
 
 impl<'a> Reader<'a> {
     fn begin(session: &'a mut Session) -> Reader<'a> {
         let gathers = session.gathers();
+        let parameters = session.model.architecture().parameters();
+        let files = file_specs(parameters, session.weights.dtype());
+        let order = writing_order(&files, MAX_SHARD_BYTES);
         if gathers {
-            let units = session.weights.layout().units().len();
-            session.weights.begin_pass(&(0..units).collect());
+            let layout = session.weights.layout();
+            let units = order.iter().filter_map(|index| layout.unit_of(*index));
+            let mut units: Vec<usize> = units.collect();
+            units.dedup();
+            session.weights.begin_pass(&units.into());
         }
         Reader {
             memory: &session.memory,
             kernels: &*session.kernels,
             weights: &mut session.weights,
             gathers,
-            current: None,
+            order,
+            read: 0,
         }
     }
 
-    /// Gathers what has not been gathered yet of `count` parameters: other ranks wait for it.
-    fn rest(&mut self, count: usize) -> Result<(), SessionError> {
-        let next = self.current.map_or(0, |current| current + 1);
-        match self.gathers {
-            true => (next..count).try_for_each(|index| self.turn_to(index)),
-            false => Ok(()),
+    /// Gathers what has not been gathered yet: other ranks wait for it.
+    fn rest(&mut self) -> Result<(), SessionError> {
+        while self.gathers && self.read < self.order.len() {
+            self.turn_to_next()?;
         }
+        Ok(())
     }
 
-    /// Some elements of a parameter: the one that was read last, or a later one.
+    /// Some elements of a parameter: the current one, or one that follows in the order.
     fn bytes(&mut self, index: usize, elements: Range<usize>) -> Result<Vec<u8>, SessionError> {
-        self.turn_to(index)?;
+        while self.current() != Some(index) {
+            self.turn_to_next()?;
+        }
         let first = self.weights.layout().entries()[index].offset;
         let range = first + elements.start..first + elements.end;
         let bytes = host_room(range.len() * self.weights.dtype_of(&range).size_in_bytes());
@@ -189,15 +198,15 @@ impl<'a> Reader<'a> {
         unit.filter(|_| self.gathers)
     }
 
-    /// Makes a parameter the current one, and gathers it.
-    fn turn_to(&mut self, index: usize) -> Result<(), SessionError> {
-        let is_buffer = self.weights.layout().entries()[index].role == Role::Buffer;
-        // Buffers stand elsewhere in files, and every rank has them.
-        if self.current == Some(index) || is_buffer {
-            return Ok(());
-        }
+    fn current(&self) -> Option<usize> {
+        Some(self.order[self.read.checked_sub(1)?])
+    }
+
+    /// Makes the next parameter the current one, and gathers it.
+    fn turn_to_next(&mut self) -> Result<(), SessionError> {
         self.finish_current()?;
-        self.current = Some(index);
+        let index = self.order[self.read];
+        self.read += 1;
         if let Some(unit) = self.unit_of(index) {
             let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
             self.weights.use_unit(self.memory, self.kernels, unit)?;
@@ -206,7 +215,11 @@ impl<'a> Reader<'a> {
     }
 
     fn finish_current(&mut self) -> Result<(), SessionError> {
-        if self.current.and_then(|index| self.unit_of(index)).is_some() {
+        if self
+            .current()
+            .and_then(|index| self.unit_of(index))
+            .is_some()
+        {
             let _place = self.memory.enter(Phase::Checkpoint, Layer::Whole);
             self.weights.look_ahead(self.memory, self.kernels)?;
         }

@@ -1,7 +1,7 @@
 //! Pieces of a bundle that come from the ranks that have them.
 
 use kernels::{Exchange, ExchangeBytes, KernelError, Kernels, Queue, Traffic};
-use memory::{Cover, DType, In, Out, Rank};
+use memory::{Cover, In, Out, Rank, Types};
 use std::ops::Range;
 
 const COMPLETE: &str = "what a rank has is complete before the others get it";
@@ -26,19 +26,22 @@ fn pieces(bundle: &Cover, rank: Rank) -> Vec<(usize, Range<usize>)> {
     Rank::all(rank.of).flat_map(of).collect()
 }
 
-/// Asks for everybody's pieces of a bundle. `places` gives the places for ranges of the layout, in the same order.
+/// Asks for everybody's pieces of a bundle, as bytes. `places` gives the places for ranges of the layout, in the same order.
 ///
 /// # Safety
 /// As for [`gather`].
 pub(crate) unsafe fn gather_bundle<'a>(
     kernels: &dyn Kernels,
     rank: Rank,
-    (bundle, dtype): (&'a Cover, DType),
+    (bundle, types): (&'a Cover, &Types),
     own: Option<Vec<In<'a>>>,
     places: impl FnOnce(&[Range<usize>]) -> Vec<Out<'a>> + 'a,
 ) -> Result<Traffic, KernelError> {
-    let piece_bytes = bundle.elements() / rank.of * dtype.size_in_bytes();
-    let bytes = ExchangeBytes::both_ways((rank.of - 1) * piece_bytes);
+    let own_bytes = types.bytes(&bundle.piece(rank));
+    let bytes = ExchangeBytes {
+        sent: ((rank.of - 1) * own_bytes) as u64,
+        received: (types.bytes(bundle) - own_bytes) as u64,
+    };
     let list = move || {
         let (of, ranges): (Vec<_>, Vec<_>) = pieces(bundle, rank).into_iter().unzip();
         of.into_iter().zip(places(&ranges)).collect()

@@ -50,12 +50,12 @@ impl GatheredWeights {
             if bundle.elements() == 0 {
                 continue;
             }
-            let whole = (bundle, arena.dtype());
+            let types = arena.types().clone();
             // SAFETY: the computation reads and writes the bundle after it waited for `came`, and the arena lives as long as
             // kernels have work.
             let sent = unsafe {
-                gather_bundle(kernels, self.rank, whole, None, |ranges| {
-                    arena.disjoint_mut(ranges)
+                gather_bundle(kernels, self.rank, (bundle, &types), None, |ranges| {
+                    arena.disjoint_raw_mut(ranges)
                 })
             }?;
             self.traffic = self.traffic.plus(sent);

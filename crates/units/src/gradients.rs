@@ -7,7 +7,10 @@ use crate::stream::{finish_all, host_bytes};
 use crate::streamed_gradients::StreamedGradients;
 use crate::{Ranks, UnitError};
 use kernels::{Init, KernelError, Kernels, Traffic};
-use memory::{Arena, Category, DType, Home, In, Layer, Layout, Memory, Out, OutOfMemory, Space};
+use memory::{
+    Arena, ArenaLease, ArenaPlace, Category, DType, Home, In, Layer, Layout, Memory, Out,
+    OutOfMemory,
+};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -51,9 +54,14 @@ impl Gradients {
         home: &Home,
         ranks: Option<(&Ranks, usize)>,
     ) -> Result<Gradients, OutOfMemory> {
-        let category = Category::Gradient;
-        let lease = |space, name, held| {
-            Arena::lease_part(memory, space, category, name, layout, dtype, held)
+        let lease = |place, name, held| {
+            let category = Category::Gradient;
+            let lease = ArenaLease {
+                place,
+                category,
+                name,
+            };
+            Arena::lease(memory, lease, layout, dtype, held)
         };
         let trained = layout.trained();
         let (is_resident, host) = match home {
@@ -63,7 +71,7 @@ impl Gradients {
             ),
             Home::Pinned => {
                 let matrices = trained.within(&layout.matrices());
-                let host = lease(Space::Host, "offloaded_gradients", matrices)?;
+                let host = lease(ArenaPlace::Host, "offloaded_gradients", matrices)?;
                 (false, Some(host))
             }
             Home::Released => (false, None),
@@ -83,7 +91,7 @@ impl Gradients {
         let reducing = ranks.map(|ranks| Reducing::lease(memory, layout, dtype, ranks));
         let reducing = reducing.transpose()?;
         Ok(Gradients {
-            resident: lease(Space::Device, "gradients", held)?,
+            resident: lease(ArenaPlace::Device, "gradients", held)?,
             streamed,
             reducing,
             touched: vec![false; layout.entries().len()],
@@ -464,7 +472,7 @@ impl Gradients {
 
     /// Element type.
     pub fn dtype(&self) -> DType {
-        self.resident.dtype()
+        self.resident.types().common()
     }
 
     /// Whether the padding of what lives across steps is zero. Reads host memory.

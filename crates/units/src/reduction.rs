@@ -9,8 +9,8 @@ use kernels::{
     Event, Exchange, ExchangeBytes, Init, KernelError, Kernels, Queue, SumInOrder, Traffic,
 };
 use memory::{
-    Arena, Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory, PARAMETER_PADDING,
-    Rank, Space,
+    Arena, ArenaLease, ArenaPlace, Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory,
+    PARAMETER_PADDING, Rank,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -80,8 +80,12 @@ impl Reducing {
         // Sums are kept apart from what is staged where there are several micro-batches to add up, or no arena of all.
         let are_apart = ranks.stages_by_unit() || (ranks.adds_every_micro_batch() && accum > 1);
         let sums = are_apart.then(|| {
-            let (name, own) = ("reduced_gradients", layout.own_trained(ranks.rank));
-            Arena::lease_part(memory, Space::Device, category, name, layout, dtype, own)
+            let lease = ArenaLease {
+                place: ArenaPlace::Device,
+                category,
+                name: "reduced_gradients",
+            };
+            Arena::lease(memory, lease, layout, dtype, layout.own_trained(ranks.rank))
         });
         Ok(Reducing {
             ranks: ranks.clone(),
@@ -272,14 +276,14 @@ impl Reducing {
             let own = self.sums.as_ref().map(|sums| {
                 let own = bundle.piece(self.ranks.rank);
                 let own = own.ranges().iter();
-                own.map(|range| sums.flat(range.clone())).collect()
+                own.map(|range| sums.raw(range)).collect()
             });
-            let whole = (bundle, arena.dtype());
+            let types = arena.types().clone();
             // SAFETY: whoever reads or writes the arena waits for this, and it lives as long as kernels have work; so do the
             // sums, which are written again after the next backward pass.
             let gathered = unsafe {
-                gather_bundle(kernels, self.ranks.rank, whole, own, |ranges| {
-                    arena.disjoint_mut(ranges)
+                gather_bundle(kernels, self.ranks.rank, (bundle, &types), own, |ranges| {
+                    arena.disjoint_raw_mut(ranges)
                 })
             };
             sent = sent.plus(gathered?);

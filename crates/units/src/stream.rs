@@ -1,7 +1,7 @@
 //! A unit's matrices on the device, or some of their elements, and their copies from and to the host.
 
 use kernels::{Event, KernelError, Kernels, Queue};
-use memory::{Arena, Buffer, Category, Cover, DType, In, Memory, Out, OutOfMemory};
+use memory::{Arena, ArenaLease, ArenaPlace, Category, Cover, DType, In, Memory, Out, OutOfMemory};
 use std::ops::Range;
 
 pub(crate) const FREE: &str = "memory is not in use when a unit comes into it";
@@ -10,8 +10,7 @@ pub(crate) const LEFT: &str = "a unit has left before its memory is used again";
 /// Elements of a unit on the device, one behind the other as they lie in the layout: all, or a rank's piece.
 pub(crate) struct OnDevice {
     pub(crate) unit: usize,
-    cover: Cover,
-    buffer: Buffer,
+    pub(crate) arena: Arena,
     /// When what the host, or other ranks, had of it has come.
     pub(crate) came: Event,
     /// When what was sent of it has left.
@@ -19,17 +18,21 @@ pub(crate) struct OnDevice {
 }
 
 impl OnDevice {
-    /// Leases room for some elements of a unit. Its contents are unspecified.
+    /// Leases room for some elements of a unit, in the types of another arena. Its contents are unspecified.
     pub(crate) fn lease(
         memory: &Memory,
         (unit, cover): (usize, Cover),
         (category, name): (Category, &'static str),
-        dtype: DType,
+        like: &Arena,
     ) -> Result<OnDevice, OutOfMemory> {
+        let lease = ArenaLease {
+            place: ArenaPlace::Step,
+            category,
+            name,
+        };
         Ok(OnDevice {
             unit,
-            buffer: memory.lease(category, name, [cover.elements()], dtype)?,
-            cover,
+            arena: Arena::lease(memory, lease, like.layout(), like.types().clone(), cover)?,
             came: Event::PAST,
             left: None,
         })
@@ -37,24 +40,12 @@ impl OnDevice {
 
     /// Reads a range of the layout.
     pub(crate) fn flat(&self, range: &Range<usize>) -> In<'_> {
-        self.buffer.view().rows(self.rows(range))
+        self.arena.flat(range.clone())
     }
 
     /// Writes a range of the layout.
     pub(crate) fn flat_mut(&mut self, range: &Range<usize>) -> Out<'_> {
-        let rows = self.rows(range);
-        self.buffer.view_mut().rows(rows)
-    }
-
-    /// Writes several ranges of the layout, in the order in which they lie.
-    pub(crate) fn disjoint_mut(&mut self, ranges: &[Range<usize>]) -> Vec<Out<'_>> {
-        let rows: Vec<Range<usize>> = ranges.iter().map(|range| self.rows(range)).collect();
-        self.buffer.view_mut().disjoint_rows(&rows)
-    }
-
-    fn rows(&self, range: &Range<usize>) -> Range<usize> {
-        let rows = self.cover.rows(range);
-        rows.expect("a unit has what is asked of it")
+        self.arena.flat_mut(range.clone())
     }
 
     /// Asks for what the host has of it, in a lease that was just taken.
@@ -69,7 +60,7 @@ impl OnDevice {
             // SAFETY: nobody reads or writes the unit before it waited for `came`, or the host's copy before a download
             // that waits for work which did; both live as long as kernels have work, or until the computation has
             // waited for this.
-            unsafe { kernels.start_upload(self.flat_mut(range), host.flat(range.clone())) }?;
+            unsafe { kernels.start_upload(self.arena.raw_mut(range), host.raw(range)) }?;
         }
         self.came = kernels.record(Queue::Upload)?;
         Ok(())
@@ -82,7 +73,7 @@ impl OnDevice {
 
     /// Bytes of what is here.
     pub(crate) fn bytes(&self) -> u64 {
-        (self.buffer.dims().elements() * self.buffer.dtype().size_in_bytes()) as u64
+        self.arena.types().bytes(self.arena.held()) as u64
     }
 
     /// Asks for a range of the layout to be sent to the host, when what the download queue was told to wait for is over.
@@ -94,7 +85,7 @@ impl OnDevice {
     ) -> Result<(), KernelError> {
         // SAFETY: the lease ends after the computation was told to wait for `left` (`leave`), the host's copy is read by
         // uploads that wait for the computation after that, and by the host after the download queue is done.
-        unsafe { kernels.start_download(host.flat_mut(range.clone()), self.flat(range)) }?;
+        unsafe { kernels.start_download(host.raw_mut(range), self.arena.raw(range)) }?;
         self.leaves(kernels.record(Queue::Download)?);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use crate::UnitError;
 use crate::stream::OnDevice;
 use kernels::{Event, Fill, KernelError, Kernels, Queue, Traffic};
-use memory::{Arena, Category, Cover, Layout, Memory};
+use memory::{Arena, Category, Cover, Memory};
 
 const CAME: &str = "a unit of gradients has come before it is added to";
 const SUMMED: &str = "a unit of gradients is summed before it leaves";
@@ -57,10 +57,9 @@ impl StreamedGradients {
         if self.find(unit).is_some() {
             return Ok(());
         }
-        let (layout, dtype) = (like.layout(), like.dtype());
         let kind = (Category::Gradient, "unit_gradients");
-        let cover = layout.units()[unit].trained.clone();
-        let on_device = OnDevice::lease(memory, (unit, cover.clone()), kind, dtype)?;
+        let cover = like.layout().units()[unit].trained.clone();
+        let on_device = OnDevice::lease(memory, (unit, cover.clone()), kind, like)?;
         // Filed even if the device failed: what was asked for is waited for before the lease ends.
         self.here.push(Open {
             on_device,
@@ -74,7 +73,7 @@ impl StreamedGradients {
                     .plus(Traffic::of(Queue::Upload, on_device.bytes()));
                 on_device.fetch(kernels, host, &cover)?;
             }
-            _ => clear_padding(kernels, layout, on_device)?,
+            _ => clear_padding(kernels, &mut on_device.arena)?,
         }
         Ok(())
     }
@@ -146,14 +145,10 @@ impl StreamedGradients {
 }
 
 /// Zeroes what stands behind a unit's tensors: the norm and the update read it.
-fn clear_padding(
-    kernels: &dyn Kernels,
-    layout: &Layout,
-    on_device: &mut OnDevice,
-) -> Result<(), KernelError> {
-    let padding = Cover::new(layout.padding()).within_all(&layout.units()[on_device.unit].trained);
+fn clear_padding(kernels: &dyn Kernels, arena: &mut Arena) -> Result<(), KernelError> {
+    let padding = Cover::new(arena.layout().padding()).within_all(arena.held());
     padding.ranges().iter().try_for_each(|range| {
-        let out = on_device.flat_mut(range);
+        let out = arena.flat_mut(range.clone());
         kernels.run(Fill { out, value: 0.0 })
     })
 }

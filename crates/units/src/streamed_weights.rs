@@ -92,7 +92,7 @@ impl StreamedWeights {
         let here = here.iter_mut().find(|here| here.unit == unit);
         let here = here.expect("what is updated is on the device");
         here.send(kernels, host, range)?;
-        let bytes = range.len() * host.dtype().size_in_bytes();
+        let bytes = host.raw(range).elements();
         *traffic = traffic.plus(Traffic::of(Queue::Download, bytes as u64));
         Ok(())
     }
@@ -190,7 +190,7 @@ impl StreamedWeights {
             (Some(rank), true) => whole.trained.piece(rank),
         };
         let kind = (Category::Parameter, "unit_weights");
-        let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident.dtype())?;
+        let here = OnDevice::lease(memory, (unit, cover.clone()), kind, resident)?;
         // Filed even if the device failed: what was asked for is waited for before the lease ends.
         self.here.push(here);
         let here = self.here.last_mut().expect("one was pushed");
@@ -240,7 +240,7 @@ impl Pieces<'_> {
                 false => Cover::joined(unit.bundles().map(|bundle| bundle.piece(self.rank))),
             };
             here.fetch(kernels, host, &own)?;
-            let bytes = own.elements() * host.dtype().size_in_bytes();
+            let bytes = host.types().bytes(&own);
             traffic = Traffic::of(Queue::Upload, bytes as u64);
             if !only_updated {
                 kernels.wait(Queue::Collective, here.came, PIECE_CAME)?;
@@ -252,12 +252,12 @@ impl Pieces<'_> {
         here.free(kernels, Queue::Collective)?;
         for bundle in unit.bundles() {
             let sent = self.host.is_none().then(|| self.resident_pieces(bundle));
-            let whole = (bundle, self.resident.dtype());
+            let whole = (bundle, self.resident.types());
             // SAFETY: the computation reads the unit after it waited for `came`, and pieces are written by an update after
             // that.
             let gathered = unsafe {
                 gather_bundle(kernels, self.rank, whole, sent, |ranges| {
-                    here.disjoint_mut(ranges)
+                    here.arena.disjoint_raw_mut(ranges)
                 })
             }?;
             traffic = traffic.plus(gathered);
@@ -269,8 +269,6 @@ impl Pieces<'_> {
     fn resident_pieces(&self, bundle: &Cover) -> Vec<In<'_>> {
         let own = bundle.piece(self.rank);
         let ranges = own.ranges().iter();
-        ranges
-            .map(|range| self.resident.flat(range.clone()))
-            .collect()
+        ranges.map(|range| self.resident.raw(range)).collect()
     }
 }

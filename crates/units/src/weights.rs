@@ -6,13 +6,11 @@ use crate::streamed_weights::{CAME_TO_BE_UPDATED, StreamedWeights};
 use crate::{Ranks, UnitError, Zero};
 use kernels::{KernelError, Kernels, Queue, Traffic};
 use memory::{
-    Arena, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory, Out, OutOfMemory, Space,
+    Arena, ArenaLease, ArenaPlace, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory,
+    Out, OutOfMemory,
 };
 use std::ops::Range;
 use std::rc::Rc;
-
-/// The name of the arena of buffers.
-const BUFFERS: &str = "buffers";
 
 /// The weights of a model.
 ///
@@ -21,8 +19,6 @@ const BUFFERS: &str = "buffers";
 pub struct Weights {
     /// What is on the device for good.
     resident: Arena,
-    /// Buffers, f32, which every rank has on the device; none if there are none.
-    buffers: Option<Arena>,
     streamed: Option<StreamedWeights>,
     /// What all ranks have on the device for good, and each updates its pieces of.
     gathered: Option<GatheredWeights>,
@@ -31,38 +27,40 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Leases the weights, zeroed: all of them, or under [`Zero::Weights`] the vectors and this rank's pieces of matrices.
+    /// Leases the weights of a model that computes in a type, zeroed: all of them, or under [`Zero::Weights`] the vectors, the
+    /// buffers and this rank's pieces of matrices.
     ///
     /// # Errors
     /// [`OutOfMemory`] if they do not fit.
     pub fn lease(
         memory: &Memory,
         layout: &Rc<Layout>,
-        dtype: DType,
+        compute: DType,
         homes: &Homes,
         ranks: Option<&Ranks>,
     ) -> Result<Weights, OutOfMemory> {
-        let category = Category::Parameter;
-        let lease = |space, name, dtype, held| {
-            Arena::lease_part(memory, space, category, name, layout, dtype, held)
+        let lease = |place, name, held| {
+            let category = Category::Parameter;
+            let lease = ArenaLease {
+                place,
+                category,
+                name,
+            };
+            Arena::lease(memory, lease, layout, layout.types(compute), held)
         };
-        let buffers = layout.buffers();
-        let buffers = (buffers.elements() > 0)
-            .then(|| lease(Space::Device, BUFFERS, DType::F32, buffers))
-            .transpose()?;
         let divided = ranks.filter(|ranks| ranks.zero == Zero::Weights);
         let own = divided.map_or(layout.weights(), |ranks| layout.own(ranks.rank));
         let matrices = own.within(&layout.matrices());
-        let vectors = Cover::new([layout.vectors()]);
+        let others = Cover::joined([Cover::new([layout.vectors()]), layout.buffers()]);
         let (on_device, host) = match homes.weights {
-            Home::Device => (Cover::joined([matrices, vectors]), None),
+            Home::Device => (Cover::joined([matrices, others]), None),
             Home::Pinned => {
-                let host = lease(Space::Host, "offloaded_parameters", dtype, matrices)?;
-                (vectors, Some(host))
+                let host = lease(ArenaPlace::Host, "offloaded_parameters", matrices)?;
+                (others, Some(host))
             }
             Home::Disk(_) | Home::Released => unreachable!("no weights live there"),
         };
-        let resident = lease(Space::Device, "parameters", dtype, on_device)?;
+        let resident = lease(ArenaPlace::Device, "parameters", on_device)?;
         // Who gathers nothing ahead of its use has one slot, and does not gather vectors ahead either.
         let slots = match divided {
             Some(ranks) if !ranks.overlap_param_gather => 1,
@@ -77,7 +75,6 @@ impl Weights {
         });
         Ok(Weights {
             resident,
-            buffers,
             streamed,
             gathered,
             record: None,
@@ -89,34 +86,14 @@ impl Weights {
         self.resident.layout()
     }
 
-    /// Element type, of all but buffers.
+    /// The type that the model computes in, which all parameters are stored in that have none of their own.
     pub fn dtype(&self) -> DType {
-        self.resident.dtype()
+        self.resident.types().common()
     }
 
-    /// Element type of a range, of one tensor.
+    /// The type that a range is stored in, of one tensor.
     pub fn dtype_of(&self, range: &Range<usize>) -> DType {
-        match self.is_buffer(range) {
-            true => DType::F32,
-            false => self.dtype(),
-        }
-    }
-
-    fn is_buffer(&self, range: &Range<usize>) -> bool {
-        let buffers = self.buffers.as_ref();
-        buffers.is_some_and(|buffers| buffers.held().rows(range).is_some())
-    }
-
-    /// What is on the device for good of all that a range is of: buffers, or weights.
-    fn arena_of(&self, range: &Range<usize>) -> &Arena {
-        let buffers = self.buffers.as_ref().filter(|_| self.is_buffer(range));
-        buffers.unwrap_or(&self.resident)
-    }
-
-    fn arena_of_mut(&mut self, range: &Range<usize>) -> &mut Arena {
-        let is_buffer = self.is_buffer(range);
-        let buffers = self.buffers.as_mut().filter(|_| is_buffer);
-        buffers.unwrap_or(&mut self.resident)
+        self.resident.types().of(range.start)
     }
 
     /// Whether matrices live in pinned host memory, and come to be updated.
@@ -130,19 +107,13 @@ impl Weights {
 
     /// The elements that live here, on the device or in pinned host memory: all, or a rank's pieces and the vectors.
     pub fn held(&self) -> Cover {
-        let host = self.host().map(|host| host.held().clone());
-        let resident = [&self.resident].into_iter().chain(&self.buffers);
-        Cover::joined(resident.map(|arena| arena.held().clone()).chain(host))
+        let arenas = [&self.resident].into_iter().chain(self.host());
+        Cover::joined(arenas.map(|arena| arena.held().clone()))
     }
 
     /// Bytes on the device, across steps.
     pub fn bytes(&self) -> u64 {
         self.resident.bytes()
-    }
-
-    /// Name and bytes of the arena of buffers.
-    pub fn buffer_arena(&self) -> Option<(&'static str, u64)> {
-        Some((BUFFERS, self.buffers.as_ref()?.bytes()))
     }
 
     /// Name and bytes of the arena in pinned host memory.
@@ -169,7 +140,7 @@ impl Weights {
         let (range, dims) = self.layout().joined(entries)?;
         let flat = match (&self.streamed, self.layout().unit_of(entries[0])) {
             (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
-            _ => self.arena_of(&range).flat(range),
+            _ => self.resident.flat(range),
         };
         Some(flat.reshape(dims))
     }
@@ -186,16 +157,15 @@ impl Weights {
     pub fn flat(&self, range: Range<usize>) -> In<'_> {
         match (&self.streamed, self.comes_with(&range)) {
             (Some(streamed), Some(unit)) => streamed.of(unit).flat(&range),
-            _ => self.arena_of(&range).flat(range),
+            _ => self.resident.flat(range),
         }
     }
 
     /// Writes a range of one unit, of the vectors, or of a buffer, on the device.
     pub fn flat_mut(&mut self, range: Range<usize>) -> Out<'_> {
-        let (unit, is_buffer) = (self.comes_with(&range), self.is_buffer(&range));
-        match (&mut self.streamed, unit, &mut self.buffers) {
-            (Some(streamed), Some(unit), _) => streamed.of_mut(unit).flat_mut(&range),
-            (_, _, Some(buffers)) if is_buffer => buffers.flat_mut(range),
+        let unit = self.comes_with(&range);
+        match (&mut self.streamed, unit) {
+            (Some(streamed), Some(unit)) => streamed.of_mut(unit).flat_mut(&range),
             _ => self.resident.flat_mut(range),
         }
     }
@@ -215,7 +185,7 @@ impl Weights {
                 bytes.copy_from_slice(host_bytes(kernels, host.flat(range))?);
                 Ok(())
             }
-            _ => kernels.download(bytes, self.arena_of(&range).flat(range)),
+            _ => kernels.download(bytes, self.resident.flat(range)),
         }
     }
 
@@ -233,7 +203,7 @@ impl Weights {
         let of = |part: &Range<usize>| {
             &bytes[(part.start - range.start) * size..(part.end - range.start) * size]
         };
-        let arena = self.arena_of_mut(&range);
+        let arena = &mut self.resident;
         for part in arena.held().within(&range).ranges() {
             kernels.upload(arena.flat_mut(part.clone()), of(part))?;
         }
@@ -395,10 +365,7 @@ impl Weights {
 
     /// Whether the padding of what is on the device for good, and of what is on the host, is zero. Reads host memory.
     pub fn padding_is_zero(&self) -> bool {
-        [&self.resident]
-            .into_iter()
-            .chain(&self.buffers)
-            .chain(self.host())
-            .all(Arena::padding_is_zero)
+        let mut arenas = [&self.resident].into_iter().chain(self.host());
+        arenas.all(Arena::padding_is_zero)
     }
 }

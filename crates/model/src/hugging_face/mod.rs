@@ -15,7 +15,7 @@ use turned::Turned;
 
 pub use config::HfConfigError;
 pub use origin::{Origin, OriginError};
-pub use weights::{ModelWeights, WeightsError, encode, import};
+pub use weights::{ModelWeights, WeightsError, encode, file_specs, import};
 pub use write::{MAX_SHARD_BYTES, OutgoingWeights, write_model};
 
 /// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and as they are kept. A test

@@ -10,7 +10,7 @@ use files::{
     in_chunks,
 };
 use half::{bf16, f16};
-use memory::{Cover, DType, Layout, Role};
+use memory::{Cover, DType, Layout};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -81,10 +81,10 @@ impl<'a> ModelWeights<'a> {
         }
     }
 
-    /// The type that all weights, buffers apart, fit into: bf16 if they are, else f32.
+    /// The type that all weights fit into that have no type of their own: bf16 if they are, else f32.
     pub fn dtype(&self) -> DType {
         let weights = self.parameters.in_layout().enumerate();
-        let mut weights = weights.filter(|(_, parameter)| parameter.role != Role::Buffer);
+        let mut weights = weights.filter(|(_, parameter)| parameter.dtype.is_none());
         match weights.all(|(index, _)| self.tensor(index).dtype == Dtype::BF16) {
             true => DType::BF16,
             false => DType::F32,
@@ -283,7 +283,7 @@ fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
 }
 
 /// What files of this type say of the parameters, in the order of their layout.
-pub(super) fn specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
+pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
     let spec = |parameter: &Parameter| TensorSpec {
         name: parameter.name.clone(),
         dtype: parameter.dtype(dtype).into(),

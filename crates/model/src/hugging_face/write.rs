@@ -1,7 +1,7 @@
 //! A model's folder in Hugging Face layout, written so that half of one is never taken for a model.
 
 use super::turned::Turned;
-use super::weights::{WeightsError, specs};
+use super::weights::{WeightsError, file_specs};
 use crate::parameters::{Parameters, Stored};
 use files::{
     FileSystem, FilesError, TensorSource, TensorSpec, host_room, in_chunks, remove_tree,
@@ -33,7 +33,7 @@ impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeight
     pub fn new(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
         let stored = parameters.in_layout().map(|parameter| parameter.stored);
         OutgoingWeights {
-            specs: specs(parameters, dtype),
+            specs: file_specs(parameters, dtype),
             stored: stored.collect(),
             bytes,
         }
@@ -41,7 +41,7 @@ impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeight
 
     /// The same, where `bytes` has all parameters as files have them.
     pub(super) fn as_stored(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
-        let specs = specs(parameters, dtype);
+        let specs = file_specs(parameters, dtype);
         OutgoingWeights {
             stored: vec![Stored::AsUsed; specs.len()],
             specs,

@@ -1,6 +1,6 @@
 //! A model that nobody trains, with everything that blocks may have: four kinds of block under 14 labels, some with
 //! queries, keys and values from a narrower tensor, values narrower than keys and a scale of their own, some with rows for each token and choice, tables of whole numbers, a
-//! stage with a loss of its own, one that counts, and a buffer.
+//! stage with a loss of its own, one that counts, a matrix that is f32 whatever the model computes in, and a buffer.
 
 use kernels::Init;
 use kernels::operation::{
@@ -62,7 +62,7 @@ fn rows(width: usize) -> Extent {
     Extent::of(&[Size::TokensTimes(CHOICES), Size::Fixed(width)])
 }
 
-/// scores `[t, e]` = h2 W^T + correction (a buffer, added where the model computes in f32), whose cross-entropy with what is
+/// scores `[t, e]` = h2 W^T + correction (a buffer), all f32 whatever the model computes in, whose cross-entropy with what is
 /// chosen is a loss; the tables of choices and rows, i32.
 struct Router {
     linear: Linear,
@@ -78,7 +78,10 @@ impl Stage for Router {
         Io {
             reads: vec![H2],
             writes: vec![
-                (SCORES, Extent::tokens(EXPERTS)),
+                (
+                    SCORES,
+                    Extent::of_f32(&[Size::Tokens, Size::Fixed(EXPERTS)]),
+                ),
                 (CHOSEN, Extent::of_i32(&[Size::Tokens])),
                 (ROW_TOKEN, Extent::of_i32(&[Size::TokensTimes(CHOICES)])),
             ],
@@ -104,17 +107,13 @@ impl Stage for Router {
         let mut scores = pass.output(SCORES)?;
         if let Some(scores) = &mut scores {
             self.linear.forward(pass, scores.view_mut(), h2.view())?;
-            let correction = pass.parameter(self.correction);
-            // A buffer is f32, and the operation adds what has the type of its output.
-            if pass.dtype() == DType::F32 {
-                pass.kernels().run(BiasDropoutAdd {
-                    out: scores.view_mut(),
-                    bias: Some(correction),
-                    dropout: None,
-                    first: 0,
-                    residual: None,
-                })?;
-            }
+            pass.kernels().run(BiasDropoutAdd {
+                out: scores.view_mut(),
+                bias: Some(pass.parameter(self.correction)),
+                dropout: None,
+                first: 0,
+                residual: None,
+            })?;
         }
         pass.put(SCORES, scores);
         let tokens = pass.tokens();
@@ -414,7 +413,12 @@ fn block(
     let mut branches = Vec::new();
     if has_experts {
         stages.push(Box::new(Router {
-            linear: Linear::declare(own, "gate", [EXPERTS, hidden], false),
+            linear: Linear::declare(
+                &mut own.in_type(DType::F32),
+                "gate",
+                [EXPERTS, hidden],
+                false,
+            ),
             correction: own.buffer("gate.correction", &[EXPERTS], Initial::Normal),
         }));
         stages.push(Box::new(Dispatch(hidden)));
