@@ -1,16 +1,19 @@
 //! The pieces in which an update goes over what is not on the device: which there are, and where their states lie.
 
 use crate::disk::BLOCK_BYTES;
-use crate::form::Form;
-use crate::segment::{Segment, segments};
-use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Unit};
+use crate::form::{Form, holding};
+use crate::segment::{Round, Segment, rounds};
+use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Rank, Unit};
 use std::ops::Range;
 
 /// One piece.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chunk {
     pub(crate) part: Layer,
-    pub(crate) segment: Segment,
+    /// What is updated with it.
+    pub(crate) round: Round,
+    /// What of that is this rank's, padding included; nothing, if ranks update tensors together of which this one has none.
+    pub(crate) ranges: Vec<Range<usize>>,
     /// States that are not on the device.
     pub(crate) away: Option<Away>,
     /// Bytes of the gradients that come with it.
@@ -36,6 +39,13 @@ impl Chunk {
     pub(crate) fn slot_bytes(&self) -> usize {
         self.state_bytes() + self.gradient_bytes
     }
+
+    /// Where a range lies among the elements of its ranges.
+    pub(crate) fn rows(&self, range: &Range<usize>) -> Range<usize> {
+        let (before, own) = holding(&self.ranges, range);
+        let first = before.iter().map(Range::len).sum::<usize>() + range.start - own.start;
+        first..first + range.len()
+    }
 }
 
 /// The pieces of a run.
@@ -44,24 +54,27 @@ pub(crate) struct Chunks {
     pub(crate) all: Vec<Chunk>,
     /// Every part, with the number of chunks up to its end.
     pub(crate) part_ends: Vec<(Layer, usize)>,
-    /// Those with states that are not on the device, in the order of the layout.
-    by_start: Vec<usize>,
+    /// The elements of all chunks, those of other ranks too.
+    pub(crate) cover: Cover,
+    /// The ranges of those with states that are not on the device, each with its chunk, in the order of the layout.
+    by_start: Vec<(Range<usize>, usize)>,
     /// How many these are, and the bytes of their states.
     pub(crate) away: usize,
     pub(crate) away_bytes: usize,
 }
 
 impl Chunks {
-    /// Those of the elements that are updated here, of parameters with gradients of this type.
+    /// Those of what a rank updates, of parameters with gradients of this type.
     pub(crate) fn new(
         layout: &Layout,
         homes: &Homes,
         (form, gradients): (&Form, DType),
-        updated: &Cover,
+        rank: Rank,
     ) -> Chunks {
         let mut chunks = Chunks {
             all: Vec::new(),
             part_ends: Vec::new(),
+            cover: Cover::default(),
             by_start: Vec::new(),
             away: 0,
             away_bytes: 0,
@@ -75,52 +88,61 @@ impl Chunks {
             Home::Disk(_) => BLOCK_BYTES,
             _ => 1,
         };
+        let own = layout.own_trained(rank);
         for (unit, is_away) in parts(layout, homes) {
             if is_away || all_parts {
-                for segment in segments(layout, form, &unit.cover.within_all(updated)) {
-                    let block = segment.range.start..segment.range.start + PARAMETER_PADDING;
+                chunks.cover = Cover::joined([chunks.cover, unit.trained.clone()]);
+                let most = |block: Range<usize>| {
                     let states = if is_away { form.bytes(&block) } else { 0 };
-                    let block_bytes = states + block.len() * gradient_size;
-                    for segment in cut(segment, homes.chunk_bytes.checked_div(block_bytes)) {
-                        let away_bytes = is_away.then(|| {
-                            let bytes = form.chunk_bytes(&segment.range);
-                            bytes.next_multiple_of(alignment)
-                        });
-                        chunks.push(unit.part, segment, away_bytes, gradient_size);
-                    }
+                    let bytes = states + block.len() * gradient_size;
+                    homes.chunk_bytes.checked_div(bytes)
+                };
+                let rounds = rounds(layout, form, &unit.trained, rank).into_iter();
+                for round in rounds.flat_map(|round| cut(round, most)) {
+                    let ranges = round.iter().map(|one| own.within(&one.range));
+                    let ranges = ranges.flat_map(|cover| cover.ranges().to_vec());
+                    let ranges: Vec<Range<usize>> = ranges.collect();
+                    let states = if is_away {
+                        form.chunk_bytes(&ranges)
+                    } else {
+                        0
+                    };
+                    let bytes = [states.next_multiple_of(alignment), gradient_size];
+                    chunks.push(unit.part, (round, ranges), bytes);
                 }
             }
             chunks.part_ends.push((unit.part, chunks.all.len()));
         }
-        let is_away = |index: &usize| chunks.all[*index].away.is_some();
-        chunks.by_start = (0..chunks.all.len()).filter(is_away).collect();
-        let start = |index: &usize| chunks.all[*index].segment.range.start;
-        chunks.by_start.sort_by_key(start);
+        chunks.by_start.sort_by_key(|(range, _)| range.start);
         chunks
     }
 
-    /// Adds one, with so many bytes of the store if its states are not on the device.
+    /// Adds one, with so many bytes of the store, and so many of the gradient of each element.
     fn push(
         &mut self,
         part: Layer,
-        segment: Segment,
-        away_bytes: Option<usize>,
-        gradient_size: usize,
+        (round, ranges): (Round, Vec<Range<usize>>),
+        [state_bytes, gradient_size]: [usize; 2],
     ) {
-        let away = away_bytes.filter(|bytes| *bytes > 0).map(|bytes| {
+        let away = (state_bytes > 0).then(|| {
+            let number = self.all.len();
+            let held = ranges.iter().map(|range| (range.clone(), number));
+            self.by_start.extend(held);
             let start = self.away_bytes;
-            self.away_bytes += bytes;
+            self.away_bytes += state_bytes;
             self.away += 1;
             Away {
                 place: start..self.away_bytes,
                 ordinal: self.away - 1,
             }
         });
+        let elements: usize = ranges.iter().map(Range::len).sum();
         self.all.push(Chunk {
             part,
-            gradient_bytes: segment.range.len() * gradient_size,
-            segment,
+            round,
+            ranges,
             away,
+            gradient_bytes: elements * gradient_size,
         });
     }
 
@@ -144,13 +166,7 @@ impl Chunks {
 
     /// The elements whose states are not on the device.
     pub(crate) fn away_cover(&self) -> Cover {
-        let away = self.all.iter().filter(|chunk| chunk.away.is_some());
-        Cover::new(away.map(|chunk| chunk.segment.range.clone()))
-    }
-
-    /// All elements that are updated in chunks.
-    pub(crate) fn cover(&self) -> Cover {
-        Cover::new(self.all.iter().map(|chunk| chunk.segment.range.clone()))
+        Cover::new(self.by_start.iter().map(|(range, _)| range.clone()))
     }
 
     /// The chunks with states that are not on the device that hold some of a range, each with what it holds.
@@ -158,17 +174,11 @@ impl Chunks {
         &self,
         range: &Range<usize>,
     ) -> impl Iterator<Item = (&Chunk, Range<usize>)> {
-        let ends_before = |index: &usize| self.all[*index].segment.range.end <= range.start;
-        let first = self.by_start.partition_point(ends_before);
-        let chunks = self.by_start[first..].iter().map(|index| &self.all[*index]);
-        let end = range.end;
-        let start = range.start;
-        chunks
-            .take_while(move |chunk| chunk.segment.range.start < end)
-            .map(move |chunk| {
-                let own = &chunk.segment.range;
-                (chunk, own.start.max(start)..own.end.min(end))
-            })
+        let Range { start, end } = *range;
+        let first = self.by_start.partition_point(|(own, _)| own.end <= start);
+        let held = self.by_start[first..].iter();
+        held.take_while(move |(own, _)| own.start < end)
+            .map(move |(own, number)| (&self.all[*number], own.start.max(start)..own.end.min(end)))
     }
 }
 
@@ -197,39 +207,34 @@ fn parts<'a>(layout: &'a Layout, homes: &Homes) -> Vec<(&'a Unit, bool)> {
     parts
 }
 
-/// Pieces of a segment, of about equal size and of at most so many blocks, if that is given, but of one at least; of a matrix
-/// that is updated as a whole, one.
-fn cut(segment: Segment, blocks: Option<usize>) -> impl Iterator<Item = Segment> {
-    let Segment {
-        range,
-        number,
-        decays,
-        group,
-        whole,
-        grains,
-    } = segment;
-    let most = match blocks {
-        Some(blocks) if whole.is_none() => blocks.max(1) * PARAMETER_PADDING,
-        _ => range.len(),
+/// Pieces of a round, of about equal size and of at most so many blocks as `most` says of its first, if it does, but of one at
+/// least; of what is updated as a whole, one.
+fn cut(round: Round, most: impl Fn(Range<usize>) -> Option<usize>) -> Vec<Round> {
+    let [segment] = &round[..] else {
+        return vec![round];
     };
-    let pieces = range.len().div_ceil(most);
-    let size = range.len().div_ceil(pieces);
+    let Range { start, end } = segment.range;
+    let most = match most(start..start + PARAMETER_PADDING) {
+        Some(blocks) if segment.whole.is_none() => blocks.max(1) * PARAMETER_PADDING,
+        _ => end - start,
+    };
+    let pieces = (end - start).div_ceil(most);
+    let size = (end - start).div_ceil(pieces);
     let size = size.next_multiple_of(PARAMETER_PADDING);
-    range.clone().step_by(size).map(move |start| Segment {
-        range: start..(start + size).min(range.end),
-        number: number + start - range.start,
-        decays,
-        group,
-        whole: whole.clone(),
-        grains: grains.clone(),
-    })
+    let starts = (start..end).step_by(size);
+    let piece = |start: usize| Segment {
+        range: start..(start + size).min(end),
+        ..segment.clone()
+    };
+    starts.map(|start| vec![piece(start)]).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Hyperparameters, MasterFormat, MomentFormat};
+    use crate::{Hyperparameters, MasterFormat, MomentFormat, OptimizerKind, WholeTensor};
     use memory::LayoutBuilder;
+    use std::slice;
 
     /// One part of three matrices, the first of which is precise.
     fn layout() -> Layout {
@@ -245,7 +250,7 @@ mod tests {
         let layout = layout();
         let groups = Hyperparameters::default().groups(&layout, &[]);
         let form = Form::new(&layout, (moments, MasterFormat::None), DType::BF16, groups);
-        Chunks::new(&layout, homes, (&form, DType::F32), &layout.all())
+        Chunks::new(&layout, homes, (&form, DType::F32), Rank::ALONE)
     }
 
     fn homes(states: Home, fraction: f64) -> Homes {
@@ -259,7 +264,7 @@ mod tests {
 
     fn ranges(chunks: &Chunks) -> Vec<Range<usize>> {
         let all = chunks.all.iter();
-        all.map(|chunk| chunk.segment.range.clone()).collect()
+        all.flat_map(|chunk| chunk.ranges.clone()).collect()
     }
 
     #[test]
@@ -283,7 +288,7 @@ mod tests {
         assert_eq!(all.all[0].away, None);
         assert_eq!(all.all[0].slot_bytes(), 1024);
         assert_eq!((all.away, all.away_cover().elements()), (5, 1280));
-        assert_eq!(all.cover().elements(), 1536);
+        assert_eq!(all.cover.elements(), 1536);
     }
 
     #[test]
@@ -315,5 +320,55 @@ mod tests {
             [(first, 100..256), (second, 256..768), (second, 768..900)]
         );
         assert_eq!(all.pieces(&(1536..1700)).count(), 0);
+    }
+
+    /// Ranks update whole matrices together, so all have the same rounds, whatever they have of them.
+    #[test]
+    fn ranks_have_chunks_of_the_same_rounds() {
+        let mut builder = LayoutBuilder::default();
+        for (block, name, rows) in [
+            (0, "large", 40),
+            (0, "wide", 30),
+            (0, "small", 2),
+            (1, "other", 8),
+        ] {
+            builder.add(Layer::Block(block), name, &[rows, 256]);
+        }
+        let layout = builder.for_ranks(Some(2)).build();
+        let entries = layout.entries().iter().enumerate();
+        let hidden: Vec<WholeTensor> = entries.map(WholeTensor::of_entry).collect();
+        let muon = Hyperparameters {
+            kind: OptimizerKind::Muon,
+            ..Hyperparameters::default()
+        };
+        let formats = (MomentFormat::F32, MasterFormat::Remainder);
+        let form = Form::new(&layout, formats, DType::BF16, muon.groups(&layout, &hidden));
+        let homes = homes(Home::Pinned, 1.0);
+        let of = |rank| Chunks::new(&layout, &homes, (&form, DType::F32), rank);
+        let ranks: Vec<Chunks> = Rank::all(2).map(of).collect();
+        let rounds = |chunks: &Chunks| -> Vec<Round> {
+            chunks.all.iter().map(|chunk| chunk.round.clone()).collect()
+        };
+        let sizes: Vec<usize> = rounds(&ranks[0]).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [2, 1, 1]);
+        assert_eq!(rounds(&ranks[0]), rounds(&ranks[1]));
+        // The first rank has the large matrix and the beginning of the wide one, and nothing of the small one.
+        let ranges = |rank: usize, chunk: usize| &ranks[rank].all[chunk].ranges[..];
+        let [large, wide] = [0..40 * 256, 40 * 256..48 * 256];
+        assert_eq!(ranges(0, 0), [large.clone(), wide.clone()]);
+        assert_eq!(ranges(1, 0), [48 * 256..70 * 256]);
+        assert_eq!([ranges(0, 1).len(), ranges(1, 1).len()], [0, 1]);
+        assert_eq!(ranks[0].all[1].away, None);
+        let chunk = &ranks[0].all[0];
+        assert_eq!(chunk.rows(&wide), wide);
+        let places = form.places(&chunk.ranges, &wide);
+        let first = form.chunk_bytes(slice::from_ref(&large));
+        assert_eq!(places[0].1, first..first + 2 * wide.len());
+        let both = large.start..wide.end;
+        let found = ranks[0].pieces(&both);
+        assert!(found.map(|(_, range)| range).eq([large, wide]));
+        let covers = Cover::joined(ranks.iter().map(Chunks::away_cover));
+        let tails = Cover::new(layout.tails().iter().cloned());
+        assert_eq!(covers, layout.trained().without(&tails));
     }
 }

@@ -204,33 +204,38 @@ impl Form {
         tensors.map(|tensor| tensor.bytes(range.len())).sum()
     }
 
-    /// The bytes of a chunk: of all states of a range, one behind the other.
-    pub(crate) fn chunk_bytes(&self, chunk: &Range<usize>) -> usize {
-        let tensors = self.tensors(chunk).into_iter();
-        tensors.map(|tensor| tensor.placed_bytes(chunk.len())).sum()
+    /// The bytes of a chunk: of all states of its ranges, one behind the other.
+    pub(crate) fn chunk_bytes(&self, chunk: &[Range<usize>]) -> usize {
+        let tensors = chunk.iter().flat_map(|range| {
+            let tensors = self.tensors(range).into_iter();
+            tensors.map(|tensor| tensor.placed_bytes(range.len()))
+        });
+        tensors.sum()
     }
 
-    /// The states of some of a chunk's parameters, each with its bytes in the chunk. The first of them begins a block.
+    /// The states of some of a chunk's parameters, within one of its ranges, each with its bytes in the chunk. The first of
+    /// them begins a block.
     pub(crate) fn places(
         &self,
-        chunk: &Range<usize>,
+        chunk: &[Range<usize>],
         range: &Range<usize>,
     ) -> Vec<(Tensor, Range<usize>)> {
-        let parameters = range.start - chunk.start..range.end - chunk.start;
-        let mut start = 0;
+        let (before, own) = holding(chunk, range);
+        let parameters = range.start - own.start..range.end - own.start;
+        let mut start = self.chunk_bytes(before);
         let place = |tensor: Tensor| {
             let first = start;
-            start += tensor.placed_bytes(chunk.len());
+            start += tensor.placed_bytes(own.len());
             let (rows, size) = (tensor.rows(&parameters), tensor.dtype.size_in_bytes());
             (tensor, first + rows.start * size..first + rows.end * size)
         };
-        self.tensors(chunk).into_iter().map(place).collect()
+        self.tensors(own).into_iter().map(place).collect()
     }
 
     /// Views of the states of some of a chunk's parameters in the chunk's bytes (u8).
     pub(crate) fn carve<'a>(
         &self,
-        chunk: &Range<usize>,
+        chunk: &[Range<usize>],
         range: &Range<usize>,
         bytes: Out<'a>,
     ) -> StateViews<'a> {
@@ -245,6 +250,17 @@ impl Form {
         });
         self.views(range, views)
     }
+}
+
+/// The range of a chunk that holds another, and those before it.
+pub(crate) fn holding<'a>(
+    chunk: &'a [Range<usize>],
+    range: &Range<usize>,
+) -> (&'a [Range<usize>], &'a Range<usize>) {
+    let holds = |own: &Range<usize>| own.start <= range.start && range.end <= own.end;
+    let number = chunk.iter().position(holds);
+    let number = number.expect("a chunk has what is updated with it");
+    (&chunk[..number], &chunk[number])
 }
 
 #[cfg(test)]
@@ -267,7 +283,7 @@ mod tests {
         let form = form((MomentFormat::Quantised, MasterFormat::Remainder));
         let chunk = 256..256 + 700;
         assert_eq!(form.quantised(), 256..10_496);
-        let places = form.places(&chunk, &(512..956));
+        let places = form.places(&[chunk.clone()], &(512..956));
         let named = places
             .iter()
             .map(|(tensor, place)| (tensor.kind, place.clone()));
@@ -279,10 +295,10 @@ mod tests {
             ("second_moment.absmax", 3328 + 4..3328 + 12),
         ];
         assert!(named.eq(expected), "{places:?}");
-        assert_eq!(form.chunk_bytes(&chunk), 3584);
+        assert_eq!(form.chunk_bytes(&[chunk.clone()]), 3584);
         let mut bytes: Vec<u8> = vec![0; 3584];
         bytes[1536 + 256] = 7;
-        let mut views = form.carve(&chunk, &(512..956), Out::of_slice(&mut bytes, [3584]));
+        let mut views = form.carve(&[chunk], &(512..956), Out::of_slice(&mut bytes, [3584]));
         let MomentOperand::Quantised { codes, absmax } = views.moments.swap_remove(0) else {
             panic!("the range is quantised")
         };

@@ -30,6 +30,7 @@ mod store;
 mod streamed;
 mod sums;
 mod tensor_states;
+mod update;
 mod values;
 
 pub use adafactor::Adafactor;

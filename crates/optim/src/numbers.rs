@@ -2,13 +2,13 @@
 
 use crate::adafactor::Adafactor;
 use crate::adamw::AdamW;
-use crate::form::{Form, StateViews};
+use crate::form::Form;
 use crate::muon::Muon;
-use crate::rule::{Group, Rule, Update, WholeTensor};
+use crate::rule::{Group, Rule, WholeTensor};
 use crate::segment::Segment;
 use choices::choices;
-use kernels::{KernelError, Kernels, MomentOperand};
-use memory::{Buffer, Category, Cover, DType, In, Layout, Memory, Out, OutOfMemory};
+use kernels::{KernelError, Kernels};
+use memory::{Buffer, Category, Cover, DType, In, Layout, Memory, OutOfMemory};
 
 choices! {
     /// The optimizers: a new one is a line here, and in [`Hyperparameters::groups`] what it updates.
@@ -129,35 +129,6 @@ pub(crate) struct Numbers {
     key: Buffer,
 }
 
-/// What one update reads and writes, on the device.
-pub(crate) struct Operands<'a> {
-    pub(crate) weights: Out<'a>,
-    pub(crate) gradients: In<'a>,
-    pub(crate) states: StateViews<'a>,
-    /// `[2]` f32: the norm and the factor on gradients.
-    pub(crate) clip: In<'a>,
-}
-
-impl Operands<'_> {
-    /// The same for a shorter time.
-    pub(crate) fn reborrow(&mut self) -> Operands<'_> {
-        Operands {
-            weights: self.weights.reborrow(),
-            gradients: self.gradients,
-            states: StateViews {
-                master: self.states.master.reborrow(),
-                moments: self
-                    .states
-                    .moments
-                    .iter_mut()
-                    .map(MomentOperand::reborrow)
-                    .collect(),
-            },
-            clip: self.clip,
-        }
-    }
-}
-
 impl Numbers {
     /// Leases room for the numbers of a step.
     pub(crate) fn lease(
@@ -205,23 +176,16 @@ impl Numbers {
         self.rates[group].view()
     }
 
-    /// The update of a segment, or of a piece of it.
-    pub(crate) fn update<'a>(&'a self, segment: &Segment, operands: Operands<'a>) -> Update<'a> {
-        let decay = if segment.decays {
-            self.weight_decay
-        } else {
-            0.0
-        };
-        Update {
-            weights: operands.weights,
-            master: operands.states.master,
-            moments: operands.states.moments,
-            gradients: operands.gradients,
-            rates: self.rates(segment.group),
-            clip: operands.clip,
-            key: self.key.view(),
-            first_index: segment.number as u64,
-            weight_decay: decay as f32,
+    /// `[2]` u32: the key of the step's random numbers.
+    pub(crate) fn key(&self) -> In<'_> {
+        self.key.view()
+    }
+
+    /// Decoupled weight decay of a segment.
+    pub(crate) fn weight_decay(&self, segment: &Segment) -> f32 {
+        match segment.decays {
+            true => self.weight_decay as f32,
+            false => 0.0,
         }
     }
 }

@@ -1,18 +1,17 @@
 //! The optimizer of a run: its states, in any of their formats and wherever they live, and the updates of a step.
 
 use crate::form::Form;
-use crate::matrices::{Dealt, DeviceSources, room_bytes, update_segment};
-use crate::numbers::{Hyperparameters, Numbers, Operands, StepNumbers};
+use crate::numbers::{Hyperparameters, Numbers, StepNumbers};
 use crate::resident::Resident;
 use crate::rule::Asking;
 use crate::rule::WholeTensor;
-use crate::segment::{Segment, segments};
-use crate::streamed::{Sources, Streamed};
-use crate::sums::{Divided, SummedSources};
+use crate::segment::{Round, rounds};
+use crate::streamed::Streamed;
 use crate::tensor_states::TensorStates;
+use crate::update::{Sources, room_bytes, update};
 use crate::{MasterFormat, MomentFormat};
 use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
-use memory::{Buffer, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory, OutOfMemory};
+use memory::{Buffer, Category, DType, Home, Homes, In, Layer, Layout, Memory, OutOfMemory, Rank};
 use std::rc::Rc;
 use std::sync::Arc;
 use units::{Gradients, Ranks, UnitError, Weights};
@@ -45,14 +44,12 @@ pub struct Optimizer {
     /// States on the device.
     pub(crate) resident: Resident,
     pub(crate) tensor_states: TensorStates,
-    /// What is updated with the computation, a call each.
-    segments: Vec<Segment>,
+    /// This rank, of those that divide what is updated; the only one where each updates everything.
+    rank: Rank,
+    /// What is updated with the computation.
+    rounds: Vec<Round>,
     /// What is updated in chunks.
     pub(crate) streamed: Option<Streamed>,
-    /// What is updated by whole matrices of which ranks have pieces.
-    dealt: Option<Dealt>,
-    /// What is updated by sums over tensors of which ranks have pieces.
-    divided: Option<Divided>,
     /// Bytes of scratch for what is updated with the computation, leased for the update.
     room_bytes: usize,
     /// `[parts, 2]` f32, where gradients are released: norm and clipping factor of each part, in the order of updates.
@@ -76,48 +73,33 @@ impl Optimizer {
     ) -> Result<Optimizer, OutOfMemory> {
         let groups = recipe.hyperparameters.groups(layout, &recipe.matrices);
         let form = Rc::new(Form::new(layout, recipe.formats, recipe.weights, groups));
-        let trained = layout.trained();
-        let updated = ranks.map_or_else(|| trained.clone(), |ranks| ranks.updated(layout));
+        let rank = ranks.map_or(Rank::ALONE, Ranks::updating);
         let is_released = homes.gradients == Home::Released;
         let streamed = (homes.streams_updates() || is_released).then(|| {
             let formats = (&form, recipe.gradients);
-            Streamed::lease(memory, layout, homes, formats, &updated)
+            Streamed::lease(memory, layout, homes, formats, rank)
         });
         let streamed = streamed.transpose()?;
-        let outside = |cover: Option<Cover>| match cover {
-            Some(cover) => updated.without(&cover),
-            None => updated.clone(),
-        };
         let chunks = streamed.as_ref().map(Streamed::chunks);
-        let resident = outside(chunks.map(|chunks| chunks.away_cover()));
-        let updated_at_once = outside(chunks.map(|chunks| chunks.cover()));
+        let (mut resident, mut at_once) = (layout.own_trained(rank), layout.trained());
+        if let Some(chunks) = chunks {
+            resident = resident.without(&chunks.away_cover());
+            at_once = at_once.without(&chunks.cover);
+        }
         let released = chunks.filter(|_| is_released);
         let clips = released.map(|chunks| {
             let (category, dims) = (Category::OptimizerState, [chunks.part_ends.len(), 2]);
             memory.lease_persistent(category, "clips", dims, DType::F32)
         });
-        let segments = segments(layout, &form, &updated_at_once);
-        let has_whole = form.groups().iter().any(|group| !group.tensors.is_empty());
-        let by_ranks = ranks.filter(|_| has_whole && updated != trained);
-        let dealt = by_ranks.map(|ranks| Dealt::new(layout, &form, ranks.rank));
-        let divided = by_ranks.map(|ranks| Divided::new(layout, &form, ranks.rank));
-        // Those that a rank happens to have all of are among these too.
-        let is_here = |segment: &Segment| by_ranks.is_none() || segment.whole.is_none();
-        let segments: Vec<Segment> = segments.into_iter().filter(is_here).collect();
+        let rounds = rounds(layout, &form, &at_once, rank);
+        let rooms = rounds.iter().map(|round| room_bytes(&form, round, rank));
         Ok(Optimizer {
             memory: memory.clone(),
-            room_bytes: [
-                room_bytes(&form, &segments),
-                dealt.as_ref().map_or(0, Dealt::room_bytes),
-                divided.as_ref().map_or(0, Divided::room_bytes),
-            ]
-            .into_iter()
-            .fold(0, usize::max),
-            dealt,
-            divided,
+            room_bytes: rooms.max().unwrap_or(0),
+            rank,
             tensor_states: TensorStates::lease(memory, &form)?,
             resident: Resident::lease(memory, &form, &resident)?,
-            segments,
+            rounds,
             numbers: Numbers::lease(memory, &recipe.hyperparameters, &form)?,
             clips: clips.transpose()?,
             layout: layout.clone(),
@@ -230,37 +212,20 @@ impl Optimizer {
             loss,
             max_norm,
         })?;
+        let mut sources = Sources {
+            form: &self.form,
+            numbers: &self.numbers,
+            rank: self.rank,
+            clip: self.numbers.clip.view(),
+            resident: &mut self.resident,
+            weights,
+            gradients,
+            came: None,
+        };
         let asking = Asking::in_computation(kernels);
-        for segment in &self.segments {
-            let range = segment.own();
-            let operands = Operands {
-                weights: weights.flat_mut(range.clone()),
-                gradients: gradients.flat(&range),
-                states: self.resident.views(&range),
-                clip: self.numbers.clip.view(),
-            };
-            let of = SummedSources {
-                form: &self.form,
-                numbers: &self.numbers,
-                layout: &self.layout,
-                states: &mut self.tensor_states,
-                norm_grains: gradients.grains(),
-                clip: self.numbers.clip.view(),
-            };
+        for round in &self.rounds {
             let room = room.as_mut().map(|room| room.view_mut());
-            update_segment(&asking, of, segment, operands, room)?;
-        }
-        if let (Some(dealt), Some(divided), Some(room)) = (&self.dealt, &self.divided, room) {
-            let mut sources = DeviceSources {
-                kernels,
-                form: &self.form,
-                numbers: &self.numbers,
-                resident: &mut self.resident,
-                weights,
-                gradients,
-            };
-            dealt.update(&mut sources, room.view_mut())?;
-            divided.update(&mut sources, &mut self.tensor_states, room.view_mut())?;
+            update(&asking, round, &mut sources, &mut self.tensor_states, room)?;
         }
         Ok(())
     }
@@ -278,24 +243,19 @@ impl Optimizer {
         gradients: &Gradients,
         part: Layer,
     ) -> Result<(), KernelError> {
-        let Optimizer {
-            numbers,
-            resident,
-            tensor_states,
-            ..
-        } = self;
         match &mut self.streamed {
             Some(streamed) if self.is_pending => {
-                let clip = numbers.clip.view();
                 let sources = Sources {
-                    numbers,
-                    clip,
-                    resident,
-                    tensor_states,
+                    form: &self.form,
+                    numbers: &self.numbers,
+                    rank: self.rank,
+                    clip: self.numbers.clip.view(),
+                    resident: &mut self.resident,
                     weights,
                     gradients,
+                    came: None,
                 };
-                streamed.update_part(kernels, sources, part)?;
+                streamed.update_part(kernels, (sources, &mut self.tensor_states), part)?;
                 streamed.wait_for(kernels, part)?;
                 self.is_pending = !streamed.is_updated();
                 Ok(())
@@ -363,14 +323,16 @@ impl Optimizer {
         })?;
         streamed.begin_part(kernels)?;
         let sources = Sources {
+            form: &self.form,
             numbers: &self.numbers,
+            rank: self.rank,
             clip: clips.view().rows(row..row + 1).reshape([2]),
             resident: &mut self.resident,
-            tensor_states: &mut self.tensor_states,
             weights,
             gradients,
+            came: None,
         };
-        streamed.update_part(kernels, sources, part)?;
+        streamed.update_part(kernels, (sources, &mut self.tensor_states), part)?;
         if let Some(before) = before {
             streamed.wait_for(kernels, before)?;
             gradients.release(before);

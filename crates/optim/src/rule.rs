@@ -3,9 +3,14 @@
 
 use crate::moment::Moment;
 use crate::numbers::StepNumbers;
-use kernels::{KernelError, Kernels, MasterOperand, MomentOperand, Operation, Queue};
+use kernels::{
+    Exchange, ExchangeBytes, KernelError, Kernels, MasterOperand, MomentOperand, Operation, Queue,
+};
 use memory::{Cover, DType, Entry, In, Out};
 use std::ops::Deref;
+
+const COMPLETE: &str = "what a rank has of a tensor is complete before it is sent";
+const CAME: &str = "what other ranks have of a tensor has come before it is used";
 
 /// What an optimizer keeps of the parameters of its group.
 pub(crate) trait Keeps {
@@ -261,5 +266,21 @@ impl<'a> Asking<'a> {
     pub(crate) fn run<'b>(&self, operation: impl Into<Operation<'b>>) -> Result<(), KernelError> {
         // SAFETY: the promise of whoever made this.
         unsafe { self.kernels.start(self.queue, operation) }
+    }
+
+    /// Asks for an exchange, after what was asked for in this queue, and before what will be.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the device or another rank fails.
+    pub(crate) fn exchange<'b>(
+        &self,
+        bytes: ExchangeBytes,
+        list: impl FnOnce() -> Exchange<'b> + 'b,
+    ) -> Result<(), KernelError> {
+        let (kernels, queue) = (self.kernels, self.queue);
+        kernels.wait(Queue::Collective, kernels.record(queue)?, COMPLETE)?;
+        // SAFETY: this queue, which alone reads and writes the pieces, waits for them, and their memory lives as long.
+        unsafe { kernels.start_exchange_of(bytes, Box::new(list)) }?;
+        kernels.wait(queue, kernels.record(Queue::Collective)?, CAME)
     }
 }

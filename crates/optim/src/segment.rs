@@ -1,79 +1,123 @@
 //! What one call updates.
 
 use crate::form::Form;
-use crate::rule::{Group, WholeTensor};
-use memory::{Cover, GRAIN_ELEMENTS, Layout};
+use crate::rule::{Group, Rule, WholeTensor};
+use memory::{Cover, GRAIN_ELEMENTS, Layout, Rank};
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// A range of the arenas that is updated at once: all matrices or all vectors of a group, with moments of one format, or a
-/// single tensor that is updated as a whole.
+/// single tensor that is updated as a whole, with the padding behind it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
-    /// The number of its first element, which random numbers go by.
-    pub(crate) number: usize,
     pub(crate) decays: bool,
     /// The group that it is of.
     pub(crate) group: usize,
-    /// The tensor that it is, or is of, where that is updated as a whole.
-    pub(crate) whole: Option<WholeTensor>,
-    /// The grains of the norm that its gradients are in, where it is such a tensor.
+    /// The tensor that it is, where that is updated as a whole.
+    pub(crate) whole: Option<Whole>,
+}
+
+/// Segments that are updated at once: one, or, of matrices that ranks have pieces of, one for each rank.
+pub(crate) type Round = Vec<Segment>;
+
+/// A rank, and the range that is its own.
+pub(crate) type Piece = (usize, Range<usize>);
+
+/// A tensor that is updated as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Whole {
+    pub(crate) tensor: WholeTensor,
+    /// The grains of the norm that its gradients are in.
     pub(crate) grains: Range<usize>,
+    /// What ranks update of it, without padding, in order: one range for each rank that has something of it.
+    pub(crate) pieces: Vec<Piece>,
+}
+
+impl Whole {
+    /// What a rank updates of it.
+    pub(crate) fn piece(&self, rank: Rank) -> Option<Range<usize>> {
+        let mut pieces = self.pieces.iter();
+        let own = pieces.find(|(number, _)| *number == rank.number);
+        own.map(|(_, range)| range.clone())
+    }
 }
 
 impl Segment {
-    /// The elements that are updated: without the padding of such a tensor.
-    pub(crate) fn own(&self) -> Range<usize> {
-        let elements = self.whole.as_ref().map(WholeTensor::elements);
-        let end = elements.map(|elements| self.range.end.min(self.range.start + elements));
-        self.range.start..end.unwrap_or(self.range.end)
-    }
-
-    /// A range of it.
-    pub(crate) fn part(&self, range: &Range<usize>, layout: &Layout) -> Segment {
-        Segment {
-            range: range.clone(),
-            number: layout.untailed(range.start),
-            ..self.clone()
-        }
+    /// The tensor that it is.
+    pub(crate) fn whole(&self) -> &Whole {
+        self.whole.as_ref().expect("its rule updates whole tensors")
     }
 }
 
-/// What a cover has of each group.
-pub(crate) fn segments(layout: &Layout, form: &Form, cover: &Cover) -> Vec<Segment> {
+/// What a cover has of each group: of what is updated by ranges a rank's own, of what is updated as a whole all tensors, which
+/// ranks update together.
+pub(crate) fn rounds(layout: &Layout, form: &Form, cover: &Cover, rank: Rank) -> Vec<Round> {
     let groups = form.groups().iter().enumerate();
-    let of_group = groups.flat_map(|(group, one)| {
-        let own = cover.within_all(&one.cover);
-        match one.tensors.is_empty() {
-            true => segments_of(layout, form, &own, group),
-            false => tensors_of(layout, one, &own, group),
-        }
+    let of_group = groups.flat_map(|(number, group)| {
+        let whole = || tensors_of(layout, (number, group), cover, rank);
+        let (segments, at_once) = match group.rule {
+            Rule::Ranges(_) => {
+                let own = cover.within_all(&layout.own_trained(rank));
+                let own = own.within_all(&group.cover);
+                (segments_of(layout, form, &own, number), 1)
+            }
+            Rule::Matrices(_) => (whole(), rank.of),
+            Rule::Sums(_) => (whole(), 1),
+        };
+        let rounds = segments.chunks(at_once).map(<[Segment]>::to_vec);
+        rounds.collect::<Vec<Round>>()
     });
     of_group.collect()
 }
 
-/// The tensors of a group that a cover has.
-pub(crate) fn tensors_of(
+/// The tensors of a group that a cover has. Where ranks make one each at a time, the largest come first, so that all have about
+/// as much to do.
+fn tensors_of(
     layout: &Layout,
-    one: &Group,
+    (number, group): (usize, &Group),
     cover: &Cover,
-    group: usize,
+    rank: Rank,
 ) -> Vec<Segment> {
     let grained = layout.grained();
-    let tensors = one.tensors.iter().map(|tensor| {
-        let entry = &layout.entries()[tensor.entry];
+    let entries = layout.entries();
+    let is_here = |tensor: &&WholeTensor| {
+        let range = entries[tensor.entry].padded_range();
+        cover.rows(&range).is_some()
+    };
+    let tensors = group.tensors.iter().filter(is_here).map(|tensor| {
+        let entry = &entries[tensor.entry];
         let range = entry.padded_range();
         Segment {
-            number: layout.untailed(range.start),
-            grains: grains_of(&grained, &range),
-            range,
             decays: entry.is_matrix(),
-            group,
-            whole: Some(tensor.clone()),
+            group: number,
+            whole: Some(Whole {
+                tensor: tensor.clone(),
+                grains: grains_of(&grained, &range),
+                pieces: pieces(layout, tensor.entry, rank.of),
+            }),
+            range,
         }
     });
-    let is_here = |segment: &Segment| cover.rows(&segment.range).is_some();
-    tensors.filter(is_here).collect()
+    let mut tensors: Vec<Segment> = tensors.collect();
+    if matches!(group.rule, Rule::Matrices(_)) && rank.of > 1 {
+        tensors.sort_by_key(|segment| Reverse(segment.whole().tensor.elements()));
+    }
+    tensors
+}
+
+/// What each of so many ranks has of a tensor, without padding. A rank has a part of its bundle, so at most one range of it.
+fn pieces(layout: &Layout, entry: usize, ranks: usize) -> Vec<Piece> {
+    let bundle = match layout.unit_of(entry) {
+        Some(unit) => layout.units()[unit].trained.clone(),
+        None => layout.trained().within(&layout.vectors()),
+    };
+    let own = layout.entries()[entry].range();
+    let of = |rank: Rank| {
+        let piece = bundle.piece(rank).within(&own).ranges().first().cloned();
+        piece.map(|range| (rank.number, range))
+    };
+    Rank::all(ranks).filter_map(of).collect()
 }
 
 /// The grains that a range has something of, among those that ranges are counted in ([`Layout::grained`]).
@@ -99,12 +143,10 @@ fn segments_of(layout: &Layout, form: &Form, cover: &Cover, group: usize) -> Vec
             let runs = form.types().runs(&cover.within(&kind)).into_iter();
             let ranges = runs.flat_map(|(run, _)| numbered(layout, &run));
             segments.extend(ranges.map(|range| Segment {
-                number: layout.untailed(range.start),
                 range,
                 decays,
                 group,
                 whole: None,
-                grains: 0..0,
             }));
         }
     }
@@ -150,12 +192,10 @@ mod tests {
         let plain = segments_of(&layout, &form(&layout, MomentFormat::F32), &all, 0);
         let expected = [(layout.matrices(), true), (layout.vectors(), false)];
         let expected = expected.map(|(range, decays)| Segment {
-            number: range.start,
             range,
             decays,
             group: 0,
             whole: None,
-            grains: 0..0,
         });
         assert_eq!(plain, expected);
         let quantised = segments_of(&layout, &form(&layout, MomentFormat::Quantised), &all, 0);
@@ -214,7 +254,8 @@ mod tests {
                 .flat_map(|segment| {
                     let tails = Cover::new(layout.tails().iter().cloned());
                     let tail = tails.within(&segment.range).elements();
-                    segment.number..segment.number + segment.range.len() - tail
+                    let number = layout.untailed(segment.range.start);
+                    number..number + segment.range.len() - tail
                 })
                 .collect();
             numbers.sort_unstable();

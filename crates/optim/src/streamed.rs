@@ -1,9 +1,10 @@
 //! Updates in chunks: what is not on the device comes to it for its update, and goes back.
 //!
-//! A chunk is a range of one part's matrices. What of its states and gradients is not on the device is uploaded into a slot,
-//! updated there and, but for gradients, downloaded, each in a queue of its own, so that copies each way and updates run
-//! beside one another and beside the computation. Its weights are on the device by then: whoever asks for a part's update
-//! sees to that. Six waits order this, and each is needed; states in a file need those of [`crate::disk`] too:
+//! A chunk is a range of one part's matrices, or what this rank has of tensors that ranks update together. What of its states
+//! and gradients is not on the device is uploaded into a slot, updated there and, but for gradients, downloaded, each in a
+//! queue of its own, so that copies each way and updates run beside one another and beside the computation. Its weights are
+//! on the device by then: whoever asks for a part's update sees to that. Six waits order this, and each is needed; states in
+//! a file need those of [`crate::disk`] too:
 //!
 //! | who waits | for what | otherwise |
 //! |---|---|---|
@@ -20,18 +21,13 @@
 
 use crate::chunks::{Chunk, Chunks};
 use crate::form::Form;
-use crate::matrices::{room_bytes, update_segment};
-use crate::numbers::{Numbers, Operands};
 use crate::optimizer::SCRATCH;
-use crate::resident::Resident;
 use crate::rule::Asking;
 use crate::store::Store;
-use crate::sums::SummedSources;
 use crate::tensor_states::TensorStates;
+use crate::update::{Came, Sources, room_bytes, update};
 use kernels::{BlockFile, Event, KernelError, Kernels, Queue};
-use memory::{
-    Buffer, Category, Cover, DType, Home, Homes, In, Layer, Layout, Memory, Out, OutOfMemory,
-};
+use memory::{Buffer, Category, DType, Home, Homes, Layer, Layout, Memory, Out, OutOfMemory, Rank};
 use std::rc::Rc;
 use std::sync::Arc;
 use units::{Gradients, Weights};
@@ -45,7 +41,6 @@ const WRITTEN: &str = "weights are written before they are read";
 
 /// What is updated in chunks, and where its updates are.
 pub(crate) struct Streamed {
-    form: Rc<Form>,
     chunks: Chunks,
     /// States that are not on the device.
     store: Option<Store>,
@@ -74,22 +69,21 @@ struct Slot {
     emptied: Event,
 }
 
-/// What an update reads and writes beside the chunks.
-pub(crate) struct Sources<'a> {
-    pub(crate) numbers: &'a Numbers,
-    /// `[2]` f32: the norm and the factor on gradients.
-    pub(crate) clip: In<'a>,
-    pub(crate) resident: &'a mut Resident,
-    pub(crate) tensor_states: &'a mut TensorStates,
-    pub(crate) weights: &'a mut Weights,
-    pub(crate) gradients: &'a Gradients,
-}
-
 impl Slot {
     /// Room for a chunk's states, and for its gradients.
     fn halves(&mut self, chunk: &Chunk) -> (Out<'_>, Out<'_>) {
         let (states, gradients) = self.bytes.view_mut().split_at(chunk.state_bytes());
         (states, gradients.rows(0..chunk.gradient_bytes))
+    }
+
+    /// What a chunk's update finds in it.
+    fn came<'a>(&'a mut self, chunk: &'a Chunk) -> Came<'a> {
+        let (states, gradients) = self.halves(chunk);
+        Came {
+            chunk,
+            states,
+            gradients: gradients.into_in(),
+        }
     }
 }
 
@@ -100,9 +94,9 @@ impl Streamed {
         layout: &Layout,
         homes: &Homes,
         (form, gradients): (&Rc<Form>, DType),
-        updated: &Cover,
+        rank: Rank,
     ) -> Result<Streamed, OutOfMemory> {
-        let chunks = Chunks::new(layout, homes, (form, gradients), updated);
+        let chunks = Chunks::new(layout, homes, (form, gradients), rank);
         let slot_bytes = chunks.all.iter().map(Chunk::slot_bytes).max().unwrap_or(0);
         let slots = match slot_bytes {
             0 => 0,
@@ -117,7 +111,9 @@ impl Streamed {
             })
         };
         let store = (chunks.away > 0).then(|| Store::lease(memory, &chunks, homes));
-        let room_bytes = room_bytes(form, chunks.all.iter().map(|chunk| &chunk.segment));
+        let all = chunks.all.iter();
+        let rooms = all.map(|chunk| room_bytes(form, &chunk.round, rank));
+        let room_bytes = rooms.max().unwrap_or(0);
         let room = (room_bytes > 0).then(|| {
             memory.lease_persistent(Category::OptimizerState, SCRATCH, [room_bytes], DType::U8)
         });
@@ -126,7 +122,6 @@ impl Streamed {
             store: store.transpose()?,
             updates: vec![Event::PAST; chunks.all.len()],
             slots: (0..slots).map(slot).collect::<Result<_, OutOfMemory>>()?,
-            form: form.clone(),
             chunks,
             brings_gradients: homes.gradients == Home::Pinned,
             fetched: 0,
@@ -209,12 +204,12 @@ impl Streamed {
     pub(crate) fn update_part(
         &mut self,
         kernels: &dyn Kernels,
-        mut sources: Sources,
+        (mut sources, tensor_states): (Sources, &mut TensorStates),
         part: Layer,
     ) -> Result<(), KernelError> {
         let end = self.end_of(part);
         while self.updated < end {
-            self.update_chunk(kernels, &mut sources)?;
+            self.update_chunk(kernels, &mut sources, tensor_states)?;
             self.advance(kernels, Some(sources.gradients))?;
         }
         Ok(())
@@ -318,11 +313,13 @@ impl Streamed {
                 // (`Optimizer::lease`); the slot is read after `filled`, and the host's copy written by a later download.
                 unsafe { kernels.start_upload(to, from.as_in()) }?;
             }
-            let own = gradients.and_then(|gradients| gradients.on_host(&chunk.segment.range));
-            if let Some(from) = own {
-                let to = slot.halves(chunk).1.cast(from.dtype());
-                // SAFETY: as above; the host's copy is written after the next forward pass, which waits for `WRITTEN`.
-                unsafe { kernels.start_upload(to, from) }?;
+            for range in &chunk.ranges {
+                if let Some(from) = gradients.and_then(|gradients| gradients.on_host(range)) {
+                    let to = slot.halves(chunk).1.cast(from.dtype());
+                    let to = to.rows(chunk.rows(range));
+                    // SAFETY: as above; the host's copy is written after the next forward pass, which waits for `WRITTEN`.
+                    unsafe { kernels.start_upload(to, from) }?;
+                }
             }
             slot.filled = kernels.record(Queue::Upload)?;
         }
@@ -335,6 +332,7 @@ impl Streamed {
         &mut self,
         kernels: &dyn Kernels,
         sources: &mut Sources,
+        tensor_states: &mut TensorStates,
     ) -> Result<(), KernelError> {
         let number = self.updated;
         let chunk = self.chunks.at(number);
@@ -348,11 +346,17 @@ impl Streamed {
             kernels.wait(queue, slot.filled, CAME)?;
         }
         let room = self.room.as_mut().map(Buffer::view_mut);
-        let (operands, of) = sources.operands(&self.form, chunk, slot);
+        let came = slot.map(|slot| slot.came(chunk));
         // SAFETY: all of it lives as long as the optimizer or, like weights and gradients, is kept by whoever keeps that. The
         // computation goes on with the weights after `WRITTEN`, and with the gradients after the last of them.
         let asking = unsafe { Asking::new(kernels, queue) };
-        update_segment(&asking, of, &chunk.segment, operands, room)?;
+        update(
+            &asking,
+            &chunk.round,
+            &mut sources.with(came),
+            tensor_states,
+            room,
+        )?;
         let updated = kernels.record(queue)?;
         self.updates[number % self.chunks.all.len()] = updated;
         if !self.slots.is_empty() || sources.weights.is_on_host() {
@@ -371,7 +375,9 @@ impl Streamed {
     ) -> Result<(), KernelError> {
         let turn = self.chunks.turn(self.updated);
         let chunk = self.chunks.at(self.updated);
-        weights.updated(kernels, &chunk.segment.range)?;
+        for range in &chunk.ranges {
+            weights.updated(kernels, range)?;
+        }
         let slots = self.slots.len().max(1);
         let Some(slot) = self.slots.get_mut(self.updated % slots) else {
             return Ok(());
@@ -390,42 +396,8 @@ impl Streamed {
 /// Where a chunk is updated. Tensors that are updated as a whole share one scratch and may take products: they are updated in the
 /// queue of the computation, one after the other.
 fn queue(chunk: &Chunk) -> Queue {
-    match chunk.segment.whole {
+    match chunk.round[0].whole {
         Some(_) => Queue::Compute,
         None => Queue::Update,
-    }
-}
-
-impl Sources<'_> {
-    /// What a chunk's update reads and writes: in its slot, or where it always is.
-    fn operands<'a>(
-        &'a mut self,
-        form: &'a Form,
-        chunk: &Chunk,
-        slot: Option<&'a mut Slot>,
-    ) -> (Operands<'a>, SummedSources<'a>) {
-        let (range, own) = (&chunk.segment.range, chunk.segment.own());
-        let (states, brought) = slot.map(|slot| slot.halves(chunk)).unzip();
-        let operands = Operands {
-            weights: self.weights.flat_mut(own.clone()),
-            gradients: match self.gradients.on_host(&own).zip(brought) {
-                Some((x, brought)) => brought.into_in().cast(x.dtype()).rows(0..own.len()),
-                None => self.gradients.flat(&own),
-            },
-            states: match (&chunk.away, states) {
-                (Some(_), Some(states)) => form.carve(range, &own, states),
-                _ => self.resident.views(&own),
-            },
-            clip: self.clip,
-        };
-        let of_tensors = SummedSources {
-            form,
-            numbers: self.numbers,
-            layout: self.gradients.layout(),
-            states: self.tensor_states,
-            norm_grains: self.gradients.grains(),
-            clip: self.clip,
-        };
-        (operands, of_tensors)
     }
 }

@@ -95,9 +95,7 @@ impl Optimizer {
         let states = tensors.enumerate().map(|(number, tensor)| {
             let pieces = streamed.chunks().pieces(range);
             let places = pieces.filter_map(|(chunk, piece)| {
-                let place = self.form.places(&chunk.segment.range, &piece)[number]
-                    .1
-                    .clone();
+                let place = self.form.places(&chunk.ranges, &piece)[number].1.clone();
                 let start = chunk.away.as_ref()?.place.start;
                 Some(start + place.start..start + place.end)
             });
@@ -174,7 +172,7 @@ impl Optimizer {
             let Some(away) = &chunk.away else { continue };
             for own in in_chunks(piece) {
                 let bytes = store.change(kernels, away)?;
-                let states = self.form.carve(&chunk.segment.range, &own, bytes);
+                let states = self.form.carve(&chunk.ranges, &own, bytes);
                 set(own, Space::Host, states)?;
             }
         }

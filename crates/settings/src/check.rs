@@ -8,14 +8,12 @@ use toml::{Table, Value};
 use super::choices::{AttentionBackend, HostPlace, Release};
 use super::dotted;
 use super::error::ConfigError;
-use super::homes::OptimizerPlace;
 use super::ranks;
 use super::schema::{AUTO, AutoOr, Config, OptimConfig};
 use data::{Format, Packing};
 use memory::{Home, Layer, Window};
 use model::{Architecture, Attention, Parameter, Parameters};
 use optim::{MomentFormat, OptimizerKind, ScheduleKind};
-use units::{Ranks, Zero};
 
 /// Something that interfaces promise and this version does not have.
 struct NotBuilt {
@@ -218,7 +216,7 @@ fn release(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses numbers of an optimizer that is not the one, and what one that updates whole matrices cannot do.
+/// Refuses numbers of an optimizer that is not the one, and what that one cannot do.
 fn optimizer(config: &Config) -> Result<(), ConfigError> {
     let (optim, default) = (&config.optim, Config::default().optim);
     let of_muon = OptimConfig {
@@ -259,22 +257,9 @@ fn optimizer(config: &Config) -> Result<(), ConfigError> {
         }
     }
     match optim.kind {
-        OptimizerKind::AdamW => return Ok(()),
-        OptimizerKind::Muon => {}
-        OptimizerKind::Adafactor => adafactor(optim)?,
+        OptimizerKind::AdamW | OptimizerKind::Muon => Ok(()),
+        OptimizerKind::Adafactor => adafactor(optim),
     }
-    let is_divided = |ranks: &Ranks| ranks.rank.of > 1 && ranks.zero != Zero::Replicated;
-    let is_away = config.offload.optimizer != OptimizerPlace::None
-        || config.offload.path.is_some()
-        || config.offload.parameters != HostPlace::None;
-    if config.ranks().as_ref().is_some_and(is_divided) && is_away {
-        return contradiction(format!(
-            "--optimizer {} with --zero 1, 2 or 3 needs optimizer states and weights on the device, where each rank has its \
-             pieces of a tensor at hand; leave --offload-optimizer and --offload-parameters out, or use --zero 0 or --optimizer adamw",
-            optim.kind
-        ));
-    }
-    Ok(())
 }
 
 /// Refuses what Adafactor's states cannot be, and numbers that it cannot divide by.

@@ -216,7 +216,7 @@ pub const KEYS: &[Key] = &[
     key("offload.buffer_count", Kind::Whole(1), "3", "Chunks of an offloaded update that are on the device at a time")
         .details("One comes, one is updated, one goes."),
     key("offload.slab_mib", Kind::WholeUpTo(1, 1 << 20), "64", "Most MiB of a chunk, up to 1048576")
-        .details("A matrix that muon updates is one chunk, whatever its size."),
+        .details("What muon and adafactor update as whole tensors is not cut."),
     optional("offload.path", Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for optimizer states: the same as naming it in offload.optimizer"),
 
     optional("eval.every", Kind::Whole(1), ("100", "no evaluation while training"), "Steps between two evaluations")

@@ -5,13 +5,16 @@
 mod common;
 
 use common::covering::covering;
-use common::elsewhere::{Bits, all_pinned, forms, models, resident, run, with_form};
+use common::elsewhere::{
+    Bits, OPTIMIZERS, all_pinned, can_update, forms, models, resident, run, with_form,
+    with_optimizer,
+};
 use common::frozen;
 use common::side_by_side::side_by_side;
 use common::{assert_as_planned, plan, session};
 use memory::{DType, Home, Homes, Window};
 use model::{Attention, OffloadLabels};
-use optim::Hyperparameters;
+use optim::{Hyperparameters, MasterFormat, OptimizerKind};
 use settings::Settings;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -46,9 +49,10 @@ enum Factor {
     GradientType,
     Model,
     Freeze,
+    Optimizer,
 }
 
-const FACTORS: [(Factor, usize); 14] = [
+const FACTORS: [(Factor, usize); 15] = [
     (Factor::ParameterSlots, 4),
     (Factor::Gradients, 3),
     (Factor::States, 3),
@@ -63,6 +67,7 @@ const FACTORS: [(Factor, usize); 14] = [
     (Factor::GradientType, 2),
     (Factor::Model, 7),
     (Factor::Freeze, frozen::CHOICES),
+    (Factor::Optimizer, OPTIMIZERS.len()),
 ];
 
 /// A choice for each factor, by number.
@@ -83,6 +88,10 @@ impl Choices {
         self.0[factor as usize]
     }
 
+    fn optimizer(&self) -> OptimizerKind {
+        OPTIMIZERS[self.of(Factor::Optimizer)]
+    }
+
     fn is_released(&self) -> bool {
         self.of(Factor::Gradients) == 2
     }
@@ -94,7 +103,14 @@ impl Choices {
         let release = self.of(Factor::Accum) == 0 && self.of(Factor::Window) == 0;
         // Half of the states are those of blocks, and frozen blocks have none.
         let has_half = self.of(Factor::Fraction) == 0 || self.of(Factor::Freeze) != 3;
+        let optimizer = self.optimizer();
+        // Adafactor has masters alone, and only some forms have these.
+        let has_states = optimizer != OptimizerKind::Adafactor
+            || self.of(Factor::States) == 0
+            || forms()[self.of(Factor::Form)].2 != MasterFormat::None;
         has_half
+            && has_states
+            && can_update(optimizer, self.of(Factor::Freeze))
             && elsewhere.iter().any(|factor| self.of(*factor) > 0)
             && (release || !self.is_released())
             && (can_offload || self.of(Factor::Activations) == 0)
@@ -126,6 +142,7 @@ impl Choices {
         let (_, model) = models(3).swap_remove(self.of(Factor::Model));
         let gradients = [DType::F32, DType::BF16][self.of(Factor::GradientType)];
         let settings = with_form(model, forms()[self.of(Factor::Form)], mode, gradients);
+        let settings = with_optimizer(settings, self.optimizer());
         let offloaded = match self.of(Factor::Activations) {
             0 => OffloadLabels::default(),
             _ => OffloadLabels::parse(labels).unwrap(),
@@ -214,6 +231,7 @@ fn whatever_is_elsewhere_changes_nothing_but_memory() {
         [release, (Factor::Accum, 2)],
         [(Factor::Mode, 2), (Factor::Activations, 1)],
         [(Factor::Fraction, 1), (Factor::Freeze, 3)],
+        [(Factor::Freeze, 3), (Factor::Optimizer, 1)],
     ];
     let expected = expected.map(|pair| pair.map(|(factor, choice)| (factor as usize, choice)));
     assert_eq!(never, BTreeSet::from(expected));

@@ -6,12 +6,13 @@ mod common;
 #[path = "../../model/tests/common/synthetic.rs"]
 mod synthetic;
 
-use common::elsewhere::{all_pinned, forms, run, with_form};
+use common::elsewhere::{OPTIMIZERS, all_pinned, forms, run, with_form, with_optimizer};
 use common::ranks::{Together, each, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
 use common::{assert_as_planned, odd_model, parameters, plan, session};
 use memory::{DType, Home, Homes, Role};
 use model::{Attention, OffloadLabels, Policy};
+use optim::OptimizerKind;
 use settings::Settings;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,9 +34,14 @@ const FROZEN: [&str; 4] = [
 /// f32; bf16 with remainders; bf16 with masters and 8-bit moments. The routers' matrices are f32 in all.
 const FORMS: [usize; 3] = [0, 7, 9];
 
-fn keeps_everything(form: usize, accum: usize) -> Settings {
-    let form = forms()[FORMS[form]];
-    let settings = with_form(odd_model(LAYERS), form, "none", DType::F32);
+/// Adafactor has a master, without which it has no states to move.
+fn keeps_everything(kind: OptimizerKind, form: usize, accum: usize) -> Settings {
+    let form = match kind {
+        OptimizerKind::Adafactor => 4,
+        OptimizerKind::AdamW | OptimizerKind::Muon => FORMS[form],
+    };
+    let settings = with_form(odd_model(LAYERS), forms()[form], "none", DType::F32);
+    let settings = with_optimizer(settings, kind);
     Settings {
         structure: architecture,
         freeze: FROZEN.map(String::from).to_vec(),
@@ -101,15 +107,15 @@ fn fit(settings: &mut Settings) {
 fn homes_and_policies_change_nothing_but_memory() {
     let all = policies();
     let runs = (0..7).flat_map(|home| (0..all.len()).map(move |policy| (home, policy)));
-    side_by_side(runs, |(home, policy)| {
+    side_by_side(runs, |(home, number)| {
         let folder = tempfile::tempdir().unwrap();
-        let (text, policy) = &all[policy];
+        let (text, policy) = &all[number];
         let attention = [Attention::Eager, Attention::Flash][home % 2];
         let mut moved = Settings {
             attention,
             policy: policy.clone(),
             homes: homes(folder.path())[home].clone(),
-            ..keeps_everything(home % 3, 2)
+            ..keeps_everything(OPTIMIZERS[(home + number) % 3], home % 3, 2)
         };
         fit(&mut moved);
         let kept = Settings {
@@ -142,7 +148,7 @@ fn homes_and_policies_change_nothing_but_memory() {
 
 #[test]
 fn what_is_frozen_and_buffers_stay_as_they_are() {
-    let settings = keeps_everything(0, 2);
+    let settings = keeps_everything(OptimizerKind::AdamW, 0, 2);
     let mut session = session(&settings);
     let initial = parameters(&session);
     let entries = session.model().layout().entries().to_vec();
@@ -163,7 +169,7 @@ fn what_is_frozen_and_buffers_stay_as_they_are() {
 /// What a router's matrix has that bf16 has not is kept, in weights and by an update.
 #[test]
 fn a_matrix_may_be_f32_where_the_model_computes_in_bf16() {
-    let settings = keeps_everything(2, 2);
+    let settings = keeps_everything(OptimizerKind::AdamW, 2, 2);
     let mut session = session(&settings);
     run(&mut session, &settings, 0..STEPS, |_| {});
     let trained = parameters(&session);
@@ -177,7 +183,7 @@ fn a_matrix_may_be_f32_where_the_model_computes_in_bf16() {
 
 #[test]
 fn the_loss_depends_on_buffers() {
-    let settings = keeps_everything(0, 2);
+    let settings = keeps_everything(OptimizerKind::AdamW, 0, 2);
     let loss = |change: f32| {
         let mut session = session(&settings);
         let layout = session.model().layout().clone();
@@ -212,7 +218,7 @@ fn ranks_change_nothing_but_memory() {
         let folder = tempfile::tempdir().unwrap();
         let alone = Settings {
             ranks: Some(ranks(1, Zero::Replicated)),
-            ..keeps_everything(home, 4)
+            ..keeps_everything(OPTIMIZERS[(at + home) % 3], home, 4)
         };
         let (text, policy) = &all[(7 * at + 5 * home) % all.len()];
         let divided = Settings {

@@ -5,17 +5,20 @@
 mod common;
 
 use common::covering::{Choices, covering};
-use common::elsewhere::{all_pinned, forms, models, with_form};
+use common::elsewhere::{
+    OPTIMIZERS, all_pinned, can_update, forms, models, with_form, with_optimizer,
+};
 use common::frozen;
 use common::plan;
 use common::ranks::{Together, each, of_rank, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
 use memory::{DType, Home, Homes, Window};
 use model::{Attention, OffloadLabels};
-use optim::{Hyperparameters, MomentFormat, OptimizerKind};
+use optim::OptimizerKind;
 use settings::Settings;
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
+use std::path::Path;
 use units::{Ranks, Reduce, Zero};
 
 const STEPS: usize = 3;
@@ -50,10 +53,11 @@ enum Factor {
     GradientType,
     Model,
     Freeze,
+    Optimizer,
 }
 
 /// How many choices there are of each.
-const COUNTS: [usize; 16] = [
+const COUNTS: [usize; 17] = [
     4,
     3,
     3,
@@ -70,6 +74,7 @@ const COUNTS: [usize; 16] = [
     2,
     7,
     frozen::CHOICES,
+    OPTIMIZERS.len(),
 ];
 
 fn of(choices: &Choices, factor: Factor) -> usize {
@@ -79,7 +84,9 @@ fn of(choices: &Choices, factor: Factor) -> usize {
 fn go_together(choices: &Choices) -> bool {
     let can_offload = !MODES[of(choices, Factor::Mode)].1.is_empty();
     let is_divided = of(choices, Factor::Zero) == 3;
-    (is_divided || of(choices, Factor::Parameters) == 0)
+    let optimizer = OPTIMIZERS[of(choices, Factor::Optimizer)];
+    can_update(optimizer, of(choices, Factor::Freeze))
+        && (is_divided || of(choices, Factor::Parameters) == 0)
         && (can_offload || of(choices, Factor::Activations) == 0)
 }
 
@@ -89,6 +96,7 @@ fn alone(choices: &Choices) -> Settings {
     let (_, model) = models(2).swap_remove(of(choices, Factor::Model));
     let gradients = [DType::F32, DType::BF16][of(choices, Factor::GradientType)];
     let settings = with_form(model, forms()[of(choices, Factor::Form)], mode, gradients);
+    let settings = with_optimizer(settings, OPTIMIZERS[of(choices, Factor::Optimizer)]);
     let labels = match of(choices, Factor::Activations) {
         0 => OffloadLabels::default(),
         _ => OffloadLabels::parse(labels).unwrap(),
@@ -106,19 +114,20 @@ fn alone(choices: &Choices) -> Settings {
     }
 }
 
+/// Where states may live.
+fn state_homes(folder: &Path) -> [Home; 3] {
+    [Home::Device, Home::Pinned, Home::Disk(folder.into())]
+}
+
 /// Ranks that divide what is chosen.
-fn divided(choices: &Choices, folder: &std::path::Path) -> Settings {
+fn divided(choices: &Choices, folder: &Path) -> Settings {
     let alone = alone(choices);
     let size = [1, 2, 4][of(choices, Factor::Ranks)];
     let is_on = |factor| of(choices, factor) == 0;
     Settings {
         accum: MICRO_BATCHES / size,
         homes: Homes {
-            states: match of(choices, Factor::States) {
-                0 => Home::Device,
-                1 => Home::Pinned,
-                _ => Home::Disk(folder.into()),
-            },
+            states: state_homes(folder)[of(choices, Factor::States)].clone(),
             weights: [Home::Device, Home::Pinned][of(choices, Factor::Parameters)].clone(),
             gradients: Home::Device,
             window: Window::End,
@@ -164,7 +173,11 @@ fn whatever_is_divided_changes_nothing_but_memory() {
         (Factor::Mode as usize, 2),
         (Factor::Activations as usize, 1),
     ];
-    let expected = [zero(0), zero(1), zero(2), no_labels];
+    let nothing_to_make = [
+        (Factor::Freeze as usize, 3),
+        (Factor::Optimizer as usize, 1),
+    ];
+    let expected = [zero(0), zero(1), zero(2), no_labels, nothing_to_make];
     assert_eq!(never, BTreeSet::from(expected));
     assert!(
         runs.len() >= 12 * 7,
@@ -194,42 +207,50 @@ fn plain(size: usize, zero: Zero) -> Settings {
     }
 }
 
-/// Tensors that are updated as a whole: Muon's are brought together from the ranks' pieces, of Adafactor's ranks exchange sums.
+/// Tensors that are updated as a whole, at every stage in every home: Muon's are brought together from the ranks' pieces, of
+/// Adafactor's ranks exchange sums.
 #[test]
 fn whole_tensors_are_the_same_among_any_ranks() {
     let kinds = [
         (OptimizerKind::Muon, ".momentum"),
         (OptimizerKind::Adafactor, ".row_variance"),
     ];
-    let forms = || forms().into_iter().step_by(5);
-    for ((kind, state), form) in kinds
-        .into_iter()
-        .flat_map(|kind| forms().map(move |form| (kind, form)))
-    {
-        let settings = |size, zero| {
-            let settings = plain(size, zero);
-            let (_, model) = models(2).swap_remove(0);
-            let mut formed = with_form(model, form, "none", DType::F32);
-            if kind == OptimizerKind::Adafactor {
-                formed.states.moments = MomentFormat::F32;
-            }
-            Settings {
-                dtype: formed.dtype,
-                states: formed.states,
-                optimizer: Hyperparameters {
-                    kind,
-                    ..settings.optimizer
-                },
-                ..settings
-            }
-        };
-        let expected = run("alone", &settings(1, Zero::Replicated));
-        let mut names = expected.state.keys();
-        assert!(names.any(|name| name.1.contains(state)), "{kind}");
-        for size in [2, 4] {
-            for zero in Zero::ALL {
-                let name = format!("{kind}, {size} ranks, {zero:?}, {form:?}");
-                let actual = run(&name, &settings(size, zero));
+    for (kind, state) in kinds {
+        for (number, form) in [0, 4, 9].into_iter().enumerate() {
+            let settings = |size, zero, homes| {
+                let plain = plain(size, zero);
+                let formed = with_form(plain.model.clone(), forms()[form], "none", DType::F32);
+                let formed = Settings {
+                    dtype: formed.dtype,
+                    states: formed.states,
+                    homes,
+                    ..plain
+                };
+                with_optimizer(formed, kind)
+            };
+            let expected = run("alone", &settings(1, Zero::Replicated, Homes::default()));
+            let mut names = expected.state.keys();
+            assert!(names.any(|name| name.1.contains(state)), "{kind}");
+            for (size, zero) in [2, 4]
+                .into_iter()
+                .flat_map(|size| Zero::ALL.map(|zero| (size, zero)))
+            {
+                let folder = tempfile::tempdir().unwrap();
+                let home = number + size / 2 + usize::from(zero.stage());
+                let homes = Homes {
+                    states: state_homes(folder.path())[home % 3].clone(),
+                    weights: match zero == Zero::Weights && home % 3 > 0 {
+                        true => Home::Pinned,
+                        false => Home::Device,
+                    },
+                    gradients: Home::Device,
+                    fraction: [1.0, 0.5][number % 2],
+                    window: Window::End,
+                    ..all_pinned()
+                };
+                let settings = settings(size, zero, homes);
+                let name = format!("{kind}, {:?}, {:?}", settings.ranks, settings.homes);
+                let actual = run(&name, &settings);
                 assert_eq!(actual.steps, expected.steps, "{name}");
                 assert!(actual.state == expected.state, "{name}");
             }

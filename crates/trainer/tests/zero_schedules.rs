@@ -4,13 +4,14 @@
 mod common;
 
 use collectives::Group;
-use common::elsewhere::{all_pinned, forms, with_form};
+use common::elsewhere::{all_pinned, forms, with_form, with_optimizer};
 use common::ranks::{Together, each, on_cpu, ranks, together};
 use common::{plan, variants};
 use kernels::cpu::Cpu;
 use kernels::scheduled::Scheduled;
 use memory::{DType, Home, Homes, Memory, Rank, Window};
 use model::ModelConfig;
+use optim::OptimizerKind;
 use session::Session;
 use settings::Settings;
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ struct Way {
     bucket_bytes: usize,
     accum: usize,
     homes: Homes,
+    optimizer: OptimizerKind,
 }
 
 fn ways() -> Vec<Way> {
@@ -51,6 +53,7 @@ fn ways() -> Vec<Way> {
         bucket_bytes,
         accum,
         homes: homes.clone(),
+        optimizer: OptimizerKind::AdamW,
     };
     let states_on_host = Homes {
         weights: Home::Device,
@@ -62,6 +65,16 @@ fn ways() -> Vec<Way> {
         way("gradients", Zero::Gradients, 8_192, 2, &states_on_host),
         way("weights", Zero::Weights, 1 << 20, 2, &here),
         way("weights on the host", Zero::Weights, 8_192, 2, &on_host),
+        Way {
+            optimizer: OptimizerKind::Muon,
+            ..way(
+                "whole matrices on the host",
+                Zero::Weights,
+                8_192,
+                1,
+                &on_host,
+            )
+        },
     ]
 }
 
@@ -82,7 +95,10 @@ fn settings(way: &Way) -> Settings {
             bucket_bytes: way.bucket_bytes,
             ..ranks(RANKS, way.zero)
         }),
-        ..with_form(model, forms()[0], "full:uniform:2", DType::F32)
+        ..with_optimizer(
+            with_form(model, forms()[0], "full:uniform:2", DType::F32),
+            way.optimizer,
+        )
     }
 }
 
@@ -167,5 +183,5 @@ fn every_wait_is_needed() {
         }
     }
     assert!(needless.is_empty(), "nothing needs: {needless:#?}");
-    assert_eq!(waiting.len(), 21, "{:#?}", waiting.keys());
+    assert_eq!(waiting.len(), 23, "{:#?}", waiting.keys());
 }

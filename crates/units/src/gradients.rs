@@ -378,7 +378,7 @@ impl Gradients {
             gathered(kernels, || reducing.share(kernels, &mut self.resident))?;
         }
         let held = match &self.reducing {
-            Some(reducing) => reducing.ranks.updated(&layout),
+            Some(reducing) => layout.own_trained(reducing.ranks.updating()),
             None => self.resident.held().clone(),
         };
         let (resident, reducing) = (&self.resident, &self.reducing);

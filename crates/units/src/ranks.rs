@@ -1,7 +1,7 @@
 //! How ranks that train together divide what they hold.
 
 use choices::choices;
-use memory::{Cover, Layout, Rank};
+use memory::Rank;
 use serde::{Deserialize, Serialize};
 
 /// The ranks that train together, and how what they hold is divided. Micro-batch `a * n + r` of a step goes to rank `r` of `n`.
@@ -40,11 +40,11 @@ impl Ranks {
         self.reduce == Reduce::MicroBatch
     }
 
-    /// The elements that this rank updates: its pieces of what is trained, or all of it where nothing is divided.
-    pub fn updated(&self, layout: &Layout) -> Cover {
+    /// This rank, of those that divide what is updated; the only one where each updates everything.
+    pub fn updating(&self) -> Rank {
         match self.zero {
-            Zero::Replicated => layout.trained(),
-            Zero::States | Zero::Gradients | Zero::Weights => layout.own_trained(self.rank),
+            Zero::Replicated => Rank::ALONE,
+            Zero::States | Zero::Gradients | Zero::Weights => self.rank,
         }
     }
 }

@@ -99,17 +99,6 @@ impl Contract for AdamW<'_> {
 }
 
 impl MomentOperand<'_> {
-    /// The same for a shorter time.
-    pub fn reborrow(&mut self) -> MomentOperand<'_> {
-        match self {
-            MomentOperand::Plain(moment) => MomentOperand::Plain(moment.reborrow()),
-            MomentOperand::Quantised { codes, absmax } => MomentOperand::Quantised {
-                codes: codes.reborrow(),
-                absmax: absmax.reborrow(),
-            },
-        }
-    }
-
     pub(super) fn check(&self, check: &Check, name: &str, n: usize) -> Checked {
         match self {
             MomentOperand::Plain(moment) => check.real(name, moment, &[n]),
@@ -138,15 +127,6 @@ impl MomentOperand<'_> {
 }
 
 impl MasterOperand<'_> {
-    /// The same for a shorter time.
-    pub fn reborrow(&mut self) -> MasterOperand<'_> {
-        match self {
-            MasterOperand::Parameters => MasterOperand::Parameters,
-            MasterOperand::F32(master) => MasterOperand::F32(master.reborrow()),
-            MasterOperand::Remainder(rest) => MasterOperand::Remainder(rest.reborrow()),
-        }
-    }
-
     /// With the parameters that it is the master of.
     pub(super) fn operands<'b>(&'b self, parameters: &'b Out) -> Vec<Operand<'b>> {
         match self {

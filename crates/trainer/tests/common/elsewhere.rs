@@ -4,7 +4,7 @@ use super::{odd_model, settings, step_batch, variants};
 use files::TensorSource;
 use memory::{DType, Home, Homes};
 use model::ModelConfig;
-use optim::{MasterFormat, MomentFormat};
+use optim::{MasterFormat, MomentFormat, OptimizerKind};
 use session::{Session, StepOutcome};
 use settings::{Settings, StateFormats};
 
@@ -64,6 +64,28 @@ pub fn with_form(
         },
         ..settings(model, dtype, mode)
     }
+}
+
+/// The optimizers, of which the first makes ranges, the others whole tensors.
+pub const OPTIMIZERS: [OptimizerKind; 3] = [
+    OptimizerKind::AdamW,
+    OptimizerKind::Muon,
+    OptimizerKind::Adafactor,
+];
+
+/// Whether an optimizer has something to update, with what is frozen by [`super::frozen`]: Muon has no matrix if all of the
+/// blocks are.
+pub fn can_update(kind: OptimizerKind, freeze: usize) -> bool {
+    kind != OptimizerKind::Muon || freeze != 3
+}
+
+/// The same with another optimizer, in the format that its states may have.
+pub fn with_optimizer(mut settings: Settings, kind: OptimizerKind) -> Settings {
+    settings.optimizer.kind = kind;
+    if kind == OptimizerKind::Adafactor {
+        settings.states.moments = MomentFormat::F32;
+    }
+    settings
 }
 
 /// Everything that there is on the host, in several chunks for the larger matrices.

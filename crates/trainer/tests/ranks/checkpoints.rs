@@ -53,8 +53,12 @@ fn any_number_of_ranks_goes_on() {
     let ways = [
         ("--config llama.toml", ["--zero 1", "--zero 3", "--zero 0"]),
         (
-            "--config llama.toml --state-dtype 8bit",
-            ["--zero 3", "--zero 0", "--zero 2"],
+            "--config llama.toml --optimizer muon --state-dtype 8bit",
+            [
+                "--zero 3 --offload-optimizer pinned --offload-parameters pinned",
+                "--zero 2 --offload-optimizer disk",
+                "--zero 1",
+            ],
         ),
         (
             "--config gpt2.toml --dtype bf16 --master bf16-split",
@@ -65,11 +69,15 @@ fn any_number_of_ranks_goes_on() {
             ],
         ),
         (
-            "--config gpt2.toml --dtype bf16 --master f32 --state-dtype bf16",
-            ["--zero 0", "--zero 3 --recompute full", "--zero 1"],
+            "--config gpt2.toml --dtype bf16 --master f32 --optimizer adafactor",
+            [
+                "--zero 1 --offload-optimizer disk",
+                "--zero 3 --offload-optimizer pinned --offload-parameters pinned --recompute full",
+                "--zero 0",
+            ],
         ),
         (
-            "--config llama.toml --set train.freeze=[\"*embed_tokens*\",\"*.layers.0.*\",\"*.k_proj.*\"]",
+            "--config llama.toml --state-dtype 8bit --set train.freeze=[\"*embed_tokens*\",\"*.layers.0.*\",\"*.k_proj.*\"]",
             ["--zero 3", "--zero 2", "--zero 3"],
         ),
     ];
