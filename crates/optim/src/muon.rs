@@ -7,7 +7,8 @@ use crate::rule::{Asking, ByMatrix, Keeps, Update, WholeTensor};
 use choices::choices;
 use kernels::quantise::SIGNED;
 use kernels::{
-    Combine, DivideByNorm, Init, KernelError, Matmul, Momentum, NormAndClip, NormGrains, StepAlong,
+    Combine, DivideByNorm, Gram, Init, KernelError, Matmul, Momentum, NormAndClip, NormGrains,
+    StepAlong,
 };
 use memory::{DType, GRAIN_ELEMENTS, In, Out, one_behind_another};
 use std::ops::Range;
@@ -126,7 +127,8 @@ impl Muon {
         })
     }
 
-    /// One iteration: X = a X + (b G + c G G) X with the Gram matrix G = X X' of the shorter side. Every sum is rounded once.
+    /// One iteration: X = a X + (b G + c G G) X with the Gram matrix G = X X' of the shorter side. Every sum is rounded
+    /// once.
     fn iterate(
         &self,
         on: &Asking,
@@ -135,26 +137,22 @@ impl Muon {
         (product, gram): (&mut Out, &mut Out),
     ) -> Result<(), KernelError> {
         let [a, b, c] = self.ns_coefficients.map(|factor| factor as f32);
-        let (side, is_wide) = (rows.min(columns), rows <= columns);
+        let (side, is_wide) = (rows.min(columns), rows < columns);
         let (elements, square) = (rows * columns, side * side);
-        let matmul = |out: Out, a: In, b: In| {
-            on.run(Matmul {
-                out,
-                a,
-                b,
-                bias: None,
-                init: Init::Overwrite,
-            })
-        };
         let matrix = x.as_in().reshape([rows, columns]);
-        let (left, right) = match is_wide {
-            true => (matrix, matrix.t()),
-            false => (matrix.t(), matrix),
-        };
-        matmul(gram.reborrow().reshape([side, side]), left, right)?;
-        let g = gram.as_in().reshape([side, side]);
+        on.run(Gram {
+            out: gram.reborrow().reshape([side, side]),
+            x: match is_wide {
+                true => matrix,
+                false => matrix.t(),
+            },
+        })?;
         let squared = product.reborrow().rows(0..square);
-        matmul(squared.reshape([side, side]), g, g)?;
+        // Columns next to one another are what the CPU multiplies fastest, and G is its own transpose.
+        on.run(Gram {
+            out: squared.reshape([side, side]),
+            x: gram.as_in().reshape([side, side]).t(),
+        })?;
         on.run(Combine {
             out: gram.reborrow(),
             x: product.as_in().rows(0..square),
@@ -167,7 +165,13 @@ impl Muon {
             false => (matrix, g),
         };
         let moved = product.reborrow().rows(0..elements);
-        matmul(moved.reshape([rows, columns]), left, right)?;
+        on.run(Matmul {
+            out: moved.reshape([rows, columns]),
+            a: left,
+            b: right,
+            bias: None,
+            init: Init::Overwrite,
+        })?;
         on.run(Combine {
             out: x.reborrow(),
             x: product.as_in().rows(0..elements),

@@ -2,10 +2,10 @@
 
 use super::Shared;
 use super::elementwise::add_bias_of;
-use super::gemm::{Matrix, Output, ROW_BLOCK, parallel_product};
-use super::products::{Added, Instructions, multiply};
+use super::gemm::{Matrix, Output, ROW_BLOCK, parallel_product, product};
+use super::products::{Added, Instructions, multiply, multiply_by_itself};
 use crate::Init;
-use crate::operation::Matmul;
+use crate::operation::{Gram, Matmul};
 use memory::{Buffer, DType, In, Out};
 use rayon::prelude::*;
 use std::cell::RefCell;
@@ -68,5 +68,52 @@ fn copy_rows(out: Out, x: &[f32]) {
         // SAFETY: the row lies within the view, which is exclusive, and is this task's alone.
         let out = unsafe { std::slice::from_raw_parts_mut(out.at(row * stride), width) };
         out.copy_from_slice(x);
+    });
+}
+
+/// Products of the rows of a matrix with one another: bands of rows up to the diagonal, and what lies across from them.
+pub(super) fn gram(
+    workspace: Option<&RefCell<Buffer>>,
+    instructions: Instructions,
+    Gram { out, x }: Gram,
+) {
+    match workspace {
+        Some(workspace) if [out.dtype(), x.dtype()] != [DType::F32; 2] => {
+            let mut workspace = workspace.borrow_mut();
+            let workspace = workspace.view_mut().slice_mut();
+            multiply_by_itself(out, x, workspace, instructions);
+        }
+        _ => gram_f32(out, x),
+    }
+}
+
+/// Rows of a band: a multiple of the library's register blocks. The more bands there are, the less is computed above the diagonal,
+/// and the more often the other rows are read.
+fn band_rows(rows: usize) -> usize {
+    48 * (rows / 768).clamp(1, 8)
+}
+
+fn gram_f32(out: Out, x: In) {
+    let (rows, inner) = (x.dims()[0], x.dims()[1]);
+    let band = band_rows(rows);
+    let out = Shared(out.pointer().cast::<f32>());
+    // The longest bands come first, and any thread may take the next.
+    let bands = (0..rows.div_ceil(band)).into_par_iter().rev();
+    bands.with_max_len(1).for_each(|index| {
+        let first = index * band;
+        let end = (first + band).min(rows);
+        let band = Output::rows(out.at(first * rows), rows);
+        let x = Matrix::of(x);
+        let sizes = (end - first, end, inner);
+        // SAFETY: the views are in bounds, and shapes were checked. This task alone has the band up to the diagonal, and what
+        // lies across from it.
+        unsafe {
+            product(sizes, band, x.starting_at_row(first), x.t(), 1.0);
+            for row in 0..end {
+                for column in first.max(row + 1)..end {
+                    *out.at(row * rows + column) = *out.at(column * rows + row);
+                }
+            }
+        }
     });
 }

@@ -144,6 +144,9 @@ impl Backend for Cpu {
             Operation::Matmul(operation) => {
                 matmul::matmul(self.workspace.as_ref(), self.instructions, operation)
             }
+            Operation::Gram(operation) => {
+                matmul::gram(self.workspace.as_ref(), self.instructions, operation)
+            }
             Operation::AddBias(operation) => elementwise::add_bias(operation),
             Operation::BiasBackward(operation) => elementwise::bias_backward(operation),
             Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(operation),

@@ -5,7 +5,7 @@ use super::extent::Extent;
 use super::{
     Argument, BIAS_ALIGNMENT_BYTES, Cuda, Driver, Gemm, Kernel, Matrix, kernel, no_kernel,
 };
-use crate::operation::{AddBias, Matmul};
+use crate::operation::{AddBias, Gram, Matmul};
 use crate::{Init, KernelError};
 use memory::{DType, In, Out};
 
@@ -37,6 +37,20 @@ pub(super) fn matmul<D: Driver>(
         Some(bias) if in_product.is_none() => add_bias(cuda, AddBias { out, bias }),
         _ => Ok(()),
     }
+}
+
+/// Both halves of a product that is symmetric: the library has none that leaves one out.
+pub(super) fn gram<D: Driver>(cuda: &Cuda<D>, Gram { out, x }: Gram) -> Result<(), KernelError> {
+    matmul(
+        cuda,
+        Matmul {
+            out,
+            a: x,
+            b: x.t(),
+            bias: None,
+            init: Init::Overwrite,
+        },
+    )
 }
 
 /// What a product is added to, and the elements from a row of it to the next.

@@ -195,6 +195,7 @@ impl<D: Driver> Backend for Cuda<D> {
             Operation::Fill(operation) => elementwise::fill(self, operation),
             Operation::Copy(operation) => elementwise::copy(self, operation),
             Operation::Matmul(operation) => matmul::matmul(self, operation),
+            Operation::Gram(operation) => matmul::gram(self, operation),
             Operation::AddBias(operation) => elementwise::add_bias(self, operation),
             Operation::BiasBackward(operation) => elementwise::bias_backward(self, operation),
             Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(self, operation),

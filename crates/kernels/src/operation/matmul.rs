@@ -2,7 +2,7 @@
 
 use super::Init;
 use super::check::{Check, Checked, View};
-use super::contract::{Contract, Operand, reads, sets};
+use super::contract::{Contract, Operand, reads, sets, writes};
 use memory::{DType, In, Out};
 
 /// `out [m, n] = init + a [m, k] b [k, n] + bias [n]` on every row, where there is one. `a` and `b` may be strided (`.t()`),
@@ -14,6 +14,22 @@ pub struct Matmul<'a> {
     pub b: In<'a>,
     pub bias: Option<In<'a>>,
     pub init: Init<'a>,
+}
+
+/// `out [n, n] = x [n, k] x'`, the products of the rows of `x` with one another: f32 or bf16, of types that may differ; sums are
+/// f32 and rounded once. `x` may be strided (`.t()`). The CPU computes what is on and below the diagonal and copies the rest, so
+/// that the result is symmetric to the bit. CUDA computes all of it by cuBLASLt, and there both halves may differ by roundings.
+pub struct Gram<'a> {
+    pub out: Out<'a>,
+    pub x: In<'a>,
+}
+
+/// Refuses bf16 where there is no workspace to pack it in.
+fn check_types(check: &Check, dtypes: &[DType]) -> Checked {
+    let all_f32 = dtypes.iter().all(|dtype| *dtype == DType::F32);
+    check.that(check.widens || all_f32, || {
+        "these kernels were made for f32 and have no workspace to widen bf16 in".into()
+    })
 }
 
 impl Contract for Matmul<'_> {
@@ -41,10 +57,7 @@ impl Contract for Matmul<'_> {
         if let Some(bias) = bias {
             check.tensor("bias", bias, &out.dims()[1..], out.dtype())?;
         }
-        let all_f32 = [out.dtype(), a.dtype(), b.dtype()] == [DType::F32; 3];
-        check.that(check.widens || all_f32, || {
-            "these kernels were made for f32 and have no workspace to widen bf16 in".into()
-        })?;
+        check_types(check, &[out.dtype(), a.dtype(), b.dtype()])?;
         match init {
             Init::Add(x) => check.tensor("init", x, out.dims(), out.dtype()),
             Init::Overwrite | Init::Accumulate => Ok(()),
@@ -66,5 +79,35 @@ impl Contract for Matmul<'_> {
     /// m, k, n.
     fn sizes(&self) -> Vec<usize> {
         vec![self.a.dims()[0], self.a.dims()[1], self.b.dims()[1]]
+    }
+}
+
+impl Contract for Gram<'_> {
+    fn name(&self) -> &'static str {
+        "gram"
+    }
+
+    fn check(&self, check: &Check) -> Checked {
+        check.rank("x", &self.x, 2)?;
+        check.real_type("x", &self.x)?;
+        let rows = self.x.dims()[0];
+        check.real("out", &self.out, &[rows, rows])?;
+        check_types(check, &[self.out.dtype(), self.x.dtype()])
+    }
+
+    fn operands(&self) -> Vec<Operand<'_>> {
+        vec![writes(&self.out), reads(self.x)]
+    }
+
+    /// Of the entries on and below the diagonal, also where all are computed.
+    fn multiplications(&self) -> usize {
+        let [rows, inner] = [0, 1].map(|axis| self.x.dims()[axis]);
+        rows * (rows + 1) / 2 * inner
+    }
+
+    /// n, k, n.
+    fn sizes(&self) -> Vec<usize> {
+        let [rows, inner] = [0, 1].map(|axis| self.x.dims()[axis]);
+        vec![rows, inner, rows]
     }
 }

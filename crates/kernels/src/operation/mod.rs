@@ -51,7 +51,7 @@ pub use flash::{Flash, FlashAttention, FlashAttentionBackward, FlashOptions};
 pub use gelu::{Gelu, GeluBackward};
 pub use init::Init;
 pub use layer_norm::{LayerNorm, LayerNormBackward};
-pub use matmul::Matmul;
+pub use matmul::{Gram, Matmul};
 pub use muon::{Combine, DivideByNorm, Momentum, StepAlong};
 pub use norm::{NormAndClip, NormGrains, Sum};
 pub use positions::{AddPositions, AddPositionsBackward, Positions};
@@ -93,6 +93,7 @@ operations! {
     Fill,
     Copy,
     Matmul,
+    Gram,
     AddBias,
     BiasBackward,
     BiasDropoutAdd,

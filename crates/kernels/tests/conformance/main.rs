@@ -24,6 +24,7 @@ mod flash_attention;
 mod gelu;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod gram;
 mod host;
 mod instructions;
 mod layer_norm;
@@ -76,6 +77,7 @@ suite![
     embedding,
     flash_attention,
     gelu,
+    gram,
     layer_norm,
     matmul,
     muon,

@@ -16,6 +16,7 @@ mod vectors;
 mod words;
 
 use super::Shared;
+use crate::Init;
 use memory::{DType, In, Out};
 use pack::{Operand, PackRight, Part, Side, pack};
 use rayon::prelude::*;
@@ -45,15 +46,40 @@ const SMALL: usize = 1 << 14;
 /// `out = init + a b + bias`, where not all are f32.
 pub(super) fn multiply(
     out: Out,
-    [a, b]: [In; 2],
+    operands: [In; 2],
     added: Added,
     workspace: &mut [f32],
     instructions: Instructions,
 ) {
+    product(out, operands, added, workspace, instructions).run();
+}
+
+/// `out = x x'`, where not both are f32. The bits are those of the whole product: a sum has the same order across the diagonal.
+pub(super) fn multiply_by_itself(
+    out: Out,
+    x: In,
+    workspace: &mut [f32],
+    instructions: Instructions,
+) {
+    let added = Added {
+        bias: None,
+        init: Init::Overwrite,
+    };
+    let product = Product {
+        is_symmetric: true,
+        ..product(out, [x, x.t()], added, workspace, instructions)
+    };
+    product.run();
+}
+
+fn product<'a>(
+    out: Out,
+    [a, b]: [In; 2],
+    added: Added<'a>,
+    workspace: &mut [f32],
+    instructions: Instructions,
+) -> Product<'a> {
     let (m, k, n) = (a.dims()[0], a.dims()[1], b.dims()[1]);
-    if m * n == 0 {
-        return;
-    }
     let are_bf16 = [a.dtype(), b.dtype()] == [DType::BF16; 2];
     let instructions = match are_bf16 {
         true => instructions,
@@ -70,17 +96,17 @@ pub(super) fn multiply(
         false => (rows, columns),
         true => (columns, rows),
     };
-    let product = Product {
+    assert!(workspace.len() >= WORKSPACE * SIDE * SIDE);
+    Product {
         left,
         right,
         depth: k,
         out: Output::new(out, added, is_turned),
         instructions,
         is_parallel: m * k * n >= SMALL,
+        is_symmetric: false,
         workspace: Shared(workspace.as_mut_ptr().cast()),
-    };
-    assert!(workspace.len() >= WORKSPACE * SIDE * SIDE);
-    product.run();
+    }
 }
 
 /// A product, its operands by rows.
@@ -91,6 +117,8 @@ struct Product<'a> {
     out: Output<'a>,
     instructions: Instructions,
     is_parallel: bool,
+    /// Whether tiles above the diagonal are copied from below it.
+    is_symmetric: bool,
     workspace: Shared<Square>,
 }
 
@@ -149,6 +177,9 @@ impl Piece {
 
 impl Product<'_> {
     fn run(&self) {
+        if self.left.rows * self.right.rows == 0 {
+            return;
+        }
         let squares = match self.instructions {
             Instructions::Amx | Instructions::Avx512Bf16 => 1,
             _ => 2,
@@ -291,6 +322,14 @@ impl Job for Strip<'_> {
             index,
         } = self;
         let is_thin = product.right.rows <= S::THIN;
+        let panels = self.panels();
+        if panels.is_empty() {
+            return;
+        }
+        let right = Right {
+            panels: panels.len(),
+            ..right
+        };
         let mut on_stack = Room::<{ STRIP_TILES * RIGHT_PANELS }>::new();
         let mut packed = Room::<{ 2 * STRIP_TILES * LEFT_BLOCKS }>::new();
         let sums = match piece.is_first() && piece.is_last() {
@@ -313,18 +352,24 @@ impl Job for Strip<'_> {
             }
         }
         if piece.is_last() {
-            for (place, panel) in piece.panels.clone().enumerate() {
+            for (place, panel) in panels.enumerate() {
                 for tile in 0..STRIP_TILES {
                     let (row, column) = (index * STRIP + tile * SIDE, panel * SIDE);
-                    if row < product.left.rows {
+                    let is_above = product.is_symmetric && column > row;
+                    if row < product.left.rows && !is_above {
                         // Exchanged, the only panel's sums are those of the first tile.
                         let at = match is_thin {
                             true => STRIP_TILES * tile,
                             false => STRIP_TILES * place + tile,
                         };
                         let sums = sums.wrapping_add(at);
-                        // SAFETY: no other task has this strip and these panels.
-                        unsafe { product.out.store::<S>(sums, row, column, is_thin) };
+                        // SAFETY: no other task has this strip and these panels, nor what lies across from them.
+                        unsafe {
+                            product.out.store::<S>(sums, row, column, is_thin);
+                            if product.is_symmetric && column < row {
+                                product.out.store::<S>(sums, column, row, !is_thin);
+                            }
+                        }
                     }
                 }
             }
@@ -333,6 +378,16 @@ impl Job for Strip<'_> {
 }
 
 impl Strip<'_> {
+    /// The panels that are multiplied: of a symmetric product those up to the diagonal.
+    #[inline(always)]
+    fn panels(&self) -> Range<usize> {
+        let all = self.piece.panels.clone();
+        match self.product.is_symmetric {
+            true => all.start..all.end.min((self.index + 1) * STRIP_TILES),
+            false => all,
+        }
+    }
+
     /// The strip as panels, and the only panel as rows. They were packed for that.
     #[inline(always)]
     fn exchanged(&self, left: Left, right: Right) -> (Left, Right) {

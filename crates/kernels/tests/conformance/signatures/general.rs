@@ -1,7 +1,7 @@
 //! Operations on any tensors.
 
 use super::{Signature, argument};
-use kernels::{Fill, Init, Matmul, NormAndClip, NormGrains, Sum, SumInOrder};
+use kernels::{Fill, Gram, Init, Matmul, NormAndClip, NormGrains, Sum, SumInOrder};
 use memory::DType;
 
 pub fn signatures(dtype: DType) -> Vec<Signature> {
@@ -63,6 +63,17 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
                     b: ins[1],
                     bias: Some(ins[2]),
                     init: Init::Overwrite,
+                })
+            },
+        },
+        Signature {
+            operation: "gram",
+            outs: vec![real("out", &[4, 4]).free_type()],
+            ins: vec![real("x", &[4, 5]).free_dim(1).free_type().free_layout()],
+            call: |kernels, outs, ins| {
+                kernels.run(Gram {
+                    out: outs[0].reborrow(),
+                    x: ins[0],
                 })
             },
         },
