@@ -1,6 +1,7 @@
 //! A key of the configuration: one row for its value, default, explanation and flag.
 
 use super::kind::Kind;
+use super::need::Need;
 use model::{Label, Labels};
 
 /// A key of the configuration.
@@ -14,9 +15,26 @@ pub struct Key {
     pub default: KeyDefault,
     /// The flag that stands for it.
     pub flag: Option<Flag>,
+    /// What another value would do to the bits of a run.
+    pub bits: Bits,
+    /// Ranks of one run may have values of their own: what a machine has, and where it keeps things.
+    pub per_rank: bool,
+    /// What it is for, if not for every run.
+    pub(crate) needs: Option<Need>,
     about: &'static str,
     /// What only the reference says.
     details: &'static str,
+}
+
+/// What another value of a key would do to the bits of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bits {
+    /// It may change them: a resumed run has the same value.
+    Decided,
+    /// Nothing: where bytes lie, what is recorded and how fast a run is. A resumed run may have another value.
+    Kept,
+    /// What follows from it may change them, and is what a resumed run is compared by.
+    ComparedApart,
 }
 
 /// The default of a key.
@@ -72,6 +90,9 @@ pub(crate) const fn key(
         kind,
         default: KeyDefault::Value(default),
         flag: None,
+        bits: Bits::Decided,
+        per_rank: false,
+        needs: None,
         about,
         details: "",
     }
@@ -94,6 +115,30 @@ impl Key {
     /// Adds sentences for the reference alone.
     pub(crate) const fn details(self, details: &'static str) -> Key {
         Key { details, ..self }
+    }
+
+    /// No value changes a bit of what a run computes.
+    pub(crate) const fn keeps_bits(self) -> Key {
+        let bits = Bits::Kept;
+        Key { bits, ..self }
+    }
+
+    /// A resumed run is compared by what follows from it.
+    pub(crate) const fn compared_apart(self) -> Key {
+        let bits = Bits::ComparedApart;
+        Key { bits, ..self }
+    }
+
+    /// Ranks may have values of their own.
+    pub(crate) const fn per_rank(self) -> Key {
+        let per_rank = true;
+        Key { per_rank, ..self }
+    }
+
+    /// What it is for: set without that, it says nothing.
+    pub(crate) const fn needs(self, need: Need) -> Key {
+        let needs = Some(need);
+        Key { needs, ..self }
     }
 
     /// Adds a flag that takes a value.
@@ -167,6 +212,12 @@ impl Key {
         }
         if !self.details.is_empty() {
             sentences += &format!(" {}", self.details);
+        }
+        if self.bits == Bits::Kept {
+            sentences += " A resumed run may change it.";
+        }
+        if self.per_rank {
+            sentences += " Ranks may differ in it.";
         }
         sentences
     }

@@ -4,6 +4,7 @@ use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release};
 use super::homes::OptimizerPlace;
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
+use super::need::Need;
 use super::ranks::Engine;
 use data::{Format, Packing};
 use memory::Window;
@@ -17,7 +18,15 @@ const MEMORY: &str = "Memory";
 const RANKS: &str = "Several ranks";
 const OUTPUT: &str = "Output";
 
+/// What the numbers of one optimizer are for.
+const MUON: Need = Need::Optimizer(OptimizerKind::Muon);
+const ADAFACTOR: Need = Need::Optimizer(OptimizerKind::Adafactor);
+
 /// Every key. A new one is a row here and a field in the schema.
+///
+/// Beside kind, default, explanation and flag a row says: `keeps_bits`, if no value changes what a run computes, so that a resumed run
+/// may have another one; `compared_apart`, if a resumed run is compared by what follows from it; `per_rank`, if ranks may have
+/// values of their own; and what it `needs`, without which it says nothing.
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
     key("model.hidden", Kind::Whole(1), "64", "Width of the residual stream"),
@@ -77,12 +86,12 @@ pub const KEYS: &[Key] = &[
     optional("data.path", Kind::Inputs, ("\"tokens.bin\"", "built-in text"),
         "Token, batch or text file, or a folder of token files; several, as a list, take turns (repeatable)")
         .details("[\"a:0.3\", \"b:0.7\"] mixes them by weight; without weights each gives all that it has.")
-        .flag("--data", "PATH[:WEIGHT]", TRAINING),
+        .flag("--data", "PATH[:WEIGHT]", TRAINING).compared_apart().per_rank(),
     key("data.format", Kind::Choice(Format::NAMES), "\"auto\"", "How the file is read")
         .details("auto goes by its ending and by how it begins; batches is safetensors with input_ids and targets, llmc has \
                   llm.c's header, u16 is bare 16-bit tokens (nanoGPT), text is bytes."),
     key("data.any_tokenizer", Kind::Bool, "false", "Data is taken whose tokens are not those of the model's tokenizer")
-        .details("Without it a model that came with weights refuses them, and text unless it reads bytes."),
+        .details("Without it a model that came with weights refuses them, and text unless it reads bytes.").keeps_bits(),
     key("data.shuffle", Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")
         .switch("--no-shuffle", (false, "Read samples in file order"), Some(TRAINING)),
     key("data.packing", Kind::Choice(Packing::NAMES), "\"concatenate\"", "How documents become sequences")
@@ -90,35 +99,35 @@ pub const KEYS: &[Key] = &[
                   another (flash attention); pad gives each its own row, beside others of like length. The latter two need \
                   documents: a folder that `trainer prepare` wrote, pad also takes batch files.")
         .flag("--packing", "concatenate|first-fit|pad", TRAINING),
-    key("data.prefetch", Kind::Whole(1), "2", "Steps that are read ahead; never changes results"),
+    key("data.prefetch", Kind::Whole(1), "2", "Steps that are read ahead; never changes results").keeps_bits().per_rank(),
     key("data.seq", Kind::Whole(1), "1024", "Sequence length").flag("--seq", "S", TRAINING),
     key("batch.micro", Kind::Whole(1), "1", "Sequences in a micro-batch").flag("--micro-batch", "B", TRAINING),
     key("batch.accum", Kind::Whole(1), "1", "Gradient accumulation: micro-batches in a step")
-        .flag("--accum", "A", TRAINING),
+        .flag("--accum", "A", TRAINING).compared_apart(),
 
-    key("train.steps", Kind::Whole(1), "1000", "Number of optimizer steps").flag("--steps", "N", TRAINING),
+    key("train.steps", Kind::Whole(1), "1000", "Number of optimizer steps").flag("--steps", "N", TRAINING).compared_apart(),
     optional("train.epochs", Kind::Real(Range::Positive), ("3.0", "train.steps says how long the run is"),
         "Passes over the data, instead of a number of steps")
         .details("A run writes down the train.steps that follow; the last step is filled up from the next pass.")
-        .flag("--epochs", "N", TRAINING),
+        .flag("--epochs", "N", TRAINING).compared_apart(),
     key("train.seed", Kind::Whole(0), "0", "Seed of initialisation, shuffling, stochastic rounding and dropout")
         .flag("--seed", "N", TRAINING),
     optional("train.device", Kind::Device, ("\"cpu\"", "train: cuda if built and present, else cpu; plan: cuda"), "Device")
         .details("It is cpu, cuda or cuda:N.")
-        .flag("--device", "cpu|cuda[:N]", TRAINING),
+        .flag("--device", "cpu|cuda[:N]", TRAINING).per_rank(),
     optional("train.dtype", Kind::Choice(FloatType::NAMES), ("\"bf16\"", "f32 on cpu, bf16 on cuda"),
         "Data type of weights and activations")
         .flag("--dtype", "f32|bf16", TRAINING),
     optional("train.threads", Kind::Whole(1), ("2", "one per core"), "CPU threads; never changes results")
-        .flag("--threads", "N", TRAINING),
+        .flag("--threads", "N", TRAINING).keeps_bits().per_rank(),
     key("train.max_skipped", Kind::Whole(0), "3",
         "Steps in a row that may be skipped because their loss or gradients are not finite")
-        .details("Weights and moments then stay as they are; one more ends the run with exit code 6."),
+        .details("Weights and moments then stay as they are; one more ends the run with exit code 6.").keeps_bits(),
     key("train.freeze", Kind::Texts, "[]", "Patterns of parameters that are not trained, such as `*embed_tokens*`")
         .details("They have no gradient and no optimizer state, and count neither for the norm nor for decay; they are saved \
                   with the model. Names are Hugging Face's, * stands for any characters, ? for one."),
     key("train.graphs", Kind::Choice(Graphs::NAMES), "\"auto\"", "Micro-batches as CUDA graphs; never changes results")
-        .details("auto launches those after the first of a step at once, on CUDA without ranks, from batch.accum = 3 on."),
+        .details("auto launches those after the first of a step at once, on CUDA without ranks, from batch.accum = 3 on.").keeps_bits(),
 
     key("optim.kind", Kind::Choice(OptimizerKind::NAMES), "\"adamw\"", "The optimizer (--optimizer)")
         .details("muon updates the matrices of the blocks, and AdamW the rest. adafactor keeps the variance of a matrix by rows \
@@ -142,48 +151,49 @@ pub const KEYS: &[Key] = &[
         .flag("--clip", "NORM", TRAINING),
     key("optim.f32_states", Kind::Texts, "[\"*norm*\", \"*embed_tokens*\", \"*.ln_*\", \"*.wte.*\", \"*.wpe.*\"]",
         "Name patterns of tensors that keep f32 moments under 8-bit states"),
-    key("optim.muon_momentum", Kind::Real(Range::BelowOne), "0.95", "Muon: decay of the momentum"),
-    key("optim.nesterov", Kind::Bool, "true", "Muon: the direction is a step ahead of the momentum"),
-    key("optim.ns_steps", Kind::WholeUpTo(1, 99), "5", "Muon: iterations of Newton-Schulz"),
-    key("optim.ns_coefficients", Kind::Reals(3), "[3.4445, -4.775, 2.0315]", "Muon: coefficients of an iteration"),
-    key("optim.ns_eps", Kind::Real(Range::Positive), "1e-7", "Muon: the least norm that a direction is divided by"),
-    key("optim.ns_dtype", Kind::Choice(FloatType::NAMES), "\"bf16\"", "Muon: data type of the iteration"),
+    key("optim.muon_momentum", Kind::Real(Range::BelowOne), "0.95", "Muon: decay of the momentum").needs(MUON),
+    key("optim.nesterov", Kind::Bool, "true", "Muon: the direction is a step ahead of the momentum").needs(MUON),
+    key("optim.ns_steps", Kind::WholeUpTo(1, 99), "5", "Muon: iterations of Newton-Schulz").needs(MUON),
+    key("optim.ns_coefficients", Kind::Reals(3), "[3.4445, -4.775, 2.0315]", "Muon: coefficients of an iteration").needs(MUON),
+    key("optim.ns_eps", Kind::Real(Range::Positive), "1e-7", "Muon: the least norm that a direction is divided by").needs(MUON),
+    key("optim.ns_dtype", Kind::Choice(FloatType::NAMES), "\"bf16\"", "Muon: data type of the iteration").needs(MUON),
     key("optim.lr_adjust", Kind::Choice(LrAdjust::NAMES), "\"match_rms_adamw\"",
         "Muon: how the learning rate of a matrix follows from its shape")
-        .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1."),
+        .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1.").needs(MUON),
     optional("optim.matrices", Kind::Texts, ("[\"*proj*\"]", "all matrices of the blocks"),
-        "Muon: name patterns of the matrices that it updates"),
+        "Muon: name patterns of the matrices that it updates").needs(MUON),
     key("optim.adafactor_eps", Kind::AutoAndReal, "[\"auto\", 1e-3]",
         "Adafactor: the least root of a variance, and the least root mean square of weights that steps go by")
-        .details("auto is the epsilon of f32, 1.19e-7, whatever the weights' type."),
-    key("optim.beta2_decay", Kind::Real(Range::NotPositive), "-0.8", "Adafactor: variances move by t^this towards step t's squares"),
+        .details("auto is the epsilon of f32, 1.19e-7, whatever the weights' type.").needs(ADAFACTOR),
+    key("optim.beta2_decay", Kind::Real(Range::NotPositive), "-0.8", "Adafactor: variances move by t^this towards step t's squares")
+        .needs(ADAFACTOR),
     key("optim.clip_threshold", Kind::Real(Range::Positive), "1.0",
-        "Adafactor: updates whose root mean square is larger are scaled down to it"),
+        "Adafactor: updates whose root mean square is larger are scaled down to it").needs(ADAFACTOR),
     key("optim.release", Kind::Choice(Release::NAMES), "\"step\"", "When gradients have served their purpose")
         .details("backward updates each block as soon as its gradient is there, which then needs no memory; for one micro-batch \
                   a step (batch.accum = 1) and without clipping (optim.clip_norm = inf)."),
 
     key("lr.peak", Kind::Real(Range::NotNegative), "3e-4", "Peak learning rate").flag("--lr", "X", TRAINING),
     optional("lr.matrices", Kind::Real(Range::NotNegative), ("0.02", "lr.peak"),
-        "Peak learning rate of the matrices that muon updates"),
+        "Peak learning rate of the matrices that muon updates").needs(MUON),
     key("lr.schedule", Kind::Choice(ScheduleKind::NAMES), "\"constant\"", "How the learning rate falls after the warmup")
         .details("wsd is warmup, stable, decay.")
         .flag("--schedule", "constant|linear|cosine|wsd", TRAINING),
     key("lr.warmup_steps", Kind::Whole(0), "0", "Steps over which the learning rate rises linearly to its peak")
         .flag("--warmup", "N", TRAINING),
     optional("lr.decay_steps", Kind::Whole(1), ("500", "until the last step, for wsd the last tenth of the steps"),
-        "Steps of the decay"),
+        "Steps of the decay").needs(Need::FallingRate),
     key("lr.min_ratio", Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
 
     key("recompute.spec", Kind::Text, "\"none\"",
         "Activations to recompute: none, full, full:uniform:N, full:block:N, auto, or a list of {NAMED}")
         .details("auto is the fastest on paper whose peak is within memory.budget, or else within memory.limit.")
-        .flag("--recompute", "SPEC", MEMORY),
+        .flag("--recompute", "SPEC", MEMORY).keeps_bits(),
     key("recompute.layers", Kind::TextTable, "{}", "Specifications for ranges of layers, e.g. { \"0-3\" = \"full\" }")
-        .details("Or clauses: \"recompute: mlp, qkv; offload: block_input; keep: mlp_act\", with any labels."),
+        .details("Or clauses: \"recompute: mlp, qkv; offload: block_input; keep: mlp_act\", with any labels.").keeps_bits(),
     optional("recompute.costs", Kind::Text, ("\"profile.json\"", ""),
         "Measured times that auto counts with: what `trainer profile --json` printed")
-        .flag("--costs", "FILE", MEMORY),
+        .flag("--costs", "FILE", MEMORY).keeps_bits().per_rank().needs(Need::Auto),
 
     key("attention.backend", Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
         .details("eager stores scores, flash and cudnn never do; auto takes flash from sequences of 256 tokens on, on Hopper \
@@ -194,56 +204,61 @@ pub const KEYS: &[Key] = &[
         "Moments and master weights in pinned host memory, or in files in a folder on a disk")
         .details("It is none, pinned, a folder, or disk, for which offload.path names one. The files are scratch: a run removes \
                   them when it ends.")
-        .flag("--offload-optimizer", "none|pinned|DIR", MEMORY),
+        .flag("--offload-optimizer", "none|pinned|DIR", MEMORY).keeps_bits().per_rank(),
     key("offload.parameters", Kind::Choice(HostPlace::NAMES), "\"none\"",
         "Weights in pinned host memory, from where each block's come to the device when they are needed")
-        .flag("--offload-parameters", "none|pinned", MEMORY),
+        .flag("--offload-parameters", "none|pinned", MEMORY).keeps_bits(),
     key("offload.parameter_slots", Kind::Whole(1), "2",
         "Units of offloaded weights that are on the device at a time: embedding, blocks, head")
-        .details("One computes while the next one comes."),
+        .details("One computes while the next one comes.").keeps_bits().needs(Need::OffloadedWeights),
     key("offload.gradients", Kind::Choice(HostPlace::NAMES), "\"none\"",
         "Gradients in pinned host memory, of which the device holds the blocks' that are being computed")
-        .flag("--offload-gradients", "none|pinned", MEMORY),
+        .flag("--offload-gradients", "none|pinned", MEMORY).keeps_bits(),
     key("offload.activations", Kind::Text, "\"none\"",
         "Activations that wait in pinned host memory for their backward pass: none, auto, or a list of {ALL}")
         .details("None of them may be recomputed too. auto lets --recompute auto offload.")
-        .flag("--offload-activations", "LABELS", MEMORY),
+        .flag("--offload-activations", "LABELS", MEMORY).keeps_bits(),
     key("offload.fraction", Kind::Real(Range::Share), "1.0",
         "Share of the blocks whose optimizer state is offloaded, above 0 up to 1: the last ones, at least one")
-        .details("The output head is always among them, unless it is the embedding; 1 takes the embedding too."),
+        .details("The output head is always among them, unless it is the embedding; 1 takes the embedding too.")
+        .keeps_bits().needs(Need::OffloadedStates),
     key("offload.window", Kind::Choice(Window::NAMES), "\"forward\"", "When what is offloaded is updated")
-        .details("forward is during the next forward pass, end at the end of the step; among several ranks it is always end."),
+        .details("forward is during the next forward pass, end at the end of the step; among several ranks it is always end.")
+        .keeps_bits().needs(Need::OffloadedUpdates),
     key("offload.buffer_count", Kind::Whole(1), "3", "Chunks of an offloaded update that are on the device at a time")
-        .details("One comes, one is updated, one goes."),
+        .details("One comes, one is updated, one goes.").keeps_bits().needs(Need::OffloadedUpdates),
     key("offload.slab_mib", Kind::WholeUpTo(1, 1 << 20), "64", "Most MiB of a chunk, up to 1048576")
-        .details("A matrix that muon updates is one chunk, whatever its size."),
-    optional("offload.path", Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for optimizer states: the same as naming it in offload.optimizer"),
+        .details("A matrix that muon updates is one chunk, whatever its size.").keeps_bits().needs(Need::OffloadedUpdates),
+    optional("offload.path", Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for optimizer states: the same as naming it in offload.optimizer")
+        .keeps_bits().per_rank(),
 
     optional("eval.every", Kind::Whole(1), ("100", "no evaluation while training"), "Steps between two evaluations")
-        .flag("--eval-every", "N", TRAINING),
+        .flag("--eval-every", "N", TRAINING).keeps_bits(),
     optional("eval.path", Kind::Text, ("\"validation.bin\"", "the validation part of data.path"),
         "What is evaluated on: a file, or a folder that `trainer prepare` wrote")
-        .flag("--eval-data", "PATH", TRAINING),
+        .flag("--eval-data", "PATH", TRAINING).keeps_bits().per_rank().needs(Need::Evaluations),
     optional("eval.micro_batch", Kind::Whole(1), ("8", "batch.micro"), "Sequences in a micro-batch of an evaluation")
-        .flag("--eval-micro-batch", "B", TRAINING),
-    optional("eval.samples", Kind::Whole(1), ("512", "all"), "The most sequences that an evaluation takes: the first ones"),
+        .flag("--eval-micro-batch", "B", TRAINING).keeps_bits().needs(Need::Evaluations),
+    optional("eval.samples", Kind::Whole(1), ("512", "all"), "The most sequences that an evaluation takes: the first ones")
+        .keeps_bits().needs(Need::Evaluations),
 
     optional("checkpoint.every", Kind::Whole(0), ("500", "only the last step is saved"),
         "Steps between two checkpoints; the last step has one too; 0 saves nothing unless a signal ends the run")
-        .flag("--save-every", "N", OUTPUT),
+        .flag("--save-every", "N", OUTPUT).keeps_bits(),
     optional("checkpoint.keep_last", Kind::Whole(1), ("3", "all"), "Checkpoints that are kept: the newest ones")
-        .flag("--keep-last", "K", OUTPUT),
+        .flag("--keep-last", "K", OUTPUT).keeps_bits(),
     key("checkpoint.keep_best", Kind::Bool, "false", "The checkpoint with the lowest loss on eval.path is kept too")
-        .switch("--keep-best", (true, "Keep the checkpoint with the lowest evaluation loss too"), Some(OUTPUT)),
+        .switch("--keep-best", (true, "Keep the checkpoint with the lowest evaluation loss too"), Some(OUTPUT)).keeps_bits(),
     key("checkpoint.blocking", Kind::Bool, "false", "Training waits until a checkpoint is written; needs no copy in host memory")
-        .switch("--save-blocking", (true, "Wait for checkpoints: needs no copy of the state in host memory"), Some(OUTPUT)),
+        .switch("--save-blocking", (true, "Wait for checkpoints: needs no copy of the state in host memory"), Some(OUTPUT))
+        .keeps_bits().needs(Need::Checkpoints),
 
     optional("memory.limit", Kind::Size, ("\"24GiB\"", ""), "Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)")
-        .flag("--memory-limit", "SIZE", MEMORY),
+        .flag("--memory-limit", "SIZE", MEMORY).keeps_bits().per_rank(),
     optional("memory.budget", Kind::Size, ("\"22GiB\"", ""), "What the peak may be under --recompute auto")
-        .flag("--memory-budget", "SIZE", MEMORY),
+        .flag("--memory-budget", "SIZE", MEMORY).keeps_bits().per_rank().needs(Need::Auto),
     key("memory.force", Kind::Bool, "false", "A run is tried although its plan does not fit the device, the limit or the host")
-        .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)),
+        .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)).keeps_bits().per_rank(),
     key("memory.head_chunk", Kind::WholeOrAuto(1), "\"auto\"", "Tokens in a chunk of the output head")
         .details("Changes the order of sums, so also the gradients' last bits. auto is 512 on cpu; on cuda the smallest of 512 to \
                   8192 that is within 0.5 % of the fastest on paper, or else the largest below it that memory holds. A run writes \
@@ -253,57 +268,63 @@ pub const KEYS: &[Key] = &[
         .details("What these stages would make for a whole micro-batch, and is recomputed, then exists for a tile at a time. Changes \
                   the order of sums, so also the gradients' last bits."),
 
-    optional("hardware.h2d_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from host to device, GB/s"),
-    optional("hardware.d2h_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from device to host, GB/s"),
+    optional("hardware.h2d_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from host to device, GB/s")
+        .keeps_bits().per_rank(),
+    optional("hardware.d2h_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from device to host, GB/s")
+        .keeps_bits().per_rank(),
     optional("hardware.both_ways_gbps", Kind::Real(Range::Positive), ("40.0", ""),
-        "Measured bandwidth of both at a time, added up, GB/s"),
+        "Measured bandwidth of both at a time, added up, GB/s").keeps_bits().per_rank(),
     optional("hardware.disk_gbps", Kind::Real(Range::Positive), ("6.5", ""),
-        "Measured bandwidth of the disk of offloaded states, reads or writes, GB/s: what `trainer doctor --path DIR` says"),
+        "Measured bandwidth of the disk of offloaded states, reads or writes, GB/s: what `trainer doctor --path DIR` says")
+        .keeps_bits().per_rank(),
     optional("hardware.link_gbps", Kind::Real(Range::Positive), ("450.0", ""),
-        "Measured bandwidth of a rank's link to the others, each way, GB/s: what `trainer doctor` says under a launcher"),
+        "Measured bandwidth of a rank's link to the others, each way, GB/s: what `trainer doctor` says under a launcher")
+        .keeps_bits().per_rank(),
     optional("hardware.memory_gbps", Kind::Real(Range::Positive), ("3000.0", ""),
-        "Bandwidth of the device's memory, reads and writes together, GB/s"),
+        "Bandwidth of the device's memory, reads and writes together, GB/s").keeps_bits().per_rank(),
     optional("hardware.peak_tflops", Kind::Real(Range::Positive), ("989.0", ""),
-        "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
+        "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it").keeps_bits().per_rank(),
     optional("hardware.algorithms", Kind::Text, ("\"algorithms.json\"", "what `trainer tune` keeps for the GPU, if it does, else heuristic"),
         "File of the algorithms that products take on cuda, as `trainer tune` writes it")
-        .details("heuristic: cuBLASLt's first choice. Other algorithms may change bits, so a run writes down which it took."),
+        .details("heuristic: cuBLASLt's first choice. Other algorithms may change bits, so a run writes down which it took.")
+        .compared_apart().per_rank(),
 
     key("collectives.engine", Kind::Choice(Engine::NAMES), "\"auto\"", "What moves bytes between ranks")
         .details("auto is NCCL between GPUs and MPI between processors; alone makes a process a group of its own, whatever \
-                  launched it. Never changes results."),
+                  launched it. Never changes results.").keeps_bits(),
     optional("collectives.zero", Kind::WholeUpTo(0, 3), ("1", "1 under a launcher; without one there is no group"),
         "What ranks divide (ZeRO): 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too")
         .details("Never changes results. Without a launcher, a group of one, whose bits many ranks have too.")
-        .flag("--zero", "0|1|2|3", RANKS),
+        .flag("--zero", "0|1|2|3", RANKS).keeps_bits(),
     key("collectives.bucket_size", Kind::Size, "\"128MiB\"", "Most bytes that a reduction receives at a time, over all ranks")
         .details("Never changes results.")
-        .flag("--bucket-size", "SIZE", RANKS),
+        .flag("--bucket-size", "SIZE", RANKS).keeps_bits().needs(Need::Ranks),
     key("collectives.reduce", Kind::Choice(Reduce::NAMES), "\"micro-batch\"", "When gradients are added up over ranks")
         .details("micro-batch continues one sum, whose bits do not depend on the number of ranks; step adds up a rank's own first, \
                   for stages 0 and 1: it sends less, with other bits.")
-        .flag("--reduce", "micro-batch|step", RANKS),
+        .flag("--reduce", "micro-batch|step", RANKS).compared_apart().needs(Need::Ranks),
     key("collectives.overlap_grad_reduce", Kind::Bool, "true", "Gradients are exchanged while the backward pass goes on")
         .details("Never changes results.")
-        .toggle("--overlap-grad-reduce", RANKS),
+        .toggle("--overlap-grad-reduce", RANKS).keeps_bits().needs(Need::Ranks),
     key("collectives.overlap_param_gather", Kind::Bool, "true", "Weights are gathered ahead of their use, beside the computation")
         .details("Never changes results.")
-        .toggle("--overlap-param-gather", RANKS),
+        .toggle("--overlap-param-gather", RANKS).keeps_bits().needs(Need::GatheredWeights),
     key("collectives.reshard_after_forward", Kind::Bool, "true",
         "Under --zero 3, gathered weights go after the forward pass and are gathered again for the backward pass")
         .details("false keeps them: less is sent, and all weights are there at the peak. Never changes results.")
-        .toggle("--reshard-after-forward", RANKS),
-    key("collectives.timeout_s", Kind::WholeUpTo(1, 1 << 31), "600", "Seconds after which a run ends whose other ranks do not answer"),
+        .toggle("--reshard-after-forward", RANKS).keeps_bits().needs(Need::DividedWeights),
+    key("collectives.timeout_s", Kind::WholeUpTo(1, 1 << 31), "600", "Seconds after which a run ends whose other ranks do not answer")
+        .keeps_bits().needs(Need::Ranks),
 
-    key("log.every", Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step"),
+    key("log.every", Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step").keeps_bits(),
     key("log.tensorboard", Kind::Bool, "false", "Event files for TensorBoard are written into the run directory")
-        .switch("--tensorboard", (true, "Write event files for TensorBoard"), Some(OUTPUT)),
+        .switch("--tensorboard", (true, "Write event files for TensorBoard"), Some(OUTPUT)).keeps_bits(),
     optional("log.sample_every", Kind::Whole(1), ("100", ""), "Steps between two samples of the model's own text")
-        .flag("--sample-every", "N", OUTPUT),
+        .flag("--sample-every", "N", OUTPUT).keeps_bits(),
     key("log.sample_prompt", Kind::Text, "\"The \"", "What a sample begins with")
-        .details("The rest is drawn at temperature 0.8 from the 40 likeliest tokens."),
-    key("log.sample_tokens", Kind::Whole(1), "64", "Tokens of a sample, at most"),
-    key("log.trace", Kind::Bool, "false", "The last step's memory and queues are drawn; every operation is waited for"),
+        .details("The rest is drawn at temperature 0.8 from the 40 likeliest tokens.").keeps_bits(),
+    key("log.sample_tokens", Kind::Whole(1), "64", "Tokens of a sample, at most").keeps_bits(),
+    key("log.trace", Kind::Bool, "false", "The last step's memory and queues are drawn; every operation is waited for").keeps_bits(),
     key("log.nvtx", Kind::Bool, "false", "On CUDA, phases and layers are NVTX ranges, which `nsys profile` draws")
-        .details("Costs nothing worth measuring where no profiler is attached."),
+        .details("Costs nothing worth measuring where no profiler is attached.").keeps_bits(),
 ];

@@ -20,6 +20,7 @@ mod key;
 pub mod keys;
 pub mod kind;
 pub mod load;
+mod need;
 pub mod preset;
 mod ranks;
 mod reference;
@@ -31,6 +32,7 @@ mod size;
 #[cfg(test)]
 mod tests;
 mod unknown;
+mod values;
 
 pub use choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release};
 pub use cudnn::{cudnn_fits, cudnn_misfit, cudnn_shape};
@@ -38,7 +40,7 @@ pub use device::{Device, DeviceError};
 pub use error::ConfigError;
 pub use head_chunk::HeadChunk;
 pub use homes::OptimizerPlace;
-pub use key::{Argument, Flag, Key, KeyDefault};
+pub use key::{Argument, Bits, Flag, Key, KeyDefault};
 pub use ranks::Engine;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};

@@ -386,51 +386,6 @@ impl Config {
         self.offload.activations.trim() == AUTO
     }
 
-    /// Keys that are set and have no effect, each with what they are for. With `auto`, another specification may have taken
-    /// its place on the same command line.
-    pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
-        let (eval, checkpoint) = (&self.eval, &self.checkpoint);
-        let [chooses, evaluates] = [self.chooses(), eval.every.is_some()];
-        let saves_between = checkpoint.interval().is_some();
-        let [auto, evaluation, saving] = ["--recompute auto", "--eval-every", "--save-every"];
-        let set = [
-            (
-                "memory.budget",
-                self.memory.budget.is_some() && !chooses,
-                auto,
-            ),
-            (
-                "recompute.costs",
-                self.recompute.costs.is_some() && !chooses,
-                auto,
-            ),
-            (
-                "offload.activations auto",
-                self.chooses_offload() && !chooses,
-                auto,
-            ),
-            ("eval.path", eval.path.is_some() && !evaluates, evaluation),
-            (
-                "eval.micro_batch",
-                eval.micro_batch.is_some() && !evaluates,
-                evaluation,
-            ),
-            (
-                "eval.samples",
-                eval.samples.is_some() && !evaluates,
-                evaluation,
-            ),
-            (
-                "checkpoint.blocking",
-                checkpoint.blocking && !saves_between,
-                saving,
-            ),
-        ];
-        let set = set.into_iter().chain(self.of_ranks_alone());
-        let unused = set.filter(|(_, is_unused, _)| *is_unused);
-        unused.map(|(key, _, needs)| (key, needs)).collect()
-    }
-
     /// Leaves out what a run does between its steps, and a length in epochs: the caller says how many steps there are.
     pub fn without_between_steps(&mut self) {
         let none = Config::default();
