@@ -15,10 +15,7 @@ pub struct Key {
     pub default: KeyDefault,
     /// The flag that stands for it.
     pub flag: Option<Flag>,
-    /// What another value would do to the bits of a run.
-    pub bits: Bits,
-    /// Ranks of one run may have values of their own: what a machine has, and where it keeps things.
-    pub per_rank: bool,
+    marks: &'static [Mark],
     /// What it is for, if not for every run.
     pub(crate) needs: Option<Need>,
     about: &'static str,
@@ -26,15 +23,15 @@ pub struct Key {
     details: &'static str,
 }
 
-/// What another value of a key would do to the bits of a run.
+/// What a row says of its key in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bits {
-    /// It may change them: a resumed run has the same value.
-    Decided,
-    /// Nothing: where bytes lie, what is recorded and how fast a run is. A resumed run may have another value.
-    Kept,
-    /// What follows from it may change them, and is what a resumed run is compared by.
+pub enum Mark {
+    /// No value changes a bit of what a run computes: a resumed run may have another one.
+    KeepsBits,
+    /// A resumed run is compared by what follows from it.
     ComparedApart,
+    /// Ranks may have values of their own: what a machine has, and where it keeps things.
+    PerRank,
 }
 
 /// The default of a key.
@@ -90,8 +87,7 @@ pub(crate) const fn key(
         kind,
         default: KeyDefault::Value(default),
         flag: None,
-        bits: Bits::Decided,
-        per_rank: false,
+        marks: &[],
         needs: None,
         about,
         details: "",
@@ -117,22 +113,14 @@ impl Key {
         Key { details, ..self }
     }
 
-    /// No value changes a bit of what a run computes.
-    pub(crate) const fn keeps_bits(self) -> Key {
-        let bits = Bits::Kept;
-        Key { bits, ..self }
+    /// Adds what is said in a word each.
+    pub(crate) const fn marks(self, marks: &'static [Mark]) -> Key {
+        Key { marks, ..self }
     }
 
-    /// A resumed run is compared by what follows from it.
-    pub(crate) const fn compared_apart(self) -> Key {
-        let bits = Bits::ComparedApart;
-        Key { bits, ..self }
-    }
-
-    /// Ranks may have values of their own.
-    pub(crate) const fn per_rank(self) -> Key {
-        let per_rank = true;
-        Key { per_rank, ..self }
+    /// Whether a word is said of it.
+    pub fn is(&self, mark: Mark) -> bool {
+        self.marks.contains(&mark)
     }
 
     /// What it is for: set without that, it says nothing.
@@ -213,11 +201,12 @@ impl Key {
         if !self.details.is_empty() {
             sentences += &format!(" {}", self.details);
         }
-        if self.bits == Bits::Kept {
-            sentences += " A resumed run may change it.";
-        }
-        if self.per_rank {
-            sentences += " Ranks may differ in it.";
+        for mark in self.marks {
+            sentences += match mark {
+                Mark::KeepsBits => " A resumed run may change it.",
+                Mark::ComparedApart => "",
+                Mark::PerRank => " Ranks may differ in it.",
+            };
         }
         sentences
     }

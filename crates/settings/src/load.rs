@@ -239,7 +239,7 @@ pub fn load(
     };
     let mut config = read(&table)?;
     // What the command line does without takes with it what the file says of it.
-    let needless = config.left_without_need(|key| set.contains_key(key));
+    let needless = config.left_in_vain(|key| set.contains_key(key));
     if !needless.is_empty() {
         let defaults = defaults();
         for key in needless {

@@ -8,133 +8,79 @@ use optim::{OptimizerKind, ScheduleKind};
 use units::Zero;
 
 /// What a key is for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Need {
-    /// An automatic choice of what to recompute.
-    Auto,
-    /// Evaluations while training.
-    Evaluations,
-    /// Checkpoints between steps.
-    Checkpoints,
-    /// Ranks that train together.
-    Ranks,
-    /// Weights that ranks gather.
-    GatheredWeights,
-    /// Weights that ranks divide.
-    DividedWeights,
-    /// This optimizer.
-    Optimizer(OptimizerKind),
-    /// A learning rate that falls.
-    FallingRate,
-    /// Updates of what is offloaded.
-    OffloadedUpdates,
-    /// Optimizer states that are offloaded.
-    OffloadedStates,
-    /// Weights that are offloaded.
-    OffloadedWeights,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    is_met: fn(&Config, &Homes) -> bool,
+    without: Without,
 }
 
-/// What becomes of a key whose need a run has nothing of.
-pub(crate) enum Without {
+/// What becomes of a key whose need is not met.
+#[derive(Clone, Copy, Debug)]
+enum Without {
     /// A warning, with what the key is for: another setting of the same command line may have taken its place.
     Warning(&'static str),
-    /// An error, with what is wrong and what to add.
-    Error(String, String),
+    /// An error, with what is wrong and what to add. Where the command line sets one of these keys, what a file says of the key
+    /// is forgotten instead.
+    Error(&'static str, &'static str, &'static [&'static str]),
 }
 
-impl Need {
-    fn is_met(self, config: &Config, homes: &Homes) -> bool {
-        match self {
-            Need::Auto => config.chooses(),
-            Need::Evaluations => config.eval.every.is_some(),
-            Need::Checkpoints => config.checkpoint.interval().is_some(),
-            Need::Ranks => config.zero().is_some(),
-            Need::GatheredWeights => config.zero() >= Some(Zero::States),
-            Need::DividedWeights => config.zero() >= Some(Zero::Weights),
-            Need::Optimizer(kind) => config.optim.kind == kind,
-            Need::FallingRate => config.lr.schedule != ScheduleKind::Constant,
-            Need::OffloadedUpdates => homes.streams_updates(),
-            Need::OffloadedStates => homes.states != Home::Device,
-            Need::OffloadedWeights => homes.weights != Home::Device,
-        }
-    }
+use Without::{Error, Warning};
 
-    /// What to say where it is not met.
-    pub(crate) fn without(self, config: &Config) -> Without {
-        let error = |wrong: &str, add: &str| Without::Error(wrong.into(), add.into());
-        match self {
-            Need::Auto => Without::Warning("--recompute auto"),
-            Need::Evaluations => Without::Warning("--eval-every"),
-            Need::Checkpoints => Without::Warning("--save-every"),
-            Need::Ranks => {
-                Without::Warning("several ranks, under mpirun, srun or torchrun, or for --zero")
-            }
-            Need::GatheredWeights => {
-                Without::Warning("ranks that gather weights, from --zero 1 on")
-            }
-            Need::DividedWeights => Without::Warning("--zero 3"),
-            Need::Optimizer(kind) => Without::Error(
-                format!(
-                    "is a number of {kind}, and the optimizer is {}",
-                    config.optim.kind
-                ),
-                format!("--optimizer {kind}"),
-            ),
-            Need::FallingRate => error(
-                "says how the learning rate falls, and the schedule is constant",
-                "--schedule linear, cosine or wsd",
-            ),
-            Need::OffloadedUpdates => error(
-                "says how what is offloaded is updated, and nothing is",
-                "--offload-optimizer pinned",
-            ),
-            Need::OffloadedStates => error(
-                "says how much of the optimizer's states is offloaded, and none of it is",
-                "--offload-optimizer pinned",
-            ),
-            Need::OffloadedWeights => error(
-                "says how many units of offloaded weights are on the device, and weights are not offloaded",
-                "--offload-parameters pinned",
-            ),
-        }
-    }
+const PLACES: &[&str] = &[
+    "offload.optimizer",
+    "offload.parameters",
+    "offload.gradients",
+];
 
-    /// The keys that decide whether it is met; none where a key without it is a warning.
-    fn decided_by(self) -> &'static [&'static str] {
-        match self {
-            Need::Optimizer(_) => &["optim.kind"],
-            Need::FallingRate => &["lr.schedule"],
-            Need::OffloadedUpdates | Need::OffloadedStates | Need::OffloadedWeights => &[
-                "offload.optimizer",
-                "offload.parameters",
-                "offload.gradients",
-            ],
-            _ => &[],
-        }
+/// The needs that rows name.
+#[rustfmt::skip]
+mod rows {
+    use super::*;
+
+    pub(crate) const AUTO: Need = need(|run, _| run.chooses(), Warning("--recompute auto"));
+    pub(crate) const EVALUATIONS: Need = need(|run, _| run.eval.every.is_some(), Warning("--eval-every"));
+    pub(crate) const CHECKPOINTS: Need = need(|run, _| run.checkpoint.interval().is_some(), Warning("--save-every"));
+    pub(crate) const RANKS: Need = need(|run, _| run.zero().is_some(),
+        Warning("several ranks, under mpirun, srun or torchrun, or for --zero"));
+    pub(crate) const GATHERED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::States),
+        Warning("ranks that gather weights, from --zero 1 on"));
+    pub(crate) const DIVIDED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::Weights), Warning("--zero 3"));
+    pub(crate) const MUON: Need = need(|run, _| run.optim.kind == OptimizerKind::Muon,
+        Error("is a number of muon, which is not the optimizer", "--optimizer muon", &["optim.kind"]));
+    pub(crate) const ADAFACTOR: Need = need(|run, _| run.optim.kind == OptimizerKind::Adafactor,
+        Error("is a number of adafactor, which is not the optimizer", "--optimizer adafactor", &["optim.kind"]));
+    pub(crate) const FALLING_RATE: Need = need(|run, _| run.lr.schedule != ScheduleKind::Constant,
+        Error("says how the learning rate falls, and the schedule is constant", "--schedule linear, cosine or wsd", &["lr.schedule"]));
+    pub(crate) const OFFLOADED_UPDATES: Need = need(|_, homes| homes.streams_updates(),
+        Error("says how what is offloaded is updated, and nothing is", "--offload-optimizer pinned", PLACES));
+    pub(crate) const OFFLOADED_STATES: Need = need(|_, homes| homes.states != Home::Device,
+        Error("says how much of the optimizer's states is offloaded, and none of it is", "--offload-optimizer pinned", PLACES));
+    pub(crate) const OFFLOADED_WEIGHTS: Need = need(|_, homes| homes.weights != Home::Device,
+        Error("says how many units of offloaded weights are on the device, and weights are not offloaded",
+            "--offload-parameters pinned", PLACES));
+
+    const fn need(is_met: fn(&Config, &Homes) -> bool, without: Without) -> Need {
+        Need { is_met, without }
     }
 }
+pub(crate) use rows::*;
 
 impl Config {
-    /// Keys that are set to something else than their defaults, and what they need, where the run has nothing of it.
-    ///
-    /// # Errors
-    /// Places of the optimizer's states that contradict.
-    pub(crate) fn set_in_vain(&self) -> Result<Vec<(&'static Key, Need)>, ConfigError> {
+    /// Keys that are not at their defaults, and what becomes of them, where the run has nothing of what they need.
+    fn set_in_vain(&self) -> Result<Vec<(&'static Key, Without)>, ConfigError> {
         let homes = self.homes()?;
         let set = self.differences(&Config::default())?.into_iter();
-        let in_vain = set.filter_map(|(key, ..)| {
-            let lacking = key.needs.filter(|need| !need.is_met(self, &homes))?;
-            Some((key, lacking))
-        });
-        Ok(in_vain.collect())
+        let needs = set.filter_map(|(key, ..)| Some((key, key.needs?)));
+        let in_vain = needs.filter(|(_, need)| !(need.is_met)(self, &homes));
+        Ok(in_vain.map(|(key, need)| (key, need.without)).collect())
     }
 
     /// Keys that are set and have no effect, each with what they are for.
     pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
         let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
-        let unused = in_vain.filter_map(|(key, need)| match need.without(self) {
-            Without::Warning(what) => Some((key.name, what)),
-            Without::Error(..) => None,
+        let unused = in_vain.filter_map(|(key, without)| match without {
+            Warning(what) => Some((key.name, what)),
+            Error(..) => None,
         });
         let offload = (self.chooses_offload() && !self.chooses())
             .then_some(("offload.activations auto", "--recompute auto"));
@@ -146,8 +92,8 @@ impl Config {
     /// # Errors
     /// The first such key, with what to add.
     pub(crate) fn refuse_in_vain(&self) -> Result<(), ConfigError> {
-        for (key, need) in self.set_in_vain()? {
-            if let Without::Error(wrong, add) = need.without(self) {
+        for (key, without) in self.set_in_vain()? {
+            if let Error(wrong, add, _) = without {
                 return Err(ConfigError::Contradiction(format!(
                     "`{}` {wrong}; add {add}, or leave it out",
                     key.name
@@ -157,11 +103,12 @@ impl Config {
         Ok(())
     }
 
-    /// Keys of a file that an argument of the command line left without what they need: `is_set` says which keys it sets.
-    pub(crate) fn left_without_need(&self, is_set: impl Fn(&str) -> bool) -> Vec<&'static Key> {
+    /// Keys of a file that the command line, which sets these, has left without what they need.
+    pub(crate) fn left_in_vain(&self, sets: impl Fn(&str) -> bool) -> Vec<&'static Key> {
         let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
-        let left = in_vain.filter(|(key, need)| {
-            !is_set(key.name) && need.decided_by().iter().any(|key| is_set(key))
+        let left = in_vain.filter(|(key, without)| match without {
+            Warning(_) => false,
+            Error(.., decided_by) => !sets(key.name) && decided_by.iter().any(|key| sets(key)),
         });
         left.map(|(key, _)| key).collect()
     }

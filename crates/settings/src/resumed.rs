@@ -1,7 +1,7 @@
 //! What a resumed run may change without computing something else than the run before.
 
 use super::error::ConfigError;
-use super::key::Bits;
+use super::key::Mark;
 use super::schema::Config;
 use optim::ScheduleKind;
 use toml::Value;
@@ -33,7 +33,8 @@ impl Config {
     pub fn changes_since(&self, before: &Config) -> Result<Vec<Change>, ConfigError> {
         let show = |value: Option<Value>| value.map_or("not set".into(), |value| value.to_string());
         let decided = self.differences(before)?.into_iter();
-        let decided = decided.filter(|(key, ..)| key.bits == Bits::Decided);
+        let decided =
+            decided.filter(|(key, ..)| !key.is(Mark::KeepsBits) && !key.is(Mark::ComparedApart));
         let decided = decided.map(|(key, now, before)| Change {
             key: key.name,
             before: show(before),

@@ -5,7 +5,7 @@ use super::resuming::Resumed;
 use crate::failure::Failure;
 use crate::job::Job;
 use memory::Home;
-use settings::{Resume, RunOptions};
+use settings::{Mark, Resume, RunOptions};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -71,7 +71,7 @@ impl Prepared {
         let alike = config
             .values()?
             .into_iter()
-            .filter(|(key, _)| !key.per_rank);
+            .filter(|(key, _)| !key.is(Mark::PerRank));
         let alike = alike.map(|(key, value)| (key.name.to_owned(), value.to_string()));
         let mut facts: BTreeMap<String, String> = alike.collect();
         let layout = settings.layout(&settings.architecture())?;
