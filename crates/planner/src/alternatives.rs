@@ -1,12 +1,10 @@
 //! What other settings would change, each found by planning it.
 
-use crate::changes::{compared, recompute, recompute_specs};
 use crate::figures::{Figures, figures};
-use kernels::Target;
+use crate::levers::{Setup, levers, recompute_specs};
 use memory::format_bytes;
 use serde::Serialize;
 use session::SessionError;
-use settings::{Config, Settings};
 
 /// One recompute specification under the same settings.
 #[derive(Clone, Debug, Serialize)]
@@ -43,26 +41,19 @@ pub struct Effect {
 }
 
 /// Plans every strategy that goes with the specifications of single layers.
-pub(crate) fn strategies(
-    config: &Config,
-    settings: &Settings,
-    target: Target,
-) -> Result<Vec<Strategy>, SessionError> {
-    let specs = recompute_specs(&settings.policy).into_iter();
-    let others = specs.filter_map(|spec| {
-        let other = recompute(config, &spec)?.applied_to(config)?;
-        Some((spec, other))
-    });
-    let plan = |(recompute, other): (String, Settings)| {
+pub(crate) fn strategies(run: &Setup) -> Result<Vec<Strategy>, SessionError> {
+    let specs = recompute_specs(&run.settings.policy).into_iter();
+    let others = specs.filter_map(|spec| Some((run.with(&run.recompute(&spec)?)?, spec)));
+    let plan = |(other, recompute): (Setup, String)| {
         let Figures {
             peak,
             reserved_bytes,
             recompute_flops_fraction,
             ..
-        } = figures(&other, target)?;
+        } = figures(&other.settings, run.target)?;
         Ok(Strategy {
             recompute,
-            offload_activations: other.policy.offloaded().to_string(),
+            offload_activations: other.settings.policy.offloaded().to_string(),
             peak_bytes: peak.bytes,
             reserved_bytes,
             recompute_flops_fraction,
@@ -72,17 +63,15 @@ pub(crate) fn strategies(
 }
 
 /// Plans what single other settings change.
-pub(crate) fn effects(
-    config: &Config,
-    settings: &Settings,
-    target: Target,
-    peak_bytes: u64,
-) -> Result<Vec<Effect>, SessionError> {
-    let changes = compared(config, settings, target).into_iter();
-    let others = changes.filter_map(|(about, change)| Some((about, change.applied_to(config)?)));
-    let plan = |(mut change, other): (String, Settings)| {
-        let planned = figures(&other, target)?;
-        if other.homes != settings.homes {
+pub(crate) fn effects(run: &Setup, peak_bytes: u64) -> Result<Vec<Effect>, SessionError> {
+    let compared = levers(run)
+        .into_iter()
+        .filter(|lever| !lever.effect.is_empty());
+    let others = compared.filter_map(|lever| Some((run.with(&(lever.pull)(run)?)?, lever.effect)));
+    let plan = |(other, effect): (Setup, &str)| {
+        let planned = figures(&other.settings, run.target)?;
+        let mut change = other.words(effect);
+        if other.settings.homes != run.settings.homes {
             let pinned = format_bytes(planned.host_pinned_bytes);
             change += &format!(", {pinned} of host memory");
         }

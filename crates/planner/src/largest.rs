@@ -1,13 +1,14 @@
 //! The largest micro-batch or sequence that fits: `plan --largest`.
 
-use crate::changes::SHORTEST;
+use crate::change::set;
 use crate::figures::figures;
 use crate::gpus;
+use crate::levers::SHORTEST;
 use kernels::Target;
 use memory::format_bytes;
 use serde::Serialize;
 use session::SessionError;
-use settings::{Config, Settings};
+use settings::{Config, ConfigError, Settings};
 use std::fmt::{Display, Formatter};
 
 choices::choices! {
@@ -57,11 +58,13 @@ impl Sought {
         all.find(|sought| sought.name() == name)
     }
 
-    fn key(self) -> &'static str {
-        match self {
-            Sought::MicroBatch => "batch.micro",
-            Sought::Seq => "data.seq",
-        }
+    /// A configuration with this value.
+    fn put(self, value: usize, config: &Config) -> Result<Config, ConfigError> {
+        let change = match self {
+            Sought::MicroBatch => set!(batch.micro = value),
+            Sought::Seq => set!(data.seq = value),
+        };
+        change.applied_to(config)
     }
 
     /// The values in order, from 1 on: of sequences above 128 tokens, multiples of 128.
@@ -88,9 +91,8 @@ type Bytes = (u64, u64);
 impl Search<'_> {
     /// What a run takes with this value; none if there is no such run.
     fn planned(&self, position: usize) -> Result<Option<Bytes>, SessionError> {
-        let (key, value) = (self.what.key(), self.what.value(position));
-        let settings = self.config.with(&[format!("{key}={value}")]);
-        let settings = settings.and_then(|config| Settings::new(&config));
+        let config = self.what.put(self.what.value(position), self.config);
+        let settings = config.and_then(|config| Settings::new(&config));
         let is_planned = |settings: &Settings| settings.micro_batch * settings.seq <= TOKENS_MAX;
         let Some(settings) = settings.ok().filter(is_planned) else {
             return Ok(None);
@@ -154,8 +156,7 @@ impl Largest {
             Some(bytes) => bytes,
             // The configuration's own error says why.
             None => {
-                let with_one = config.with(&[format!("{}=1", what.key())])?;
-                let planned = figures(&Settings::new(&with_one)?, target)?;
+                let planned = figures(&Settings::new(&what.put(1, config)?)?, target)?;
                 (planned.most_bytes(), planned.reserved_bytes)
             }
         };

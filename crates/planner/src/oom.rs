@@ -1,11 +1,12 @@
 //! An out-of-memory error explained: `oom.json`, with fixes that were found by planning them.
 
 use crate::auto::choose;
-use crate::changes::{Change, automatic_recompute, smaller};
+use crate::change::Change;
 use crate::copies::PlannedOffload;
 use crate::disk_room::{DiskNeed, NoDiskRoom, Saved, SystemDisks};
 use crate::figures::figures;
 use crate::host_room::{HostNeed, HostRoom, OFFLOAD_LESS};
+use crate::levers::Setup;
 use crate::other_process::{NOTABLE_BYTES, OtherProcess, unowned};
 use crate::plan::Plan;
 use kernels::Target;
@@ -92,10 +93,10 @@ impl OomReport {
         config: &Config,
         target: Target,
     ) -> Result<OomReport, SessionError> {
-        let settings = Settings::new(config)?;
-        let planned = figures(&settings, target)?;
+        let run = Setup::new(config.clone(), target)?;
+        let planned = figures(&run.settings, target)?;
         let mut search = Search {
-            target,
+            run: &run,
             // Where the system refused, no limit is known: anything smaller is worth a try.
             room: error.room().unwrap_or(planned.most_bytes() - 1),
             slab_counts: error.device_bytes.is_some(),
@@ -105,7 +106,7 @@ impl OomReport {
             tried: Vec::new(),
         };
         let fixes = match error.space {
-            Space::Device => search.fixes(config, &settings)?,
+            Space::Device => search.fixes()?,
             // How much the host would give is not known.
             Space::Host => Vec::new(),
         };
@@ -244,8 +245,8 @@ fn has_room(plan: &Plan, settings: &Settings, host: &HostRoom) -> bool {
 }
 
 /// Tries settings by planning them.
-struct Search {
-    target: Target,
+struct Search<'a> {
+    run: &'a Setup,
     room: u64,
     /// A device that is full has to hold the whole slab; a limit counts leases.
     slab_counts: bool,
@@ -255,30 +256,32 @@ struct Search {
     tried: Vec<Tried>,
 }
 
-impl Search {
-    fn fixes(&mut self, config: &Config, settings: &Settings) -> Result<Vec<Fix>, SessionError> {
-        let (host, mut fixes) = (HostRoom::ask(), Vec::new());
-        let exposed_now = match self.target {
+impl Search<'_> {
+    fn fixes(&mut self) -> Result<Vec<Fix>, SessionError> {
+        let (run, host, mut fixes) = (self.run, HostRoom::ask(), Vec::new());
+        let exposed_now = match run.target {
             Target::Cpu => 0.0,
-            Target::Cuda => exposed(&Plan::new(settings, self.target)?),
+            Target::Cuda => exposed(&Plan::new(&run.settings, run.target)?),
         };
-        for change in smaller(config, settings, self.target) {
-            let Some(changed) = change.applied_to(config) else {
+        for change in run.smaller() {
+            let Some(changed) = run.with(&change) else {
                 continue;
             };
             if !change.offloads() {
-                fixes.extend(self.attempt(&changed, change)?);
+                fixes.extend(self.attempt(&changed.settings, change)?);
                 continue;
             }
             // What the host has no room for may fit with states on a disk.
             let on_disk = change.with_states_on_disk();
-            let on_disk = on_disk.and_then(|change| Some((change.applied_to(config)?, change)));
-            for (changed, change) in [Some((changed, change)), on_disk].into_iter().flatten() {
-                let plan = Plan::new(&changed, self.target)?;
-                if !has_room(&plan, &changed, &host) {
+            let on_disk = on_disk.and_then(|change| Some((run.with(&change)?, change)));
+            for (Setup { settings, .. }, change) in
+                [Some((changed, change)), on_disk].into_iter().flatten()
+            {
+                let plan = Plan::new(&settings, run.target)?;
+                if !has_room(&plan, &settings, &host) {
                     continue;
                 }
-                let fix = self.attempt(&changed, change)?;
+                let fix = self.attempt(&settings, change)?;
                 fixes.extend(fix.map(|fix| Fix {
                     cost_fraction: fix.cost_fraction + exposed(&plan) - exposed_now,
                     ..fix
@@ -286,7 +289,7 @@ impl Search {
                 break;
             }
         }
-        if let Some((change, chosen)) = self.automatic(config) {
+        if let Some((change, chosen)) = self.automatic() {
             fixes.extend(self.attempt(&chosen, change)?);
         }
         let order = |fix: &Fix| (fix.changes_math, fix.cost_fraction.max(0.0), fix.peak_bytes);
@@ -295,16 +298,16 @@ impl Search {
     }
 
     /// What automatic recompute chooses for the room there is; none if nothing fits, or settings do not go with it.
-    fn automatic(&self, config: &Config) -> Option<(Change, Settings)> {
+    fn automatic(&self) -> Option<(Change, Settings)> {
         let budget = match self.slab_counts {
             true => self
                 .room
                 .saturating_sub(self.reserved_bytes - self.peak_bytes),
             false => self.room,
         };
-        let change = automatic_recompute(config, budget);
-        let asked = config.with(&change.set).ok()?;
-        let chosen = choose(&asked, self.target, budget).ok()?;
+        let change = self.run.automatic_recompute(budget);
+        let asked = change.applied_to(&self.run.config).ok()?;
+        let chosen = choose(&asked, self.run.target, budget).ok()?;
         Some((change, Settings::new(&chosen.applied_to(&asked)).ok()?))
     }
 
@@ -313,10 +316,11 @@ impl Search {
         settings: &Settings,
         change: Change,
     ) -> Result<Option<Fix>, SessionError> {
-        let planned = figures(settings, self.target)?;
+        let planned = figures(settings, self.run.target)?;
         let peak_bytes = planned.most_bytes();
+        let set = change.set();
         self.tried.push(Tried {
-            set: change.set.clone(),
+            set: set.clone(),
             peak_bytes,
         });
         let needed = match self.slab_counts {
@@ -327,12 +331,12 @@ impl Search {
             return Ok(None);
         }
         Ok(Some(Fix {
+            set,
             peak_bytes,
             saves_bytes: self.peak_bytes - peak_bytes,
             cost_fraction: planned.recompute_flops_fraction - self.cost,
-            changes_math: change.changes_math,
+            changes_math: change.changes_math(),
             offloads: change.offloads(),
-            set: change.set,
         }))
     }
 }

@@ -11,6 +11,7 @@ use crate::formulas::{Formula, formulas};
 use crate::freeze::PlannedFreeze;
 use crate::host_phases::HostPhases;
 use crate::largest::Largest;
+use crate::levers::Setup;
 use crate::ranks::PlannedRanks;
 use crate::{gpus, notes};
 use kernels::Target;
@@ -114,9 +115,11 @@ pub struct Plan {
     pub recompute_flops_fraction: f64,
     /// Whether what is reserved and the overhead fit a GPU.
     pub fits: BTreeMap<&'static str, bool>,
-    /// Other recompute specifications under the same settings, with the offload that goes with them.
+    /// Other recompute specifications under the same settings, with the offload that goes with them; none in the plan of a run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub strategies: Vec<Strategy>,
-    /// What single other settings would change.
+    /// What single other settings would change; none in the plan of a run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<Effect>,
     /// Rules of thumb beside the plan.
     pub formulas: Vec<Formula>,
@@ -149,14 +152,14 @@ impl Plan {
     /// # Errors
     /// As [`Plan::new`].
     pub fn with_alternatives(config: &Config, target: Target) -> Result<Plan, SessionError> {
-        let settings = Settings::new(config)?;
-        let mut plan = Plan::new(&settings, target)?;
+        let run = Setup::new(config.clone(), target)?;
+        let mut plan = Plan::new(&run.settings, target)?;
         let ranks = plan.ranks.take();
-        let ranks = ranks.map(|ranks| ranks.with_stages(config, target));
+        let ranks = ranks.map(|ranks| ranks.with_stages(&run));
         Ok(Plan {
             ranks: ranks.transpose()?,
-            strategies: strategies(config, &settings, target)?,
-            effects: effects(config, &settings, target, plan.peak_bytes)?,
+            strategies: strategies(&run)?,
+            effects: effects(&run, plan.peak_bytes)?,
             ..plan
         })
     }

@@ -1,7 +1,9 @@
 //! What the ranks of a run divide, and what they send each other for it.
 
+use crate::change::set;
 use crate::figures::{Figures, figures};
 use crate::gpus::NcclMemory;
+use crate::levers::Setup;
 use crate::on_paper::Paper;
 use kernels::Target;
 use kernels::timeline::Measured;
@@ -9,7 +11,7 @@ use memory::format_bytes;
 use report::{Align, Table};
 use serde::Serialize;
 use session::SessionError;
-use settings::{Config, Settings};
+use settings::Settings;
 use units::Zero;
 
 /// Which of several ranks a plan is made for, and what the stages of ZeRO would make of it.
@@ -27,7 +29,8 @@ pub struct PlannedRanks {
     pub sent_bytes: u64,
     /// What NCCL holds of each GPU, which `device_overhead_bytes` counts; null for the processor.
     pub nccl: Option<NcclMemory>,
-    /// The other stages beside this one; those that other settings refuse are left out.
+    /// The other stages beside this one; those that other settings refuse are left out, and all in the plan of a run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<PlannedStage>,
 }
 
@@ -90,15 +93,10 @@ impl PlannedRanks {
     }
 
     /// With every stage that goes with the other settings.
-    pub(crate) fn with_stages(
-        self,
-        config: &Config,
-        target: Target,
-    ) -> Result<PlannedRanks, SessionError> {
+    pub(crate) fn with_stages(self, run: &Setup) -> Result<PlannedRanks, SessionError> {
         let planned = Zero::ALL.into_iter().filter_map(|zero| {
-            let set = format!("collectives.zero={}", zero.stage());
-            let settings = Settings::new(&config.with(&[set]).ok()?).ok()?;
-            Some(PlannedStage::new(&settings, target, zero))
+            let other = run.with(&set!(collectives.zero = Some(zero), zero.stage()))?;
+            Some(PlannedStage::new(&other.settings, run.target, zero))
         });
         Ok(PlannedRanks {
             stages: planned.collect::<Result<_, SessionError>>()?,

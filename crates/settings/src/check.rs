@@ -3,104 +3,66 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use toml::{Table, Value};
-
 use super::choices::{AttentionBackend, HostPlace, Release};
-use super::dotted;
+use super::device::Device;
 use super::error::ConfigError;
+use super::keys::OptimConfig;
 use super::ranks;
-use super::schema::{AUTO, AutoOr, Config, OptimConfig};
+use super::schema::{AUTO, AutoOr, Config};
 use data::{Format, Packing};
 use memory::{Home, Layer, Window};
 use model::{Architecture, Attention, Parameter, Parameters};
 use optim::{MomentFormat, OptimizerKind, ScheduleKind};
 
-/// Something that interfaces promise and this version does not have.
-struct NotBuilt {
-    what: What,
-    /// Why, and what to do; ends an error message.
-    sentence: &'static str,
-}
-
-/// What is refused, to train in a binary without CUDA.
-enum What {
-    /// A value of a key.
-    Value(&'static str, &'static str),
-    /// A GPU to train on; planning for one is fine.
-    Training,
-    /// Every value of a key but its default.
-    Changed(&'static str),
-}
-
-/// Everything that is refused for now. What gets built loses its row.
-const NOT_BUILT: &[NotBuilt] = &[
-    no(
-        What::Training,
-        "this binary was built without CUDA (cargo build --release --features cuda); train with \
-         --device cpu, or predict the memory of a GPU with `trainer plan`",
-    ),
-    no(
-        What::Changed("log.nvtx"),
-        "this binary was built without CUDA (cargo build --release --features cuda), and only what runs on a GPU is \
-         shown to NVIDIA's profilers; leave it out",
-    ),
-    no(
-        What::Value("attention.backend", "cudnn"),
-        "this binary was built without CUDA (cargo build --release --features cuda), and cuDNN computes on GPUs alone; use \
-         flash, or predict its memory with `trainer plan`",
-    ),
-];
-
-const fn no(what: What, sentence: &'static str) -> NotBuilt {
-    NotBuilt { what, sentence }
-}
-
 /// More elements than any machine holds in one tensor; products of sizes stay far from overflow.
 const MOST_ELEMENTS: f64 = 1e15;
 
-/// Refuses values of keys that are not built. `places` has the argument that set a key.
+/// Refuses to train with what a binary without CUDA does not have; planning with it is fine. `places` has the argument that set a
+/// key.
 ///
 /// # Errors
 /// The first such value, as it was given.
-pub fn values(
+pub fn built(
     config: &Config,
     places: &BTreeMap<String, String>,
     trains: bool,
 ) -> Result<(), ConfigError> {
-    let table = Table::try_from(config)?;
-    let defaults = Table::try_from(Config::default())?;
-    let changed = |key| dotted::get(&table, key) != dotted::get(&defaults, key);
+    let on_gpu = matches!(config.train.device, Some(Device::Cuda { .. }));
+    let by_cudnn = config.attention.backend == AttentionBackend::Cudnn;
+    let refused = [
+        (
+            on_gpu,
+            "train.device",
+            "; train with --device cpu, or predict the memory of a GPU with `trainer plan`",
+        ),
+        (
+            config.log.nvtx,
+            "log.nvtx",
+            ", and only what runs on a GPU is shown to NVIDIA's profilers; leave it out",
+        ),
+        (
+            by_cudnn,
+            "attention.backend",
+            ", and cuDNN computes on GPUs alone; use flash, or predict its memory with `trainer plan`",
+        ),
+    ];
     let lacks_cuda = trains && !cfg!(feature = "cuda");
-    for row in NOT_BUILT {
-        let (key, refused) = match &row.what {
-            What::Value(key, name) => {
-                let value = dotted::get(&table, key).and_then(Value::as_str);
-                (*key, lacks_cuda && value == Some(name))
-            }
-            What::Changed(key) => (*key, lacks_cuda && changed(key)),
-            What::Training => {
-                let key = "train.device";
-                let value = dotted::get(&table, key).and_then(Value::as_str);
-                (key, lacks_cuda && value.is_some_and(|value| value != "cpu"))
-            }
-        };
-        refuse(refused.then_some(row), || {
-            let value = dotted::get(&table, key).map_or_else(String::new, Value::to_string);
-            let written = || format!("`{key} = {value}`");
-            places.get(key).cloned().unwrap_or_else(written)
-        })?;
-    }
-    Ok(())
-}
-
-fn refuse(row: Option<&NotBuilt>, what: impl FnOnce() -> String) -> Result<(), ConfigError> {
-    match row {
-        None => Ok(()),
-        Some(row) => Err(ConfigError::NotBuilt {
-            what: what(),
-            sentence: row.sentence,
-        }),
-    }
+    let mut refused = refused.into_iter();
+    let asked_for = refused.find(|(is_asked_for, ..)| lacks_cuda && *is_asked_for);
+    let Some((_, key, rest)) = asked_for else {
+        return Ok(());
+    };
+    let mut values = config.values()?.into_iter();
+    let value = values.find(|(one, _)| one.name == key);
+    let written = || value.map(|(_, value)| format!("`{key} = {value}`"));
+    Err(ConfigError::NotBuilt {
+        what: places
+            .get(key)
+            .cloned()
+            .or_else(written)
+            .unwrap_or_default(),
+        rest,
+    })
 }
 
 /// Refuses settings that make no sense together. The model's own shape is checked by
@@ -112,24 +74,26 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     let Config {
         lr, data, train, ..
     } = config;
-    homes(config)?;
+    let has_states = config.homes()?.states != Home::Device;
+    if has_states && config.offload.fraction == 0.0 {
+        return contradiction(
+            "`offload.fraction` is 0, so no optimizer states would be offloaded; make it more than 0 (1 is all of them), or \
+             leave --offload-optimizer out",
+        );
+    }
+    config.refuse_in_vain()?;
     release(config)?;
     ranks::check(config)?;
     optimizer(config)?;
-    if let Some(decay_steps) = lr.decay_steps {
-        if lr.schedule == ScheduleKind::Constant {
-            return contradiction(
-                "`lr.decay_steps` is set, but the schedule is constant; choose lr.schedule linear, \
-                 cosine or wsd, or leave lr.decay_steps out",
-            );
-        }
-        if lr.schedule == ScheduleKind::Wsd && train.epochs.is_none() && decay_steps > train.steps {
-            return contradiction(format!(
-                "`lr.decay_steps` is {decay_steps}, but the run has only {} steps; wsd decays within \
-                 the run, so make it shorter",
-                train.steps
-            ));
-        }
+    if let Some(decay_steps) = lr.decay_steps
+        && lr.schedule == ScheduleKind::Wsd
+        && train.epochs.is_none()
+        && decay_steps > train.steps
+    {
+        return contradiction(format!(
+            "`lr.decay_steps` is {decay_steps}, but the run has only {} steps; wsd decays within the run, so make it shorter",
+            train.steps
+        ));
     }
     if data.path.is_none() && !matches!(data.format, Format::Auto | Format::Text) {
         return contradiction(format!(
@@ -141,44 +105,6 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     packing(config)?;
     automatic(config)?;
     sizes(config)
-}
-
-/// Refuses to say how something is offloaded that is not.
-fn homes(config: &Config) -> Result<(), ConfigError> {
-    let (offload, homes) = (&config.offload, config.homes()?);
-    let default = Config::default().offload;
-    let changed = |differs: bool, is_used: bool| differs && !is_used;
-    let has_states = homes.states != Home::Device;
-    let how = (offload.window, offload.buffer_count, offload.slab_mib);
-    let default_how = (default.window, default.buffer_count, default.slab_mib);
-    if changed(how != default_how, homes.streams_updates()) {
-        return contradiction(
-            "offload.window, offload.buffer_count and offload.slab_mib say how what is offloaded is updated, and nothing is; \
-             add --offload-optimizer pinned, or leave them out",
-        );
-    }
-    if changed(offload.fraction != default.fraction, has_states) {
-        return contradiction(
-            "`offload.fraction` says how much of the optimizer's states is offloaded, and none of it is; add \
-             --offload-optimizer pinned, or leave it out",
-        );
-    }
-    if changed(
-        offload.parameter_slots != default.parameter_slots,
-        homes.weights != Home::Device,
-    ) {
-        return contradiction(
-            "`offload.parameter_slots` says how many units of offloaded weights are on the device, and weights are not \
-             offloaded; add --offload-parameters pinned, or leave it out",
-        );
-    }
-    if has_states && offload.fraction == 0.0 {
-        return contradiction(
-            "`offload.fraction` is 0, so no optimizer states would be offloaded; make it more than 0 (1 is all of them), or \
-             leave --offload-optimizer out",
-        );
-    }
-    Ok(())
 }
 
 /// Refuses to give gradients back in the backward pass that the step still needs.
@@ -216,46 +142,9 @@ fn release(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses numbers of an optimizer that is not the one, and what that one cannot do.
+/// Refuses what one optimizer or another cannot do.
 fn optimizer(config: &Config) -> Result<(), ConfigError> {
-    let (optim, default) = (&config.optim, Config::default().optim);
-    let of_muon = OptimConfig {
-        muon_momentum: optim.muon_momentum,
-        nesterov: optim.nesterov,
-        ns_steps: optim.ns_steps,
-        ns_coefficients: optim.ns_coefficients,
-        ns_eps: optim.ns_eps,
-        ns_dtype: optim.ns_dtype,
-        lr_adjust: optim.lr_adjust,
-        matrices: optim.matrices.clone(),
-        ..default.clone()
-    };
-    let of_adafactor = OptimConfig {
-        adafactor_eps: optim.adafactor_eps,
-        beta2_decay: optim.beta2_decay,
-        clip_threshold: optim.clip_threshold,
-        ..default.clone()
-    };
-    let numbers = [
-        (
-            OptimizerKind::Muon,
-            "optim.muon_momentum, nesterov, ns_*, lr_adjust and matrices and lr.matrices",
-            of_muon != default || config.lr.matrices.is_some(),
-        ),
-        (
-            OptimizerKind::Adafactor,
-            "optim.adafactor_eps, beta2_decay and clip_threshold",
-            of_adafactor != default,
-        ),
-    ];
-    for (kind, keys, are_set) in numbers {
-        if are_set && optim.kind != kind {
-            return contradiction(format!(
-                "{keys} are numbers of {kind}, and the optimizer is {}; add --optimizer {kind}, or leave them out",
-                optim.kind
-            ));
-        }
-    }
+    let optim = &config.optim;
     match optim.kind {
         OptimizerKind::AdamW | OptimizerKind::Muon => Ok(()),
         OptimizerKind::Adafactor => adafactor(optim),

@@ -1,6 +1,6 @@
 //! Which steps a run saves, and how many of its checkpoints there are at a time.
 
-use super::schema::CheckpointConfig;
+use super::keys::CheckpointConfig;
 
 impl CheckpointConfig {
     /// The value of `every` with which no step is saved.

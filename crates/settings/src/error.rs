@@ -93,13 +93,15 @@ pub enum ConfigError {
     /// Settings that make no sense together.
     #[error("{0}")]
     Contradiction(String),
-    /// Something that this version does not have.
-    #[error("{what} is not available: {sentence}")]
+    /// Something that a binary without CUDA does not have.
+    #[error(
+        "{what} is not available: this binary was built without CUDA (cargo build --release --features cuda){rest}"
+    )]
     NotBuilt {
-        /// The setting, flag or command, as given.
+        /// The setting or flag, as given.
         what: String,
-        /// Why, and what to do.
-        sentence: &'static str,
+        /// What to do; ends the sentence.
+        rest: &'static str,
     },
     /// fp16 was asked for.
     #[error(

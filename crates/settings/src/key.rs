@@ -1,6 +1,7 @@
 //! A key of the configuration: one row for its value, default, explanation and flag.
 
 use super::kind::Kind;
+use super::need::Need;
 use model::{Label, Labels};
 
 /// A key of the configuration.
@@ -14,9 +15,23 @@ pub struct Key {
     pub default: KeyDefault,
     /// The flag that stands for it.
     pub flag: Option<Flag>,
+    marks: &'static [Mark],
+    /// What it is for, if not for every run.
+    pub(crate) needs: Option<Need>,
     about: &'static str,
     /// What only the reference says.
     details: &'static str,
+}
+
+/// What a row says of its key in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// No value changes a bit of what a run computes: a resumed run may have another one.
+    KeepsBits,
+    /// A resumed run is compared by what follows from it.
+    ComparedApart,
+    /// Ranks may have values of their own: what a machine has, and where it keeps things.
+    PerRank,
 }
 
 /// The default of a key.
@@ -72,6 +87,8 @@ pub(crate) const fn key(
         kind,
         default: KeyDefault::Value(default),
         flag: None,
+        marks: &[],
+        needs: None,
         about,
         details: "",
     }
@@ -94,6 +111,22 @@ impl Key {
     /// Adds sentences for the reference alone.
     pub(crate) const fn details(self, details: &'static str) -> Key {
         Key { details, ..self }
+    }
+
+    /// Adds what is said in a word each.
+    pub(crate) const fn marks(self, marks: &'static [Mark]) -> Key {
+        Key { marks, ..self }
+    }
+
+    /// Whether a word is said of it.
+    pub fn is(&self, mark: Mark) -> bool {
+        self.marks.contains(&mark)
+    }
+
+    /// What it is for: set without that, it says nothing.
+    pub(crate) const fn needs(self, need: Need) -> Key {
+        let needs = Some(need);
+        Key { needs, ..self }
     }
 
     /// Adds a flag that takes a value.
@@ -167,6 +200,13 @@ impl Key {
         }
         if !self.details.is_empty() {
             sentences += &format!(" {}", self.details);
+        }
+        for mark in self.marks {
+            sentences += match mark {
+                Mark::KeepsBits => " A resumed run may change it.",
+                Mark::ComparedApart => "",
+                Mark::PerRank => " Ranks may differ in it.",
+            };
         }
         sentences
     }

@@ -1,15 +1,24 @@
-//! Every key, in the order of the reference and of help.
+//! Every key, in the order of the reference and of help, and the struct of each section, which its rows make.
 
 use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release};
+use super::device::Device;
+use super::head_chunk::HeadChunk;
 use super::homes::OptimizerPlace;
+use super::key::Mark::{ComparedApart, KeepsBits, PerRank};
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
+use super::need;
 use super::ranks::Engine;
-use data::{Format, Packing};
+use super::schema::AutoOr;
+use super::size::Size;
+use data::{Format, Inputs, Packing};
 use memory::Window;
 use model::{ActivationFunction, NormKind, Positions, RopeScaling};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
-use units::Reduce;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use units::{Reduce, Zero};
 
 /// The headings of help.
 const TRAINING: &str = "Training";
@@ -17,293 +26,384 @@ const MEMORY: &str = "Memory";
 const RANKS: &str = "Several ranks";
 const OUTPUT: &str = "Output";
 
-/// Every key. A new one is a row here and a field in the schema.
-#[rustfmt::skip]
-pub const KEYS: &[Key] = &[
-    key("model.hidden", Kind::Whole(1), "64", "Width of the residual stream"),
-    key("model.layers", Kind::Whole(1), "4", "Number of transformer blocks"),
-    key("model.heads", Kind::Whole(1), "4", "Number of query heads"),
-    key("model.kv_heads", Kind::Whole(1), "2", "Number of key and value heads; divides `heads`")
-        .details("Left out of a [model] section: as many as `heads`."),
-    key("model.head_dim", Kind::Whole(1), "16", "Width of one head")
-        .details("Left out of a [model] section: hidden / heads."),
-    key("model.ffn", Kind::Whole(1), "176", "Width of the feed-forward layer"),
-    key("model.vocab", Kind::Whole(1), "256", "Number of tokens known to the embedding and the output head"),
-    key("model.tie_embeddings", Kind::Bool, "false", "The output head reuses the embedding matrix"),
-    key("model.qkv_bias", Kind::Bool, "false", "The q, k and v projections have a bias (Qwen2)"),
-    key("model.o_bias", Kind::Bool, "false", "The output projection of attention has a bias (Llama with `attention_bias`)"),
-    key("model.mlp_bias", Kind::Bool, "false", "The projections of the feed-forward layer have a bias (Llama with `mlp_bias`)"),
-    key("model.fused_projections", Kind::Bool, "false",
-        "q, k and v are one matrix in Hugging Face's files, and gate and up another (Phi-3)"),
-    key("model.qk_norm", Kind::Bool, "false", "q and k are normalised per head before the rotary embedding (Qwen3)"),
-    optional("model.sliding_window", Kind::Whole(1), ("4096", "none"),
-        "Sliding-window attention: the most keys that a query sees, its own included (Mistral, Qwen2, Qwen3)"),
-    key("model.full_attention_layers", Kind::Wholes, "[]",
-        "Layers that see all keys in spite of `sliding_window`, counted from 0"),
-    key("model.norm", Kind::Choice(NormKind::NAMES), "\"rms\"",
-        "How the residual stream is normalised: RMSNorm (Llama), or LayerNorm (GPT-2)")
-        .details("The families differ in this and the next five keys together; mixtures are refused."),
-    key("model.activation", Kind::Choice(ActivationFunction::NAMES), "\"swiglu\"",
-        "Activation function of the feed-forward layer; gelu_tanh has no gate"),
-    key("model.positions", Kind::Choice(Positions::NAMES), "\"rotary\"",
-        "How tokens know where they stand: by the rotary embedding, or by learned vectors"),
-    optional("model.max_positions", Kind::Whole(1), ("1024", "none"), "Learned positions: the longest sequence"),
-    key("model.biases", Kind::Bool, "false", "All projections have a bias"),
-    key("model.dropout", Kind::Real(Range::BelowOne), "0.0",
-        "Rate at which attention probabilities, what is added to the residual stream, and the embedding are dropped"),
-    key("model.norm_eps", Kind::Real(Range::Positive), "1e-5", "Added to the mean square, or the variance, inside every norm"),
-    key("model.rope_theta", Kind::Real(Range::Positive), "10000.0", "Base of the rotary embedding's wavelengths"),
-    optional("model.rope_scaling.kind", Kind::Choice(RopeScaling::KINDS), ("\"llama3\"", "llama3, if the section has keys"),
-        "How rotary wavelengths are stretched for sequences longer than those of the original training")
-        .details("linear divides positions by the factor and needs no other key; llama3 (Llama 3.1) needs the next four keys; yarn \
-                  needs `factor` and `original_max_position`."),
-    optional("model.rope_scaling.factor", Kind::Real(Range::Positive), ("8.0", "none"), "How far long wavelengths are stretched"),
-    optional("model.rope_scaling.low_freq_factor", Kind::Real(Range::Positive), ("1.0", ""),
-        "llama3: wavelengths above `original_max_position` divided by this are stretched"),
-    optional("model.rope_scaling.high_freq_factor", Kind::Real(Range::Positive), ("4.0", ""),
-        "llama3: wavelengths below `original_max_position` divided by this are kept; those between are blended"),
-    optional("model.rope_scaling.original_max_position", Kind::Whole(1), ("8192", ""),
-        "llama3, yarn: context length of the original training"),
-    optional("model.rope_scaling.beta_fast", Kind::Real(Range::Positive), ("32.0", "32"),
-        "yarn: pairs that turn more often within the original context are kept"),
-    optional("model.rope_scaling.beta_slow", Kind::Real(Range::Positive), ("1.0", "1"),
-        "yarn: pairs that turn less often are stretched; those between are blended"),
-    optional("model.rope_scaling.attention_factor", Kind::Real(Range::Positive), ("1.2", "0.1 ln(factor) + 1"),
-        "yarn: cosines and sines are multiplied by this"),
-    optional("model.rope_scaling.truncate", Kind::Bool, ("true", "true"),
-        "yarn: the ends of the blended pairs are rounded outwards to whole pairs"),
-    key("model.init_std", Kind::Real(Range::Positive), "0.02", "Standard deviation of freshly initialised matrices"),
+/// Makes the struct of each section, a field a row, and [`KEYS`] of all rows: first those of the model, whose struct is its crate's.
+macro_rules! keys {
+    (
+        model: [$($model:expr,)*]
+        $(
+            $(#[$attribute:meta])*
+            $section:ident: $Section:ident {$(
+                $name:ident: $type:ty =
+                    $make:ident($kind:expr, $default:expr, $about:literal $(,)?) $(.$word:ident($($said:expr),* $(,)?))*,
+            )*}
+        )*
+    ) => {
+        $(
+            $(#[$attribute])*
+            #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+            #[serde(deny_unknown_fields)]
+            pub struct $Section {$(
+                #[doc = $about]
+                pub $name: $type,
+            )*}
+        )*
 
-    optional("data.path", Kind::Inputs, ("\"tokens.bin\"", "built-in text"),
-        "Token, batch or text file, or a folder of token files; several, as a list, take turns (repeatable)")
-        .details("[\"a:0.3\", \"b:0.7\"] mixes them by weight; without weights each gives all that it has.")
-        .flag("--data", "PATH[:WEIGHT]", TRAINING),
-    key("data.format", Kind::Choice(Format::NAMES), "\"auto\"", "How the file is read")
-        .details("auto goes by its ending and by how it begins; batches is safetensors with input_ids and targets, llmc has \
-                  llm.c's header, u16 is bare 16-bit tokens (nanoGPT), text is bytes."),
-    key("data.any_tokenizer", Kind::Bool, "false", "Data is taken whose tokens are not those of the model's tokenizer")
-        .details("Without it a model that came with weights refuses them, and text unless it reads bytes."),
-    key("data.shuffle", Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")
-        .switch("--no-shuffle", (false, "Read samples in file order"), Some(TRAINING)),
-    key("data.packing", Kind::Choice(Packing::NAMES), "\"concatenate\"", "How documents become sequences")
-        .details("concatenate cuts the stream of tokens every seq tokens; first-fit packs whole documents, of which none sees \
-                  another (flash attention); pad gives each its own row, beside others of like length. The latter two need \
-                  documents: a folder that `trainer prepare` wrote, pad also takes batch files.")
-        .flag("--packing", "concatenate|first-fit|pad", TRAINING),
-    key("data.prefetch", Kind::Whole(1), "2", "Steps that are read ahead; never changes results"),
-    key("data.seq", Kind::Whole(1), "1024", "Sequence length").flag("--seq", "S", TRAINING),
-    key("batch.micro", Kind::Whole(1), "1", "Sequences in a micro-batch").flag("--micro-batch", "B", TRAINING),
-    key("batch.accum", Kind::Whole(1), "1", "Gradient accumulation: micro-batches in a step")
-        .flag("--accum", "A", TRAINING),
+        /// Every key.
+        pub const KEYS: &[Key] = &[
+            $($model,)*
+            $($(
+                $make(concat!(stringify!($section), ".", stringify!($name)), $kind, $default, $about) $(.$word($($said),*))*,
+            )*)*
+        ];
+    };
+}
 
-    key("train.steps", Kind::Whole(1), "1000", "Number of optimizer steps").flag("--steps", "N", TRAINING),
-    optional("train.epochs", Kind::Real(Range::Positive), ("3.0", "train.steps says how long the run is"),
-        "Passes over the data, instead of a number of steps")
-        .details("A run writes down the train.steps that follow; the last step is filled up from the next pass.")
-        .flag("--epochs", "N", TRAINING),
-    key("train.seed", Kind::Whole(0), "0", "Seed of initialisation, shuffling, stochastic rounding and dropout")
-        .flag("--seed", "N", TRAINING),
-    optional("train.device", Kind::Device, ("\"cpu\"", "train: cuda if built and present, else cpu; plan: cuda"), "Device")
-        .details("It is cpu, cuda or cuda:N.")
-        .flag("--device", "cpu|cuda[:N]", TRAINING),
-    optional("train.dtype", Kind::Choice(FloatType::NAMES), ("\"bf16\"", "f32 on cpu, bf16 on cuda"),
-        "Data type of weights and activations")
-        .flag("--dtype", "f32|bf16", TRAINING),
-    optional("train.threads", Kind::Whole(1), ("2", "one per core"), "CPU threads; never changes results")
-        .flag("--threads", "N", TRAINING),
-    key("train.max_skipped", Kind::Whole(0), "3",
-        "Steps in a row that may be skipped because their loss or gradients are not finite")
-        .details("Weights and moments then stay as they are; one more ends the run with exit code 6."),
-    key("train.freeze", Kind::Texts, "[]", "Patterns of parameters that are not trained, such as `*embed_tokens*`")
-        .details("They have no gradient and no optimizer state, and count neither for the norm nor for decay; they are saved \
-                  with the model. Names are Hugging Face's, * stands for any characters, ? for one."),
-    key("train.graphs", Kind::Choice(Graphs::NAMES), "\"auto\"", "Micro-batches as CUDA graphs; never changes results")
-        .details("auto launches those after the first of a step at once, on CUDA without ranks, from batch.accum = 3 on."),
+// A new key is a row here. Beside kind, default, explanation and flag it says what holds of the key in a word each ([`Mark`]), and
+// what it needs, without which it says nothing (`need.rs`).
+keys! {
+    model: [
+        key("model.hidden", Kind::Whole(1), "64", "Width of the residual stream"),
+        key("model.layers", Kind::Whole(1), "4", "Number of transformer blocks"),
+        key("model.heads", Kind::Whole(1), "4", "Number of query heads"),
+        key("model.kv_heads", Kind::Whole(1), "2", "Number of key and value heads; divides `heads`")
+            .details("Left out of a [model] section: as many as `heads`."),
+        key("model.head_dim", Kind::Whole(1), "16", "Width of one head")
+            .details("Left out of a [model] section: hidden / heads."),
+        key("model.ffn", Kind::Whole(1), "176", "Width of the feed-forward layer"),
+        key("model.vocab", Kind::Whole(1), "256", "Number of tokens known to the embedding and the output head"),
+        key("model.tie_embeddings", Kind::Bool, "false", "The output head reuses the embedding matrix"),
+        key("model.qkv_bias", Kind::Bool, "false", "The q, k and v projections have a bias (Qwen2)"),
+        key("model.o_bias", Kind::Bool, "false", "The output projection of attention has a bias (Llama with `attention_bias`)"),
+        key("model.mlp_bias", Kind::Bool, "false", "The projections of the feed-forward layer have a bias (Llama with `mlp_bias`)"),
+        key("model.fused_projections", Kind::Bool, "false",
+            "q, k and v are one matrix in Hugging Face's files, and gate and up another (Phi-3)"),
+        key("model.qk_norm", Kind::Bool, "false", "q and k are normalised per head before the rotary embedding (Qwen3)"),
+        optional("model.sliding_window", Kind::Whole(1), ("4096", "none"),
+            "Sliding-window attention: the most keys that a query sees, its own included (Mistral, Qwen2, Qwen3)"),
+        key("model.full_attention_layers", Kind::Wholes, "[]",
+            "Layers that see all keys in spite of `sliding_window`, counted from 0"),
+        key("model.norm", Kind::Choice(NormKind::NAMES), "\"rms\"",
+            "How the residual stream is normalised: RMSNorm (Llama), or LayerNorm (GPT-2)")
+            .details("The families differ in this and the next five keys together; mixtures are refused."),
+        key("model.activation", Kind::Choice(ActivationFunction::NAMES), "\"swiglu\"",
+            "Activation function of the feed-forward layer; gelu_tanh has no gate"),
+        key("model.positions", Kind::Choice(Positions::NAMES), "\"rotary\"",
+            "How tokens know where they stand: by the rotary embedding, or by learned vectors"),
+        optional("model.max_positions", Kind::Whole(1), ("1024", "none"), "Learned positions: the longest sequence"),
+        key("model.biases", Kind::Bool, "false", "All projections have a bias"),
+        key("model.dropout", Kind::Real(Range::BelowOne), "0.0",
+            "Rate at which attention probabilities, what is added to the residual stream, and the embedding are dropped"),
+        key("model.norm_eps", Kind::Real(Range::Positive), "1e-5", "Added to the mean square, or the variance, inside every norm"),
+        key("model.rope_theta", Kind::Real(Range::Positive), "10000.0", "Base of the rotary embedding's wavelengths"),
+        optional("model.rope_scaling.kind", Kind::Choice(RopeScaling::KINDS), ("\"llama3\"", "llama3, if the section has keys"),
+            "How rotary wavelengths are stretched for sequences longer than those of the original training")
+            .details("linear divides positions by the factor and needs no other key; llama3 (Llama 3.1) needs the next four keys; yarn \
+                      needs `factor` and `original_max_position`."),
+        optional("model.rope_scaling.factor", Kind::Real(Range::Positive), ("8.0", "none"), "How far long wavelengths are stretched"),
+        optional("model.rope_scaling.low_freq_factor", Kind::Real(Range::Positive), ("1.0", ""),
+            "llama3: wavelengths above `original_max_position` divided by this are stretched"),
+        optional("model.rope_scaling.high_freq_factor", Kind::Real(Range::Positive), ("4.0", ""),
+            "llama3: wavelengths below `original_max_position` divided by this are kept; those between are blended"),
+        optional("model.rope_scaling.original_max_position", Kind::Whole(1), ("8192", ""),
+            "llama3, yarn: context length of the original training"),
+        optional("model.rope_scaling.beta_fast", Kind::Real(Range::Positive), ("32.0", "32"),
+            "yarn: pairs that turn more often within the original context are kept"),
+        optional("model.rope_scaling.beta_slow", Kind::Real(Range::Positive), ("1.0", "1"),
+            "yarn: pairs that turn less often are stretched; those between are blended"),
+        optional("model.rope_scaling.attention_factor", Kind::Real(Range::Positive), ("1.2", "0.1 ln(factor) + 1"),
+            "yarn: cosines and sines are multiplied by this"),
+        optional("model.rope_scaling.truncate", Kind::Bool, ("true", "true"),
+            "yarn: the ends of the blended pairs are rounded outwards to whole pairs"),
+        key("model.init_std", Kind::Real(Range::Positive), "0.02", "Standard deviation of freshly initialised matrices"),
+    ]
 
-    key("optim.kind", Kind::Choice(OptimizerKind::NAMES), "\"adamw\"", "The optimizer (--optimizer)")
-        .details("muon updates the matrices of the blocks, and AdamW the rest. adafactor keeps the variance of a matrix by rows \
-                  and columns, and no moment besides: next to no states."),
-    key("optim.state_dtype", Kind::Choice(MomentFormat::NAMES), "\"f32\"", "Data type of the optimizer's moments")
-        .flag("--state-dtype", "f32|bf16|8bit", MEMORY),
-    key("optim.master", Kind::Choice(MasterFormat::NAMES), "\"f32\"",
-        "What stands beside bf16 weights: an f32 copy, the 16 bits that they leave out of one, or nothing")
-        .details("bf16-split is an exact f32; none rounds stochastically. Ignored for f32 weights.")
-        .flag("--master", "f32|bf16-split|none", MEMORY),
-    key("optim.grad_dtype", Kind::Choice(FloatType::NAMES), "\"f32\"", "Data type of gradients")
-        .flag("--grad-dtype", "f32|bf16", MEMORY),
-    key("optim.beta1", Kind::Real(Range::BelowOne), "0.9", "Decay of the first moment"),
-    key("optim.beta2", Kind::Real(Range::BelowOne), "0.95", "Decay of the second moment"),
-    key("optim.eps", Kind::Real(Range::Positive), "1e-8", "Added to the root of the second moment"),
-    key("optim.weight_decay", Kind::Real(Range::NotNegative), "0.1",
-        "Decoupled weight decay of the matrices; norm weights and biases have none")
-        .flag("--weight-decay", "X", TRAINING),
-    key("optim.clip_norm", Kind::Real(Range::PositiveOrInfinite), "1.0",
-        "Gradients are scaled down to this global norm; inf turns clipping off")
-        .flag("--clip", "NORM", TRAINING),
-    key("optim.f32_states", Kind::Texts, "[\"*norm*\", \"*embed_tokens*\", \"*.ln_*\", \"*.wte.*\", \"*.wpe.*\"]",
-        "Name patterns of tensors that keep f32 moments under 8-bit states"),
-    key("optim.muon_momentum", Kind::Real(Range::BelowOne), "0.95", "Muon: decay of the momentum"),
-    key("optim.nesterov", Kind::Bool, "true", "Muon: the direction is a step ahead of the momentum"),
-    key("optim.ns_steps", Kind::WholeUpTo(1, 99), "5", "Muon: iterations of Newton-Schulz"),
-    key("optim.ns_coefficients", Kind::Reals(3), "[3.4445, -4.775, 2.0315]", "Muon: coefficients of an iteration"),
-    key("optim.ns_eps", Kind::Real(Range::Positive), "1e-7", "Muon: the least norm that a direction is divided by"),
-    key("optim.ns_dtype", Kind::Choice(FloatType::NAMES), "\"bf16\"", "Muon: data type of the iteration"),
-    key("optim.lr_adjust", Kind::Choice(LrAdjust::NAMES), "\"match_rms_adamw\"",
-        "Muon: how the learning rate of a matrix follows from its shape")
-        .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1."),
-    optional("optim.matrices", Kind::Texts, ("[\"*proj*\"]", "all matrices of the blocks"),
-        "Muon: name patterns of the matrices that it updates"),
-    key("optim.adafactor_eps", Kind::AutoAndReal, "[\"auto\", 1e-3]",
-        "Adafactor: the least root of a variance, and the least root mean square of weights that steps go by")
-        .details("auto is the epsilon of f32, 1.19e-7, whatever the weights' type."),
-    key("optim.beta2_decay", Kind::Real(Range::NotPositive), "-0.8", "Adafactor: variances move by t^this towards step t's squares"),
-    key("optim.clip_threshold", Kind::Real(Range::Positive), "1.0",
-        "Adafactor: updates whose root mean square is larger are scaled down to it"),
-    key("optim.release", Kind::Choice(Release::NAMES), "\"step\"", "When gradients have served their purpose")
-        .details("backward updates each block as soon as its gradient is there, which then needs no memory; for one micro-batch \
-                  a step (batch.accum = 1) and without clipping (optim.clip_norm = inf)."),
+    /// `[data]`
+    data: DataConfig {
+        path: Option<Inputs> = optional(Kind::Inputs, ("\"tokens.bin\"", "built-in text"),
+            "Token, batch or text file, or a folder of token files; several, as a list, take turns (repeatable)")
+            .details("[\"a:0.3\", \"b:0.7\"] mixes them by weight; without weights each gives all that it has.")
+            .flag("--data", "PATH[:WEIGHT]", TRAINING).marks(&[ComparedApart, PerRank]),
+        format: Format = key(Kind::Choice(Format::NAMES), "\"auto\"", "How the file is read")
+            .details("auto goes by its ending and by how it begins; batches is safetensors with input_ids and targets, llmc has \
+                      llm.c's header, u16 is bare 16-bit tokens (nanoGPT), text is bytes."),
+        any_tokenizer: bool = key(Kind::Bool, "false", "Data is taken whose tokens are not those of the model's tokenizer")
+            .details("Without it a model that came with weights refuses them, and text unless it reads bytes.").marks(&[KeepsBits]),
+        shuffle: bool = key(Kind::Bool, "true", "Samples are drawn in an order shuffled by train.seed")
+            .switch("--no-shuffle", (false, "Read samples in file order"), Some(TRAINING)),
+        packing: Packing = key(Kind::Choice(Packing::NAMES), "\"concatenate\"", "How documents become sequences")
+            .details("concatenate cuts the stream of tokens every seq tokens; first-fit packs whole documents, of which none sees \
+                      another (flash attention); pad gives each its own row, beside others of like length. The latter two need \
+                      documents: a folder that `trainer prepare` wrote, pad also takes batch files.")
+            .flag("--packing", "concatenate|first-fit|pad", TRAINING),
+        prefetch: usize = key(Kind::Whole(1), "2", "Steps that are read ahead; never changes results").marks(&[KeepsBits, PerRank]),
+        seq: usize = key(Kind::Whole(1), "1024", "Sequence length").flag("--seq", "S", TRAINING),
+    }
 
-    key("lr.peak", Kind::Real(Range::NotNegative), "3e-4", "Peak learning rate").flag("--lr", "X", TRAINING),
-    optional("lr.matrices", Kind::Real(Range::NotNegative), ("0.02", "lr.peak"),
-        "Peak learning rate of the matrices that muon updates"),
-    key("lr.schedule", Kind::Choice(ScheduleKind::NAMES), "\"constant\"", "How the learning rate falls after the warmup")
-        .details("wsd is warmup, stable, decay.")
-        .flag("--schedule", "constant|linear|cosine|wsd", TRAINING),
-    key("lr.warmup_steps", Kind::Whole(0), "0", "Steps over which the learning rate rises linearly to its peak")
-        .flag("--warmup", "N", TRAINING),
-    optional("lr.decay_steps", Kind::Whole(1), ("500", "until the last step, for wsd the last tenth of the steps"),
-        "Steps of the decay"),
-    key("lr.min_ratio", Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
+    /// `[batch]`
+    batch: BatchConfig {
+        micro: usize = key(Kind::Whole(1), "1", "Sequences in a micro-batch").flag("--micro-batch", "B", TRAINING),
+        accum: usize = key(Kind::Whole(1), "1", "Gradient accumulation: micro-batches in a step")
+            .flag("--accum", "A", TRAINING).marks(&[ComparedApart]),
+    }
 
-    key("recompute.spec", Kind::Text, "\"none\"",
-        "Activations to recompute: none, full, full:uniform:N, full:block:N, auto, or a list of {NAMED}")
-        .details("auto is the fastest on paper whose peak is within memory.budget, or else within memory.limit.")
-        .flag("--recompute", "SPEC", MEMORY),
-    key("recompute.layers", Kind::TextTable, "{}", "Specifications for ranges of layers, e.g. { \"0-3\" = \"full\" }")
-        .details("Or clauses: \"recompute: mlp, qkv; offload: block_input; keep: mlp_act\", with any labels."),
-    optional("recompute.costs", Kind::Text, ("\"profile.json\"", ""),
-        "Measured times that auto counts with: what `trainer profile --json` printed")
-        .flag("--costs", "FILE", MEMORY),
+    /// `[train]`
+    train: TrainConfig {
+        steps: usize = key(Kind::Whole(1), "1000", "Number of optimizer steps").flag("--steps", "N", TRAINING).marks(&[ComparedApart]),
+        epochs: Option<f64> = optional(Kind::Real(Range::Positive), ("3.0", "train.steps says how long the run is"),
+            "Passes over the data, instead of a number of steps")
+            .details("A run writes down the train.steps that follow; the last step is filled up from the next pass.")
+            .flag("--epochs", "N", TRAINING).marks(&[ComparedApart]),
+        seed: u64 = key(Kind::Whole(0), "0", "Seed of initialisation, shuffling, stochastic rounding and dropout")
+            .flag("--seed", "N", TRAINING),
+        device: Option<Device> = optional(Kind::Device, ("\"cpu\"", "train: cuda if built and present, else cpu; plan: cuda"), "Device")
+            .details("It is cpu, cuda or cuda:N.")
+            .flag("--device", "cpu|cuda[:N]", TRAINING).marks(&[PerRank]),
+        dtype: Option<FloatType> = optional(Kind::Choice(FloatType::NAMES), ("\"bf16\"", "f32 on cpu, bf16 on cuda"),
+            "Data type of weights and activations")
+            .flag("--dtype", "f32|bf16", TRAINING),
+        threads: Option<usize> = optional(Kind::Whole(1), ("2", "one per core"), "CPU threads; never changes results")
+            .flag("--threads", "N", TRAINING).marks(&[KeepsBits, PerRank]),
+        max_skipped: usize = key(Kind::Whole(0), "3",
+            "Steps in a row that may be skipped because their loss or gradients are not finite")
+            .details("Weights and moments then stay as they are; one more ends the run with exit code 6.").marks(&[KeepsBits]),
+        freeze: Vec<String> = key(Kind::Texts, "[]", "Patterns of parameters that are not trained, such as `*embed_tokens*`")
+            .details("They have no gradient and no optimizer state, and count neither for the norm nor for decay; they are saved \
+                      with the model. Names are Hugging Face's, * stands for any characters, ? for one."),
+        graphs: Graphs = key(Kind::Choice(Graphs::NAMES), "\"auto\"", "Micro-batches as CUDA graphs; never changes results")
+            .details("auto launches those after the first of a step at once, on CUDA without ranks, from batch.accum = 3 on.").marks(&[KeepsBits]),
+    }
 
-    key("attention.backend", Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
-        .details("eager stores scores, flash and cudnn never do; auto takes flash from sequences of 256 tokens on, on Hopper \
-                  GPUs cudnn where that is installed and fits.")
-        .flag("--attention", "auto|eager|flash|cudnn", MEMORY),
+    /// `[optim]`
+    optim: OptimConfig {
+        kind: OptimizerKind = key(Kind::Choice(OptimizerKind::NAMES), "\"adamw\"", "The optimizer (--optimizer)")
+            .details("muon updates the matrices of the blocks, and AdamW the rest. adafactor keeps the variance of a matrix by rows \
+                      and columns, and no moment besides: next to no states."),
+        state_dtype: MomentFormat = key(Kind::Choice(MomentFormat::NAMES), "\"f32\"", "Data type of the optimizer's moments")
+            .flag("--state-dtype", "f32|bf16|8bit", MEMORY),
+        master: MasterFormat = key(Kind::Choice(MasterFormat::NAMES), "\"f32\"",
+            "What stands beside bf16 weights: an f32 copy, the 16 bits that they leave out of one, or nothing")
+            .details("bf16-split is an exact f32; none rounds stochastically. Ignored for f32 weights.")
+            .flag("--master", "f32|bf16-split|none", MEMORY),
+        grad_dtype: FloatType = key(Kind::Choice(FloatType::NAMES), "\"f32\"", "Data type of gradients")
+            .flag("--grad-dtype", "f32|bf16", MEMORY),
+        beta1: f64 = key(Kind::Real(Range::BelowOne), "0.9", "Decay of the first moment"),
+        beta2: f64 = key(Kind::Real(Range::BelowOne), "0.95", "Decay of the second moment"),
+        eps: f64 = key(Kind::Real(Range::Positive), "1e-8", "Added to the root of the second moment"),
+        weight_decay: f64 = key(Kind::Real(Range::NotNegative), "0.1",
+            "Decoupled weight decay of the matrices; norm weights and biases have none")
+            .flag("--weight-decay", "X", TRAINING),
+        clip_norm: f64 = key(Kind::Real(Range::PositiveOrInfinite), "1.0",
+            "Gradients are scaled down to this global norm; inf turns clipping off")
+            .flag("--clip", "NORM", TRAINING),
+        f32_states: Vec<String> = key(Kind::Texts, "[\"*norm*\", \"*embed_tokens*\", \"*.ln_*\", \"*.wte.*\", \"*.wpe.*\"]",
+            "Name patterns of tensors that keep f32 moments under 8-bit states"),
+        muon_momentum: f64 = key(Kind::Real(Range::BelowOne), "0.95", "Muon: decay of the momentum").needs(need::MUON),
+        nesterov: bool = key(Kind::Bool, "true", "Muon: the direction is a step ahead of the momentum").needs(need::MUON),
+        ns_steps: usize = key(Kind::WholeUpTo(1, 99), "5", "Muon: iterations of Newton-Schulz").needs(need::MUON),
+        ns_coefficients: [f64; 3] = key(Kind::Reals(3), "[3.4445, -4.775, 2.0315]", "Muon: coefficients of an iteration").needs(need::MUON),
+        ns_eps: f64 = key(Kind::Real(Range::Positive), "1e-7", "Muon: the least norm that a direction is divided by").needs(need::MUON),
+        ns_dtype: FloatType = key(Kind::Choice(FloatType::NAMES), "\"bf16\"", "Muon: data type of the iteration").needs(need::MUON),
+        lr_adjust: LrAdjust = key(Kind::Choice(LrAdjust::NAMES), "\"match_rms_adamw\"",
+            "Muon: how the learning rate of a matrix follows from its shape")
+            .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1.").needs(need::MUON),
+        matrices: Option<Vec<String>> = optional(Kind::Texts, ("[\"*proj*\"]", "all matrices of the blocks"),
+            "Muon: name patterns of the matrices that it updates").needs(need::MUON),
+        adafactor_eps: (AutoOr, f64) = key(Kind::AutoAndReal, "[\"auto\", 1e-3]",
+            "Adafactor: the least root of a variance, and the least root mean square of weights that steps go by")
+            .details("auto is the epsilon of f32, 1.19e-7, whatever the weights' type.").needs(need::ADAFACTOR),
+        beta2_decay: f64 = key(Kind::Real(Range::NotPositive), "-0.8", "Adafactor: variances move by t^this towards step t's squares")
+            .needs(need::ADAFACTOR),
+        clip_threshold: f64 = key(Kind::Real(Range::Positive), "1.0",
+            "Adafactor: updates whose root mean square is larger are scaled down to it").needs(need::ADAFACTOR),
+        release: Release = key(Kind::Choice(Release::NAMES), "\"step\"", "When gradients have served their purpose")
+            .details("backward updates each block as soon as its gradient is there, which then needs no memory; for one micro-batch \
+                      a step (batch.accum = 1) and without clipping (optim.clip_norm = inf)."),
+    }
 
-    key("offload.optimizer", Kind::NameOrFolder(OptimizerPlace::NAMES), "\"none\"",
-        "Moments and master weights in pinned host memory, or in files in a folder on a disk")
-        .details("It is none, pinned, a folder, or disk, for which offload.path names one. The files are scratch: a run removes \
-                  them when it ends.")
-        .flag("--offload-optimizer", "none|pinned|DIR", MEMORY),
-    key("offload.parameters", Kind::Choice(HostPlace::NAMES), "\"none\"",
-        "Weights in pinned host memory, from where each block's come to the device when they are needed")
-        .flag("--offload-parameters", "none|pinned", MEMORY),
-    key("offload.parameter_slots", Kind::Whole(1), "2",
-        "Units of offloaded weights that are on the device at a time: embedding, blocks, head")
-        .details("One computes while the next one comes."),
-    key("offload.gradients", Kind::Choice(HostPlace::NAMES), "\"none\"",
-        "Gradients in pinned host memory, of which the device holds the blocks' that are being computed")
-        .flag("--offload-gradients", "none|pinned", MEMORY),
-    key("offload.activations", Kind::Text, "\"none\"",
-        "Activations that wait in pinned host memory for their backward pass: none, auto, or a list of {ALL}")
-        .details("None of them may be recomputed too. auto lets --recompute auto offload.")
-        .flag("--offload-activations", "LABELS", MEMORY),
-    key("offload.fraction", Kind::Real(Range::Share), "1.0",
-        "Share of the blocks whose optimizer state is offloaded, above 0 up to 1: the last ones, at least one")
-        .details("The output head is always among them, unless it is the embedding; 1 takes the embedding too."),
-    key("offload.window", Kind::Choice(Window::NAMES), "\"forward\"", "When what is offloaded is updated")
-        .details("forward is during the next forward pass, end at the end of the step; among several ranks it is always end."),
-    key("offload.buffer_count", Kind::Whole(1), "3", "Chunks of an offloaded update that are on the device at a time")
-        .details("One comes, one is updated, one goes."),
-    key("offload.slab_mib", Kind::WholeUpTo(1, 1 << 20), "64", "Most MiB of a chunk, up to 1048576")
-        .details("What muon and adafactor update as whole tensors is not cut."),
-    optional("offload.path", Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for optimizer states: the same as naming it in offload.optimizer"),
+    /// `[lr]`
+    lr: LrConfig {
+        peak: f64 = key(Kind::Real(Range::NotNegative), "3e-4", "Peak learning rate").flag("--lr", "X", TRAINING),
+        matrices: Option<f64> = optional(Kind::Real(Range::NotNegative), ("0.02", "lr.peak"),
+            "Peak learning rate of the matrices that muon updates").needs(need::MUON),
+        schedule: ScheduleKind = key(Kind::Choice(ScheduleKind::NAMES), "\"constant\"", "How the learning rate falls after the warmup")
+            .details("wsd is warmup, stable, decay.")
+            .flag("--schedule", "constant|linear|cosine|wsd", TRAINING),
+        warmup_steps: usize = key(Kind::Whole(0), "0", "Steps over which the learning rate rises linearly to its peak")
+            .flag("--warmup", "N", TRAINING),
+        decay_steps: Option<usize> = optional(Kind::Whole(1), ("500", "until the last step, for wsd the last tenth of the steps"),
+            "Steps of the decay").needs(need::FALLING_RATE),
+        min_ratio: f64 = key(Kind::Real(Range::Share), "0.1", "Learning rate after the decay, as a fraction of the peak"),
+    }
 
-    optional("eval.every", Kind::Whole(1), ("100", "no evaluation while training"), "Steps between two evaluations")
-        .flag("--eval-every", "N", TRAINING),
-    optional("eval.path", Kind::Text, ("\"validation.bin\"", "the validation part of data.path"),
-        "What is evaluated on: a file, or a folder that `trainer prepare` wrote")
-        .flag("--eval-data", "PATH", TRAINING),
-    optional("eval.micro_batch", Kind::Whole(1), ("8", "batch.micro"), "Sequences in a micro-batch of an evaluation")
-        .flag("--eval-micro-batch", "B", TRAINING),
-    optional("eval.samples", Kind::Whole(1), ("512", "all"), "The most sequences that an evaluation takes: the first ones"),
+    /// `[recompute]`
+    recompute: RecomputeConfig {
+        spec: String = key(Kind::Text, "\"none\"",
+            "Activations to recompute: none, full, full:uniform:N, full:block:N, auto, or a list of {NAMED}")
+            .details("auto is the fastest on paper whose peak is within memory.budget, or else within memory.limit.")
+            .flag("--recompute", "SPEC", MEMORY).marks(&[KeepsBits]),
+        layers: BTreeMap<String, String> = key(Kind::TextTable, "{}", "Specifications for ranges of layers, e.g. { \"0-3\" = \"full\" }")
+            .details("Or clauses: \"recompute: mlp, qkv; offload: block_input; keep: mlp_act\", with any labels.").marks(&[KeepsBits]),
+        costs: Option<PathBuf> = optional(Kind::Text, ("\"profile.json\"", ""),
+            "Measured times that auto counts with: what `trainer profile --json` printed")
+            .flag("--costs", "FILE", MEMORY).marks(&[KeepsBits, PerRank]).needs(need::AUTO),
+    }
 
-    optional("checkpoint.every", Kind::Whole(0), ("500", "only the last step is saved"),
-        "Steps between two checkpoints; the last step has one too; 0 saves nothing unless a signal ends the run")
-        .flag("--save-every", "N", OUTPUT),
-    optional("checkpoint.keep_last", Kind::Whole(1), ("3", "all"), "Checkpoints that are kept: the newest ones")
-        .flag("--keep-last", "K", OUTPUT),
-    key("checkpoint.keep_best", Kind::Bool, "false", "The checkpoint with the lowest loss on eval.path is kept too")
-        .switch("--keep-best", (true, "Keep the checkpoint with the lowest evaluation loss too"), Some(OUTPUT)),
-    key("checkpoint.blocking", Kind::Bool, "false", "Training waits until a checkpoint is written; needs no copy in host memory")
-        .switch("--save-blocking", (true, "Wait for checkpoints: needs no copy of the state in host memory"), Some(OUTPUT)),
+    /// `[attention]`
+    attention: AttentionConfig {
+        backend: AttentionBackend = key(Kind::Choice(AttentionBackend::NAMES), "\"auto\"", "Attention implementation")
+            .details("eager stores scores, flash and cudnn never do; auto takes flash from sequences of 256 tokens on, on Hopper \
+                      GPUs cudnn where that is installed and fits.")
+            .flag("--attention", "auto|eager|flash|cudnn", MEMORY),
+    }
 
-    optional("memory.limit", Kind::Size, ("\"24GiB\"", ""), "Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)")
-        .flag("--memory-limit", "SIZE", MEMORY),
-    optional("memory.budget", Kind::Size, ("\"22GiB\"", ""), "What the peak may be under --recompute auto")
-        .flag("--memory-budget", "SIZE", MEMORY),
-    key("memory.force", Kind::Bool, "false", "A run is tried although its plan does not fit the device, the limit or the host")
-        .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)),
-    key("memory.head_chunk", Kind::WholeOrAuto(1), "\"auto\"", "Tokens in a chunk of the output head")
-        .details("Changes the order of sums, so also the gradients' last bits. auto is 512 on cpu; on cuda the smallest of 512 to \
-                  8192 that is within 0.5 % of the fastest on paper, or else the largest below it that memory holds. A run writes \
-                  down the number, and goes on with it."),
-    optional("memory.tile_tokens", Kind::Whole(1), ("8192", "whole micro-batches"),
-        "Tokens in a tile of the stages that need no other token: norms, projections and the feed-forward network")
-        .details("What these stages would make for a whole micro-batch, and is recomputed, then exists for a tile at a time. Changes \
-                  the order of sums, so also the gradients' last bits."),
+    /// `[offload]`
+    offload: OffloadConfig {
+        optimizer: OptimizerPlace = key(Kind::NameOrFolder(OptimizerPlace::NAMES), "\"none\"",
+            "Moments and master weights in pinned host memory, or in files in a folder on a disk")
+            .details("It is none, pinned, a folder, or disk, for which offload.path names one. The files are scratch: a run removes \
+                      them when it ends.")
+            .flag("--offload-optimizer", "none|pinned|DIR", MEMORY).marks(&[KeepsBits, PerRank]),
+        parameters: HostPlace = key(Kind::Choice(HostPlace::NAMES), "\"none\"",
+            "Weights in pinned host memory, from where each block's come to the device when they are needed")
+            .flag("--offload-parameters", "none|pinned", MEMORY).marks(&[KeepsBits]),
+        parameter_slots: usize = key(Kind::Whole(1), "2",
+            "Units of offloaded weights that are on the device at a time: embedding, blocks, head")
+            .details("One computes while the next one comes.").marks(&[KeepsBits]).needs(need::OFFLOADED_WEIGHTS),
+        gradients: HostPlace = key(Kind::Choice(HostPlace::NAMES), "\"none\"",
+            "Gradients in pinned host memory, of which the device holds the blocks' that are being computed")
+            .flag("--offload-gradients", "none|pinned", MEMORY).marks(&[KeepsBits]),
+        activations: String = key(Kind::Text, "\"none\"",
+            "Activations that wait in pinned host memory for their backward pass: none, auto, or a list of {ALL}")
+            .details("None of them may be recomputed too. auto lets --recompute auto offload.")
+            .flag("--offload-activations", "LABELS", MEMORY).marks(&[KeepsBits]),
+        fraction: f64 = key(Kind::Real(Range::Share), "1.0",
+            "Share of the blocks whose optimizer state is offloaded, above 0 up to 1: the last ones, at least one")
+            .details("The output head is always among them, unless it is the embedding; 1 takes the embedding too.")
+            .marks(&[KeepsBits]).needs(need::OFFLOADED_STATES),
+        window: Window = key(Kind::Choice(Window::NAMES), "\"forward\"", "When what is offloaded is updated")
+            .details("forward is during the next forward pass, end at the end of the step; among several ranks it is always end.")
+            .marks(&[KeepsBits]).needs(need::OFFLOADED_UPDATES),
+        buffer_count: usize = key(Kind::Whole(1), "3", "Chunks of an offloaded update that are on the device at a time")
+            .details("One comes, one is updated, one goes.").marks(&[KeepsBits]).needs(need::OFFLOADED_UPDATES),
+        slab_mib: usize = key(Kind::WholeUpTo(1, 1 << 20), "64", "Most MiB of a chunk, up to 1048576")
+            .details("What muon and adafactor update as whole tensors is not cut.").marks(&[KeepsBits]).needs(need::OFFLOADED_UPDATES),
+        path: Option<PathBuf> = optional(Kind::Text, ("\"/scratch\"", ""), "Folder on a disk for optimizer states: the same as naming it in offload.optimizer")
+            .marks(&[KeepsBits, PerRank]),
+    }
 
-    optional("hardware.h2d_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from host to device, GB/s"),
-    optional("hardware.d2h_gbps", Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from device to host, GB/s"),
-    optional("hardware.both_ways_gbps", Kind::Real(Range::Positive), ("40.0", ""),
-        "Measured bandwidth of both at a time, added up, GB/s"),
-    optional("hardware.disk_gbps", Kind::Real(Range::Positive), ("6.5", ""),
-        "Measured bandwidth of the disk of offloaded states, reads or writes, GB/s: what `trainer doctor --path DIR` says"),
-    optional("hardware.link_gbps", Kind::Real(Range::Positive), ("450.0", ""),
-        "Measured bandwidth of a rank's link to the others, each way, GB/s: what `trainer doctor` says under a launcher"),
-    optional("hardware.memory_gbps", Kind::Real(Range::Positive), ("3000.0", ""),
-        "Bandwidth of the device's memory, reads and writes together, GB/s"),
-    optional("hardware.peak_tflops", Kind::Real(Range::Positive), ("989.0", ""),
-        "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it"),
-    optional("hardware.algorithms", Kind::Text, ("\"algorithms.json\"", "what `trainer tune` keeps for the GPU, if it does, else heuristic"),
-        "File of the algorithms that products take on cuda, as `trainer tune` writes it")
-        .details("heuristic: cuBLASLt's first choice. Other algorithms may change bits, so a run writes down which it took."),
+    /// `[eval]`
+    #[derive(Default)]
+    eval: EvalConfig {
+        every: Option<usize> = optional(Kind::Whole(1), ("100", "no evaluation while training"), "Steps between two evaluations")
+            .flag("--eval-every", "N", TRAINING).marks(&[KeepsBits]),
+        path: Option<PathBuf> = optional(Kind::Text, ("\"validation.bin\"", "the validation part of data.path"),
+            "What is evaluated on: a file, or a folder that `trainer prepare` wrote")
+            .flag("--eval-data", "PATH", TRAINING).marks(&[KeepsBits, PerRank]).needs(need::EVALUATIONS),
+        micro_batch: Option<usize> = optional(Kind::Whole(1), ("8", "batch.micro"), "Sequences in a micro-batch of an evaluation")
+            .flag("--eval-micro-batch", "B", TRAINING).marks(&[KeepsBits]).needs(need::EVALUATIONS),
+        samples: Option<usize> = optional(Kind::Whole(1), ("512", "all"), "The most sequences that an evaluation takes: the first ones")
+            .marks(&[KeepsBits]).needs(need::EVALUATIONS),
+    }
 
-    key("collectives.engine", Kind::Choice(Engine::NAMES), "\"auto\"", "What moves bytes between ranks")
-        .details("auto is NCCL between GPUs and MPI between processors; alone makes a process a group of its own, whatever \
-                  launched it. Never changes results."),
-    optional("collectives.zero", Kind::WholeUpTo(0, 3), ("1", "1 under a launcher; without one there is no group"),
-        "What ranks divide (ZeRO): 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too")
-        .details("Never changes results. Without a launcher, a group of one, whose bits many ranks have too.")
-        .flag("--zero", "0|1|2|3", RANKS),
-    key("collectives.bucket_size", Kind::Size, "\"128MiB\"", "Most bytes that a reduction receives at a time, over all ranks")
-        .details("Never changes results.")
-        .flag("--bucket-size", "SIZE", RANKS),
-    key("collectives.reduce", Kind::Choice(Reduce::NAMES), "\"micro-batch\"", "When gradients are added up over ranks")
-        .details("micro-batch continues one sum, whose bits do not depend on the number of ranks; step adds up a rank's own first, \
-                  for stages 0 and 1: it sends less, with other bits.")
-        .flag("--reduce", "micro-batch|step", RANKS),
-    key("collectives.overlap_grad_reduce", Kind::Bool, "true", "Gradients are exchanged while the backward pass goes on")
-        .details("Never changes results.")
-        .toggle("--overlap-grad-reduce", RANKS),
-    key("collectives.overlap_param_gather", Kind::Bool, "true", "Weights are gathered ahead of their use, beside the computation")
-        .details("Never changes results.")
-        .toggle("--overlap-param-gather", RANKS),
-    key("collectives.reshard_after_forward", Kind::Bool, "true",
-        "Under --zero 3, gathered weights go after the forward pass and are gathered again for the backward pass")
-        .details("false keeps them: less is sent, and all weights are there at the peak. Never changes results.")
-        .toggle("--reshard-after-forward", RANKS),
-    key("collectives.timeout_s", Kind::WholeUpTo(1, 1 << 31), "600", "Seconds after which a run ends whose other ranks do not answer"),
+    /// `[checkpoint]`
+    checkpoint: CheckpointConfig {
+        every: Option<usize> = optional(Kind::Whole(0), ("500", "only the last step is saved"),
+            "Steps between two checkpoints; the last step has one too; 0 saves nothing unless a signal ends the run")
+            .flag("--save-every", "N", OUTPUT).marks(&[KeepsBits]),
+        keep_last: Option<usize> = optional(Kind::Whole(1), ("3", "all"), "Checkpoints that are kept: the newest ones")
+            .flag("--keep-last", "K", OUTPUT).marks(&[KeepsBits]),
+        keep_best: bool = key(Kind::Bool, "false", "The checkpoint with the lowest loss on eval.path is kept too")
+            .switch("--keep-best", (true, "Keep the checkpoint with the lowest evaluation loss too"), Some(OUTPUT)).marks(&[KeepsBits]),
+        blocking: bool = key(Kind::Bool, "false", "Training waits until a checkpoint is written; needs no copy in host memory")
+            .switch("--save-blocking", (true, "Wait for checkpoints: needs no copy of the state in host memory"), Some(OUTPUT))
+            .marks(&[KeepsBits]).needs(need::CHECKPOINTS),
+    }
 
-    key("log.every", Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step"),
-    key("log.tensorboard", Kind::Bool, "false", "Event files for TensorBoard are written into the run directory")
-        .switch("--tensorboard", (true, "Write event files for TensorBoard"), Some(OUTPUT)),
-    optional("log.sample_every", Kind::Whole(1), ("100", ""), "Steps between two samples of the model's own text")
-        .flag("--sample-every", "N", OUTPUT),
-    key("log.sample_prompt", Kind::Text, "\"The \"", "What a sample begins with")
-        .details("The rest is drawn at temperature 0.8 from the 40 likeliest tokens."),
-    key("log.sample_tokens", Kind::Whole(1), "64", "Tokens of a sample, at most"),
-    key("log.trace", Kind::Bool, "false", "The last step's memory and queues are drawn; every operation is waited for"),
-    key("log.nvtx", Kind::Bool, "false", "On CUDA, phases and layers are NVTX ranges, which `nsys profile` draws")
-        .details("Costs nothing worth measuring where no profiler is attached."),
-];
+    /// `[memory]`
+    memory: MemoryConfig {
+        limit: Option<Size> = optional(Kind::Size, ("\"24GiB\"", ""), "Refuse leases beyond this (24GiB, 80GB, 1500000, 95%)")
+            .flag("--memory-limit", "SIZE", MEMORY).marks(&[KeepsBits, PerRank]),
+        budget: Option<Size> = optional(Kind::Size, ("\"22GiB\"", ""), "What the peak may be under --recompute auto")
+            .flag("--memory-budget", "SIZE", MEMORY).marks(&[KeepsBits, PerRank]).needs(need::AUTO),
+        force: bool = key(Kind::Bool, "false", "A run is tried although its plan does not fit the device, the limit or the host")
+            .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)).marks(&[KeepsBits, PerRank]),
+        head_chunk: HeadChunk = key(Kind::WholeOrAuto(1), "\"auto\"", "Tokens in a chunk of the output head")
+            .details("Changes the order of sums, so also the gradients' last bits. auto is 512 on cpu; on cuda the smallest of 512 to \
+                      8192 that is within 0.5 % of the fastest on paper, or else the largest below it that memory holds. A run writes \
+                      down the number, and goes on with it."),
+        tile_tokens: Option<usize> = optional(Kind::Whole(1), ("8192", "whole micro-batches"),
+            "Tokens in a tile of the stages that need no other token: norms, projections and the feed-forward network")
+            .details("What these stages would make for a whole micro-batch, and is recomputed, then exists for a tile at a time. Changes \
+                      the order of sums, so also the gradients' last bits."),
+    }
+
+    /// `[hardware]`
+    #[derive(Default)]
+    hardware: HardwareConfig {
+        h2d_gbps: Option<f64> = optional(Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from host to device, GB/s")
+            .marks(&[KeepsBits, PerRank]),
+        d2h_gbps: Option<f64> = optional(Kind::Real(Range::Positive), ("25.0", ""), "Measured bandwidth from device to host, GB/s")
+            .marks(&[KeepsBits, PerRank]),
+        both_ways_gbps: Option<f64> = optional(Kind::Real(Range::Positive), ("40.0", ""),
+            "Measured bandwidth of both at a time, added up, GB/s").marks(&[KeepsBits, PerRank]),
+        disk_gbps: Option<f64> = optional(Kind::Real(Range::Positive), ("6.5", ""),
+            "Measured bandwidth of the disk of offloaded states, reads or writes, GB/s: what `trainer doctor --path DIR` says")
+            .marks(&[KeepsBits, PerRank]),
+        link_gbps: Option<f64> = optional(Kind::Real(Range::Positive), ("450.0", ""),
+            "Measured bandwidth of a rank's link to the others, each way, GB/s: what `trainer doctor` says under a launcher")
+            .marks(&[KeepsBits, PerRank]),
+        memory_gbps: Option<f64> = optional(Kind::Real(Range::Positive), ("3000.0", ""),
+            "Bandwidth of the device's memory, reads and writes together, GB/s").marks(&[KeepsBits, PerRank]),
+        peak_tflops: Option<f64> = optional(Kind::Real(Range::Positive), ("989.0", ""),
+            "Peak rate of matrix products, TFLOP/s; utilisation (mfu) is relative to it").marks(&[KeepsBits, PerRank]),
+        algorithms: Option<PathBuf> = optional(Kind::Text, ("\"algorithms.json\"", "what `trainer tune` keeps for the GPU, if it does, else heuristic"),
+            "File of the algorithms that products take on cuda, as `trainer tune` writes it")
+            .details("heuristic: cuBLASLt's first choice. Other algorithms may change bits, so a run writes down which it took.")
+            .marks(&[ComparedApart, PerRank]),
+    }
+
+    /// `[collectives]`
+    collectives: CollectivesConfig {
+        engine: Engine = key(Kind::Choice(Engine::NAMES), "\"auto\"", "What moves bytes between ranks")
+            .details("auto is NCCL between GPUs and MPI between processors; alone makes a process a group of its own, whatever \
+                      launched it. Never changes results.").marks(&[KeepsBits]),
+        zero: Option<Zero> = optional(Kind::WholeUpTo(0, 3), ("1", "1 under a launcher; without one there is no group"),
+            "What ranks divide (ZeRO): 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too")
+            .details("Never changes results. Without a launcher, a group of one, whose bits many ranks have too.")
+            .flag("--zero", "0|1|2|3", RANKS).marks(&[KeepsBits]),
+        bucket_size: Size = key(Kind::Size, "\"128MiB\"", "Most bytes that a reduction receives at a time, over all ranks")
+            .details("Never changes results.")
+            .flag("--bucket-size", "SIZE", RANKS).marks(&[KeepsBits]).needs(need::RANKS),
+        reduce: Reduce = key(Kind::Choice(Reduce::NAMES), "\"micro-batch\"", "When gradients are added up over ranks")
+            .details("micro-batch continues one sum, whose bits do not depend on the number of ranks; step adds up a rank's own first, \
+                      for stages 0 and 1: it sends less, with other bits.")
+            .flag("--reduce", "micro-batch|step", RANKS).marks(&[ComparedApart]).needs(need::RANKS),
+        overlap_grad_reduce: bool = key(Kind::Bool, "true", "Gradients are exchanged while the backward pass goes on")
+            .details("Never changes results.")
+            .toggle("--overlap-grad-reduce", RANKS).marks(&[KeepsBits]).needs(need::RANKS),
+        overlap_param_gather: bool = key(Kind::Bool, "true", "Weights are gathered ahead of their use, beside the computation")
+            .details("Never changes results.")
+            .toggle("--overlap-param-gather", RANKS).marks(&[KeepsBits]).needs(need::GATHERED_WEIGHTS),
+        reshard_after_forward: bool = key(Kind::Bool, "true",
+            "Under --zero 3, gathered weights go after the forward pass and are gathered again for the backward pass")
+            .details("false keeps them: less is sent, and all weights are there at the peak. Never changes results.")
+            .toggle("--reshard-after-forward", RANKS).marks(&[KeepsBits]).needs(need::DIVIDED_WEIGHTS),
+        timeout_s: u64 = key(Kind::WholeUpTo(1, 1 << 31), "600", "Seconds after which a run ends whose other ranks do not answer")
+            .marks(&[KeepsBits]).needs(need::RANKS),
+    }
+
+    /// `[log]`
+    log: LogConfig {
+        every: usize = key(Kind::Whole(1), "10", "Steps between two lines of progress; metrics.jsonl has every step").marks(&[KeepsBits]),
+        tensorboard: bool = key(Kind::Bool, "false", "Event files for TensorBoard are written into the run directory")
+            .switch("--tensorboard", (true, "Write event files for TensorBoard"), Some(OUTPUT)).marks(&[KeepsBits]),
+        sample_every: Option<usize> = optional(Kind::Whole(1), ("100", ""), "Steps between two samples of the model's own text")
+            .flag("--sample-every", "N", OUTPUT).marks(&[KeepsBits]),
+        sample_prompt: String = key(Kind::Text, "\"The \"", "What a sample begins with")
+            .details("The rest is drawn at temperature 0.8 from the 40 likeliest tokens.").marks(&[KeepsBits]),
+        sample_tokens: usize = key(Kind::Whole(1), "64", "Tokens of a sample, at most").marks(&[KeepsBits]),
+        trace: bool = key(Kind::Bool, "false", "The last step's memory and queues are drawn; every operation is waited for").marks(&[KeepsBits]),
+        nvtx: bool = key(Kind::Bool, "false", "On CUDA, phases and layers are NVTX ranges, which `nsys profile` draws")
+            .details("Costs nothing worth measuring where no profiler is attached.").marks(&[KeepsBits]),
+    }
+}

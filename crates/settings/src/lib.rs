@@ -20,6 +20,7 @@ mod key;
 pub mod keys;
 pub mod kind;
 pub mod load;
+mod need;
 pub mod preset;
 mod ranks;
 mod reference;
@@ -31,6 +32,7 @@ mod size;
 #[cfg(test)]
 mod tests;
 mod unknown;
+mod values;
 
 pub use choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release};
 pub use cudnn::{cudnn_fits, cudnn_misfit, cudnn_shape};
@@ -38,15 +40,16 @@ pub use device::{Device, DeviceError};
 pub use error::ConfigError;
 pub use head_chunk::HeadChunk;
 pub use homes::OptimizerPlace;
-pub use key::{Argument, Flag, Key, KeyDefault};
+pub use key::{Argument, Flag, Key, KeyDefault, Mark};
+pub use keys::{
+    AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, EvalConfig,
+    HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig,
+    TrainConfig,
+};
 pub use ranks::Engine;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
-pub use schema::{
-    AttentionConfig, Auto, AutoOr, BatchConfig, CheckpointConfig, CollectivesConfig, Config,
-    DataConfig, EvalConfig, HEURISTIC, HardwareConfig, LogConfig, LrConfig, MemoryConfig,
-    OffloadConfig, OptimConfig, RecomputeConfig, TrainConfig,
-};
+pub use schema::{Auto, AutoOr, Config, HEURISTIC};
 pub use settings::{
     BetweenSteps, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices, auto_attention,
 };

@@ -227,14 +227,29 @@ pub fn load(
             set.insert(key, (value, argument));
         }
     }
-    forget_other_places(&mut table, &set)?;
+    forget_other_place(&mut table, &set)?;
     forget_other_length(&mut table, &set)?;
     derive_heads(&mut table, &source.place)?;
     complete_rope_scaling(&mut table, &source.place)?;
-    let config = Config::deserialize(Value::Table(table)).map_err(|error| ConfigError::Syntax {
-        place: source.place.clone(),
-        message: error.message().replace('\n', ", "),
-    })?;
+    let read = |table: &Table| {
+        Config::deserialize(Value::Table(table.clone())).map_err(|error| ConfigError::Syntax {
+            place: source.place.clone(),
+            message: error.message().replace('\n', ", "),
+        })
+    };
+    let mut config = read(&table)?;
+    // What the command line does without takes with it what the file says of it.
+    let needless = config.left_in_vain(|key| set.contains_key(key));
+    if !needless.is_empty() {
+        let defaults = defaults();
+        for key in needless {
+            match dotted::get(&defaults, key.name) {
+                Some(value) => dotted::insert(&mut table, key.name, value.clone()),
+                None => dotted::remove(&mut table, key.name),
+            }
+        }
+        config = read(&table)?;
+    }
     let places = set
         .into_iter()
         .map(|(key, (_, argument))| (key, format!("`{}`", argument.place)))
@@ -245,47 +260,22 @@ pub fn load(
 /// The overrides by key, each with its value.
 type Overrides<'a> = BTreeMap<String, (&'a Value, &'a Override)>;
 
-/// A place that is asked for now is meant instead of one that the file names: what the file says of how things come from
-/// there goes with it.
-fn forget_other_places(table: &mut Table, set: &Overrides) -> Result<(), ConfigError> {
-    let named = |key: &str| set.get(key).and_then(|(value, _)| value.as_str());
-    if let Some(place) = named("offload.optimizer") {
-        match set.get("offload.path") {
-            None if place != "disk" => dotted::remove(table, "offload.path"),
-            Some((_, path)) if place == "none" => {
-                return Err(ConfigError::Conflict {
-                    key: "offload.optimizer".into(),
-                    first: format!("`{}`", set["offload.optimizer"].1.place),
-                    second: format!("`{}`", path.place),
-                });
-            }
-            _ => {}
+/// A place of optimizer states that is asked for now is meant instead of the folder that the file names.
+fn forget_other_place(table: &mut Table, set: &Overrides) -> Result<(), ConfigError> {
+    let Some((place, argument)) = set.get("offload.optimizer") else {
+        return Ok(());
+    };
+    match (place.as_str(), set.get("offload.path")) {
+        (Some("disk"), None) => {}
+        (_, None) => dotted::remove(table, "offload.path"),
+        (Some("none"), Some((_, path))) => {
+            return Err(ConfigError::Conflict {
+                key: "offload.optimizer".into(),
+                first: format!("`{}`", argument.place),
+                second: format!("`{}`", path.place),
+            });
         }
-    }
-    let places = [
-        "offload.optimizer",
-        "offload.parameters",
-        "offload.gradients",
-    ];
-    let is_none =
-        |table: &Table, key: &&str| dotted::get(table, key).and_then(Value::as_str) == Some("none");
-    let has_path = dotted::get(table, "offload.path").is_some();
-    let mut unused = Vec::new();
-    if named("offload.parameters") == Some("none") {
-        unused.push("offload.parameter_slots");
-    }
-    if named("offload.optimizer") == Some("none") {
-        unused.push("offload.fraction");
-    }
-    let is_changed = places.iter().any(|key| named(key) == Some("none"));
-    if is_changed && !has_path && places.iter().all(|key| is_none(table, key)) {
-        unused.extend(["offload.window", "offload.buffer_count", "offload.slab_mib"]);
-    }
-    let defaults = defaults();
-    for key in unused.into_iter().filter(|key| !set.contains_key(*key)) {
-        if let Some(value) = dotted::get(&defaults, key) {
-            dotted::insert(table, key, value.clone());
-        }
+        _ => {}
     }
     Ok(())
 }
@@ -319,9 +309,17 @@ impl Config {
         let set = set.iter().map(|argument| Override::from_set(argument));
         let mut config = load(&source, &set.collect::<Result<Vec<_>, _>>()?, false)?.config;
         (config.rank, config.engine_bytes) = (self.rank, self.engine_bytes);
-        check::contradictions(&config)?;
-        config.model.validate()?;
-        Ok(config)
+        config.accepted()
+    }
+
+    /// The configuration itself, after values of it were changed.
+    ///
+    /// # Errors
+    /// What the command line would refuse.
+    pub fn accepted(self) -> Result<Config, ConfigError> {
+        check::contradictions(&self)?;
+        self.model.validate()?;
+        Ok(self)
     }
 }
 

@@ -40,46 +40,6 @@ impl Config {
         check(self)
     }
 
-    /// Keys that only some ranks have a use for: whether they are set in vain, and what they are for.
-    pub(crate) fn of_ranks_alone(&self) -> [(&'static str, bool, &'static str); 6] {
-        let (given, default) = (&self.collectives, &Config::default().collectives);
-        let zero = self.ranks().map(|ranks| ranks.zero);
-        let ranks = "several ranks, under mpirun, srun or torchrun, or for --zero";
-        let gathers = "ranks that gather weights, from --zero 1 on";
-        [
-            (
-                "collectives.bucket_size",
-                given.bucket_size != default.bucket_size && zero.is_none(),
-                ranks,
-            ),
-            (
-                "collectives.reduce",
-                given.reduce != default.reduce && zero.is_none(),
-                ranks,
-            ),
-            (
-                "collectives.timeout_s",
-                given.timeout_s != default.timeout_s && zero.is_none(),
-                ranks,
-            ),
-            (
-                "collectives.overlap_grad_reduce",
-                !given.overlap_grad_reduce && zero.is_none(),
-                ranks,
-            ),
-            (
-                "collectives.overlap_param_gather",
-                !given.overlap_param_gather && zero < Some(Zero::States),
-                gathers,
-            ),
-            (
-                "collectives.reshard_after_forward",
-                !given.reshard_after_forward && zero < Some(Zero::Weights),
-                "--zero 3",
-            ),
-        ]
-    }
-
     /// Micro-batches in a step, of all ranks.
     pub fn micro_batches(&self) -> usize {
         self.batch.accum * self.rank.map_or(1, |rank| rank.of)
@@ -92,13 +52,19 @@ impl Config {
         self.rank.or(asked.then_some(Rank::ALONE))
     }
 
+    /// What ranks that train together divide; none: this process trains alone.
+    pub(crate) fn zero(&self) -> Option<Zero> {
+        let zero = self.collectives.zero.unwrap_or(Zero::States);
+        self.rank_in_group().map(|_| zero)
+    }
+
     /// The ranks that train together, and how they divide what they hold; none: this process trains alone.
     pub fn ranks(&self) -> Option<Ranks> {
         let collectives = &self.collectives;
         let rank = self.rank_in_group()?;
         Some(Ranks {
             rank,
-            zero: collectives.zero.unwrap_or(Zero::States),
+            zero: self.zero()?,
             bucket_bytes: match collectives.bucket_size {
                 Size::Bytes(bytes) => bytes as usize,
                 Size::Percent(_) => {

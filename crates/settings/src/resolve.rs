@@ -179,7 +179,7 @@ pub fn resolve(task: Task, given: Given, options: RunOptions) -> Result<Resolved
     if let Some(rank) = given.rank {
         config.join(rank)?;
     }
-    check::values(&config, &loaded.places, task == Task::Train)?;
+    check::built(&config, &loaded.places, task == Task::Train)?;
     check::contradictions(&config)?;
     if !model_elsewhere {
         config.model.validate()?;

@@ -1,36 +1,11 @@
 //! What a resumed run may change without computing something else than the run before.
 
-use super::dotted;
 use super::error::ConfigError;
-use super::keys::KEYS;
+use super::key::Mark;
 use super::schema::Config;
 use optim::ScheduleKind;
-use toml::{Table, Value};
+use toml::Value;
 use units::Reduce;
-
-/// Sections and keys that change where bytes lie, what is recorded and how fast a run is, and no bit of what it computes.
-const HARMLESS: [&str; 17] = [
-    "recompute.",
-    "offload.",
-    "eval.",
-    "checkpoint.",
-    // How many micro-batches ranks share, and whether there are ranks, is compared apart.
-    "collectives.",
-    "hardware.",
-    "log.",
-    "memory.limit",
-    "memory.budget",
-    "memory.force",
-    "train.threads",
-    "train.max_skipped",
-    "train.graphs",
-    "data.prefetch",
-    // Whether it is the same data, its own fingerprint says.
-    "data.path",
-    "data.any_tokenizer",
-    // The number of steps that follows is compared.
-    "train.epochs",
-];
 
 /// A key whose change alters what is computed, or what stands for several.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,44 +31,40 @@ impl Config {
     /// # Errors
     /// A value that TOML cannot express.
     pub fn changes_since(&self, before: &Config) -> Result<Vec<Change>, ConfigError> {
-        let (was, is) = (Table::try_from(before)?, Table::try_from(self)?);
-        let show = |table, key| {
-            dotted::get(table, key).map_or_else(|| "not set".to_owned(), Value::to_string)
-        };
-        let matters = |key: &str| match key {
-            "train.steps" => self.lr.depends_on_steps() || before.lr.depends_on_steps(),
-            "batch.accum" => false,
-            _ => !HARMLESS.iter().any(|harmless| key.starts_with(harmless)),
-        };
-        let keys = KEYS.iter().map(|key| key.name).filter(|key| matters(key));
-        let changes = keys.map(|key| Change {
-            key,
-            before: show(&was, key),
-            now: show(&is, key),
+        let show = |value: Option<Value>| value.map_or("not set".into(), |value| value.to_string());
+        let decided = self.differences(before)?.into_iter();
+        let decided =
+            decided.filter(|(key, ..)| !key.is(Mark::KeepsBits) && !key.is(Mark::ComparedApart));
+        let decided = decided.map(|(key, now, before)| Change {
+            key: key.name,
+            before: show(before),
+            now: show(now),
         });
-        let changes = self.of_ranks(before).into_iter().chain(changes);
-        Ok(changes
-            .filter(|change| change.before != change.now)
-            .collect())
+        let apart = self.compared_apart(before).into_iter();
+        let apart = apart.filter(|change| change.before != change.now);
+        Ok(apart.chain(decided).collect())
     }
 
-    fn of_ranks(&self, before: &Config) -> [Change; 2] {
+    /// What follows from keys that are not compared themselves.
+    fn compared_apart(&self, before: &Config) -> Vec<Change> {
         let has_ranks = self.rank.is_some() || before.rank.is_some();
-        [
-            Change {
-                key: match has_ranks {
-                    true => "ranks x batch.accum",
-                    false => "batch.accum",
-                },
-                before: before.micro_batches().to_string(),
-                now: self.micro_batches().to_string(),
-            },
-            Change {
-                key: "collectives.reduce",
-                before: before.sums(),
-                now: self.sums(),
-            },
-        ]
+        let change = |key, of: &dyn Fn(&Config) -> String| Change {
+            key,
+            before: of(before),
+            now: of(self),
+        };
+        let micro_batches = match has_ranks {
+            true => "ranks x batch.accum",
+            false => "batch.accum",
+        };
+        let mut compared = vec![
+            change(micro_batches, &|run| run.micro_batches().to_string()),
+            change("collectives.reduce", &Config::sums),
+        ];
+        if self.lr.depends_on_steps() || before.lr.depends_on_steps() {
+            compared.push(change("train.steps", &|run| run.train.steps.to_string()));
+        }
+        compared
     }
 
     /// How gradients of micro-batches come to be added up.

@@ -3,7 +3,8 @@
 use super::choices::{AttentionBackend, Graphs};
 use super::cudnn::cudnn_misfit;
 use super::error::ConfigError;
-use super::schema::{Config, HardwareConfig};
+use super::keys::HardwareConfig;
+use super::schema::Config;
 use super::unknown::nearest_containing;
 use data::Packing;
 use memory::{DType, Homes, Layer, Layout, Rank, Role};

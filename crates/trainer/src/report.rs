@@ -3,7 +3,11 @@
 use crate::failure::Failure;
 use crate::stdout::print;
 use clap::Args;
+use memory::Rank;
+use planner::Plan;
 use report::page;
+use serde_json::Value;
+use settings::load::{Source, load};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -44,12 +48,23 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
         });
     }
     let out = args.out.as_deref();
-    let written = match (runs, out) {
-        ([a, b], out) => page::write_comparison(a, b, out)?,
-        (_, Some(out)) => page::write_to(&runs[0], out)?,
-        (_, None) => page::write(&runs[0])?,
+    let written = match runs {
+        [a, b] => page::write_comparison(a, b, out)?,
+        _ => page::write_with(&runs[0], out, others)?,
     };
     print(format_args!("{}\n", written.display()))
+}
+
+/// What other settings of a run would need, as `trainer plan` says it; none where its configuration makes no plan here.
+fn others(config: &str, plan: &Value) -> Option<Value> {
+    let source = Source::parse(String::new(), "config.toml".into(), config).ok()?;
+    let mut config = load(&source, &[], false).ok()?.config;
+    if let (Some(number), Some(of)) = (plan["rank"].as_u64(), plan["ranks"].as_u64()) {
+        let [number, of] = [number, of].map(|count| count as usize);
+        config.join(Rank { number, of }).ok()?;
+    }
+    let plan = Plan::with_alternatives(&config, config.device().target());
+    serde_json::to_value(plan.ok()?).ok()
 }
 
 /// The run that wrote its metrics last: names begin with the model's, and a page that is made anew is no sign of life.

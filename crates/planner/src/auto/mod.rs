@@ -17,7 +17,7 @@ mod tests;
 pub use costs::{CostsError, MeasuredFor};
 pub use pareto::{Frontier, Point};
 
-use crate::changes::recompute_specs;
+use crate::levers::recompute_specs;
 use crate::on_paper::{OnPaper, Paper};
 use kernels::Target;
 use memory::{LiveLease, Place, format_bytes};

@@ -15,6 +15,7 @@ mod timeline;
 mod view;
 
 use run::Run;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use view::Page;
 
@@ -64,15 +65,30 @@ pub enum PageError {
 /// # Errors
 /// [`PageError`].
 pub fn write(run_dir: &Path) -> Result<PathBuf, PageError> {
-    write_to(run_dir, &run_dir.join(NAME))
+    put(&single::page(&Run::read(run_dir)?), &run_dir.join(NAME))
 }
 
-/// Writes the page of a run to a file; returns it.
+/// Writes the page of a run to a file, or to where [`write()`] does, with what other settings would need; returns where.
+/// `others` plans them for a configuration and the plan of its run; the fields `strategies` and `effects` are taken of what
+/// it says.
 ///
 /// # Errors
 /// [`PageError`].
-pub fn write_to(run_dir: &Path, file: &Path) -> Result<PathBuf, PageError> {
-    put(&single::page(&Run::read(run_dir)?), file)
+pub fn write_with(
+    run_dir: &Path,
+    file: Option<&Path>,
+    others: impl FnOnce(&str, &Value) -> Option<Value>,
+) -> Result<PathBuf, PageError> {
+    let mut run = Run::read(run_dir)?;
+    // The plans of older runs have them.
+    let lacks_others = run.plan.is_object() && run.plan["strategies"].is_null();
+    let planned = lacks_others.then(|| others(&run.config_text, &run.plan));
+    if let Some(mut planned) = planned.flatten() {
+        for name in ["strategies", "effects"] {
+            run.plan[name] = planned[name].take();
+        }
+    }
+    put(&single::page(&run), file.unwrap_or(&run_dir.join(NAME)))
 }
 
 /// Writes the page that compares two runs to a file, or to `report-vs-A.html` in B; returns where.

@@ -5,29 +5,11 @@ use super::resuming::Resumed;
 use crate::failure::Failure;
 use crate::job::Job;
 use memory::Home;
-use settings::{ConfigError, Resume, RunOptions};
+use settings::{Mark, Resume, RunOptions};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
-use toml::{Table, Value};
-
-/// Settings that ranks may have of their own: what a machine has, and where it keeps things. Whether it is the same data, its
-/// fingerprint says.
-const OWN: [&str; 12] = [
-    "train.device",
-    "train.threads",
-    "memory.limit",
-    "memory.budget",
-    "memory.force",
-    "data.path",
-    "data.prefetch",
-    "eval.path",
-    "offload.path",
-    "offload.optimizer",
-    "recompute.costs",
-    "hardware.",
-];
 
 /// What the command lines of all ranks must ask for alike, before any of them asks the others for it.
 pub(super) fn asked_for(options: &RunOptions) -> BTreeMap<String, String> {
@@ -85,10 +67,13 @@ impl Prepared {
     pub(super) fn facts(&self, job: &Job) -> Result<BTreeMap<String, String>, Failure> {
         let (config, options) = (&self.resolved.config, &self.resolved.options);
         let settings = &self.step.settings;
-        let table = Table::try_from(config).map_err(ConfigError::from)?;
-        let mut facts = BTreeMap::new();
-        flatten("", &table, &mut facts);
-        facts.retain(|key, _| !OWN.iter().any(|own| key.starts_with(own)));
+        // Whether it is the same data, its fingerprint says.
+        let alike = config
+            .values()?
+            .into_iter()
+            .filter(|(key, _)| !key.is(Mark::PerRank));
+        let alike = alike.map(|(key, value)| (key.name.to_owned(), value.to_string()));
+        let mut facts: BTreeMap<String, String> = alike.collect();
         let layout = settings.layout(&settings.architecture())?;
         let (elements, units) = (layout.elements(), layout.units().len());
         let goes_on = self.resumed.as_ref().map(Resumed::state);
@@ -133,16 +118,5 @@ fn place(states: &Home) -> &'static str {
         Home::Pinned => "pinned",
         Home::Disk(_) => "on a disk",
         Home::Released => "released",
-    }
-}
-
-/// Every value, under its dotted key.
-fn flatten(prefix: &str, table: &Table, into: &mut BTreeMap<String, String>) {
-    for (name, value) in table {
-        let key = format!("{prefix}{name}");
-        match value {
-            Value::Table(table) => flatten(&format!("{key}."), table, into),
-            value => drop(into.insert(key, value.to_string())),
-        }
     }
 }

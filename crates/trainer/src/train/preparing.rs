@@ -64,7 +64,7 @@ impl Prepared {
         let plan = Plan {
             cudnn_version,
             algorithms: step.algorithms.clone(),
-            ..Plan::with_alternatives(&resolved.config, device.target())?
+            ..Plan::new(&Settings::new(&resolved.config)?, device.target())?
         };
         drop(busy);
         let limit = limit(&resolved, &device)?;

@@ -2,7 +2,7 @@
 
 use super::{assert_refused, config, file, resolve};
 use memory::{Home, Homes};
-use settings::preset;
+use settings::{Config, preset};
 
 #[test]
 fn unknown_keys_name_the_nearest() {
@@ -188,6 +188,24 @@ fn contradictions_are_refused() {
             seq
         );
     }
+    // What a file says of an optimizer, or of a rate that falls, goes with it; what the command line says of it does not.
+    let muon = "[optim]\nkind = \"muon\"\nns_steps = 3\n";
+    let (_folder, path) = file(&format!(
+        "{muon}[lr]\nschedule = \"wsd\"\ndecay_steps = 5\n"
+    ));
+    let others = [
+        "--config",
+        &path,
+        "--optimizer",
+        "adamw",
+        "--schedule",
+        "constant",
+    ];
+    assert_eq!(config(&["--config", &path]).optim.ns_steps, 3);
+    assert_eq!(config(&others).optim, Config::default().optim);
+    assert_eq!(config(&others).lr, Config::default().lr);
+    let kept = [&others[..], &["--set", "optim.ns_steps=4"]].concat();
+    assert_refused(&kept, &["`optim.ns_steps` is a number of muon"]);
     // A run may be shorter than the warmup of its preset.
     assert_eq!(
         config(&["--config", "llama-3-8b", "--steps", "2"])

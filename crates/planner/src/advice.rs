@@ -1,20 +1,19 @@
 //! What would make a run fit a device's memory: `plan --device-memory`.
 
-mod means;
-
-use crate::changes::Change;
+use crate::change::Change;
 use crate::figures::figures;
 use crate::gpus;
+use crate::levers::{Lever, Setup, levers};
 use crate::on_paper::Paper;
 use kernels::Target;
 use kernels::timeline::Measured;
-use means::Means;
 use memory::format_bytes;
 use report::{Align, Table};
 use serde::Serialize;
 use session::SessionError;
-use settings::{Config, Settings};
+use settings::Config;
 use std::fmt::{Display, Formatter};
+use std::rc::Rc;
 
 /// The way down to a device's memory.
 ///
@@ -58,68 +57,60 @@ pub struct Rung {
     pub host_pinned_bytes: u64,
     /// The loss is no longer bitwise the same, if only by the order of sums.
     pub changes_math: bool,
+    /// It takes host memory.
+    #[serde(skip)]
+    is_on_host: bool,
 }
 
 /// Less of a step than this is no cost: the rounding of its time.
 const NO_COST: f64 = 1e-6;
 
-impl Means {
-    /// All of them in the order of [`Advice`], by what each costs a run; each as often as it may help.
-    fn in_order(run: &Run) -> Result<Vec<Means>, SessionError> {
-        let (target, settings) = (run.target, &run.setup.settings);
-        let mut ranked = Vec::new();
-        for means in Means::all(settings) {
-            let change = means.change(&run.setup, target).unwrap_or_default();
-            let cost = match run.setup.with(&change) {
-                Some(changed) => changed.seconds(target)? / run.seconds - 1.0,
-                None => 0.0,
-            };
-            let tier = match means {
-                _ if means.is_last() => 2,
-                _ => u8::from(cost > NO_COST || change.offloads()),
-            };
-            let cost = if tier == 1 { cost } else { 0.0 };
-            ranked.push((tier, cost, change.changes_math, means));
+/// The levers that may save something, in the order of [`Advice`], by what each costs a run; each as often as it may help.
+fn in_order(run: &Run) -> Result<Vec<Rc<Lever>>, SessionError> {
+    let settings = &run.setup.settings;
+    let halves = settings.micro_batch.max(settings.seq).ilog2() as usize;
+    let mut ranked = Vec::new();
+    for lever in levers(&run.setup) {
+        if lever.rung.is_empty() {
+            continue;
         }
-        ranked.sort_by(|a, b| {
-            let costs = a.1.total_cmp(&b.1);
-            a.0.cmp(&b.0).then(costs).then(a.2.cmp(&b.2))
-        });
-        let repeated = ranked.into_iter().flat_map(|(.., means)| {
-            let times = means.times(settings);
-            std::iter::repeat_n(means, times)
-        });
-        Ok(repeated.collect())
+        let change = (lever.pull)(&run.setup).unwrap_or_default();
+        let cost = match run.setup.with(&change) {
+            Some(changed) => seconds(&changed)? / run.seconds - 1.0,
+            None => 0.0,
+        };
+        // The model learns something else from shorter sequences and without clipping, whatever that costs.
+        let tier = match change.sets(&["data.seq", "optim.clip_norm"]) {
+            true => 2,
+            false => u8::from(cost > NO_COST || change.offloads()),
+        };
+        let cost = if tier == 1 { cost } else { 0.0 };
+        // Halves have halves.
+        let times = match change.sets(&["data.seq", "batch.micro"]) {
+            true => halves,
+            false => 1,
+        };
+        ranked.push((tier, cost, change.changes_math(), times, Rc::new(lever)));
     }
+    ranked.sort_by(|a, b| {
+        let costs = a.1.total_cmp(&b.1);
+        a.0.cmp(&b.0).then(costs).then(a.2.cmp(&b.2))
+    });
+    let ranked = ranked.into_iter();
+    let repeated = ranked.flat_map(|(.., times, lever)| std::iter::repeat_n(lever, times));
+    Ok(repeated.collect())
 }
 
-/// A configuration, and what it says of a step.
-#[derive(Clone)]
-struct Setup {
-    config: Config,
-    settings: Settings,
-}
-
-impl Setup {
-    /// The same with a change; none where it would be refused.
-    fn with(&self, change: &Change) -> Option<Setup> {
-        let config = self.config.with(&change.set).ok()?;
-        let settings = Settings::new(&config).ok()?;
-        Some(Setup { config, settings })
-    }
-
-    /// A step on paper.
-    fn seconds(&self, target: Target) -> Result<f64, SessionError> {
-        let paper = Paper::new(&self.settings, target, Measured::default());
-        Ok(paper.step(&self.settings)?.seconds)
-    }
+/// A step on paper.
+fn seconds(run: &Setup) -> Result<f64, SessionError> {
+    let paper = Paper::new(&run.settings, run.target, Measured::default());
+    Ok(paper.step(&run.settings)?.seconds)
 }
 
 /// A run as the rungs so far leave it.
 #[derive(Clone)]
 struct Run {
     setup: Setup,
-    target: Target,
     peak_bytes: u64,
     reserved_bytes: u64,
     host_pinned_bytes: u64,
@@ -127,21 +118,20 @@ struct Run {
 }
 
 impl Run {
-    fn new(setup: Setup, target: Target) -> Result<Run, SessionError> {
-        let planned = figures(&setup.settings, target)?;
+    fn new(setup: Setup) -> Result<Run, SessionError> {
+        let planned = figures(&setup.settings, setup.target)?;
         Ok(Run {
             peak_bytes: planned.most_bytes(),
             reserved_bytes: planned.reserved_bytes,
             host_pinned_bytes: planned.host_pinned_bytes,
-            seconds: setup.seconds(target)?,
+            seconds: seconds(&setup)?,
             setup,
-            target,
         })
     }
 
     /// What a device has to hold: reserved bytes, and the overhead.
     fn needs_bytes(&self) -> u64 {
-        self.reserved_bytes + gpus::overhead_bytes(self.target, &self.setup.settings)
+        self.reserved_bytes + gpus::overhead_bytes(self.setup.target, &self.setup.settings)
     }
 
     /// The run with a change; none where that is refused, or saves nothing.
@@ -149,49 +139,50 @@ impl Run {
         let Some(setup) = self.setup.with(change) else {
             return Ok(None);
         };
-        let changed = Run::new(setup, self.target)?;
+        let changed = Run::new(setup)?;
         let saves =
             changed.peak_bytes < self.peak_bytes && changed.reserved_bytes < self.reserved_bytes;
         Ok(saves.then_some(changed))
     }
 }
 
-/// The means that helped a run, what each did, and the run then.
+/// The levers that helped a run, what each did, and the run then.
 struct Climb {
-    taken: Vec<Means>,
+    taken: Vec<Rc<Lever>>,
     rungs: Vec<Rung>,
     run: Run,
 }
 
 impl Climb {
     /// Takes what saves something, until the run fits.
-    fn new(start: &Run, order: Vec<Means>, room: u64) -> Result<Climb, SessionError> {
+    fn new(start: &Run, order: Vec<Rc<Lever>>, room: u64) -> Result<Climb, SessionError> {
         let mut climb = Climb {
             taken: Vec::new(),
             rungs: Vec::new(),
             run: start.clone(),
         };
-        for means in order {
+        for lever in order {
             if climb.run.needs_bytes() <= room {
                 break;
             }
-            let Some(change) = means.change(&climb.run.setup, start.target) else {
+            let Some(change) = (lever.pull)(&climb.run.setup) else {
                 continue;
             };
             let Some(changed) = climb.run.with(&change)? else {
                 continue;
             };
             climb.rungs.push(Rung {
-                what: means.words(&changed.setup.settings),
-                set: change.set,
+                what: changed.setup.words(&lever.rung),
+                set: change.set(),
                 peak_bytes: changed.peak_bytes,
                 reserved_bytes: changed.reserved_bytes,
                 saves_bytes: climb.run.peak_bytes - changed.peak_bytes,
                 cost_fraction: (changed.seconds - climb.run.seconds) / start.seconds,
                 host_pinned_bytes: changed.host_pinned_bytes,
-                changes_math: change.changes_math,
+                changes_math: change.changes_math(),
+                is_on_host: change.offloads(),
             });
-            climb.taken.push(means);
+            climb.taken.push(lever);
             climb.run = changed;
         }
         Ok(climb)
@@ -201,17 +192,17 @@ impl Climb {
     fn without_needless(self, start: &Run, room: u64) -> Result<Climb, SessionError> {
         let (mut needed, mut seconds) = (self.taken.clone(), self.run.seconds);
         for place in (0..needed.len().saturating_sub(1)).rev() {
-            let on_host = self.taken[place].is_on_host();
-            if self.rungs[place].cost_fraction <= NO_COST && !on_host {
+            let rung = &self.rungs[place];
+            if rung.cost_fraction <= NO_COST && !rung.is_on_host {
                 continue;
             }
             let mut fewer = needed.clone();
             fewer.remove(place);
-            let setup = fewer.iter().try_fold(start.setup.clone(), |setup, means| {
-                setup.with(&means.change(&setup, start.target)?)
+            let setup = fewer.iter().try_fold(start.setup.clone(), |setup, lever| {
+                setup.with(&(lever.pull)(&setup)?)
             });
             let Some(setup) = setup else { continue };
-            let run = Run::new(setup, start.target)?;
+            let run = Run::new(setup)?;
             // Copies may hide behind what is recomputed: without it a step need not be faster.
             if run.needs_bytes() <= room && run.seconds <= seconds {
                 (needed, seconds) = (fewer, run.seconds);
@@ -235,12 +226,10 @@ impl Advice {
         target: Target,
         device_memory_bytes: u64,
     ) -> Result<Advice, SessionError> {
-        let config = config.clone();
-        let settings = Settings::new(&config)?;
-        let start = Run::new(Setup { config, settings }, target)?;
+        let start = Run::new(Setup::new(config.clone(), target)?)?;
         let order = match start.needs_bytes() <= device_memory_bytes {
             true => Vec::new(),
-            false => Means::in_order(&start)?,
+            false => in_order(&start)?,
         };
         let mut climb = Climb::new(&start, order, device_memory_bytes)?;
         let fits = climb.run.needs_bytes() <= device_memory_bytes;

@@ -1,0 +1,120 @@
+//! Other values of a configuration, and how a command line says them.
+
+use settings::{Config, ConfigError, Mark, OptimizerPlace, dotted};
+use std::rc::Rc;
+
+/// A folder for states, beside the run directories; the user will name a faster disk.
+const SCRATCH: &str = "./scratch";
+
+/// A key with another value.
+#[derive(Clone)]
+struct Put {
+    key: &'static str,
+    /// The value, as `--set` takes it.
+    value: String,
+    put: Rc<dyn Fn(&mut Config)>,
+}
+
+/// Keys with other values, in the order in which they are put.
+#[derive(Clone, Default)]
+pub(crate) struct Change(Vec<Put>);
+
+/// The [`Change`] of a key to a value; a text follows where `--set` takes the value under another one than its own.
+macro_rules! set {
+    ($section:ident.$name:ident = $value:expr) => {{
+        let value = $value;
+        set!($section.$name = value, value)
+    }};
+    ($section:ident.$name:ident = $value:expr, $text:expr) => {{
+        let text = $text.to_string();
+        let value = $value;
+        let key = concat!(stringify!($section), ".", stringify!($name));
+        $crate::change::Change::new(key, text, move |config| {
+            config.$section.$name = Clone::clone(&value);
+        })
+    }};
+}
+pub(crate) use set;
+
+impl Change {
+    /// What [`set`] makes.
+    pub(crate) fn new(
+        key: &'static str,
+        value: String,
+        put: impl Fn(&mut Config) + 'static,
+    ) -> Change {
+        let put = Rc::new(put);
+        Change(vec![Put { key, value, put }])
+    }
+
+    /// Both, this one first.
+    pub(crate) fn and(&self, other: &Change) -> Change {
+        Change([&self.0[..], &other.0].concat())
+    }
+
+    /// A configuration with the change.
+    ///
+    /// # Errors
+    /// What the command line would refuse.
+    pub(crate) fn applied_to(&self, config: &Config) -> Result<Config, ConfigError> {
+        let mut config = config.clone();
+        self.0.iter().for_each(|one| (one.put)(&mut config));
+        config.accepted()
+    }
+
+    /// The settings to add, each as `--set` takes it.
+    pub(crate) fn set(&self) -> Vec<String> {
+        let set = self
+            .0
+            .iter()
+            .map(|one| format!("{}={}", one.key, one.value));
+        set.collect()
+    }
+
+    /// The loss is no longer bitwise the same then, if only by the order of sums. Of masters, no change takes one that is less
+    /// exact.
+    pub(crate) fn changes_math(&self) -> bool {
+        let keeps_bits = |name| dotted::find(name).is_some_and(|key| key.is(Mark::KeepsBits));
+        let mut keys = self.0.iter().map(|one| one.key);
+        keys.any(|key| key != "optim.master" && !keeps_bits(key))
+    }
+
+    /// Whether it sets one of these keys.
+    pub(crate) fn sets(&self, keys: &[&str]) -> bool {
+        self.0.iter().any(|one| keys.contains(&one.key))
+    }
+
+    /// Whether something waits in host memory that did not.
+    pub(crate) fn offloads(&self) -> bool {
+        let offloads = |one: &Put| one.key.starts_with("offload.") && one.value != "none";
+        self.0.iter().any(offloads)
+    }
+
+    /// The same with optimizer states in a folder, where it puts them into host memory.
+    pub(crate) fn with_states_on_disk(&self) -> Option<Change> {
+        let folder = OptimizerPlace::Folder(SCRATCH.into());
+        let on_disk = set!(offload.optimizer = folder, SCRATCH);
+        let all = self.0.iter().flat_map(|one| match one.key {
+            "offload.optimizer" => on_disk.0.clone(),
+            _ => vec![one.clone()],
+        });
+        self.sets(&["offload.optimizer"])
+            .then(|| Change(all.collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use settings::{HostPlace, OptimizerPlace};
+
+    #[test]
+    fn states_go_to_a_disk_where_the_host_would_hold_them() {
+        let full = set!(recompute.spec = "full".to_string());
+        let pinned = full.and(&set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"));
+        let on_disk = pinned.with_states_on_disk().unwrap();
+        let set = ["recompute.spec=full", "offload.optimizer=./scratch"];
+        assert_eq!(on_disk.set(), set);
+        let without = set!(offload.parameters = HostPlace::Pinned);
+        assert!(without.with_states_on_disk().is_none());
+    }
+}

@@ -1,0 +1,473 @@
+//! Levers: what may be changed of a run, for less memory or to see what that would take.
+//!
+//! [`levers`] is the one table of them. A plan compares each alone (`alternatives.rs`), the advice pulls one after the other
+//! (`advice.rs`), and an out-of-memory error tries them in combinations ([`Setup::smaller`]).
+
+use crate::change::{Change, set};
+use data::{Format, Inputs};
+use kernels::Target;
+use memory::{DType, Home};
+use model::{Attention, Policy, Spec};
+use optim::{MasterFormat, MomentFormat};
+use settings::{
+    AttentionBackend, Config, ConfigError, FloatType, HeadChunk, HostPlace, OptimizerPlace,
+    Release, Settings, Size,
+};
+use std::collections::BTreeMap;
+use std::iter::successors;
+use std::path::Path;
+use units::Zero;
+
+/// What full recompute keeps, and host memory can hold.
+const BLOCK_INPUT: &str = "block_input";
+
+/// Tokens of a tile: so many rows still fill a GPU in every product.
+const TILE_TOKENS: usize = 8192;
+
+/// Sequences are not made shorter than this.
+pub(crate) const SHORTEST: usize = 128;
+
+/// A run as it is configured, and the kind of device that it is for.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) config: Config,
+    pub(crate) settings: Settings,
+    pub(crate) target: Target,
+}
+
+/// What may be changed of a run.
+pub(crate) struct Lever {
+    /// What it is called as a step of the advice, once it is made, with figures of the run then; empty: it saves nothing.
+    pub(crate) rung: String,
+    /// What it is called as another setting that a plan compares; empty: it is not compared.
+    pub(crate) effect: &'static str,
+    /// What it would change of a run; none where that changes nothing, or makes no run.
+    pub(crate) pull: Pull,
+}
+
+pub(crate) type Pull = Box<dyn Fn(&Setup) -> Option<Change>>;
+
+/// Every lever. Of those that cost the same, the advice pulls the first one first.
+#[rustfmt::skip]
+pub(crate) fn levers(run: &Setup) -> Vec<Lever> {
+    let lever = |rung: &str, effect, pull: fn(&Setup) -> Option<Change>| {
+        Lever { rung: rung.into(), effect, pull: Box::new(pull) }
+    };
+    let recomputed = |words: &str, pull| Lever { rung: words.into(), effect: "", pull };
+    let sizes = [
+        lever("", "every query head with keys and values of its own (kv_heads = {heads})", Setup::heads_of_their_own),
+        lever("", "logits of all {head_chunk} tokens at once (head_chunk = {head_chunk})", Setup::whole_logits),
+        lever("", "twice the accumulation (accum = {accum})", |run| Some(set!(batch.accum = 2 * run.settings.accum))),
+        lever("", "twice the micro-batch (micro = {micro})", |run| Some(set!(batch.micro = 2 * run.settings.micro_batch))),
+        lever("micro-batches of {micro}, {accum} a step", "", |run| run.smaller_micro_batches().next()),
+        lever("computed in bf16", "", Setup::computed_in_bf16),
+    ];
+    let policy = &run.settings.policy;
+    let labels = policy.labels().named().map(|label| {
+        recomputed(&format!("{} recomputed", label.name()), Box::new(move |run| run.recompute_too(label.name())))
+    });
+    let full = recompute_specs(policy).into_iter().filter(|spec| spec.starts_with("full"));
+    let full = full.map(|spec| recomputed(&format!("recompute {spec}"), Box::new(move |run| run.recompute_anew(&spec))));
+    let others = [
+        lever("flash attention", "scores never stored (--attention flash)", Setup::flash_attention),
+        lever("", "scores stored (--attention eager)", Setup::eager_attention),
+        lever("8-bit moments", "8-bit moments (--state-dtype 8bit)", Setup::eight_bit_moments),
+        lever("an exact master in 16 bits more", "an exact master in 16 bits more (--master bf16-split)", Setup::split_master),
+        lever("gradients in bf16", "gradients accumulated in bf16 (--grad-dtype bf16)", Setup::narrow_gradients),
+        lever("optimizer states divided among ranks (--zero 1)", "", |run| run.divided(Zero::States)),
+        lever("gradients too divided among ranks (--zero 2)", "", |run| run.divided(Zero::Gradients)),
+        lever("weights too divided among ranks (--zero 3)", "", |run| run.divided(Zero::Weights)),
+        lever("recompute full, block inputs on the host", "", Setup::block_inputs_on_host),
+        lever("optimizer states on the host", "optimizer states on the host (--offload-optimizer pinned)", Setup::states_on_host),
+        lever("weights on the host", "weights on the host (--offload-parameters pinned)", Setup::weights_on_host),
+        lever("gradients on the host", "gradients on the host (--offload-gradients pinned)", Setup::gradients_on_host),
+        lever("gradients released in the backward pass, no clipping",
+            "gradients released in the backward pass, without clipping (optim.release=backward)", Setup::released_gradients),
+        lever("recompute full, in tiles of {tile} tokens", "full recompute, in tiles of tokens (memory.tile_tokens)", Setup::tiles),
+        lever("sequences of {seq}, {accum} micro-batches a step", "", Setup::shorter_sequences),
+    ];
+    sizes.into_iter().chain(labels).chain(full).chain(others).collect()
+}
+
+/// Specifications that are compared for every model.
+const STRATEGIES: [&str; 9] = [
+    "none",
+    "core_attn",
+    "layernorm",
+    "mlp_act",
+    "qkv",
+    "mlp",
+    "core_attn,layernorm,mlp_act",
+    "core_attn,layernorm,mlp",
+    "full",
+];
+
+/// Specifications that a model is tried with: those of [`STRATEGIES`] whose labels it has, and `full:uniform:N` for small N
+/// and for the root of the number of layers (Chen et al. 2016).
+pub(crate) fn recompute_specs(policy: &Policy) -> Vec<String> {
+    let (labels, layers) = (policy.labels(), policy.layers());
+    let root = (1..).find(|root| root * root >= layers).unwrap_or(layers);
+    let mut chunks = vec![2, 4, root];
+    chunks.sort();
+    chunks.dedup();
+    chunks.retain(|chunk| (2..=layers).contains(chunk));
+    let uniform = chunks
+        .into_iter()
+        .map(|chunk| format!("full:uniform:{chunk}"));
+    let strategies = STRATEGIES.into_iter();
+    let known = strategies.filter(|spec| Spec::parse(spec, labels).is_ok());
+    known.map(String::from).chain(uniform).collect()
+}
+
+impl Setup {
+    /// # Errors
+    /// As [`Settings::new`].
+    pub(crate) fn new(config: Config, target: Target) -> Result<Setup, ConfigError> {
+        let settings = Settings::new(&config)?;
+        Ok(Setup {
+            config,
+            settings,
+            target,
+        })
+    }
+
+    /// The run with a change; none where it would be refused.
+    pub(crate) fn with(&self, change: &Change) -> Option<Setup> {
+        let config = change.applied_to(&self.config).ok()?;
+        Setup::new(config, self.target).ok()
+    }
+
+    /// What a lever changes, in words, with figures of the run that is changed.
+    pub(crate) fn words(&self, words: &str) -> String {
+        let settings = &self.settings;
+        let figures = [
+            ("{heads}", settings.model.kv_heads),
+            ("{head_chunk}", settings.head_chunk),
+            ("{micro}", settings.micro_batch),
+            ("{accum}", settings.accum),
+            ("{seq}", settings.seq),
+            ("{tile}", settings.tile_tokens.unwrap_or_default()),
+        ];
+        let words = words.to_string();
+        figures.into_iter().fold(words, |words, (name, figure)| {
+            words.replace(name, &figure.to_string())
+        })
+    }
+
+    /// What may make a run fit, in the order in which an out-of-memory error tries it.
+    pub(crate) fn smaller(&self) -> Vec<Change> {
+        let settings = &self.settings;
+        let specs = recompute_specs(&settings.policy);
+        let specs = specs.iter().filter_map(|spec| self.recompute_anew(spec));
+        let mut changes: Vec<Change> = specs.chain(self.flash_attention()).collect();
+
+        // Each is tried alone, and then beside full recompute.
+        let full = self.recompute_anew("full");
+        let and_full = |change: &Change| Some(change.and(full.as_ref()?));
+        // Formats of states are changed one after the other, each beside those before.
+        let formats = [
+            self.split_master(),
+            self.eight_bit_moments(),
+            self.narrow_gradients(),
+        ];
+        let mut states = Change::default();
+        for format in formats.iter().flatten() {
+            states = states.and(format);
+            changes.push(states.clone());
+        }
+        changes.extend(and_full(&states));
+        for stage in Zero::ALL.into_iter().filter_map(|zero| self.divided(zero)) {
+            let both = and_full(&stage);
+            changes.extend([stage].into_iter().chain(both));
+        }
+
+        let inputs = self.block_inputs_on_host();
+        let inputs = inputs.filter(|inputs| self.changes_policy(inputs));
+        let (states, tiles) = (self.states_on_host(), self.tiles());
+        let elsewhere = [&states, &self.weights_on_host(), &self.gradients_on_host()];
+        let elsewhere = elsewhere.into_iter().flatten().cloned();
+        let elsewhere = elsewhere.reduce(|one, other| one.and(&other));
+        let both =
+            |one: &Option<Change>, other: &Option<Change>| Some(one.as_ref()?.and(other.as_ref()?));
+        let on_host = [
+            states.clone(),
+            both(&full, &states),
+            inputs.clone(),
+            both(&inputs, &states),
+            both(&full, &elsewhere),
+            both(&inputs, &elsewhere),
+            both(&both(&tiles, &inputs), &elsewhere),
+            tiles,
+            elsewhere,
+            self.released_gradients(),
+        ];
+        changes.extend(on_host.into_iter().flatten());
+
+        for split in self.smaller_micro_batches() {
+            let both = and_full(&split);
+            changes.extend([split].into_iter().chain(both));
+        }
+        let chunk = settings.head_chunk.div_ceil(4);
+        changes.push(set!(memory.head_chunk = HeadChunk::Tokens(chunk), chunk));
+        changes.extend(self.smaller_evaluations());
+        changes
+    }
+
+    /// Micro-batches of evaluations, halved again and again: they change no bit of what is trained.
+    fn smaller_evaluations(&self) -> impl Iterator<Item = Change> {
+        let half = |rows: &usize| Some(rows / 2).filter(|rows| *rows > 0);
+        let rows = self.settings.between.evaluation;
+        let rows = successors(rows.and_then(|rows| half(&rows)), half);
+        rows.map(|rows| set!(eval.micro_batch = Some(rows), rows))
+    }
+
+    fn changes_policy(&self, change: &Change) -> bool {
+        let changed = self.with(change);
+        changed.is_some_and(|changed| changed.settings.policy != self.settings.policy)
+    }
+
+    /// Another recompute specification; none if it does not go with those of single layers. Offload of activations ends where
+    /// what is offloaded would be recomputed.
+    pub(crate) fn recompute(&self, spec: &str) -> Option<Change> {
+        let mut recompute = set!(recompute.spec = spec.to_string());
+        // Specifications of single layers stay; clauses say a whole policy, which another takes the place of.
+        let mut layers = self.config.recompute.layers.values();
+        if layers.len() > 0 && layers.all(|text| Policy::is_written_in_clauses(text)) {
+            recompute = recompute.and(&no_layers());
+        }
+        let resident = recompute.and(&set!(offload.activations = "none".to_string()));
+        let mut ways = [recompute, resident].into_iter();
+        ways.find(|change| self.with(change).is_some())
+    }
+
+    /// The same; none where that changes nothing.
+    fn recompute_anew(&self, spec: &str) -> Option<Change> {
+        let change = self.recompute(spec)?;
+        self.changes_policy(&change).then_some(change)
+    }
+
+    /// What the run recomputes, and one label more; none where that changes nothing.
+    fn recompute_too(&self, label: &str) -> Option<Change> {
+        self.recompute_anew(&match self.config.recompute.spec.trim() {
+            "none" => label.to_string(),
+            spec => format!("{spec},{label}"),
+        })
+    }
+
+    /// What to recompute chosen within a budget; that decides for every layer.
+    pub(crate) fn automatic_recompute(&self, budget: u64) -> Change {
+        let budget = set!(memory.budget = Some(Size::Bytes(budget)), budget);
+        let auto = set!(recompute.spec = "auto".to_string()).and(&budget);
+        match self.config.recompute.layers.is_empty() {
+            true => auto,
+            false => auto.and(&no_layers()),
+        }
+    }
+
+    fn heads_of_their_own(&self) -> Option<Change> {
+        let (kv_heads, heads) = (self.settings.model.kv_heads, self.settings.model.heads);
+        (kv_heads < heads).then(|| set!(model.kv_heads = heads))
+    }
+
+    fn whole_logits(&self) -> Option<Change> {
+        let tokens = self.settings.micro_batch * self.settings.seq;
+        let helps = self.settings.head_chunk < tokens;
+        helps.then(|| set!(memory.head_chunk = HeadChunk::Tokens(tokens), tokens))
+    }
+
+    /// Smaller micro-batches that divide this one, the largest first, and as many more of them.
+    fn smaller_micro_batches(&self) -> impl Iterator<Item = Change> {
+        let (whole, accum) = (self.settings.micro_batch, self.settings.accum);
+        let smaller = (1..whole)
+            .rev()
+            .filter(move |micro| whole.is_multiple_of(*micro));
+        smaller.map(move |micro| {
+            let more = set!(batch.accum = accum * (whole / micro));
+            set!(batch.micro = micro).and(&more)
+        })
+    }
+
+    /// Sequences of half the length, and twice as many of them; none below [`SHORTEST`], or where a file brings them.
+    fn shorter_sequences(&self) -> Option<Change> {
+        let (data, settings) = (&self.config.data, &self.settings);
+        let is_batches = |path: &Path| path.extension().is_some_and(|end| end == "safetensors");
+        let mut paths = data.path.iter().flat_map(Inputs::paths);
+        let from_file = data.format == Format::Batches || paths.any(is_batches);
+        let seq = settings.seq / 2;
+        let helps = settings.seq.is_multiple_of(2) && seq >= SHORTEST;
+        let more = set!(batch.accum = 2 * settings.accum);
+        (helps && !from_file).then(|| set!(data.seq = seq).and(&more))
+    }
+
+    /// Weights and activations in bf16, with a master that takes no more than they did in f32.
+    fn computed_in_bf16(&self) -> Option<Change> {
+        let bf16 = set!(train.dtype = Some(FloatType::Bf16), "bf16");
+        let master = set!(optim.master = MasterFormat::Remainder);
+        (self.settings.dtype == DType::F32).then(|| match self.settings.states.master {
+            MasterFormat::F32 => bf16.and(&master),
+            _ => bf16,
+        })
+    }
+
+    /// Scores that are never stored, where they are.
+    fn flash_attention(&self) -> Option<Change> {
+        let helps = self.settings.attention == Attention::Eager;
+        helps.then(|| set!(attention.backend = AttentionBackend::Flash))
+    }
+
+    fn eager_attention(&self) -> Option<Change> {
+        let differs = self.settings.attention != Attention::Eager;
+        differs.then(|| set!(attention.backend = AttentionBackend::Eager))
+    }
+
+    fn split_master(&self) -> Option<Change> {
+        let (dtype, states) = (self.settings.dtype, &self.settings.states);
+        let helps = dtype == DType::BF16 && states.master == MasterFormat::F32;
+        helps.then(|| set!(optim.master = MasterFormat::Remainder))
+    }
+
+    fn eight_bit_moments(&self) -> Option<Change> {
+        let helps = self.settings.states.moments != MomentFormat::Quantised;
+        helps.then(|| set!(optim.state_dtype = MomentFormat::Quantised))
+    }
+
+    fn narrow_gradients(&self) -> Option<Change> {
+        let helps = self.settings.states.gradients == DType::F32;
+        helps.then(|| set!(optim.grad_dtype = FloatType::Bf16))
+    }
+
+    /// Whether something that lives on the device could live on the host; not where host memory is the device's own.
+    fn may_go(&self, home: &Home) -> bool {
+        self.target == Target::Cuda && *home == Home::Device
+    }
+
+    fn states_on_host(&self) -> Option<Change> {
+        let helps = self.may_go(&self.settings.homes.states);
+        helps.then(|| set!(offload.optimizer = OptimizerPlace::Pinned, "pinned"))
+    }
+
+    /// Of ranks, each has its own part of them there, once they are divided.
+    fn weights_on_host(&self) -> Option<Change> {
+        let on_host = set!(offload.parameters = HostPlace::Pinned);
+        let helps = self.may_go(&self.settings.homes.weights);
+        helps.then(|| match self.divided(Zero::Weights) {
+            Some(divided) => divided.and(&on_host),
+            None => on_host,
+        })
+    }
+
+    /// None where ranks send them.
+    fn gradients_on_host(&self) -> Option<Change> {
+        let helps = self.may_go(&self.settings.homes.gradients) && self.settings.ranks.is_none();
+        helps.then(|| set!(offload.gradients = HostPlace::Pinned))
+    }
+
+    /// A later stage of what ranks divide; none where a rank has no others to divide with.
+    fn divided(&self, zero: Zero) -> Option<Change> {
+        let ranks = self.settings.ranks.as_ref()?;
+        let helps = ranks.rank.of > 1 && ranks.zero < zero;
+        helps.then(|| set!(collectives.zero = Some(zero), zero.stage()))
+    }
+
+    /// No gradients but those of the block at work, without clipping, which needs the norm of them all; none where ranks add
+    /// theirs up.
+    fn released_gradients(&self) -> Option<Change> {
+        let settings = &self.settings;
+        let on_device = settings.homes.gradients == Home::Device;
+        let helps = settings.accum == 1 && on_device && settings.ranks.is_none();
+        let unclipped = set!(optim.clip_norm = f64::INFINITY);
+        helps.then(|| set!(optim.release = Release::Backward).and(&unclipped))
+    }
+
+    /// Full recompute, in tiles of tokens: otherwise a block's activations are all there while it is at work.
+    fn tiles(&self) -> Option<Change> {
+        let tokens = self.settings.micro_batch * self.settings.seq;
+        let tile = (tokens / 4).min(TILE_TOKENS);
+        let now = self.settings.tile_tokens;
+        if tile < SHORTEST || now.is_some_and(|now| now <= tile) {
+            return None;
+        }
+        let in_tiles = set!(memory.tile_tokens = Some(tile), tile);
+        match self.config.recompute.spec.trim().starts_with("full") {
+            true => Some(in_tiles),
+            false => Some(self.recompute("full")?.and(&in_tiles)),
+        }
+    }
+
+    /// Full recompute, with what it keeps on the host; the last block keeps its own.
+    fn block_inputs_on_host(&self) -> Option<Change> {
+        let helps = self.target == Target::Cuda && self.settings.model.layers > 1;
+        let inputs = set!(offload.activations = BLOCK_INPUT.to_string());
+        helps.then(|| set!(recompute.spec = "full".to_string()).and(&inputs))
+    }
+}
+
+/// No specifications of single layers.
+fn no_layers() -> Change {
+    set!(recompute.layers = BTreeMap::new(), "{}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Config, Policy, Setup, Target, levers, recompute_specs};
+    use memory::Rank;
+
+    /// What a lever puts into a configuration is what a command line reads from the words that are printed for it.
+    #[test]
+    fn levers_do_what_they_say() {
+        let many = ["batch.micro=6", "data.seq=512", "eval.every=5"];
+        let clauses = "recompute.layers={\"0\" = \"recompute: mlp\"}";
+        let runs: [(&[&str], Option<usize>); 4] = [
+            (&many, None),
+            (&["attention.backend=eager", "train.device=cuda"], None),
+            (
+                &["train.device=cuda", clauses, "offload.activations=qkv"],
+                None,
+            ),
+            (&many, Some(4)),
+        ];
+        let mut said = std::collections::BTreeSet::new();
+        for (set, ranks) in runs {
+            let mut config = Config::default();
+            if let Some(of) = ranks {
+                config.join(Rank { number: 1, of }).unwrap();
+            }
+            let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+            let run = Setup::new(config.with(&set).unwrap(), Target::Cuda).unwrap();
+            let alone = levers(&run);
+            let alone = alone.iter().filter_map(|lever| (lever.pull)(&run));
+            let together = run
+                .smaller()
+                .into_iter()
+                .chain([run.automatic_recompute(1 << 30)]);
+            let all: Vec<_> = alone.chain(together).collect();
+            let on_disk = all.iter().filter_map(|change| change.with_states_on_disk());
+            for change in on_disk.chain(all.iter().cloned()) {
+                let put = change.applied_to(&run.config).ok();
+                assert_eq!(
+                    put,
+                    run.config.with(&change.set()).ok(),
+                    "{:?}",
+                    change.set()
+                );
+                said.extend(put.map(|_| change.set().concat()));
+            }
+        }
+        assert!(said.len() > 60, "{}: {said:?}", said.len());
+    }
+
+    #[test]
+    fn chunks_of_blocks_fit_the_number_of_layers() {
+        let uniform = |layers| -> Vec<String> {
+            let specs = recompute_specs(&Policy::keep_all(layers)).into_iter();
+            let chunks =
+                specs.filter_map(|spec| spec.strip_prefix("full:uniform:").map(String::from));
+            chunks.collect()
+        };
+        assert_eq!(uniform(1), [""; 0]);
+        assert_eq!(uniform(3), ["2"]);
+        assert_eq!(uniform(4), ["2", "4"]);
+        assert_eq!(uniform(48), ["2", "4", "7"]);
+        assert_eq!(uniform(126), ["2", "4", "12"]);
+    }
+}

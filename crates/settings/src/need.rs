@@ -1,0 +1,115 @@
+//! What a key may be for: a run that has nothing of it has no use for the key.
+
+use super::error::ConfigError;
+use super::key::Key;
+use super::schema::Config;
+use memory::{Home, Homes};
+use optim::{OptimizerKind, ScheduleKind};
+use units::Zero;
+
+/// What a key is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    is_met: fn(&Config, &Homes) -> bool,
+    without: Without,
+}
+
+/// What becomes of a key whose need is not met.
+#[derive(Clone, Copy, Debug)]
+enum Without {
+    /// A warning, with what the key is for: another setting of the same command line may have taken its place.
+    Warning(&'static str),
+    /// An error, with what is wrong and what to add. Where the command line sets one of these keys, what a file says of the key
+    /// is forgotten instead.
+    Error(&'static str, &'static str, &'static [&'static str]),
+}
+
+use Without::{Error, Warning};
+
+const PLACES: &[&str] = &[
+    "offload.optimizer",
+    "offload.parameters",
+    "offload.gradients",
+];
+
+/// The needs that rows name.
+#[rustfmt::skip]
+mod rows {
+    use super::*;
+
+    pub(crate) const AUTO: Need = need(|run, _| run.chooses(), Warning("--recompute auto"));
+    pub(crate) const EVALUATIONS: Need = need(|run, _| run.eval.every.is_some(), Warning("--eval-every"));
+    pub(crate) const CHECKPOINTS: Need = need(|run, _| run.checkpoint.interval().is_some(), Warning("--save-every"));
+    pub(crate) const RANKS: Need = need(|run, _| run.zero().is_some(),
+        Warning("several ranks, under mpirun, srun or torchrun, or for --zero"));
+    pub(crate) const GATHERED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::States),
+        Warning("ranks that gather weights, from --zero 1 on"));
+    pub(crate) const DIVIDED_WEIGHTS: Need = need(|run, _| run.zero() >= Some(Zero::Weights), Warning("--zero 3"));
+    pub(crate) const MUON: Need = need(|run, _| run.optim.kind == OptimizerKind::Muon,
+        Error("is a number of muon, which is not the optimizer", "--optimizer muon", &["optim.kind"]));
+    pub(crate) const ADAFACTOR: Need = need(|run, _| run.optim.kind == OptimizerKind::Adafactor,
+        Error("is a number of adafactor, which is not the optimizer", "--optimizer adafactor", &["optim.kind"]));
+    pub(crate) const FALLING_RATE: Need = need(|run, _| run.lr.schedule != ScheduleKind::Constant,
+        Error("says how the learning rate falls, and the schedule is constant", "--schedule linear, cosine or wsd", &["lr.schedule"]));
+    pub(crate) const OFFLOADED_UPDATES: Need = need(|_, homes| homes.streams_updates(),
+        Error("says how what is offloaded is updated, and nothing is", "--offload-optimizer pinned", PLACES));
+    pub(crate) const OFFLOADED_STATES: Need = need(|_, homes| homes.states != Home::Device,
+        Error("says how much of the optimizer's states is offloaded, and none of it is", "--offload-optimizer pinned", PLACES));
+    pub(crate) const OFFLOADED_WEIGHTS: Need = need(|_, homes| homes.weights != Home::Device,
+        Error("says how many units of offloaded weights are on the device, and weights are not offloaded",
+            "--offload-parameters pinned", PLACES));
+
+    const fn need(is_met: fn(&Config, &Homes) -> bool, without: Without) -> Need {
+        Need { is_met, without }
+    }
+}
+pub(crate) use rows::*;
+
+impl Config {
+    /// Keys that are not at their defaults, and what becomes of them, where the run has nothing of what they need.
+    fn set_in_vain(&self) -> Result<Vec<(&'static Key, Without)>, ConfigError> {
+        let homes = self.homes()?;
+        let set = self.differences(&Config::default())?.into_iter();
+        let needs = set.filter_map(|(key, ..)| Some((key, key.needs?)));
+        let in_vain = needs.filter(|(_, need)| !(need.is_met)(self, &homes));
+        Ok(in_vain.map(|(key, need)| (key, need.without)).collect())
+    }
+
+    /// Keys that are set and have no effect, each with what they are for.
+    pub fn unused(&self) -> Vec<(&'static str, &'static str)> {
+        let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
+        let unused = in_vain.filter_map(|(key, without)| match without {
+            Warning(what) => Some((key.name, what)),
+            Error(..) => None,
+        });
+        let offload = (self.chooses_offload() && !self.chooses())
+            .then_some(("offload.activations auto", "--recompute auto"));
+        unused.chain(offload).collect()
+    }
+
+    /// Refuses keys that say something of what the run does not have.
+    ///
+    /// # Errors
+    /// The first such key, with what to add.
+    pub(crate) fn refuse_in_vain(&self) -> Result<(), ConfigError> {
+        for (key, without) in self.set_in_vain()? {
+            if let Error(wrong, add, _) = without {
+                return Err(ConfigError::Contradiction(format!(
+                    "`{}` {wrong}; add {add}, or leave it out",
+                    key.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keys of a file that the command line, which sets these, has left without what they need.
+    pub(crate) fn left_in_vain(&self, sets: impl Fn(&str) -> bool) -> Vec<&'static Key> {
+        let in_vain = self.set_in_vain().unwrap_or_default().into_iter();
+        let left = in_vain.filter(|(key, without)| match without {
+            Warning(_) => false,
+            Error(.., decided_by) => !sets(key.name) && decided_by.iter().any(|key| sets(key)),
+        });
+        left.map(|(key, _)| key).collect()
+    }
+}
