@@ -29,6 +29,7 @@ mod category;
 mod clock;
 mod cover;
 mod dims;
+mod dtype;
 mod history;
 mod home;
 mod host;
@@ -53,11 +54,11 @@ pub use arena::{Arena, ArenaLease, ArenaPlace};
 pub use blocks::{Blocks, DeviceBytes, DeviceMarks, Refused, Stamp};
 pub use buffer::{Buffer, Windows};
 pub use bytes::format_bytes;
-pub use candle_core::DType;
 pub use category::{ByCategory, Category, Space};
 pub use clock::PhaseTime;
 pub use cover::Cover;
 pub use dims::Dims;
+pub use dtype::{DType, Element};
 pub use history::{Address, History, MemoryChange, MemoryEvent};
 pub use home::{Home, Homes, Window};
 pub use layout::{
@@ -73,7 +74,7 @@ pub use rank::Rank;
 pub use role::Role;
 pub use slab::Slab;
 pub use types::Types;
-pub use view::{Element, In, Out};
+pub use view::{In, Out};
 
 /// Every lease is rounded up to a multiple of this many bytes, on every target: enough for any vector load, for
 /// tensor-core tiles and for NVIDIA's libraries, which ask for 256-byte alignment.

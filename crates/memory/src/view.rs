@@ -1,20 +1,8 @@
 //! Strided views of leased tensors: what kernels read and write.
 
-use crate::{DType, Dims};
-use candle_core::Tensor;
+use crate::{DType, Dims, Element};
 use std::marker::PhantomData;
 use std::ops::Range;
-
-/// A plain number type that a tensor can hold.
-pub trait Element: bytemuck::Pod + candle_core::WithDType + Send + Sync {}
-
-impl Element for f32 {}
-impl Element for f64 {}
-impl Element for half::bf16 {}
-impl Element for i16 {}
-impl Element for i32 {}
-impl Element for u8 {}
-impl Element for u32 {}
 
 /// Whether the processor can follow a view's pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -280,23 +268,6 @@ impl<'a> In<'a> {
         // nothing writes during 'a.
         unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.elements()) }
     }
-
-    /// A copy of a view in host memory as a candle tensor on the CPU, for export, inspection and tests. A copy, since a view that outlives
-    /// the lease would read the next tenant's data.
-    ///
-    /// # Errors
-    /// Those of candle, for a dtype that it has no tensor of.
-    pub fn to_tensor(self) -> candle_core::Result<Tensor> {
-        let cpu = &candle_core::Device::Cpu;
-        match self.dtype {
-            DType::F32 => Tensor::from_slice(self.slice::<f32>(), self.dims(), cpu),
-            DType::F64 => Tensor::from_slice(self.slice::<f64>(), self.dims(), cpu),
-            DType::BF16 => Tensor::from_slice(self.slice::<half::bf16>(), self.dims(), cpu),
-            DType::I32 => Tensor::from_slice(self.slice::<i32>(), self.dims(), cpu),
-            DType::U8 => Tensor::from_slice(self.slice::<u8>(), self.dims(), cpu),
-            other => candle_core::bail!("no leased tensor holds {other:?}"),
-        }
-    }
 }
 
 impl<'a> Out<'a> {
@@ -453,9 +424,5 @@ mod tests {
         let bits = view.rows(1..2).cast(DType::U32);
         assert_eq!(bits.dims(), [3]);
         assert_eq!(bits.slice::<u32>()[0], 3.0f32.to_bits());
-        assert_eq!(
-            view.to_tensor().unwrap().to_vec2::<f32>().unwrap()[3],
-            [9.0, 10.0, 11.0]
-        );
     }
 }

@@ -21,9 +21,13 @@ pub enum TokenizerError {
     /// The tokenizer has no token for the text.
     #[error("the tokenizer cannot encode the text: {reason}")]
     Encode { reason: String },
+    /// This build has no library for it.
+    #[error("{path} needs {what}, and this trainer was built without them")]
+    NotBuilt { path: PathBuf, what: &'static str },
 }
 
 /// Why a conversation has no tokens.
+#[cfg(feature = "hugging-face")]
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says what its fields are")]
 pub enum ChatError {

@@ -14,21 +14,42 @@
 //! # Ok::<(), tokenization::TokenizerError>(())
 //! ```
 
-mod assistant;
-mod chat;
-mod cuts;
 mod error;
-mod messages;
-mod percent;
-mod python_json;
-mod special_tokens;
 mod stream;
-mod template;
 mod tokenizer;
+
+#[cfg(feature = "hugging-face")]
+mod assistant;
+#[cfg(feature = "hugging-face")]
+mod chat;
+#[cfg(feature = "hugging-face")]
+mod cuts;
+#[cfg(feature = "hugging-face")]
+mod hugging_face;
+#[cfg(not(feature = "hugging-face"))]
+#[path = "not_built.rs"]
+mod hugging_face;
+#[cfg(feature = "hugging-face")]
+mod messages;
+#[cfg(feature = "hugging-face")]
+mod percent;
+#[cfg(feature = "hugging-face")]
+mod python_json;
+#[cfg(feature = "hugging-face")]
+mod special_tokens;
+#[cfg(feature = "hugging-face")]
+mod template;
+#[cfg(feature = "hugging-face")]
 mod words;
 
+#[cfg(feature = "hugging-face")]
 pub use chat::Conversation;
-pub use error::{ChatError, TokenizerError};
+#[cfg(feature = "hugging-face")]
+pub use error::ChatError;
+pub use error::TokenizerError;
+#[cfg(not(feature = "hugging-face"))]
+pub use hugging_face::ChatTemplate;
 pub use stream::TextStream;
+#[cfg(feature = "hugging-face")]
 pub use template::ChatTemplate;
 pub use tokenizer::{TOKENIZER_FILES, Tokenizer};

@@ -1,9 +1,10 @@
 //! A model's chat template, rendered as transformers renders it.
 
 use crate::error::TokenizerError;
+use crate::hugging_face::Configuration;
 use crate::python_json::tojson;
 use crate::special_tokens::SpecialTokens;
-use crate::{assistant, messages, percent, tokenizer::Configuration};
+use crate::{assistant, messages, percent};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, State, Value, context};

@@ -9,6 +9,7 @@ use memory::OutOfMemory;
 use model::{HfConfigError, OriginError, WeightsError};
 use optim::RestoreError;
 use planner::{AutoError, NoDiskRoom, NoHostRoom};
+#[cfg(feature = "text")]
 use prepare::PrepareError;
 use report::page::PageError;
 use scratch::ScratchError;
@@ -195,10 +196,15 @@ pub enum Failure {
         /// Where they were saved.
         checkpoint: PathBuf,
     },
+    /// A command that this build does not have.
+    #[error("{0} is not in this trainer, which was built without the feature `text`")]
+    NotBuilt(&'static str),
     /// No data set was made.
+    #[cfg(feature = "text")]
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     /// A signal ended the making of a data set.
+    #[cfg(feature = "text")]
     #[error("interrupted; nothing was kept")]
     PrepareInterrupted {
         /// The signal's number.
@@ -243,8 +249,12 @@ impl Failure {
             | Failure::DiskSpace(_)
             | Failure::Auto(_) => 3,
             Failure::Data(error) if is_usage(error) => 2,
+            Failure::NotBuilt(_) | Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => 2,
+            #[cfg(feature = "text")]
             Failure::Prepare(error) if error.is_usage() => 2,
+            #[cfg(feature = "text")]
             Failure::Prepare(_) => 4,
+            #[cfg(feature = "text")]
             Failure::PrepareInterrupted { signal } => 128 + *signal as u8,
             Failure::Data(_)
             | Failure::ForeignData { .. }
@@ -333,6 +343,9 @@ impl Failure {
                  states; `trainer plan --device-memory SIZE` looks for them"
                     .into(),
             ),
+            Failure::NotBuilt(_) | Failure::Tokenizer(TokenizerError::NotBuilt { .. }) => {
+                Some(format!("`{WITH_TEXT}` adds it"))
+            }
             Failure::NoDevice { .. } => Some(
                 "`trainer doctor` says what this machine offers; --device cpu trains without a GPU, and `trainer plan` \
                  predicts the memory of one"
@@ -394,6 +407,12 @@ impl Failure {
         hint.into_iter().collect()
     }
 }
+
+/// What builds a trainer that reads text by tokenizers, and keeps what this one has.
+const WITH_TEXT: &str = match cfg!(feature = "cuda") {
+    false => "cargo build --release --features text",
+    true => "cargo build --release --features cuda,text",
+};
 
 fn list(changes: &[String]) -> String {
     changes.join("; ")
@@ -516,7 +535,7 @@ impl From<OutOfMemory> for Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{CheckpointError, Failure, Fault, WeightsError};
+    use super::{CheckpointError, Failure, Fault, TokenizerError, WeightsError};
     use files::{FilesError, host_room};
     use kernels::KernelError;
 
@@ -541,6 +560,20 @@ mod tests {
         }
         let full = FilesError::at("write", "x".as_ref())(std::io::ErrorKind::StorageFull.into());
         assert_eq!(Failure::Weights(WeightsError::Write(full)).exit_code(), 4);
+    }
+
+    #[test]
+    fn what_this_build_does_not_have_is_refused_with_the_command_that_adds_it() {
+        let tokenizer = TokenizerError::NotBuilt {
+            path: "model/tokenizer.json".into(),
+            what: "Hugging Face's tokenizers",
+        };
+        for failure in [Failure::NotBuilt("`trainer prepare`"), tokenizer.into()] {
+            assert_eq!(failure.exit_code(), 2, "{failure}");
+            let hints = failure.hints();
+            assert!(hints[0].contains("cargo build --release --features"));
+            assert!(hints[0].contains("text"), "{hints:?}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The trainer: the command line, the training loop, run directories, and what a machine offers.
 //!
 //! A command line becomes [`settings::Resolved`], which [`carry_out`] does with [`planner`] and [`session`]. The binary is
-//! a thin shell around it. [`Trainer`] is for code of one's own, which trains on tensors of candle.
+//! a thin shell around it. With the feature `candle`, `Trainer` is for code of one's own, which trains on tensors of candle.
 
 mod advise;
 #[cfg(feature = "cuda")]
@@ -23,6 +23,7 @@ mod interrupt;
 mod job;
 mod key_flags;
 mod leftovers;
+#[cfg(feature = "candle")]
 mod library;
 mod limits;
 pub mod log;
@@ -46,6 +47,7 @@ mod tune;
 pub use failure::Failure;
 pub use job::Ended;
 pub use kernels::Target;
+#[cfg(feature = "candle")]
 pub use library::{Trainer, configuration, configuration_from_text};
 pub use planner::Plan;
 pub use session::StepOutcome;

@@ -5,10 +5,11 @@ use std::io::{self, IsTerminal, Write, stderr};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
 
 /// The rank that this process is, and its file. None: it is alone, or nobody has begun.
 static RANK: OnceLock<RankLog> = OnceLock::new();
@@ -29,7 +30,9 @@ enum Sink {
 /// Begins to log: to stderr, and where a launcher started this process as one of several, for its file.
 pub fn begin(rank: Option<usize>) {
     let colour = std::env::var_os("NO_COLOR").is_none() && stderr().is_terminal();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let wanted = std::env::var("RUST_LOG").ok();
+    let filter = wanted.and_then(|wanted| wanted.parse::<Targets>().ok());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
     // What every rank says alike is said once.
     let told = match rank {
         None | Some(0) => LevelFilter::TRACE,

@@ -1,6 +1,6 @@
-//! The `gemm` crate, which multiplies matrices of f32.
+//! The library `gemm`, of which we use the crate that multiplies f32.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 use memory::In;
 
 /// Rows of the output that one call of the library computes: bounds its packing buffers.
@@ -132,15 +132,21 @@ unsafe fn multiply(
     scale: f32,
     parallelism: Parallelism,
 ) {
+    // The library stores the columns of its output as vectors: rows are the columns of the transposed product.
+    let stride = out.row_stride as isize;
+    let (m, n, a, b, [rows, columns]) = match stride > 1 {
+        true => (n, m, b.t(), a.t(), [1, stride]),
+        false => (m, n, a, b, [stride, 1]),
+    };
     // SAFETY: the caller's promise; strides describe the matrices.
     unsafe {
-        gemm::gemm(
+        gemm_f32::gemm::f32::get_gemm_fn()(
             m,
             n,
             k,
             out.pointer,
-            1,
-            out.row_stride as isize,
+            columns,
+            rows,
             out.accumulate,
             a.pointer,
             a.column_stride,

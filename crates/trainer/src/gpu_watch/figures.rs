@@ -1,7 +1,6 @@
 //! Readings of a run in figures, and those of several runs in one.
 
 use super::tenants::Tenants;
-use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use planner::OtherProcess;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
@@ -14,8 +13,8 @@ pub(super) struct Reading {
     pub(super) memory_clock_mhz: Option<u32>,
     pub(super) power_w: Option<u32>,
     pub(super) temperature_c: Option<u32>,
-    /// What holds its clocks back.
-    pub(super) reasons: ThrottleReasons,
+    /// What holds its clocks back, in NVML's words.
+    pub(super) reasons: BTreeSet<String>,
 }
 
 /// Most that a GPU may.
@@ -81,7 +80,7 @@ impl GpuFigures {
     /// Sums a run up, from its readings and from who was on the GPU before it began and after it had ended.
     pub(super) fn new(limits: Limits, readings: &[Reading], tenants: &[Tenants]) -> GpuFigures {
         // The clock of a GPU that waits for its work is low, and means nothing.
-        let is_busy = |reading: &&Reading| !reading.reasons.contains(ThrottleReasons::GPU_IDLE);
+        let is_busy = |reading: &&Reading| !reading.reasons.contains("gpu_idle");
         let mut counted: Vec<&Reading> = readings.iter().filter(is_busy).collect();
         if counted.is_empty() {
             counted = readings.iter().collect();
@@ -89,10 +88,7 @@ impl GpuFigures {
         let of = |figure: fn(&Reading) -> Option<u32>| {
             Spread::new(counted.iter().filter_map(|reading| figure(reading)))
         };
-        let reasons = counted.iter().flat_map(|reading| {
-            let words = reading.reasons.iter_names();
-            words.map(|(word, _)| word.to_lowercase())
-        });
+        let reasons = counted.iter().flat_map(|reading| &reading.reasons);
         let unowned = tenants.iter().map(|tenants| tenants.unowned_bytes);
         GpuFigures {
             sm_clock_mhz: of(|reading| reading.sm_clock_mhz),
@@ -101,7 +97,7 @@ impl GpuFigures {
             power_w: of(|reading| reading.power_w),
             power_limit_w: limits.power_w,
             temperature_c_max: of(|reading| reading.temperature_c).map(|spread| spread.max),
-            throttle_reasons: reasons.collect(),
+            throttle_reasons: reasons.cloned().collect(),
             other_processes: largest(tenants.iter().flat_map(|tenants| &tenants.others)),
             // What a process that has just ended held may still be on its way back.
             unowned_bytes: unowned.min().flatten(),
@@ -143,7 +139,7 @@ pub(super) mod tests {
     use super::*;
 
     /// The figures of a run with nothing but a clock and reasons.
-    pub(crate) fn run(sm_clock_mhz: u32, reasons: ThrottleReasons) -> GpuFigures {
+    pub(crate) fn run(sm_clock_mhz: u32, reasons: &[&str]) -> GpuFigures {
         let limits = Limits {
             sm_clock_mhz: Some(1980),
             power_w: Some(700),
@@ -151,13 +147,13 @@ pub(super) mod tests {
         GpuFigures::new(limits, &[reading(sm_clock_mhz, reasons)], &[])
     }
 
-    fn reading(sm_clock_mhz: u32, reasons: ThrottleReasons) -> Reading {
+    fn reading(sm_clock_mhz: u32, reasons: &[&str]) -> Reading {
         Reading {
             sm_clock_mhz: Some(sm_clock_mhz),
             memory_clock_mhz: None,
             power_w: Some(sm_clock_mhz / 3),
             temperature_c: Some(60),
-            reasons,
+            reasons: reasons.iter().map(|word| word.to_string()).collect(),
         }
     }
 
@@ -180,8 +176,8 @@ pub(super) mod tests {
             sm_clock_mhz: None,
             power_w: None,
         };
-        let idle = reading(345, ThrottleReasons::GPU_IDLE);
-        let busy = |clock| reading(clock, ThrottleReasons::SW_POWER_CAP);
+        let idle = reading(345, &["gpu_idle"]);
+        let busy = |clock| reading(clock, &["sw_power_cap"]);
         let figures = |readings: &[Reading]| GpuFigures::new(limits, readings, &[]);
         let run = figures(&[
             idle.clone(),
@@ -223,9 +219,9 @@ pub(super) mod tests {
     #[test]
     fn runs_are_put_together() {
         let runs = [
-            run(1980, ThrottleReasons::empty()),
-            run(1200, ThrottleReasons::HW_SLOWDOWN),
-            run(1900, ThrottleReasons::SW_POWER_CAP),
+            run(1980, &[]),
+            run(1200, &["hw_slowdown"]),
+            run(1900, &["sw_power_cap"]),
         ];
         let all = GpuFigures::of_runs(&runs.each_ref()).unwrap();
         let clocks = Spread {

@@ -2,6 +2,10 @@
 //! none, nothing is said.
 
 mod figures;
+#[cfg(feature = "cuda")]
+mod nvml;
+#[cfg(not(feature = "cuda"))]
+#[path = "not_built.rs"]
 mod nvml;
 mod tenants;
 mod warnings;

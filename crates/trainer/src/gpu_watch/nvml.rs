@@ -8,7 +8,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 use planner::OtherProcess;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 /// The library's name in a driver; the name without a number comes with packages for developers alone.
@@ -39,10 +39,7 @@ fn library() -> Option<&'static Nvml> {
 fn bus_id(device: settings::Device) -> Option<String> {
     match device {
         settings::Device::Cpu => None,
-        #[cfg(feature = "cuda")]
         settings::Device::Cuda { index } => kernels::cuda::pci_bus_id(index).ok(),
-        #[cfg(not(feature = "cuda"))]
-        settings::Device::Cuda { .. } => None,
     }
 }
 
@@ -74,7 +71,7 @@ impl Gpu {
             memory_clock_mhz: self.device.clock_info(Clock::Memory).ok(),
             power_w: milliwatts.map(|milliwatts| milliwatts / 1000),
             temperature_c: self.device.temperature(TemperatureSensor::Gpu).ok(),
-            reasons: reasons.unwrap_or(ThrottleReasons::empty()),
+            reasons: words(reasons.unwrap_or(ThrottleReasons::empty())),
         }
     }
 
@@ -101,6 +98,12 @@ impl Gpu {
         let name = self.nvml.sys_process_name(pid, NAME_BYTES);
         name.unwrap_or_else(|_| "unknown".into())
     }
+}
+
+/// The names of reasons, in lower case.
+fn words(reasons: ThrottleReasons) -> BTreeSet<String> {
+    let names = reasons.iter_names();
+    names.map(|(name, _)| name.to_lowercase()).collect()
 }
 
 /// What each process holds: one that computes and draws is in both lists, with the same bytes.

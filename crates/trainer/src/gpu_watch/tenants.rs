@@ -15,6 +15,7 @@ pub(super) struct Tenants {
 
 impl Tenants {
     /// Takes memory in use, and processes with what they hold, where each is known.
+    #[cfg(any(test, feature = "cuda"))]
     pub(super) fn new(
         used_bytes: Option<u64>,
         processes: Option<Vec<OtherProcess>>,

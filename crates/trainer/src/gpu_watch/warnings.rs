@@ -83,15 +83,14 @@ fn held_back(runs: &[(&str, &GpuFigures)]) -> Vec<String> {
 mod tests {
     use super::super::figures::tests::run;
     use super::*;
-    use nvml_wrapper::bitmasks::device::ThrottleReasons;
 
     const GIB: u64 = 1 << 30;
 
     #[test]
     fn a_gpu_that_does_what_it_should_is_not_spoken_of() {
         assert_eq!(warnings(&[]), [""; 0]);
-        let first = run(1980, ThrottleReasons::APPLICATIONS_CLOCKS_SETTING);
-        let later = run(1881, ThrottleReasons::GPU_IDLE);
+        let first = run(1980, &["applications_clocks_setting"]);
+        let later = run(1881, &["gpu_idle"]);
         let few = GpuFigures {
             unowned_bytes: Some(NOTABLE_BYTES - 1),
             ..later.clone()
@@ -104,7 +103,7 @@ mod tests {
 
     #[test]
     fn clocks_below_those_of_the_first_run_are_said_once_a_strategy() {
-        let clocks = |clock| run(clock, ThrottleReasons::empty());
+        let clocks = |clock| run(clock, &[]);
         let [first, fallen, lowest] = [1980, 1880, 1000].map(clocks);
         let runs = [
             ("none", &first),
@@ -120,8 +119,8 @@ mod tests {
 
     #[test]
     fn what_holds_clocks_back_is_said_with_all_its_strategies() {
-        let free = run(1980, ThrottleReasons::empty());
-        let capped = run(1980, ThrottleReasons::SW_POWER_CAP);
+        let free = run(1980, &[]);
+        let capped = run(1980, &["sw_power_cap"]);
         let runs = [
             ("none", &capped),
             ("a,b", &capped),
@@ -146,7 +145,7 @@ mod tests {
         let shared = GpuFigures {
             other_processes: vec![python],
             unowned_bytes: Some(GIB),
-            ..run(1980, ThrottleReasons::empty())
+            ..run(1980, &[])
         };
         let said = warnings(&[("none", &shared), ("full", &shared)]);
         assert_eq!(said.len(), 2, "{said:?}");

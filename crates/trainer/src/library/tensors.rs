@@ -124,14 +124,28 @@ pub(super) fn in_files_shape(values: Vec<f32>, parameter: &Parameter) -> Result<
 pub(super) fn state(state: NamedStateCopy, parameter: &Parameter) -> Result<Tensor, Failure> {
     let elements = state.bytes.len() / state.dtype.size_in_bytes();
     let is_value =
-        elements == parameter.shape.iter().product::<usize>() && state.dtype != DType::U8;
-    let build =
-        |shape: &[usize]| Tensor::from_raw_buffer(&state.bytes, state.dtype, shape, &Device::Cpu);
+        elements == parameter.shape.iter().product::<usize>() && state.dtype != memory::DType::U8;
+    let build = |shape: &[usize]| {
+        Tensor::from_raw_buffer(&state.bytes, dtype_of(state.dtype), shape, &Device::Cpu)
+    };
     let tensor = match is_value {
         true => build(&parameter.shape).and_then(|tensor| turned(tensor, parameter)),
         false => build(&[elements]),
     };
     tensor.map_err(unreadable(&state.name))
+}
+
+/// The same type in candle's words.
+fn dtype_of(dtype: memory::DType) -> DType {
+    match dtype {
+        memory::DType::U8 => DType::U8,
+        memory::DType::U32 => DType::U32,
+        memory::DType::I16 => DType::I16,
+        memory::DType::I32 => DType::I32,
+        memory::DType::BF16 => DType::BF16,
+        memory::DType::F32 => DType::F32,
+        memory::DType::F64 => DType::F64,
+    }
 }
 
 /// The values of a tensor in the shape of files, as they are used.
