@@ -1,14 +1,26 @@
 //! What ranks do to a disk for a checkpoint of theirs; `joint.rs` has the order.
 
 use crate::error::CheckpointError;
-use crate::joint::JointCheckpoint;
 use crate::names::{self, Name};
 use crate::save::{finish, make_folder, name_staged, tidy};
+use crate::state::TrainerState;
 use files::{
     FileSystem, FilesError, PIECE_INDEX, PieceIndex, PieceSource, WrittenPieces, write_file,
     write_pieces,
 };
 use std::path::PathBuf;
+
+/// What a checkpoint of several ranks has beside what each of them writes.
+pub struct JointCheckpoint {
+    /// The run's folder.
+    pub run: PathBuf,
+    /// Where the run was.
+    pub state: TrainerState,
+    /// Further files, as in [`crate::Contents`].
+    pub files: Vec<(String, Vec<u8>)>,
+    /// What the first rank does when the checkpoint has its name.
+    pub published: Box<dyn FnOnce() + Send>,
+}
 
 /// Where a checkpoint of several ranks is being saved.
 #[derive(Clone, Debug)]

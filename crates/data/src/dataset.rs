@@ -5,7 +5,7 @@ use std::path::Path;
 use crc32fast::Hasher;
 
 use crate::{
-    Batches, DataError, Inputs, MicroBatch, Options, Packing,
+    DataError, Inputs, MicroBatch, Options, Packing,
     buckets::padded_lengths,
     mix::{MixedOrder, Shares},
     order::Order,
@@ -139,11 +139,6 @@ impl Dataset {
             self.shares.fingerprint(&mut crc);
         }
         format!("files {files}, bytes {bytes}, crc32 {:08x}", crc.finalize())
-    }
-
-    /// The steps of this dataset, from the beginning.
-    pub fn batches(self) -> Batches {
-        Batches::new(self)
     }
 
     /// The name to use in messages: the path, or what stands for it.

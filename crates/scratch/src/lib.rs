@@ -32,7 +32,7 @@ mod folder;
 mod pool;
 mod ring;
 mod space;
-pub mod testing;
+mod transfer;
 
 pub use engine::Engine;
 pub use error::ScratchError;

@@ -1,13 +1,14 @@
 //! The page of two runs: what was set differently, then what came of it.
 
-use super::between::{Evaluation, samples};
-use super::chart::grouped;
 use super::configuration::differing;
 use super::ending::ending;
 use super::figures::{difference, exact, memory_beside};
+use super::history::samples;
+use super::records::Evaluation;
 use super::run::Run;
 use super::single::{about, course};
 use super::view::{Item, Page, Part};
+use crate::numbers::grouped;
 use crate::{Align, Table};
 use serde_json::Value;
 

@@ -1,20 +1,10 @@
 //! How a run ended; where nothing was written about that, what probably happened.
 
 use super::run::Run;
+use super::view::Ending;
 use crate::process::{Fate, OomKills, ProcessRecord};
 use memory::format_bytes;
-use serde::{Deserialize, Serialize};
-
-/// How a run ended, in a sentence or two.
-#[derive(Serialize)]
-pub(super) struct Ending {
-    /// `good`, `bad` or `open`.
-    pub(super) mood: &'static str,
-    /// In a few words.
-    pub(super) headline: &'static str,
-    /// All that is known.
-    pub(super) detail: String,
-}
+use serde::Deserialize;
 
 /// Tells how a run ended.
 pub(super) fn ending(run: &Run) -> Ending {

@@ -1,8 +1,8 @@
 //! Figures of a run as tables, from its records.
 
-use super::chart::grouped;
 use super::run::Run;
 use super::view::{Bar, Piece};
+use crate::numbers::grouped;
 use crate::{Align, Table};
 use memory::{Category, Phase, format_bytes};
 use serde_json::Value;

@@ -3,61 +3,26 @@
 //! A run directory is read as far as it is there (`run.rs`), becomes the parts of a page (`single.rs`, `comparison.rs`), and
 //! these become HTML by a template, which escapes everything, or text.
 
-mod between;
 mod chart;
 mod comparison;
 mod configuration;
 mod ending;
+mod error;
 mod figures;
+mod history;
+mod records;
 mod run;
 mod single;
 mod timeline;
 mod view;
 
+pub use error::PageError;
 use run::Run;
 use std::path::{Path, PathBuf};
 use view::Page;
 
 /// The page's name in a run directory.
 const NAME: &str = "report.html";
-
-/// Why there is no page.
-#[derive(Debug, thiserror::Error)]
-pub enum PageError {
-    /// A folder that no run wrote into.
-    #[error(
-        "{0} is no run directory: it has neither metrics.jsonl nor plan.json nor config.toml; name a folder that `trainer \
-         train` wrote, such as one under runs/"
-    )]
-    NoRun(PathBuf),
-    /// A file that cannot be read.
-    #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A file that is not what its name says.
-    #[error("{path} is damaged, so there is no report of this run: {reason}")]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// A file that cannot be written.
-    #[error("cannot write {path}: {source}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The template is wrong: a defect.
-    #[error("the template of the report is wrong: {0}")]
-    Template(#[from] minijinja::Error),
-}
 
 /// Writes the page of a run into its directory; returns where.
 ///
@@ -153,7 +118,7 @@ mod tests {
                 title: "Part",
                 items: vec![
                     Item::Table(table),
-                    Item::Samples(vec![between::Sample::read(&sample)]),
+                    Item::Samples(vec![records::Sample::read(&sample)]),
                     Item::Charts(charts),
                     Item::File("config.toml", evil.into()),
                     timeline::frame(evil),

@@ -1,7 +1,7 @@
 //! A run directory, read as far as it is there.
 
-use super::PageError;
-use super::between::{Evaluation, SAMPLES, Sample, harmless};
+use super::error::PageError;
+use super::records::{Evaluation, SAMPLES, Sample, harmless};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::fs::File;

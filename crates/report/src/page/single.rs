@@ -1,15 +1,16 @@
 //! The page of one run.
 
-use super::between::{self, evaluations, resumes, samples};
-use super::chart::{Line, Look, Point, curves, grouped, scatter};
+use super::chart::{Line, Look, Point, curves, scatter};
 use super::ending::ending;
 use super::figures::{
     bar, device_account, effects, exact, fixes, is_own, largest, memory_beside, place, strategies,
     word,
 };
+use super::history::{self, evaluations, resumes, samples};
 use super::run::Run;
 use super::view::{Fact, Item, Page, Part};
 use super::{configuration, timeline};
+use crate::numbers::grouped;
 use memory::format_bytes;
 use serde_json::{Value, json};
 
@@ -89,7 +90,7 @@ fn facts(run: &Run) -> Vec<Fact> {
         .iter()
         .take_while(|fact| matches!(fact.name, "steps" | "epochs" | "last loss"));
     let at = at.count();
-    facts.splice(at..at, between::facts(run));
+    facts.splice(at..at, history::facts(run));
     facts
 }
 

@@ -1,8 +1,7 @@
 //! What a page shows, in order: the same parts become HTML and text.
 
-use super::between::Sample;
 use super::chart::Chart;
-use super::ending::Ending;
+use super::records::Sample;
 use crate::Table;
 use serde::Serialize;
 
@@ -17,6 +16,17 @@ pub(super) struct Page {
     /// What to know first.
     pub(super) facts: Vec<Fact>,
     pub(super) parts: Vec<Part>,
+}
+
+/// How a run ended, in a sentence or two.
+#[derive(Serialize)]
+pub(super) struct Ending {
+    /// `good`, `bad` or `open`.
+    pub(super) mood: &'static str,
+    /// In a few words.
+    pub(super) headline: &'static str,
+    /// All that is known.
+    pub(super) detail: String,
 }
 
 /// A key figure.
