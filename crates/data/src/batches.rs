@@ -1,6 +1,6 @@
 //! Samples made into steps.
 
-use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, order::Order};
+use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, mix::Order};
 
 /// How many samples an error message names before it only counts them.
 const SAMPLES_NAMED: usize = 8;

@@ -7,8 +7,8 @@ use crc32fast::Hasher;
 use crate::{
     DataError, Inputs, MicroBatch, Options, Packing,
     buckets::padded_lengths,
-    mix::{MixedOrder, Shares},
-    order::Order,
+    mix::{MixedOrder, Order, Shares},
+    order::SourceOrder,
     source::{Source, TokensOf},
 };
 
@@ -150,7 +150,7 @@ impl Dataset {
     /// In which order samples come, shuffled by a seed or not.
     pub(crate) fn order(&self, seed: Option<u64>) -> Order {
         match &self.sources[..] {
-            [source] => Order::new(seed, source.samples() as u64),
+            [source] => Order::One(SourceOrder::new(seed, source.samples() as u64)),
             _ => Order::Mixed(MixedOrder::new(self.shares.clone(), seed)),
         }
     }

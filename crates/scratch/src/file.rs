@@ -3,7 +3,7 @@
 use crate::ScratchError;
 use crate::alignment::{AlignedBytes, Alignment, BLOCK_BYTES};
 use crate::engine::Engine;
-use crate::folder::Held;
+use crate::lock::FolderLock;
 use crate::space::room;
 use crate::transfer::{DEPTH, PIECE_BYTES, Transfer, Way};
 use kernels::BlockFile;
@@ -47,7 +47,7 @@ pub struct ScratchFile {
     bytes: u64,
     /// Held while a block is read, changed in part and written: two such blocks may be the same.
     partial: Mutex<()>,
-    _folder: Arc<Held>,
+    _folder: Arc<FolderLock>,
 }
 
 /// What passes through memory of our own at a time.
@@ -61,7 +61,7 @@ impl ScratchFile {
         path: PathBuf,
         bytes: u64,
         access: Access,
-        folder: Arc<Held>,
+        folder: Arc<FolderLock>,
     ) -> Result<ScratchFile, ScratchError> {
         let failed = |error| ScratchError::File {
             path: path.clone(),

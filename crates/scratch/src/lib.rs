@@ -29,6 +29,7 @@ mod engine;
 mod error;
 mod file;
 mod folder;
+mod lock;
 mod pool;
 mod ring;
 mod space;
