@@ -7,7 +7,7 @@
 use crate::agree::{agree, gather};
 use crate::background::BackgroundWriter;
 use crate::error::CheckpointError;
-use crate::ranks::{JointCheckpoint, Staging, discard_staged, publish, stage, write_part};
+use crate::ranks::{JointCheckpoint, StagedCheckpoint, discard_staged, publish, stage, write_part};
 use collectives::Group;
 use files::{FileSystem, PieceSource, WrittenPieces};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ type Made = Result<Option<WrittenPieces>, CheckpointError>;
 
 /// A checkpoint that is being saved.
 struct UnderWay {
-    staging: Staging,
+    staging: StagedCheckpoint,
     /// None: all parts are written, and the first rank makes a checkpoint of them.
     parted: Option<JointCheckpoint>,
 }
@@ -36,7 +36,7 @@ struct UnderWay {
 /// Where a rank writes its part.
 pub struct RankPart {
     disk: Arc<dyn FileSystem>,
-    staging: Staging,
+    staging: StagedCheckpoint,
     member: (usize, usize),
 }
 
@@ -151,7 +151,7 @@ impl JointSaver {
 
     /// Makes the folder for the parts, on the first rank, and tells where this rank's goes. From then on a save is under way.
     fn stage(&mut self, checkpoint: JointCheckpoint) -> Result<RankPart, CheckpointError> {
-        let staging = Staging {
+        let staging = StagedCheckpoint {
             run: checkpoint.run.clone(),
             step: checkpoint.state.step,
         };

@@ -24,14 +24,14 @@ pub struct JointCheckpoint {
 
 /// Where a checkpoint of several ranks is being saved.
 #[derive(Clone, Debug)]
-pub(crate) struct Staging {
+pub(crate) struct StagedCheckpoint {
     /// The run's folder.
     pub(crate) run: PathBuf,
     /// The step.
     pub(crate) step: u64,
 }
 
-impl Staging {
+impl StagedCheckpoint {
     fn folder(&self) -> PathBuf {
         names::checkpoints(&self.run).join(Name::Temporary(self.step).text())
     }
@@ -46,7 +46,10 @@ impl Staging {
 ///
 /// # Errors
 /// [`CheckpointError::Files`].
-pub(crate) fn stage(disk: &dyn FileSystem, staging: &Staging) -> Result<(), CheckpointError> {
+pub(crate) fn stage(
+    disk: &dyn FileSystem,
+    staging: &StagedCheckpoint,
+) -> Result<(), CheckpointError> {
     let checkpoints = names::checkpoints(&staging.run);
     make_folder(disk, &staging.run, &checkpoints)?;
     tidy(disk, &checkpoints)?;
@@ -61,7 +64,7 @@ pub(crate) fn stage(disk: &dyn FileSystem, staging: &Staging) -> Result<(), Chec
 /// [`CheckpointError::Files`].
 pub(crate) fn write_part(
     disk: &dyn FileSystem,
-    staging: &Staging,
+    staging: &StagedCheckpoint,
     (rank, size): (usize, usize),
     source: &dyn PieceSource,
 ) -> Result<WrittenPieces, CheckpointError> {
@@ -78,7 +81,7 @@ pub(crate) fn write_part(
 /// [`CheckpointError::Files`]; then nothing is left of it, as far as the disk allows.
 pub(crate) fn publish(
     disk: &dyn FileSystem,
-    staging: &Staging,
+    staging: &StagedCheckpoint,
     checkpoint: &JointCheckpoint,
     parts: &[WrittenPieces],
 ) -> Result<(), CheckpointError> {
@@ -102,7 +105,7 @@ pub(crate) fn publish(
 }
 
 /// Removes what ranks have written where one of them failed: on one rank, when none writes any more.
-pub(crate) fn discard_staged(disk: &dyn FileSystem, staging: &Staging) {
+pub(crate) fn discard_staged(disk: &dyn FileSystem, staging: &StagedCheckpoint) {
     // The failure to save is the one to tell; the next save tries to remove this again.
     let _ = files::remove_tree(disk, &staging.folder());
 }

@@ -108,7 +108,7 @@ impl Look {
 }
 
 /// A named point of a scatter plot; less is better both ways.
-pub(super) struct Point {
+pub(super) struct NamedPoint {
     pub(super) name: String,
     pub(super) at: (f64, f64),
     pub(super) is_chosen: bool,
@@ -207,7 +207,7 @@ pub(super) fn scatter(
     title: &str,
     caption: &str,
     x_label: &str,
-    points: &[Point],
+    points: &[NamedPoint],
 ) -> Option<Chart> {
     let x = Axis::over(points.iter().map(|point| point.at.0))?.widened();
     let y = Axis::over(points.iter().map(|point| point.at.1))?.widened();
@@ -547,7 +547,7 @@ mod tests {
 
     #[test]
     fn names_do_not_lie_on_one_another() {
-        let point = |name: &str, at| Point {
+        let point = |name: &str, at| NamedPoint {
             name: name.into(),
             at,
             is_chosen: name == "full",

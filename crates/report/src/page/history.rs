@@ -1,14 +1,14 @@
 //! What a run did between its steps: evaluations, and texts of the model's own.
 
-use super::records::{Evaluation, Sample};
-use super::run::Run;
-use super::view::{Fact, Item, Part};
+use super::records::{EvaluationSummary, Sample};
+use super::run_files::RunFiles;
+use super::view::{Fact, Section, SectionItem};
 use crate::numbers::grouped;
 use crate::{Align, Table};
 
 /// How many of the last evaluations are listed.
 const EVALUATIONS: usize = 5;
-fn fact(evaluation: &Evaluation, name: &'static str) -> Fact {
+fn fact(evaluation: &EvaluationSummary, name: &'static str) -> Fact {
     let mut note = vec![format!("step {}", evaluation.step)];
     note.extend(
         evaluation
@@ -30,7 +30,7 @@ fn fact(evaluation: &Evaluation, name: &'static str) -> Fact {
 }
 
 /// The best and the last evaluation, to know first.
-pub(super) fn facts(run: &Run) -> impl Iterator<Item = Fact> {
+pub(super) fn facts(run: &RunFiles) -> impl Iterator<Item = Fact> {
     let best = run
         .best_evaluation()
         .map(|best| fact(best, "best evaluation loss"));
@@ -42,7 +42,7 @@ pub(super) fn facts(run: &Run) -> impl Iterator<Item = Fact> {
 }
 
 /// The best evaluation and the last ones.
-pub(super) fn evaluations(run: &Run) -> Part {
+pub(super) fn evaluations(run: &RunFiles) -> Section {
     let mut table = Table::new(&[
         ("evaluation", Align::Left),
         ("loss", Align::Right),
@@ -80,30 +80,30 @@ pub(super) fn evaluations(run: &Run) -> Part {
         ),
         None => format!("{count} so far."),
     };
-    Part {
+    Section {
         title: "Evaluations",
         items: match count {
             0 => Vec::new(),
-            _ => vec![Item::Say(say), Item::Table(table)],
+            _ => vec![SectionItem::Say(say), SectionItem::Table(table)],
         },
         in_text: true,
     }
 }
 
 /// The last texts.
-pub(super) fn samples(samples: Vec<Sample>) -> Part {
-    Part {
+pub(super) fn samples(samples: Vec<Sample>) -> Section {
+    Section {
         title: "Texts of the model's own",
         items: match samples.is_empty() {
             true => Vec::new(),
-            false => vec![Item::Samples(samples)],
+            false => vec![SectionItem::Samples(samples)],
         },
         in_text: true,
     }
 }
 
 /// Where a run was resumed, and what was changed then.
-pub(super) fn resumes(run: &Run) -> Part {
+pub(super) fn resumes(run: &RunFiles) -> Section {
     let mut table = Table::new(&[
         ("resumed after", Align::Left),
         ("changed by --allow-change", Align::Left),
@@ -120,11 +120,11 @@ pub(super) fn resumes(run: &Run) -> Part {
             resume.from.clone(),
         ]);
     }
-    Part {
+    Section {
         title: "Resumed",
         items: match run.resumes.is_empty() {
             true => Vec::new(),
-            false => vec![Item::Table(table)],
+            false => vec![SectionItem::Table(table)],
         },
         in_text: true,
     }

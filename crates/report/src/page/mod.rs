@@ -1,6 +1,6 @@
 //! `report.html`: a run, or two beside each other, on a page that needs no network.
 //!
-//! A run directory is read as far as it is there (`run.rs`), becomes the parts of a page (`single.rs`, `comparison.rs`), and
+//! A run directory is read as far as it is there (`run_files.rs`), becomes the parts of a page (`single.rs`, `comparison.rs`), and
 //! these become HTML by a template, which escapes everything, or text.
 
 mod chart;
@@ -11,13 +11,13 @@ mod error;
 mod figures;
 mod history;
 mod records;
-mod run;
+mod run_files;
 mod single;
 mod timeline;
 mod view;
 
 pub use error::PageError;
-use run::Run;
+use run_files::RunFiles;
 use std::path::{Path, PathBuf};
 use view::Page;
 
@@ -37,7 +37,7 @@ pub fn write(run_dir: &Path) -> Result<PathBuf, PageError> {
 /// # Errors
 /// [`PageError`].
 pub fn write_to(run_dir: &Path, file: &Path) -> Result<PathBuf, PageError> {
-    put(&single::page(&Run::read(run_dir)?), file)
+    put(&single::page(&RunFiles::read(run_dir)?), file)
 }
 
 /// Writes the page that compares two runs to a file, or to `report-vs-A.html` in B; returns where.
@@ -45,7 +45,7 @@ pub fn write_to(run_dir: &Path, file: &Path) -> Result<PathBuf, PageError> {
 /// # Errors
 /// [`PageError`].
 pub fn write_comparison(a: &Path, b: &Path, file: Option<&Path>) -> Result<PathBuf, PageError> {
-    let (a, b) = (Run::read(a)?, Run::read(b)?);
+    let (a, b) = (RunFiles::read(a)?, RunFiles::read(b)?);
     let default = b.folder.join(format!("report-vs-{}.html", a.name()));
     put(&comparison::page(&a, &b), file.unwrap_or(&default))
 }
@@ -55,7 +55,7 @@ pub fn write_comparison(a: &Path, b: &Path, file: Option<&Path>) -> Result<PathB
 /// # Errors
 /// [`PageError`].
 pub fn text(run_dir: &Path) -> Result<String, PageError> {
-    Ok(single::page(&Run::read(run_dir)?).text())
+    Ok(single::page(&RunFiles::read(run_dir)?).text())
 }
 
 /// What differs between two runs, in tables.
@@ -63,7 +63,7 @@ pub fn text(run_dir: &Path) -> Result<String, PageError> {
 /// # Errors
 /// [`PageError`].
 pub fn text_of_comparison(a: &Path, b: &Path) -> Result<String, PageError> {
-    Ok(comparison::page(&Run::read(a)?, &Run::read(b)?).text())
+    Ok(comparison::page(&RunFiles::read(a)?, &RunFiles::read(b)?).text())
 }
 
 fn put(page: &Page, file: &Path) -> Result<PathBuf, PageError> {
@@ -88,7 +88,7 @@ fn html(page: &Page) -> Result<String, minijinja::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use view::{Item, Part};
+    use view::{Section, SectionItem};
 
     /// Names of folders, tensors and models are anyone's.
     #[test]
@@ -114,13 +114,13 @@ mod tests {
                 value: evil.into(),
                 note: evil.into(),
             }],
-            parts: vec![Part {
-                title: "Part",
+            parts: vec![Section {
+                title: "Section",
                 items: vec![
-                    Item::Table(table),
-                    Item::Samples(vec![records::Sample::read(&sample)]),
-                    Item::Charts(charts),
-                    Item::File("config.toml", evil.into()),
+                    SectionItem::Table(table),
+                    SectionItem::Samples(vec![records::Sample::read(&sample)]),
+                    SectionItem::Charts(charts),
+                    SectionItem::File("config.toml", evil.into()),
                     timeline::frame(evil),
                 ],
                 in_text: true,
@@ -129,6 +129,6 @@ mod tests {
         let html = html(&page).unwrap();
         assert_eq!(html.matches("<script>").count(), 1, "the page's own");
         assert!(html.matches("&lt;script&gt;").count() >= 12, "{html}");
-        assert!(html.contains("Part") && !html.contains("http:") && !html.contains("https:"));
+        assert!(html.contains("Section") && !html.contains("http:") && !html.contains("https:"));
     }
 }

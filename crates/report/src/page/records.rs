@@ -9,7 +9,7 @@ pub(super) const SAMPLES: usize = 4;
 const LONGEST: usize = 400;
 
 /// An evaluation, in short. What is not finite is none.
-pub(super) struct Evaluation {
+pub(super) struct EvaluationSummary {
     pub(super) step: u64,
     pub(super) loss: Option<f64>,
     pub(super) perplexity: Option<f64>,
@@ -27,11 +27,11 @@ pub(super) struct Sample {
     text: String,
 }
 
-impl Evaluation {
+impl EvaluationSummary {
     /// From the record `eval`.
-    pub(super) fn read(record: &Value) -> Evaluation {
+    pub(super) fn read(record: &Value) -> EvaluationSummary {
         let number = |name: &str| record[name].as_f64();
-        Evaluation {
+        EvaluationSummary {
             step: record["step"].as_u64().unwrap_or(0),
             loss: number("loss"),
             perplexity: number("perplexity"),
