@@ -7,24 +7,11 @@
 use crate::agree::{agree, gather};
 use crate::background::BackgroundWriter;
 use crate::error::CheckpointError;
-use crate::ranks::{Staging, discard_staged, publish, stage, write_part};
-use crate::state::TrainerState;
+use crate::ranks::{JointCheckpoint, StagedCheckpoint, discard_staged, publish, stage, write_part};
 use collectives::Group;
 use files::{FileSystem, PieceSource, WrittenPieces};
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// What a checkpoint of several ranks has beside what each of them writes.
-pub struct JointCheckpoint {
-    /// The run's folder.
-    pub run: PathBuf,
-    /// Where the run was.
-    pub state: TrainerState,
-    /// Further files, as in [`crate::Contents`].
-    pub files: Vec<(String, Vec<u8>)>,
-    /// What the first rank does when the checkpoint has its name.
-    pub published: Box<dyn FnOnce() + Send>,
-}
 
 /// Saves checkpoints of a group of ranks, one at a time.
 pub struct JointSaver {
@@ -41,19 +28,19 @@ type Made = Result<Option<WrittenPieces>, CheckpointError>;
 
 /// A checkpoint that is being saved.
 struct UnderWay {
-    staging: Staging,
+    staging: StagedCheckpoint,
     /// None: all parts are written, and the first rank makes a checkpoint of them.
     parted: Option<JointCheckpoint>,
 }
 
 /// Where a rank writes its part.
-pub struct Part {
+pub struct RankPart {
     disk: Arc<dyn FileSystem>,
-    staging: Staging,
+    staging: StagedCheckpoint,
     member: (usize, usize),
 }
 
-impl Part {
+impl RankPart {
     /// Writes the part, and makes it durable.
     ///
     /// # Errors
@@ -87,7 +74,7 @@ impl JointSaver {
     pub fn begin(
         &mut self,
         checkpoint: JointCheckpoint,
-        write: impl FnOnce(&Part) -> Result<WrittenPieces, CheckpointError> + Send + 'static,
+        write: impl FnOnce(&RankPart) -> Result<WrittenPieces, CheckpointError> + Send + 'static,
     ) -> Result<(), CheckpointError> {
         let part = self.stage(checkpoint)?;
         self.start(move || write(&part).map(Some));
@@ -163,8 +150,8 @@ impl JointSaver {
     }
 
     /// Makes the folder for the parts, on the first rank, and tells where this rank's goes. From then on a save is under way.
-    fn stage(&mut self, checkpoint: JointCheckpoint) -> Result<Part, CheckpointError> {
-        let staging = Staging {
+    fn stage(&mut self, checkpoint: JointCheckpoint) -> Result<RankPart, CheckpointError> {
+        let staging = StagedCheckpoint {
             run: checkpoint.run.clone(),
             step: checkpoint.state.step,
         };
@@ -177,7 +164,7 @@ impl JointSaver {
             staging: staging.clone(),
             parted: Some(checkpoint),
         });
-        Ok(Part {
+        Ok(RankPart {
             disk: self.disk.clone(),
             staging,
             member: (self.group.rank(), self.group.size()),

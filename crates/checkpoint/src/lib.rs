@@ -26,11 +26,12 @@ mod state;
 pub use background::BackgroundWriter;
 pub use error::{CheckpointError, Damage};
 pub use find::{Found, find, find_any_together, find_together, glance};
-pub use joint::{JointCheckpoint, JointSaver, Part};
+pub use joint::{JointSaver, RankPart};
 pub use keep::{keep, saved, set_aside_after};
 pub use lock::{LockError, RunLock};
 pub use manifest::{Manifest, ManifestFile};
 pub use open::Checkpoint;
+pub use ranks::JointCheckpoint;
 pub use save::{Contents, save};
 pub use state::{
     Best, FORMAT_VERSION, FORMAT_VERSION_OF_RANKS, OptimizerForm, STATE_FILE, TrainerState,

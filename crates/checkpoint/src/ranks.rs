@@ -1,25 +1,37 @@
 //! What ranks do to a disk for a checkpoint of theirs; `joint.rs` has the order.
 
 use crate::error::CheckpointError;
-use crate::joint::JointCheckpoint;
 use crate::names::{self, Name};
 use crate::save::{finish, make_folder, name_staged, tidy};
+use crate::state::TrainerState;
 use files::{
     FileSystem, FilesError, PIECE_INDEX, PieceIndex, PieceSource, WrittenPieces, write_file,
     write_pieces,
 };
 use std::path::PathBuf;
 
+/// What a checkpoint of several ranks has beside what each of them writes.
+pub struct JointCheckpoint {
+    /// The run's folder.
+    pub run: PathBuf,
+    /// Where the run was.
+    pub state: TrainerState,
+    /// Further files, as in [`crate::Contents`].
+    pub files: Vec<(String, Vec<u8>)>,
+    /// What the first rank does when the checkpoint has its name.
+    pub published: Box<dyn FnOnce() + Send>,
+}
+
 /// Where a checkpoint of several ranks is being saved.
 #[derive(Clone, Debug)]
-pub(crate) struct Staging {
+pub(crate) struct StagedCheckpoint {
     /// The run's folder.
     pub(crate) run: PathBuf,
     /// The step.
     pub(crate) step: u64,
 }
 
-impl Staging {
+impl StagedCheckpoint {
     fn folder(&self) -> PathBuf {
         names::checkpoints(&self.run).join(Name::Temporary(self.step).text())
     }
@@ -34,7 +46,10 @@ impl Staging {
 ///
 /// # Errors
 /// [`CheckpointError::Files`].
-pub(crate) fn stage(disk: &dyn FileSystem, staging: &Staging) -> Result<(), CheckpointError> {
+pub(crate) fn stage(
+    disk: &dyn FileSystem,
+    staging: &StagedCheckpoint,
+) -> Result<(), CheckpointError> {
     let checkpoints = names::checkpoints(&staging.run);
     make_folder(disk, &staging.run, &checkpoints)?;
     tidy(disk, &checkpoints)?;
@@ -49,7 +64,7 @@ pub(crate) fn stage(disk: &dyn FileSystem, staging: &Staging) -> Result<(), Chec
 /// [`CheckpointError::Files`].
 pub(crate) fn write_part(
     disk: &dyn FileSystem,
-    staging: &Staging,
+    staging: &StagedCheckpoint,
     (rank, size): (usize, usize),
     source: &dyn PieceSource,
 ) -> Result<WrittenPieces, CheckpointError> {
@@ -66,7 +81,7 @@ pub(crate) fn write_part(
 /// [`CheckpointError::Files`]; then nothing is left of it, as far as the disk allows.
 pub(crate) fn publish(
     disk: &dyn FileSystem,
-    staging: &Staging,
+    staging: &StagedCheckpoint,
     checkpoint: &JointCheckpoint,
     parts: &[WrittenPieces],
 ) -> Result<(), CheckpointError> {
@@ -90,7 +105,7 @@ pub(crate) fn publish(
 }
 
 /// Removes what ranks have written where one of them failed: on one rank, when none writes any more.
-pub(crate) fn discard_staged(disk: &dyn FileSystem, staging: &Staging) {
+pub(crate) fn discard_staged(disk: &dyn FileSystem, staging: &StagedCheckpoint) {
     // The failure to save is the one to tell; the next save tries to remove this again.
     let _ = files::remove_tree(disk, &staging.folder());
 }

@@ -1,5 +1,5 @@
 //! Bytes between the ranks of a job, over the engines that clusters have: MPI between processes, NCCL between GPUs, loaded at
-//! run time; and threads of one process, for tests.
+//! run time.
 //!
 //! Engines only move bytes. Nothing is added up on the way: native reductions differ in bits between libraries, sizes and
 //! runs, so whoever reduces exchanges pieces and adds them itself, in the order of ranks.
@@ -20,28 +20,6 @@
 //! # Ok::<(), collectives::GroupError>(())
 //! ```
 //!
-//! An exchange is two lists of pieces; here two threads stand for the ranks, and each sends the other four bytes:
-//!
-//! ```
-//! use collectives::{Incoming, Outgoing, Threads};
-//!
-//! let ranks = Threads::group(2);
-//! std::thread::scope(|scope| {
-//!     for group in &ranks {
-//!         scope.spawn(|| {
-//!             let other = 1 - group.rank();
-//!             let (here, mut there) = ([group.rank() as u8; 4], [9; 4]);
-//!             let sends = [Outgoing { to: other, pointer: here.as_ptr(), bytes: here.len() }];
-//!             let receives = [Incoming { from: other, pointer: there.as_mut_ptr(), bytes: there.len() }];
-//!             // SAFETY: both arrays live on, and nothing else touches them.
-//!             unsafe { group.exchange(&sends, &receives) }.unwrap();
-//!             assert_eq!(there, [other as u8; 4]);
-//!             assert_eq!(group.sent_bytes(), 4);
-//!         });
-//!     }
-//! });
-//! ```
-//!
 //! After an error a group is done for: whoever has it writes down the reason and calls [`Group::abort`], which ends the others.
 //! Read `group.rs` (what an engine does), `launch.rs`, `mpi/` (`interface.rs` has the three binary interfaces, `worker.rs` the one
 //! thread that calls the library), then `nccl/`, and `sockets.rs`, by which ranks agree where there is no MPI.
@@ -55,10 +33,9 @@ mod launch;
 mod loading;
 mod mpi;
 mod nccl;
-mod pieces;
+pub mod pieces;
 mod sockets;
 mod start;
-mod threads;
 
 pub use alone::Alone;
 pub use error::GroupError;
@@ -66,4 +43,3 @@ pub use group::{DeviceGroup, Group, Incoming, Outgoing};
 pub use launch::{Launch, Launcher};
 pub use nccl::NCCL_CHANNELS;
 pub use start::{Device, Engine, start};
-pub use threads::Threads;

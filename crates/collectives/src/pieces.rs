@@ -1,14 +1,10 @@
-//! What all engines do with lists of pieces before a byte leaves.
+//! What every engine checks and copies before it moves a byte; public for the engine that tests have.
 
 use crate::{GroupError, Incoming, Outgoing};
 use std::time::Duration;
 
 /// Refuses lists that name ranks which there are not.
-pub(crate) fn check(
-    size: usize,
-    sends: &[Outgoing],
-    receives: &[Incoming],
-) -> Result<(), GroupError> {
+pub fn check(size: usize, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError> {
     let named = sends.iter().map(|piece| piece.to);
     let beyond = named.chain(receives.iter().map(|piece| piece.from)).max();
     match beyond {
@@ -23,7 +19,7 @@ pub(crate) fn check(
 ///
 /// # Safety
 /// As for [`crate::Group::exchange`].
-pub(crate) unsafe fn copy_own(
+pub unsafe fn copy_own(
     rank: usize,
     sends: &[Outgoing],
     receives: &[Incoming],
@@ -46,7 +42,7 @@ pub(crate) unsafe fn copy_own(
 }
 
 /// Refuses a piece of which the two ends do not think the same.
-pub(crate) fn fits(
+pub fn fits(
     from: usize,
     to: usize,
     sent: usize,
@@ -63,13 +59,13 @@ pub(crate) fn fits(
 }
 
 /// Bytes that go to other ranks.
-pub(crate) fn sent_to_others(rank: usize, sends: &[Outgoing]) -> u64 {
+pub fn sent_to_others(rank: usize, sends: &[Outgoing]) -> u64 {
     let others = sends.iter().filter(|piece| piece.to != rank);
     others.map(|piece| piece.bytes as u64).sum()
 }
 
 /// The error of a rank that waited in vain, for `missing`, which may repeat and has at least one.
-pub(crate) fn late(
+pub fn late(
     rank: usize,
     what: &str,
     waited: Duration,

@@ -3,7 +3,8 @@
 #[path = "rank/rules.rs"]
 mod rules;
 
-use collectives::{Alone, Group, GroupError, Threads};
+use collectives::{Alone, Group, GroupError};
+use fakes::Threads;
 use rules::{comes, goes};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Samples made into steps.
 
-use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, order::Order};
+use crate::{DataError, Dataset, Packing, Position, StepBatch, buckets::Buckets, mix::Order};
 
 /// How many samples an error message names before it only counts them.
 const SAMPLES_NAMED: usize = 8;
@@ -19,8 +19,15 @@ pub struct Batches {
     member: (usize, usize), // this rank, and how many there are
 }
 
+impl Dataset {
+    /// The steps of this dataset, from the beginning.
+    pub fn batches(self) -> Batches {
+        Batches::new(self)
+    }
+}
+
 impl Batches {
-    pub(crate) fn new(dataset: Dataset) -> Self {
+    fn new(dataset: Dataset) -> Self {
         let (options, samples) = (dataset.options(), dataset.samples());
         let seed = options.shuffle.then_some(options.seed);
         Self {

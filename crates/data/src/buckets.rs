@@ -2,7 +2,8 @@
 
 use crate::{
     Position,
-    order::{Order, keyed_rng, shuffled},
+    mix::Order,
+    order::{keyed_rng, shuffled},
 };
 
 /// Micro-batches whose rows are sorted by length together: enough that their rows are nearly alike, few enough that the order

@@ -5,11 +5,11 @@ use std::path::Path;
 use crc32fast::Hasher;
 
 use crate::{
-    Batches, DataError, Inputs, MicroBatch, Options, Packing,
+    DataError, Inputs, MicroBatch, Options, Packing,
     buckets::padded_lengths,
-    mix::{MixedOrder, Shares},
-    order::Order,
-    source::{Source, TokensOf},
+    mix::{MixedOrder, Order, Shares},
+    order::SourceOrder,
+    source::{DataSource, TokensOf},
 };
 
 /// A data source that was opened and found able to give samples.
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Dataset {
     /// At least one.
-    sources: Vec<Source>,
+    sources: Vec<DataSource>,
     shares: Shares,
     options: Options,
     seq: usize,
@@ -48,8 +48,10 @@ impl Dataset {
             None => vec![None],
             Some(_) => paths.collect(),
         };
-        let sources = paths.into_iter().map(|path| Source::open(path, options));
-        let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
+        let sources = paths
+            .into_iter()
+            .map(|path| DataSource::open(path, options));
+        let sources: Vec<DataSource> = sources.collect::<Result<_, _>>()?;
         let seq = sources[0].seq(options);
         if let Some(other) = sources.iter().find(|source| source.seq(options) != seq) {
             return Err(DataError::SeqsDiffer {
@@ -141,27 +143,22 @@ impl Dataset {
         format!("files {files}, bytes {bytes}, crc32 {:08x}", crc.finalize())
     }
 
-    /// The steps of this dataset, from the beginning.
-    pub fn batches(self) -> Batches {
-        Batches::new(self)
-    }
-
     /// The name to use in messages: the path, or what stands for it.
     pub(crate) fn name(&self) -> String {
-        let names: Vec<&str> = self.sources.iter().map(Source::name).collect();
+        let names: Vec<&str> = self.sources.iter().map(DataSource::name).collect();
         names.join(", ")
     }
 
     /// In which order samples come, shuffled by a seed or not.
     pub(crate) fn order(&self, seed: Option<u64>) -> Order {
         match &self.sources[..] {
-            [source] => Order::new(seed, source.samples() as u64),
+            [source] => Order::One(SourceOrder::new(seed, source.samples() as u64)),
             _ => Order::Mixed(MixedOrder::new(self.shares.clone(), seed)),
         }
     }
 
     /// Which source has a sample, and its number there: samples of a source follow those of the one before.
-    fn locate(&self, mut sample: usize) -> (&Source, usize) {
+    fn locate(&self, mut sample: usize) -> (&DataSource, usize) {
         for source in &self.sources {
             if sample < source.samples() {
                 return (source, sample);

@@ -1,6 +1,6 @@
 //! Pieces of documents placed side by side into rows.
 
-use crate::pieces::Piece;
+use crate::pieces::DocumentPiece;
 
 /// Rows with room that are looked at for each piece; more would waste little less, and take longer.
 const OPEN_ROWS: usize = 64;
@@ -8,14 +8,14 @@ const OPEN_ROWS: usize = 64;
 /// Rows of pieces: 12 bytes a piece and 8 a row.
 #[derive(Debug)]
 pub(crate) struct PackedRows {
-    pieces: Vec<Piece>,
+    pieces: Vec<DocumentPiece>,
     ends: Vec<usize>, // one past the last piece of each row
 }
 
 impl PackedRows {
     /// Puts each piece into the first open row with room for it, or else into a new one. Where too many are open, the
     /// fullest is closed.
-    pub(crate) fn first_fit(pieces: &[Piece], seq: usize) -> Self {
+    pub(crate) fn first_fit(pieces: &[DocumentPiece], seq: usize) -> Self {
         struct Open {
             row: usize,
             room: usize,
@@ -52,7 +52,7 @@ impl PackedRows {
     }
 
     /// The pieces in the order of their rows, and within a row as they came.
-    fn sorted(pieces: &[Piece], row_of_piece: &[usize], counts: &[usize]) -> Self {
+    fn sorted(pieces: &[DocumentPiece], row_of_piece: &[usize], counts: &[usize]) -> Self {
         let starts = counts.iter().scan(0, |next, count| {
             *next += count;
             Some(*next - count)
@@ -73,7 +73,7 @@ impl PackedRows {
         self.ends.len()
     }
 
-    pub(crate) fn row(&self, row: usize) -> &[Piece] {
+    pub(crate) fn row(&self, row: usize) -> &[DocumentPiece] {
         let start = if row == 0 { 0 } else { self.ends[row - 1] };
         &self.pieces[start..self.ends[row]]
     }

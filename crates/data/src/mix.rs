@@ -2,7 +2,7 @@
 
 use crate::{
     Position,
-    order::{Order, keyed_rng, shuffled},
+    order::{SourceOrder, keyed_rng, shuffled},
 };
 
 /// How many samples each source has, and how many of an epoch's it gives.
@@ -52,6 +52,25 @@ impl Shares {
     }
 }
 
+/// Maps positions to samples.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// There is one source.
+    One(SourceOrder),
+    /// Several sources take turns.
+    Mixed(MixedOrder),
+}
+
+impl Order {
+    /// The sample at a position, whose index the caller keeps below the number of samples.
+    pub(crate) fn sample(&mut self, at: Position) -> usize {
+        match self {
+            Order::One(order) => order.sample(at),
+            Order::Mixed(mixed) => mixed.sample(at),
+        }
+    }
+}
+
 /// The order of the samples of several sources.
 ///
 /// Each source is read in an order of its own, pass after pass: where an epoch ends, it goes on in the next. So the `k`-th
@@ -60,7 +79,7 @@ impl Shares {
 pub(crate) struct MixedOrder {
     shares: Shares,
     seed: Option<u64>,
-    orders: Vec<Order>,
+    orders: Vec<SourceOrder>,
     /// The turns last used, and their epoch. A turn is a number below the samples of an epoch: first those of the first
     /// source, in the order in which it gives them, then those of the second.
     turns: Option<(u64, Vec<u64>)>,
@@ -74,7 +93,7 @@ impl MixedOrder {
             seed.map(|seed| seed.wrapping_add(apart))
         };
         let orders = shares.sizes.iter().enumerate();
-        let orders = orders.map(|(source, size)| Order::new(own_seed(source), *size));
+        let orders = orders.map(|(source, size)| SourceOrder::new(own_seed(source), *size));
         Self {
             orders: orders.collect(),
             shares,

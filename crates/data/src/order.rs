@@ -6,8 +6,6 @@ use rand_chacha::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::mix::MixedOrder;
-
 /// The next sample to be read. With the data and the options it determines all that follows, so
 /// saving it is enough to resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -35,9 +33,9 @@ impl Position {
     }
 }
 
-/// Maps positions to samples.
+/// Maps positions to the samples of one source.
 #[derive(Debug)]
-pub(crate) enum Order {
+pub(crate) enum SourceOrder {
     /// Position `index` is sample `index`.
     File,
     /// Position `index` is the permutation's entry `index`.
@@ -47,11 +45,9 @@ pub(crate) enum Order {
         /// The permutation last used, and its epoch.
         current: Option<(u64, Permutation)>,
     },
-    /// Several sources take turns.
-    Mixed(MixedOrder),
 }
 
-impl Order {
+impl SourceOrder {
     /// Shuffled by the seed, or file order.
     pub(crate) fn new(seed: Option<u64>, samples: u64) -> Self {
         match seed {
@@ -69,7 +65,6 @@ impl Order {
         let index = at.index as usize;
         match self {
             Self::File => index,
-            Self::Mixed(mixed) => mixed.sample(at),
             Self::Shuffled {
                 seed,
                 samples,
@@ -179,7 +174,7 @@ mod tests {
 
     #[test]
     fn each_epoch_reads_its_own_permutation_in_any_order_of_epochs() {
-        let mut order = Order::new(Some(3), 100);
+        let mut order = SourceOrder::new(Some(3), 100);
         for epoch in [0, 0, 1, 0, 5] {
             let expected = permutation(3, epoch, 100);
             let read = (0..100).map(|index| order.sample(Position { epoch, index }) as u64);

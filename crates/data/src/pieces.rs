@@ -1,21 +1,21 @@
 //! Documents cut into what fits a row.
 
-use crate::{DataError, MicroBatch, Packing, shards::Shards};
+use crate::{DataError, MicroBatch, Packing, shards::TokenShards};
 
 /// Inputs in a row that belong to one document, each with the token after it as its target: 12 bytes. Shards have fewer than
 /// 2^31 tokens by llm.c's header, and only shards of that layout have documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct DocumentPiece {
     shard: u32,
     start: u32,
     pub(crate) inputs: u32,
 }
 
-impl Piece {
+impl DocumentPiece {
     /// Appends the piece to the row that is being read.
     pub(crate) fn read(
         self,
-        shards: &Shards,
+        shards: &TokenShards,
         vocab: usize,
         into: &mut MicroBatch,
     ) -> Result<(), DataError> {
@@ -32,10 +32,10 @@ impl Piece {
 /// The pieces of all documents, of at most `seq` inputs, in order; for [`Packing::Pad`] only the first of each. A document
 /// that goes on in the next shard is two, and one of a single token has no target and no piece.
 pub(crate) fn pieces(
-    shards: &Shards,
+    shards: &TokenShards,
     packing: Packing,
     seq: usize,
-) -> Result<Vec<Piece>, DataError> {
+) -> Result<Vec<DocumentPiece>, DataError> {
     shards.check_documents(packing)?;
     let seq = u32::try_from(seq).unwrap_or(u32::MAX);
     let mut pieces = Vec::new();
@@ -52,7 +52,7 @@ pub(crate) fn pieces(
             while left > 0 {
                 let inputs = left.min(seq);
                 let shard = number as u32;
-                pieces.push(Piece {
+                pieces.push(DocumentPiece {
                     shard,
                     start,
                     inputs,

@@ -3,8 +3,8 @@
 use crate::{
     DataError, MicroBatch, Packing,
     first_fit::PackedRows,
-    pieces::{Piece, pieces},
-    shards::Shards,
+    pieces::{DocumentPiece, pieces},
+    shards::TokenShards,
 };
 
 /// The samples of token files: each is a row.
@@ -16,11 +16,15 @@ pub(crate) enum Rows {
     /// A row is some pieces of documents.
     Packed(PackedRows),
     /// A row is the beginning of a document.
-    Documents(Vec<Piece>),
+    Documents(Vec<DocumentPiece>),
 }
 
 impl Rows {
-    pub(crate) fn cut(shards: &Shards, packing: Packing, seq: usize) -> Result<Self, DataError> {
+    pub(crate) fn cut(
+        shards: &TokenShards,
+        packing: Packing,
+        seq: usize,
+    ) -> Result<Self, DataError> {
         Ok(match packing {
             Packing::Concatenate => Self::concatenated(shards, seq)?,
             Packing::FirstFit => {
@@ -30,7 +34,7 @@ impl Rows {
         })
     }
 
-    fn concatenated(shards: &Shards, seq: usize) -> Result<Self, DataError> {
+    fn concatenated(shards: &TokenShards, seq: usize) -> Result<Self, DataError> {
         let mut samples = 0;
         let ends = shards.files.iter().map(|file| {
             samples += file.samples(seq);
@@ -72,7 +76,7 @@ impl Rows {
     /// Appends a sample; what it leaves of its row is for [`MicroBatch::fill_row`].
     pub(crate) fn read(
         &self,
-        shards: &Shards,
+        shards: &TokenShards,
         sample: usize,
         vocab: usize,
         into: &mut MicroBatch,

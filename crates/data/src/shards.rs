@@ -16,7 +16,7 @@ use crate::{
 
 /// At least one file, all of one width, with an index each or none.
 #[derive(Debug)]
-pub(crate) struct Shards {
+pub(crate) struct TokenShards {
     /// The path that the user gave, or what stands for it.
     pub(crate) name: String,
     pub(crate) format: Format,
@@ -25,7 +25,7 @@ pub(crate) struct Shards {
     pub(crate) origin: Option<ListedOrigin>,
 }
 
-impl Shards {
+impl TokenShards {
     pub(crate) fn builtin() -> Self {
         Self::one(Format::Text, TokenFile::text(DataFile::builtin()))
     }

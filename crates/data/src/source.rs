@@ -6,13 +6,13 @@ use crc32fast::Hasher;
 
 use crate::{
     DEFAULT_SEQ, DataError, FileKind, Format, MicroBatch, Options, Packing, batch_file::BatchFile,
-    file::DataFile, fingerprint::add_file, listing::ListedOrigin, rows::Rows, shards::Shards,
+    file::DataFile, fingerprint::add_file, listing::ListedOrigin, rows::Rows, shards::TokenShards,
 };
 
 /// An input, opened.
 #[derive(Debug)]
-pub(crate) enum Source {
-    Tokens(Shards, Rows),
+pub(crate) enum DataSource {
+    Tokens(TokenShards, Rows),
     Batches(BatchFile),
 }
 
@@ -27,7 +27,7 @@ pub enum TokensOf {
     Unknown,
 }
 
-impl Source {
+impl DataSource {
     /// Opens what `path` and `options` describe; without a path the built-in text.
     pub(crate) fn open(path: Option<&Path>, options: &Options) -> Result<Self, DataError> {
         match (open_tokens(path, options)?, path) {
@@ -134,17 +134,17 @@ impl Source {
 }
 
 /// Opens a source of tokens; `None` if it is one of batches.
-fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<Shards>, DataError> {
+fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<TokenShards>, DataError> {
     let Some(path) = path else {
         return match options.format {
-            Format::Auto | Format::Text => Ok(Some(Shards::builtin())),
+            Format::Auto | Format::Text => Ok(Some(TokenShards::builtin())),
             format => Err(DataError::FormatNeedsPath {
                 format: format.name(),
             }),
         };
     };
     if path.is_dir() {
-        return Shards::open_folder(path, options).map(Some);
+        return TokenShards::open_folder(path, options).map(Some);
     }
     let format = match options.format {
         Format::Auto => format_of(path)?,
@@ -152,7 +152,7 @@ fn open_tokens(path: Option<&Path>, options: &Options) -> Result<Option<Shards>,
     };
     match format {
         Format::Batches => Ok(None),
-        format => Shards::open_file(path, format).map(Some),
+        format => TokenShards::open_file(path, format).map(Some),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Files that survive a power cut, and safetensors that are checked before they are believed.
 //!
-//! All that a save does to a disk goes through [`FileSystem`], so that a test can stop at every operation of it
-//! ([`testing::PowerCut`]) or run out of room at any byte ([`testing::FullDisk`]). [`write_tensors`] streams tensors from a
+//! All that a save does to a disk goes through [`FileSystem`], so that a test can stop at every operation of it or run out of
+//! room at any byte. [`write_tensors`] streams tensors from a
 //! [`TensorSource`] into one safetensors file or into shards with an index, in Hugging Face's form; [`TensorFiles`] reads
 //! such files, whoever wrote them. Neither has more of a tensor in memory than a chunk ([`in_chunks`]). Where several programs
 //! write a part of every tensor each, [`write_pieces`] and [`PieceFiles`] do the same, and [`Tensors`] reads either.
@@ -39,7 +39,6 @@ mod pieces;
 mod tensor_file;
 mod tensor_files;
 mod tensors;
-pub mod testing;
 mod unique;
 mod write;
 mod write_tensors;
@@ -48,14 +47,14 @@ pub use chunks::{CHUNK_BYTES, CHUNK_ELEMENTS, host_room, in_chunks};
 pub use error::FilesError;
 pub use file_system::{Disk, FileSystem, FolderEntry, OutFile, is_full, remove_tree};
 pub use header::{Header, MAX_HEADER_BYTES, TensorEntry, read_header};
-pub use parts::Parts;
+pub use parts::{Parts, TensorParts};
 pub use pieces::{
     PIECE_INDEX, PieceFiles, PieceIndex, PieceSource, PieceSpec, WrittenPieces, piece_file_bytes,
     write_pieces,
 };
 pub use safetensors::Dtype;
 pub use tensor_files::{TensorFiles, is_plain_name};
-pub use tensors::{TensorParts, Tensors};
+pub use tensors::Tensors;
 pub use write::{WrittenFile, write_file};
 pub use write_tensors::{
     TensorSource, TensorSpec, tensor_file_bytes, write_tensors, writing_order,

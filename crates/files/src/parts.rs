@@ -1,9 +1,23 @@
 //! Bytes that lie in one piece or in several, in files or in memory.
 
-use crate::tensor_file::Extent;
 use crate::{CHUNK_BYTES, FilesError, host_room};
+use safetensors::Dtype;
 use std::borrow::Cow;
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// A tensor as it lies in files.
+#[derive(Debug, Clone)]
+pub struct TensorParts<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape.
+    pub shape: &'a [usize],
+    /// Little-endian elements, exactly as many as the shape says. Not aligned.
+    pub bytes: Parts<'a>,
+}
 
 /// Bytes whose pieces, one behind the other, may lie apart from each other. Those in files are read when they are asked for.
 #[derive(Debug, Clone, Default)]
@@ -12,18 +26,36 @@ pub struct Parts<'a> {
     pieces: Vec<(usize, Piece<'a>)>,
 }
 
+/// Some bytes of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct FileRange<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) path: &'a Path,
+    /// Where they are.
+    pub(crate) bytes: Range<usize>,
+}
+
+impl FileRange<'_> {
+    /// Reads bytes from place `start` of the range on.
+    pub(crate) fn read(&self, start: usize, out: &mut [u8]) -> Result<(), FilesError> {
+        let place = (self.bytes.start + start) as u64;
+        let read = self.file.read_exact_at(out, place);
+        read.map_err(FilesError::at("read", self.path))
+    }
+}
+
 /// Bytes that lie together.
 #[derive(Debug, Clone)]
 enum Piece<'a> {
     Memory(&'a [u8]),
-    File(Extent<'a>),
+    File(FileRange<'a>),
 }
 
 impl<'a> Piece<'a> {
     fn len(&self) -> usize {
         match self {
             Piece::Memory(bytes) => bytes.len(),
-            Piece::File(extent) => extent.bytes.len(),
+            Piece::File(range) => range.bytes.len(),
         }
     }
 
@@ -31,7 +63,7 @@ impl<'a> Piece<'a> {
     fn copy(&self, range: Range<usize>, out: &mut [u8]) -> Result<(), FilesError> {
         match self {
             Piece::Memory(bytes) => out.copy_from_slice(&bytes[range]),
-            Piece::File(extent) => extent.read(range.start, out)?,
+            Piece::File(file) => file.read(range.start, out)?,
         }
         Ok(())
     }
@@ -44,7 +76,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Pieces in files, in their order.
-    pub(crate) fn in_files(pieces: impl IntoIterator<Item = Extent<'a>>) -> Parts<'a> {
+    pub(crate) fn in_files(pieces: impl IntoIterator<Item = FileRange<'a>>) -> Parts<'a> {
         Parts::of(pieces.into_iter().map(Piece::File))
     }
 

@@ -1,8 +1,7 @@
 //! Tensors in pieces: several writers have a file each, and an index says which elements of a tensor are in which.
 
-use crate::parts::Parts;
+use crate::parts::{Parts, TensorParts};
 use crate::tensor_file::TensorFile;
-use crate::tensors::TensorParts;
 use crate::write::WrittenFile;
 use crate::{
     FileSystem, FilesError, TensorSource, TensorSpec, is_plain_name, tensor_file_bytes,

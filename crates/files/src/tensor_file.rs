@@ -1,12 +1,10 @@
 //! One safetensors file, of which tensors are read a chunk at a time.
 
 use crate::header::{Header, TensorEntry, header_length, parse_header};
-use crate::parts::Parts;
-use crate::tensors::TensorParts;
+use crate::parts::{FileRange, Parts, TensorParts};
 use crate::{FilesError, host_room};
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -18,23 +16,6 @@ pub(crate) struct TensorFile {
     path: PathBuf,
     header: Header,
     by_name: HashMap<String, usize>,
-}
-
-/// Some bytes of a file.
-#[derive(Debug, Clone)]
-pub(crate) struct Extent<'a> {
-    file: &'a TensorFile,
-    /// Where they are.
-    pub(crate) bytes: Range<usize>,
-}
-
-impl Extent<'_> {
-    /// Reads bytes from place `start` of the extent on.
-    pub(crate) fn read(&self, start: usize, out: &mut [u8]) -> Result<(), FilesError> {
-        let place = (self.bytes.start + start) as u64;
-        let read = self.file.file.read_exact_at(out, place);
-        read.map_err(FilesError::at("read", &self.file.path))
-    }
 }
 
 impl TensorFile {
@@ -80,9 +61,10 @@ impl TensorFile {
     }
 
     /// Where the file has a tensor's bytes.
-    pub(crate) fn extent(&self, entry: &TensorEntry) -> Extent<'_> {
-        Extent {
-            file: self,
+    pub(crate) fn extent(&self, entry: &TensorEntry) -> FileRange<'_> {
+        FileRange {
+            file: &self.file,
+            path: &self.path,
             bytes: entry.data.clone(),
         }
     }

@@ -1,8 +1,8 @@
 //! The tensors of a folder: one file, or the shards that an index names.
 
 use crate::FilesError;
+use crate::parts::TensorParts;
 use crate::tensor_file::TensorFile;
-use crate::tensors::TensorParts;
 use crate::unique::Unique;
 use serde::Deserialize;
 use std::collections::HashMap;

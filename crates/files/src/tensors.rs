@@ -1,9 +1,8 @@
 //! The tensors of a folder, however its files divide them.
 
-use crate::parts::Parts;
+use crate::parts::TensorParts;
 use crate::pieces::PieceFiles;
 use crate::{FilesError, TensorFiles};
-use safetensors::Dtype;
 use std::path::Path;
 
 /// Tensors by name.
@@ -13,17 +12,6 @@ pub enum Tensors {
     Whole(TensorFiles),
     /// Each in pieces, in as many files as there were writers.
     InPieces(PieceFiles),
-}
-
-/// A tensor as it lies in files.
-#[derive(Debug, Clone)]
-pub struct TensorParts<'a> {
-    /// Element type.
-    pub dtype: Dtype,
-    /// Shape.
-    pub shape: &'a [usize],
-    /// Little-endian elements, exactly as many as the shape says. Not aligned.
-    pub bytes: Parts<'a>,
 }
 
 impl Tensors {

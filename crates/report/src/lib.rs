@@ -5,6 +5,7 @@
 
 mod growth;
 mod metrics;
+mod numbers;
 pub mod page;
 pub mod pictures;
 mod process;

@@ -2,9 +2,10 @@
 
 use crate::ScratchError;
 use crate::alignment::{AlignedBytes, Alignment, BLOCK_BYTES};
-use crate::engine::{DEPTH, Engine, PIECE_BYTES, Piece, Way};
-use crate::folder::Held;
+use crate::engine::Engine;
+use crate::lock::FolderLock;
 use crate::space::room;
+use crate::transfer::{DEPTH, PIECE_BYTES, Transfer, Way};
 use kernels::BlockFile;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -46,7 +47,7 @@ pub struct ScratchFile {
     bytes: u64,
     /// Held while a block is read, changed in part and written: two such blocks may be the same.
     partial: Mutex<()>,
-    _folder: Arc<Held>,
+    _folder: Arc<FolderLock>,
 }
 
 /// What passes through memory of our own at a time.
@@ -60,7 +61,7 @@ impl ScratchFile {
         path: PathBuf,
         bytes: u64,
         access: Access,
-        folder: Arc<Held>,
+        folder: Arc<FolderLock>,
     ) -> Result<ScratchFile, ScratchError> {
         let failed = |error| ScratchError::File {
             path: path.clone(),
@@ -144,7 +145,7 @@ impl ScratchFile {
 
     /// # Safety
     /// As for [`Engine::copy`].
-    unsafe fn copy(&self, way: Way, piece: Piece) -> io::Result<()> {
+    unsafe fn copy(&self, way: Way, piece: Transfer) -> io::Result<()> {
         let fits = piece.offset.checked_add(piece.bytes as u64);
         if fits.is_none_or(|end| end > self.bytes) {
             let message = format!("the file has {} bytes", self.bytes);
@@ -176,7 +177,7 @@ impl ScratchFile {
     ///
     /// # Safety
     /// As for [`Engine::copy`].
-    unsafe fn copy_through(&self, way: Way, mut piece: Piece) -> io::Result<()> {
+    unsafe fn copy_through(&self, way: Way, mut piece: Transfer) -> io::Result<()> {
         if piece.bytes == 0 {
             return Ok(());
         }
@@ -188,7 +189,7 @@ impl ScratchFile {
             let [part, rest] = split(piece, piece.bytes.min(BOUNCE_BYTES));
             let before = part.offset % block;
             let end = (part.offset + part.bytes as u64).next_multiple_of(block);
-            let whole = Piece {
+            let whole = Transfer {
                 offset: part.offset - before,
                 memory: bounce.pointer(),
                 bytes: (end - part.offset + before) as usize,
@@ -217,7 +218,7 @@ impl ScratchFile {
     ///
     /// # Safety
     /// As for [`Engine::copy`].
-    unsafe fn copy_cached(&self, way: Way, mut piece: Piece) -> io::Result<()> {
+    unsafe fn copy_cached(&self, way: Way, mut piece: Transfer) -> io::Result<()> {
         while piece.bytes > 0 {
             let [part, rest] = split(piece, piece.bytes.min(CACHED_BYTES));
             // SAFETY: the caller's promise.
@@ -242,8 +243,8 @@ impl ScratchFile {
 }
 
 /// The first so many bytes of a piece, and the rest.
-fn split(piece: Piece, bytes: usize) -> [Piece; 2] {
-    [Piece { bytes, ..piece }, piece.after(bytes)]
+fn split(piece: Transfer, bytes: usize) -> [Transfer; 2] {
+    [Transfer { bytes, ..piece }, piece.after(bytes)]
 }
 
 /// A new file, past the page cache if that is asked for and the file system can do it.
@@ -278,7 +279,7 @@ impl BlockFile for ScratchFile {
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let piece = Piece {
+        let piece = Transfer {
             offset,
             memory: bytes.as_mut_ptr(),
             bytes: bytes.len(),
@@ -288,7 +289,7 @@ impl BlockFile for ScratchFile {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let piece = Piece {
+        let piece = Transfer {
             offset,
             memory: bytes.as_ptr().cast_mut(),
             bytes: bytes.len(),

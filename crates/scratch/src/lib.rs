@@ -29,10 +29,11 @@ mod engine;
 mod error;
 mod file;
 mod folder;
+mod lock;
 mod pool;
 mod ring;
 mod space;
-pub mod testing;
+mod transfer;
 
 pub use engine::Engine;
 pub use error::ScratchError;

@@ -1,6 +1,6 @@
 //! Reads and writes by a few threads.
 
-use crate::engine::{Piece, Way, fell_short};
+use crate::transfer::{Transfer, Way, fell_short};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
@@ -11,10 +11,10 @@ const THREADS: usize = 8;
 
 /// # Safety
 /// As for [`crate::Engine::copy`].
-pub(crate) unsafe fn copy(file: &File, way: Way, piece: Piece) -> io::Result<()> {
+pub(crate) unsafe fn copy(file: &File, way: Way, piece: Transfer) -> io::Result<()> {
     let parts = piece.parts();
     let threads = parts.len().min(THREADS);
-    let parts: Vec<Piece> = parts.collect();
+    let parts: Vec<Transfer> = parts.collect();
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -43,7 +43,7 @@ pub(crate) unsafe fn copy(file: &File, way: Way, piece: Piece) -> io::Result<()>
 ///
 /// # Safety
 /// As for [`crate::Engine::copy`].
-pub(crate) unsafe fn copy_part(file: &File, way: Way, mut part: Piece) -> io::Result<()> {
+pub(crate) unsafe fn copy_part(file: &File, way: Way, mut part: Transfer) -> io::Result<()> {
     let handle = file.as_raw_fd();
     while part.bytes > 0 {
         let (memory, offset) = (part.memory, part.offset as libc::off_t);

@@ -1,6 +1,6 @@
 //! Reads and writes by io_uring.
 
-use crate::engine::{DEPTH, Piece, Way, fell_short};
+use crate::transfer::{DEPTH, Transfer, Way, fell_short};
 use io_uring::{IoUring, Probe, opcode, types};
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -25,7 +25,7 @@ pub(crate) fn probe() -> io::Result<()> {
 
 /// # Safety
 /// As for [`crate::Engine::copy`].
-pub(crate) unsafe fn copy(file: &File, way: Way, piece: Piece) -> io::Result<()> {
+pub(crate) unsafe fn copy(file: &File, way: Way, piece: Transfer) -> io::Result<()> {
     let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let ring = match idle {
         Some(ring) => ring,
@@ -53,7 +53,7 @@ struct Copy<'a> {
     file: &'a File,
     way: Way,
     /// What each entry of the ring copies.
-    slots: [Option<Piece>; DEPTH],
+    slots: [Option<Transfer>; DEPTH],
     under_way: usize,
     /// The first error, after which nothing more is begun.
     failed: Option<io::Error>,
@@ -62,7 +62,7 @@ struct Copy<'a> {
 impl Copy<'_> {
     /// # Safety
     /// As for [`crate::Engine::copy`].
-    unsafe fn carry_out(&mut self, piece: Piece) -> io::Result<()> {
+    unsafe fn carry_out(&mut self, piece: Transfer) -> io::Result<()> {
         let mut parts = piece.parts();
         loop {
             while self.failed.is_none()
@@ -85,7 +85,7 @@ impl Copy<'_> {
     ///
     /// # Safety
     /// As for [`crate::Engine::copy`].
-    unsafe fn begin(&mut self, slot: usize, part: Piece) {
+    unsafe fn begin(&mut self, slot: usize, part: Transfer) {
         let (memory, bytes) = (part.memory, part.bytes as u32);
         let file = types::Fd(self.file.as_raw_fd());
         let entry = match self.way {

@@ -1,12 +1,15 @@
 //! The room of a disk.
 
-use crate::folder::leftovers;
 use std::ffi::CString;
+use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// How the names of scratch files end.
+pub(crate) const SUFFIX: &str = ".trainer-scratch";
 
 /// Bytes that scratch files in a folder may have. It may still have to be made: then its nearest parent counts. What a
 /// killed run left there counts as free, since the next one removes it.
@@ -52,6 +55,14 @@ pub(crate) fn room(path: &Path) -> io::Result<u64> {
     }
     // File systems without a limit say so with numbers whose product no u64 holds.
     Ok(room.f_bavail.saturating_mul(room.f_frsize))
+}
+
+/// The scratch files in a folder.
+pub(crate) fn leftovers(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let is_scratch = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().ends_with(SUFFIX);
+    let entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+    let scratch = entries.into_iter().filter(is_scratch);
+    Ok(scratch.map(|entry| entry.path()).collect())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What is written is what is read: by both engines, past the page cache and through it, wherever it begins and ends.
 
+use fakes::{DiskFault, Faults};
 use kernels::BlockFile;
-use scratch::testing::{Fault, Faults};
 use scratch::{Access, Engine, ScratchFile, ScratchFolder};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -160,7 +160,7 @@ fn a_read_that_falls_short_is_an_error() {
 fn faults_come_where_they_were_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let folder = ScratchFolder::open(folder.path()).unwrap();
-    let faults = Faults::new(2, Fault::Short);
+    let faults = Faults::new(2, DiskFault::Short);
     let [one, two] = ["one", "two"].map(|name| faults.on(folder.create(name, 8192).unwrap()));
     one.write_at(0, &[3; 8192]).unwrap();
     two.write_at(0, &[4; 8192]).unwrap();
@@ -170,7 +170,7 @@ fn faults_come_where_they_were_asked_for() {
     assert_eq!((bytes[4095], bytes[4096]), (3, 0));
     two.read_at(0, &mut bytes).unwrap();
     assert_eq!((bytes, faults.operations()), ([4; 8192], 4));
-    let faults = Faults::new(0, Fault::Error(ErrorKind::StorageFull));
+    let faults = Faults::new(0, DiskFault::Error(ErrorKind::StorageFull));
     let error = faults.on(one).write_at(0, &bytes).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StorageFull);
 }

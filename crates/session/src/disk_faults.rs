@@ -3,10 +3,11 @@
 
 use crate::{Session, SessionError};
 use data::{MicroBatch, StepBatch};
+use fakes::{DiskFault, Faults};
 use files::TensorSource;
 use kernels::Fault;
 use memory::Memory;
-use scratch::{ScratchFolder, testing};
+use scratch::ScratchFolder;
 use settings::{Config, Settings};
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -52,7 +53,7 @@ fn save(session: &Session) -> io::Result<Vec<u8>> {
 }
 
 /// Trains and saves after every step; what was saved, and how it ended.
-fn run(settings: &Settings, faults: &testing::Faults) -> (Vec<Vec<u8>>, Result<(), SessionError>) {
+fn run(settings: &Settings, faults: &Faults) -> (Vec<Vec<u8>>, Result<(), SessionError>) {
     let mut saved = Vec::new();
     let outcome = train(settings, faults, &mut saved);
     (saved, outcome)
@@ -60,7 +61,7 @@ fn run(settings: &Settings, faults: &testing::Faults) -> (Vec<Vec<u8>>, Result<(
 
 fn train(
     settings: &Settings,
-    faults: &testing::Faults,
+    faults: &Faults,
     saved: &mut Vec<Vec<u8>>,
 ) -> Result<(), SessionError> {
     let mut session = Session::on_cpu(settings.clone(), &Memory::host())?;
@@ -99,7 +100,7 @@ fn a_fault_at_any_read_or_write_ends_the_run_with_a_sentence() {
     ];
     for set in ways {
         let settings = settings(folder.path(), set);
-        let never = testing::Faults::new(u64::MAX, testing::Fault::Short);
+        let never = Faults::new(u64::MAX, DiskFault::Short);
         let (undisturbed, outcome) = run(&settings, &never);
         outcome.unwrap();
         assert_eq!(undisturbed.len(), STEPS);
@@ -108,10 +109,10 @@ fn a_fault_at_any_read_or_write_ends_the_run_with_a_sentence() {
         assert!(operations > 10, "{set:?}: {operations} reads and writes");
         for at in 0..operations {
             let fault = match at % 2 {
-                0 => testing::Fault::Error(ErrorKind::StorageFull),
-                _ => testing::Fault::Short,
+                0 => DiskFault::Error(ErrorKind::StorageFull),
+                _ => DiskFault::Short,
             };
-            let (saved, outcome) = run(&settings, &testing::Faults::new(at, fault));
+            let (saved, outcome) = run(&settings, &Faults::new(at, fault));
             let error = outcome.expect_err("what fails is told");
             let said = error.to_string();
             assert!(said.contains("states"), "{set:?} at {at}: {said}");

@@ -1,7 +1,7 @@
 //! The trainer: the command line, the training loop, run directories, and what a machine offers.
 //!
 //! A command line becomes [`settings::Resolved`], which [`carry_out`] does with [`planner`] and [`session`]. The binary is
-//! a thin shell around it. With the feature `candle`, `Trainer` is for code of one's own, which trains on tensors of candle.
+//! a thin shell around it. `Trainer` (feature `candle`, on by default) is for code of one's own, which trains on tensors of candle.
 
 mod advise;
 #[cfg(feature = "cuda")]

@@ -2,7 +2,7 @@
 
 use crate::fixture::Moment;
 use checkpoint::find;
-use files::testing::FullDisk;
+use fakes::FullDisk;
 use files::{Disk, FileSystem};
 use std::path::Path;
 use std::process::Command;

@@ -2,7 +2,7 @@
 
 use crate::fixture::Moment;
 use checkpoint::{Checkpoint, CheckpointError, Found, find, keep, set_aside_after};
-use files::testing::{Kept, PowerCut};
+use fakes::{Kept, PowerCut};
 use files::{Disk, FileSystem};
 use std::path::Path;
 use tempfile::tempdir;

@@ -3,8 +3,8 @@
 use crate::fixture::Moment;
 use crate::power_cut::{at_every_operation, disk_with, run};
 use checkpoint::{CheckpointError, Found, JointCheckpoint, JointSaver, find, find_together};
-use collectives::{Group, Threads};
-use files::testing::FullDisk;
+use collectives::Group;
+use fakes::{FullDisk, Threads};
 use files::{Disk, FileSystem};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! The functions of an MPI library, as its binary interface has them. `H` is what handles are: communicators, types, requests,
 //! handlers of errors.
 
-use super::interface::Constants;
 use crate::GroupError;
 use crate::loading::functions;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -31,13 +30,25 @@ pub(super) struct Status([u8; 64]);
 /// `MPI_MAX_LIBRARY_VERSION_STRING` of MPICH and MPI 5, the longest of the texts that are asked for (`mpi.h`, `mpi_abi.h`).
 const TEXT_BYTES: usize = 8192;
 
+/// Handles and numbers that differ between the interfaces.
+pub(super) struct Constants<H> {
+    /// `MPI_COMM_WORLD`.
+    pub(super) world: H,
+    /// `MPI_BYTE`.
+    pub(super) byte: H,
+    /// `MPI_ERRORS_RETURN`.
+    pub(super) errors_return: H,
+    /// `MPI_THREAD_FUNNELED`.
+    pub(super) funneled: c_int,
+}
+
 /// An MPI library, whose functions are all called by one thread.
-pub(super) struct Calls<H> {
+pub(super) struct MpiCalls<H> {
     pub(super) functions: Functions<H>,
     pub(super) constants: Constants<H>,
 }
 
-impl<H: Copy> Calls<H> {
+impl<H: Copy> MpiCalls<H> {
     /// What a function's return value says.
     fn checked(&self, function: &str, code: c_int) -> Result<(), GroupError> {
         if code == 0 {

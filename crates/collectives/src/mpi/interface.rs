@@ -1,28 +1,16 @@
 //! Which binary interface an MPI library has: the standard one of MPI 5, Open MPI's, or MPICH's.
 
-use super::calls::{Calls, Functions};
+use super::calls::{Constants, Functions, MpiCalls};
 use crate::loading::reason;
 use libloading::os::unix::Library;
 use std::ffi::{c_int, c_void};
 
-/// Handles and numbers that differ between the interfaces.
-pub(super) struct Constants<H> {
-    /// `MPI_COMM_WORLD`.
-    pub(super) world: H,
-    /// `MPI_BYTE`.
-    pub(super) byte: H,
-    /// `MPI_ERRORS_RETURN`.
-    pub(super) errors_return: H,
-    /// `MPI_THREAD_FUNNELED`.
-    pub(super) funneled: c_int,
-}
-
 /// A library of either kind of interface.
 pub(super) enum AnyCalls {
     /// Handles are addresses.
-    Addresses(Calls<*mut c_void>),
+    Addresses(MpiCalls<*mut c_void>),
     /// Handles are numbers.
-    Numbers(Calls<c_int>),
+    Numbers(MpiCalls<c_int>),
 }
 
 impl AnyCalls {
@@ -42,7 +30,7 @@ impl AnyCalls {
                     funneled: 1024,
                 };
                 let functions = Functions::of(library)?;
-                return Ok(AnyCalls::Addresses(Calls {
+                return Ok(AnyCalls::Addresses(MpiCalls {
                     functions,
                     constants,
                 }));
@@ -60,7 +48,7 @@ impl AnyCalls {
                     funneled: 1,
                 };
                 let functions = Functions::of(library)?;
-                return Ok(AnyCalls::Addresses(Calls {
+                return Ok(AnyCalls::Addresses(MpiCalls {
                     functions,
                     constants,
                 }));
@@ -73,7 +61,7 @@ impl AnyCalls {
                 funneled: 1,
             };
             let functions = Functions::of(library)?;
-            Ok(AnyCalls::Numbers(Calls {
+            Ok(AnyCalls::Numbers(MpiCalls {
                 functions,
                 constants,
             }))

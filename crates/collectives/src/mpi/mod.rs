@@ -10,7 +10,7 @@ mod worker;
 
 use crate::launch::Launch;
 use crate::{Group, GroupError, Incoming, Outgoing, pieces};
-use calls::Calls;
+use calls::MpiCalls;
 use interface::AnyCalls;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -123,7 +123,7 @@ impl Mpi {
 
 /// The life of the thread.
 fn work<H: Copy>(
-    calls: Calls<H>,
+    calls: MpiCalls<H>,
     launch: &Launch,
     timeout: Duration,
     sent_bytes: Arc<AtomicU64>,

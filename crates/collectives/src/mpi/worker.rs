@@ -1,6 +1,6 @@
 //! The one thread that calls MPI.
 
-use super::calls::Calls;
+use super::calls::MpiCalls;
 use crate::{GroupError, Incoming, Outgoing, pieces};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(super) struct Transfer {
 
 /// The thread's state.
 pub(super) struct Worker<H> {
-    calls: Calls<H>,
+    calls: MpiCalls<H>,
     rank: usize,
     exchanges: H,
     shares: H,
@@ -70,7 +70,7 @@ struct Message<H> {
 
 impl<H: Copy> Worker<H> {
     pub(super) fn new(
-        calls: Calls<H>,
+        calls: MpiCalls<H>,
         rank: usize,
         timeout: Duration,
         sent_bytes: Arc<AtomicU64>,
@@ -132,7 +132,7 @@ impl<H: Copy> Worker<H> {
                 answer: transfer.answer,
             }),
             Err(error) => {
-                // Who no longer waits for an answer needs none.
+                // The receiver may have timed out; ignore the error.
                 let _ = transfer.answer.send(Err(error.clone()));
                 self.fail(error);
             }
@@ -201,7 +201,7 @@ impl<H: Copy> Worker<H> {
         self.underway.retain(|transfer| {
             let done = transfer.messages.is_empty();
             if done {
-                // Who no longer waits for an answer needs none.
+                // The receiver may have timed out; ignore the error.
                 let _ = transfer.answer.send(Ok(()));
             }
             !done
@@ -221,7 +221,12 @@ impl<H: Copy> Worker<H> {
 
 impl<H: Copy> Underway<H> {
     /// Lets go of the messages that are done.
-    fn look(&mut self, calls: &Calls<H>, rank: usize, timeout: Duration) -> Result<(), GroupError> {
+    fn look(
+        &mut self,
+        calls: &MpiCalls<H>,
+        rank: usize,
+        timeout: Duration,
+    ) -> Result<(), GroupError> {
         let mut failure = Ok(());
         self.messages.retain_mut(|message| {
             if failure.is_err() {

@@ -1,7 +1,7 @@
 //! An NCCL communicator whose calls return before they are done, so that each can be given up.
 
 use super::gathering::Gathering;
-use super::library::{Config, Handle, INT8, Nccl, UniqueId};
+use super::library::{CommConfig, Handle, INT8, NcclLibrary, UniqueId};
 use crate::{GroupError, Incoming, Outgoing, pieces};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -13,7 +13,7 @@ const SLEEP: Duration = Duration::from_micros(50);
 
 /// The ranks of a job on their GPUs.
 pub(super) struct Communicator {
-    nccl: &'static Nccl,
+    nccl: &'static NcclLibrary,
     handle: Handle,
     rank: usize,
     size: usize,
@@ -35,12 +35,12 @@ fn slot() -> &'static AtomicPtr<c_void> {
 impl Communicator {
     /// Meets the other ranks on the device of the calling thread's context.
     pub(super) fn new(
-        nccl: &'static Nccl,
+        nccl: &'static NcclLibrary,
         id: UniqueId,
         [rank, size]: [usize; 2],
         timeout: Duration,
     ) -> Result<Communicator, GroupError> {
-        let (slot, mut config) = (slot(), Config::non_blocking());
+        let (slot, mut config) = (slot(), CommConfig::non_blocking());
         // SAFETY: the handle is written before it returns, and perhaps again later; the configuration is read.
         let code = unsafe {
             let init = nccl.functions.comm_init_rank_config;

@@ -36,7 +36,7 @@ pub(super) struct UniqueId(pub(super) [u8; 128]);
 /// `ncclConfig_t` as the `nccl.h` of 2.18 has it; later ones have more behind it (that of 2.32.3 too), and go by `size` and
 /// `version`.
 #[repr(C)]
-pub(super) struct Config {
+pub(super) struct CommConfig {
     size: usize,
     magic: c_uint,
     version: c_uint,
@@ -49,16 +49,18 @@ pub(super) struct Config {
 }
 
 // The same as the stand-in holds against `nccl.h` (`scripts/check-nccl`).
-const _: () = assert!(offset_of!(Config, version) == 12 && offset_of!(Config, blocking) == 16);
-const _: () = assert!(offset_of!(Config, net_name) == 32 && offset_of!(Config, split_share) == 40);
+const _: () =
+    assert!(offset_of!(CommConfig, version) == 12 && offset_of!(CommConfig, blocking) == 16);
+const _: () =
+    assert!(offset_of!(CommConfig, net_name) == 32 && offset_of!(CommConfig, split_share) == 40);
 
-impl Config {
+impl CommConfig {
     /// Calls return before they are done, so that they can be given up, and channels are no more than [`NCCL_CHANNELS`].
-    pub(super) fn non_blocking() -> Config {
+    pub(super) fn non_blocking() -> CommConfig {
         // `NCCL_CONFIG_UNDEF_INT`.
         let undefined = c_int::MIN;
-        Config {
-            size: size_of::<Config>(),
+        CommConfig {
+            size: size_of::<CommConfig>(),
             magic: 0xcafe_beef,
             version: OLDEST as c_uint,
             blocking: 0,
@@ -73,7 +75,7 @@ impl Config {
 
 functions! {
     get_unique_id: "ncclGetUniqueId" (*mut UniqueId) -> c_int;
-    comm_init_rank_config: "ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int;
+    comm_init_rank_config: "ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *mut CommConfig) -> c_int;
     comm_get_async_error: "ncclCommGetAsyncError" (Handle, *mut c_int) -> c_int;
     comm_finalize: "ncclCommFinalize" (Handle) -> c_int;
     comm_destroy: "ncclCommDestroy" (Handle) -> c_int;
@@ -88,15 +90,15 @@ functions! {
 }
 
 /// NCCL, loaded until the process ends.
-pub(super) struct Nccl {
+pub(super) struct NcclLibrary {
     pub(super) functions: Functions,
     /// `NCCL 2.32.3`.
     pub(super) version: String,
 }
 
-impl Nccl {
+impl NcclLibrary {
     /// Loads it by its name, or by the path that [`VARIABLE`] has.
-    pub(super) fn load() -> Result<&'static Nccl, GroupError> {
+    pub(super) fn load() -> Result<&'static NcclLibrary, GroupError> {
         let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
         let path = path.unwrap_or_else(|| NAME.into());
         // SAFETY: a library of that name is NCCL: what it does when it is loaded is to prepare itself.
@@ -130,7 +132,7 @@ impl Nccl {
         }
         // SAFETY: it is NCCL, of a version that has them.
         let functions = unsafe { Functions::of(library) }.map_err(lacks)?;
-        Ok(Box::leak(Box::new(Nccl { functions, version })))
+        Ok(Box::leak(Box::new(NcclLibrary { functions, version })))
     }
 
     /// What a function says, for a communicator or none. One that goes on by itself has not failed.

@@ -17,7 +17,7 @@ use crate::{DeviceGroup, Group, GroupError, Incoming, Outgoing, pieces};
 use communicator::Communicator;
 use context::Context;
 pub use library::NCCL_CHANNELS;
-use library::{Nccl as Library, UniqueId};
+use library::{NcclLibrary, UniqueId};
 use rehearsal::rehearse;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,7 +83,7 @@ impl Carrier {
     }
 
     /// The id that rank 0 makes.
-    fn id(&self, library: &Library, rank: usize) -> Result<UniqueId, GroupError> {
+    fn id(&self, library: &NcclLibrary, rank: usize) -> Result<UniqueId, GroupError> {
         let made = match rank {
             0 => unique_id(library).map(|id| id.0.to_vec()),
             _ => Ok(Vec::new()),
@@ -114,7 +114,7 @@ impl Nccl {
         ordinal: usize,
         timeout: Duration,
     ) -> Result<Nccl, GroupError> {
-        let library = Library::load()?;
+        let library = NcclLibrary::load()?;
         let mut engine = library.version.clone();
         let carrier = Carrier::start(launch, timeout)?;
         if let Carrier::Mpi(mpi) = &carrier {
@@ -170,7 +170,7 @@ impl Nccl {
     }
 }
 
-fn unique_id(library: &Library) -> Result<UniqueId, GroupError> {
+fn unique_id(library: &NcclLibrary) -> Result<UniqueId, GroupError> {
     let mut id = UniqueId([0; 128]);
     // SAFETY: the id is written before it returns.
     let code = unsafe { (library.functions.get_unique_id)(&mut id) };

@@ -1,6 +1,6 @@
 //! The disk that forgets, itself.
 
-use files::testing::{Kept, PowerCut};
+use fakes::{Kept, PowerCut};
 use files::{FileSystem, write_file};
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! What is written is read again, here and by the safetensors crate.
 
 use crate::source::Tensors;
-use files::testing::FullDisk;
+use fakes::FullDisk;
 use files::{
     Disk, Dtype, FilesError, TensorFiles, TensorSource, is_plain_name, read_header,
     tensor_file_bytes, write_tensors,

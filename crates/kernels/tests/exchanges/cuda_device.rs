@@ -2,8 +2,9 @@
 
 use crate::step::{ENDS, SEEN, SIZE, Step, lease, on_ranks, rounds, sent_bytes};
 use crate::{assert_refused, step};
-use collectives::{Alone, DeviceGroup, Group, GroupError, Incoming, Outgoing, Threads};
+use collectives::{Alone, DeviceGroup, Group, GroupError, Incoming, Outgoing};
 use emulation::load_stand_in;
+use fakes::Threads;
 use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
 use kernels::{Exchange, Fault, Fill, Kernels, Queue, Queues, Run};
 use memory::{DType, Memory};

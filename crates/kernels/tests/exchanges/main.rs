@@ -4,8 +4,9 @@
 mod cuda_device;
 mod step;
 
-use collectives::{Alone, Group, Threads};
+use collectives::{Alone, Group};
 use emulation::Emulation;
+use fakes::Threads;
 use kernels::cpu::Cpu;
 use kernels::cuda::Cuda;
 use kernels::meta::{FlopCounter, Meta};

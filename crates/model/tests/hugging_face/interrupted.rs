@@ -1,7 +1,7 @@
 //! A model whose writing was cut off is whole or is none.
 
 use crate::folders::{Shape, golden, tensors};
-use files::testing::{FullDisk, Kept, PowerCut};
+use fakes::{FullDisk, Kept, PowerCut};
 use files::{Disk, TensorFiles};
 use memory::DType;
 use model::{Origin, write_model};

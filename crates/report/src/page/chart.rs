@@ -1,5 +1,6 @@
 //! Curves and points, laid out for the template to draw. One size serves a phone and half of a wide page.
 
+use crate::numbers::grouped;
 use serde::Serialize;
 
 const SIZE: (f64, f64) = (400.0, 240.0);
@@ -107,7 +108,7 @@ impl Look {
 }
 
 /// A named point of a scatter plot; less is better both ways.
-pub(super) struct Point {
+pub(super) struct NamedPoint {
     pub(super) name: String,
     pub(super) at: (f64, f64),
     pub(super) is_chosen: bool,
@@ -206,7 +207,7 @@ pub(super) fn scatter(
     title: &str,
     caption: &str,
     x_label: &str,
-    points: &[Point],
+    points: &[NamedPoint],
 ) -> Option<Chart> {
     let x = Axis::over(points.iter().map(|point| point.at.0))?.widened();
     let y = Axis::over(points.iter().map(|point| point.at.1))?.widened();
@@ -428,36 +429,9 @@ fn short(value: f64, decimals: usize) -> String {
     }
 }
 
-/// A number with its thousands apart.
-pub(super) fn grouped(value: f64, decimals: usize) -> String {
-    let plain = format!("{value:.decimals$}");
-    let (whole, fraction) = plain.split_at(plain.find('.').unwrap_or(plain.len()));
-    let (sign, digits) = whole.split_at(usize::from(whole.starts_with('-')));
-    let mut apart = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
-            apart.push(',');
-        }
-        apart.push(digit);
-    }
-    format!("{sign}{apart}{fraction}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn thousands_stand_apart() {
-        for (value, decimals, text) in [
-            (0.0, 0, "0"),
-            (999.0, 0, "999"),
-            (-20_782_080.0, 0, "-20,782,080"),
-            (1234.5678, 2, "1,234.57"),
-        ] {
-            assert_eq!(grouped(value, decimals), text);
-        }
-    }
 
     #[test]
     fn ticks_are_round_and_within() {
@@ -573,7 +547,7 @@ mod tests {
 
     #[test]
     fn names_do_not_lie_on_one_another() {
-        let point = |name: &str, at| Point {
+        let point = |name: &str, at| NamedPoint {
             name: name.into(),
             at,
             is_chosen: name == "full",

@@ -1,33 +1,34 @@
 //! The page of two runs: what was set differently, then what came of it.
 
-use super::between::{Evaluation, samples};
-use super::chart::grouped;
 use super::configuration::differing;
 use super::ending::ending;
 use super::figures::{difference, exact, memory_beside};
-use super::run::Run;
+use super::history::samples;
+use super::records::EvaluationSummary;
+use super::run_files::RunFiles;
 use super::single::{about, course};
-use super::view::{Item, Page, Part};
+use super::view::{Page, Section, SectionItem};
+use crate::numbers::grouped;
 use crate::{Align, Table};
 use serde_json::Value;
 
 /// The page of two runs, differences first.
-pub(super) fn page(a: &Run, b: &Run) -> Page {
+pub(super) fn page(a: &RunFiles, b: &RunFiles) -> Page {
     let [name_a, name_b] = names(a, b);
     let heads = [name_a.as_str(), name_b.as_str()];
     let changed = match differing(heads, &a.config, &b.config) {
-        Some(table) => Item::Table(table),
-        None => Item::Say("The settings are the same.".into()),
+        Some(table) => SectionItem::Table(table),
+        None => SectionItem::Say("The settings are the same.".into()),
     };
-    let mut side_by_side = vec![Item::Table(side_by_side(heads, a, b))];
-    side_by_side.extend(same_losses(a, b).map(Item::Say));
+    let mut side_by_side = vec![SectionItem::Table(side_by_side(heads, a, b))];
+    side_by_side.extend(same_losses(a, b).map(SectionItem::Say));
     let parts = [
-        Part {
+        Section {
             title: "Settings that differ",
             items: vec![changed],
             in_text: true,
         },
-        Part {
+        Section {
             title: "Side by side",
             items: side_by_side,
             in_text: true,
@@ -52,7 +53,7 @@ pub(super) fn page(a: &Run, b: &Run) -> Page {
 }
 
 /// The folders' names; their paths where these are the same.
-fn names(a: &Run, b: &Run) -> [String; 2] {
+fn names(a: &RunFiles, b: &RunFiles) -> [String; 2] {
     match (a.name(), b.name()) {
         (a_name, b_name) if a_name == b_name => [a, b].map(|run| run.folder.display().to_string()),
         (a, b) => [a, b],
@@ -60,14 +61,14 @@ fn names(a: &Run, b: &Run) -> [String; 2] {
 }
 
 /// The last text of each.
-fn last_texts(heads: [&str; 2], a: &Run, b: &Run) -> Part {
-    let last = |(name, run): (&str, &Run)| Some(run.samples.back()?.of(name));
+fn last_texts(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Section {
+    let last = |(name, run): (&str, &RunFiles)| Some(run.samples.back()?.of(name));
     samples(heads.into_iter().zip([a, b]).filter_map(last).collect())
 }
 
-fn memory(heads: [&str; 2], a: &Run, b: &Run) -> Part {
+fn memory(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Section {
     let rounded = format!("{}, rounded", heads[1]);
-    let measured = |run: &Run| !run.peak_step.is_null();
+    let measured = |run: &RunFiles| !run.peak_step.is_null();
     let (what, a, b, evaluation) = match measured(a) && measured(b) {
         true => (
             "Measured, in the step with the largest peak.",
@@ -83,15 +84,15 @@ fn memory(heads: [&str; 2], a: &Run, b: &Run) -> Part {
         ),
     };
     let table = memory_beside([heads[0], heads[1], &rounded], a, b, evaluation);
-    Part {
+    Section {
         title: "Memory",
-        items: vec![Item::Say(what.into()), Item::Table(table)],
+        items: vec![SectionItem::Say(what.into()), SectionItem::Table(table)],
         in_text: true,
     }
 }
 
 /// In how many steps both have the same loss: metrics have it with every digit, so equal is equal to the bit.
-fn same_losses(a: &Run, b: &Run) -> Option<String> {
+fn same_losses(a: &RunFiles, b: &RunFiles) -> Option<String> {
     let both = || a.steps.iter().zip(&b.steps);
     let differs = both().find(|(a, b)| (a.step, a.loss) != (b.step, b.loss));
     let steps = both().count();
@@ -103,21 +104,21 @@ fn same_losses(a: &Run, b: &Run) -> Option<String> {
 }
 
 /// Figures of both runs, with B less A.
-fn side_by_side(heads: [&str; 2], a: &Run, b: &Run) -> Table {
+fn side_by_side(heads: [&str; 2], a: &RunFiles, b: &RunFiles) -> Table {
     let mut table = Table::new(&[
         ("", Align::Left),
         (heads[0], Align::Right),
         (heads[1], Align::Right),
         ("difference", Align::Right),
     ]);
-    let count = |run: &Run| run.steps.last().map(|step| step.step);
+    let count = |run: &RunFiles| run.steps.last().map(|step| step.step);
     bytes(&mut table, "steps", [count(a), count(b)]);
     number(&mut table, "last loss", 4, [a.last_loss(), b.last_loss()]);
     evaluations(&mut table, [a, b]);
     let waited = [a.waited_percent(), b.waited_percent()];
     number(&mut table, "time that steps waited for data, %", 1, waited);
     speed(&mut table, [a.tokens_per_s(), b.tokens_per_s()]);
-    let mut field = |name: &str, of: fn(&Run) -> &Value, field: &str| {
+    let mut field = |name: &str, of: fn(&RunFiles) -> &Value, field: &str| {
         bytes(&mut table, name, [a, b].map(|run| of(run)[field].as_u64()));
     };
     field("planned peak, bytes", |run| &run.plan, "peak_bytes");
@@ -159,7 +160,7 @@ fn side_by_side(heads: [&str; 2], a: &Run, b: &Run) -> Table {
         |run| &run.end,
         "max_rss_bytes",
     );
-    let extra = |run: &Run| Some(100.0 * run.plan["recompute_flops_fraction"].as_f64()?);
+    let extra = |run: &RunFiles| Some(100.0 * run.plan["recompute_flops_fraction"].as_f64()?);
     number(
         &mut table,
         "extra FLOPs of recompute, %",
@@ -171,9 +172,9 @@ fn side_by_side(heads: [&str; 2], a: &Run, b: &Run) -> Table {
 }
 
 /// The best evaluation of each, and on how much it was made.
-fn evaluations(table: &mut Table, runs: [&Run; 2]) {
-    let best = runs.map(Run::best_evaluation);
-    let mut of = |name: &str, field: fn(&Evaluation) -> Option<f64>| {
+fn evaluations(table: &mut Table, runs: [&RunFiles; 2]) {
+    let best = runs.map(RunFiles::best_evaluation);
+    let mut of = |name: &str, field: fn(&EvaluationSummary) -> Option<f64>| {
         number(table, name, 4, best.map(|best| field(best?)));
     };
     of("best evaluation loss", |best| best.loss);
@@ -186,7 +187,7 @@ fn evaluations(table: &mut Table, runs: [&Run; 2]) {
     bytes(table, "  its targets", best.map(|best| best?.targets));
 }
 
-fn field_of_replays(table: &mut Table, a: &Run, b: &Run) {
+fn field_of_replays(table: &mut Table, a: &RunFiles, b: &RunFiles) {
     let replays = [a, b].map(|run| {
         let counts = run.last_step["replayed"].as_object()?;
         Some(counts.values().filter_map(Value::as_u64).sum())

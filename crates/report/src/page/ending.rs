@@ -1,23 +1,13 @@
 //! How a run ended; where nothing was written about that, what probably happened.
 
-use super::run::Run;
+use super::run_files::RunFiles;
+use super::view::Ending;
 use crate::process::{Fate, OomKills, ProcessRecord};
 use memory::format_bytes;
-use serde::{Deserialize, Serialize};
-
-/// How a run ended, in a sentence or two.
-#[derive(Serialize)]
-pub(super) struct Ending {
-    /// `good`, `bad` or `open`.
-    pub(super) mood: &'static str,
-    /// In a few words.
-    pub(super) headline: &'static str,
-    /// All that is known.
-    pub(super) detail: String,
-}
+use serde::Deserialize;
 
 /// Tells how a run ended.
-pub(super) fn ending(run: &Run) -> Ending {
+pub(super) fn ending(run: &RunFiles) -> Ending {
     let ended = |mood, headline, what: &str| Ending {
         mood,
         headline,
@@ -52,7 +42,7 @@ pub(super) fn ending(run: &Run) -> Ending {
 }
 
 /// `metrics.jsonl` stops without an `end` record.
-fn without_end(run: &Run) -> Ending {
+fn without_end(run: &RunFiles) -> Ending {
     let process = ProcessRecord::deserialize(&run.begin["process"]).ok();
     let pid = process.as_ref().map_or(0, |process| process.pid);
     let (mood, headline, why) = match process.as_ref().map(ProcessRecord::fate) {
@@ -121,7 +111,7 @@ fn gone(oom_kills: Option<OomKills>) -> (&'static str, &'static str, String) {
 }
 
 /// The last step that was written down.
-fn reached(run: &Run) -> String {
+fn reached(run: &RunFiles) -> String {
     let of = run.config.get("train").and_then(|train| train.get("steps"));
     let of = of.map_or(String::new(), |steps| format!(" of {steps}"));
     match run.steps.last() {
@@ -130,7 +120,7 @@ fn reached(run: &Run) -> String {
     }
 }
 
-fn resumed(run: &Run) -> String {
+fn resumed(run: &RunFiles) -> String {
     match run.resumes.as_slice() {
         [] => String::new(),
         [once] => format!(" It was resumed after step {}.", once.step),
@@ -142,7 +132,7 @@ fn resumed(run: &Run) -> String {
     }
 }
 
-fn resident(run: &Run) -> String {
+fn resident(run: &RunFiles) -> String {
     let resident = run.end["max_rss_bytes"].as_u64();
     resident.map_or(String::new(), |bytes| {
         format!(" The resident set was at most {}.", format_bytes(bytes))
@@ -150,7 +140,7 @@ fn resident(run: &Run) -> String {
 }
 
 /// What is known of the resident set of a run that could not write it down.
-fn at_least(run: &Run) -> String {
+fn at_least(run: &RunFiles) -> String {
     let peak = run.peak_step["peak_bytes"].as_u64();
     let host = match (run.device(), peak) {
         ("cpu", Some(bytes)) => bytes,

@@ -1,8 +1,8 @@
 //! Figures of a run as tables, from its records.
 
-use super::chart::grouped;
-use super::run::Run;
-use super::view::{Bar, Piece};
+use super::run_files::RunFiles;
+use super::view::{Bar, BarPiece};
+use crate::numbers::grouped;
 use crate::{Align, Table};
 use memory::{Category, Phase, format_bytes};
 use serde_json::Value;
@@ -155,7 +155,7 @@ pub(super) fn largest(leases: &Value) -> Option<Table> {
 pub(super) fn bar(name: &'static str, record: &Value, longest: u64) -> Option<Bar> {
     let piece = |category: Category| {
         let bytes = record["peak_by_category"][category.name()].as_u64()?;
-        (bytes > 0).then(|| Piece {
+        (bytes > 0).then(|| BarPiece {
             category: category.name(),
             percent: 100.0 * bytes as f64 / longest.max(1) as f64,
             bytes: format_bytes(bytes),
@@ -169,7 +169,7 @@ pub(super) fn bar(name: &'static str, record: &Value, longest: u64) -> Option<Ba
 }
 
 /// Other recompute specifications, as the plan has them.
-pub(super) fn strategies(run: &Run) -> Option<Table> {
+pub(super) fn strategies(run: &RunFiles) -> Option<Table> {
     let strategies = run.plan["strategies"].as_array()?;
     let mut table = Table::new(&[
         ("recompute", Align::Left),
@@ -199,7 +199,7 @@ pub(super) fn strategies(run: &Run) -> Option<Table> {
 }
 
 /// Whether a strategy is what the run did.
-pub(super) fn is_own(run: &Run, strategy: &Value) -> bool {
+pub(super) fn is_own(run: &RunFiles, strategy: &Value) -> bool {
     let key = |section: &str, name: &str| {
         let value = run.config.get(section).and_then(|keys| keys.get(name));
         value
@@ -213,7 +213,7 @@ pub(super) fn is_own(run: &Run, strategy: &Value) -> bool {
 }
 
 /// What single other settings would change, as the plan has it.
-pub(super) fn effects(run: &Run) -> Option<Table> {
+pub(super) fn effects(run: &RunFiles) -> Option<Table> {
     let effects = run.plan["effects"]
         .as_array()
         .filter(|effects| !effects.is_empty())?;

@@ -1,20 +1,23 @@
 //! `report.html`: a run, or two beside each other, on a page that needs no network.
 //!
-//! A run directory is read as far as it is there (`run.rs`), becomes the parts of a page (`single.rs`, `comparison.rs`), and
+//! A run directory is read as far as it is there (`run_files.rs`), becomes the parts of a page (`single.rs`, `comparison.rs`), and
 //! these become HTML by a template, which escapes everything, or text.
 
-mod between;
 mod chart;
 mod comparison;
 mod configuration;
 mod ending;
+mod error;
 mod figures;
-mod run;
+mod history;
+mod records;
+mod run_files;
 mod single;
 mod timeline;
 mod view;
 
-use run::Run;
+pub use error::PageError;
+use run_files::RunFiles;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use view::Page;
@@ -22,50 +25,15 @@ use view::Page;
 /// The page's name in a run directory.
 const NAME: &str = "report.html";
 
-/// Why there is no page.
-#[derive(Debug, thiserror::Error)]
-pub enum PageError {
-    /// A folder that no run wrote into.
-    #[error(
-        "{0} is no run directory: it has neither metrics.jsonl nor plan.json nor config.toml; name a folder that `trainer \
-         train` wrote, such as one under runs/"
-    )]
-    NoRun(PathBuf),
-    /// A file that cannot be read.
-    #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A file that is not what its name says.
-    #[error("{path} is damaged, so there is no report of this run: {reason}")]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// A file that cannot be written.
-    #[error("cannot write {path}: {source}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The template is wrong: a defect.
-    #[error("the template of the report is wrong: {0}")]
-    Template(#[from] minijinja::Error),
-}
-
 /// Writes the page of a run into its directory; returns where.
 ///
 /// # Errors
 /// [`PageError`].
 pub fn write(run_dir: &Path) -> Result<PathBuf, PageError> {
-    put(&single::page(&Run::read(run_dir)?), &run_dir.join(NAME))
+    put(
+        &single::page(&RunFiles::read(run_dir)?),
+        &run_dir.join(NAME),
+    )
 }
 
 /// Writes the page of a run to a file, or to where [`write()`] does, with what other settings would need; returns where.
@@ -79,7 +47,7 @@ pub fn write_with(
     file: Option<&Path>,
     others: impl FnOnce(&str, &Value) -> Option<Value>,
 ) -> Result<PathBuf, PageError> {
-    let mut run = Run::read(run_dir)?;
+    let mut run = RunFiles::read(run_dir)?;
     // The plans of older runs have them.
     let lacks_others = run.plan.is_object() && run.plan["strategies"].is_null();
     let planned = lacks_others.then(|| others(&run.config_text, &run.plan));
@@ -96,7 +64,7 @@ pub fn write_with(
 /// # Errors
 /// [`PageError`].
 pub fn write_comparison(a: &Path, b: &Path, file: Option<&Path>) -> Result<PathBuf, PageError> {
-    let (a, b) = (Run::read(a)?, Run::read(b)?);
+    let (a, b) = (RunFiles::read(a)?, RunFiles::read(b)?);
     let default = b.folder.join(format!("report-vs-{}.html", a.name()));
     put(&comparison::page(&a, &b), file.unwrap_or(&default))
 }
@@ -106,7 +74,7 @@ pub fn write_comparison(a: &Path, b: &Path, file: Option<&Path>) -> Result<PathB
 /// # Errors
 /// [`PageError`].
 pub fn text(run_dir: &Path) -> Result<String, PageError> {
-    Ok(single::page(&Run::read(run_dir)?).text())
+    Ok(single::page(&RunFiles::read(run_dir)?).text())
 }
 
 /// What differs between two runs, in tables.
@@ -114,7 +82,7 @@ pub fn text(run_dir: &Path) -> Result<String, PageError> {
 /// # Errors
 /// [`PageError`].
 pub fn text_of_comparison(a: &Path, b: &Path) -> Result<String, PageError> {
-    Ok(comparison::page(&Run::read(a)?, &Run::read(b)?).text())
+    Ok(comparison::page(&RunFiles::read(a)?, &RunFiles::read(b)?).text())
 }
 
 fn put(page: &Page, file: &Path) -> Result<PathBuf, PageError> {
@@ -139,7 +107,7 @@ fn html(page: &Page) -> Result<String, minijinja::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use view::{Item, Part};
+    use view::{Section, SectionItem};
 
     /// Names of folders, tensors and models are anyone's.
     #[test]
@@ -165,13 +133,13 @@ mod tests {
                 value: evil.into(),
                 note: evil.into(),
             }],
-            parts: vec![Part {
-                title: "Part",
+            parts: vec![Section {
+                title: "Section",
                 items: vec![
-                    Item::Table(table),
-                    Item::Samples(vec![between::Sample::read(&sample)]),
-                    Item::Charts(charts),
-                    Item::File("config.toml", evil.into()),
+                    SectionItem::Table(table),
+                    SectionItem::Samples(vec![records::Sample::read(&sample)]),
+                    SectionItem::Charts(charts),
+                    SectionItem::File("config.toml", evil.into()),
                     timeline::frame(evil),
                 ],
                 in_text: true,
@@ -180,6 +148,6 @@ mod tests {
         let html = html(&page).unwrap();
         assert_eq!(html.matches("<script>").count(), 1, "the page's own");
         assert!(html.matches("&lt;script&gt;").count() >= 12, "{html}");
-        assert!(html.contains("Part") && !html.contains("http:") && !html.contains("https:"));
+        assert!(html.contains("Section") && !html.contains("http:") && !html.contains("https:"));
     }
 }

@@ -1,24 +1,25 @@
 //! The page of one run.
 
-use super::between::{self, evaluations, resumes, samples};
-use super::chart::{Line, Look, Point, curves, grouped, scatter};
+use super::chart::{Line, Look, NamedPoint, curves, scatter};
 use super::ending::ending;
 use super::figures::{
     bar, device_account, effects, exact, fixes, is_own, largest, memory_beside, place, strategies,
     word,
 };
-use super::run::Run;
-use super::view::{Fact, Item, Page, Part};
+use super::history::{self, evaluations, resumes, samples};
+use super::run_files::RunFiles;
+use super::view::{Fact, Page, Section, SectionItem};
 use super::{configuration, timeline};
+use crate::numbers::grouped;
 use memory::format_bytes;
 use serde_json::{Value, json};
 
 /// The page of one run: settings, curves, memory, what else could have been, and how it ended.
-pub(super) fn page(run: &Run) -> Page {
+pub(super) fn page(run: &RunFiles) -> Page {
     let mut course = course(&[(run.name(), run)]);
     if let Some(percent) = run.waited_percent() {
         course.in_text = true;
-        course.items.push(Item::Say(format!(
+        course.items.push(SectionItem::Say(format!(
             "For {percent:.1} % of their time, steps waited for data; `--set data.prefetch=N` reads further ahead."
         )));
     }
@@ -46,7 +47,7 @@ pub(super) fn page(run: &Run) -> Page {
 }
 
 /// What was trained, on what, with what.
-pub(super) fn about(run: &Run) -> String {
+pub(super) fn about(run: &RunFiles) -> String {
     let dtype = word(&run.plan["dtype"]);
     let mut about = vec![word(&run.begin["model"])];
     if let Some(parameters) = run.plan["parameters"].as_f64() {
@@ -60,7 +61,7 @@ pub(super) fn about(run: &Run) -> String {
     about.join(" · ")
 }
 
-fn facts(run: &Run) -> Vec<Fact> {
+fn facts(run: &RunFiles) -> Vec<Fact> {
     let mut facts = Vec::new();
     let mut fact = |name, value: Option<String>| {
         facts.extend(value.map(|value| Fact {
@@ -89,11 +90,11 @@ fn facts(run: &Run) -> Vec<Fact> {
         .iter()
         .take_while(|fact| matches!(fact.name, "steps" | "epochs" | "last loss"));
     let at = at.count();
-    facts.splice(at..at, between::facts(run));
+    facts.splice(at..at, history::facts(run));
     facts
 }
 
-fn out_of_memory(run: &Run) -> Part {
+fn out_of_memory(run: &RunFiles) -> Section {
     let (oom, mut items) = (&run.oom, Vec::new());
     if !oom.is_null() {
         let bytes = |name: &str| oom[name].as_u64().map_or("unknown".into(), format_bytes);
@@ -104,7 +105,7 @@ fn out_of_memory(run: &Run) -> Part {
                 exact(bytes)
             )
         });
-        items.push(Item::Say(format!(
+        items.push(SectionItem::Say(format!(
             "{} for `{}` ({}; {}) was refused{limit}. The plan's peak is {}. The cause is {}.",
             bytes("requested_bytes"),
             word(&oom["name"]),
@@ -116,20 +117,20 @@ fn out_of_memory(run: &Run) -> Part {
         match fixes(oom) {
             Some(table) => {
                 let say = "With any of these the run fits; the cheapest stands first.";
-                items.extend([Item::Say(say.into()), Item::Table(table)]);
+                items.extend([SectionItem::Say(say.into()), SectionItem::Table(table)]);
             }
-            None => items.push(Item::Say(
+            None => items.push(SectionItem::Say(
                 "No other setting that was tried is a fix.".into(),
             )),
         }
         if let Some(table) = largest(&oom["live_largest"]) {
             items.extend([
-                Item::Say("Live when it was refused:".into()),
-                Item::Table(table),
+                SectionItem::Say("Live when it was refused:".into()),
+                SectionItem::Table(table),
             ]);
         }
     }
-    Part {
+    Section {
         title: "Out of memory",
         items,
         in_text: true,
@@ -147,16 +148,16 @@ fn cause(cause: &str, space: &str) -> String {
     }
 }
 
-fn settings(run: &Run) -> Part {
+fn settings(run: &RunFiles) -> Section {
     let mut items = Vec::new();
     if !run.config.is_empty() {
         items.push(match configuration::changed(&run.config) {
-            Some(table) => Item::Table(table),
-            None => Item::Say("Everything is as the defaults have it.".into()),
+            Some(table) => SectionItem::Table(table),
+            None => SectionItem::Say("Everything is as the defaults have it.".into()),
         });
-        items.push(Item::File("config.toml", run.config_text.clone()));
+        items.push(SectionItem::File("config.toml", run.config_text.clone()));
     }
-    Part {
+    Section {
         title: "Settings that are not the defaults",
         items,
         in_text: false,
@@ -164,9 +165,9 @@ fn settings(run: &Run) -> Part {
 }
 
 /// Loss and throughput of runs, in the same pictures, with their evaluations.
-pub(super) fn course(runs: &[(String, &Run)]) -> Part {
-    let lines = |of: fn(&super::run::Step) -> Option<f64>| {
-        let line = |(index, (name, run)): (usize, &(String, &Run))| Line {
+pub(super) fn course(runs: &[(String, &RunFiles)]) -> Section {
+    let lines = |of: fn(&super::run_files::Step) -> Option<f64>| {
+        let line = |(index, (name, run)): (usize, &(String, &RunFiles))| Line {
             name: name.clone(),
             values: run
                 .steps
@@ -197,9 +198,9 @@ pub(super) fn course(runs: &[(String, &Run)]) -> Part {
     let items = if charts.is_empty() {
         Vec::new()
     } else {
-        vec![Item::Charts(charts)]
+        vec![SectionItem::Charts(charts)]
     };
-    Part {
+    Section {
         title: "Loss and throughput",
         items,
         in_text: false,
@@ -207,8 +208,8 @@ pub(super) fn course(runs: &[(String, &Run)]) -> Part {
 }
 
 /// The evaluations of those runs that have any.
-fn evaluation_lines(runs: &[(String, &Run)]) -> Vec<Line> {
-    let line = |(index, (name, run)): (usize, &(String, &Run))| Line {
+fn evaluation_lines(runs: &[(String, &RunFiles)]) -> Vec<Line> {
+    let line = |(index, (name, run)): (usize, &(String, &RunFiles))| Line {
         name: match runs.len() {
             1 => "evaluation".into(),
             _ => format!("{name}, evaluation"),
@@ -224,13 +225,13 @@ fn evaluation_lines(runs: &[(String, &Run)]) -> Vec<Line> {
     lines.filter(|line| !line.values.is_empty()).collect()
 }
 
-fn memory(run: &Run) -> Part {
+fn memory(run: &RunFiles) -> Section {
     let (plan, refused) = (&run.plan, refused(run));
     let (name, record) = match &refused {
         Some(record) => ("when refused", record),
         None => ("measured", &run.peak_step),
     };
-    let mut items = vec![Item::Say(verdict(run))];
+    let mut items = vec![SectionItem::Say(verdict(run))];
     let longest = [plan, record]
         .iter()
         .filter_map(|record| record["peak_bytes"].as_u64())
@@ -241,26 +242,28 @@ fn memory(run: &Run) -> Part {
         .filter_map(|(name, record)| bar(name, record, longest?));
     let bars: Vec<_> = bars.collect();
     if bars.is_empty() {
-        return Part {
+        return Section {
             title: "Memory",
             items: Vec::new(),
             in_text: true,
         };
     }
-    items.push(Item::Bars(bars));
+    items.push(SectionItem::Bars(bars));
     let heads = ["planned", name, "rounded"];
     let evaluation = ["planned_peak_bytes", "peak_bytes"].map(|name| &run.peak_evaluation[name]);
-    items.push(Item::Table(memory_beside(heads, plan, record, evaluation)));
+    items.push(SectionItem::Table(memory_beside(
+        heads, plan, record, evaluation,
+    )));
     if evaluation[0].as_u64() > evaluation[1].as_u64() {
         let say =
             "An evaluation takes less than was planned where its data do not fill a micro-batch.";
-        items.push(Item::Say(say.into()));
+        items.push(SectionItem::Say(say.into()));
     }
-    items.extend(device_account(record).map(Item::Table));
+    items.extend(device_account(record).map(SectionItem::Table));
     if let Some(picture) = &run.timeline {
         items.push(timeline::frame(picture));
     }
-    Part {
+    Section {
         title: "Memory",
         items,
         in_text: true,
@@ -268,7 +271,7 @@ fn memory(run: &Run) -> Part {
 }
 
 /// What was live when a lease was refused, as a record, of a run that made no step.
-fn refused(run: &Run) -> Option<Value> {
+fn refused(run: &RunFiles) -> Option<Value> {
     let live = run.oom["live_by_category"].as_object();
     let live = live.filter(|_| run.steps.is_empty())?;
     let bytes: u64 = live.values().filter_map(Value::as_u64).sum();
@@ -276,7 +279,7 @@ fn refused(run: &Run) -> Option<Value> {
 }
 
 /// Whether the plan came true, to the byte.
-fn verdict(run: &Run) -> String {
+fn verdict(run: &RunFiles) -> String {
     let differ = run
         .steps
         .iter()
@@ -292,36 +295,36 @@ fn verdict(run: &Run) -> String {
     }
 }
 
-fn at_peak(run: &Run) -> Part {
+fn at_peak(run: &RunFiles) -> Section {
     let mut items = Vec::new();
     if let Some(table) = largest(&run.plan["largest_at_peak"]) {
         let peak = &run.plan;
         let place = place(&peak["peak_phase"], &peak["peak_layer"]);
-        items.push(Item::Say(format!("The peak is in {place}.")));
-        items.push(Item::Table(table));
+        items.push(SectionItem::Say(format!("The peak is in {place}.")));
+        items.push(SectionItem::Table(table));
     }
-    Part {
+    Section {
         title: "Largest tensors at the peak",
         items,
         in_text: true,
     }
 }
 
-fn alternatives(run: &Run) -> Part {
+fn alternatives(run: &RunFiles) -> Section {
     let mut items = Vec::new();
     if let Some(table) = strategies(run) {
-        items.extend(picture(run).map(|chart| Item::Charts(vec![chart])));
-        items.push(Item::Table(table));
+        items.extend(picture(run).map(|chart| SectionItem::Charts(vec![chart])));
+        items.push(SectionItem::Table(table));
     }
-    items.extend(effects(run).map(Item::Table));
-    Part {
+    items.extend(effects(run).map(SectionItem::Table));
+    Section {
         title: "What else could have been",
         items,
         in_text: false,
     }
 }
 
-fn picture(run: &Run) -> Option<super::chart::Chart> {
+fn picture(run: &RunFiles) -> Option<super::chart::Chart> {
     let strategies = run.plan["strategies"].as_array()?;
     let peaks = strategies
         .iter()
@@ -338,13 +341,13 @@ fn picture(run: &Run) -> Option<super::chart::Chart> {
         } else {
             format!(" + offload {offload}")
         };
-        Some(Point {
+        Some(NamedPoint {
             name: word(&strategy["recompute"]) + &with,
             at: (cost, strategy["peak_bytes"].as_f64()? / unit_bytes),
             is_chosen: is_own(run, strategy),
         })
     };
-    let points: Vec<Point> = strategies.iter().filter_map(point).collect();
+    let points: Vec<NamedPoint> = strategies.iter().filter_map(point).collect();
     let caption = "a ring marks this run; where a point is faint, another one is better";
     scatter(
         &format!("planned peak, {unit}"),

@@ -1,10 +1,10 @@
 //! `memory/timeline.svg`, put into a page.
 
-use super::view::Item;
+use super::view::SectionItem;
 
 /// A frame with the picture as a document of its own, in which no script runs.
-pub(super) fn frame(picture: &str) -> Item {
-    Item::Frame {
+pub(super) fn frame(picture: &str) -> SectionItem {
+    SectionItem::Frame {
         document: format!(
             "<style>:root{{color-scheme:light dark}}body{{margin:0}}svg{{display:block;width:100%;height:auto}}</style>{picture}"
         ),

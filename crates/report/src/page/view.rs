@@ -1,8 +1,7 @@
 //! What a page shows, in order: the same parts become HTML and text.
 
-use super::between::Sample;
 use super::chart::Chart;
-use super::ending::Ending;
+use super::records::Sample;
 use crate::Table;
 use serde::Serialize;
 
@@ -16,7 +15,18 @@ pub(super) struct Page {
     pub(super) endings: Vec<(String, Ending)>,
     /// What to know first.
     pub(super) facts: Vec<Fact>,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<Section>,
+}
+
+/// How a run ended, in a sentence or two.
+#[derive(Serialize)]
+pub(super) struct Ending {
+    /// `good`, `bad` or `open`.
+    pub(super) mood: &'static str,
+    /// In a few words.
+    pub(super) headline: &'static str,
+    /// All that is known.
+    pub(super) detail: String,
 }
 
 /// A key figure.
@@ -30,9 +40,9 @@ pub(super) struct Fact {
 
 /// A section with a heading.
 #[derive(Serialize)]
-pub(super) struct Part {
+pub(super) struct Section {
     pub(super) title: &'static str,
-    pub(super) items: Vec<Item>,
+    pub(super) items: Vec<SectionItem>,
     /// Whether it is in the text form too.
     #[serde(skip)]
     pub(super) in_text: bool,
@@ -41,7 +51,7 @@ pub(super) struct Part {
 /// Something in a section.
 #[derive(Serialize)]
 #[serde(tag = "kind", content = "body", rename_all = "snake_case")]
-pub(super) enum Item {
+pub(super) enum SectionItem {
     /// A sentence.
     Say(String),
     Table(Table),
@@ -64,12 +74,12 @@ pub(super) enum Item {
 pub(super) struct Bar {
     pub(super) name: &'static str,
     pub(super) total: String,
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<BarPiece>,
 }
 
 /// A category's part of a bar.
 #[derive(Serialize)]
-pub(super) struct Piece {
+pub(super) struct BarPiece {
     pub(super) category: &'static str,
     pub(super) percent: f64,
     pub(super) bytes: String,
@@ -91,9 +101,9 @@ impl Page {
             text += &format!("\n{}\n", part.title);
             for item in &part.items {
                 match item {
-                    Item::Say(sentence) => text += &format!("  {sentence}\n"),
-                    Item::Table(table) => text += &table.to_string(),
-                    Item::Samples(samples) => {
+                    SectionItem::Say(sentence) => text += &format!("  {sentence}\n"),
+                    SectionItem::Table(table) => text += &table.to_string(),
+                    SectionItem::Samples(samples) => {
                         let lines = samples.iter();
                         text.extend(lines.map(|sample| format!("  {}\n", sample.line())));
                     }

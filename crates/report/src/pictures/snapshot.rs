@@ -230,19 +230,10 @@ impl Allocator {
         lease: &Lease,
         category: Option<Category>,
     ) {
-        let (frame, user_metadata) = describe(lease.name, lease.place);
-        self.entries.push(Entry {
-            action,
-            addr: Some(address.into()),
-            device_free: None,
-            size: lease.bytes.into(),
-            stream: 0,
-            time_us: self.time_us.into(),
-            frames: vec![frame],
-            user_metadata,
-            pool_id: (0, 0),
-            category: category.map(Category::name),
-        });
+        let mut entry = self.entry(action, lease.bytes, describe(lease.name, lease.place));
+        entry.addr = Some(address.into());
+        entry.category = category.map(Category::name);
+        self.entries.push(entry);
     }
 
     fn note_segment(&mut self, action: &'static str, address: u64, size: u64, name: String) {
@@ -251,34 +242,38 @@ impl Allocator {
             line: 0,
             name: name.clone(),
         };
-        self.entries.push(Entry {
-            action,
-            addr: Some(address.into()),
-            device_free: None,
-            size: size.into(),
-            stream: 0,
-            time_us: self.time_us.into(),
-            frames: vec![frame],
-            user_metadata: name,
-            pool_id: (0, 0),
-            category: Some("unknown"),
-        });
+        let mut entry = self.entry(action, size, (frame, name));
+        entry.addr = Some(address.into());
+        entry.category = Some("unknown");
+        self.entries.push(entry);
     }
 
     fn refuse(&mut self, refused: &RefusedLease) {
-        let (frame, user_metadata) = describe(refused.name, refused.place);
-        self.entries.push(Entry {
-            action: "oom",
+        let described = describe(refused.name, refused.place);
+        let mut entry = self.entry("oom", refused.bytes, described);
+        entry.device_free = Some(refused.free_bytes.into());
+        self.entries.push(entry);
+    }
+
+    /// What all entries have at this time; the caller adds the rest.
+    fn entry(
+        &self,
+        action: &'static str,
+        size: u64,
+        (frame, user_metadata): (Frame, String),
+    ) -> Entry {
+        Entry {
+            action,
             addr: None,
-            device_free: Some(refused.free_bytes.into()),
-            size: refused.bytes.into(),
+            device_free: None,
+            size: size.into(),
             stream: 0,
             time_us: self.time_us.into(),
             frames: vec![frame],
             user_metadata,
             pool_id: (0, 0),
             category: None,
-        });
+        }
     }
 
     /// The segments at the end, tiled by blocks.

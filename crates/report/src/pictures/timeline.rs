@@ -2,6 +2,7 @@
 
 use super::Trace;
 use super::slices::{Slice, Track, slices};
+use crate::numbers::grouped;
 use memory::{Category, Phase, Playback, format_bytes};
 use std::fmt::Write;
 
@@ -140,7 +141,7 @@ fn titles(svg: &mut String, trace: &Trace, playback: &Playback) -> std::fmt::Res
             format!(
                 "peak {} ({} bytes): {}, {}",
                 format_bytes(peak.bytes),
-                with_commas(peak.bytes),
+                grouped(peak.bytes as f64, 0),
                 peak.place.phase.name(),
                 peak.place.layer
             )
@@ -398,17 +399,4 @@ fn largest(svg: &mut String, trace: &Trace, playback: &Playback) -> std::fmt::Re
         text(svg, (382.0, y), "", "start", &words)?;
     }
     Ok(())
-}
-
-/// `1234567` as `1,234,567`.
-fn with_commas(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }

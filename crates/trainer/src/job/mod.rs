@@ -328,7 +328,7 @@ impl Rank {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use collectives::Threads;
+    use fakes::Threads;
 
     /// What ranks say where each carries out the same with its own job.
     pub(super) fn on_ranks<T: Send>(size: usize, act: impl Fn(&Job) -> T + Sync) -> Vec<T> {

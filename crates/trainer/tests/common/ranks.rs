@@ -3,8 +3,9 @@
 use super::elsewhere::bits;
 use super::side_by_side::in_one_thread;
 use super::{assert_as_planned, plan, step_batch};
-use collectives::{Group, Threads};
+use collectives::Group;
 use data::StepBatch;
+use fakes::Threads;
 use files::PieceSource;
 use kernels::cpu::Cpu;
 use kernels::scheduled::Reasons;

@@ -1,6 +1,6 @@
 //! A disk that runs out of room.
 
-use crate::{FileSystem, FolderEntry, OutFile};
+use files::{FileSystem, FolderEntry, OutFile};
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process, for tests.
 
-use crate::{Group, GroupError, Incoming, Outgoing, pieces};
+use collectives::{Group, GroupError, Incoming, Outgoing, pieces};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};

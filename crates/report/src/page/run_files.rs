@@ -1,7 +1,7 @@
 //! A run directory, read as far as it is there.
 
-use super::PageError;
-use super::between::{Evaluation, SAMPLES, Sample, harmless};
+use super::error::PageError;
+use super::records::{EvaluationSummary, SAMPLES, Sample, harmless};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 /// What a run wrote. What is missing is null or empty.
-pub(super) struct Run {
+pub(super) struct RunFiles {
     /// As it was named.
     pub(super) folder: PathBuf,
     /// `config.toml`, as it stands.
@@ -27,13 +27,13 @@ pub(super) struct Run {
     /// The record of the last step.
     pub(super) last_step: Value,
     /// All evaluations, in short.
-    pub(super) evaluations: Vec<Evaluation>,
+    pub(super) evaluations: Vec<EvaluationSummary>,
     /// The record of the evaluation with the largest peak.
     pub(super) peak_evaluation: Value,
     /// The last texts of the model's own.
     pub(super) samples: VecDeque<Sample>,
     /// Where it was resumed.
-    pub(super) resumes: Vec<Resume>,
+    pub(super) resumes: Vec<ResumePoint>,
     /// How long all steps but the first took, and for how much of it they waited for data.
     time_ms: (f64, f64),
     /// The record `end`, where it is the last.
@@ -55,15 +55,15 @@ pub(super) struct Step {
 }
 
 /// Where a run goes on.
-pub(super) struct Resume {
+pub(super) struct ResumePoint {
     pub(super) step: u64,
     pub(super) from: String,
     pub(super) changes: Vec<String>,
 }
 
-impl Run {
+impl RunFiles {
     /// Reads a run directory.
-    pub(super) fn read(folder: &Path) -> Result<Run, PageError> {
+    pub(super) fn read(folder: &Path) -> Result<RunFiles, PageError> {
         let file = |name: &str| text(&folder.join(name));
         let (config, plan) = (file("config.toml")?, file("plan.json")?);
         let metrics = folder.join("metrics.jsonl");
@@ -71,7 +71,7 @@ impl Run {
             return Err(PageError::NoRun(folder.into()));
         }
         let config_text = config.unwrap_or_default();
-        let mut run = Run {
+        let mut run = RunFiles {
             folder: folder.into(),
             config: config_text
                 .parse()
@@ -133,7 +133,7 @@ impl Run {
                 self.begin["process"] = record["process"].clone();
             }
             "eval" => {
-                self.evaluations.push(Evaluation::read(&record));
+                self.evaluations.push(EvaluationSummary::read(&record));
                 keep_larger(&mut self.peak_evaluation, &record);
             }
             "sample" => {
@@ -186,7 +186,7 @@ impl Run {
     }
 
     /// The evaluation with the lowest loss, the first of them.
-    pub(super) fn best_evaluation(&self) -> Option<&Evaluation> {
+    pub(super) fn best_evaluation(&self) -> Option<&EvaluationSummary> {
         let finite = self.evaluations.iter();
         let finite = finite.filter_map(|evaluation| Some((evaluation.loss?, evaluation)));
         let best = finite.min_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -217,9 +217,9 @@ fn keep_larger(kept: &mut Value, record: &Value) {
     }
 }
 
-fn resume(record: &Value) -> Resume {
+fn resume(record: &Value) -> ResumePoint {
     let text = |value: &Value| harmless(value.as_str().unwrap_or_default());
-    Resume {
+    ResumePoint {
         step: record["step"].as_u64().unwrap_or(0),
         from: text(&record["from"]),
         changes: record["changes"]

@@ -1,6 +1,6 @@
 //! A disk whose power fails at a chosen operation.
 
-use crate::{FileSystem, FolderEntry, OutFile};
+use files::{FileSystem, FolderEntry, OutFile};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind, Write};

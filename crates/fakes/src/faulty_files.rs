@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How a read or write fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum DiskFault {
     /// Nothing is copied.
     Error(ErrorKind),
     /// Half of it is.
@@ -20,12 +20,12 @@ pub enum Fault {
 pub struct Faults {
     operations: Arc<AtomicU64>,
     fails_at: u64,
-    fault: Fault,
+    fault: DiskFault,
 }
 
 impl Faults {
     /// The read or write after `fails_at` others fails, and all after it do not.
-    pub fn new(fails_at: u64, fault: Fault) -> Faults {
+    pub fn new(fails_at: u64, fault: DiskFault) -> Faults {
         Faults {
             operations: Arc::default(),
             fails_at,
@@ -47,7 +47,7 @@ impl Faults {
     }
 
     /// What this operation does instead of its work.
-    fn next(&self) -> Option<Fault> {
+    fn next(&self) -> Option<DiskFault> {
         let operation = self.operations.fetch_add(1, Ordering::Relaxed);
         (operation == self.fails_at).then_some(self.fault)
     }
@@ -67,8 +67,8 @@ impl BlockFile for FaultyFile {
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         match self.faults.next() {
             None => self.file.read_at(offset, bytes),
-            Some(Fault::Error(kind)) => Err(kind.into()),
-            Some(Fault::Short) => {
+            Some(DiskFault::Error(kind)) => Err(kind.into()),
+            Some(DiskFault::Short) => {
                 let half = bytes.len() / 2;
                 self.file.read_at(offset, &mut bytes[..half])?;
                 Err(ErrorKind::UnexpectedEof.into())
@@ -79,8 +79,8 @@ impl BlockFile for FaultyFile {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self.faults.next() {
             None => self.file.write_at(offset, bytes),
-            Some(Fault::Error(kind)) => Err(kind.into()),
-            Some(Fault::Short) => {
+            Some(DiskFault::Error(kind)) => Err(kind.into()),
+            Some(DiskFault::Short) => {
                 self.file.write_at(offset, &bytes[..bytes.len() / 2])?;
                 Err(ErrorKind::WriteZero.into())
             }

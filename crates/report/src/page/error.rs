@@ -1,0 +1,41 @@
+//! Why there is no page.
+
+use std::path::PathBuf;
+
+/// Why there is no page.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// A folder that no run wrote into.
+    #[error(
+        "{0} is no run directory: it has neither metrics.jsonl nor plan.json nor config.toml; name a folder that `trainer \
+         train` wrote, such as one under runs/"
+    )]
+    NoRun(PathBuf),
+    /// A file that cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file that is not what its name says.
+    #[error("{path} is damaged, so there is no report of this run: {reason}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file that cannot be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The template is wrong: a defect.
+    #[error("the template of the report is wrong: {0}")]
+    Template(#[from] minijinja::Error),
+}
