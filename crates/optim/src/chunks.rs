@@ -356,7 +356,7 @@ mod tests {
         let ranges = |rank: usize, chunk: usize| &ranks[rank].all[chunk].ranges[..];
         let [large, wide] = [0..40 * 256, 40 * 256..48 * 256];
         assert_eq!(ranges(0, 0), [large.clone(), wide.clone()]);
-        assert_eq!(ranges(1, 0), [48 * 256..70 * 256]);
+        assert_eq!(ranges(1, 0), slice::from_ref(&(48 * 256..70 * 256)));
         assert_eq!([ranges(0, 1).len(), ranges(1, 1).len()], [0, 1]);
         assert_eq!(ranks[0].all[1].away, None);
         let chunk = &ranks[0].all[0];

@@ -268,6 +268,7 @@ mod tests {
     use super::*;
     use crate::Hyperparameters;
     use memory::{Layer, LayoutBuilder};
+    use std::slice;
 
     fn form(formats: (MomentFormat, MasterFormat)) -> Form {
         let mut builder = LayoutBuilder::default();
@@ -281,9 +282,9 @@ mod tests {
     #[test]
     fn states_of_a_chunk_lie_one_behind_the_other() {
         let form = form((MomentFormat::Quantised, MasterFormat::Remainder));
-        let chunk = 256..256 + 700;
+        let chunk = slice::from_ref(&(256..256 + 700));
         assert_eq!(form.quantised(), 256..10_496);
-        let places = form.places(&[chunk.clone()], &(512..956));
+        let places = form.places(chunk, &(512..956));
         let named = places
             .iter()
             .map(|(tensor, place)| (tensor.kind, place.clone()));
@@ -295,10 +296,10 @@ mod tests {
             ("second_moment.absmax", 3328 + 4..3328 + 12),
         ];
         assert!(named.eq(expected), "{places:?}");
-        assert_eq!(form.chunk_bytes(&[chunk.clone()]), 3584);
+        assert_eq!(form.chunk_bytes(chunk), 3584);
         let mut bytes: Vec<u8> = vec![0; 3584];
         bytes[1536 + 256] = 7;
-        let mut views = form.carve(&[chunk], &(512..956), Out::of_slice(&mut bytes, [3584]));
+        let mut views = form.carve(chunk, &(512..956), Out::of_slice(&mut bytes, [3584]));
         let MomentOperand::Quantised { codes, absmax } = views.moments.swap_remove(0) else {
             panic!("the range is quantised")
         };

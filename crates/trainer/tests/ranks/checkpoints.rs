@@ -56,7 +56,7 @@ fn any_number_of_ranks_goes_on() {
             "--config llama.toml --optimizer muon --state-dtype 8bit",
             [
                 "--zero 3 --offload-optimizer pinned --offload-parameters pinned",
-                "--zero 2 --offload-optimizer disk",
+                "--zero 2 --offload-optimizer states",
                 "--zero 1",
             ],
         ),
@@ -71,7 +71,7 @@ fn any_number_of_ranks_goes_on() {
         (
             "--config gpt2.toml --dtype bf16 --master f32 --optimizer adafactor",
             [
-                "--zero 1 --offload-optimizer disk",
+                "--zero 1 --offload-optimizer states",
                 "--zero 3 --offload-optimizer pinned --offload-parameters pinned --recompute full",
                 "--zero 0",
             ],
