@@ -17,8 +17,8 @@ use std::rc::Rc;
 
 /// The way down to a device's memory.
 ///
-/// It has every rung that saves something, each on top of those before, and ends at the first configuration that fits; what
-/// takes time or host memory and is not needed there is put down again, the dearest first.
+/// It has every rung that saves something, each on top of those before, and ends at the first configuration that fits;
+/// changes that turn out unnecessary are undone, most expensive first.
 /// What adds nothing to a step on paper comes first: what keeps the bits of the loss, then what changes them. Then comes
 /// what takes time, or memory of a host whose link is assumed, the cheapest first. Gradients without clipping and shorter
 /// sequences come last: the model learns something else from them, whatever they cost.

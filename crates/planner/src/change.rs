@@ -19,7 +19,7 @@ struct Put {
 #[derive(Clone, Default)]
 pub(crate) struct Change(Vec<Put>);
 
-/// The [`Change`] of a key to a value; a text follows where `--set` takes the value under another one than its own.
+/// `set!(section.key = value)`. A third part is the text for `--set`, where it is not the value's own.
 macro_rules! set {
     ($section:ident.$name:ident = $value:expr) => {{
         let value = $value;
@@ -71,7 +71,7 @@ impl Change {
         set.collect()
     }
 
-    /// The loss is no longer bitwise the same then, if only by the order of sums. Of masters, no change takes one that is less
+    /// Whether the loss changes a bit, if only by the order of sums. `optim.master` is exempt: changes only take masters that are as
     /// exact.
     pub(crate) fn changes_math(&self) -> bool {
         let keeps_bits = |name| dotted::find(name).is_some_and(|key| key.is(Mark::KeepsBits));

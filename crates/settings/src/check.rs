@@ -84,7 +84,9 @@ pub fn contradictions(config: &Config) -> Result<(), ConfigError> {
     config.refuse_in_vain()?;
     release(config)?;
     ranks::check(config)?;
-    optimizer(config)?;
+    if config.optim.kind == OptimizerKind::Adafactor {
+        adafactor(&config.optim)?;
+    }
     if let Some(decay_steps) = lr.decay_steps
         && lr.schedule == ScheduleKind::Wsd
         && train.epochs.is_none()
@@ -140,15 +142,6 @@ fn release(config: &Config) -> Result<(), ConfigError> {
         );
     }
     Ok(())
-}
-
-/// Refuses what one optimizer or another cannot do.
-fn optimizer(config: &Config) -> Result<(), ConfigError> {
-    let optim = &config.optim;
-    match optim.kind {
-        OptimizerKind::AdamW | OptimizerKind::Muon => Ok(()),
-        OptimizerKind::Adafactor => adafactor(optim),
-    }
 }
 
 /// Refuses what Adafactor's states cannot be, and numbers that it cannot divide by.

@@ -28,7 +28,7 @@ pub struct Key {
 pub enum Mark {
     /// No value changes a bit of what a run computes: a resumed run may have another one.
     KeepsBits,
-    /// A resumed run is compared by what follows from it.
+    /// Not compared by value when a run is resumed, but by what it leads to, such as micro-batches over all ranks.
     ComparedApart,
     /// Ranks may have values of their own: what a machine has, and where it keeps things.
     PerRank,
@@ -204,7 +204,9 @@ impl Key {
         for mark in self.marks {
             sentences += match mark {
                 Mark::KeepsBits => " A resumed run may change it.",
-                Mark::ComparedApart => "",
+                Mark::ComparedApart => {
+                    " A resumed run may change it as long as what follows from it stays the same."
+                }
                 Mark::PerRank => " Ranks may differ in it.",
             };
         }

@@ -58,8 +58,8 @@ macro_rules! keys {
     };
 }
 
-// A new key is a row here. Beside kind, default, explanation and flag it says what holds of the key in a word each ([`Mark`]), and
-// what it needs, without which it says nothing (`need.rs`).
+// To add a key, add a row: type, kind, default, explanation, flag, its marks ([`Mark`]), and the feature without which it has no
+// effect (`need.rs`).
 keys! {
     model: [
         key("model.hidden", Kind::Whole(1), "64", "Width of the residual stream"),

@@ -238,11 +238,16 @@ pub fn load(
         })
     };
     let mut config = read(&table)?;
-    // What the command line does without takes with it what the file says of it.
+    // If the command line turns a feature off (`--optimizer adamw`), the file's keys for that feature are dropped too.
     let needless = config.left_in_vain(|key| set.contains_key(key));
     if !needless.is_empty() {
         let defaults = defaults();
         for key in needless {
+            tracing::info!(
+                "{} of {} has no effect here and is left out",
+                key.name,
+                source.place
+            );
             match dotted::get(&defaults, key.name) {
                 Some(value) => dotted::insert(&mut table, key.name, value.clone()),
                 None => dotted::remove(&mut table, key.name),

@@ -1,4 +1,4 @@
-//! What a key may be for: a run that has nothing of it has no use for the key.
+//! The feature that a key belongs to; without it the key has no effect.
 
 use super::error::ConfigError;
 use super::key::Key;
@@ -54,10 +54,10 @@ mod rows {
     pub(crate) const OFFLOADED_UPDATES: Need = need(|_, homes| homes.streams_updates(),
         Error("says how what is offloaded is updated, and nothing is", "--offload-optimizer pinned", PLACES));
     pub(crate) const OFFLOADED_STATES: Need = need(|_, homes| homes.states != Home::Device,
-        Error("says how much of the optimizer's states is offloaded, and none of it is", "--offload-optimizer pinned", PLACES));
+        Error("says how much of the optimizer's states is offloaded, and none of it is", "--offload-optimizer pinned", &["offload.optimizer"]));
     pub(crate) const OFFLOADED_WEIGHTS: Need = need(|_, homes| homes.weights != Home::Device,
         Error("says how many units of offloaded weights are on the device, and weights are not offloaded",
-            "--offload-parameters pinned", PLACES));
+            "--offload-parameters pinned", &["offload.parameters"]));
 
     const fn need(is_met: fn(&Config, &Homes) -> bool, without: Without) -> Need {
         Need { is_met, without }

@@ -22,8 +22,8 @@ pub enum TokenizerError {
     #[error("the tokenizer cannot encode the text: {reason}")]
     Encode { reason: String },
     /// This build has no library for it.
-    #[error("{path} needs {what}, and this trainer was built without them")]
-    NotBuilt { path: PathBuf, what: &'static str },
+    #[error("{path} needs Hugging Face's tokenizers, and this trainer was built without them")]
+    NotBuilt { path: PathBuf },
 }
 
 /// Why a conversation has no tokens.

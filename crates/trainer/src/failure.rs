@@ -566,7 +566,6 @@ mod tests {
     fn what_this_build_does_not_have_is_refused_with_the_command_that_adds_it() {
         let tokenizer = TokenizerError::NotBuilt {
             path: "model/tokenizer.json".into(),
-            what: "Hugging Face's tokenizers",
         };
         for failure in [Failure::NotBuilt("`trainer prepare`"), tokenizer.into()] {
             assert_eq!(failure.exit_code(), 2, "{failure}");

@@ -55,16 +55,24 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
     print(format_args!("{}\n", written.display()))
 }
 
-/// What other settings of a run would need, as `trainer plan` says it; none where its configuration makes no plan here.
+/// What other settings of a run would need, as `trainer plan` says it; none where its configuration makes no plan here, which is
+/// said.
 fn others(config: &str, plan: &Value) -> Option<Value> {
-    let source = Source::parse(String::new(), "config.toml".into(), config).ok()?;
-    let mut config = load(&source, &[], false).ok()?.config;
+    let planned = plan_others(config, plan).inspect_err(|reason| {
+        tracing::warn!("the page does not say what other settings would need: {reason:#}");
+    });
+    planned.ok()
+}
+
+fn plan_others(config: &str, plan: &Value) -> Result<Value, Failure> {
+    let source = Source::parse(String::new(), "config.toml".into(), config)?;
+    let mut config = load(&source, &[], false)?.config;
     if let (Some(number), Some(of)) = (plan["rank"].as_u64(), plan["ranks"].as_u64()) {
         let [number, of] = [number, of].map(|count| count as usize);
-        config.join(Rank { number, of }).ok()?;
+        config.join(Rank { number, of })?;
     }
-    let plan = Plan::with_alternatives(&config, config.device().target());
-    serde_json::to_value(plan.ok()?).ok()
+    let plan = Plan::with_alternatives(&config, config.device().target())?;
+    Ok(serde_json::to_value(plan).expect("a plan is plain data"))
 }
 
 /// The run that wrote its metrics last: names begin with the model's, and a page that is made anew is no sign of life.
