@@ -237,7 +237,7 @@ mod tests {
         arena.view_mut(1).slice_mut::<f32>()[0] = 1.0;
         let raw = arena.raw(&(255..258)).slice::<u8>();
         assert_eq!(raw, [0, 0, 0, 0, 0x80, 0x3f, 0, 0, 0, 0]);
-        let some = Cover::new([256..512]);
+        let some = Cover::new(std::iter::once(256..512));
         let part = Arena::lease(&memory, LEASE, &layout, layout.types(DType::BF16), some);
         assert_eq!(part.unwrap().bytes(), 256 * 4);
         assert_eq!(layout.joined(&[0, 1]), None, "of two types");

@@ -87,16 +87,16 @@ impl Unit {
     }
 }
 
-/// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors, so
-/// that weight decay by kind is two ranges, and last buffers. What is frozen stands at both
+/// Where each tensor lies in every arena that shares the layout: matrices first, in forward order, then vectors (so
+/// that weight decay is two ranges), then buffers. What is frozen stands at both
 /// ends of matrices and vectors, so that what is trained is one range: that of gradients and optimizer states. Within it,
 /// tensors that must stay precise (see [`LayoutBuilder::build_precise`]) stand at both ends, so that the others, which may be
 /// quantised, are one range too.
 ///
 /// A layout for several ranks divides its *bundles*, which are the units and, as one more, all vectors, of each what is
 /// trained and what is frozen apart. Each is padded by a *tail* to as many grains for every rank, and the rank's piece is its
-/// part of each. Tails are numbered by nobody: grains of the norm and random numbers ([`Layout::untailed`]) are the same for
-/// any number of ranks.
+/// part of each. Tail padding gets no element numbers ([`Layout::untailed`]), so grains of the norm and random numbers are the same
+/// for any number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     entries: Vec<Entry>,

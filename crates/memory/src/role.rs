@@ -9,7 +9,7 @@ pub enum Role {
     Trained,
     /// Left as it is: it has no gradient, no optimizer state and no master.
     Frozen,
-    /// Statistics of a model rather than a weight: f32 whatever the compute type is, the same on all ranks, which do not divide
+    /// Statistics of a model rather than a weight: declared as f32 whatever the compute type is, the same on all ranks, which do not divide
     /// it, and changed by rules of its own. Saved with the weights.
     Buffer,
 }

@@ -194,9 +194,12 @@ impl PartParameters<'_> {
         PartParameters { stored, ..self }
     }
 
-    /// The same part, for parameters that are stored in a type of their own, whatever the model computes in: f32 or bf16, or any
-    /// type if they are not trained.
+    /// The same part, for parameters that are stored in a type of their own, whatever the model computes in.
+    ///
+    /// # Panics
+    /// If it is neither f32 nor bf16, the types in which weights are read and written.
     pub fn in_type(&mut self, dtype: DType) -> PartParameters<'_> {
+        assert!(matches!(dtype, DType::F32 | DType::BF16));
         PartParameters {
             all: self.all,
             part: self.part,

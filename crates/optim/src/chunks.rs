@@ -12,7 +12,8 @@ pub(crate) struct Chunk {
     pub(crate) part: Layer,
     /// What is updated with it.
     pub(crate) round: Round,
-    /// What of that is this rank's, padding included; nothing, if ranks update tensors together of which this one has none.
+    /// This rank's ranges of it, padding included. Empty if it has no piece of the round's tensors; it still takes part in the
+    /// exchange.
     pub(crate) ranges: Vec<Range<usize>>,
     /// States that are not on the device.
     pub(crate) away: Option<Away>,
@@ -207,8 +208,8 @@ fn parts<'a>(layout: &'a Layout, homes: &Homes) -> Vec<(&'a Unit, bool)> {
     parts
 }
 
-/// Pieces of a round, of about equal size and of at most so many blocks as `most` says of its first, if it does, but of one at
-/// least; of what is updated as a whole, one.
+/// Cuts a segment into parts of about equal size. `most` gives the most blocks that a part may have (at least one is taken; none:
+/// no limit). Whole tensors, and rounds of several, are not cut.
 fn cut(round: Round, most: impl Fn(Range<usize>) -> Option<usize>) -> Vec<Round> {
     let [segment] = &round[..] else {
         return vec![round];

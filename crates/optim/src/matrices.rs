@@ -1,5 +1,5 @@
-//! Updates of whole matrices. Where ranks have pieces of them, a round has a matrix for each rank, its owner, who makes what
-//! the weights move along of the directions that all ranks send it.
+//! Updates of whole matrices. Where ranks hold pieces, matrices are updated in rounds of one matrix a rank. Each rank owns one: the
+//! others send it their parts of the direction, it runs the iteration, and sends each its part of the result.
 
 use crate::rule::{Asking, ByMatrix};
 use crate::segment::{Segment, Whole};

@@ -148,7 +148,7 @@ impl Muon {
             },
         })?;
         let squared = product.reborrow().rows(0..square);
-        // Columns next to one another are what the CPU multiplies fastest, and G is its own transpose.
+        // G is symmetric, so its transposed view gives the same product, and the CPU multiplies that view faster.
         on.run(Gram {
             out: squared.reshape([side, side]),
             x: gram.as_in().reshape([side, side]).t(),

@@ -50,8 +50,8 @@ impl Segment {
     }
 }
 
-/// What a cover has of each group: of what is updated by ranges a rank's own, of what is updated as a whole all tensors, which
-/// ranks update together.
+/// What to update of a cover, group by group: this rank's own ranges where a rule updates ranges; every tensor where it updates
+/// whole ones, since ranks do these together.
 pub(crate) fn rounds(layout: &Layout, form: &Form, cover: &Cover, rank: Rank) -> Vec<Round> {
     let groups = form.groups().iter().enumerate();
     let of_group = groups.flat_map(|(number, group)| {

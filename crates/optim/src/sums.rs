@@ -77,7 +77,7 @@ pub(crate) fn update(
         clip: sources.clip,
     };
     let own = whole.piece(rank);
-    // Nobody else needs what the only rank that has the tensor finds out, unless all keep states of it.
+    // If one rank has all of the tensor and no rank keeps row or column states of it, that rank updates it alone.
     let is_shared = whole.pieces.len() > 1 || !summed.states.is_empty();
     if own.is_none() && !is_shared {
         return Ok(());

@@ -12,8 +12,8 @@ use common::frozen;
 use common::plan;
 use common::ranks::{Together, each, of_rank, on_cpu, ranks, together};
 use common::side_by_side::side_by_side;
-use memory::{DType, Home, Homes, Window};
-use model::{Attention, OffloadLabels};
+use memory::{DType, Home, Homes, Rank, Window};
+use model::{Architecture, Attention, OffloadLabels};
 use optim::OptimizerKind;
 use settings::Settings;
 use std::collections::BTreeSet;
@@ -254,6 +254,37 @@ fn whole_tensors_are_the_same_among_any_ranks() {
                 assert_eq!(actual.steps, expected.steps, "{name}");
                 assert!(actual.state == expected.state, "{name}");
             }
+        }
+    }
+}
+
+/// The last of many ranks has no piece of a block's matrices and owns none of them. It still takes part in the exchanges.
+#[test]
+fn a_rank_without_a_matrix_makes_its_step() {
+    for kind in [OptimizerKind::Muon, OptimizerKind::Adafactor] {
+        for states in [Home::Device, Home::Pinned] {
+            let settings = Settings {
+                accum: 1,
+                ranks: Some(ranks(32, Zero::States)),
+                homes: Homes {
+                    states,
+                    window: Window::End,
+                    ..Homes::default()
+                },
+                ..with_optimizer(plain(1, Zero::States), kind)
+            };
+            let last = of_rank(&settings, 31);
+            let architecture = Architecture::of(&last.model, last.attention);
+            let layout = last.layout(&architecture).unwrap();
+            let own = layout.own_trained(Rank { number: 31, of: 32 });
+            let block = &layout.units()[1];
+            let has_piece = |entry: &usize| {
+                let range = layout.entries()[*entry].range();
+                own.within(&range).elements() > 0
+            };
+            assert!(!block.entries.iter().any(has_piece));
+            let planned = plan(&last);
+            assert!(planned.ranks.unwrap().sent_bytes > 0, "{kind}");
         }
     }
 }

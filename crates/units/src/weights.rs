@@ -86,7 +86,7 @@ impl Weights {
         self.resident.layout()
     }
 
-    /// The type that the model computes in, which all parameters are stored in that have none of their own.
+    /// The type that the model computes in. Parameters without a type of their own are stored in it.
     pub fn dtype(&self) -> DType {
         self.resident.types().common()
     }
