@@ -21,14 +21,14 @@ struct Run {
     first_byte: usize,
 }
 
-/// What an arena's lease is in reports, and how long it lives.
+/// How an arena is leased: its place and lifetime, and its category and name in reports.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaLease {
     /// Where, and for how long.
     pub place: ArenaPlace,
-    /// What it is for.
+    /// Its category in reports.
     pub category: Category,
-    /// What it is called.
+    /// Its name in reports.
     pub name: &'static str,
 }
 

@@ -45,7 +45,7 @@ macro_rules! element_types {
         }
 
         impl TryFrom<Dtype> for DType {
-            /// What no tensor here holds.
+            /// The type, where no tensor here can have it.
             type Error = Dtype;
 
             fn try_from(dtype: Dtype) -> Result<DType, Dtype> {

@@ -111,7 +111,7 @@ pub struct Layout {
     elements: usize,
     /// What pads bundles, in order.
     tails: Vec<Range<usize>>,
-    /// What is stored in a type of its own, in order.
+    /// The ranges that are stored in a type of their own, in order.
     typed: Rc<[(Range<usize>, DType)]>,
 }
 

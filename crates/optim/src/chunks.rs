@@ -10,7 +10,7 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chunk {
     pub(crate) part: Layer,
-    /// What is updated with it.
+    /// The round that is updated when it is on the device.
     pub(crate) round: Round,
     /// This rank's ranges of it, padding included. Empty if it has no piece of the round's tensors; it still takes part in the
     /// exchange.

@@ -99,7 +99,7 @@ impl Contract for Gram<'_> {
         vec![writes(&self.out), reads(self.x)]
     }
 
-    /// Of the entries on and below the diagonal, also where all are computed.
+    /// Counts the entries on and below the diagonal, even on devices that compute all of them.
     fn multiplications(&self) -> usize {
         let [rows, inner] = [0, 1].map(|axis| self.x.dims()[axis]);
         rows * (rows + 1) / 2 * inner
