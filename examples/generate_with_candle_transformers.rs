@@ -1,4 +1,4 @@
-//! What was trained here, read by candle-transformers: Hugging Face's layout is between them, and nothing else.
+//! Trains a model, exports it in Hugging Face's layout, and generates from it with candle-transformers.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;

@@ -1,4 +1,4 @@
-//! What a model will need, to the byte, without a GPU and without its weights.
+//! Plans how much memory a model needs, to the byte, without a GPU and without its weights.
 
 use trainer::{Failure, Plan, Settings, Target, configuration};
 

@@ -1,4 +1,4 @@
-//! Training from a loop of one's own: data, logging and the end are the loop's, memory is the trainer's.
+//! Training from your own loop: the loop has the data, logs, and decides when to stop; the trainer manages memory.
 
 use candle_core::{Device, Tensor};
 use std::error::Error;

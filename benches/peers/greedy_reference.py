@@ -19,7 +19,7 @@ PROMPTS, NEW = [1, 5, 16, 18], 12
 
 
 def continuation(model, prompt):
-    """What follows a prompt, and the smallest margin."""
+    """The text after a prompt, and the smallest margin."""
     tokens, margin = list(prompt), float("inf")
     made = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                           max_new_tokens=NEW, do_sample=False, pad_token_id=0)[0].tolist()

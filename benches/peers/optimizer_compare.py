@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds `--optimizer muon` and `--optimizer adafactor` against `torch.optim`'s own, on transformers' Llama, Qwen3 and GPT-2:
+"""Compares `--optimizer muon` and `--optimizer adafactor` with `torch.optim`'s, on transformers' Llama, Qwen3 and GPT-2:
 loss and gradient norm of five steps with clipping. Beside Muon, AdamW updates embeddings, head and vectors.
 
   eval "$(benches/peers/setup_torch)"
@@ -85,7 +85,7 @@ class Muon:
         self.flags = ["--set", f"optim.ns_dtype={dtype}", "--set", f"optim.lr_adjust={adjust}"]
 
     def mistakes(self, family):
-        # The longer side is the longer side of the transposed matrix, too.
+        # Transposing does not change which length is the longer side.
         return ["no nesterov"] + ["transposed"] * (self.adjust == "original") + ["fused"] * (family != "gpt2")
 
     def optimizers(self, model, mistake):

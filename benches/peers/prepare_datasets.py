@@ -1,8 +1,8 @@
 """Makes token files as `trainer prepare` does, with Hugging Face `datasets` and `tokenizers`, or measures the two in turns.
 
     python3 -m venv venv && venv/bin/pip install datasets tokenizers
-    venv/bin/python benches/peers/prepare_datasets.py make WORK ROOT...   # WORK/text.jsonl of the texts below ROOTs, WORK/tokenizer.json
-    venv/bin/python benches/peers/prepare_datasets.py encode WORK         # what `trainer prepare` is measured against
+    venv/bin/python benches/peers/prepare_datasets.py make WORK ROOT...   # WORK/text.jsonl from the texts below ROOTs, WORK/tokenizer.json
+    venv/bin/python benches/peers/prepare_datasets.py encode WORK         # the run that `trainer prepare` is compared with
     venv/bin/python benches/peers/prepare_datasets.py compare WORK TRAINER [ROUNDS]
 """
 import json, os, random, shutil, subprocess, sys, time
@@ -80,7 +80,7 @@ def compare(work, trainer, rounds=5):
     size, ratios = (work / "text.jsonl").stat().st_size / 1e6, []
     for turn in range(rounds):
         took = {}
-        # The first of a round changes, so that neither always has the warmer machine.
+        # They take turns at going first, so that neither always has the warmer machine.
         for name, command in sorted(dict(ours=ours, peer=peer).items(), reverse=turn % 2):
             for folder in ("cache", name):
                 shutil.rmtree(work / folder, ignore_errors=True)

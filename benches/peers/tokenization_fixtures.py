@@ -1,4 +1,4 @@
-"""Writes crates/tokenization/tests/fixtures: small tokenizers, and what transformers makes of texts and conversations.
+"""Writes crates/tokenization/tests/fixtures: small tokenizers, and transformers' tokens of texts and conversations.
 
     $PEER_PYTHON benches/peers/tokenization_fixtures.py
 
@@ -144,7 +144,7 @@ def tokenizers():
     llama = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     yield "chatml", byte_level(None, chatml), dict(eos_token="<|im_end|>", pad_token="<|endoftext|>"), CHATML
     yield "llama3", byte_level(LLAMA3, llama), dict(bos_token=llama[0], eos_token=llama[4]), LLAMA
-    # As Llama 3's own: the first token is added by the tokenizer.json, and no key of the configuration says so.
+    # As in Llama 3's: the tokenizer.json adds the first token, and no key of the configuration says so.
     adds = byte_level(LLAMA3, llama)
     single = "<|begin_of_text|> $A <|end_of_text|>"
     adds.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(name, adds.token_to_id(name)) for name in llama[:2]])
@@ -202,7 +202,7 @@ def main():
         folder = OUT / name
         fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, clean_up_tokenization_spaces=False, **special)
         fast.save_pretrained(folder)
-        if name == "chatml":  # The older place of templates.
+        if name == "chatml":  # Older models have their template here.
             (folder / "chat_template.jinja").unlink()
             config = json.loads((folder / "tokenizer_config.json").read_text())
             config["chat_template"] = [dict(name="tool_use", template="{{ x.y.z }}"), dict(name="default", template=template)]
@@ -214,7 +214,7 @@ def main():
         for case in texts:
             case["prompt"] = tokenizer(case["text"]).input_ids
             if case["prompt"][-1:] == [tokenizer.eos_token_id] and case["prompt"] != case["ids"]:
-                case["prompt"].pop()  # What would end it.
+                case["prompt"].pop()  # The end token.
             case["decoded"] = tokenizer.decode(case["ids"], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         chats = [chat(tokenizer, messages, "{% generation %}" in template) for messages in CHATS]
         if name == "qwen3":

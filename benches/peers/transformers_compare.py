@@ -31,7 +31,7 @@ TOLERANCES = dict(loss=1e-5, grad_norm=1e-5, gradients=1e-4, logits=1e-4)
 
 
 class Refused(Exception):
-    """The trainer did not do what it was asked to."""
+    """A command of the trainer failed."""
 
 
 def run(*command):
@@ -41,8 +41,8 @@ def run(*command):
 
 
 def with_companions(reference, folder):
-    """A copy of a reference's model, as somebody would publish it: with a tokenizer, a chat template and settings for
-    generation, and a key in its `config.json` that nobody knows."""
+    """A copy of a reference's model as it might be published: with a tokenizer, a chat template and settings for
+    generation, and an unknown key in its `config.json`."""
     folder.mkdir()
     shutil.copy(reference / "model.safetensors", folder)
     config = json.loads((reference / "config.json").read_text()) | dict(unheard_of=dict(deep=[1, None, 2.5]))
@@ -66,10 +66,10 @@ def train(trainer, reference, model, settings, out, flags):
 
 
 def published(folder):
-    """All that transformers' own classes make of a model's folder."""
+    """All that transformers' own classes read from a model's folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="eager", local_files_only=True)
-    # Of what is called with a folder, the folder is all that may differ.
+    # The folder's name is allowed to differ.
     config = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict() | dict(_name_or_path="")
     chat = tokenizer.apply_chat_template([dict(role="w1", content="w7 w9")], tokenize=False)
     ids = tokenizer(chat, return_tensors="pt").input_ids
@@ -80,8 +80,8 @@ def published(folder):
 
 
 def differences(found, expected):
-    """What is not the same in two models. Logits may differ in the last bits: products depend on how weights are aligned in
-    memory, which they are as in their file."""
+    """The differences of two models. Logits may differ in the last bits: products depend on the alignment of weights in
+    memory, which is that of the file."""
     def same(key):
         ours, theirs = found[key], expected[key]
         if key == "weights":
@@ -91,7 +91,7 @@ def differences(found, expected):
 
 
 def export_differences(trainer, model, trained, out):
-    """What is not the same in what the trainer exports, each with the export's name."""
+    """The differences of the trainer's exports, each with the export's name."""
     weights, folder = load_file(trained / "model.safetensors"), out / "expected"
     shutil.copytree(model, folder)
     shutil.copy(trained / "model.safetensors", folder)
@@ -115,7 +115,7 @@ def largest_error(found, expected, key):
 
 
 def logits(folder, batches, weights=None):
-    """Of all batches, by transformers with the model in a folder, or with other weights in it."""
+    """Losses of all batches, by transformers with the model in a folder, or with other weights in it."""
     model = load(folder).eval()
     if weights:
         missing, unexpected = model.load_state_dict(load_file(weights), strict=False)

@@ -30,11 +30,12 @@ MASKED_SHARE = [0.1, 0.6]  # of each micro-batch's targets: a mean of means is n
 OPTIMIZER = dict(name="adamw", lr=1e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1,
                  weight_decay_on="matrices (norm weights and biases excluded)", clip_grad_norm=1.0, clip_eps=1e-6)
 
-# No two widths agree, and the query heads do not add up to the hidden width where a family allows it.
+# All widths differ, and, where a family allows it, the query heads together are not as wide as the hidden state.
 LLAMA = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=3,
              num_key_value_heads=1, head_dim=10, rms_norm_eps=1e-5, max_position_embeddings=64, tie_word_embeddings=False,
              bos_token_id=None, eos_token_id=None, pad_token_id=None)
-# At most 16 tokens a wave are kept, from 64 on stretched, and those between blended: these heads have all three.
+# Waves of at most 16 tokens are kept, those from 64 on are stretched, and those between are blended: these heads have
+# all three.
 LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=64)
 # Of these heads' pairs the first is kept, the last two are stretched, and two are blended.
@@ -76,7 +77,7 @@ def load(folder, **changes):
 
 
 def write_random_model(config, folder):
-    """A model with nothing left at zero or one: biases and norms count from the first step."""
+    """A model without zeros or ones, so that biases and norms matter from the first step."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -118,7 +119,7 @@ def train(model, ids, targets):
     for index, (step_ids, step_targets) in enumerate(zip(ids, targets)):
         count, loss = int((step_targets != MASKED).sum()), 0.0
         for micro_ids, micro_targets in zip(step_ids, step_targets):
-            # The targets are aligned with the ids already: transformers is not to shift them again.
+            # The targets are aligned with the ids already, so transformers must not shift them again.
             part = model(input_ids=micro_ids, labels=micro_targets, shift_labels=micro_targets,
                          num_items_in_batch=count).loss
             part.backward()
@@ -138,8 +139,8 @@ def gradient_distance(found, expected):
 
 
 def transpose_square_c_proj(tensors):
-    """What an importer reads that knows nothing of GPT-2's [in, out] matrices: only these are square, the others' shapes
-    would stop it."""
+    """The weights as an importer would read them that does not know GPT-2's [in, out] matrices. Only square ones are
+    affected: the shapes of the others would stop it."""
     for name, tensor in tensors.items():
         if name.endswith("attn.c_proj.weight"):
             tensor.copy_(tensor.T.clone())
@@ -147,7 +148,7 @@ def transpose_square_c_proj(tensors):
 
 
 def broken_gpt2(folder, ids, targets, right):
-    """What two mistakes make of the steps."""
+    """The steps with each of two mistakes."""
     erf = load(folder, activation_function="gelu")
     steps, first = train(erf, ids, targets)
     result = dict(gelu_erf=dict(steps=steps, gradient_distance=gradient_distance(first, right)))
@@ -161,7 +162,7 @@ def broken_gpt2(folder, ids, targets, right):
 
 
 def broken_window(folder, ids, targets, right):
-    """What windows that are off by one make of the steps."""
+    """The steps with windows that are off by one."""
     result = {}
     for name, window in dict(one_key_more=WINDOW + 1, one_key_less=WINDOW - 1).items():
         steps, first = train(load(folder, sliding_window=window), ids, targets)

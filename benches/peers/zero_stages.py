@@ -33,8 +33,8 @@ MICRO_BATCHES = 4  # of a step, over all ranks
 TOLERANCE = 1e-5  # of losses and norms, relative
 NO_GROUP = "trainer, no group"
 
-# What is run: a family of ways, the name in the table, and what its worker is told. `bucket` is in elements; FSDP has none,
-# and reduces a unit at a time: every block is one (`units`), or the model is.
+# The runs: a family, the name in the table, and the arguments of its worker. `bucket` is in elements; FSDP has none,
+# and reduces a unit at a time: a block (`units`), or the whole model.
 WAYS = [
     *[("ddp", f"DDP, reduces every {reduce}", dict(reduce=reduce, bucket=bucket))
       for reduce in ("step", "micro-batch") for bucket in (0, 1000)],
@@ -46,7 +46,7 @@ WAYS = [
 
 
 class NotRun(Exception):
-    """A way that could not be run here, with the reason."""
+    """A run that is not possible here, with the reason."""
 
 
 # ---- a rank of a peer ----------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Data:
         self.targets = torch.tensor(reference["targets"]).reshape(shape)
 
     def micro_batches(self, step, rank, size):
-        """Those of a rank, each with the number of targets of the whole step."""
+        """A rank's micro-batches, each with the number of targets of the whole step."""
         count = int((self.targets[step] != MASKED).sum())
         for index in range(rank, MICRO_BATCHES, size):
             yield dict(input_ids=self.ids[step, index], labels=self.targets[step, index],
@@ -90,7 +90,7 @@ class Ddp:
         waits = self.reduce == "step" and not is_last
         with self.model.no_sync() if waits else contextlib.nullcontext():
             loss = self.model(**micro).loss
-            (loss * self.size).backward()  # gradients are averaged over ranks; a step's sum is wanted
+            (loss * self.size).backward()  # DDP averages gradients over ranks; we want the step's sum
         return loss.item()
 
     def step(self):
@@ -104,7 +104,7 @@ class Ddp:
 
 
 class Fsdp:
-    """`fully_shard`: a unit's weights are gathered before its use, and go after forward where `reshard` says so."""
+    """`fully_shard`: a unit's weights are gathered before its use, and freed after forward if `reshard` is set."""
 
     def __init__(self, torch, model, settings, size, reshard, reduce, units):
         from torch.distributed.device_mesh import init_device_mesh
@@ -133,7 +133,7 @@ class Fsdp:
 
 
 class DeepSpeed:
-    """DeepSpeed's engine around the same model and PyTorch's AdamW. It decides itself what is reduced when."""
+    """DeepSpeed's engine around the same model and PyTorch's AdamW. It decides itself when to reduce what."""
 
     def __init__(self, torch, model, settings, size, stage, bucket):
         try:
@@ -141,7 +141,7 @@ class DeepSpeed:
         except ImportError as error:
             raise NotRun(f"DeepSpeed is not here: {error}")
         self.torch, self.deepspeed, self.stage = torch, deepspeed, stage
-        # Tensors under the threshold would stay whole on every rank: all of so small a model.
+        # Tensors under the threshold would stay whole on every rank, and in so small a model all are.
         zero = dict(stage=stage, stage3_param_persistence_threshold=0)
         if bucket:
             zero |= dict(reduce_bucket_size=bucket, allgather_bucket_size=bucket, stage3_prefetch_bucket_size=bucket)
@@ -157,7 +157,7 @@ class DeepSpeed:
         return loss.item()
 
     def step(self):
-        # In f32, the engine tells no norm of stage 0, whose gradients are whole and reduced here.
+        # In f32 the engine does not give the norm at stage 0; the gradients are whole and reduced here, so compute it.
         whole = [parameter.grad for parameter in self.engine.module.parameters()] if self.stage == 0 else None
         own = whole and float(self.torch.nn.utils.get_total_norm(whole))
         self.engine.step()
@@ -182,7 +182,7 @@ def train(way, torch, data, steps, rank, size):
 
 
 def work(job):
-    """One rank of a peer's run; rank 0 writes what came out."""
+    """One rank of a peer's run; rank 0 writes the results."""
     import torch
     import transformers
     from safetensors.torch import save_file
@@ -218,7 +218,7 @@ def free_port():
 
 
 def last_words(text):
-    """What a failed process said about the reason."""
+    """The reason that a failed process printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.match(r"(\[rank\d+\]: *)?([\w.]*(Error|Exception)\b|not run:|error:)", line)]
     return (telling or lines or ["it said nothing"])[-1][:300]
@@ -228,7 +228,8 @@ def run_peer(kind, options, size, reference, out, timeout):
     job = json.dumps(dict(kind=kind, options=options, reference=str(reference), out=str(out)))
     shared = os.environ | dict(WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),
                                OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", TOKENIZERS_PARALLELISM="false",
-                               # Where ninja is, with which DeepSpeed compiles an operation when it is first used.
+                               # The folder of ninja, which DeepSpeed needs to compile an operation when it is first
+                               # used.
                                PATH=os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]))
     logs = [out / f"rank-{rank}.log" for rank in range(size)]
     ranks = []
@@ -278,7 +279,7 @@ def run_trainer(arguments, stage, bucket, size, reference, out):
 
 
 def jobs(arguments):
-    """Every run: its name, what is varied in it, its number of ranks, and how to make it, given a folder."""
+    """Every run: its name, what it varies, its number of ranks, and a function that makes it in a folder."""
     reference = arguments.reference.resolve()
     for kind, name, options in WAYS:
         detail = f"bucket {options['bucket'] or 'default'}" if "bucket" in options else f"a unit is a {options['units']}"
@@ -362,7 +363,7 @@ def measure(arguments):
 
 
 def judge(rows, ranks):
-    """Prints who agrees with whom, and says whether everything is as it has to be."""
+    """Prints which runs agree, and returns whether all agree that must."""
     cells = collections.defaultdict(dict)
     for row in rows:
         cells[row["name"], row["ranks"]].setdefault(row.get("letter", "not run"))
@@ -371,7 +372,7 @@ def judge(rows, ranks):
     for name in dict.fromkeys(row["name"] for row in rows):
         print(f"| {name} | " + " | ".join(", ".join(cells[name, size]) or "-" for size in ranks) + " |")
     beyond = [row["name"] for row in rows if max(row.get("loss_error", 0), row.get("norm_error", 0)) > TOLERANCE]
-    # A run without a group adds up gradients where they are made, which is another order of sums.
+    # A run without a group adds up gradients where they are made, in another order.
     ours = {row.get("letter", "not run") for row in rows if row["kind"] == "trainer" and row["name"] != NO_GROUP}
     is_one = "not run" not in ours and len(ours) <= 1
     print("\nbeyond the tolerance: " + (", ".join(dict.fromkeys(beyond)) or "nothing"))

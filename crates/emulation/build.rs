@@ -16,7 +16,7 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
 }
 
 fn main() {
-    // As cargo says it now: this program may have been compiled for another checkout.
+    // Read when this runs, not when it was compiled: it may have been compiled for another checkout.
     let own = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where the crate is");
     let kernels = Path::new(&own).join("../../kernels");
     let emulation = kernels.join("emulation");
@@ -29,7 +29,7 @@ fn main() {
         .opt_level(2)
         .warnings(true)
         .include(&emulation)
-        // Kernels see memory as bytes, 16 at a time.
+        // Kernels read values of any type as 16 bytes at a time, which strict aliasing would forbid.
         .flag("-fno-strict-aliasing")
         // The same bits on every processor.
         .flag("-ffp-contract=off")
@@ -51,7 +51,8 @@ fn main() {
         .into_iter()
         .chain(files(&emulation.join("tests"), "cu"));
     build
-        // Has every access to memory call a function. `races.cpp` has these; the sanitizer's library is not linked.
+        // Makes every access to memory call a function. `races.cpp` defines these; the sanitizer's library is not
+        // linked.
         .flag("-fsanitize=thread")
         .flag_if_supported("--param=tsan-instrument-func-entry-exit=0")
         .flag("-include")
@@ -59,7 +60,7 @@ fn main() {
         .flag("-x")
         .flag("c++")
         .files(sources)
-        // Kernels are named by their registrations alone: without this the linker would drop them.
+        // Only their registrations refer to kernels: without this the linker would drop them.
         .link_lib_modifier("+whole-archive")
         .compile("emulation_kernels");
 
@@ -76,7 +77,7 @@ fn main() {
     link(&plain, &nvml, "libnvidia-ml.so.1", &["-ldl"]);
     let nccl = stand_in.join("nccl");
     link(&plain, &nccl, "libnccl.so.2", &["-ldl", "-lpthread"]);
-    // In a folder of its own: programs find it if they are told of it.
+    // In a folder of its own, so that only programs that name the folder find it.
     let cudnn = stand_in.join("cudnn");
     link(&plain, &cudnn, "cudnn/libcudnn.so.9", &["-ldl"]);
 }

@@ -1,5 +1,5 @@
-// Threads run one after the other, each until it waits or ends; then barriers and exchanges that are complete let
-// their threads go on. If none is complete and threads still wait, they would wait for ever.
+// Threads run one after the other, each until it waits or ends. Then threads at complete barriers and exchanges go on.
+// If none is complete and threads still wait, a device would hang, so this is an error.
 #include "block.h"
 
 #include <cstdarg>
@@ -41,7 +41,8 @@ void end_launch(const std::string &where, const std::string &what) {
     __builtin_unreachable();
 }
 
-// A clock that could overflow within a launch starts again: a launch in which threads meet so often takes hours.
+// Restart the clock if it might overflow within the next launch. It cannot overflow in one launch: that would take
+// hours.
 void Block::begin_launch(const Kernel &of, void **with) {
     kernel = &of;
     arguments = with;
@@ -67,8 +68,8 @@ void Block::begin_block(uint64_t number, size_t shared_bytes) {
     prepare(shared_bytes);
 }
 
-// The next thread of this round that can go on becomes the one that runs. Returns whether there is any: after an error there is
-// none.
+// Makes the next thread of this round that can go on the running one. Returns whether there is any; after an error
+// there is none.
 bool Block::advance() {
     while (error.empty() && turn < threads.size()) {
         Thread &thread = threads[reversed ? threads.size() - 1 - turn : turn];
@@ -84,7 +85,7 @@ bool Block::advance() {
     return false;
 }
 
-// Threads of a round hand over to one another: a way to `run` and back for each would cost as much again.
+// Threads of a round switch directly to one another: switching to `run` and back for each would cost twice as much.
 void Block::suspend() {
     Fiber &own = *fibers[running->number];
     if (advance()) {
@@ -94,7 +95,7 @@ void Block::suspend() {
     }
 }
 
-// A fiber runs one thread after the other: every block has a thread of its number.
+// A fiber runs the threads of its number in one block after the other.
 void Block::start_fibers() {
     while (fibers.size() < threads.size()) {
         fibers.emplace_back(new Fiber(stacks.stack(fibers.size()), [this] {
@@ -119,7 +120,7 @@ void Block::run(bool from_the_last) {
             fibers[running->number]->resume();
         }
         if (!error.empty()) {
-            // Whoever was in the middle of a kernel never comes back from it.
+            // Fibers in the middle of a kernel never finish it, so they cannot be reused.
             fibers.clear();
             return;
         }

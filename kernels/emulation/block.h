@@ -1,4 +1,4 @@
-// A block of threads that runs, and where its threads wait.
+// The running block of threads, and where its threads wait.
 #pragma once
 
 #include "emulation.h"
@@ -42,10 +42,10 @@ struct Thread {
 };
 
 struct Warp {
-    // Two of each lane: a lane may be at the next exchange while others still read this one's values.
+    // Two values of each lane, since a lane may be at the next exchange while others still read this one's values.
     uint64_t values[2][WARP];
     Registers registers[2][WARP];
-    // Whether the sums among them have been added to: by the first lane that goes on, for all.
+    // Whether the sums were computed: the first lane that goes on computes them for all.
     bool is_multiplied[2] = {};
     unsigned turn = 0;
     // When its lanes last met.
@@ -63,7 +63,7 @@ struct SharedArray {
     size_t element_bytes, count, offset;
     // Of its cells in the block.
     size_t first_cell;
-    // Addresses were given away: accesses can no longer be told.
+    // A kernel took its address, so not all accesses are seen any more.
     bool unchecked = false;
 };
 
@@ -76,7 +76,7 @@ struct Block {
     Stacks stacks{THREADS_MAX};
     std::vector<std::unique_ptr<Fiber>> fibers;
     Thread *running = nullptr;
-    // Threads that have had their turn in this round; whether the last thread is the first.
+    // Threads that had their turn in this round; whether the order is from the last thread to the first.
     size_t turn = 0;
     bool reversed = false;
     Moment now{};

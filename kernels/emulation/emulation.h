@@ -15,8 +15,8 @@
 #include "rounding.h"
 #endif
 
-// A kernel with all that it calls is one function: its local arrays have no addresses then, whose use would be reported
-// like that of any memory, and of every access the kernel's own line is known.
+// Inlines everything that a kernel calls into one function. So its local arrays need no addresses, whose use would be
+// checked like that of global memory, and every access has a line of the kernel's own.
 #define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
@@ -41,7 +41,7 @@ struct alignas(16) float4 {
 
 namespace emulation {
 
-// Of the thread that runs: one at a time runs on each thread of the host.
+// The indices of the running CUDA thread; each host thread runs one at a time.
 struct Indices {
     uint3 thread, block, of_threads, of_blocks;
 };
@@ -59,8 +59,7 @@ extern __thread Indices indices;
 
 namespace emulation {
 
-// Parts the accesses before it from those after it, for all threads of a block. Returns whether any of them, or all of
-// them, gave true.
+// A barrier of all threads of a block. Returns whether any of them, or all of them, gave true.
 struct Votes {
     bool any, all;
 };
@@ -140,7 +139,7 @@ inline int __all_sync(unsigned mask, int vote, EMULATION_PLACE) {
     return __ballot_sync(mask, vote, file, line) == mask;
 }
 
-// There are no atomic additions of floats, whose results would depend on the order.
+// Atomic additions of floats are left out, since their results would depend on the order.
 inline unsigned atomicAdd(unsigned *sum, unsigned value, EMULATION_PLACE) {
     return emulation::add_atomically(sum, value, {file, line});
 }
@@ -151,7 +150,7 @@ inline int atomicAdd(int *sum, int value, EMULATION_PLACE) {
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
-// The emulation is compiled without contraction: ordinary operations are these.
+// The emulation is compiled without contraction, so ordinary operations do the same as these.
 #ifdef EMULATION_ROUNDING
 inline float __fadd_rn(float a, float b) { return emulation::alone(a + b); }
 inline float __fsub_rn(float a, float b) { return emulation::alone(a - b); }
@@ -185,7 +184,7 @@ inline double __longlong_as_double(long long bits) {
     return x;
 }
 
-// A wide access of this alignment; the host would forgive one that is not.
+// Checks the alignment of a wide access; the host's CPU would not fail on a wrong one.
 template <typename T> void require_alignment(const T *pointer, size_t alignment, EMULATION_PLACE) {
     if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
         emulation::fail({file, line}, "an access of %zu bytes is not aligned", alignment);

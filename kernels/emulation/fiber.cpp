@@ -1,5 +1,6 @@
-// A context starts a fiber; jumps switch, since switching contexts asks the system for the signal mask every time. They
-// are the compiler's own, which save three registers and leave the others to the function that is jumped into.
+// A context starts a fiber, but jumps switch between fibers, since switching contexts makes a system call for the
+// signal mask every time. The compiler's built-in jumps save three registers; the function that is jumped into restores
+// the others.
 #include "fiber.h"
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace emulation {
 static const size_t STACK_BYTES = 128 << 10;
 static const size_t GUARD_BYTES = 64 << 10;
 
-// Most stacks are never touched, and cost addresses alone.
+// Most stacks are never touched, and take only address space.
 Stacks::Stacks(size_t count) : bytes(count * (GUARD_BYTES + STACK_BYTES)) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -58,10 +59,10 @@ void Fiber::begin() {
     setcontext(&first);
 }
 
-// Whoever jumps must be another function than where the jump leads.
+// The built-in requires that the jump is in another function than its target.
 [[noreturn]] __attribute__((noinline)) static void jump(void **to) { __builtin_longjmp(to, 1); }
 
-// Where whoever resumed a fiber goes on: one at a time does on each thread of the host.
+// Where the caller of `resume` continues; each host thread has one at a time.
 static __thread void *caller[5];
 
 void Fiber::go_on() {

@@ -15,7 +15,8 @@ class Stacks {
     Stacks(const Stacks &) = delete;
     Stacks &operator=(const Stacks &) = delete;
 
-    // Where a stack begins, and how long it is. Below it a fault waits, so that an overflow is not another's trouble.
+    // Where a stack begins, and how long it is. The page below it is protected, so that an overflow faults instead of
+    // writing into another stack.
     struct Stack {
         char *start;
         size_t bytes;
@@ -28,7 +29,7 @@ class Stacks {
     size_t bytes;
 };
 
-// A body that runs until it suspends itself. The body never returns: it suspends for good at its end.
+// A body that runs until it suspends itself. It never returns: at its end it suspends for the last time.
 class Fiber {
   public:
     Fiber(Stacks::Stack stack, std::function<void()> body) : body(std::move(body)), stack(stack) {}
@@ -38,10 +39,11 @@ class Fiber {
     // Runs the body, from its start or from where it was suspended, until it suspends itself.
     void resume();
 
-    // Goes back to whoever resumed the first of the fibers that handed over to this one, which must be the one that runs.
+    // Suspends this fiber, which must be the running one, and returns to the caller of `resume` that started the chain
+    // of switches to it.
     void suspend();
 
-    // Suspends this fiber, which must be the one that runs, and goes on with another.
+    // Suspends this fiber, which must be the running one, and switches to another.
     void hand_over(Fiber &other);
 
   private:

@@ -1,4 +1,4 @@
-// Global memory: which threads of a launch have touched each byte, and who meets there.
+// Global memory: which threads of a launch have touched each byte, and which accesses are races.
 #pragma once
 
 #include "history.h"
@@ -18,14 +18,14 @@ struct Race {
     Toucher toucher;
 };
 
-// Histories of whatever memory the current launch has touched, one for each grain. The grains of a page are as large as
-// its smallest access, so that what is told is exact.
+// Histories of the memory that the current launch has touched, one for each grain. The grains of a page are as large as
+// its smallest access, so that races are found to the byte.
 class GlobalMemory {
   public:
-    // Notes an access that is made at some time between two moments. Returns whether it is a race.
+    // Records an access that may happen at any time between two moments. Returns whether it is a race.
     bool touch(Access access, uintptr_t address, size_t bytes, const Moment &begin, const Moment &end, Race &race);
 
-    // For when the clock starts again.
+    // Forgets everything, for a restart of the clock.
     void forget();
 
   private:
@@ -34,7 +34,7 @@ class GlobalMemory {
 
     struct Page {
         uintptr_t number = 0;
-        // The launch that the rest is about.
+        // The launch that the other fields belong to.
         uint32_t launch = 0;
         unsigned grain_shift = 0;
         // Of each kind of access; null if there was none.

@@ -1,4 +1,4 @@
-// Who touched a piece of memory, in as much as it tells whether the next access is a race.
+// Which threads touched a piece of memory: only as much as is needed to tell whether the next access is a race.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@ namespace emulation {
 
 constexpr unsigned WARP = 32;
 
-// When a thread does something. A clock ticks whenever a launch or a block begins, and whenever threads have met: what
-// has an earlier tick than the last meeting of two threads comes before whatever either of them does after it.
+// When a thread does something. The clock ticks when a launch or a block begins, and when threads meet at a barrier or
+// an exchange. If two threads have met, everything with an earlier tick comes before all that either does afterwards.
 struct Moment {
     uint32_t clock;
     // The ticks at which the launch and the block began, and its threads and those of the warp last met.
@@ -16,7 +16,7 @@ struct Moment {
     uint16_t thread;
 };
 
-// A thread, and when it touched the memory; nobody before the clock's first tick.
+// A thread, and when it touched the memory; a time before the clock's first tick means no thread.
 struct Toucher {
     uint32_t clock = 0;
     uint16_t thread = 0;
@@ -24,12 +24,12 @@ struct Toucher {
     explicit operator bool() const { return clock != 0; }
 };
 
-// The accesses of one kind since some tick. What is older counts for nothing, so nothing is ever cleared.
+// The accesses of one kind since some tick. Older ones are ignored, so nothing ever has to be cleared.
 class History {
   public:
     bool has_any(uint32_t since) const { return last >= since; }
 
-    // Someone whose access may come before or after one at this moment; blocks never meet.
+    // A thread whose access may come before or after one at this moment. Blocks never meet.
     Toucher rival(const Moment &now, uint32_t since) const {
         if (!has_any(since)) {
             return {};

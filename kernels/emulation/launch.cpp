@@ -19,7 +19,7 @@ const Kernel *kernel_of(const std::string &name) {
     return found != kernels().end() ? &found->second : nullptr;
 }
 
-// Whether a kernel is the one that the caller takes it for; if not, why.
+// Why a kernel is not the one that the caller expects; empty if it is.
 static std::string mistake(const Kernel &kernel, const std::string &source, const std::string &arguments) {
     const std::string path = kernel.file, file = path.substr(path.find_last_of('/') + 1);
     if (file != source + ".cu") {
@@ -61,8 +61,8 @@ static std::vector<Thread> threads_of(uint3 block) {
     return threads;
 }
 
-// Half of the launches, irregularly, run blocks and threads from the last to the first, so that a result that depends
-// on their order shows as one that changes. The same launches of a thread of the host do, in every run.
+// Half of the launches, chosen irregularly, run blocks and threads from the last to the first, so that a result that
+// depends on their order changes. Every run of a program chooses the same launches.
 static bool is_reversed() {
     static thread_local uint64_t launches = 0;
     const uint64_t fraction_of_golden_ratio = 0x9e3779b97f4a7c15;

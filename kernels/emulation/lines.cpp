@@ -1,4 +1,4 @@
-// Asks `addr2line`, which compilers bring along: only mistakes are worth the wait.
+// Calls `addr2line`, which comes with compilers. It is slow, so it is called only for errors.
 #include "lines.h"
 
 #include <cstdint>

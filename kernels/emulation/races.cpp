@@ -1,5 +1,5 @@
-// What the compiler tells of a kernel's accesses. Kernels are compiled for ThreadSanitizer, whose library is not linked:
-// these functions take its place, and all that is global memory goes into the histories.
+// The functions that the compiler calls for a kernel's accesses. Kernels are compiled for ThreadSanitizer, whose
+// library is not linked: these functions replace it, and record accesses to global memory in the histories.
 #include "block.h"
 #include "lines.h"
 
@@ -7,7 +7,7 @@
 
 namespace emulation {
 
-// A byte by the pointer among the kernel's arguments that is the nearest before it.
+// Describes a byte by the nearest pointer before it among the kernel's arguments.
 static std::string name_of_byte(uintptr_t address) {
     const Block &block = current();
     const std::string letters = block.kernel->parameters;
@@ -86,7 +86,7 @@ ACCESSES_OF(16)
 extern "C" void __tsan_read_range(void *address, unsigned long bytes) { TOUCH(READ, address, bytes); }
 extern "C" void __tsan_write_range(void *address, unsigned long bytes) { TOUCH(WRITE, address, bytes); }
 
-// Where functions begin and end is of no use here.
+// The beginnings and ends of functions are not needed here.
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void *) {}
 extern "C" void __tsan_func_exit(void *) {}

@@ -1,4 +1,4 @@
-// Rounding as a device may have it, for a build with EMULATION_ROUNDING=device: what the suite's tolerances must bear.
+// Rounding as a device may have it, for a build with EMULATION_ROUNDING=device: the suite's tolerances must allow it.
 //
 // Products and sums are fused wherever a compiler may fuse them. `expf`, `exp2f` and `logf` are off by as much as NVIDIA
 // documents ("CUDA C++ Programming Guide", mathematical functions: 2, 2 and 1 ulp), one way or the other by a hash of
@@ -30,7 +30,7 @@ inline float device_expf(float x) { return off_by(expf(x), x, 2); }
 inline float device_exp2f(float x) { return off_by(exp2f(x), x, 2); }
 inline float device_logf(float x) { return off_by(logf(x), x, 1); }
 
-// What must not be fused: a compiler does not look through this.
+// Keeps an operation from being fused: the compiler cannot look through this.
 inline float alone(float x) {
     asm volatile("" : "+x"(x));
     return x;

@@ -26,20 +26,20 @@ SharedArray *static_array(const void *type, size_t element_bytes, size_t count, 
 // All of the dynamic shared memory.
 SharedArray *dynamic_array(size_t element_bytes, Place place);
 
-// The bytes of an element: a value, so that what a kernel makes of it needs no memory, of which every access would be told.
+// The bytes of an element, as a value: a kernel then needs no memory for it, whose accesses would be checked.
 struct Bytes {
     uint64_t words[2];
 };
 
-// Reads or writes an element: within the array, read only after it was written, and not at odds with what another thread
-// did since the two last met at a barrier.
+// Reads or writes an element. Checks that it is within the array, is read only after it was written, and is no race
+// with another thread since their last common barrier.
 Bytes read_element(SharedArray *array, int64_t index, Place place);
 void write_element(SharedArray *array, int64_t index, Bytes bytes, Place place);
 
 // The address of an element that is written, as above.
 void *element_written(SharedArray *array, int64_t index, Place place);
 
-// The first element, for accesses that only the zones before and after an array guard.
+// The first element, for accesses that are checked only by the zones before and after the array.
 void *unchecked(SharedArray *array);
 
 // An element as the left or right side of an assignment.

@@ -9,8 +9,8 @@
 
 namespace emulation {
 
-// What a lane brings to an instruction of the whole warp, or receives from it. Values, as in registers: a kernel's array whose
-// address is given away is memory, of which every access would be told.
+// What a lane gives to an instruction of the whole warp, or gets from it. Passed by value, as in registers: if a kernel
+// passed an array's address, every access to it would be checked.
 struct Sums {
     float at[4];
 };

@@ -1,1 +1,1 @@
-"""What scripts/estimate-step is made of: the time of a training step on an H100, by counting. Nothing runs."""
+"""The modules of scripts/estimate-step: they estimate the time of a training step on an H100 by counting. Nothing runs."""

@@ -1,4 +1,4 @@
-"""How long flash attention takes: tiles of warps, by what their main loops keep busy, and blocks of unequal length."""
+"""The time of flash attention, from the resources that the warps' main loops keep busy, and from blocks of unequal length."""
 import dataclasses
 import heapq
 
@@ -18,7 +18,7 @@ class Pass:
     """A kernel of flash attention: some tiles stay in shared memory, others go by."""
     # For a row that stays, in an iteration of the main loop.
     products: int
-    # Else keys stay, and queries go by from the diagonal on.
+    # Otherwise keys stay, and queries go by from the diagonal on.
     queries_stay: bool
 
 
@@ -27,7 +27,7 @@ PASSES = {"flash_forward": Pass(2, True), "flash_backward_queries": Pass(3, True
 
 
 def pass_of(kernel):
-    """The pass that a kernel is; none if it is another."""
+    """The pass that a kernel computes; none for other kernels."""
     return next((of for name, of in PASSES.items() if kernel.startswith(name)), None)
 
 
@@ -36,7 +36,7 @@ class Sizes:
     """Of a launch, from its arguments."""
     seq: int
     head_dim: int
-    # Query heads for which a block goes through the sequence.
+    # Number of query heads for each of which a block goes through the sequence.
     members: int
 
     @staticmethod
@@ -50,15 +50,16 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How a pass is cut, as its machine code has it, and what an iteration of a warp takes."""
+    """How the machine code divides a pass into blocks, and what an iteration of a warp takes."""
     # Rows of a block that stay, and rows that go by in an iteration.
     rows: int
     passing: int
     warps: int
-    # Blocks that a multiprocessor has room for, and clocks of it that a warp's iteration keeps each resource busy, by name.
+    # Blocks that fit on a multiprocessor, and for each resource by name, the clocks that a warp's iteration keeps it
+    # busy.
     blocks: int
     busy: dict
-    # Clocks of issue slots for what a warp does outside of the loop.
+    # Clocks of issue slots that a warp takes outside of the loop.
     outside: float
 
     def clocks(self, blocks):
@@ -86,7 +87,7 @@ def shape_of(counted, call):
         raise Unexpected(f"{call.kernel} has no loop with products")
     of, sizes, warps = pass_of(call.kernel), Sizes.of(call), call.threads // WARP
     own, rows = own_rows(counted.tile), -(-sizes.seq // call.grid[2])
-    # Where several warps have the same rows, each has a part of the work.
+    # If several warps have the same rows, each does a part of the work.
     sharing = max(own * warps // rows, 1)
     passing = passing_rows(counted.tile, own, of.products // sharing, sizes.head_dim)
     shared_bytes = counted.shared_bytes + call.shared_bytes
@@ -119,7 +120,7 @@ def seconds(counted, call):
     # The longest first, and all heads of a length one after the other, as they are launched.
     lengths = [sizes.members * -(-rows // shape.passing) * clocks + shape.outside
                for rows in sorted(seen, reverse=True) for _ in range(heads)]
-    # A slot has the multiprocessor for its share of the time, and all of its warps' tiles to do.
+    # A slot gets its share of the multiprocessor's time, and has all tiles of its warps to do.
     longest = longest_slot(lengths, resident * hopper.MULTIPROCESSORS)
     return longest * shape.warps * resident / hopper.CLOCK_HZ
 

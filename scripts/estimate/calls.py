@@ -1,4 +1,4 @@
-"""What a step asks a GPU for: of this tree by its own launch code (the example step_calls), of c5abdaf from a file."""
+"""The calls of a step on a GPU: for this tree from its own launch code (the example step_calls), for c5abdaf from a file."""
 import dataclasses
 import json
 import pathlib
@@ -13,7 +13,7 @@ class NotListed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call of the device, as the example writes it: a kernel of our own, a product, or what takes the time of its bytes."""
+    """A call of the device, as the example writes it: a kernel of our own, a product, or a call timed by its bytes."""
     operation: str
     times: float
     layer: str = "block"
@@ -31,7 +31,7 @@ class Call:
     numbers: tuple = ()
     product: dict | None = None
     cleared: int | None = None
-    # Of a warp's loops: only from the file, whose kernels were others.
+    # Wide loads of a warp's loops: given only in the file, since its kernels were others.
     loads: float | None = None
 
     @property
@@ -45,21 +45,21 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """A step: its calls, of a micro-batch with its share of what comes once a step."""
+    """A step: the calls of a micro-batch, with its share of those made once a step."""
     tokens: int
     head_chunk: int
     calls: tuple
 
 
 def parsed(written):
-    """A listing, from what the example writes, which counts the calls of a whole step."""
+    """A listing, from the example's output, which counts the calls of a whole step."""
     micro_batches = written["micro_batches"]
     calls = (Call(**row | {"times": row["times"] / micro_batches}) for row in written["calls"])
     return Listing(written["tokens"], written["head_chunk"], tuple(calls))
 
 
 def written(config, settings):
-    """What the example writes of a configuration with settings over it."""
+    """The example's output for a configuration with some settings changed."""
     sets = [word for each in settings for word in ("--set", each)]
     command = ["cargo", "run", "--release", "--quiet", "--example", "step_calls", "--", "--config", config, *sets]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -22,14 +22,14 @@ class Launch:
     threads: int
     # Of all blocks, each operand once.
     bytes: float
-    # Wide loads that the loops of a warp make; none if each loop is gone through once.
+    # Wide loads that the loops of a warp make; none if each loop runs once.
     loads: float | None = None
-    # Beside what the kernel declares.
+    # Beyond what the kernel declares.
     shared_bytes: int = 0
 
 
 def exposed(warps):
-    """The share of what is not the bottleneck that stays exposed, with so many warps on a multiprocessor."""
+    """The share of the other resources' time that the bottleneck does not hide, with so many warps on a multiprocessor."""
     return min(1.0, hopper.EXPOSED_WARPS * hopper.SCHEDULERS / warps)
 
 
@@ -46,10 +46,10 @@ def wave_seconds(counted, launch, blocks):
     busy = min(blocks, hopper.MULTIPROCESSORS) * hopper.CLOCK_HZ
     instructions = counted.instructions_for(launch.loads)
     issue = blocks * warps * instructions / (busy * hopper.SCHEDULERS)
-    # As often as the instructions among which it is.
+    # As often as the instructions around it.
     traffic = counted.shared_traffic * instructions / counted.instructions
     shared = blocks * warps * traffic / (busy * hopper.SHARED_BYTES_A_CLOCK)
-    # No faster than what is under way comes in.
+    # No faster than loads under way arrive.
     under_way = blocks * warps * max(counted.in_flight, 1) * WARP * 16
     rate = min(hopper.BYTES_A_SECOND, under_way / hopper.LATENCY_S)
     memory = launch.bytes * blocks / launch.blocks / rate
@@ -68,5 +68,5 @@ def kernel_seconds(counted, launch):
 
 
 def product_seconds(flops, bytes, tuned=1.0):
-    """Of a matrix product by the library: its operations, or the bytes of its operands, what it is added to among them."""
+    """The time of a product by the library: of its operations, or of its operands' bytes, with the matrix that it is added to."""
     return max(flops / (hopper.PRODUCT_FLOPS * tuned), bytes / hopper.BYTES_A_SECOND)

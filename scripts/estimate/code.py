@@ -1,4 +1,4 @@
-"""Machine code of a tree's kernels for sm_90, and what one warp of each goes through."""
+"""Machine code of a tree's kernels for sm_90, and the instructions that one warp of each runs."""
 import dataclasses
 import hashlib
 import io
@@ -20,7 +20,7 @@ class NoTree(Exception):
 
 
 class Unexpected(Exception):
-    """A tree's machine code is not what is described here."""
+    """A tree's machine code does not have the form expected here."""
 
 
 class Kernels(dict):
@@ -32,7 +32,7 @@ class Kernels(dict):
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Of a loop with products of tensor cores: what a warp does in an iteration, each loop within it counted once."""
+    """A loop with products of tensor cores: counts of a warp's iteration, each inner loop counted once."""
     instructions: int
     hmma: int
     ldsm: int
@@ -42,7 +42,8 @@ class Tile:
     copies: int
     copy_instructions: int = 0
     copy_bytes: int = 0
-    # What the shortest way with as many products lacks of this one: where warps have different parts, all of the parts.
+    # What the shortest path with as many products has less than this one. If warps have different parts, that is all
+    # the parts.
     of_parts: int = 0
     bytes_of_parts: int = 0
 
@@ -53,7 +54,7 @@ class Tile:
                                    shared_bytes=self.shared_bytes + again * self.copy_bytes)
 
     def of_one_part(self):
-        """On average over two warps of which each has a part of its own: the way counts both."""
+        """The average over two warps that have different parts; the path counts both parts."""
         return dataclasses.replace(self, instructions=self.instructions - self.of_parts / 2,
                                    shared_bytes=self.shared_bytes - self.bytes_of_parts / 2)
 
@@ -65,7 +66,7 @@ class Counted:
     # Of a block, where the kernel promises it.
     threads: int | None
     shared_bytes: int
-    # Of a warp on the busiest way, once through every loop; and those in its loops over tensors.
+    # Instructions of a warp on the busiest path, once through every loop; and those in its loops over tensors.
     instructions: int
     looped: int
     # Wide loads of these loops, and the most under way at a time.
@@ -102,7 +103,7 @@ def cached_cubin(source, cache):
     if not path.exists():
         compiled = nvrtc.compile(source, TARGET)
         cache.mkdir(parents=True, exist_ok=True)
-        # Whoever compiles at the same time writes the same.
+        # Another process that compiles it at the same time writes the same file.
         with tempfile.NamedTemporaryFile(dir=cache, delete=False) as partial:
             partial.write(compiled)
         os.replace(partial.name, path)
@@ -139,8 +140,8 @@ def count(instructions, name):
 
 
 def with_exponentials(instruction):
-    """What a way through a loop with products is chosen by, beside products and copies: its exponentials, of which those where
-    queries see no keys have none, and numbers that other warps hand over in shared memory."""
+    """Decides among paths through a loop with as many products and copies: by exponentials (a path on which queries see no
+    keys has none), and by numbers that other warps hand over in shared memory."""
     if instruction.opcode == "MUFU.EX2":
         return 0, 1 << 20
     if instruction.name == "LDS" and instruction.access_bytes() == 16:
@@ -167,7 +168,7 @@ def counted(instructions, resources):
     flow = Flow(instructions)
     whole = flow.busiest(flow.whole()).instructions
     loops = [flow.busiest(loop).instructions for loop in flow.outermost()]
-    # Not those of other tensors than large and aligned ones: the way through the kernel does not come to them.
+    # Only loops for large, aligned tensors: the path through the kernel does not reach the others.
     taken = {instruction.address for instruction in whole}
     loops = [way for way in loops if any(map(figures.is_wide_load, way)) and all(each.address in taken for each in way)]
     passes = figures.passes_of(flow)

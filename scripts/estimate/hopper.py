@@ -4,7 +4,7 @@
 MULTIPROCESSORS = 132
 PEAK_FLOPS = 989e12
 TENSOR_FLOPS_A_CLOCK = 4096
-# What a card holds under load, below the data sheet's boost; an assumption.
+# The clock that a card sustains under load, below the data sheet's boost; an assumption.
 CLOCK_HZ = 1.755e9
 # CUDA C++ programming guide, compute capability 9.0: four schedulers, one warp instruction a clock each.
 SCHEDULERS = 4
@@ -13,23 +13,23 @@ SHARED_BYTES_A_CLOCK = 128
 # Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture": mma.sync comes to 62 % of the peak.
 MMA_SHARE = 0.62
 
-# Of the w warps of a scheduler, how many's worth of work beside the bottleneck nothing hides: see clock.py.
+# Of the w warps of a scheduler, for how many nothing hides the work beside the bottleneck: see clock.py.
 EXPOSED_WARPS = 1.5
 
-# What cuBLASLt's large bf16 products come to under the power limit, in published runs; the assumption of the close reading.
+# The rate of cuBLASLt's large bf16 products under the power limit in published runs; the close reading assumed it.
 PRODUCT_FLOPS = 700e12
 # Of 3.35 TB/s by the data sheet; the same assumption.
 BYTES_A_SECOND = 3.0e12
-# From asking for a line of memory to having it, under load; between published 0.5 and 0.8 us.
+# Latency of a memory load under load; between published 0.5 and 0.8 us.
 LATENCY_S = 0.6e-6
 
-# From a kernel's last blocks to the next one's first at work, when the host is ahead; and within a CUDA graph. Assumptions:
-# there is no figure of either in what was read.
+# The gap between a kernel's last blocks and the next one's first, when the host is ahead; and within a CUDA graph. Both
+# are assumptions: no published figure was found.
 GAP_S, GRAPH_GAP_S = 2.5e-6, 1.5e-6
 # The host's time for a launch (driver, and cuBLASLt's part); a step is never faster than its launches.
 HOST_LAUNCH_S = 5e-6
 
-# What `trainer tune` is taken to bring on products: the middle of 2 to 4 %.
+# The assumed gain of `trainer tune` on products: the middle of 2 to 4 %.
 TUNED = 1.03
 
 # cuDNN's attention, forward and ordered backward, causal operations a second by length of sequence: between FlashAttention-3's

@@ -1,4 +1,4 @@
-"""What the listing does not say of our own kernels: how often their loops are gone through, and what they move beside tensors.
+"""What the listing does not tell about our own kernels: how often their loops run, and the bytes that they move beside tensors.
 
 How a kernel uses its arguments is in kernels/*.cu: the first names here are its whole numbers, in their order.
 """

@@ -1,4 +1,4 @@
-"""A micro-batch with its share of what comes once a step: what each of its calls takes, in the rows of the close reading's table."""
+"""The time of each call of a micro-batch, with its share of those made once a step, in the rows of the close reading's table."""
 import dataclasses
 
 from . import attention, hopper
@@ -24,7 +24,7 @@ def row_of(call):
 
 
 def seconds(call, kernels, tuned=1.0):
-    """What a call takes. `tuned`: by how much the library's products are faster than its first choice."""
+    """The time of a call. `tuned`: by how much the library's products are faster than its first choice."""
     if call.product:
         return product_seconds(call.flops, call.bytes, tuned)
     if not call.kernel:
@@ -38,7 +38,7 @@ def seconds(call, kernels, tuned=1.0):
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """A call in its row, and what it takes, so many times a micro-batch."""
+    """A call in its row, its time, and how often a micro-batch makes it."""
     row: str
     source: str | None
     seconds: float

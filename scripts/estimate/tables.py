@@ -2,7 +2,7 @@
 from . import attention, step, trees
 from .trees import READ_COMMIT
 
-# What the close reading of c5abdaf said, row by row, and of its whole in percent of the peak.
+# Times from the close reading of c5abdaf, row by row, and of the whole step in percent of the peak.
 CLOSE_READING = {
     "qwen2.5-1.5b": ((376, 103, 15, 62, 78, 1), 640, 49),
     "llama-3-8b": ((490, 41, 85, 355, 41, 7), 1020, 42),
@@ -12,7 +12,7 @@ ROW_TOLERANCE, WHOLE_TOLERANCE = 0.07, 0.03
 
 
 def deviations(name, estimated):
-    """What is further from the close reading than it may be, in sentences."""
+    """Estimates that are too far from the close reading, in sentences."""
     rows, whole, _ = CLOSE_READING[name]
     pairs = [(row, read, estimated.row_ms(row), ROW_TOLERANCE) for row, read in zip(step.ROWS, rows) if read >= 10]
     pairs += [("the whole", whole, estimated.ms(), WHOLE_TOLERANCE)]
@@ -44,7 +44,7 @@ def by_row(columns):
 
 
 def with_close_reading(name, rows):
-    """The table with a column of what the close reading said."""
+    """The table with a column for the close reading's times."""
     if name not in CLOSE_READING:
         return rows
     read, whole, share = CLOSE_READING[name]
@@ -54,7 +54,7 @@ def with_close_reading(name, rows):
 
 
 def gains(before, after, name, workload, tuned):
-    """What each part brings, one after the other, and what cuDNN and tuning would beyond that."""
+    """The gain of each part, one after the other, and what cuDNN and tuning would add."""
     rows = [["estimated, one after the other", "ms", "gain", "%"]]
     last = trees.estimate(before, name)
     rows.append([before.title, f"{last.ms():.0f}", "", f"{last.share():.1f}"])

@@ -1,4 +1,4 @@
-"""A tree that is judged: its machine code, and what a step of it asks for."""
+"""A source tree to estimate: its machine code, and the calls of its steps."""
 import dataclasses
 import functools
 import pathlib
@@ -7,12 +7,12 @@ from . import calls, code, step
 from .workloads import WORKLOADS
 
 READ_COMMIT = "c5abdaf"
-# What its steps ask for, by hand: the example step_calls came later.
+# The calls of its steps, written by hand, since the example step_calls came later.
 READ_LISTINGS = pathlib.Path(__file__).parent / f"{READ_COMMIT}.json"
 RECOMPUTED = "recompute.spec=mlp_act"
 
 
-# Each is its own: estimates are kept by it.
+# Compared by identity, since estimates are cached by tree.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
     title: str
@@ -46,7 +46,7 @@ def estimate(tree, name, *more, **by):
     return step.step_of(tree.listings[name, more], tree.kernels, **by)
 
 
-# What was done about the first run, part by part: a title, and which calls came with it.
+# The changes since the close reading, part by part: a title, and the calls that each changed.
 PARTS = [
     ("attention of our own", lambda timed: timed.source == "flash_attention"),
     ("the head's chunk, and its kernels", lambda timed: timed.row == step.HEAD),

@@ -1,4 +1,4 @@
-"""What is trained: a preset, a micro-batch, and the form of the states."""
+"""A workload: a preset, a micro-batch, and the form of the states."""
 import dataclasses
 
 COMMON = ("train.device=cuda", "train.dtype=bf16", "attention.backend=flash")
@@ -17,9 +17,9 @@ class Workload:
     seq: int
     accumulation: int
     states: tuple
-    # What LLMQ measures, in percent of the peak; none where there is no figure.
+    # LLMQ's measurement, in percent of the peak; none if there is no figure.
     aim: int | None = None
-    # What a card of 80 GB needs beside recomputed SwiGLU, for a table. Copies are not counted.
+    # Settings that a card of 80 GB needs beside recomputed SwiGLU, for a table. Copies are not counted.
     beside: str = ""
 
     @property

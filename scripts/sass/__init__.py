@@ -1,1 +1,1 @@
-"""What scripts/check-sass is made of: kernels' machine code, read and counted."""
+"""The modules of scripts/check-sass: they read kernels' machine code and count in it."""

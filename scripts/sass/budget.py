@@ -1,4 +1,4 @@
-"""The figures that were blessed, kernel by kernel, and what has become of them."""
+"""The blessed figures, kernel by kernel, and how they have changed."""
 import dataclasses
 import json
 
@@ -19,7 +19,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A figure that is another than before, said in a sentence."""
+    """A changed figure, as a sentence."""
     is_worse: bool
     sentence: str
 
@@ -44,7 +44,7 @@ def read(text):
 
 
 def shown(value):
-    """A figure as people read it; more of some is better, and these are compared as negative numbers."""
+    """A figure for people. Figures of which more is better are compared as negative numbers."""
     value = abs(value)
     return str(int(value)) if value == int(value) else f"{float(value):.2f}"
 

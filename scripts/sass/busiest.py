@@ -1,4 +1,4 @@
-"""The way through a kernel or a loop on which the most work is done: what a step's large, aligned tensors take.
+"""The path through a kernel or a loop with the most work, which a step's large, aligned tensors take.
 
 Of all ways through, it has the most products of tensor cores, then the most bytes in copies to shared memory and in wide
 loads and stores, and of those it is the one with the fewest instructions. So what is rare and done piece by piece

@@ -1,4 +1,4 @@
-"""What is counted of a kernel, and which way each figure gets worse."""
+"""The figures counted for a kernel, and in which direction each gets worse."""
 import dataclasses
 from fractions import Fraction
 
@@ -46,7 +46,7 @@ def most_in_flight(instructions):
     for instruction in instructions:
         named = instruction.registers()
         used = [index for index, registers in enumerate(waiting) if registers & named]
-        # Loads are counted in order, so whoever waits for one has waited for those before it.
+        # Loads complete in order, so a wait for one also waits for those before it.
         waiting = waiting[used[-1] + 1:] if used else waiting
         if is_wide_load(instruction):
             waiting.append(instruction.loaded_registers())

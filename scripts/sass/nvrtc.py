@@ -1,4 +1,4 @@
-"""Compiles a CUDA source to machine code with NVRTC, as the build does, for those who have no build at hand."""
+"""Compiles a CUDA source to machine code with NVRTC, as the build does, without a build."""
 import ctypes
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The table in kernels/README.md: what the main loops of the kernels come to on Hopper."""
+"""The table in kernels/README.md: figures of the kernels' main loops on Hopper."""
 from .budget import shown
 from .figures import main_pass, per
 

@@ -1,8 +1,8 @@
-//! A group of one.
+//! A group of one rank.
 
 use crate::{Group, GroupError, Incoming, Outgoing, pieces};
 
-/// The only rank: what it sends itself is copied, and no library is asked.
+/// The only rank: it copies what it sends to itself, and needs no library.
 pub struct Alone;
 
 impl Group for Alone {

@@ -1,9 +1,9 @@
-//! Why bytes did not get to another rank.
+//! Errors of a group: bytes did not get to another rank.
 
-/// Ranks cannot reach one another.
+/// Why ranks cannot exchange bytes.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GroupError {
-    /// A library is not there, or is one that cannot be used: what was looked for, where, and what to do.
+    /// A library is missing or cannot be used: what was looked for, where, and what to do.
     #[error("{0}")]
     Missing(String),
     /// The launcher's environment contradicts itself, or lacks something.

@@ -1,4 +1,4 @@
-//! What an engine does.
+//! The interface of an engine.
 
 use crate::GroupError;
 use std::ffi::c_void;
@@ -26,7 +26,7 @@ pub struct Incoming {
     pub bytes: usize,
 }
 
-// SAFETY: they are addresses; what may be done with them, and when, is promised where they are handed over.
+// SAFETY: they are addresses; whoever hands them over promises what may be done with the memory, and when.
 unsafe impl Send for Outgoing {}
 // SAFETY: as above.
 unsafe impl Send for Incoming {}
@@ -42,33 +42,34 @@ pub trait Group: Send + Sync {
     /// What moves the bytes, for people: `Open MPI 4.1.4`.
     fn engine(&self) -> String;
 
-    /// Sends and receives bytes of host memory, and returns when all have gone and come. What two ranks send each other
-    /// arrives in the order of the lists, each piece in one of as many bytes. What a rank sends itself is copied.
+    /// Sends and receives bytes of host memory, and returns when all are sent and received. Between two ranks the n-th
+    /// piece sent goes into the n-th received, which must have as many bytes. What a rank sends to itself is copied.
     ///
     /// # Safety
-    /// The memory is alive and, while this runs, written by nothing else; what comes overlaps nothing.
+    /// The memory is alive and nothing else writes it while this runs; received pieces overlap no other piece.
     ///
     /// # Errors
     /// [`GroupError`] if the engine fails, or other ranks do not answer before the deadline.
     unsafe fn exchange(&self, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError>;
 
-    /// The bytes of all ranks, in their order; each may have as many as it likes. From any thread, beside exchanges.
+    /// The bytes of all ranks, in their order; each may share any number. Any thread may call it, also during
+    /// exchanges.
     ///
     /// # Errors
     /// As for [`Group::exchange`].
     fn share(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError>;
 
-    /// Bytes that were handed to the engine's library for other ranks by [`Group::exchange`], counted at that call.
+    /// Bytes that [`Group::exchange`] gave the engine's library for other ranks, counted when they were given.
     fn sent_bytes(&self) -> u64;
 
-    /// Ends all ranks, this one with `code`; within seconds, even where a library hangs. Returns in an engine of threads alone.
+    /// Ends all ranks within seconds, this one with `code`, even if a library hangs. Returns only if ranks are threads.
     fn abort(&self, code: i32);
 
-    /// Leaves the group in order, within seconds; nothing may be asked of it afterwards. For the good end of a process that does
-    /// not drop what it holds: launchers take a rank for failed that ends without it.
+    /// Leaves the group in order, within seconds; the group must not be used afterwards. A process that ends without
+    /// dropping the group calls this first, since launchers report a rank as failed that ends without leaving.
     fn leave(&self) {}
 
-    /// What moves device memory, where this engine does.
+    /// The part that moves device memory, if this engine can.
     fn on_device(&self) -> Option<&dyn DeviceGroup> {
         None
     }
@@ -76,15 +77,15 @@ pub trait Group: Send + Sync {
 
 /// Bytes of device memory between ranks, in a stream.
 pub trait DeviceGroup: Send + Sync {
-    /// Asks for an exchange in a stream (`cudaStream_t`); else as [`Group::exchange`]. Pieces that all ranks have one behind the
-    /// other in `receives`, as many bytes each, and that are sent to all, go as one gathering of the library. A rank may leave
-    /// out its own piece where that is in its place already.
+    /// Queues an exchange in a stream (`cudaStream_t`); otherwise as [`Group::exchange`]. If every rank sends one piece
+    /// to all, all of the same size, and `receives` has them side by side, it is one gathering of the library. A rank
+    /// may leave out its own piece if that is already in its place.
     ///
     /// # Safety
     /// As for [`Group::exchange`], from this call until the stream is done with it.
     ///
     /// # Errors
-    /// [`GroupError`] if the library refuses it, or an earlier exchange failed.
+    /// [`GroupError`] if the library refuses the exchange, or an earlier one failed.
     unsafe fn enqueue(
         &self,
         stream: *mut c_void,
@@ -92,13 +93,13 @@ pub trait DeviceGroup: Send + Sync {
         receives: &[Incoming],
     ) -> Result<(), GroupError>;
 
-    /// Whether an exchange that was asked for has failed meanwhile.
+    /// Whether a queued exchange has failed since.
     ///
     /// # Errors
     /// [`GroupError`] with what the library says.
     fn check(&self) -> Result<(), GroupError>;
 
-    /// How long a host may wait for what was asked for; then other ranks are late.
+    /// How long the host may wait for a queued exchange; after that other ranks count as late.
     fn timeout(&self) -> Duration;
 
     /// Bytes of GPU memory that the library holds, on the rank where it holds most. They are measured when the group starts,

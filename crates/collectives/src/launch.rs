@@ -10,14 +10,14 @@ pub enum Launcher {
     OpenMpi,
     /// `mpiexec` of MPICH and its relatives, or `srun --mpi=pmi2`.
     Mpich,
-    /// `srun`, with a library that it alone knows.
+    /// `srun`, with an MPI library that only `srun` knows.
     Slurm,
     /// `torchrun`, or whoever else sets `RANK` and `WORLD_SIZE`.
     Torchrun,
 }
 
 impl Launcher {
-    /// Whether MPI can start from what it sets.
+    /// Whether MPI can start from the variables that it sets.
     pub(crate) fn has_mpi(self) -> bool {
         self != Launcher::Torchrun
     }
@@ -45,11 +45,12 @@ pub struct Launch {
     pub local_rank: usize,
     /// Who started it.
     pub launcher: Launcher,
-    /// Where ranks meet, `host:port`, if the launcher says so.
+    /// Where ranks meet, `host:port`, if the launcher says it.
     pub(crate) meeting: Option<String>,
 }
 
-/// Variables of a launcher: the rank, how many, the number on this machine. Of several names the first that is there counts.
+/// Variables of a launcher: the rank, the number of ranks, the rank's number on this machine. Of several names the
+/// first that is set counts.
 struct Names {
     launcher: Launcher,
     rank: &'static str,
@@ -86,7 +87,7 @@ const TORCHRUN: Names = Names {
 };
 
 impl Launch {
-    /// What the environment says; none without a launcher. Loads nothing and asks nobody.
+    /// Reads the environment; none without a launcher. Loads no library and contacts no other rank.
     ///
     /// # Errors
     /// [`GroupError::Launch`] if it contradicts itself or lacks something.
@@ -109,7 +110,7 @@ impl Launch {
                 ..launch
             })
         };
-        // `srun torchrun` is one task a node, whose children see the variables of both.
+        // `srun torchrun` starts one task a node, whose children see the variables of both.
         if by_torchrun && has("TORCHELASTIC_RUN_ID") {
             return torchrun().map(Some);
         }
@@ -143,8 +144,8 @@ impl Launch {
     }
 }
 
-/// Whether `srun` started this process. The script of `sbatch` sees most of its variables too, and is no rank: it has neither a
-/// step nor a process manager.
+/// Whether `srun` started this process. The script of `sbatch` sees most of its variables too, but is no rank: the
+/// variables of a step and of a process manager are missing.
 fn is_slurm_task(set: &impl Fn(&str) -> Option<String>) -> bool {
     let managed = ["PMIX_RANK", "PMI_FD", "PMI2_RANK"]
         .iter()
@@ -207,7 +208,7 @@ fn meeting(set: &impl Fn(&str) -> Option<String>) -> Result<Option<String>, Grou
         .ok()
         .and_then(|port| port.checked_add(1));
     match next {
-        // Without brackets the colons of an IPv6 address would be taken for that of the port.
+        // An IPv6 address needs brackets, or its colons would be taken for the one before the port.
         Some(next) if host.contains(':') && !host.starts_with('[') => {
             Ok(Some(format!("[{host}]:{next}")))
         }

@@ -1,8 +1,6 @@
-//! Bytes between the ranks of a job, over the engines that clusters have: MPI between processes, NCCL between GPUs, loaded at
-//! run time.
-//!
-//! Engines only move bytes. Nothing is added up on the way: native reductions differ in bits between libraries, sizes and
-//! runs, so whoever reduces exchanges pieces and adds them itself, in the order of ranks.
+//! Bytes between the ranks of a job, over the engines that clusters have: MPI between processes, NCCL between GPUs,
+//! loaded at run time. Engines only move bytes; they add nothing up. The libraries' own reductions differ in bits
+//! between libraries, sizes and runs, so callers exchange pieces and add them themselves, in the order of ranks.
 //!
 //! A process asks its environment which rank it is ([`Launch::from_environment`]), and then for an engine ([`start`]):
 //!
@@ -19,10 +17,10 @@
 //! group.leave();
 //! # Ok::<(), collectives::GroupError>(())
 //! ```
-//!
-//! After an error a group is done for: whoever has it writes down the reason and calls [`Group::abort`], which ends the others.
-//! Read `group.rs` (what an engine does), `launch.rs`, `mpi/` (`interface.rs` has the three binary interfaces, `worker.rs` the one
-//! thread that calls the library), then `nccl/`, and `sockets.rs`, by which ranks agree where there is no MPI.
+//! After an error a group cannot be used: its owner writes down the reason and calls [`Group::abort`], which ends the
+//! others. Read `group.rs` (what an engine does), `launch.rs`, `mpi/` (`interface.rs` has the three binary interfaces,
+//! `worker.rs` the one thread that calls the library), then `nccl/`, and `sockets.rs`, through which ranks share bytes
+//! where there is no MPI.
 //!
 //! *Invariant: knows no tensor, no device memory and no step; every wait has a deadline, and every error names what failed.*
 

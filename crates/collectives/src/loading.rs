@@ -1,4 +1,4 @@
-//! Libraries that are loaded at run time, for as long as the process lives: none of them likes to be unloaded.
+//! Libraries that are loaded at run time, and never unloaded, since none of them supports it well.
 
 use libloading::os::unix::{Library, RTLD_NOW};
 use std::error::Error;
@@ -7,7 +7,7 @@ use std::ffi::{OsStr, c_int};
 /// Loads a library by its name or path, and `scope` (`RTLD_LOCAL`, `RTLD_GLOBAL`).
 ///
 /// # Safety
-/// What the library does when it is loaded is sound.
+/// The library's initialisers, which run when it is loaded, are sound.
 ///
 /// # Errors
 /// What the loader says.
@@ -22,14 +22,15 @@ pub(crate) unsafe fn load(
         .map_err(reason)
 }
 
-/// The loader's own words, which libloading keeps apart from its own.
+/// The loader's own message, without libloading's.
 pub(crate) fn reason(error: libloading::Error) -> String {
     error
         .source()
         .map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Makes a struct `Functions`, which may have a parameter that the types of functions name, of a library's functions.
+/// Makes a struct `Functions` of a library's functions; it may have a type parameter, which the functions' types may
+/// use.
 macro_rules! functions {
     ($(<$parameter:ident>)? $($name:ident: $symbol:literal ($($argument:ty),*) -> $result:ty;)*) => {
         /// What is called.

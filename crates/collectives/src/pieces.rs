@@ -1,9 +1,9 @@
-//! What every engine checks and copies before it moves a byte; public for the engine that tests have.
+//! Checks and copies that every engine makes before it moves a byte; public for the tests' engine.
 
 use crate::{GroupError, Incoming, Outgoing};
 use std::time::Duration;
 
-/// Refuses lists that name ranks which there are not.
+/// Refuses lists that name ranks that do not exist.
 pub fn check(size: usize, sends: &[Outgoing], receives: &[Incoming]) -> Result<(), GroupError> {
     let named = sends.iter().map(|piece| piece.to);
     let beyond = named.chain(receives.iter().map(|piece| piece.from)).max();
@@ -15,7 +15,7 @@ pub fn check(size: usize, sends: &[Outgoing], receives: &[Incoming]) -> Result<(
     }
 }
 
-/// Copies what a rank sends itself, the n-th piece sent to the n-th received.
+/// Copies what a rank sends to itself, the n-th sent piece into the n-th received.
 ///
 /// # Safety
 /// As for [`crate::Group::exchange`].
@@ -41,7 +41,7 @@ pub unsafe fn copy_own(
     }
 }
 
-/// Refuses a piece of which the two ends do not think the same.
+/// Refuses a piece if its two ends disagree on its length.
 pub fn fits(
     from: usize,
     to: usize,
@@ -64,7 +64,7 @@ pub fn sent_to_others(rank: usize, sends: &[Outgoing]) -> u64 {
     others.map(|piece| piece.bytes as u64).sum()
 }
 
-/// The error of a rank that waited in vain, for `missing`, which may repeat and has at least one.
+/// The error of a rank whose wait for the ranks `missing` timed out. There is at least one, and some may repeat.
 pub fn late(
     rank: usize,
     what: &str,
@@ -81,7 +81,8 @@ pub fn late(
     ))
 }
 
-/// The bytes of all ranks, by transfers that leave out what a rank sends itself: first how many, then the bytes.
+/// The bytes of all ranks, in two transfers: first how many, then the bytes. `transfer` gets no pieces of a rank to
+/// itself.
 pub(crate) fn share(
     rank: usize,
     size: usize,

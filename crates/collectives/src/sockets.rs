@@ -1,5 +1,5 @@
-//! Ranks agree over TCP where there is no MPI. All messages go through rank 0, which listens at an address that all ranks
-//! know.
+//! Ranks share bytes over TCP where there is no MPI. All messages go through rank 0, which listens at an address that
+//! all ranks know.
 
 use crate::{GroupError, pieces};
 use std::io::{ErrorKind, Read, Write};
@@ -7,13 +7,13 @@ use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Pause between two attempts to reach a rank that has not come yet.
+/// Pause between two attempts to reach a rank that is not there yet.
 const SLEEP: Duration = Duration::from_millis(5);
 
 /// How long a caller may take to greet. Programs that are no ranks may find the port too, and must not block it.
 const GREETING: Duration = Duration::from_secs(2);
 
-/// How much longer the others wait than rank 0, which knows who is late and tells them.
+/// How much longer the others wait than rank 0, which knows which ranks are late and tells them.
 const SLACK: Duration = Duration::from_secs(5);
 
 /// How a rank begins its greeting; its number and the number of ranks follow.
@@ -22,10 +22,10 @@ const RANK: [u8; 8] = *b"trainer?";
 /// Rank 0's answer to a greeting.
 const WELCOME: [u8; 8] = *b"trainer!";
 
-/// Stands in place of a message's length where a rank failed: the reason follows, after its own length.
+/// Sent instead of a message's length if a rank failed: the reason follows, after its own length.
 const FAILED: u64 = u64::MAX;
 
-/// More than any message has: a length beyond it is not a rank's.
+/// Longer than any message: a larger length does not come from a rank.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// One rank's connections: rank 0 has one to each of the others, in their order, and each of these one to rank 0.
@@ -79,7 +79,7 @@ impl Sockets {
                     let error = self.failed(index + 1, &error);
                     let reason = error.to_string();
                     for stream in streams {
-                        // A rank that misses the message notices that this one is gone; ignore the error.
+                        // A rank that does not get the message notices that this one is gone; ignore the error.
                         let _ = send(stream, FAILED, reason.as_bytes(), Instant::now() + GREETING);
                     }
                     return Err(error);
@@ -311,7 +311,7 @@ fn write(stream: &mut TcpStream, bytes: &[u8], deadline: Instant) -> std::io::Re
     Ok(())
 }
 
-/// Time that is left; an error where none is, since sockets refuse a timeout of zero.
+/// The time left; an error if there is none, since sockets refuse a timeout of zero.
 fn left(deadline: Instant) -> std::io::Result<Duration> {
     match deadline.checked_duration_since(Instant::now()) {
         Some(left) if !left.is_zero() => Ok(left),
@@ -319,7 +319,7 @@ fn left(deadline: Instant) -> std::io::Result<Duration> {
     }
 }
 
-/// Passes over errors of a wait that timed out or was interrupted: the caller compares the deadline and tries again.
+/// Ignores errors of a wait that timed out or was interrupted: the caller checks the deadline and tries again.
 fn goes_on(error: std::io::Error) -> std::io::Result<()> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(()),

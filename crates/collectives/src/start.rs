@@ -30,11 +30,11 @@ pub enum Device {
     },
 }
 
-/// Starts an engine; all ranks call it, once in a process. To be called before other threads read the environment.
+/// Starts an engine; all ranks call it, once in a process, before other threads read the environment.
 ///
 /// # Errors
-/// [`GroupError`] if a library is missing or refuses, the engine does not go with the device or the launcher, or the other ranks
-/// do not arrive in time.
+/// [`GroupError`] if a library is missing or refuses, the engine does not work with the device or the launcher, or the
+/// other ranks do not arrive in time.
 pub fn start(
     launch: &Launch,
     engine: Engine,

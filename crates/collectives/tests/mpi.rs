@@ -1,4 +1,4 @@
-//! MPI between processes: Open MPI, and MPICH 5, which is used by the standard's interface and by its own.
+//! MPI between processes: Open MPI, and MPICH 5 by the standard's interface and by its own.
 
 mod launchers;
 

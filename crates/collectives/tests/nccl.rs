@@ -11,7 +11,7 @@ use rules::IN_PLACE;
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
-/// With the stand-ins; their checks of memory and streams, which are for a device's, are off.
+/// With the stand-ins; their checks that memory and streams are a device's are off.
 fn by_stand_ins(mut command: Command) -> Command {
     command
         .env("LD_LIBRARY_PATH", emulation::stand_in_folder())
@@ -92,8 +92,8 @@ fn ranks_of_torchrun_keep_the_rules_without_mpi() {
     }
 }
 
-/// NCCL's buffers are there once a group has started, and none are made later: it would find no room then. One rank's are
-/// larger than the other's, and hold for both.
+/// NCCL's buffers exist once a group has started, and none are made later, when there might be no memory for them. One
+/// rank's are larger than the other's, and both report the larger figure.
 #[test]
 fn what_nccl_takes_is_taken_at_the_start_and_known() {
     const CHANNEL: u64 = 1 << 20;
@@ -105,7 +105,7 @@ fn what_nccl_takes_is_taken_at_the_start_and_known() {
             .env("STAND_IN_EXCHANGES", file("exchanges", rank))
             .env("STAND_IN_NCCL_CHANNEL_BYTES", (CHANNEL << rank).to_string());
     });
-    // To the one peer, and along the ring; on the rank where they are larger.
+    // Channels to the one peer and along the ring, on the rank with the larger ones.
     let held = 2 * u64::from(collectives::NCCL_CHANNELS) * (CHANNEL << 1);
     for (rank, output) in outputs.iter().enumerate() {
         let said = said(output);
@@ -116,7 +116,8 @@ fn what_nccl_takes_is_taken_at_the_start_and_known() {
         );
         let lines = |name| std::fs::read_to_string(file(name, rank)).unwrap();
         assert_eq!(lines("first-uses").lines().count(), 2);
-        // Two of each by the rehearsal. What is in its place is gathered by the library, and not sent to each.
+        // The rehearsal makes two of each. Pieces that are in their place are gathered by the library, not sent to each
+        // rank.
         let exchanges = lines("exchanges");
         let rehearsed: Vec<&str> = exchanges.lines().take(4).collect();
         let many = 16 << 20;

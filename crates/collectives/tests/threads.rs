@@ -1,4 +1,4 @@
-//! Ranks that are threads, and a rank that is alone.
+//! Groups of threads, and a group of one rank.
 
 #[path = "rank/rules.rs"]
 mod rules;
@@ -9,7 +9,7 @@ use rules::{comes, goes};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What each rank of a group makes of it.
+/// Runs `of` on each rank of a group: the results by rank.
 fn each<T: Send>(groups: &[Arc<dyn Group>], of: impl Fn(&dyn Group) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let ranks = groups.iter().map(|group| scope.spawn(|| of(&**group)));
@@ -43,7 +43,7 @@ fn ranks_that_wait_in_vain_say_for_whom() {
         sentence.starts_with("rank 2 did not answer rank 0 in 0.1 s, in an exchange"),
         "{sentence}"
     );
-    // What comes later hears the same at once.
+    // Later calls return the same error at once.
     assert_eq!(groups[1].share(b"x"), Err(GroupError::Failed(sentence)));
 
     let groups = Threads::with_deadline(3, Duration::from_millis(100));

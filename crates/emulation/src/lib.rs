@@ -1,8 +1,8 @@
 //! Runs the CUDA sources of `kernels/` on the processor, for tests on machines without a GPU.
 //!
 //! [`Emulation`] is a driver for [`kernels::cuda::Cuda`]: the launch code, the arguments and the sources are those of
-//! the device. A fiber stands for each CUDA thread; barriers, warp shuffles and votes are what they wait at, and every
-//! access to global memory, and by index to shared memory, is checked. `kernels/emulation/README.md` tells what this finds.
+//! the device. Each CUDA thread is a fiber, which waits at barriers, warp shuffles and votes. Every access to global
+//! memory, and every access by index to shared memory, is checked. `kernels/emulation/README.md` tells what this finds.
 //!
 //! ```
 //! use emulation::Emulation;
@@ -27,7 +27,8 @@ use kernels::{DiskCopy, Event, Exchange, KernelError, Queue, Reading};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-/// A CUDA device emulated on the processor; its memory is the process's own, and everything is done when it is asked for.
+/// A CUDA device emulated on the processor. Its memory is the process's own, and every call is complete when it
+/// returns.
 #[derive(Clone, Default)]
 pub struct Emulation {
     /// The ranks that it exchanges with, if there are any.
@@ -48,7 +49,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// What the emulation calls an argument's type.
+/// The emulation's letter for an argument's type.
 fn letter(argument: &Argument) -> u8 {
     match argument {
         Argument::Pointer(_) => b'p',
@@ -67,8 +68,8 @@ impl Driver for Emulation {
         let mut arguments: Vec<*mut c_void> =
             launch.arguments.iter().map(Argument::address).collect();
         let mut message = [0; 1024];
-        // SAFETY: the arguments are what the caller promises, and of the types of the kernel's parameters, or the
-        // emulation refuses them; all pointers are to values that live until it returns.
+        // SAFETY: the caller promises the arguments, and the emulation refuses those of other types than the kernel's
+        // parameters; all pointers are to values that live until it returns.
         let failed = unsafe {
             emulation_launch(
                 source.as_ptr(),

@@ -1,5 +1,5 @@
-//! Libraries that stand in for NVIDIA's driver, cuBLASLt, NVML, NCCL and cuDNN: `kernels/emulation/README.md` has what they
-//! do.
+//! Libraries that stand in for NVIDIA's driver, cuBLASLt, NVML, NCCL and cuDNN: `kernels/emulation/README.md` says what
+//! they do.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ pub fn stand_in_folder() -> &'static Path {
     Path::new(env!("STAND_IN"))
 }
 
-/// The folder of `libcudnn.so.9`, which is none of the former: `LD_LIBRARY_PATH` names both where a program is to find it.
+/// The folder of `libcudnn.so.9`, separate from the other one, so that a program finds cuDNN only if `LD_LIBRARY_PATH`
+/// names both.
 pub fn cudnn_folder() -> PathBuf {
     stand_in_folder().join("cudnn")
 }
@@ -19,7 +20,7 @@ unsafe extern "C" {
     fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void;
 }
 
-/// Loads the libraries into this process: who asks for them by name from now on is given these.
+/// Loads the libraries into this process: whatever loads them by name later gets these.
 ///
 /// # Panics
 /// If they do not load.
@@ -29,7 +30,7 @@ pub fn load_stand_in() {
         let path = stand_in_folder().join(name);
         let path =
             CString::new(path.into_os_string().into_encoded_bytes()).expect("paths hold no zero");
-        // SAFETY: the text ends in a zero; the libraries do nothing when they are loaded but list their kernels.
+        // SAFETY: the text ends in a zero; when they are loaded, the libraries only list their kernels.
         let library = unsafe { dlopen(path.as_ptr(), RTLD_NOW) };
         assert!(!library.is_null(), "{name} does not load");
     }

@@ -1,4 +1,4 @@
-//! The emulation reports what it is there to find, and takes the same done right: `kernels/emulation/tests/misuse.cu`.
+//! The emulation reports each mistake in `kernels/emulation/tests/misuse.cu`, and accepts the same kernel without it.
 
 use emulation::Emulation;
 use kernels::Queue;
@@ -110,7 +110,7 @@ fn shared_memory_beyond_its_bounds() {
 
 #[test]
 fn races_for_shared_memory() {
-    // Either order of threads: which of them is first differs, that it is a race does not.
+    // In either order of threads it is a race, though another thread is first.
     for _ in 0..2 {
         let arguments = [Argument::Int(0), Argument::Int(0)];
         let message = launch("neighbours", 64, 0, &arguments).unwrap_err();
@@ -194,7 +194,7 @@ fn results_that_depend_on_the_order_of_blocks_change() {
 /// So many launches in a row have both orders of blocks.
 const LAUNCHES: usize = 4;
 
-/// Launches two blocks of a thread in both orders of blocks: whichever comes last meets with a race.
+/// Launches two blocks of one thread each, in both orders of blocks; the later block finds the race.
 #[track_caller]
 fn blocks_race(name: &'static str, arguments: &[Argument], parts: &[&str]) {
     let mut last = [false; 2];
@@ -221,7 +221,7 @@ enum Use {
     AddsAtomically,
 }
 
-/// Two blocks that write the same value race too: no memory model gives such a program a meaning.
+/// Two blocks that write the same value race too: CUDA's memory model does not define such a program.
 #[test]
 fn races_between_blocks_for_global_memory() {
     let uses = [Use::Reads, Use::Writes, Use::Adds, Use::AddsAtomically];
@@ -255,7 +255,7 @@ fn blocks_may_share_a_word() {
     }
 }
 
-/// How threads meet between two accesses.
+/// What orders two accesses of different threads.
 const NONE: i32 = 0;
 const WARPS: i32 = 1;
 const BLOCK: i32 = 2;
@@ -311,7 +311,7 @@ fn races_within_a_block_for_global_memory() {
     assert!(!threads_race("sum_of_a_block", &[BLOCK]));
 }
 
-/// Lanes of one warp need no more than their own meeting.
+/// Lanes of one warp need only a synchronisation of the warp.
 #[test]
 fn lanes_meet_in_global_memory() {
     for (meeting, races) in [(NONE, true), (WARPS, false)] {
@@ -329,7 +329,7 @@ fn lanes_meet_in_global_memory() {
     }
 }
 
-/// A copy may read its source until it is waited for.
+/// A copy may read its source until its thread waits for it.
 #[test]
 fn races_with_copies() {
     launch("source_of_a_copy", 32, 0, &[Argument::Int(1)]).unwrap();

@@ -1,4 +1,4 @@
-//! Tensors a chunk at a time: what loading and saving need of host memory does not grow with the tensors.
+//! Tensors a chunk at a time, so that loading and saving need no more host memory for larger tensors.
 
 use crate::FilesError;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub fn in_chunks(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     starts.map(move |start| start..end.min(start + CHUNK_ELEMENTS))
 }
 
-/// Zeroed host memory. Where the system has none left this is an error, while other allocations would end the process.
+/// Zeroed host memory. If the system has none left, it returns an error; an ordinary allocation would end the process.
 ///
 /// # Errors
 /// [`FilesError::Memory`].

@@ -1,18 +1,18 @@
-//! What can be wrong with a file.
+//! Errors of files.
 
 use crate::file_system::is_full;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// A file cannot be read, written or believed.
+/// Why a file cannot be read, written or trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The system refused.
     #[error("cannot {doing} `{}`: {error}", path.display())]
     File {
-        /// What was tried: a verb.
+        /// The operation that failed: a verb.
         doing: &'static str,
-        /// With which file or folder.
+        /// The file or folder.
         path: PathBuf,
         /// What the system said.
         error: io::Error,
@@ -60,7 +60,7 @@ pub enum FilesError {
 }
 
 impl FilesError {
-    /// Gives an error of the system its place, for `map_err`.
+    /// Adds the operation and the path to an error of the system, for `map_err`.
     pub fn at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FilesError {
         move |error| FilesError::File {
             doing,
@@ -69,7 +69,7 @@ impl FilesError {
         }
     }
 
-    /// Whether host memory is all that was missing.
+    /// Whether the only cause is a lack of host memory.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             FilesError::Memory { .. } => true,
@@ -78,7 +78,7 @@ impl FilesError {
         }
     }
 
-    /// Whether a file could not be written because there is no room for it.
+    /// Whether a file could not be written because the disk has no room for it.
     pub fn is_full(&self) -> bool {
         matches!(self, FilesError::File { error, .. } if is_full(error))
     }

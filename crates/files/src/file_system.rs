@@ -1,13 +1,13 @@
-//! All that a save does to a disk.
+//! All operations of a save on a disk.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-/// What is asked of a disk by code that must survive a power cut.
-///
-/// Contract: what was written to a file is safe once [`OutFile::sync`] returned; a name that was made, changed or removed
-/// is so once [`Self::sync_folder`] of its folder returned. Before that either may be there or not, or a file be torn.
+/// The operations on a disk of code that must survive a power cut. Contract: the bytes of a file are safe once
+/// [`OutFile::sync`] returned. A name that was made, changed or removed is safe once [`Self::sync_folder`] of its
+/// folder returned. After a power cut before that, the change may be there or not, and a file may have only part of its
+/// bytes.
 pub trait FileSystem: Send + Sync {
     /// Makes a folder in one that exists.
     ///
@@ -19,8 +19,8 @@ pub trait FileSystem: Send + Sync {
     /// # Errors
     /// What the system says.
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn OutFile>>;
-    /// Gives a file or folder another name, all at once. A file that had it is gone; a folder that had it is an error,
-    /// unless it is empty.
+    /// Renames a file or folder atomically. It replaces a file with the new name, or an empty folder; a folder that is
+    /// not empty is an error.
     ///
     /// # Errors
     /// What the system says.
@@ -40,7 +40,7 @@ pub trait FileSystem: Send + Sync {
     /// # Errors
     /// What the system says.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
-    /// What is in a folder, by name.
+    /// The entries of a folder, by name.
     ///
     /// # Errors
     /// What the system says; [`ErrorKind::NotFound`] if there is none.
@@ -68,7 +68,7 @@ pub struct FolderEntry {
 /// Removes a file, or a folder with all that is in it.
 ///
 /// # Errors
-/// What the system says; some of it may be removed then.
+/// What the system says; part of the folder may be removed by then.
 pub fn remove_tree(disk: &dyn FileSystem, path: &Path) -> io::Result<()> {
     for entry in disk.list(path)? {
         let path = path.join(entry.name);
@@ -88,7 +88,7 @@ pub fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// The real one.
+/// The real file system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Disk;
 
@@ -115,7 +115,7 @@ impl FileSystem for Disk {
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
         match File::open(path)?.sync_all() {
-            // Some network file systems keep no names to be made durable.
+            // Some network file systems cannot sync a folder.
             Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
             done => done,
         }

@@ -7,13 +7,13 @@ use serde::{Deserialize, de::Error as _};
 use std::fmt;
 use std::ops::Range;
 
-/// Longer headers are refused, as by the safetensors crate: what is read before it is checked stays bounded.
+/// Longer headers are refused, as by the safetensors crate, so that unchecked bytes take bounded memory.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// What a safetensors file says of itself.
+/// The header of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// Its tensors in the order of their data, which they cover without gaps.
+    /// The file's tensors in the order of their data, without gaps between them.
     pub tensors: Vec<TensorEntry>,
 }
 
@@ -24,19 +24,18 @@ pub struct TensorEntry {
     pub name: String,
     /// Its element type.
     pub dtype: Dtype,
-    /// Its shape; none has more bytes than the file.
+    /// Its shape; it was checked that the file has as many bytes.
     pub shape: Vec<usize>,
-    /// Where in the file its little-endian elements are. Not aligned.
+    /// The range of its little-endian elements in the file. Not aligned.
     pub data: Range<usize>,
 }
 
-/// Reads and checks the header of a safetensors file, given the whole file.
-///
-/// Unlike `SafeTensors::read_metadata` (0.8.0), whose sum of lengths can overflow on hostile headers, it does all
-/// arithmetic checked; and it refuses a name that is there twice.
+/// Reads and checks the header of a safetensors file, given the whole file. Unlike `SafeTensors::read_metadata`
+/// (0.8.0), whose sum of lengths can overflow on hostile headers, it checks all arithmetic for overflow. It also
+/// refuses a header with the same name twice.
 ///
 /// # Errors
-/// What is wrong with the file, to follow its name and a colon.
+/// What is wrong with the file: a text to put after the file's name and a colon.
 pub fn read_header(bytes: &[u8]) -> Result<Header, String> {
     let length = header_length(bytes, bytes.len())?;
     parse_header(&bytes[8..8 + length], bytes.len())
@@ -98,7 +97,7 @@ pub(crate) fn parse_header(text: &[u8], file_bytes: usize) -> Result<Header, Str
     Ok(Header { tensors })
 }
 
-/// A header before its numbers are believed.
+/// A header before its numbers are checked.
 #[derive(Default)]
 struct RawHeader(Vec<(String, RawTensor)>);
 
@@ -110,7 +109,7 @@ struct RawTensor {
 }
 
 impl RawTensor {
-    /// Where its data is among `held` bytes.
+    /// The range of its data among `held` bytes.
     fn place(&self, held: usize) -> Result<Range<usize>, String> {
         let (start, end) = self.data_offsets;
         let (dtype, shape) = (self.dtype, &self.shape);
@@ -131,7 +130,7 @@ impl RawTensor {
     }
 }
 
-/// Bytes of a tensor, if they are whole and can be counted.
+/// Bytes of a tensor; none if they are no whole number or overflow.
 pub(crate) fn byte_size(dtype: Dtype, shape: &[usize]) -> Option<usize> {
     let bits = shape
         .iter()
@@ -154,7 +153,7 @@ impl<'de> Deserialize<'de> for RawHeader {
                 while let Some(name) = map.next_key::<String>()? {
                     seen.first(&name)?;
                     if name == "__metadata__" {
-                        map.next_value::<Unique<String>>()?; // nobody asks for it, but it has to be right
+                        map.next_value::<Unique<String>>()?; // not used, but it must be valid
                     } else {
                         let tensor = map
                             .next_value()

@@ -1,10 +1,9 @@
-//! Files that survive a power cut, and safetensors that are checked before they are believed.
-//!
-//! All that a save does to a disk goes through [`FileSystem`], so that a test can stop at every operation of it or run out of
-//! room at any byte. [`write_tensors`] streams tensors from a
-//! [`TensorSource`] into one safetensors file or into shards with an index, in Hugging Face's form; [`TensorFiles`] reads
-//! such files, whoever wrote them. Neither has more of a tensor in memory than a chunk ([`in_chunks`]). Where several programs
-//! write a part of every tensor each, [`write_pieces`] and [`PieceFiles`] do the same, and [`Tensors`] reads either.
+//! Files that survive a power cut, and safetensors that are checked before they are used. A save makes all its
+//! operations on a disk through [`FileSystem`], so that a test can stop it at any operation, or let the disk fill up at
+//! any byte. [`write_tensors`] streams tensors from a [`TensorSource`] into one safetensors file or into shards with an
+//! index, in Hugging Face's form; [`TensorFiles`] reads such files, whichever program wrote them. Neither has more of a
+//! tensor in memory than a chunk ([`in_chunks`]). If several processes each write a part of every tensor,
+//! [`write_pieces`] and [`PieceFiles`] do the same, and [`Tensors`] reads either.
 //!
 //! ```
 //! use files::{Disk, Dtype, TensorFiles, TensorSource, TensorSpec, write_tensors};

@@ -1,4 +1,4 @@
-//! Bytes that lie in one piece or in several, in files or in memory.
+//! Bytes in one piece or in several, in files or in memory.
 
 use crate::{CHUNK_BYTES, FilesError, host_room};
 use safetensors::Dtype;
@@ -19,10 +19,10 @@ pub struct TensorParts<'a> {
     pub bytes: Parts<'a>,
 }
 
-/// Bytes whose pieces, one behind the other, may lie apart from each other. Those in files are read when they are asked for.
+/// A sequence of bytes whose pieces may lie in different places. Pieces in files are read only when they are needed.
 #[derive(Debug, Clone, Default)]
 pub struct Parts<'a> {
-    /// Where each piece ends, counted over all, and the piece.
+    /// Each piece with the place where it ends in the whole sequence.
     pieces: Vec<(usize, Piece<'a>)>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct FileRange<'a> {
 }
 
 impl FileRange<'_> {
-    /// Reads bytes from place `start` of the range on.
+    /// Reads bytes of the range from place `start` on.
     pub(crate) fn read(&self, start: usize, out: &mut [u8]) -> Result<(), FilesError> {
         let place = (self.bytes.start + start) as u64;
         let read = self.file.read_exact_at(out, place);
@@ -101,14 +101,14 @@ impl<'a> Parts<'a> {
         self.len() == 0
     }
 
-    /// Some of the bytes: borrowed where one piece in memory has them all, else copied. A copy takes memory, so a caller asks
-    /// for a chunk at a time. No piece outside the range is read.
+    /// Some of the bytes: borrowed if one piece in memory has them all, else copied. Ask for a chunk at a time, since a
+    /// copy takes memory. Pieces outside the range are not read.
     ///
     /// # Errors
     /// [`FilesError::File`] if a file cannot be read, [`FilesError::Memory`] if there is no memory for a copy.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the range goes beyond the last byte.
     pub fn get(&self, range: Range<usize>) -> Result<Cow<'a, [u8]>, FilesError> {
         let len = self.len();
         assert!(range.end <= len, "{range:?} is within {len} bytes");
@@ -139,7 +139,7 @@ impl<'a> Parts<'a> {
         Ok(Cow::Owned(gathered))
     }
 
-    /// Whether others are the same bytes.
+    /// Whether `others` has the same bytes.
     ///
     /// # Errors
     /// As [`Parts::get`].
@@ -163,7 +163,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// However bytes were cut, another cut finds the same ones; only what crosses a cut is copied.
+        /// Any range of bytes that were cut anywhere reads the same; only ranges that cross a cut are copied.
         #[test]
         fn any_cut_is_read_through_any_other(
             len in 0usize..300,

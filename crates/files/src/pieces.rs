@@ -1,4 +1,4 @@
-//! Tensors in pieces: several writers have a file each, and an index says which elements of a tensor are in which.
+//! Tensors in pieces: each of several writers has a file, and an index says which file has which elements of a tensor.
 
 use crate::parts::{Parts, TensorParts};
 use crate::tensor_file::TensorFile;
@@ -20,7 +20,7 @@ pub const PIECE_INDEX: &str = "pieces.index.json";
 /// Some elements of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceSpec {
-    /// What the tensor is one of: `model` or `optimizer`, as whole ones have it in their files' names.
+    /// The set that the tensor belongs to, `model` or `optimizer`: the name that a file of whole tensors has.
     pub stem: String,
     /// The tensor's name.
     pub name: String,
@@ -28,12 +28,12 @@ pub struct PieceSpec {
     pub dtype: Dtype,
     /// The shape of the whole tensor.
     pub shape: Vec<usize>,
-    /// Which of its elements these are; some.
+    /// The range of its elements; never empty.
     pub elements: Range<usize>,
 }
 
 impl PieceSpec {
-    /// What a file says of the piece.
+    /// The piece as a tensor in a file.
     fn in_file(&self) -> TensorSpec {
         TensorSpec {
             name: name_in_file(&self.name, &self.elements),
@@ -43,14 +43,14 @@ impl PieceSpec {
     }
 }
 
-/// What a piece is called in its file, which can be understood without an index.
+/// The name of a piece in its file, which tells its elements without the index.
 fn name_in_file(name: &str, elements: &Range<usize>) -> String {
     format!("{name}[{}:{}]", elements.start, elements.end)
 }
 
-/// Pieces that are handed over one at a time: see [`TensorSource`].
+/// Pieces that are written one at a time: see [`TensorSource`].
 pub trait PieceSource {
-    /// All pieces of this writer. What has a name, under one stem or the other, has it alone.
+    /// All pieces of this writer. No two tensors have the same name, not even under different stems.
     fn pieces(&self) -> &[PieceSpec];
 
     /// Writes the little-endian elements of `self.pieces()[index]`.
@@ -69,7 +69,7 @@ pub struct WrittenPieces {
     pub pieces: Vec<PieceSpec>,
 }
 
-/// Bytes of the file that [`write_pieces`] makes of such pieces.
+/// Bytes of the file that [`write_pieces`] makes of these pieces.
 pub fn piece_file_bytes(pieces: &[PieceSpec]) -> u64 {
     let specs: Vec<TensorSpec> = pieces.iter().map(PieceSpec::in_file).collect();
     tensor_file_bytes(&specs, "", u64::MAX)
@@ -104,7 +104,7 @@ pub fn write_pieces(
     })
 }
 
-/// What files of pieces hold together: tensors by their names, under each stem.
+/// The tensors that files of pieces have together: by stem, then by name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceIndex(BTreeMap<String, BTreeMap<String, InPieces>>);
 
@@ -113,12 +113,12 @@ pub struct PieceIndex(BTreeMap<String, BTreeMap<String, InPieces>>);
 struct InPieces {
     dtype: Dtype,
     shape: Vec<usize>,
-    /// In their order: a file, the first element, and the one behind the last.
+    /// In the order of elements: a file, the first element, and the one behind the last.
     pieces: Vec<(String, usize, usize)>,
 }
 
 impl InPieces {
-    /// Where the pieces leave elements out, or have them twice.
+    /// The first place where the pieces leave elements out, or have them twice.
     fn gap(&self) -> Option<String> {
         let mut end = 0;
         for (file, first, behind) in &self.pieces {
@@ -146,7 +146,7 @@ impl PieceIndex {
     /// The index of files in `folder`, which together hold every tensor as a whole.
     ///
     /// # Errors
-    /// [`FilesError::Index`] that names a tensor of which something is missing, or there twice.
+    /// [`FilesError::Index`] with the name of a tensor whose elements are missing or there twice.
     pub fn of(folder: &Path, files: &[WrittenPieces]) -> Result<PieceIndex, FilesError> {
         let mut stems: BTreeMap<String, BTreeMap<String, InPieces>> = BTreeMap::new();
         for WrittenPieces { file, pieces } in files {

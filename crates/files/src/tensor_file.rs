@@ -1,4 +1,4 @@
-//! One safetensors file, of which tensors are read a chunk at a time.
+//! One safetensors file, whose tensors are read a chunk at a time.
 
 use crate::header::{Header, TensorEntry, header_length, parse_header};
 use crate::parts::{FileRange, Parts, TensorParts};
@@ -8,8 +8,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// A safetensors file whose header has been checked. Its data is neither held nor mapped: a mapped file counts as memory of this
-/// process until the system takes it back.
+/// A safetensors file whose header has been checked. Its data is neither held nor mapped, since mapped pages count as
+/// memory of this process until the system reclaims them.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     file: File,
@@ -22,7 +22,8 @@ impl TensorFile {
     /// Opens a file and checks its header. Its data is not touched.
     ///
     /// # Errors
-    /// [`FilesError::File`], [`FilesError::NotSafetensors`], or [`FilesError::Memory`] for a header that finds no room.
+    /// [`FilesError::File`], [`FilesError::NotSafetensors`], or [`FilesError::Memory`] if there is no memory for the
+    /// header.
     pub(crate) fn open(path: &Path) -> Result<Self, FilesError> {
         let refused = |reason| FilesError::NotSafetensors {
             path: path.into(),
@@ -54,13 +55,13 @@ impl TensorFile {
         self.entry(name).map(|entry| self.tensor(entry))
     }
 
-    /// What the header says of a tensor.
+    /// A tensor's entry in the header.
     pub(crate) fn entry(&self, name: &str) -> Option<&TensorEntry> {
         let index = self.by_name.get(name);
         index.map(|&index| &self.header.tensors[index])
     }
 
-    /// Where the file has a tensor's bytes.
+    /// A tensor's bytes in the file.
     pub(crate) fn extent(&self, entry: &TensorEntry) -> FileRange<'_> {
         FileRange {
             file: &self.file,
@@ -84,7 +85,7 @@ impl TensorFile {
     }
 }
 
-/// Opens a file that is one: opening a pipe would wait for its writer.
+/// Opens a regular file and refuses anything else: opening a pipe would wait for its writer.
 fn open_plain(path: &Path) -> Result<File, FilesError> {
     let found = fs::metadata(path).map_err(FilesError::at("read", path))?;
     if !found.is_file() {

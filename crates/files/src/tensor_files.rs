@@ -15,14 +15,14 @@ pub struct TensorFiles {
     by_name: HashMap<String, usize>,
 }
 
-/// `STEM.safetensors.index.json`. Its `metadata` is not read: others write sizes there that are not the files'.
+/// `STEM.safetensors.index.json`. Its `metadata` is not read: the sizes that other programs write there may be wrong.
 #[derive(Deserialize)]
 struct Index {
     weight_map: Unique<String>,
 }
 
 impl TensorFiles {
-    /// Opens `STEM.safetensors` of a folder, or where there is none the shards of `STEM.safetensors.index.json`.
+    /// Opens `STEM.safetensors` of a folder, or if there is none, the shards of `STEM.safetensors.index.json`.
     ///
     /// # Errors
     /// [`FilesError`] that names the file; [`FilesError::Index`] if a shard's name is a path, or the index and the shards
@@ -100,7 +100,7 @@ impl TensorFiles {
     }
 }
 
-/// Whether a name that a file gives is that of a file in the same folder, and no path out of it.
+/// Whether a name read from a file names a file in the same folder, and is not a path out of it.
 pub fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)

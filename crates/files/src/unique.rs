@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Names and values in the order of the text. serde's maps would keep the last of two equal names, silently, where another
+/// Names and values in the order of the text. Of two equal names, serde's maps would silently keep the last; another
 /// reader may keep the first.
 pub(crate) struct Unique<V>(pub(crate) Vec<(String, V)>);
 

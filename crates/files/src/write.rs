@@ -1,4 +1,4 @@
-//! Files that are counted and hashed while they are written.
+//! Files whose size and checksum are computed while they are written.
 
 use crate::{CHUNK_BYTES, FileSystem, FilesError, OutFile};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub struct WrittenFile {
     pub crc32: u32,
 }
 
-/// Writes a file and makes its bytes durable; its name is so after [`FileSystem::sync_folder`].
+/// Writes a file and makes its bytes durable; its name is durable after [`FileSystem::sync_folder`].
 ///
 /// # Errors
 /// [`FilesError::File`].
@@ -33,7 +33,7 @@ pub fn write_file(
     out.finish(name).map_err(failed())
 }
 
-/// A file, with the count and the checksum of what went into it.
+/// A file, with the size and the checksum of what was written so far.
 pub(crate) struct Hashed {
     file: Box<dyn OutFile>,
     pub(crate) bytes: u64,
@@ -62,7 +62,7 @@ impl Hashed {
 
 impl Write for Hashed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // So few that the processor's caches still have them when they are hashed.
+        // Few enough bytes to be still in the processor's caches when they are hashed.
         let bytes = &bytes[..bytes.len().min(CHUNK_BYTES)];
         let written = self.file.write(bytes)?;
         self.crc32.update(&bytes[..written]);

@@ -1,4 +1,4 @@
-//! Tensors into safetensors files, streamed.
+//! Streams tensors into safetensors files.
 
 use crate::header::byte_size;
 use crate::write::{Hashed, WrittenFile, write_file};
@@ -9,13 +9,13 @@ use std::cmp::Reverse;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// Small writes of a source are gathered up to this many bytes.
+/// Small writes of a source are buffered up to this many bytes.
 const BUFFER_BYTES: usize = 1 << 16;
 
-/// Whose files these are, for readers that ask: as PyTorch's own have it.
+/// The header's `format`, for readers that check it: the same as in files of PyTorch.
 const METADATA: (&str, &str) = ("format", "pt");
 
-/// What a tensor is, before its data.
+/// A tensor without its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Its name.
@@ -26,24 +26,23 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
 }
 
-/// Tensors that are handed over one at a time, so that no second copy of them all need exist.
+/// Tensors that are written one at a time, so that no second copy of all of them is needed.
 pub trait TensorSource {
     /// All tensors, no name twice.
     fn tensors(&self) -> &[TensorSpec];
 
-    /// Writes the little-endian elements of `self.tensors()[index]`, in as many pieces as it likes. Each tensor is asked
-    /// for once, not always in order.
+    /// Writes the little-endian elements of `self.tensors()[index]`, in any number of writes. It is called once for
+    /// each tensor, not always in order.
     ///
     /// # Errors
-    /// What `out` says; or what the source cannot do, wrapped by [`io::Error::other`].
+    /// The error of `out`, or the source's own error, wrapped by [`io::Error::other`].
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()>;
 }
 
-/// Writes `STEM.safetensors`, if no more than `max_shard_bytes` of tensors are to be written, else shards of at most so
-/// many (or of one tensor) called `STEM-00001-of-0000N.safetensors`, and `STEM.safetensors.index.json`.
-///
-/// The same tensors give the same bytes. Within a file larger element types come first, so that all are
-/// aligned in it. Each file is durable on return; their names are after [`FileSystem::sync_folder`].
+/// Writes `STEM.safetensors` if the tensors have at most `max_shard_bytes`. Else writes shards of at most so many bytes
+/// (or of one tensor), called `STEM-00001-of-0000N.safetensors`, and `STEM.safetensors.index.json`. The same tensors
+/// give the same bytes. Within a file larger element types come first, so that all tensors are aligned. Each file is
+/// durable on return, and its name after [`FileSystem::sync_folder`].
 ///
 /// # Errors
 /// [`FilesError::File`]; [`FilesError::Source`] if a tensor has another size than announced.
@@ -67,7 +66,7 @@ pub fn write_tensors(
     Ok(written)
 }
 
-/// Bytes of all files that [`write_tensors`] makes of such tensors.
+/// Bytes of all files that [`write_tensors`] makes of these tensors.
 pub fn tensor_file_bytes(tensors: &[TensorSpec], stem: &str, max_shard_bytes: u64) -> u64 {
     let shards = shards(tensors, max_shard_bytes);
     let headers = shards.iter().map(|shard| {
@@ -78,7 +77,7 @@ pub fn tensor_file_bytes(tensors: &[TensorSpec], stem: &str, max_shard_bytes: u6
     tensors.iter().map(TensorSpec::bytes).sum::<u64>() + headers.sum::<u64>() + index
 }
 
-/// The order in which [`write_tensors`] asks for such tensors.
+/// The order in which [`write_tensors`] writes these tensors.
 pub fn writing_order(tensors: &[TensorSpec], max_shard_bytes: u64) -> Vec<usize> {
     shards(tensors, max_shard_bytes).concat()
 }
@@ -91,7 +90,7 @@ fn shard_name(stem: &str, number: usize, count: usize) -> String {
     }
 }
 
-/// Which tensor is in which shard, where there are several.
+/// The text of the index, which says which tensor is in which shard; none for a single file.
 fn index(tensors: &[TensorSpec], stem: &str, shards: &[Vec<usize>]) -> Option<String> {
     if shards.len() == 1 {
         return None;
@@ -111,13 +110,13 @@ impl TensorSpec {
     /// Bytes of its elements.
     ///
     /// # Panics
-    /// If they are no whole number, or cannot be counted: no tensor in memory is such.
+    /// If they are no whole number or overflow, which no tensor in memory does.
     pub fn bytes(&self) -> u64 {
         byte_size(self.dtype, &self.shape).expect("a tensor in memory has a size") as u64
     }
 }
 
-/// Which tensors go together, in order; at least one shard.
+/// Divides tensors into shards, in order; at least one shard.
 fn shards(tensors: &[TensorSpec], max_bytes: u64) -> Vec<Vec<usize>> {
     let (mut shards, mut held) = (vec![Vec::new()], 0u64);
     for (index, tensor) in tensors.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What goes wrong while sources are compiled.
+//! Errors while sources are compiled.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 /// Why there is no machine code.
 #[derive(Debug)]
 pub enum Error {
-    /// There is no compiler where it was looked for, or one that is too old.
+    /// There is no compiler in the toolkit's folder, or it is too old.
     NoToolkit(String),
-    /// A library of the toolkit is not one.
+    /// A library of the toolkit cannot be loaded.
     Library(libloading::Error),
     /// A file cannot be read or written.
     File {
@@ -21,7 +21,7 @@ pub enum Error {
     Source {
         /// The source's file.
         path: PathBuf,
-        /// The architecture that it does not compile for.
+        /// The architecture for which it does not compile.
         target: String,
         /// What the compiler says.
         said: String,

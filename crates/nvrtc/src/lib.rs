@@ -1,8 +1,6 @@
 //! Compiles CUDA sources to machine code and PTX by NVRTC, NVIDIA's run-time compiler: a library that is loaded when it
-//! is needed, from whatever toolkit `CUDA_HOME` names. No GPU and no driver are asked for.
-//!
-//! Build scripts call [`compile_all`]; the program `nvrtc` does the same for a folder, for scripts that look at what
-//! comes out.
+//! is needed, from the toolkit that `CUDA_HOME` names. It needs no GPU and no driver. Build scripts call
+//! [`compile_all`]; the program `nvrtc` does the same for a folder, for scripts that inspect the result.
 
 mod error;
 mod library;

@@ -1,4 +1,4 @@
-//! The compiler itself: where it lies, and a program compiled by it.
+//! Finds and loads the compiler, and compiles a program.
 
 use crate::{Error, Source};
 use libloading::Library;
@@ -15,19 +15,19 @@ type Answer = c_int;
 type Size = unsafe extern "C" fn(Handle, *mut usize) -> Answer;
 type Get = unsafe extern "C" fn(Handle, *mut c_char) -> Answer;
 
-/// The first version that knows Blackwell, by which everything is compiled.
+/// The first version that compiles for Blackwell, so the oldest that can compile for all targets.
 const VERSION_MIN: u32 = 12080;
 
 /// Where toolkits keep libraries: NVIDIA's installer, its packages on PyPI.
 const LIBRARY_FOLDERS: [&str; 3] = ["lib64", "lib", "targets/x86_64-linux/lib"];
 
-/// Targets whose registers every kernel is fitted to: on these none is to be spilled.
+/// Targets on which no kernel may spill registers.
 const FITTED: [&str; 3] = ["sm_80", "sm_90", "sm_90a"];
 
-/// Begins the name of the library with the device's functions, which ends in the toolkit's version.
+/// How the name of the library with the device's functions begins; it ends in the toolkit's version.
 const BUILTINS: &str = "libnvrtc-builtins.so.";
 
-/// Headers of the C library that sources include, for a compiler that has none.
+/// Headers of the C library that sources include, since the compiler has none.
 const HEADERS: [(&CStr, &str); 4] = [
     (c"float.h", include_str!("../headers/float.h")),
     (c"math.h", include_str!("../headers/math.h")),
@@ -52,19 +52,19 @@ pub struct Nvrtc {
     log: (Size, Get),
     machine_code: (Size, Get),
     ptx: (Size, Get),
-    // The functions above are its, and so live as long.
+    // The functions above are this library's, so it must live as long as they do.
     _libraries: [Library; 2],
 }
 
-/// What a source became.
+/// What a source was compiled to.
 pub struct Compiled {
     /// An ELF file for the target.
     pub machine_code: Vec<u8>,
-    /// What it was made from, with the zero that ends it.
+    /// The PTX that the machine code was made from, with the zero that ends it.
     pub ptx: Vec<u8>,
-    /// Warnings of the compiler, of registers that it spilled and of local memory among them; empty if there are none.
+    /// Warnings of the compiler, including spilled registers and local memory; empty if there are none.
     pub warnings: String,
-    /// Spilled registers and local memory where kernels are not fitted to the target: slower, and no mistake.
+    /// Spilled registers and local memory on other targets, where they are allowed: slower, but no mistake.
     pub notes: String,
 }
 
@@ -85,8 +85,8 @@ impl Nvrtc {
             return Err(missing("NVRTC is older than CUDA 12.8"));
         }
         let compiler = builtins.with_file_name(format!("libnvrtc.so.{}", version / 1000));
-        // SAFETY: the toolkit's own libraries, which do nothing when they are loaded. NVRTC asks for the first by its
-        // name alone, and is given what is loaded under it.
+        // SAFETY: the toolkit's own libraries, which do nothing when they are loaded. NVRTC loads the first by its bare
+        // name, and so gets the one that is already loaded.
         let [builtins, library] = unsafe { [Library::new(&builtins)?, Library::new(&compiler)?] };
         // SAFETY: the functions have these types in nvrtc.h of CUDA 12 and 13.
         unsafe {
@@ -128,7 +128,7 @@ impl Nvrtc {
         let options = [
             format!("--gpu-architecture={target}"),
             "--std=c++17".into(),
-            // Functions without a word on where they run are the device's: there is no other side.
+            // Functions without `__host__` or `__device__` are the device's, since there is no host code.
             "--device-as-default-execution-space".into(),
             "--ptxas-options=--warn-on-spills".into(),
             "--ptxas-options=--warn-on-local-memory-usage".into(),
@@ -137,7 +137,7 @@ impl Nvrtc {
         ];
         let is_compiled = program.compile(&options.map(text));
         let said = program.get(self.log);
-        // A zero ends the text, and where the assembler spoke, another ends its part.
+        // A zero ends the text, and another ends the assembler's messages, if there are any.
         let said = String::from_utf8_lossy(&said).replace('\0', "");
         let said = said.trim().to_string();
         if !is_compiled {
@@ -157,8 +157,8 @@ impl Nvrtc {
     }
 }
 
-/// Warnings and notes: of a target that no kernel is fitted to, what the compiler says of registers that it spilled and of
-/// local memory is the latter.
+/// Splits messages into warnings and notes: where spilling is allowed, messages on spilled registers and local memory
+/// are notes.
 fn sort_out(said: &str, is_fitted: bool) -> [String; 2] {
     let is_of_registers = |line: &&str| {
         let is_said = |words| line.contains(words);
@@ -180,7 +180,7 @@ fn find_builtins(folder: &Path) -> Option<(PathBuf, u32)> {
     })
 }
 
-/// A text for C.
+/// A C string.
 fn text(text: impl Into<Vec<u8>>) -> CString {
     CString::new(text).expect("sources, paths and options hold no zero")
 }
@@ -214,7 +214,7 @@ impl<'a> Program<'a> {
         unsafe { (self.nvrtc.compile)(self.handle, options.len() as c_int, options.as_ptr()) == 0 }
     }
 
-    /// What the program has of something that is asked for by its size, and then copied; empty if it has none.
+    /// One of the program's outputs, by a function that gives its size and one that copies it; empty if there is none.
     fn get(&self, (size, get): (Size, Get)) -> Vec<u8> {
         let mut bytes = 0;
         // SAFETY: the program is alive; writes one number.

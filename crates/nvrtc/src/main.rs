@@ -1,8 +1,8 @@
 //! Compiles a folder of CUDA sources to a folder of machine code and PTX.
 //!
 //! `nvrtc FOLDER --out DIR [--target sm_90]...`, by the toolkit that `CUDA_HOME` names, for all targets of a build
-//! unless some are named. Writes `NAME.sm_90.cubin`, and the PTX of the oldest target as `NAME.ptx`. Warnings go to
-//! stderr; after one that is no note it exits 1.
+//! unless some are named. Writes `NAME.sm_90.cubin`, and the PTX of the oldest target as `NAME.ptx`. Warnings and notes
+//! go to stderr; after a warning it exits with 1.
 
 use nvrtc::{Compiled, Error, Job, MACHINE_CODE, Nvrtc, PTX_OF, compile_all, jobs, read_sources};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const USAGE: &str = "usage: nvrtc FOLDER --out DIR [--target sm_90]...";
 
-/// What was asked for.
+/// The command line.
 struct Arguments {
     folder: PathBuf,
     out: PathBuf,

@@ -1,4 +1,4 @@
-//! The sources of a folder, and what each is compiled for.
+//! The sources of a folder, and the target that each is compiled for.
 
 use crate::Error;
 use std::path::{Path, PathBuf};
@@ -6,27 +6,26 @@ use std::path::{Path, PathBuf};
 /// Ampere (8.6 and 8.9 run it too), Hopper, and both kinds of Blackwell.
 pub const MACHINE_CODE: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
 
-/// The target whose PTX is kept, for GPUs that are none of these: the oldest, which has no instruction that a later GPU
-/// lacks.
+/// The target whose PTX is kept, for GPUs of other kinds: the oldest, since later GPUs have all its instructions.
 pub const PTX_OF: &str = "sm_80";
 
-/// What a source names that has instructions of Hopper alone; the compiler defines it for `sm_90a`.
+/// The macro that a source with instructions of Hopper alone mentions; the compiler defines it for `sm_90a`.
 const HOPPER: &str = "__CUDA_ARCH_FEAT_SM90_ALL";
 
 /// One source file.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Where it lies.
+    /// Its path.
     pub path: PathBuf,
     /// Its name, without `.cu`.
     pub name: String,
-    /// What is in it.
+    /// Its text.
     pub text: String,
 }
 
 impl Source {
-    /// What it is compiled for where machine code for `target` is wanted: itself, but for sources with instructions of
-    /// Hopper alone, which only `sm_90a` has. That runs on 9.0 and nothing else; there is no other 9.x.
+    /// The target that the source is compiled for to get machine code for `target`: the same, or `sm_90a` for a source
+    /// with instructions of Hopper alone. That runs only on 9.0, but there is no other 9.x.
     pub fn target<'a>(&self, target: &'a str) -> &'a str {
         match target {
             "sm_90" if self.text.contains(HOPPER) => "sm_90a",
@@ -38,7 +37,7 @@ impl Source {
 /// The sources of a folder, by name.
 ///
 /// # Errors
-/// [`Error::File`] for what cannot be read.
+/// [`Error::File`] if the folder or a file cannot be read.
 pub fn read_sources(folder: &Path) -> Result<Vec<Source>, Error> {
     let failed = |path: &Path| {
         let path = path.to_path_buf();

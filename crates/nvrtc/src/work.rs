@@ -1,4 +1,4 @@
-//! Many compilations, by several threads.
+//! Compiles many sources with several threads.
 
 use crate::{Compiled, Error, Nvrtc, Source};
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 pub struct Job<'a> {
     /// What is compiled.
     pub source: &'a Source,
-    /// The architecture that it is compiled for: `sm_90`.
+    /// The architecture: `sm_90`.
     pub target: &'a str,
 }
 
@@ -24,17 +24,17 @@ pub fn jobs<'a>(sources: &'a [Source], targets: &[&'a str]) -> Vec<Job<'a>> {
     sources.iter().flat_map(of).collect()
 }
 
-/// Compiles by so many threads, and hands over what each job became as soon as it is done, in any order.
+/// Compiles with so many threads, and hands over each job's result as soon as it is done, in any order.
 ///
 /// # Errors
-/// The first failure, of a compilation or of what it was handed to; jobs that have begun by then are ended.
+/// The first failure, of a compilation or of the function that takes results; jobs that began before it still finish.
 pub fn compile_all<'a>(
     nvrtc: &Nvrtc,
     mut jobs: Vec<Job<'a>>,
     threads: usize,
     done: impl Fn(Job<'a>, Compiled) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
-    // The longest is taken first, from the end: nothing else should wait for it when all others are done.
+    // Jobs are taken from the end, the longest first, so that the last one to finish is a short one.
     jobs.sort_by_key(|job| job.source.text.len());
     let queue = Mutex::new(jobs);
     let next = || queue.lock().expect("no thread panics").pop();

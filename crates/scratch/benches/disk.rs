@@ -1,5 +1,5 @@
-//! Reads and writes of 64 MiB, one after the other, as states are streamed; beside what fio reaches in the same folder, in
-//! the same rounds.
+//! Times reads and writes of 64 MiB, one after the other, as states are streamed, and those of fio in the same folder
+//! and rounds.
 //!
 //! `cargo bench -p scratch --bench disk -- FOLDER`; a Markdown table on stdout. fio is looked for in PATH.
 
@@ -22,7 +22,7 @@ enum Way {
     Write,
 }
 
-/// Bytes that no disk makes fewer of.
+/// Bytes that a disk cannot compress.
 fn noise() -> Vec<u8> {
     let mut state = 1u64;
     let words = std::iter::repeat_with(move || {
@@ -31,7 +31,7 @@ fn noise() -> Vec<u8> {
         state ^= state << 17;
         state.to_le_bytes()
     });
-    // Begins at a block wherever it lies.
+    // Align the start to a block.
     words.take((CHUNK_BYTES + 4096) / 8).flatten().collect()
 }
 
@@ -50,7 +50,7 @@ fn ours(file: &ScratchFile, way: Way, memory: &mut [u8]) -> f64 {
     (CHUNKS * CHUNK_BYTES) as f64 / began.elapsed().as_secs_f64() / 1e9
 }
 
-/// Pieces and depth are ours.
+/// The same piece size and depth as ours.
 fn fio(folder: &Path, way: Way) -> f64 {
     let way = match way {
         Way::Read => "read",

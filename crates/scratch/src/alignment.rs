@@ -1,4 +1,4 @@
-//! What reads and writes past the page cache must be multiples of, and memory of our own that is.
+//! The alignment that reads and writes past the page cache need, and aligned memory of our own.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fs::File;
@@ -6,10 +6,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-/// What everything is a multiple of that goes past the page cache, where the system does not tell: every disk takes it.
+/// The alignment past the page cache if the system does not tell it: every disk accepts this one.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
-/// What a file asks for.
+/// The alignment that a file needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alignment {
     /// Of addresses.
@@ -19,7 +19,7 @@ pub(crate) struct Alignment {
 }
 
 impl Alignment {
-    /// What the system says of a file that was opened past the page cache.
+    /// Asks the system for that of a file opened past the page cache.
     pub(crate) fn of(file: &File) -> Alignment {
         let mut told = MaybeUninit::<libc::statx>::zeroed();
         // SAFETY: the path is empty and ends in a zero; the call fills the struct, all of whose bytes are numbers.
@@ -40,7 +40,7 @@ impl Alignment {
         }
     }
 
-    /// Nothing is asked for.
+    /// No alignment is needed.
     pub(crate) const NONE: Alignment = Alignment {
         memory: 1,
         offset: 1,
@@ -54,7 +54,7 @@ pub(crate) struct AlignedBytes {
 }
 
 impl AlignedBytes {
-    /// So many bytes, at least one, with nothing in them.
+    /// So many uninitialised bytes, at least one.
     pub(crate) fn new(bytes: usize) -> AlignedBytes {
         let layout = Layout::from_size_align(bytes.max(1), BLOCK_BYTES);
         let layout = layout.expect("a few pieces are less than all memory");

@@ -1,15 +1,15 @@
-//! Why there is no place for scratch files.
+//! Errors of scratch files.
 
 use std::io;
 use std::path::PathBuf;
 
-/// There is no place for scratch files.
+/// Why scratch files cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ScratchError {
     /// The folder cannot be made or used.
     #[error("cannot use `{}` for scratch files: {error}", path.display())]
     Folder {
-        /// The folder, or what in it.
+        /// The folder, or the file in it.
         path: PathBuf,
         /// What the system said.
         error: io::Error,
@@ -21,7 +21,7 @@ pub enum ScratchError {
     Held {
         /// The folder.
         folder: PathBuf,
-        /// Its process, if it left its number.
+        /// The run's process, if it wrote down its number.
         holder: String,
     },
     /// The disk has too little room.
@@ -31,9 +31,9 @@ pub enum ScratchError {
     Full {
         /// The file.
         path: PathBuf,
-        /// What it needs.
+        /// The bytes that it needs.
         needed: u64,
-        /// What is free.
+        /// The bytes that are free.
         free: u64,
     },
     /// A file cannot be made.

@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// How files are read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// What carries it out; none: the fastest that the system allows.
+    /// The engine; none: the fastest that the system allows.
     pub engine: Option<Engine>,
-    /// Past the page cache, where the file system can do that. Otherwise through it, and its pages are given back.
+    /// Bypass the page cache if the file system can. Otherwise copies go through the cache, and its pages are dropped.
     pub direct: bool,
 }
 
@@ -32,11 +32,10 @@ impl Default for Access {
     }
 }
 
-/// A file of fixed size that is removed when it is dropped.
-///
-/// Any offsets and numbers of bytes can be read and written, from any memory. Past the page cache those that are
-/// multiples of a disk's block, 4096 at the most, go the short way; what is not is copied once more. Bytes that are
-/// written while others read or write them are whatever the disk makes of that.
+/// A file of fixed size that is removed when it is dropped. Any offsets and numbers of bytes can be read and written,
+/// from any memory. Past the page cache, multiples of a disk's block (at most 4096 bytes) are copied directly; others
+/// are copied once more. If the same bytes are written and at the same time read or written by another call, the result
+/// is undefined.
 #[derive(Debug)]
 pub struct ScratchFile {
     path: PathBuf,
@@ -45,15 +44,15 @@ pub struct ScratchFile {
     is_direct: bool,
     alignment: Alignment,
     bytes: u64,
-    /// Held while a block is read, changed in part and written: two such blocks may be the same.
+    /// Held while a block is read, changed in part and written back, since two calls may change the same block.
     partial: Mutex<()>,
     _folder: Arc<FolderLock>,
 }
 
-/// What passes through memory of our own at a time.
+/// Bytes that are copied through our own memory at a time.
 const BOUNCE_BYTES: usize = 8 * PIECE_BYTES;
 
-/// What is in the page cache at most, where there is no way past it.
+/// Most bytes in the page cache, if it cannot be bypassed.
 const CACHED_BYTES: usize = 2 * DEPTH * PIECE_BYTES;
 
 impl ScratchFile {
@@ -74,7 +73,7 @@ impl ScratchFile {
             true => Alignment::of(&file),
             false => Alignment::NONE,
         };
-        // From here on, the file goes when this is dropped.
+        // From here on, dropping this removes the file.
         let file = ScratchFile {
             path,
             file,
@@ -89,17 +88,17 @@ impl ScratchFile {
         Ok(file)
     }
 
-    /// What carries reads and writes out.
+    /// The engine of its reads and writes.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// Whether they go past the page cache.
+    /// Whether they bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// Sets the whole file's room aside.
+    /// Reserves disk space for the whole file.
     fn reserve(&self) -> Result<(), ScratchError> {
         let bytes = self.bytes;
         let failed = |error| ScratchError::File {
@@ -111,7 +110,7 @@ impl ScratchFile {
             needed: bytes,
             free,
         };
-        // Looked at first: a file that does not fit would fill the disk before it is refused.
+        // Check the free space first: reserving a file that does not fit would fill the disk before it fails.
         let free = room(&self.path).map_err(failed)?;
         if bytes > free {
             return Err(full(free));
@@ -135,7 +134,7 @@ impl ScratchFile {
         match refused {
             None => Ok(()),
             Some(error) if error.kind() == ErrorKind::StorageFull => Err(full(free)),
-            // The file system sets nothing aside: what is free now has to do.
+            // The file system cannot reserve space; rely on what is free now.
             Some(error) if error.kind() == ErrorKind::Unsupported => {
                 self.file.set_len(bytes).map_err(failed)
             }
@@ -172,8 +171,7 @@ impl ScratchFile {
         }
     }
 
-    /// Copies by way of memory of our own, whole blocks at a time: of a block that is written in part, the rest is read
-    /// before.
+    /// Copies through our own memory, whole blocks at a time. A block that is written only in part is read first.
     ///
     /// # Safety
     /// As for [`Engine::copy`].
@@ -214,7 +212,7 @@ impl ScratchFile {
         Ok(())
     }
 
-    /// Copies by way of the page cache, and gives its pages back.
+    /// Copies through the page cache, and drops the pages afterwards.
     ///
     /// # Safety
     /// As for [`Engine::copy`].
@@ -226,12 +224,13 @@ impl ScratchFile {
             if way == Way::Write {
                 self.file.sync_data()?;
             }
-            // Pages that are cut at an end would be kept: the blocks around them go too.
+            // Pages that are only partly in the range would be kept, so drop whole blocks.
             let start = part.offset / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
             let end = part.offset + part.bytes as u64;
             let end = end.next_multiple_of(BLOCK_BYTES as u64);
             let (start, bytes) = (start as i64, (end - start) as i64);
-            // SAFETY: the file is open. It is advice: where it is not taken, pages go when memory is short.
+            // SAFETY: the file is open. This is only advice; if the system ignores it, it drops pages when memory is
+            // short.
             unsafe {
                 let advice = libc::POSIX_FADV_DONTNEED;
                 libc::posix_fadvise(self.file.as_raw_fd(), start, bytes, advice);
@@ -254,21 +253,21 @@ fn open(path: &Path, direct: bool) -> io::Result<(File, bool)> {
     if direct {
         match options.clone().custom_flags(libc::O_DIRECT).open(path) {
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                // Some file systems make the file before they refuse the flag.
+                // Some file systems create the file before they refuse the flag.
                 let _ = fs::remove_file(path);
             }
             opened => return Ok((opened?, true)),
         }
     }
     let file = options.open(path)?;
-    // SAFETY: the file is open. It is advice: pages that are read ahead would stay behind those that are given back.
+    // SAFETY: the file is open. This is only advice: pages that were read ahead would not be dropped.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
     Ok((file, false))
 }
 
 impl Drop for ScratchFile {
     fn drop(&mut self) {
-        // What cannot be removed now, the next run of the folder removes.
+        // If this fails, the next run that opens the folder removes the file.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -294,7 +293,7 @@ impl BlockFile for ScratchFile {
             memory: bytes.as_ptr().cast_mut(),
             bytes: bytes.len(),
         };
-        // SAFETY: as above; the memory of a write is read alone.
+        // SAFETY: as above; a write only reads the memory.
         unsafe { self.copy(Way::Write, piece) }
     }
 }

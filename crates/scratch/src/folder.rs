@@ -1,4 +1,4 @@
-//! A folder that one run keeps scratch files in.
+//! A folder in which one run keeps scratch files.
 
 use crate::ScratchError;
 use crate::engine::Engine;
@@ -9,9 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A folder for scratch files, kept from other runs until it and its files are dropped, or the process ends.
-///
-/// Of a process that was killed the files stay behind. The next run that opens the folder removes them.
+/// A folder for scratch files. Other runs cannot open it until it and its files are dropped, or the process ends. Files
+/// of a killed process stay behind. The next run that opens the folder removes them.
 #[derive(Clone, Debug)]
 pub struct ScratchFolder {
     lock: Arc<FolderLock>,
@@ -19,7 +18,7 @@ pub struct ScratchFolder {
 }
 
 impl ScratchFolder {
-    /// Makes the folder if it is not there, and takes it.
+    /// Makes the folder if it does not exist, and locks it.
     ///
     /// # Errors
     /// [`ScratchError`] if another run has it, or it cannot be written. It does not wait.
@@ -27,7 +26,7 @@ impl ScratchFolder {
         ScratchFolder::open_for(path, Access::default())
     }
 
-    /// As [`ScratchFolder::open`], with a say in how files are read and written.
+    /// As [`ScratchFolder::open`], with a choice of how files are read and written.
     ///
     /// # Errors
     /// As [`ScratchFolder::open`]; also if the system refuses the engine that was asked for.
@@ -56,12 +55,12 @@ impl ScratchFolder {
         })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         self.lock.path()
     }
 
-    /// Makes a file of so many bytes, all of which the disk has set aside when this returns. They read as 0.
+    /// Makes a file of so many bytes, all reserved on the disk when this returns. They read as 0.
     ///
     /// # Errors
     /// [`ScratchError::Full`] if the disk has too little room, or [`ScratchError::File`].
@@ -71,7 +70,7 @@ impl ScratchFolder {
         Ok(Arc::new(file))
     }
 
-    /// What is free on its disk.
+    /// Free bytes on its disk.
     ///
     /// # Errors
     /// [`ScratchError::Folder`] if the system does not tell.

@@ -1,9 +1,8 @@
-//! Files for what a run has no memory for: optimizer states that live on a disk while it trains.
-//!
-//! A [`ScratchFolder`] belongs to one run at a time. Its files are reserved at once, so that a disk that is too small is
-//! refused before a step is made; they are read and written past the page cache, so that what is on the disk is not in
-//! memory as well; and they are gone when the run ends. Nothing in them is needed after that: checkpoints are written
-//! elsewhere.
+//! Files for data that does not fit into memory: optimizer states that live on a disk while a run trains. A
+//! [`ScratchFolder`] belongs to one run at a time. Its files reserve their space when they are made, so that a disk
+//! that is too small is refused before the first step. They are read and written past the page cache, so that their
+//! bytes do not take memory as well. They are removed when the run ends; nothing needs them after that, since
+//! checkpoints are written elsewhere.
 //!
 //! ```
 //! use kernels::BlockFile;

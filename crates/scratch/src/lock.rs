@@ -1,4 +1,4 @@
-//! Keeps other runs out of a folder.
+//! A lock that keeps other runs out of a folder.
 
 use crate::ScratchError;
 use crate::space::SUFFIX;
@@ -7,31 +7,32 @@ use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The file that says what the others are, and is locked while the run lasts.
+/// A note that says what the folder's files are; it is locked while the run lasts.
 const NOTE: &str = "trainer-scratch.txt";
 
-/// The lock. Each file has a share in it, so that it is given up last.
+/// The lock. Each scratch file has a reference to it, so that it is released last.
 #[derive(Debug)]
 pub(crate) struct FolderLock {
     path: PathBuf,
-    /// It was made for this run.
+    /// Whether this run made the folder.
     is_new: bool,
     _note: File,
 }
 
 impl Drop for FolderLock {
-    /// Removes the note while it is locked, so that whoever takes it next looks whether it is still there.
+    /// Removes the note while it is locked. Another run that locks it after that notices that it is gone, and tries
+    /// again.
     fn drop(&mut self) {
         let _ = fs::remove_file(self.path.join(NOTE));
         if self.is_new {
-            // Refused where somebody has put something else there.
+            // Fails if the folder has other files.
             let _ = fs::remove_dir(&self.path);
         }
     }
 }
 
 impl FolderLock {
-    /// Takes the lock of a folder, which is there.
+    /// Takes the lock of a folder, which must exist.
     pub(crate) fn take(path: PathBuf, is_new: bool) -> Result<FolderLock, ScratchError> {
         let failed = |error| ScratchError::Folder {
             path: path.clone(),
@@ -57,7 +58,7 @@ fn take(folder: &Path, failed: &dyn Fn(io::Error) -> ScratchError) -> Result<Fil
     loop {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        // What a link of this name leads to is not ours to write.
+        // Do not follow a link of this name: its target is not ours to write.
         options.custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&path).map_err(failed)?;
         match file.try_lock() {
@@ -68,7 +69,7 @@ fn take(folder: &Path, failed: &dyn Fn(io::Error) -> ScratchError) -> Result<Fil
                     holder: holder(&mut file),
                 });
             }
-            // Where the file system has no locks, nobody is kept out.
+            // If the file system has no locks, other runs are not kept out.
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
@@ -98,7 +99,7 @@ fn write_note(file: &mut File) -> io::Result<()> {
     )
 }
 
-/// The holder's process, as it wrote it down: for people.
+/// The holder's process, as it wrote it into the note; for messages.
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
     let read = file.take(100).read_to_string(&mut text);

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Threads of a copy. They live as long as it does: to start them takes a hundredth of what they copy.
+/// Threads of a copy. They are started for each copy, since that takes only a hundredth of the copy's time.
 const THREADS: usize = 8;
 
 /// # Safety
@@ -20,7 +20,7 @@ pub(crate) unsafe fn copy(file: &File, way: Way, piece: Transfer) -> io::Result<
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
             // SAFETY: the caller's promise; every part is taken once.
             unsafe { copy_part(file, way, *part) }.inspect_err(|_| {
-                // After an error nobody begins another part.
+                // After an error no thread begins another part.
                 next.store(parts.len(), Ordering::Relaxed);
             })?;
         }
@@ -34,7 +34,7 @@ pub(crate) unsafe fn copy(file: &File, way: Way, piece: Transfer) -> io::Result<
         let mut results = vec![work()];
         let joined = others.into_iter().map(|thread| thread.join());
         results.extend(joined.map(|result| result.expect("a copy never panics")));
-        // All are waited for, whichever failed first.
+        // Wait for all threads, even after an error.
         results.into_iter().collect()
     })
 }

@@ -8,10 +8,10 @@ use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Rings that nobody uses just now: as many as threads have ever copied at a time.
+/// Idle rings, kept for the next copy: as many as there were copies at the same time.
 static IDLE: Mutex<Vec<IoUring>> = Mutex::new(Vec::new());
 
-/// Whether the system has rings, and lets this process use them.
+/// Whether the system has io_uring, and lets this process use it.
 pub(crate) fn probe() -> io::Result<()> {
     let ring = IoUring::new(DEPTH as u32)?;
     let mut probe = Probe::new();
@@ -55,7 +55,7 @@ struct Copy<'a> {
     /// What each entry of the ring copies.
     slots: [Option<Transfer>; DEPTH],
     under_way: usize,
-    /// The first error, after which nothing more is begun.
+    /// The first error, after which no part is begun.
     failed: Option<io::Error>,
 }
 
@@ -111,12 +111,12 @@ impl Copy<'_> {
         if self.ring.submit_and_wait(1).is_ok() {
             return;
         }
-        // Interrupted, or the system is short of something for now. What is under way may not be left alone, so this
-        // tries until it goes; the pause lets the system bring in what is done.
+        // Interrupted, or the system is short of something for now. Parts under way still use the memory, so this
+        // retries until it succeeds; the pause gives the system time to finish some.
         std::thread::sleep(Duration::from_micros(100));
     }
 
-    /// Takes in what is done, and begins the rest of parts that fell short.
+    /// Collects finished parts, and begins the rest of those that were copied only in part.
     ///
     /// # Safety
     /// As for [`crate::Engine::copy`].

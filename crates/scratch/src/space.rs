@@ -1,4 +1,4 @@
-//! The room of a disk.
+//! Free space of a disk.
 
 use std::ffi::CString;
 use std::fs;
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 /// How the names of scratch files end.
 pub(crate) const SUFFIX: &str = ".trainer-scratch";
 
-/// Bytes that scratch files in a folder may have. It may still have to be made: then its nearest parent counts. What a
-/// killed run left there counts as free, since the next one removes it.
+/// Bytes that scratch files in a folder may have. If the folder does not exist yet, its nearest parent is asked. Files
+/// that a killed run left there count as free, since the next run removes them.
 ///
 /// # Errors
 /// [`io::Error`] if the system does not tell.
@@ -22,7 +22,7 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(room(path)?.saturating_add(left.iter().filter_map(bytes).sum()))
 }
 
-/// The disk of a path: the same number for all paths that share its room.
+/// The disk of a path: the same number for all paths on the same disk.
 ///
 /// # Errors
 /// [`io::Error`] if the system does not tell.
@@ -30,7 +30,7 @@ pub fn disk_of(path: &Path) -> io::Result<u64> {
     Ok(nearest(path)?.metadata()?.dev())
 }
 
-/// What is there of a path: itself, or its nearest parent.
+/// The part of a path that exists: itself, or its nearest parent.
 fn nearest(path: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(path)?;
     let there = path.ancestors().find(|path| path.exists());
@@ -50,10 +50,10 @@ pub(crate) fn room(path: &Path) -> io::Result<u64> {
         room.assume_init()
     };
     if room.f_blocks == 0 {
-        // The file system does not tell its size, so nothing is refused for want of room.
+        // The file system does not tell its size, so no file is refused for lack of space.
         return Ok(u64::MAX);
     }
-    // File systems without a limit say so with numbers whose product no u64 holds.
+    // File systems without a limit give numbers whose product overflows u64.
     Ok(room.f_bavail.saturating_mul(room.f_frsize))
 }
 

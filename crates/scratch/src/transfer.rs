@@ -1,11 +1,11 @@
-//! What is copied between memory and a file, and in which parts.
+//! A piece to copy between memory and a file, and its parts.
 
 use std::io;
 
-/// Largest part of a read or write that is asked for at a time.
+/// The most bytes of one system call.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
-/// Pieces that are under way at a time.
+/// How many parts are under way at a time.
 pub(crate) const DEPTH: usize = 32;
 
 /// Which way bytes go.
@@ -25,13 +25,13 @@ pub(crate) struct Transfer {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: whoever makes a piece has the memory for as long as it is copied, and no two pieces share any.
+// SAFETY: whoever makes a piece keeps the memory alive while it is copied, and no two pieces share any.
 unsafe impl Send for Transfer {}
-// SAFETY: as above; a piece is a value that nobody changes while others look at it.
+// SAFETY: as above; a piece does not change after it is made.
 unsafe impl Sync for Transfer {}
 
 impl Transfer {
-    /// What is left of it after so many bytes.
+    /// The piece without its first so many bytes.
     pub(crate) fn after(self, bytes: usize) -> Transfer {
         Transfer {
             offset: self.offset + bytes as u64,
@@ -52,7 +52,7 @@ impl Transfer {
     }
 }
 
-/// What it means that a system call copied fewer bytes than it was asked for, and can copy no more.
+/// The error for a system call that copied fewer bytes than requested and cannot copy more.
 pub(crate) fn fell_short(way: Way) -> io::Error {
     match way {
         Way::Read => io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before"),

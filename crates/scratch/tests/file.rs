@@ -1,4 +1,4 @@
-//! What is written is what is read: by both engines, past the page cache and through it, wherever it begins and ends.
+//! Written bytes are read back: by both engines, past the page cache and through it, at any offsets.
 
 use fakes::{DiskFault, Faults};
 use kernels::BlockFile;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
 
-/// Every way in which a file can be read and written here. Where the system refuses io_uring, as in many containers, a
-/// folder that is to use it is refused too.
+/// Every way in which a file can be read and written here. If the system refuses io_uring, as in many containers,
+/// opening a folder with it must fail too.
 fn each_access(test: impl Fn(Access)) {
     let place = tempfile::tempdir().unwrap();
     for engine in [Engine::Uring, Engine::Threads] {
@@ -45,7 +45,7 @@ fn create(folder: &Path, access: Access, bytes: usize) -> Arc<ScratchFile> {
     file
 }
 
-/// Bytes of which no two blocks are alike.
+/// Bytes without two equal blocks.
 fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let words = std::iter::repeat_with(move || {
@@ -137,7 +137,7 @@ fn nothing_is_read_or_written_beyond_the_end() {
     });
 }
 
-/// Somebody cuts the file while it is in use, as a disk does that loses blocks.
+/// The file is truncated while it is in use, as if a disk lost blocks.
 #[test]
 fn a_read_that_falls_short_is_an_error() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Whose a folder is, what is left in it, and disks that are too small.
+//! Locks on folders, files left in them, and disks that are too small.
 
 use kernels::BlockFile;
 use scratch::{ScratchError, ScratchFolder};
@@ -44,7 +44,7 @@ fn a_folder_says_what_is_in_it_and_is_empty_at_the_end() {
     assert_eq!(fs::metadata(file.path()).unwrap().len(), 8192);
     let note = fs::read_to_string(path.join("trainer-scratch.txt")).unwrap();
     assert!(note.contains("scratch") && note.contains(&std::process::id().to_string()));
-    // Files keep the folder.
+    // Open files keep the folder locked.
     drop(folder);
     assert!(matches!(
         ScratchFolder::open(&path),
@@ -140,7 +140,7 @@ fn a_file_larger_than_the_disk_is_refused_before_anything_is_written() {
     assert_eq!(names(folder.path()), ["trainer-scratch.txt"]);
 }
 
-/// A limit of the process stands for a disk that has no room though it says so: the system refuses to set it aside.
+/// A limit of the process stands for a disk that has less space than it reports: the system refuses to reserve it.
 #[test]
 fn room_that_the_system_refuses_is_told() {
     let test = "room_that_the_system_refuses_is_told";

@@ -1,5 +1,5 @@
-//! What is on the disk is not in memory: neither in the process, nor in the page cache on its behalf. A test of its own,
-//! since it looks at the whole process.
+//! Bytes on the disk are not in memory as well: neither in the process nor in the page cache. A test program of its
+//! own, since it measures the whole process.
 
 use kernels::BlockFile;
 use scratch::{Access, ScratchFile, ScratchFolder};
@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 
 const MIB: usize = 1 << 20;
 
-/// More than this of a file is too much in memory, a sixteenth of what is written and read.
+/// The most bytes of a file that may be in memory: a sixteenth of what is written and read.
 const FEW_BYTES: usize = 32 * MIB;
 
 fn resident_bytes() -> usize {
@@ -69,8 +69,8 @@ fn what_is_written_and_read_is_not_resident() {
             "direct {direct}: {cached} bytes are cached"
         );
         if !direct {
-            // The measure sees what is there: bytes that others read are cached, but for those that a machine short of memory
-            // has taken back since.
+            // Shows that the measure works: bytes read in the usual way are cached, except those that the system has
+            // reclaimed since.
             std::io::copy(&mut File::open(file.path()).unwrap(), &mut std::io::sink()).unwrap();
             let cached = cached_bytes(&file, bytes);
             assert!(

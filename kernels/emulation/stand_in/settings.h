@@ -1,4 +1,4 @@
-// What a test sets in the environment, and what the stand-in says.
+// Settings that a test makes in the environment, and messages of the stand-in.
 #pragma once
 
 #include <cstdarg>
@@ -18,7 +18,7 @@ inline uint64_t number_setting(const char *name, uint64_t otherwise) {
     return std::strtoull(setting(name, std::to_string(otherwise).c_str()).c_str(), nullptr, 10);
 }
 
-// Whether kernels and products are checked and not computed, for programs that measure how fast they are.
+// Whether kernels and products are checked but not computed, for programs that measure their own speed.
 inline bool is_idle() {
     static const bool idle = number_setting("STAND_IN_IDLE", 0) != 0;
     return idle;

@@ -1,4 +1,4 @@
-"""The sections' judgements on what runs leave behind; no binary and no GPU takes part.
+"""Tests how the sections judge the files of runs; no binary and no GPU is needed.
 
   python3 -m unittest discover -s scripts/gpu/tests
 """
@@ -202,7 +202,7 @@ class Judging(unittest.TestCase):
 
 
 class Trainer:
-    """A trainer of which a test says what a run with certain words among its arguments leaves behind."""
+    """A trainer whose runs leave the files that a test sets, chosen by words among the arguments."""
     is_cuda = True
 
     def __init__(self, folder, gpu=None, header=None, steps=None):
@@ -363,7 +363,7 @@ class Ending(unittest.TestCase):
         self.assertEqual(ended.exception.stdout, "begun\n")
 
     def test_what_is_stopped_is_out_of_time_and_nothing_follows(self):
-        # In a process of its own, since nothing starts in one that was stopped.
+        # In a process of its own, since a stopped one starts no commands.
         code = ("import threading, sys; from verification.commands import Clock, run, stop; from verification.outcome import OutOfTime\n"
                 "threading.Timer(0.3, stop, ['enough']).start()\n"
                 "for command in (['sleep', '60'], ['touch', sys.argv[1]]):\n"
@@ -401,7 +401,7 @@ else:
 
 
 class Running(unittest.TestCase):
-    """The script itself, on binaries that are none."""
+    """The script itself, with scripts in place of the binaries."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -455,14 +455,15 @@ class Running(unittest.TestCase):
         read = (self.bundle / "out" / "verification.md").read_text()
         self.assertTrue("incomplete" in read and "| preflight | pass |" in read)
 
-        # Of its sections one is named, and the others stay as they are.
+        # One section is named; the others stay as they are.
         process = self.start("doctor", "--continue", "out")
         said, _ = process.communicate(timeout=60)
         again = self.results()
         self.assertEqual((again["preflight"][0], again["doctor"][0], again["plan"]), (PASS, PASS, (NO_TIME, "it was not reached")), said)
         self.assertIn("| uploads | 1.0 GB/s |", (self.bundle / "out" / "verification.md").read_text())
 
-        # What has a result is not tried again, but for the seconds of preflight; its tables are kept, in the same folder.
+        # Sections with a result do not run again, except preflight, which takes seconds; their tables are kept, in the
+        # same folder.
         process = self.start("--continue", "out", out=())
         said, _ = process.communicate(timeout=60)
         self.assertEqual([line.split()[0] for line in said.splitlines()[:2]], ["preflight", "references"], said)

@@ -1,1 +1,1 @@
-"""What `scripts/gpu/verify` is made of: a file for each section, and what sections share."""
+"""The modules of `scripts/gpu/verify`: a file for each section, and shared code."""

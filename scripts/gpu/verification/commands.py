@@ -1,4 +1,4 @@
-"""Commands with an end: each is killed, with everything that it started, when its time is up or everything is stopped."""
+"""Commands with a time limit: each is killed, with all that it started, when its time is up or the run is stopped."""
 import os
 import signal
 import subprocess
@@ -37,23 +37,23 @@ class Finished:
     seconds: float
 
     def complaint(self):
-        """What it said went wrong, in a line or two."""
+        """The error that it printed, in a line or two."""
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
-        # A panic says where, and in the next line why.
+        # A panic prints where, and in the next line why.
         panics = [f"{line} {why}" for line, why in zip(lines, lines[1:]) if "panicked at" in line]
         errors = [line for line in lines if line.startswith("error") or "Error" in line]
         said = panics[:1] or errors[-1:] or lines[-1:] or ["it said nothing"]
         return f"exit code {self.code}: {said[0][:400]}"
 
 
-# Processes under way, and why nothing is to be started any more, if so.
+# Running processes, and, once stopped, the reason why no more may start.
 _running, _stopped, _lock = set(), [], threading.RLock()
 # A process that waits for a GPU that hangs does not even end when it is killed.
 SECONDS_TO_END = 10
 
 
 def stop(reason):
-    """Kills whatever runs; what would follow is out of time."""
+    """Kills all running commands; later ones end as out of time."""
     with _lock:
         _stopped.append(reason)
         for process in _running:
@@ -61,7 +61,7 @@ def stop(reason):
 
 
 def stopped():
-    """Why nothing is to be started any more; none if something may."""
+    """Why no command may start any more; none if one may."""
     return _stopped[0] if _stopped else None
 
 
@@ -86,7 +86,7 @@ def run(command, clock, environment=None, folder=None):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
                                    errors="replace", env={**os.environ, **(environment or {})}, cwd=folder, start_new_session=True)
         _running.add(process)
-        # A signal may have come between these two lines, and did not see the process.
+        # A signal between these two lines would have missed the process.
         if stopped():
             kill(process)
     try:
@@ -104,7 +104,7 @@ def run(command, clock, environment=None, folder=None):
 
 
 def what_is_left(process):
-    """What a process that was killed had printed; one that does not end is left alone."""
+    """The output of a killed process; one that does not end is left alone."""
     try:
         return process.communicate(timeout=SECONDS_TO_END)[0]
     except subprocess.TimeoutExpired:

@@ -20,14 +20,14 @@ def driver_major():
 
 
 def library_major(folder):
-    """The major version of the cuBLASLt in a folder, by its name; 0 where that does not tell."""
+    """The major version of the cuBLASLt in a folder, from its file name; 0 if that has none."""
     names = (re.fullmatch(r"libcublasLt\.so\.(\d+)", path.name) for path in folder.glob("libcublasLt.so.*"))
     return max((int(name[1]) for name in names if name), default=0)
 
 
 def by_preference(folders, driver):
-    """The newest that the driver starts first: cuBLASLt 12 (nvidia-cublas-cu12) runs on drivers of CUDA 12 and 13, cuBLASLt 13
-    (nvidia-cublas) on those of 13 alone."""
+    """Folders by preference, the newest that works with the driver first: cuBLASLt 12 (nvidia-cublas-cu12) runs on drivers of
+    CUDA 12 and 13, cuBLASLt 13 (nvidia-cublas) only on those of 13."""
     is_too_new = lambda major: driver is not None and major > driver
     return sorted(folders, key=lambda folder: (is_too_new(library_major(folder)), -library_major(folder)))
 

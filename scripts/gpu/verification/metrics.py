@@ -1,4 +1,4 @@
-"""What a run of the trainer leaves behind, read."""
+"""Reads the files of a run of the trainer."""
 import json
 import statistics
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Metrics:
         return all(step["finite"] and None not in (step["loss"], step["grad_norm"]) for step in self.steps)
 
     def replayed(self):
-        """How often which stage was replayed in the last step."""
+        """How often each stage was replayed in the last step."""
         return tuple(sorted(self.steps[-1]["replayed"].items()))
 
     def peaks(self):

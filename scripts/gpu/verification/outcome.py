@@ -1,15 +1,15 @@
-"""How a section ends, and what it has found by then."""
+"""The outcome of a section, and what it has found."""
 from dataclasses import dataclass, field
 
 PASS, FAIL, SKIPPED, NO_TIME = "pass", "FAIL", "skipped", "no time"
 
 
 class Failed(Exception):
-    """A check does not hold."""
+    """A check failed."""
 
 
 class Skipped(Exception):
-    """The section cannot be run here, for a reason that is none of the trainer's."""
+    """The section cannot run here, for a reason that is not the trainer's fault."""
 
 
 class OutOfTime(Exception):
@@ -37,7 +37,7 @@ class Table:
 
 @dataclass
 class Findings:
-    """What a section saw, kept however it ends."""
+    """What a section has found, kept however it ends."""
     figures: dict = field(default_factory=dict)
     tables: list = field(default_factory=list)
     notes: list = field(default_factory=list)

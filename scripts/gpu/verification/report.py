@@ -34,13 +34,13 @@ def read(folder):
 
 
 def verdict(outcomes):
-    """A few words for everything that was asked for. Only what was checked passes."""
+    """A few words for all requested sections. Only checked ones pass."""
     named = lambda status: [outcome.name for outcome in outcomes if outcome.status == status]
     if named(FAIL):
         return "failed"
     if named(NO_TIME):
         return "incomplete"
-    # These always run: by themselves they verify something only where nothing else was asked for.
+    # These always run, so they count as a verification only if no other section was requested.
     always = [name for name in ("preflight", "doctor") if name in named(PASS)]
     if not named(PASS) or (len(outcomes) > len(always) and named(PASS) == always):
         return "nothing was checked"

@@ -33,7 +33,7 @@ class Workplace:
     peer: list
     peer_environment: dict
     clock: Clock
-    # What `doctor` and the driver's own tool said, where they ran.
+    # The output of `doctor` and of the driver's own tool, if they ran.
     doctor: dict = field(default_factory=dict)
     nvidia_smi: str = ""
     _runs: int = 0
@@ -106,7 +106,7 @@ class Workplace:
         with ThreadPoolExecutor(self.at_a_time) as pool:
             pending = [pool.submit(work, arguments) for arguments in commands]
             problems = [one.exception() for one in pending if one.exception()]
-        # The cause, not what was not started because of it.
+        # Raise the cause, not the errors of runs that did not start because of it.
         for kind in (Failed, Exception):
             for problem in problems:
                 if isinstance(problem, kind):

@@ -1,4 +1,4 @@
-"""What check-sass says of kernels that were made worse on purpose: copies of the sources, compiled by NVRTC.
+"""Tests check-sass on kernels that were made worse on purpose: changed copies of the sources, compiled by NVRTC.
 
   python3 scripts/sass/tests/mutations.py      a minute, without a GPU; the compiler comes from PyPI if CUDA_HOME has none
 """
@@ -68,7 +68,7 @@ class Mutations(unittest.TestCase):
         self.assertIn(f"worse: {FORWARD} for sm_90: LDGSTS of the loop: 8 before, 2 now", ended.stdout)
 
     def test_a_loop_that_starts_at_the_thread_fails(self):
-        # It looks unrolled, and is not: nobody knows how often it runs.
+        # It looks unrolled but is not, so it is unknown how often it runs.
         self.mutate("tile.cuh", "for (int row = 0; row < ROWS; row += STEP, from += stride) {\n            copy_async",
                     "for (int row = own; row < ROWS; row += STEP, from += stride) {\n            copy_async")
         ended = self.judged("flash_attention", FORWARD)

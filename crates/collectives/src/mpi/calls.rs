@@ -1,5 +1,5 @@
-//! The functions of an MPI library, as its binary interface has them. `H` is what handles are: communicators, types, requests,
-//! handlers of errors.
+//! The functions of an MPI library, as its binary interface has them. `H` is the type of its handles: communicators,
+//! types, requests, error handlers.
 
 use crate::GroupError;
 use crate::loading::functions;
@@ -22,12 +22,13 @@ functions! {
     get_library_version: "MPI_Get_library_version" (*mut c_char, *mut c_int) -> c_int;
 }
 
-/// Room for an `MPI_Status`, of which nothing is read here: 20 bytes in MPICH's `mpi.h`, 24 in Open MPI's, 32 in MPI 5's
-/// `mpi_abi.h`, in the order that each likes.
+/// Room for an `MPI_Status`, whose fields are not read here, since each library orders them in its own way: 20 bytes in
+/// MPICH's `mpi.h`, 24 in Open MPI's, 32 in MPI 5's `mpi_abi.h`.
 #[repr(C, align(8))]
 pub(super) struct Status([u8; 64]);
 
-/// `MPI_MAX_LIBRARY_VERSION_STRING` of MPICH and MPI 5, the longest of the texts that are asked for (`mpi.h`, `mpi_abi.h`).
+/// `MPI_MAX_LIBRARY_VERSION_STRING` of MPICH and MPI 5, the longest text that a call here returns (`mpi.h`,
+/// `mpi_abi.h`).
 const TEXT_BYTES: usize = 8192;
 
 /// Handles and numbers that differ between the interfaces.
@@ -42,14 +43,14 @@ pub(super) struct Constants<H> {
     pub(super) funneled: c_int,
 }
 
-/// An MPI library, whose functions are all called by one thread.
+/// An MPI library; one thread makes all calls.
 pub(super) struct MpiCalls<H> {
     pub(super) functions: Functions<H>,
     pub(super) constants: Constants<H>,
 }
 
 impl<H: Copy> MpiCalls<H> {
-    /// What a function's return value says.
+    /// Turns a function's return value into a result.
     fn checked(&self, function: &str, code: c_int) -> Result<(), GroupError> {
         if code == 0 {
             return Ok(());
@@ -74,7 +75,7 @@ impl<H: Copy> MpiCalls<H> {
         plain.collect::<Vec<_>>().join(" ")
     }
 
-    /// Starts MPI, for calls of this thread alone; errors are returned from now on.
+    /// Starts MPI for calls from this thread only. From then on functions return errors instead of ending the process.
     pub(super) fn init(&self) -> Result<(), GroupError> {
         let mut provided = 0;
         let wanted = self.constants.funneled;
@@ -95,7 +96,7 @@ impl<H: Copy> MpiCalls<H> {
 
     /// Ends MPI; waits for the other ranks.
     pub(super) fn finalize(&self) {
-        // SAFETY: it was started by this thread. What it returns changes nothing any more.
+        // SAFETY: this thread started it. MPI is ending, so the result does not matter.
         unsafe { (self.functions.finalize)() };
     }
 
@@ -118,7 +119,7 @@ impl<H: Copy> MpiCalls<H> {
         Ok((rank as usize, size as usize))
     }
 
-    /// A communicator of all ranks, whose messages meet no others.
+    /// A communicator of all ranks, whose messages are separate from those of others.
     pub(super) fn communicator(&self) -> Result<H, GroupError> {
         let mut made = self.constants.world;
         // SAFETY: the handle is the library's own, and the new one is written before it returns.
@@ -158,7 +159,7 @@ impl<H: Copy> MpiCalls<H> {
     /// Begins to receive.
     ///
     /// # Safety
-    /// The bytes are alive and nobody else's until the request is done.
+    /// The bytes are alive, and nothing else uses them, until the request is done.
     pub(super) unsafe fn receive(
         &self,
         bytes: *mut u8,
@@ -183,7 +184,7 @@ impl<H: Copy> MpiCalls<H> {
         Ok(request)
     }
 
-    /// If a request is done, the bytes that came by it.
+    /// The number of bytes received, if the request is done.
     pub(super) fn done(&self, request: &mut H) -> Result<Option<c_int>, GroupError> {
         let (mut done, mut count) = (0, 0);
         let mut status = Status([0; 64]);
@@ -202,7 +203,7 @@ impl<H: Copy> MpiCalls<H> {
 
 /// A text that a function of the library writes.
 fn text(write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> String {
-    // A byte more, which stays zero.
+    // One byte more, which stays zero and ends the text.
     let mut bytes = [0_u8; TEXT_BYTES + 1];
     let mut length = 0;
     write(bytes.as_mut_ptr().cast(), &mut length);

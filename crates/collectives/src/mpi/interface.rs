@@ -5,7 +5,7 @@ use crate::loading::reason;
 use libloading::os::unix::Library;
 use std::ffi::{c_int, c_void};
 
-/// A library of either kind of interface.
+/// A library with either kind of handles.
 pub(super) enum AnyCalls {
     /// Handles are addresses.
     Addresses(MpiCalls<*mut c_void>),

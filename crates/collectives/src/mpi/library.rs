@@ -1,4 +1,4 @@
-//! Where the MPI library is.
+//! Finds the MPI library.
 
 use crate::GroupError;
 use crate::launch::Launcher;
@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 /// Names a library outright.
 const VARIABLE: &str = "TRAINER_MPI";
 
-/// The standard interface of MPI 5, Open MPI's, and MPICH's as it calls itself and as Debian does.
+/// The standard interface of MPI 5, Open MPI's, and MPICH's under its own name and under Debian's.
 const STANDARD: &str = "libmpi_abi.so.1";
 const OPEN_MPI: &str = "libmpi.so.40";
 const MPICH: [&str; 2] = ["libmpi.so.12", "libmpich.so.12"];
 
-/// The names to try under a launcher, whose own library comes first: one of another family sees a single rank, or ends the process.
+/// The names to try under a launcher. Its own library comes first: with one of another family each process would be a
+/// group of one, or end.
 fn names(launcher: Launcher) -> &'static [&'static str] {
     match launcher {
         Launcher::OpenMpi => &[OPEN_MPI, STANDARD],
@@ -44,7 +45,7 @@ pub(super) fn load(launcher: Launcher) -> Result<&'static Library, GroupError> {
             Err(reason) => found.push(reason),
         }
     }
-    // The loader's reason for the name that was wanted most; for the others it would say the same.
+    // The loader's reason for the first name; those for the others would say the same.
     let reason = found.into_iter().next().unwrap_or_default();
     Err(GroupError::Missing(format!(
         "no MPI library loads: {} were tried ({reason}); install one (`apt install openmpi-bin`, or `pip install mpich`), \
@@ -54,13 +55,13 @@ pub(super) fn load(launcher: Launcher) -> Result<&'static Library, GroupError> {
 }
 
 fn open(path: &Path) -> Result<&'static Library, String> {
-    // Open MPI's plugins look for its symbols among all that are loaded.
-    // SAFETY: the library of an MPI: what it does when it is loaded is to prepare itself.
+    // Open MPI's plugins look for its symbols among all that are loaded. SAFETY: it is an MPI library, which only
+    // initialises itself when it is loaded.
     unsafe { loading::load(path, RTLD_GLOBAL) }
 }
 
-/// `../lib` of the programs that this process descends from: a launcher that lies outside the system's folders, as one from PyPI
-/// does, has its library there.
+/// `../lib` beside this process's parent, its parent and so on. A launcher outside the system's folders, such as one
+/// from PyPI, has its library there.
 fn folders_beside_the_launcher() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut process = std::os::unix::process::parent_id();
@@ -78,7 +79,7 @@ fn folders_beside_the_launcher() -> Vec<PathBuf> {
     folders
 }
 
-/// The parent of a process. Its name, in parentheses, may hold anything.
+/// The parent of a process. The process's name, in parentheses, may hold any characters.
 fn parent(process: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let (_, after_name) = stat.rsplit_once(')')?;

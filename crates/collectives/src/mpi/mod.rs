@@ -1,7 +1,6 @@
-//! MPI, loaded at run time: bytes between processes, in host memory.
-//!
-//! One thread calls the library, from its start to its end, which every library allows (`MPI_THREAD_FUNNELED`). It looks after
-//! all transfers that are underway, so that shares of one thread go on beside exchanges of another.
+//! MPI, loaded at run time: bytes between processes, in host memory. One thread makes all calls of the library, which
+//! every library allows (`MPI_THREAD_FUNNELED`). It serves all transfers that are underway, so that one thread can
+//! share while another exchanges.
 
 mod calls;
 mod interface;
@@ -18,10 +17,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use worker::{Job, Lane, Transfer, Worker};
 
-/// How long the end of a group may take, in order or not: libraries are known to hang there.
+/// How long leaving or aborting a group may take: libraries are known to hang there.
 const END: Duration = Duration::from_secs(5);
 
-/// How much longer than the thread's own deadline its answer is waited for; then it hangs within the library.
+/// How much longer than the thread's own deadline callers wait for its answer. After that, the thread hangs in the
+/// library.
 const SLACK: Duration = Duration::from_secs(5);
 
 /// The ranks of an MPI job.
@@ -46,7 +46,7 @@ impl Mpi {
             .name("mpi".into())
             .spawn(move || {
                 let calls = library::load(theirs.launcher).and_then(|library| {
-                    // SAFETY: `load` gives what calls itself an MPI.
+                    // SAFETY: `load` found it under the name of an MPI library.
                     let calls = unsafe { AnyCalls::of(library) };
                     calls.map_err(|reason| {
                         GroupError::Missing(format!("the MPI library lacks a function: {reason}"))
@@ -121,7 +121,7 @@ impl Mpi {
     }
 }
 
-/// The life of the thread.
+/// What the thread does, from its start to its end.
 fn work<H: Copy>(
     calls: MpiCalls<H>,
     launch: &Launch,
@@ -189,16 +189,17 @@ impl Group for Mpi {
     fn leave(&self) {
         let (left, leaving) = channel();
         if self.jobs.send(Job::Leave(left)).is_ok() {
-            // It ends by the sender's end, or too late to be waited for.
+            // The thread drops the sender when it is done; after the timeout, do not wait longer.
             let _ = leaving.recv_timeout(END);
         }
     }
 
     fn abort(&self, code: i32) {
-        // A thread that hangs, or is gone, does not hear it: then this process ends by itself, and the launcher the others.
+        // If the thread hangs or is gone, it does not abort. Then this process ends itself, and the launcher ends the
+        // others.
         let _ = self.jobs.send(Job::Abort(code));
         std::thread::sleep(END);
-        // SAFETY: ends the process without asking anybody, which is what is wanted of it here.
+        // SAFETY: ends the process at once, without running destructors or exit handlers, as intended here.
         unsafe { libc::_exit(code) }
     }
 }

@@ -8,17 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// Most bytes of a message, whose counts are `int`.
+/// Most bytes of one message, since MPI counts them in an `int`.
 const MESSAGE_BYTES: usize = 1 << 30;
 
-/// How often messages are looked at before the thread begins to sleep between looks: MPI would spin, and take a core from the
-/// computation.
+/// How often the thread polls messages before it begins to sleep in between. A wait within MPI would spin, and take a
+/// core from the computation.
 const LOOKS: u32 = 200;
 
-/// How long it sleeps then.
+/// How long it sleeps between polls.
 const SLEEP: Duration = Duration::from_micros(20);
 
-/// What carries messages: exchanges and shares go on beside each other, and must not meet.
+/// The communicator of a message. Exchanges and shares run at the same time, so each has its own, or their messages
+/// might be mixed up.
 #[derive(Clone, Copy)]
 pub(super) enum Lane {
     Exchanges,
@@ -29,7 +30,7 @@ pub(super) enum Lane {
 pub(super) enum Job {
     Transfer(Transfer),
     Abort(i32),
-    /// Ends MPI, and the thread; the sender goes when that is done.
+    /// Ends MPI and the thread, which drops the sender when it is done.
     Leave(Sender<()>),
 }
 
@@ -64,7 +65,7 @@ struct Underway<H> {
 struct Message<H> {
     request: H,
     peer: usize,
-    /// The bytes that must come; none for a message that goes.
+    /// The number of bytes to receive; none for a message that is sent.
     expected: Option<c_int>,
 }
 
@@ -87,7 +88,7 @@ impl<H: Copy> Worker<H> {
         })
     }
 
-    /// Works until it is told to leave, or nobody can tell it any more.
+    /// Works until it is told to leave, or all senders of jobs are dropped.
     pub(super) fn run(mut self, jobs: &Receiver<Job>) {
         let mut idle = 0;
         loop {
@@ -111,7 +112,7 @@ impl<H: Copy> Worker<H> {
         }
     }
 
-    /// A group that failed cannot end in order: whoever holds it aborts.
+    /// A group that failed cannot end in order: its owner aborts it.
     fn leave(&self) {
         if self.failed.is_none() && self.underway.is_empty() {
             self.calls.finalize();
@@ -121,7 +122,7 @@ impl<H: Copy> Worker<H> {
     fn begin(&mut self, transfer: Transfer) {
         let messages = match &self.failed {
             Some(error) => Err(error.clone()),
-            // SAFETY: who asks keeps the pieces alive until the answer.
+            // SAFETY: the caller keeps the pieces alive until the answer.
             None => unsafe { self.messages(&transfer) },
         };
         match messages {
@@ -139,7 +140,7 @@ impl<H: Copy> Worker<H> {
         }
     }
 
-    /// Begins all messages; receiving first, so that what comes need not wait in a buffer.
+    /// Begins all messages. Receives come first, so that arriving bytes need no buffer.
     ///
     /// # Safety
     /// The pieces are alive until the messages are done.
@@ -183,7 +184,7 @@ impl<H: Copy> Worker<H> {
         Ok(messages)
     }
 
-    /// Looks at all messages once, answers who waits for what is done, and says whether any was.
+    /// Polls all messages once, answers callers whose transfers are done, and says whether any was.
     fn look(&mut self) -> bool {
         let mut moved = false;
         let mut failure = None;
@@ -209,8 +210,8 @@ impl<H: Copy> Worker<H> {
         moved
     }
 
-    /// From now on all is refused with this reason, and MPI is asked for nothing but the end: messages that are underway may
-    /// lie in memory that goes now.
+    /// Refuses everything from now on with this reason, and calls MPI only to end it: callers may now free memory that
+    /// messages underway still use.
     fn fail(&mut self, error: GroupError) {
         for transfer in self.underway.drain(..) {
             let _ = transfer.answer.send(Err(error.clone()));
@@ -220,7 +221,7 @@ impl<H: Copy> Worker<H> {
 }
 
 impl<H: Copy> Underway<H> {
-    /// Lets go of the messages that are done.
+    /// Removes the messages that are done.
     fn look(
         &mut self,
         calls: &MpiCalls<H>,
@@ -266,7 +267,7 @@ fn named(error: GroupError, rank: usize, peer: usize) -> GroupError {
     GroupError::Failed(format!("between ranks {rank} and {peer}: {error}"))
 }
 
-/// A piece in parts of at most so many bytes: where each begins, and its bytes. An empty piece is a part, too.
+/// Cuts a piece into parts of at most `most` bytes: where each begins, and its bytes. An empty piece is one empty part.
 fn parts(bytes: usize, most: usize) -> impl Iterator<Item = (usize, c_int)> {
     let count = bytes.div_ceil(most).max(1);
     (0..count).map(move |part| {

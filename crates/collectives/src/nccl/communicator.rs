@@ -1,4 +1,4 @@
-//! An NCCL communicator whose calls return before they are done, so that each can be given up.
+//! An NCCL communicator whose calls return before they are done, so that waiting for one can time out.
 
 use super::gathering::Gathering;
 use super::library::{CommConfig, Handle, INT8, NcclLibrary, UniqueId};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two looks at a communicator.
+/// Pause between two polls of a communicator.
 const SLEEP: Duration = Duration::from_micros(50);
 
 /// The ranks of a job on their GPUs.
@@ -18,16 +18,17 @@ pub(super) struct Communicator {
     rank: usize,
     size: usize,
     timeout: Duration,
-    /// One exchange is asked for at a time.
+    /// Held while an exchange is queued: one at a time.
     asking: Mutex<()>,
 }
 
-// SAFETY: NCCL lets any thread use a communicator, one at a time but to look at its state and to abort it.
+// SAFETY: NCCL lets any thread use a communicator, one at a time, except for reading its state and aborting it.
 unsafe impl Send for Communicator {}
-// SAFETY: as above; `asking` holds the others back.
+// SAFETY: as above; `asking` lets one thread in at a time.
 unsafe impl Sync for Communicator {}
 
-/// Where NCCL writes a communicator. It may do so long after a call that was given up, so the place stays.
+/// Where NCCL writes a communicator. It may write there long after the wait for a call timed out, so the memory is
+/// never freed.
 fn slot() -> &'static AtomicPtr<c_void> {
     Box::leak(Box::default())
 }
@@ -61,7 +62,7 @@ impl Communicator {
         Ok(made)
     }
 
-    /// Waits until what was asked for is under way.
+    /// Waits until the last call is complete: its work is queued.
     fn settle(&self, what: &str) -> Result<(), GroupError> {
         let begun = Instant::now();
         while !self.nccl.is_settled(self.handle, what)? {
@@ -74,7 +75,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Asks for an exchange in a stream, and returns once it is under way: the bytes that the library was given for other ranks.
+    /// Queues an exchange in a stream. Returns, once it is queued, the number of bytes that the library was given for
+    /// other ranks.
     ///
     /// # Safety
     /// As for [`crate::DeviceGroup::enqueue`].
@@ -97,7 +99,7 @@ impl Communicator {
             self.settle("ncclAllGather")?;
             return Ok((bytes * (self.size - 1)) as u64);
         }
-        // SAFETY: what begins here ends below, whatever comes between.
+        // SAFETY: the group that begins here ends below, also after an error in between.
         let begun = unsafe { (functions.group_start)() };
         self.nccl.checked(self.handle, "ncclGroupStart", begun)?;
         // SAFETY: the caller's promise.
@@ -110,7 +112,7 @@ impl Communicator {
         Ok(sent)
     }
 
-    /// Asks for pieces one by one. Both ends know of the empty ones, and neither moves them.
+    /// Queues the pieces one by one. Both ends leave out empty pieces.
     ///
     /// # Safety
     /// As for [`Communicator::enqueue`].
@@ -142,14 +144,14 @@ impl Communicator {
         Ok(sent)
     }
 
-    /// Whether something has failed since it was asked for.
+    /// Whether a queued exchange has failed since.
     pub(super) fn check(&self) -> Result<(), GroupError> {
         self.nccl.is_settled(self.handle, "an exchange").map(|_| ())
     }
 
     /// Ends it in order, with the other ranks; may hang.
     pub(super) fn end(&self) -> Result<(), GroupError> {
-        // SAFETY: the communicator is alive, and used no more after this.
+        // SAFETY: the communicator is alive, and not used after this.
         unsafe {
             let code = (self.nccl.functions.comm_finalize)(self.handle);
             self.nccl.checked(self.handle, "ncclCommFinalize", code)?;
@@ -160,9 +162,9 @@ impl Communicator {
         }
     }
 
-    /// Ends it wherever it is; may hang.
+    /// Aborts whatever it is doing; may hang.
     pub(super) fn abort(&self) {
-        // SAFETY: NCCL allows this at any time. What it returns changes nothing any more.
+        // SAFETY: NCCL allows this at any time. The result does not matter after an abort.
         unsafe { (self.nccl.functions.comm_abort)(self.handle) };
     }
 }

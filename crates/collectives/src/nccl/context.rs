@@ -1,12 +1,12 @@
-//! The GPU's context, in which a communicator is made and rehearsed, and how much of its memory is free. Of CUDA's driver
-//! interface this is all that is used here.
+//! The GPU's context, in which a communicator is made and rehearsed, and how much of its memory is free. These are all
+//! functions of CUDA's driver that this crate uses.
 
 use crate::GroupError;
 use crate::loading::{functions, load};
 use libloading::os::unix::RTLD_LOCAL;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-/// As whoever opens the device looks for it.
+/// The same name as in the code that opens the device.
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
 /// `CUresult`: done, and not yet.
@@ -33,8 +33,8 @@ functions! {
     get_error_name: "cuGetErrorName" (c_int, *mut *const c_char) -> c_int;
 }
 
-/// The primary context of a GPU, which is that of whoever else uses the GPU in this process. It is never released: libraries
-/// have code in it.
+/// The primary context of a GPU, which everything in this process that uses the GPU shares. It is never released,
+/// because libraries have code in it.
 pub(super) struct Context {
     functions: Functions,
     handle: *mut c_void,
@@ -48,7 +48,7 @@ unsafe impl Sync for Context {}
 impl Context {
     /// The context of the GPU of that number, current in this thread from now on.
     pub(super) fn of(ordinal: usize) -> Result<Context, GroupError> {
-        // SAFETY: a library of that name is CUDA's driver: what it does when it is loaded is to prepare itself.
+        // SAFETY: a library of that name is CUDA's driver, which only initialises itself when it is loaded.
         let open = |name| unsafe { load(name, RTLD_LOCAL) };
         let library = open(NAMES[0])
             .or_else(|_| open(NAMES[1]))
@@ -75,14 +75,14 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes it the calling thread's.
+    /// Makes it current in the calling thread.
     pub(super) fn enter(&self) -> Result<(), GroupError> {
         // SAFETY: the context stays retained.
         let code = unsafe { (self.functions.ctx_set_current)(self.handle) };
         self.functions.checked("cuCtxSetCurrent", code)
     }
 
-    /// Bytes of the GPU's memory that nobody holds.
+    /// Free bytes of the GPU's memory.
     pub(super) fn free_bytes(&self) -> Result<u64, GroupError> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are written before it returns.
@@ -100,7 +100,7 @@ impl Context {
         Ok(stream)
     }
 
-    /// Whether a stream of [`Context::stream`] has done all that it was asked for.
+    /// Whether a stream of [`Context::stream`] has done all its work.
     pub(super) fn is_done(&self, stream: *mut c_void) -> Result<bool, GroupError> {
         // SAFETY: the stream is alive.
         match unsafe { (self.functions.stream_query)(stream) } {
@@ -119,7 +119,7 @@ impl Context {
         Ok(memory.cast())
     }
 
-    /// Gives back what [`Context::memory`] and [`Context::stream`] gave. Errors change nothing any more.
+    /// Gives back what [`Context::memory`] and [`Context::stream`] returned, and ignores errors.
     ///
     /// # Safety
     /// Nothing uses them.
@@ -142,7 +142,7 @@ impl Functions {
             return Ok(());
         }
         let mut name = std::ptr::null();
-        // SAFETY: the text stays, and is null for codes without a name.
+        // SAFETY: the text is static, or null for codes without a name.
         let name = unsafe {
             (self.get_error_name)(code, &mut name);
             match name.is_null() {

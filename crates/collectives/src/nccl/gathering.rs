@@ -1,19 +1,19 @@
-//! Exchanges that are a gathering, for which the library has ways of its own.
+//! Finds exchanges that are a gathering, for which NCCL has a faster function.
 
 use crate::{Incoming, Outgoing};
 
-/// The same bytes from every rank to all, which arrive side by side in the order of ranks. A rank's own may be in their place
-/// already, and in neither list.
+/// Every rank sends one piece to all, and the pieces arrive side by side in the order of ranks. A rank's own piece may
+/// already be in its place, and then in neither list.
 #[derive(Debug, PartialEq)]
 pub(super) struct Gathering {
     pub(super) from: *const u8,
     pub(super) to: *mut u8,
-    /// How many each rank sends.
+    /// How many bytes each rank sends.
     pub(super) bytes: usize,
 }
 
 impl Gathering {
-    /// What an exchange is as a gathering, if it is one.
+    /// The exchange as a gathering, if it is one.
     pub(super) fn of(
         [rank, size]: [usize; 2],
         sends: &[Outgoing],
@@ -39,7 +39,7 @@ impl Gathering {
     }
 }
 
-/// Ranks in order; one that comes twice does so here, too.
+/// Ranks in order, repeated ones included.
 fn in_order(ranks: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut ranks: Vec<usize> = ranks.collect();
     ranks.sort_unstable();
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(Gathering::of([1, 3], &sends, &receives), Some(expected));
     }
 
-    /// A rank's own piece may be left out of the list where it is in place: the call is still one `ncclAllGather`.
+    /// A rank's own piece may be left out of the list if it is in place: the call is still one `ncclAllGather`.
     #[test]
     fn a_piece_in_its_place_may_be_left_out() {
         let of = |rank: usize, own: *const u8| {

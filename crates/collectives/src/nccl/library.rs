@@ -10,7 +10,7 @@ use std::mem::offset_of;
 const VARIABLE: &str = "TRAINER_NCCL";
 const NAME: &str = "libnccl.so.2";
 
-/// The oldest version that has all that is called: 2.18.1, as `NCCL_VERSION` of `nccl.h` makes a number of it.
+/// The oldest version with all functions used here: 2.18.1, as the number that `NCCL_VERSION` of `nccl.h` makes of it.
 const OLDEST: c_int = 2_18_01;
 
 /// The most channels that NCCL opens to each of a rank's peers. Each channel has buffers of its own, and takes a block of the GPU
@@ -33,8 +33,8 @@ pub(super) type Handle = *mut c_void;
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);
 
-/// `ncclConfig_t` as the `nccl.h` of 2.18 has it; later ones have more behind it (that of 2.32.3 too), and go by `size` and
-/// `version`.
+/// `ncclConfig_t` as in the `nccl.h` of 2.18. Later versions (2.32.3 too) have more fields behind these, and tell by
+/// `size` and `version` which are there.
 #[repr(C)]
 pub(super) struct CommConfig {
     size: usize,
@@ -48,14 +48,15 @@ pub(super) struct CommConfig {
     split_share: c_int,
 }
 
-// The same as the stand-in holds against `nccl.h` (`scripts/check-nccl`).
+// The same size as in the stand-in, which `scripts/check-nccl` compares with `nccl.h`.
 const _: () =
     assert!(offset_of!(CommConfig, version) == 12 && offset_of!(CommConfig, blocking) == 16);
 const _: () =
     assert!(offset_of!(CommConfig, net_name) == 32 && offset_of!(CommConfig, split_share) == 40);
 
 impl CommConfig {
-    /// Calls return before they are done, so that they can be given up, and channels are no more than [`NCCL_CHANNELS`].
+    /// Calls return before they are done, so that waiting can time out, and there are at most [`NCCL_CHANNELS`]
+    /// channels.
     pub(super) fn non_blocking() -> CommConfig {
         // `NCCL_CONFIG_UNDEF_INT`.
         let undefined = c_int::MIN;
@@ -97,11 +98,11 @@ pub(super) struct NcclLibrary {
 }
 
 impl NcclLibrary {
-    /// Loads it by its name, or by the path that [`VARIABLE`] has.
+    /// Loads it by its name, or from the path in [`VARIABLE`].
     pub(super) fn load() -> Result<&'static NcclLibrary, GroupError> {
         let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
         let path = path.unwrap_or_else(|| NAME.into());
-        // SAFETY: a library of that name is NCCL: what it does when it is loaded is to prepare itself.
+        // SAFETY: a library of that name is NCCL, which only initialises itself when it is loaded.
         let library = unsafe { load(&path, RTLD_LOCAL) };
         let library = library.map_err(|error| {
             GroupError::Missing(format!(
@@ -111,7 +112,7 @@ impl NcclLibrary {
         })?;
         let lacks = |error| GroupError::Missing(format!("{} is no NCCL: {error}", path.display()));
         let mut number = 0;
-        // SAFETY: the type is that in `nccl.h`; it asks for no GPU.
+        // SAFETY: the type is that in `nccl.h`; the function needs no GPU.
         let code = unsafe {
             let version =
                 library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>("ncclGetVersion");
@@ -135,7 +136,7 @@ impl NcclLibrary {
         Ok(Box::leak(Box::new(NcclLibrary { functions, version })))
     }
 
-    /// What a function says, for a communicator or none. One that goes on by itself has not failed.
+    /// Turns a function's code into a result, for a communicator or none. A call still in progress has not failed.
     pub(super) fn checked(&self, comm: Handle, what: &str, code: c_int) -> Result<(), GroupError> {
         if matches!(code, SUCCESS | IN_PROGRESS) {
             return Ok(());
@@ -162,7 +163,7 @@ impl NcclLibrary {
         )))
     }
 
-    /// Whether a communicator has done what it was asked for.
+    /// Whether a communicator's last call is complete.
     pub(super) fn is_settled(&self, comm: Handle, what: &str) -> Result<bool, GroupError> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive, and the state is written before it returns.

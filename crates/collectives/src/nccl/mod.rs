@@ -1,8 +1,6 @@
-//! NCCL, loaded at run time: bytes between GPUs, in device memory.
-//!
-//! NCCL's id, and what ranks share, go over MPI where MPI started the ranks. Under torchrun they go over sockets, which meet on
-//! the port after `MASTER_PORT` or at `NCCL_COMM_ID`. So one communicator is enough: two that are in use at once may wait for
-//! each other.
+//! NCCL, loaded at run time: bytes between GPUs, in device memory. NCCL's id, and what ranks share, go over MPI if MPI
+//! started the ranks. Under torchrun they go over sockets, which meet on the port after `MASTER_PORT` or at
+//! `NCCL_COMM_ID`. So one communicator is enough; two in use at once may deadlock.
 
 mod communicator;
 mod context;
@@ -25,10 +23,10 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// How long the end of a communicator may take, in order or not: it is known to hang.
+/// How long ending or aborting a communicator may take: both are known to hang.
 const END: Duration = Duration::from_secs(5);
 
-/// The variable that says where ranks meet that no MPI started. It is removed from the environment: NCCL would listen there
+/// The variable that says where ranks meet without MPI. It is removed from the environment, or NCCL would listen there
 /// too.
 const MEETING: &str = "NCCL_COMM_ID";
 
@@ -39,26 +37,26 @@ pub(crate) struct Nccl {
     timeout: Duration,
     parts: Arc<Parts>,
     device_bytes: u64,
-    /// Why nothing can be asked for any more.
+    /// The first error, after which every call fails.
     over: OnceLock<GroupError>,
     sent_bytes: AtomicU64,
 }
 
-/// What the end takes with it, in a thread of its own.
+/// What the thread that ends the communicator needs.
 struct Parts {
     exchanges: Communicator,
     carrier: Carrier,
     context: Context,
 }
 
-/// What carries what ranks share.
+/// How shared bytes travel.
 enum Carrier {
     Mpi(Mpi),
     Sockets(Sockets),
 }
 
 impl Carrier {
-    /// Meets the other ranks, by MPI if there is one.
+    /// Meets the other ranks, over MPI if there is one.
     fn start(launch: &Launch, timeout: Duration) -> Result<Carrier, GroupError> {
         if launch.launcher.has_mpi() {
             return Mpi::start(launch, timeout).map(Carrier::Mpi);
@@ -70,7 +68,7 @@ impl Carrier {
                 launch.rank, launch.size
             )));
         };
-        // SAFETY: as `start` asks, no other thread reads the environment yet.
+        // SAFETY: `start` requires that no other thread reads the environment yet.
         unsafe { std::env::remove_var(MEETING) };
         Sockets::meet(place, [launch.rank, launch.size], timeout).map(Carrier::Sockets)
     }
@@ -88,7 +86,7 @@ impl Carrier {
             0 => unique_id(library).map(|id| id.0.to_vec()),
             _ => Ok(Vec::new()),
         };
-        // The others wait for it, and hear that there is none.
+        // The others wait for the id, so they are told that there is none.
         let shared = self.share(made.as_deref().unwrap_or_default())?;
         made?;
         let id = shared[0].as_slice().try_into().map_err(|_| {
@@ -99,7 +97,7 @@ impl Carrier {
         Ok(UniqueId(id))
     }
 
-    /// The largest of the numbers that ranks have.
+    /// The largest of all ranks' numbers.
     fn most(&self, own: u64) -> Result<u64, GroupError> {
         let all = self.share(&own.to_le_bytes())?.into_iter();
         let numbers = all.filter_map(|bytes| Some(u64::from_le_bytes(*bytes.as_array()?)));
@@ -108,7 +106,7 @@ impl Carrier {
 }
 
 impl Nccl {
-    /// Loads NCCL, meets the other ranks, and has NCCL take what it needs of the GPU.
+    /// Loads NCCL, meets the other ranks, and makes NCCL allocate its GPU memory.
     pub(crate) fn start(
         launch: &Launch,
         ordinal: usize,
@@ -143,7 +141,7 @@ impl Nccl {
         })
     }
 
-    /// Asks for something; what fails once fails from then on.
+    /// Makes a call unless an earlier one failed; after the first error every call returns it.
     fn unless_over<T>(
         &self,
         ask: impl FnOnce(&Parts) -> Result<T, GroupError>,
@@ -152,12 +150,12 @@ impl Nccl {
             return Err(error.clone());
         }
         ask(&self.parts).inspect_err(|error| {
-            // The first reason counts.
+            // Keep the first reason.
             let _ = self.over.set(error.clone());
         })
     }
 
-    /// Has something done by another thread, and waits for it no longer than an end may take.
+    /// Runs `end` in another thread, and waits for it no longer than an end may take.
     fn within_bounds(&self, end: impl FnOnce(&Parts) + Send + 'static) {
         let (done, ended) = channel();
         let parts = Arc::clone(&self.parts);
@@ -211,7 +209,7 @@ impl Group for Nccl {
             return;
         }
         self.within_bounds(|parts| {
-            // What does not end in order is left as it is: the process ends with it.
+            // A communicator that cannot end in order is left as it is, since the process ends.
             let _ = parts.context.enter();
             let _ = parts.exchanges.end();
         });
@@ -228,7 +226,7 @@ impl Group for Nccl {
         if let Carrier::Mpi(mpi) = &self.parts.carrier {
             mpi.abort(code);
         }
-        // SAFETY: ends the process without asking anybody, which is what is wanted of it here.
+        // SAFETY: ends the process at once, without running destructors or exit handlers, as intended here.
         unsafe { libc::_exit(code) }
     }
 

@@ -1,15 +1,15 @@
-//! Has NCCL take its memory of a GPU before anything else does: it makes its buffers when ranks first send each other
-//! something.
+//! Makes NCCL allocate its GPU memory before anything else does. NCCL makes its buffers when ranks first send each
+//! other something.
 
 use super::communicator::Communicator;
 use super::context::Context;
 use crate::{GroupError, Incoming, Outgoing, pieces};
 use std::time::{Duration, Instant};
 
-/// Pause between two looks at the stream.
+/// Pause between two polls of the stream.
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// Bytes that come to a rank: few, then many, for which NCCL may take other protocols and buffers.
+/// Bytes that a rank receives: first few, then many, since NCCL may use other protocols and buffers for many.
 const BYTES: [usize; 2] = [1 << 12, 16 << 20];
 
 /// Makes an exchange and a gathering between all ranks in each size, as steps do, and waits for them.

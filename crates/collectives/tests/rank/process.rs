@@ -7,7 +7,7 @@ use collectives::{Device, Engine, Group, GroupError, Launch, start};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The code that ranks end with which have said what they saw.
+/// The exit code of ranks that printed what they saw.
 const SEEN: i32 = 7;
 
 fn main() {
@@ -45,7 +45,7 @@ fn fail(error: &GroupError) -> ! {
     std::process::exit(SEEN)
 }
 
-/// Everything that must hold; then the job ends in order.
+/// Tests all rules; then the job ends in order.
 fn good(group: Arc<dyn Group>) {
     rules::all(&*group);
     println!(
@@ -62,7 +62,7 @@ fn good(group: Arc<dyn Group>) {
     assert!(after.is_err(), "a group that was left shares {after:?}");
 }
 
-/// The last rank does not come to an exchange, and to no share.
+/// The last rank takes part neither in an exchange nor in a share.
 fn late(group: &dyn Group, timeout: Duration) {
     let last = group.size() - 1;
     group.share(b"here").unwrap();
@@ -74,12 +74,12 @@ fn late(group: &dyn Group, timeout: Duration) {
     let mut bytes = [0; 4];
     // SAFETY: the bytes live on, untouched.
     let error = unsafe { group.exchange(&[], &[rules::comes(last, &mut bytes)]) }.unwrap_err();
-    // A busy machine may take its time, but not as long as a deadline that nobody keeps.
+    // A busy machine may be slow, but not as slow as without a deadline.
     let waited = begun.elapsed();
     assert!(waited < timeout * 30, "{waited:?}");
     assert!(matches!(error, GroupError::Late(_)), "{error:?}");
     eprintln!("error: {error}");
-    // What failed once is not waited for again: the share tells of the exchange.
+    // After the failed exchange the share does not wait: it returns the exchange's error.
     assert_eq!(group.share(b"x"), Err(error));
     group.abort(3);
 }

@@ -1,8 +1,8 @@
-//! What must hold of every engine, as one rank tries it. All ranks of a group do the same.
+//! Rules that every engine must keep, as one rank tests them. All ranks of a group do the same.
 
 use collectives::{Group, Incoming, Outgoing};
 
-/// Bytes of each rank in the gathering in place: of no other exchange.
+/// Bytes of each rank in the gathering in place; no other exchange has as many.
 pub const IN_PLACE: usize = 54_321;
 
 /// Tries everything.
@@ -25,8 +25,8 @@ fn length(from: usize, to: usize, piece: usize) -> usize {
     [3, 0, 100_003, 1, 4096, 3_000_001][(from * 5 + to * 3 + piece) % 6]
 }
 
-/// Exchanges `pieces(from, to)` pieces between any two ranks, asks for them in another order than they are sent in, and looks
-/// at every byte.
+/// Exchanges `pieces(from, to)` pieces between any two ranks, receives them in another order of ranks than they are
+/// sent in, and checks every byte.
 fn exchange(group: &dyn Group, pieces: impl Fn(usize, usize) -> usize) {
     let (rank, size) = (group.rank(), group.size());
     let list = |between: &dyn Fn(usize) -> (usize, usize)| -> Vec<(usize, usize)> {
@@ -133,7 +133,8 @@ fn nothing_at_all(group: &dyn Group) {
     unsafe { group.exchange(&[], &[]) }.unwrap();
 }
 
-/// The same bytes to all; everybody's side by side, which engines may do in one call, and in another order.
+/// Every rank sends the same bytes to all. They arrive side by side, which engines may do in one call, and in another
+/// order.
 fn gatherings(group: &dyn Group) {
     let (rank, size) = (group.rank(), group.size());
     for (bytes, is_reversed) in [(1, false), (4096, true), (1_000_000, false)] {
@@ -156,7 +157,7 @@ fn gatherings(group: &dyn Group) {
     gathering_in_place(group);
 }
 
-/// As above, where everybody's own bytes are in their place, and in no list.
+/// As above, but each rank's own bytes are already in their place, and in no list.
 fn gathering_in_place(group: &dyn Group) {
     let (rank, size, bytes) = (group.rank(), group.size(), IN_PLACE);
     let of = |rank: usize| (0..bytes).map(move |index| byte(rank, 1, 0, index));

@@ -1,4 +1,4 @@
-//! Graphs of attention as NVIDIA's frontend 1.32 builds them, by hand.
+//! Builds graphs of attention by hand, the same as NVIDIA's frontend 1.32 builds.
 
 use crate::library::{Descriptor, Value, names::*};
 
@@ -21,7 +21,7 @@ pub const GE: i32 = 303;
 pub const INDEX: i32 = 501;
 pub const SELECT: i32 = 601;
 
-/// Numbers of the tensors that a variant pack has.
+/// Numbers of the tensors in a variant pack.
 pub mod uid {
     pub const Q: i64 = 1;
     pub const K: i64 = 2;
@@ -221,7 +221,7 @@ pub fn reduction(x: &Tensor, y: &Tensor) -> Result<Descriptor, String> {
     reduction_by(0, x, y)
 }
 
-/// By way 0, a sum, or 3, the greatest.
+/// A reduction: mode 0 sums, mode 3 takes the greatest.
 pub fn reduction_by(way: i32, x: &Tensor, y: &Tensor) -> Result<Descriptor, String> {
     let way = finalized(
         REDUCTION,
@@ -257,7 +257,7 @@ pub fn graph(operations: &[Descriptor]) -> Result<Descriptor, String> {
     finalized(OPERATION_GRAPH, &[(801, Value::Descriptors(&named))])
 }
 
-/// One node, with the mask as a graph within it.
+/// The forward pass as one node, with the mask as an inner graph.
 pub fn forward(shape: Shape) -> Result<Descriptor, String> {
     graph(&[attention(shape, shape.q(uid::Q))?])
 }
@@ -290,7 +290,7 @@ pub fn attention(shape: Shape, q: Tensor) -> Result<Descriptor, String> {
     )
 }
 
-/// The same by products, the mask by indices, softmax by its parts.
+/// The same from single operations: products, the mask by indices, softmax by its parts.
 pub fn forward_in_parts(shape: Shape) -> Result<Descriptor, String> {
     let keys = shape.kv(0).transposed(uid::K);
     let scores = |uid| shape.scores(uid);
@@ -391,7 +391,7 @@ pub fn backward(shape: Shape, is_direct: bool) -> Result<Descriptor, String> {
         operations.push(matmul(&scores(109), &unmoved, &sums)?);
         operations.push(pointwise(IDENTITY, &[&sums], &shape.q(uid::D_Q))?);
     }
-    // Last, as the frontend has it: the order of operations says nothing.
+    // Last, as in the frontend: the order of operations does not matter.
     operations.push(band_mask(&scores(102), &scores(103))?);
     graph(&operations)
 }
@@ -406,7 +406,7 @@ pub fn described(json: &str) -> Result<Descriptor, String> {
     finalized(DEVICE, &[(2702, Value::Text(json))])
 }
 
-/// A plan by an engine and knobs, for a device that is described, or the one that is there.
+/// A plan by an engine and knobs, for a described device, or the present one.
 pub fn chosen(
     graph: &Descriptor,
     engine: i64,
@@ -441,7 +441,7 @@ pub fn chosen(
     plan(&configuration, device)
 }
 
-/// A plan by what the library chooses first.
+/// A plan by the library's first choice.
 pub fn heuristic(graph: &Descriptor, device: Option<&Descriptor>) -> Result<Descriptor, String> {
     let asked = Descriptor::new(HEURISTIC)?;
     asked.set(201, Value::Descriptors(&[graph]))?;

@@ -45,7 +45,7 @@ pub mod names {
     pub const BOOLEAN: i32 = 11;
 }
 
-/// What an attribute is set to.
+/// The value of an attribute.
 pub enum Value<'a> {
     Numbers(&'a [i64]),
     Real(f32),
@@ -57,7 +57,7 @@ pub enum Value<'a> {
     Descriptors(&'a [&'a Descriptor]),
 }
 
-/// A library that was loaded for good.
+/// A library that is never unloaded.
 struct Loaded(*mut c_void);
 
 // SAFETY: a handle of the loader, which any thread may use.
@@ -111,7 +111,7 @@ macro_rules! call {
     }};
 }
 
-/// A call's status: what the library says of it where it refuses.
+/// A call's status; an error with the library's message if it refuses.
 fn checked(status: c_int) -> Result<(), String> {
     if status == 0 {
         return Ok(());
@@ -199,7 +199,7 @@ impl Descriptor {
         Ok(place)
     }
 
-    /// Destroys it now; what is done with it from then on is a mistake.
+    /// Destroys it now; using it afterwards is a mistake.
     pub fn destroy(&self) -> Result<(), String> {
         checked(call!(cudnn(), cudnnBackendDestroyDescriptor(self.0.get() => *mut c_void)))
     }
@@ -207,7 +207,7 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // Those that a test has destroyed are refused, which is as well.
+        // If a test has destroyed it already, the library refuses; ignore that.
         let _ = self.destroy();
     }
 }

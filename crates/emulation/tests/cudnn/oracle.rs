@@ -1,4 +1,4 @@
-//! What graphs compute, against attention as its definition has it, in f64.
+//! Compares the results of graphs with attention by its definition, in f64.
 
 use crate::graphs::*;
 use crate::library::{Descriptor, Session};
@@ -102,7 +102,7 @@ fn rows(shape: Shape) -> impl Iterator<Item = (i64, i64, i64)> {
     })
 }
 
-/// Within a part of the largest number: what bf16 rounds away, and in sums over heads twice.
+/// Equal within a share of the largest number: the rounding of bf16, twice that for sums over heads.
 #[track_caller]
 fn close(found: &[f32], wanted: &[f64], part: f64) {
     assert_eq!(found.len(), wanted.len());
@@ -206,7 +206,7 @@ fn a_backward_pass_without_the_ordered_engine_is_noticed() {
         assert_eq!(first, second);
         let [first, second] = twice(shape, &heuristic(&graph, None).unwrap(), false);
         assert_ne!(first, second);
-        // Without sums in memory there is nothing to be in disorder.
+        // Without sums in memory, order cannot matter.
         let plan = heuristic(&backward(shape, true).unwrap(), None).unwrap();
         let [first, second] = twice(shape, &plan, true);
         assert_eq!(first, second);

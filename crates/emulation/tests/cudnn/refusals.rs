@@ -1,4 +1,4 @@
-//! What the library refuses, and what it says then.
+//! Calls that the library refuses, and its messages.
 
 use crate::graphs::*;
 use crate::library::{Descriptor, Value, load_cudnn_alone, names::*};

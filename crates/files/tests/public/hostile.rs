@@ -1,4 +1,4 @@
-//! Headers that lie.
+//! Headers with false claims.
 
 use crate::source::Tensors;
 use files::{Disk, Dtype, TensorFiles, read_header, write_tensors};
@@ -107,7 +107,7 @@ fn what_is_no_file_is_refused() {
     );
 }
 
-/// Whatever a header says, what is believed of it lies in the file and covers it.
+/// Whatever a header claims, accepted tensors lie within the file and cover it.
 fn assert_inside(bytes: &[u8]) {
     if let Ok(header) = read_header(bytes) {
         let mut end = None;
@@ -124,7 +124,7 @@ fn assert_inside(bytes: &[u8]) {
     }
 }
 
-/// Numbers that a checked sum or product has to catch, and some that fit.
+/// Numbers whose sums or products overflow, and some that fit.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         0..20u64,

@@ -1,4 +1,4 @@
-//! Tensors in files: written, read again, and refused where they are hostile.
+//! Tensors in files: written and read again; hostile files are refused.
 
 mod hostile;
 mod pieces;

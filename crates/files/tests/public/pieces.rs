@@ -1,4 +1,4 @@
-//! Tensors in pieces, whoever wrote them.
+//! Tensors in pieces, by any number of writers.
 
 use files::{
     Disk, Dtype, PIECE_INDEX, PieceFiles, PieceIndex, PieceSource, PieceSpec, Tensors,
@@ -74,7 +74,7 @@ fn ranges(cuts: &[usize]) -> Vec<Range<usize>> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// What was written by some number of writers is read by any other, element by element.
+    /// Pieces of any number of writers read back the same for any other, element by element.
     #[test]
     fn any_writers_and_any_readers(
         written in proptest::collection::vec(0usize..1000, 0..5),
@@ -126,7 +126,7 @@ fn what_is_missing_or_there_twice_is_no_tensor() {
     assert!(refusal(&[1..30, 30..60]).contains("should begin at 0"));
 }
 
-/// An index that was changed, or lies beside other files, is refused by what does not fit.
+/// An index that was changed, or belongs to other files, is refused; the error names what does not fit.
 #[test]
 fn an_index_that_does_not_fit_is_refused() {
     let folder = tempdir().unwrap();

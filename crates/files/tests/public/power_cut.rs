@@ -1,4 +1,4 @@
-//! The disk that forgets, itself.
+//! Tests of the tests' own disk, which forgets what was not synced.
 
 use fakes::{Kept, PowerCut};
 use files::{FileSystem, write_file};
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use tempfile::tempdir;
 
-/// What is in `folder/file` of a disk, if anything.
+/// The contents of `folder/file` on a disk, if it exists.
 fn found(disk: &PowerCut, kept: Kept) -> Option<Vec<u8>> {
     let folder = tempdir().unwrap();
     disk.materialise(kept, folder.path()).unwrap();

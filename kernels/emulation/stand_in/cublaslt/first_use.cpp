@@ -1,4 +1,4 @@
-// What a product loads when it is first computed: code, which takes memory of the device beside every pool.
+// The code that a product loads when it is first computed, which takes device memory outside of all pools.
 #include "first_use.h"
 #include "../settings.h"
 
@@ -12,7 +12,7 @@ namespace stand_in {
 
 namespace {
 
-// All that an algorithm is chosen by, and the algorithm: types, what is transposed, how the matrices lie.
+// The algorithm, and everything that it is chosen by: types, transposes, and strides of the matrices.
 using Key = std::vector<int64_t>;
 
 Key key_of(const Product &product, const uint32_t (&alignment_bytes)[4], uint64_t algorithm) {
@@ -27,7 +27,7 @@ Key key_of(const Product &product, const uint32_t (&alignment_bytes)[4], uint64_
     return key;
 }
 
-// A function of the driver's, which keeps the accounts; it is the library that the program has loaded. Null if it is another.
+// A function of the driver that the program has loaded, which counts memory. Null if that is not the stand-in.
 template <typename F> F *of_driver(const char *name) {
     void *driver = dlopen("libcuda.so", RTLD_LAZY | RTLD_NOLOAD);
     const auto function = reinterpret_cast<F *>(driver ? dlsym(driver, name) : nullptr);

@@ -18,9 +18,9 @@ struct Preference {
     uint32_t alignment_bytes[4] = {256, 256, 256, 256};
 };
 
-// What an algorithm was chosen for; lies in `cublasLtMatmulAlgo_t`.
+// The stand-in's contents of `cublasLtMatmulAlgo_t`: an algorithm, and what it was chosen for.
 struct Algorithm {
-    // Tells an algorithm from bytes that are none.
+    // Marks bytes that are an algorithm.
     uint64_t mark;
     // In the order of the heuristic, from 0. It adds a sum up of so many parts and one more.
     uint64_t number;
@@ -32,8 +32,8 @@ const uint64_t MARK = 0x6d68746972676c61;
 
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm has 64 bytes");
 
-// Sums in one piece, or in parts of the compute type: what gives the same bits whatever block is done first, and rounds
-// no part.
+// Sums in one piece, or in parts of the compute type. These give the same bits in any order of blocks, and round no
+// part.
 const uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 // Sums of this length and longer have no algorithm that keeps their parts in the compute type.
@@ -74,7 +74,7 @@ cublasStatus_t set_transposed(bool &transposed, const void *from, size_t bytes) 
     return status;
 }
 
-// Of what may be done to a result before it is written, a bias alone.
+// Of all epilogues only a bias.
 cublasStatus_t set_epilogue(Description &description, const void *from, size_t bytes) {
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const cublasStatus_t status = set(epilogue, from, bytes);
@@ -341,7 +341,7 @@ extern "C" cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t 
     const auto order = algorithm.number + 1;
     const auto work = [=, alpha = factors[0], beta = factors[1]] {
         if (!is_idle()) {
-            // Whatever else lies there is lost, as it would be.
+            // Overwrite the workspace, as the real library would.
             std::memset(workspace, 0xff, lost_bytes);
             compute(product, order, alpha, a, b, beta, c, d);
         }

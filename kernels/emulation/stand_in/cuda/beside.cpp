@@ -1,4 +1,4 @@
-// What libraries beside the driver ask of it: cuDNN's stand-in finds these functions by name.
+// Functions for the other stand-ins: cuDNN's finds them by name.
 #include "memory.h"
 
 using namespace stand_in;

@@ -49,7 +49,7 @@ extern "C" CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_
     STAND_IN_ENTER(ready_on("cuMemcpyDtoDAsync", stream));
     STAND_IN_CHECK(on_device("cuMemcpyDtoDAsync", to, bytes));
     STAND_IN_CHECK(on_device("cuMemcpyDtoDAsync", from, bytes));
-    // What is not computed on is not copied either.
+    // Memory that is never computed on need not be copied.
     return is_idle() ? CUDA_SUCCESS : copy(to, from, bytes, to, stream);
 }
 
@@ -71,7 +71,7 @@ extern "C" CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t 
     STAND_IN_CHECK(on_device("cuMemsetD8Async", to, bytes));
     const auto work = [=] {
         STAND_IN_CHECK(on_device("cuMemsetD8Async", to, bytes));
-        // What is not computed on is not filled either.
+        // Memory that is never computed on need not be filled.
         if (!is_idle()) {
             std::memset(reinterpret_cast<void *>(to), value, bytes);
         }

@@ -1,9 +1,9 @@
-// Capture: a stream that captures does nothing, and what it is asked for becomes nodes of a graph, with the arguments of
-// the call. A launched graph runs them in an order that its edges allow and its program did not have: of what can run, the
-// last first. So what was ordered by the program alone, and what was read when it was captured, comes out wrong.
-//
-// As NVIDIA documents it, a stream comes to a capture by waiting for an event of it; a wait for an event from before, a call
-// that waits, and one that loads or allocates spoil it; streams that came must have been waited for at the end.
+// Capture: a stream that captures runs nothing; each call becomes a node of a graph, with its arguments. A launched
+// graph runs its nodes in an order that its edges allow but the program did not have: of the nodes that can run, the
+// last first. So results are wrong if only the program's order ordered two calls, or if a value was read during the
+// capture. As NVIDIA documents it, a stream joins a capture by waiting for an event of it. A wait for an earlier event,
+// a call that waits, and one that loads or allocates invalidate the capture. At its end all streams that joined must
+// have been waited for.
 #include "graphs.h"
 #include "memory.h"
 
@@ -28,7 +28,7 @@ void note(const std::string &what) {
     }
 }
 
-// Everything that some nodes come after, these included.
+// All nodes that some nodes depend on, these included.
 std::set<size_t> reached(const Capture &capture, const std::vector<size_t> &from) {
     std::set<size_t> found;
     std::vector<size_t> left = from;
@@ -43,7 +43,7 @@ std::set<size_t> reached(const Capture &capture, const std::vector<size_t> &from
     return found;
 }
 
-// Whether the origin has waited for all that other streams were asked for.
+// Whether the origin has waited for all work of the other streams.
 bool is_joined(const Capture &capture) {
     const std::set<size_t> found = reached(capture, capture.origin->tail);
     const auto waited_for = [&](CUstream stream) {

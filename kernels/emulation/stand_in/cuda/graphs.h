@@ -1,4 +1,4 @@
-// Streams that capture, and what comes of it.
+// Streams that capture, and the graphs that they capture.
 #pragma once
 
 #include "state.h"
@@ -15,19 +15,20 @@ struct Node {
     std::function<CUresult()> work;
 };
 
-// What streams are asked for while they capture.
+// The calls of streams while they capture.
 struct Capture {
     CUstream origin;
     bool is_invalid = false;
     std::vector<Node> nodes;
-    // Those that have come to it by waiting, the origin among them.
+    // The streams that joined by waiting, and the origin.
     std::set<CUstream> streams;
 };
 
-// Makes work that a stream is asked for a node, where the stream captures. Whether it does.
+// If the stream captures, makes the work a node, and returns true.
 bool captures(CUstream stream, std::function<CUresult()> work);
 
-// For a call that may wait, or that no graph can hold: an error, which spoils the capture, where this thread captures.
+// For a call that may wait, or that no graph can hold: if this thread captures, an error, which invalidates the
+// capture.
 CUresult not_captured(const char *function);
 
 }  // namespace stand_in
@@ -35,16 +36,16 @@ CUresult not_captured(const char *function);
 struct CUstream_st {
     int priority;
     std::shared_ptr<stand_in::Capture> capture;
-    // What its next node comes after.
+    // The nodes that its next node depends on.
     std::vector<size_t> tail;
 };
 
 struct CUevent_st {
     bool timed, recorded;
     std::chrono::steady_clock::time_point at;
-    // How often somebody has looked at it since.
+    // How often it was queried since.
     uint64_t queries;
-    // Where it was recorded in a stream that captured: it stands for these nodes, and never comes.
+    // If it was recorded in a capturing stream, the nodes that it stands for; it is then never complete.
     std::shared_ptr<stand_in::Capture> capture;
     std::vector<size_t> tail;
 };
@@ -57,10 +58,10 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
     std::vector<stand_in::Node> nodes;
-    // What it has taken of the device since it was uploaded or first launched.
+    // Device memory that it holds since it was uploaded or first launched.
     uint64_t device_bytes = 0;
 };
 
 // For the libraries beside the driver, which find it by this name: whether a stream captures; then `run` is called with
-// `data` whenever the graph is launched, and `drop` when nobody needs it any more. No function of NVIDIA's.
+// `data` whenever the graph is launched, and `drop` when the graph no longer needs `data`. Not a function of NVIDIA's.
 extern "C" int stand_in_captures(CUstream stream, int (*run)(void *data), void *data, void (*drop)(void *data));

@@ -1,5 +1,5 @@
-// Machine code, by a format that NVIDIA does not document: as `cuobjdump` shows it, and as the compilers of CUDA 12 and 13
-// write it. And PTX, as those write it. What looks otherwise is not read.
+// Reads machine code, in a format that NVIDIA does not document: as `cuobjdump` shows it and the compilers of CUDA 12
+// and 13 write it. Also reads PTX as those write it. Anything else is refused.
 #include "image.h"
 
 #include <algorithm>
@@ -57,7 +57,7 @@ void read_attributes(Entry &entry, const char *place, const char *end) {
     }
 }
 
-// What follows a prefix; empty where it does not begin so.
+// The text after a prefix; empty if it does not begin with that.
 std::string after(const std::string &name, const std::string &prefix) {
     return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : "";
 }
@@ -94,7 +94,7 @@ std::optional<Image> read_machine_code(const char *code) {
     return Image{true, capability, 0, entries_of_machine_code(code, capability >= 90 ? RESERVED_BYTES : 0)};
 }
 
-// What stands between two texts, the first of them looked for from `start` on; empty if they are not there.
+// The text between two others, the first of which is searched from `start` on; empty if they are not found.
 std::string between(const std::string &text, const std::string &first, const std::string &second, size_t start = 0) {
     const size_t found = text.find(first, start);
     if (found == std::string::npos) {

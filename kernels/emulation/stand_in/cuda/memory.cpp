@@ -93,7 +93,7 @@ bool is_locked_memory(const void *address, size_t bytes) {
     return block != nullptr && block->pool == nullptr;
 }
 
-// Null where the system has no room. What is not computed on is not filled, so that its pages cost nothing.
+// Null if the system has no memory. Without computation it is not filled, so that its pages take no memory.
 static void *add_block(size_t bytes, CUmemoryPool pool) {
     const size_t needed = round_up(bytes, ALIGNMENT_BYTES), mapped = round_up(needed, HOST_PAGE_BYTES);
     void *start = mmap(nullptr, mapped + HOST_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -120,7 +120,7 @@ static uint64_t total_bytes() {
     return total;
 }
 
-// What modules and graphs take of each device as long as they live, and libraries as long as the process does.
+// Memory of each device that modules and graphs hold while they live, and libraries until the process ends.
 static std::map<CUdevice, uint64_t> &loaded_bytes() {
     static std::map<CUdevice, uint64_t> bytes;
     return bytes;
@@ -264,7 +264,7 @@ extern "C" CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute
             return CUDA_SUCCESS;
         case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return reset(pool->used);
         case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return reset(pool->reserved);
-        // Nothing is ever reused before its time.
+        // The stand-in never reuses memory early, so these settings change nothing.
         case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
         case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-// Device memory, which is host memory under an account of its own.
+// Device memory: host memory that is counted separately.
 #pragma once
 
 #include "state.h"
@@ -9,8 +9,7 @@ namespace stand_in {
 bool is_device_memory(const void *address, size_t bytes);
 bool is_locked_memory(const void *address, size_t bytes);
 
-// Counts so many bytes more as held on the current context's device, until they are given back; an error where so much is
-// not free.
+// Counts so many bytes as held on the current context's device, until they are given back; an error if fewer are free.
 CUresult take_memory(uint64_t bytes);
 void give_back_memory(uint64_t bytes);
 

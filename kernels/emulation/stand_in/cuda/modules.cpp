@@ -20,7 +20,7 @@ struct CUfunc_st {
 };
 
 struct CUmod_st {
-    // What it takes of the device.
+    // Device memory that it holds.
     uint64_t bytes;
     std::map<std::string, stand_in::Entry> entries;
     std::map<std::string, std::unique_ptr<CUfunc_st>> functions;
@@ -140,7 +140,7 @@ static CUresult run(const CUfunc_st &function, uint3 grid, uint3 block, size_t s
     return CUDA_SUCCESS;
 }
 
-// The values of a kernel's arguments, as they are when it is asked for: a graph keeps them.
+// The values of a kernel's arguments at the time of the call: a graph keeps them.
 struct Values {
     std::vector<uint64_t> values;
 

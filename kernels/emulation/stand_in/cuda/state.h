@@ -1,4 +1,4 @@
-// What the stand-in for the driver keeps: devices, the current context, and handles that are alive.
+// State of the stand-in for the driver: devices, the current context, and live handles.
 #pragma once
 
 #include "../settings.h"
@@ -16,7 +16,7 @@ struct CUctx_st {
 
 namespace stand_in {
 
-// Held by every call while it looks at what is kept or changes it.
+// Held by every call while it reads or changes this state.
 std::recursive_mutex &lock();
 
 bool is_initialised();
@@ -43,7 +43,7 @@ template <typename T> std::set<T *> &alive() {
     return handles;
 }
 
-// What was not given back, a line each on stderr.
+// Prints everything that was not given back, a line each on stderr.
 void report_what_is_left();
 
 // Whether libraries have loaded code into a device's context.

@@ -1,6 +1,5 @@
-// Streams and events. Work is done when it is asked for, in the order of the calls, whatever stream it is on, but for what
-// is captured (graphs.cpp). That is one of the orders that streams allow; a wait for an event that is missing shows in
-// another, not here.
+// Streams and events. Every call is done at once, in the order of the calls, on whatever stream, unless it is captured
+// (graphs.cpp). That is one of the orders that streams allow; so a missing wait for an event is not found here.
 #include "graphs.h"
 #include "memory.h"
 
@@ -15,12 +14,12 @@ namespace stand_in {
 
 CUresult ready_on(const char *function, CUstream stream) { return ready(function, stream); }
 
-// Whether an event is of a capture that goes on.
+// Whether an event belongs to a capture that has not ended.
 static bool is_captured(CUevent event) {
     return event->capture != nullptr && event->capture->origin->capture == event->capture;
 }
 
-// What a wait does to captures: nothing where neither side has to do with one.
+// The effect of a wait on captures: none if neither side takes part in one.
 static CUresult wait_in_capture(CUstream stream, CUevent event) {
     if (event->capture == nullptr) {
         if (stream->capture == nullptr || !event->recorded) {
@@ -57,7 +56,7 @@ using namespace stand_in;
 
 namespace {
 
-// What has passed on a clock of its own, on which products take what a test says and all else takes no time.
+// The time on a virtual clock, on which products take the time that a test sets, and everything else takes none.
 std::atomic<int64_t> passed_ns{0};
 
 Clock::time_point now() {
@@ -116,7 +115,8 @@ extern "C" CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned i
     return flags == 0 ? wait_in_capture(stream, event) : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Waits here, where a device would let the stream wait, and without the lock: whoever raises the number may make calls.
+// Waits in this thread, where a device would make the stream wait. It does not hold the lock, since the thread that
+// raises the number may make calls.
 extern "C" CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
     const auto *number = reinterpret_cast<const volatile uint32_t *>(address);
     {
@@ -164,7 +164,7 @@ extern "C" CUresult cuEventRecord(CUevent event, CUstream stream) {
     return CUDA_SUCCESS;
 }
 
-// An event that was never recorded has come; others have when somebody has looked so often.
+// An event that was never recorded is complete; others are complete after so many queries.
 extern "C" CUresult cuEventQuery(CUevent event) {
     STAND_IN_ENTER(ready("cuEventQuery", event));
     STAND_IN_CHECK(may_come("cuEventQuery", event));

@@ -1,4 +1,4 @@
-// Attention in one operation, as its description has it: scores, what the graph within it makes of them, softmax, values.
+// Attention in one operation, as described: scores, the inner graph on the scores, softmax, values.
 #include "graph.h"
 
 #include <algorithm>
@@ -90,7 +90,7 @@ SharedOperation attention_of(const Descriptor &descriptor) {
         refuse(CUDNN_STATUS_NOT_SUPPORTED, "the scale, tensor %d, is not passed by value", int(scale->uid));
     }
     const auto within = descriptor.made_of<Graph>(CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH);
-    // What softmax reads is what the graph within makes, whatever its number: NVIDIA's frontend gives it another.
+    // Softmax reads the result of the inner graph, whatever its number: NVIDIA's frontend gives it another.
     Tensor scores = softmax.x[0], softened = softmax.x[0];
     if (within) {
         scores = tensor_with(*within, descriptor.number(CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID, -1));

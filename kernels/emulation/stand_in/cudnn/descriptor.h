@@ -10,7 +10,7 @@
 
 namespace stand_in {
 
-// Why a call is refused; what a call throws, its caller is told as a status.
+// Why a call is refused. Thrown within a call, which returns it to its caller as a status.
 struct Refusal {
     cudnnStatus_t status;
     std::string reason;
@@ -33,7 +33,7 @@ struct Value {
     std::vector<Shared> descriptors;
 };
 
-// What finalizing makes of a descriptor beside its attributes; every kind derives its own.
+// The result of finalizing a descriptor, beside its attributes; every kind derives its own.
 struct Made {
     virtual ~Made() = default;
 };

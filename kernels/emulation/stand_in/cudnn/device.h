@@ -1,4 +1,4 @@
-// Devices that plans are made for: described, or there.
+// Devices that plans are made for: described, or present.
 #pragma once
 
 #include "descriptor.h"
@@ -8,7 +8,7 @@ namespace stand_in {
 struct Device : Made {
     // Compute capability without the point: 90.
     int capability;
-    // Rather than there.
+    // Whether it is only described.
     bool is_described;
 };
 

@@ -102,8 +102,8 @@ void check_workspace(const Plan &plan, const Pack &pack, cudaStream_t stream) {
     }
 }
 
-// Blocks that nothing orders come otherwise at every second execution; those of long sequences, if a test says that their
-// order is not kept, at every third.
+// Unordered blocks come in another order at every second execution. If a test says that long sequences are not ordered,
+// theirs come in another order at every third.
 Order order_of(const Plan &plan) {
     static const auto unordered_from = number_setting("STAND_IN_CUDNN_UNORDERED", UINT64_MAX);
     static unsigned executions = 0;
@@ -145,7 +145,7 @@ static std::map<int64_t, float> scalars(const Graph &graph, const Pack &pack) {
 }
 
 static void compute(const Plan &plan, const Pack &pack, std::map<int64_t, float> by_value) {
-    // Whatever else lies there is lost, as it would be.
+    // Overwrite the workspace, as the real library would.
     if (plan.workspace_bytes > 0) {
         std::memset(pack.workspace, 0xff, size_t(plan.workspace_bytes));
     }

@@ -16,7 +16,8 @@ struct Graph : Made {
 
 std::shared_ptr<const Graph> graph_of(const Descriptor &descriptor);
 
-// Refuses a graph that reads what nobody writes and no memory holds, but for one tensor that comes from without.
+// Refuses a graph that reads a tensor that no operation writes and that is not in memory. One such tensor may come from
+// outside.
 const int64_t NONE = -1;
 void check_written(const Graph &graph, int64_t from_without);
 

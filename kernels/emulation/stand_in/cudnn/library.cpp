@@ -19,7 +19,7 @@ std::set<cudnnHandle_t> handles;
 std::set<std::shared_ptr<Descriptor> *> held;
 thread_local std::string last_error;
 
-// The library needs cuBLASLt: where none is loaded, and none can be, the real one ends the process.
+// The library needs cuBLASLt: if none is loaded or can be, the real one ends the process.
 __attribute__((constructor)) void check_dependencies() {
     for (const char *name : {"libcublasLt.so", "libcublasLt.so.12", "libcublasLt.so.13"}) {
         if (dlopen(name, RTLD_LAZY) != nullptr) {
@@ -30,7 +30,7 @@ __attribute__((constructor)) void check_dependencies() {
     std::abort();
 }
 
-// Carries a call out; a refusal becomes its status, and is said where it is the program's mistake: want of memory is not.
+// Makes a call. A refusal becomes its status, and is printed if it is the program's mistake; a lack of memory is not.
 template <typename Call> cudnnStatus_t guarded(const char *function, const Call &call) {
     const std::lock_guard<std::mutex> entered(lock);
     try {
@@ -92,7 +92,7 @@ std::shared_ptr<const Made> make(Descriptor &descriptor) {
         tell(descriptor, CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, CUDNN_TYPE_INT64, {ENGINES});
         return graph_of(descriptor);
     case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR: find_configurations(descriptor); return nullptr;
-    // Their attributes are all there is to them.
+    // These have nothing beside their attributes.
     default: return nullptr;
     }
 }
@@ -177,7 +177,7 @@ extern "C" cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType
     });
 }
 
-// Those that name it keep what they need.
+// Descriptors that name it keep what they need of it.
 extern "C" cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
     return guarded("cudnnBackendDestroyDescriptor", [&] {
         auto *found = &of(descriptor);

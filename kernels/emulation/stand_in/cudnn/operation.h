@@ -9,8 +9,8 @@ namespace stand_in {
 enum class Order {
     // Always the same.
     KEPT,
-    // As blocks of a device would come that nothing orders: another one at every second execution. Parts are kept in bf16, so
-    // that the difference shows in results that are rounded.
+    // As unordered blocks of a device: in another order at every second execution. Parts are kept in bf16, so that the
+    // difference shows even in rounded results.
     REVERSED_IN_PARTS,
     FORWARD_IN_PARTS,
 };
@@ -38,7 +38,7 @@ SharedOperation reshape_of(const Descriptor &descriptor);
 SharedOperation band_mask_of(const Descriptor &descriptor);
 SharedOperation attention_of(const Descriptor &descriptor);
 
-// What an attention makes of scores: no operation by itself.
+// The operation of an attention on scores; not an operation by itself.
 struct Softmax : Made {
     std::vector<Tensor> x, y;
     // None, or one.

@@ -21,7 +21,7 @@ struct Extent {
     bool accumulates;
 };
 
-// What pieces of a workspace begin at multiples of.
+// The alignment of the parts of a workspace.
 const int64_t PIECE_BYTES = 128;
 
 int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
@@ -41,7 +41,7 @@ int64_t blackwell_forward(const Extent &) { return 0; }
 
 int64_t blackwell_ordered(const Extent &extent) { return extent.full_head_bytes == 0 ? 0 : 2 * extent.full_head_bytes + 128; }
 
-// Whether a way takes graphs that add the gradient of queries up in f32 of memory.
+// Whether an engine takes graphs that add up the gradient of queries in f32 in memory.
 enum class Accumulator { NEEDED, REFUSED, EITHER };
 
 using Knobs = std::map<int, int64_t>;
@@ -56,7 +56,7 @@ Knobs staged(Knobs knobs, int64_t stages) {
     return knobs;
 }
 
-// One way to compute a pattern.
+// An engine with its knobs, for a pattern.
 struct Way {
     Pattern pattern;
     int64_t engine;
@@ -66,7 +66,7 @@ struct Way {
     Knobs knobs;
     Accumulator accumulator;
     bool is_ordered;
-    // Whether the heuristic offers it, or a program has to know of it.
+    // Whether the heuristic offers it; else a program must ask for it by number.
     bool is_offered;
     int64_t (*workspace_bytes)(const Extent &);
 };
@@ -106,7 +106,7 @@ Pattern pattern_of(const Graph &graph) {
            int(graph.operations.size()), int(count));
 }
 
-// The first product in the graph's order makes scores: all others wait for some.
+// The first product in the graph's order makes scores, since all others depend on scores.
 Extent extent_of(const Graph &graph) {
     Extent extent = {};
     for (const Operation *operation : products(graph)) {
@@ -124,7 +124,7 @@ Extent extent_of(const Graph &graph) {
     return extent;
 }
 
-// What no engine takes, whatever the device.
+// Graphs that no engine takes, on any device.
 void check_support(const Graph &graph) {
     for (const auto &[uid, tensor] : graph.tensors) {
         if (!tensor.is_in_memory() || tensor.type != CUDNN_DATA_BFLOAT16) {
@@ -186,7 +186,7 @@ void tell_notes(Descriptor &engine) {
     tell(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE, {CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION});
 }
 
-// A configuration as the heuristic hands it out: whole, though nobody has set its attributes.
+// A configuration from the heuristic: it is finalized, though no call set its attributes.
 Shared offered(const Way &way, const Descriptor &heuristics, int capability) {
     auto engine = std::make_shared<Descriptor>();
     engine->kind = CUDNN_BACKEND_ENGINE_DESCRIPTOR;
@@ -270,7 +270,7 @@ std::shared_ptr<const Plan> plan_of(Descriptor &descriptor) {
     if (device && device->capability != plan->capability) {
         refuse(CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH, "a plan for capability %d of an engine for %d", device->capability, plan->capability);
     }
-    // One for the device that is there loads its code.
+    // A plan for a present device loads its code.
     if (!plan->is_described && !take_code_memory()) {
         refuse(CUDNN_STATUS_INTERNAL_ERROR, "the device has no room for the code of a plan");
     }

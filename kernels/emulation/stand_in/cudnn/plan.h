@@ -9,7 +9,7 @@ struct Engine : Made {
     std::shared_ptr<const Graph> graph;
     int64_t index;
     int capability;
-    // For a device that is described rather than there.
+    // For a device that is described, not present.
     bool is_described;
 };
 
@@ -17,13 +17,13 @@ struct Engine : Made {
 struct Plan : Made {
     std::shared_ptr<const Graph> graph;
     int64_t workspace_bytes;
-    // Whether sums of memory are added up in an order that the shape alone says.
+    // Whether sums in memory are added up in an order that only depends on the shape.
     bool is_ordered;
     // Tokens of a sequence.
     int64_t queries;
     // Compute capability of the devices that it is for.
     int capability;
-    // Whether its code stays where it is: the device is described.
+    // Whether the device is only described, so that no code is loaded.
     bool is_described;
 };
 

@@ -1,5 +1,5 @@
-// NCCL between processes of one machine, whose device memory is host memory. What is asked for is done by a thread of the
-// communicator, so that calls return before it is done, as they do where a communicator does not block.
+// NCCL between processes of one machine, whose device memory is host memory. A thread of the communicator does the
+// work, so that calls return before it is done, as with a non-blocking communicator.
 #include "../settings.h"
 #include "mesh.h"
 
@@ -149,7 +149,7 @@ ncclResult_t add(const char *function, bool sends, Piece piece, ncclDataType_t t
     return ncclSuccess;
 }
 
-// Makes the buffers of channels that are not there yet: when ranks first send each other something, and not before.
+// Makes the missing buffers of channels; called when ranks first send each other something.
 bool connect(ncclComm_t comm, const std::set<int> &peers) {
     const auto take = driver<int (*)(uint64_t)>("stand_in_take_library_memory");
     for (const int peer : peers) {
@@ -165,7 +165,7 @@ bool connect(ncclComm_t comm, const std::set<int> &peers) {
     return true;
 }
 
-// Notes what was asked for, where a test wants to know.
+// Records a call, if a test asks for a record.
 void note(const char *what, size_t bytes) {
     const std::string path = setting("STAND_IN_EXCHANGES", "");
     if (!path.empty()) {

@@ -17,7 +17,7 @@ namespace {
 
 const int WAIT_MS = 20;
 
-// Where a rank listens: a name that no file has, and that goes with the process.
+// Where a rank listens: an abstract socket name, which has no file and disappears with the process.
 std::pair<sockaddr_un, socklen_t> address(const std::string &name, int rank) {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
@@ -160,7 +160,7 @@ ncclResult_t Mesh::copy_own(const Exchange &exchange) {
     return comes.empty() ? ncclSuccess : failed(ncclInvalidUsage, "a rank waits for itself");
 }
 
-// As much as goes without waiting.
+// Sends as much as it can without waiting.
 ncclResult_t Mesh::send(int peer, std::deque<Message> &messages) {
     while (!messages.empty()) {
         Message &message = messages.front();
@@ -182,7 +182,7 @@ ncclResult_t Mesh::send(int peer, std::deque<Message> &messages) {
     return ncclSuccess;
 }
 
-// As much as is there.
+// Receives as much as has arrived.
 ncclResult_t Mesh::receive(int peer, std::deque<Message> &messages) {
     while (!messages.empty()) {
         Message &message = messages.front();

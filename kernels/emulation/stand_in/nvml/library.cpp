@@ -1,5 +1,5 @@
-// NVML: a GPU's clocks, and who is on it, as a test sets them. It is the GPU of the stand-in for the driver, whose memory
-// it asks for where that is loaded.
+// NVML: a GPU's clocks, and the processes on it, as a test sets them. It is the GPU of the driver's stand-in; if that
+// is loaded, its memory is asked for.
 #include "../settings.h"
 #include "nvml_api.h"
 
@@ -115,7 +115,7 @@ extern "C" nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t, nvmlMemory_v2_t
     return NVML_SUCCESS;
 }
 
-// With too little room it says how much is needed.
+// If the caller's array is too small, returns how much is needed.
 extern "C" nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t, unsigned int *count,
                                                                 nvmlProcessInfo_t *infos) {
     const uint64_t of_others = number_setting("STAND_IN_OTHERS_BYTES", 0) - number_setting("STAND_IN_UNOWNED_BYTES", 0);

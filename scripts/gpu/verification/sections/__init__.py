@@ -1,4 +1,4 @@
-"""The sections, in an order in which each minute shows the most."""
+"""The sections, the most informative per minute first."""
 from . import (conformance, cudnn, doctor, graphs, limit, modes, more_speed, offload, operations, plan, preflight, references, rehearsal,
                sanitizer, speed, states, tuning)
 

@@ -52,7 +52,7 @@ def settings(fix):
 
 
 def a_full_card(place, found, rows):
-    """A run that no limit stops but the card: more than all of its memory."""
+    """A run that needs more than all memory of the card, without any other limit."""
     total = place.gpu().get("memory", {}).get("total")
     if not total:
         found.notes.append("a full card was not tried: it takes the section doctor, for the GPU's memory")

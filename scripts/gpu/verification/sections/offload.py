@@ -18,7 +18,7 @@ OFFLOADS = {
 
 # 65,536 tokens in one micro-batch, whose forward pass is what states hide behind.
 TIMED = ["--seq", 1024, "--micro-batch", 64, "--accum", 1, "--dtype", "bf16", "--recompute", "full"]
-# Each form is timed at the first shape that fits, and for whose three runs there are so many seconds.
+# Each form is timed at the first shape that fits and leaves so many seconds for its three runs.
 SHAPES = {"qwen2.5-7b": 420, "qwen2.5-1.5b": 60}
 FORMS = {"8-bit moments, bf16-split": ["--state-dtype", "8bit", "--master", "bf16-split"], "f32 moments and master": []}
 TIMED_STEPS, WARMUP = 3, 1
@@ -80,7 +80,7 @@ def time(place, found):
 
 
 def first_that_fits(place, found, name, flags):
-    """The first shape for which the GPU, the host and the clock have room; a note for every other one, and none if there is none."""
+    """The first shape that fits the GPU, the host and the time left, or none; and a note for every shape that does not."""
     for shape, seconds in SHAPES.items():
         obstacle = obstacle_to(place, place.plan("--config", shape, *flags), place.plan("--config", shape, *flags, *OPTIMIZER), seconds)
         if obstacle is None:
@@ -96,7 +96,7 @@ def obstacle_to(place, resident, offloaded, seconds):
         return f"it needs {needed:,} bytes of the GPU's {total:,}"
     limits = [place.doctor["host"][key] for key in ("available_bytes", "group_limit_bytes", "locked_limit_bytes")]
     room = min((limit for limit in limits if limit is not None), default=float("inf"))
-    # Something is left to the rest of the process.
+    # Leave some memory to the rest of the process.
     if 1.2 * offloaded["host_pinned_bytes"] > room:
         return f"it pins {offloaded['host_pinned_bytes']:,} bytes, and the host has room for {room:,}"
     if place.clock.left() < seconds:

@@ -1,4 +1,4 @@
-"""What would make the rest worthless, within seconds: driver, libraries, memory that others hold, clocks."""
+"""Checks within seconds what would make the other sections worthless: driver, libraries, memory that others hold, clocks."""
 import subprocess
 
 from ..libraries import library_path
@@ -7,7 +7,7 @@ from ..outcome import require
 CHECKS = "one step of the smallest model trains; other processes hold little; what slows the GPU down is said"
 SECONDS = 30
 
-# What nvidia-smi is asked for, each by itself: a name that a driver does not know spoils the whole answer.
+# Figures that nvidia-smi is asked for one by one, since one unknown name makes the whole query fail.
 QUERIES = dict(driver="driver_version", total_mib="memory.total", used_mib="memory.used", clock_mhz="clocks.sm", clock_max_mhz="clocks.max.sm",
                power_limit_w="power.limit", power_default_w="power.default_limit", throttling="clocks_throttle_reasons.active",
                temperature_c="temperature.gpu", compute_mode="compute_mode", mig="mig.mode.current")
@@ -16,7 +16,7 @@ QUERIES = dict(driver="driver_version", total_mib="memory.total", used_mib="memo
 REASONS = {0x2: "application clocks are set", 0x4: "the power limit", 0x8: "hardware slowdown", 0x20: "heat, by software",
            0x40: "heat, by hardware", 0x80: "the power brake", 0x100: "display clocks"}
 
-# More than this in other hands spoils plans and times.
+# If other processes hold more than this, plans and times are of no use.
 OTHERS_MIB_MAX = 2048
 
 
@@ -56,7 +56,7 @@ def ask(query, clock):
 
 
 def warnings(said):
-    """What the figures below have to be read with."""
+    """Facts that the reader of the figures below must know."""
     number = lambda name: float(said[name]) if said.get(name) else None
     found = []
     reasons = int(said["throttling"], 16) if said.get("throttling") else 0

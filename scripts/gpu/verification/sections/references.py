@@ -22,7 +22,7 @@ class Tolerance:
 
 
 TOLERANCES = {"f32": Tolerance(1e-5, 1e-5, 1e-4, 1e-4), "bf16": Tolerance(5e-4, 5e-3, 4e-2, 1e-2)}
-# What another dtype must differ by at least, or it was not that dtype.
+# Runs of another dtype must differ by at least this, or that dtype was not used.
 BF16_AT_LEAST = 1e-4
 
 
@@ -52,7 +52,7 @@ def judge(case, distance):
 
 
 class Reference:
-    """What PyTorch made (crates/trainer/tests/golden/README.md)."""
+    """PyTorch's results (crates/trainer/tests/golden/README.md)."""
 
     def __init__(self, place, name):
         self.folder = place.bundle / "golden" / name

@@ -1,4 +1,4 @@
-"""What libraries take of the device is taken before the plan is trusted: nothing is loaded from the first step on."""
+"""Libraries take all their device memory before the plan is relied on: nothing is loaded from the first step on."""
 import bisect
 
 from ..outcome import require
@@ -51,7 +51,7 @@ def a_nearly_full_card(place, found):
         planned = place.plan(*base, "--micro-batch", micro_batch)
         return planned["reserved_bytes"] + planned["device_overhead_bytes"]
 
-    # Larger ones need more, so that the first one that fits is found by halves.
+    # Larger ones need more memory, so search by bisection.
     first = bisect.bisect_left(MICRO_BATCHES, True, hi=len(MICRO_BATCHES) - 1, key=lambda micro_batch: needed_by(micro_batch) <= total)
     micro_batch = MICRO_BATCHES[first]
     needed = needed_by(micro_batch)

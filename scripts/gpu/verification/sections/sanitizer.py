@@ -8,7 +8,7 @@ from ..outcome import OutOfTime, Skipped, require
 CHECKS = "no finding of compute-sanitizer: memcheck over the conformance cases, racecheck and synccheck over training steps"
 SECONDS = 70
 
-# What it says where it may not look at the device, as in some containers.
+# Its message if it may not inspect the device, as in some containers.
 REFUSALS = ("Device not supported", "Failed to initialize", "profiling is not supported", "Unable to find injection")
 SUMMARY = re.compile(r"(ERROR SUMMARY: \d+ errors?|RACECHECK SUMMARY: \d+ hazards? displayed \(.*\))")
 # The exit code that we ask for where there are findings.
@@ -18,10 +18,10 @@ CLEAN = re.compile(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards displ
 STEP = ["train", "--config", "tiny", "--device", "cuda", "--quiet", "--steps", 1, "--micro-batch", 2, "--accum", 1, "--seq", 160,
         "--state-dtype", "8bit", "--save-every", 0]
 TRAINING = [("racecheck", "flash", "bf16"), ("racecheck", "eager", "f32"), ("memcheck", "flash", "bf16"), ("synccheck", "flash", "bf16")]
-# Tensors have blocks of their own there, so that the first byte behind one is found.
+# Tensors have blocks of their own there, so that an access to the first byte behind one is found.
 CASES = [["rms_norm", "swiglu", "rotary", "qkv", "elementwise", "embedding", "norm", "cross_entropy"],
          ["layer_norm", "gelu", "positions", "dropout"], ["adamw", "matmul"], ["attention"], ["flash_attention"]]
-# Failing calls of the driver are the trainer's to report, and a library may try some in vain.
+# Failed driver calls are ignored: the trainer reports its own, and a library may try some that fail.
 OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
 
 

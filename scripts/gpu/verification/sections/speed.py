@@ -12,7 +12,8 @@ SECONDS = 300
 
 # The most that one run may take: compiling a large model takes most of a minute.
 RUN_SECONDS = 150
-# First losses of the two differ by less, or they do not train the same model: weights are drawn from one distribution.
+# The first losses of both must differ by less, or they do not train the same model: weights are drawn from the same
+# distribution.
 LOSS_NEAR = 0.1
 
 OURS, EAGER, COMPILED = "trainer", "torch", "torch.compile"
@@ -116,7 +117,7 @@ def require_room(place, case):
 
 
 def shape(place, case):
-    """What decides the memory of our run."""
+    """The settings that decide the memory of our run."""
     return ["--config", case.config, "--seq", case.seq, "--micro-batch", case.micro_batch, "--accum", 1, "--dtype",
             "bf16" if place.is_cuda else "f32", "--recompute", case.recompute, *case.ours]
 
