@@ -30,6 +30,7 @@ mod clock;
 mod cover;
 mod dims;
 mod dtype;
+mod entry;
 mod history;
 mod home;
 mod host;
@@ -59,12 +60,10 @@ pub use clock::PhaseTime;
 pub use cover::Cover;
 pub use dims::Dims;
 pub use dtype::{DType, Element};
+pub use entry::{Entry, GRAIN_ELEMENTS, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING};
 pub use history::{Address, History, MemoryChange, MemoryEvent};
 pub use home::{Home, Homes, Window};
-pub use layout::{
-    Entry, GRAIN_ELEMENTS, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING,
-    Unit,
-};
+pub use layout::{Layout, LayoutBuilder, Unit};
 pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};
 pub use out_of_memory::{Cause, OutOfMemory, Refusal};

@@ -1,6 +1,7 @@
 //! What stages read and write, by name, and what policies call it.
 
 use crate::Label;
+use crate::label::fnv;
 use memory::{DType, Dims};
 
 /// A named intermediate result of a block. Its name tells it apart from the block's others.
@@ -25,16 +26,6 @@ impl std::hash::Hash for Activation {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.id.hash(state);
     }
-}
-
-/// The 64-bit FNV-1a hash (Fowler, Noll, Vo).
-pub(crate) const fn fnv(text: &str) -> u64 {
-    let (bytes, mut hash, mut at) = (text.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
-    while at < bytes.len() {
-        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-        at += 1;
-    }
-    hash
 }
 
 impl Activation {

@@ -2,8 +2,9 @@
 //! weights move by a part of their own size.
 
 use crate::moment::Moment;
-use crate::numbers::StepNumbers;
-use crate::rule::{Asking, BySums, Group, Keeps, Rule, Summed, Sums, Update, WholeTensor};
+use crate::rule::{
+    Asking, BySums, Group, Keeps, Rule, StepNumbers, Summed, Sums, Update, WholeTensor,
+};
 use kernels::quantise::UNSIGNED;
 use kernels::{
     AdafactorRate, AdafactorStep, FactorVariance, KernelError, MatricesShape, MomentOperand,

@@ -1,10 +1,12 @@
 //! The pieces in which an update goes over what is not on the device: which there are, and where their states lie.
 
-use crate::disk::BLOCK_BYTES;
 use crate::form::{Form, holding};
 use crate::segment::{Round, Segment, rounds};
 use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Rank, Unit};
 use std::ops::Range;
+
+/// What files are read and written in multiples of.
+pub(crate) const BLOCK_BYTES: usize = 4096;
 
 /// One piece.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,7 +12,7 @@
 //!
 //! Between updates the host reads and changes states through one more buffer.
 
-use crate::chunks::Chunks;
+use crate::chunks::{BLOCK_BYTES, Chunks};
 use kernels::{BlockFile, DiskCopy, Event, HostSide, KernelError, Kernels, NoFile, Queue};
 use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
 use std::cell::RefCell;
@@ -25,9 +25,6 @@ const BACK: &str = "states are back on the host before they are written";
 
 /// Chunks that are read before there are slots for them on the device, and as many that are written behind.
 const AHEAD: usize = 2;
-
-/// What files are read and written in multiples of.
-pub(crate) const BLOCK_BYTES: usize = 4096;
 
 /// A file of chunks.
 pub(crate) struct Disk {

@@ -2,7 +2,7 @@
 
 use crate::form::{MASTER, REMAINDER};
 use crate::host::{store, store_f32};
-use crate::named::{RestoreError, SavedState, state_name};
+use crate::saved::{RestoreError, SavedState, state_name};
 use files::FilesError;
 use half::bf16;
 use kernels::split::{join, split};

@@ -4,7 +4,7 @@ use crate::adafactor::Adafactor;
 use crate::adamw::AdamW;
 use crate::form::Form;
 use crate::muon::Muon;
-use crate::rule::{Group, Rule, WholeTensor};
+use crate::rule::{Group, Rule, StepNumbers, WholeTensor};
 use crate::segment::Segment;
 use choices::choices;
 use kernels::{KernelError, Kernels};
@@ -100,21 +100,6 @@ impl Hyperparameters {
             OptimizerKind::Muon => Some(self.muon.ns_dtype),
         }
     }
-}
-
-/// The numbers of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepNumbers {
-    /// The step, from 1: with `seed` the key of the step's random numbers.
-    pub step: usize,
-    /// The update, from 1: unlike `step` it does not count skipped steps. Decides bias corrections.
-    pub update: usize,
-    /// The learning rate.
-    pub learning_rate: f64,
-    /// That of matrices that are updated as a whole.
-    pub matrix_rate: f64,
-    /// The run's seed.
-    pub seed: u64,
 }
 
 /// What all updates of a step share, on the device.

@@ -1,14 +1,14 @@
 //! The optimizer of a run: its states, in any of their formats and wherever they live, and the updates of a step.
 
 use crate::form::Form;
-use crate::numbers::{Hyperparameters, Numbers, StepNumbers};
+use crate::numbers::{Hyperparameters, Numbers};
 use crate::resident::Resident;
-use crate::rule::Asking;
-use crate::rule::WholeTensor;
+use crate::rule::{Asking, StepNumbers, WholeTensor};
 use crate::segment::{Round, rounds};
+use crate::sources::Sources;
 use crate::streamed::Streamed;
 use crate::tensor_states::TensorStates;
-use crate::update::{Sources, room_bytes, update};
+use crate::update::{SCRATCH, room_bytes, update};
 use crate::{MasterFormat, MomentFormat};
 use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
 use memory::{Buffer, Category, DType, Home, Homes, In, Layer, Layout, Memory, OutOfMemory, Rank};
@@ -29,9 +29,6 @@ pub struct Recipe {
     /// The type of the gradients.
     pub gradients: DType,
 }
-
-/// What scratch of an update is called.
-pub(crate) const SCRATCH: &str = "update_scratch";
 
 /// The optimizer and its states.
 ///

@@ -2,7 +2,6 @@
 //! they come and go, is the same for all.
 
 use crate::moment::Moment;
-use crate::numbers::StepNumbers;
 use kernels::{
     Exchange, ExchangeBytes, KernelError, Kernels, MasterOperand, MomentOperand, Operation, Queue,
 };
@@ -11,6 +10,21 @@ use std::ops::Deref;
 
 const COMPLETE: &str = "what a rank has of a tensor is complete before it is sent";
 const CAME: &str = "what other ranks have of a tensor has come before it is used";
+
+/// The numbers of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepNumbers {
+    /// The step, from 1: with `seed` the key of the step's random numbers.
+    pub step: usize,
+    /// The update, from 1: unlike `step` it does not count skipped steps. Decides bias corrections.
+    pub update: usize,
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// That of matrices that are updated as a whole.
+    pub matrix_rate: f64,
+    /// The run's seed.
+    pub seed: u64,
+}
 
 /// What an optimizer keeps of the parameters of its group.
 pub(crate) trait Keeps {

@@ -2,8 +2,8 @@
 
 use crate::rule::{Asking, BySums, Summed, Sums, WholeTensor};
 use crate::segment::{Piece, Segment, Whole};
+use crate::sources::Sources;
 use crate::tensor_states::TensorStates;
-use crate::update::Sources;
 use kernels::quantise::BLOCK;
 use kernels::{Exchange, ExchangeBytes, KernelError};
 use memory::{DType, Out, Rank, one_behind_another};

@@ -3,8 +3,9 @@
 use crate::form::{StateViews, Tensor};
 use crate::master::{SavedMaster, parameter_bytes, set_master};
 use crate::moment::SavedMoment;
-use crate::named::{NamedState, ReadFrom, RestoreError, SavedState, state_name};
+use crate::named::{NamedState, ReadFrom};
 use crate::optimizer::Optimizer;
+use crate::saved::{RestoreError, SavedState, state_name};
 use crate::tensor_states::share;
 use files::{Parts, in_chunks};
 use kernels::{KernelError, Kernels};

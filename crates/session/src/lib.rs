@@ -16,16 +16,19 @@ mod generation;
 mod graphs;
 mod inference;
 mod losses;
+mod open;
 mod optimizer_state;
 mod orders;
 mod outcome;
 mod read_back;
 mod sampling;
+mod saving;
 #[allow(
     clippy::module_inception,
     reason = "the crate is named after its one idea"
 )]
 mod session;
+mod shapes;
 mod snapshot;
 mod states_file;
 mod update;
@@ -34,10 +37,7 @@ mod upload;
 mod weights;
 
 pub use between::{PeaksBetween, longest_and_shortest};
-pub use calls::{
-    LibraryCalls, MICRO_BATCHES_MAX, StepCalls, calls_of_a_step, library_calls,
-    shape_of_a_micro_batch, shape_of_a_step, shape_of_micro_batches,
-};
+pub use calls::{LibraryCalls, StepCalls, calls_of_a_step, library_calls};
 pub use copies::NamedStateCopy;
 pub use crossed::Crossed;
 pub use error::{OptimizerStateError, SessionError};
@@ -46,5 +46,9 @@ pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
 pub use outcome::StepOutcome;
 pub use sampling::Sampling;
+pub use saving::SavedBytes;
 pub use session::Session;
-pub use snapshot::{SavedBytes, State, StateOnHost};
+pub use shapes::{
+    MICRO_BATCHES_MAX, shape_of_a_micro_batch, shape_of_a_step, shape_of_micro_batches,
+};
+pub use snapshot::{SessionState, StateOnHost};

@@ -8,25 +8,16 @@ use crate::losses::Losses;
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
-use crate::snapshot::{CopyPlace, Held};
-use crate::states_file::states_file;
+use crate::snapshot::CopyPlace;
 use crate::updating::Updating;
 use crate::upload::upload;
-use collectives::Alone;
 use data::{MicroBatch, StepBatch};
-use kernels::cpu::Cpu;
-use kernels::meta::{FlopCounter, Meta};
-use kernels::{Kernels, Target};
+use kernels::Kernels;
 use memory::{Layer, Memory, Phase, Rank};
-use model::{
-    BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepLoss, Training,
-    Work,
-};
-use optim::{Optimizer, Recipe};
+use model::{Model, Purpose, Randomness, ReplayCounts, Saved, StepLoss, Training, Work};
+use optim::Optimizer;
 use scratch::ScratchFolder;
 use settings::Settings;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Instant;
 use units::{Gradients, Weights};
 
@@ -45,139 +36,27 @@ pub struct Session {
     /// Where a copy of the state waits to be written, if one is to be made.
     pub(crate) copy_place: Option<CopyPlace>,
     /// The table of activations, empty between micro-batches.
-    saved: Saved,
+    pub(crate) saved: Saved,
     /// The sum of the step's losses.
     pub(crate) losses: Losses,
     pub(crate) step: usize,
     /// Steps that were not skipped, of those that are finished.
     pub(crate) updates: usize,
     /// Whether a step that is being made is to be broken off.
-    stop: Box<dyn Fn() -> bool>,
+    pub(crate) stop: Box<dyn Fn() -> bool>,
     /// Told how many of a step's micro-batches have been asked for.
-    each_micro_batch: Box<dyn Fn(usize, usize)>,
+    pub(crate) each_micro_batch: Box<dyn Fn(usize, usize)>,
     /// The step that was asked for last, if it is not known to be done.
     pub(crate) in_flight: Option<InFlight>,
     /// The outcome of the last step that is known to be done, until somebody takes it.
-    finished: Option<StepOutcome>,
+    pub(crate) finished: Option<StepOutcome>,
     /// Whether a step that releases gradients failed in its backward pass: some weights are a step ahead of others.
     pub(crate) is_half_updated: bool,
     /// Where optimizer states are on a disk; removed with all that is in it.
-    _scratch: Option<ScratchFolder>,
+    pub(crate) _scratch: Option<ScratchFolder>,
 }
 
 impl Session {
-    /// A session on the processor, alone or as the one rank of a group; its weights are zero until they are set.
-    ///
-    /// # Errors
-    /// [`SessionError::OutOfMemory`] if what lives across steps does not fit.
-    pub fn on_cpu(settings: Settings, memory: &Memory) -> Result<Session, SessionError> {
-        let _place = memory.enter(Phase::Load, Layer::Whole);
-        let dtype = settings.narrowest_dtype();
-        let kernels = match &settings.ranks {
-            Some(_) => Cpu::in_group(memory, dtype, Arc::new(Alone))?,
-            None => Cpu::new(memory, dtype)?,
-        };
-        Session::new(settings, memory, Box::new(kernels))
-    }
-
-    /// A session on shapes, which leases what the target would, computes nothing, and counts operations.
-    ///
-    /// # Errors
-    /// As [`Session::on_cpu`].
-    pub fn on_shapes(
-        settings: Settings,
-        memory: &Memory,
-        target: Target,
-        flops: FlopCounter,
-    ) -> Result<Session, SessionError> {
-        let _place = memory.enter(Phase::Load, Layer::Whole);
-        let dtype = settings.narrowest_dtype();
-        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.rank().number);
-        Session::new(settings, memory, Box::new(kernels))
-    }
-
-    /// A session on kernels that work in `memory`; its weights are zero until they are set.
-    ///
-    /// # Errors
-    /// As [`Session::on_cpu`].
-    pub fn on_kernels(
-        settings: Settings,
-        memory: &Memory,
-        kernels: Box<dyn Kernels>,
-    ) -> Result<Session, SessionError> {
-        let _place = memory.enter(Phase::Load, Layer::Whole);
-        Session::new(settings, memory, kernels)
-    }
-
-    fn new(
-        settings: Settings,
-        memory: &Memory,
-        kernels: Box<dyn Kernels>,
-    ) -> Result<Session, SessionError> {
-        let architecture = settings.architecture();
-        let layout = Rc::new(settings.layout(&architecture)?);
-        let dtype = settings.dtype;
-        let computation = Computation {
-            dtype,
-            seq: settings.seq,
-            head_chunk: settings.head_chunk,
-        };
-        let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
-        let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
-        let weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
-        let states = &settings.states;
-        let (gradients, home) = (states.gradients, &homes.gradients);
-        let adding = ranks.map(|ranks| (ranks, settings.accum));
-        let gradients = Gradients::lease(memory, &layout, gradients, home, adding)?;
-        let recipe = Recipe {
-            hyperparameters: settings.optimizer,
-            matrices: settings.matrices(model.architecture(), &layout)?,
-            formats: (states.moments, states.master),
-            weights: dtype,
-            gradients: states.gradients,
-        };
-        let mut optimizer = Optimizer::lease(memory, &layout, &recipe, homes, ranks)?;
-        let scratch = states_file(&homes.states, memory, &mut optimizer)?;
-        let copy_place = settings.checkpoint_copy.then(|| {
-            let declared = model.architecture().parameters();
-            let held = Held {
-                kernels: &*kernels,
-                weights: &weights,
-                optimizer: &optimizer,
-            };
-            CopyPlace::lease(memory, &settings, declared, held)
-        });
-        let losses = Losses::lease(memory, ranks, settings.accum)?;
-        let shape = BatchShape {
-            rows: settings.micro_batch,
-            seq: settings.seq,
-        };
-        let policy = &settings.policy;
-        let saved = Saved::lease(memory, model.architecture(), dtype, policy, shape)?;
-        let memory = memory.clone();
-        Ok(Session {
-            orders: Orders::new(&settings, &model)?,
-            memory,
-            kernels,
-            settings,
-            model,
-            weights,
-            gradients,
-            optimizer,
-            copy_place: copy_place.transpose()?,
-            saved,
-            losses,
-            step: 0,
-            updates: 0,
-            stop: Box::new(|| false),
-            each_micro_batch: Box::new(|_, _| {}),
-            in_flight: None,
-            finished: None,
-            is_half_updated: false,
-            _scratch: scratch,
-        })
-    }
-
     /// One training step, to its end: forward and backward of every micro-batch, then the update.
     ///
     /// # Errors
@@ -397,6 +276,11 @@ impl Session {
         }
         self.losses.add_up(&*self.kernels)?;
         Ok((replayed, crossed))
+    }
+
+    /// Why the device has given up launching micro-batches at once, if it has tried and could not. Nothing else changes.
+    pub fn graphs_refusal(&self) -> Option<String> {
+        self.kernels.section_refusal()
     }
 
     /// Steps made, and updates: steps that were not skipped.

@@ -1,6 +1,6 @@
 //! GPT-2's `config.json`, whose keys are its own.
 
-use super::config::{HfConfigError, flag, number, size, size_or};
+use super::keys::{HfConfigError, flag, number, size, size_or};
 use crate::ModelConfig;
 use crate::config::{ActivationFunction, NormKind, Positions};
 use serde_json::{Value, json};

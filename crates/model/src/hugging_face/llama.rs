@@ -1,6 +1,6 @@
 //! The `config.json` of Llama, and of its like: Mistral, Qwen2, Qwen3, Phi-3.
 
-use super::config::{HfConfigError, causal_lm, flag, number, size, size_or};
+use super::keys::{HfConfigError, causal_lm, flag, number, size, size_or};
 use super::rope;
 use crate::ModelConfig;
 use crate::config::{ActivationFunction, NormKind, Positions};

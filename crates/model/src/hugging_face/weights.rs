@@ -1,13 +1,11 @@
 //! Weights from a folder in Hugging Face layout: safetensors, one file or sharded; or from a checkpoint of several ranks, which
 //! has them in pieces, in the order of their use.
 
+use super::outgoing::{OutgoingWeights, encode};
 use super::turned::Turned;
-use super::write::OutgoingWeights;
 use crate::parameters::{Parameter, Parameters, Stored};
-use bytemuck::cast_slice;
 use files::{
-    CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, TensorSpec, Tensors, host_room,
-    in_chunks,
+    CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room, in_chunks,
 };
 use half::{bf16, f16};
 use memory::{Cover, DType, Layout};
@@ -279,34 +277,5 @@ fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
         Dtype::F16 => values.extend(halves().map(|bytes| f16::from_le_bytes(bytes).to_f32())),
         Dtype::F32 => values.extend(data.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
         other => unreachable!("{other:?} was refused when the files were opened"),
-    }
-}
-
-/// What files of this type say of the parameters, in the order of their layout.
-pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
-    let spec = |parameter: &Parameter| TensorSpec {
-        name: parameter.name.clone(),
-        dtype: parameter.dtype(dtype).into(),
-        shape: parameter.stored_shape(),
-    };
-    parameters.in_layout().map(spec).collect()
-}
-
-/// The bytes of f32 values in a compute type.
-///
-/// # Panics
-/// If weights are not written in that type.
-pub fn encode(values: &[f32], dtype: DType) -> Cow<'_, [u8]> {
-    match dtype {
-        DType::BF16 => {
-            let mut narrow = vec![0; 2 * values.len()];
-            let halves = narrow.as_chunks_mut().0.iter_mut();
-            for (half, value) in halves.zip(values) {
-                *half = bf16::from_f32(*value).to_le_bytes();
-            }
-            Cow::Owned(narrow)
-        }
-        DType::F32 => Cow::Borrowed(cast_slice(values)),
-        other => panic!("weights are written in f32 or bf16, not in {other:?}"),
     }
 }

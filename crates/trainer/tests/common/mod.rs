@@ -22,7 +22,7 @@ use model::{
 use optim::{Hyperparameters, Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
 use session::{Session, StepOutcome};
-use settings::{AttentionBackend, Config, Device, FloatType, HeadChunk, Settings};
+use settings::{AttentionBackend, AutoOr, Config, Device, FloatType, Settings};
 use side_by_side::side_by_side;
 
 /// Recompute modes of every form.
@@ -153,7 +153,7 @@ pub fn config(model: ModelConfig, dtype: DType, mode: &str) -> Config {
     });
     config.recompute.spec = mode.into();
     config.attention.backend = AttentionBackend::Eager;
-    (config.data.seq, config.memory.head_chunk) = (71, HeadChunk::Tokens(100));
+    (config.data.seq, config.memory.head_chunk) = (71, AutoOr::Number(100));
     (config.batch.micro, config.batch.accum) = (2, 2);
     (config.lr.peak, config.train.steps) = (3e-3, 100);
     config.optim.f32_states = Vec::new();
