@@ -62,21 +62,6 @@ impl Activation {
     }
 }
 
-/// An activation of a certain block. The head's input counts as that of a block after the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LayerActivation {
-    /// The block, from 0.
-    pub layer: usize,
-    /// Which of its activations.
-    pub activation: Activation,
-}
-
-impl std::fmt::Display for LayerActivation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of layer {}", self.activation.name, self.layer)
-    }
-}
-
 /// The sequences of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShape {

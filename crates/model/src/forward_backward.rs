@@ -1,20 +1,10 @@
 //! A micro-batch through the whole model: embedding, blocks, head, and back.
 
-use crate::architecture::Position;
 use crate::pass::{Pass, Work};
+use crate::position::StagePosition;
 use crate::{Activation, LayerActivation, Model, ModelError, Purpose, ReplayCounts};
-use memory::{Buffer, In, Layer, Out, Phase};
+use memory::{Buffer, Layer, Phase};
 use units::OpenUnit;
-
-/// The loss that the micro-batches of one step add up.
-pub struct StepLoss<'a> {
-    /// `[1]` f32: sum of the losses of all targets so far.
-    pub sum: Out<'a>,
-    /// Whether nothing has been added yet.
-    pub is_first: bool,
-    /// `[1]` f32: gradients are multiplied by this, 1 / targets of the whole step.
-    pub gradient_scale: In<'a>,
-}
 
 impl Model {
     /// Forward and backward of one micro-batch: adds its loss and its gradients to those of `work`, and its replays to those
@@ -65,7 +55,7 @@ impl Pass<'_> {
         {
             let _place = self.enter(phase, Layer::Embedding);
             self.before_forward(Layer::Embedding)?;
-            self.forward_stage(Position::EMBEDDING)?;
+            self.forward_stage(StagePosition::EMBEDDING)?;
         }
         for (layer, block) in self.model.architecture().blocks().iter().enumerate() {
             let _place = self.enter(phase, Layer::Block(layer));
@@ -222,7 +212,7 @@ impl Pass<'_> {
         } else {
             let unit = self.model.unit_of_part(Layer::Embedding);
             let open = self.open_gradients(unit)?;
-            self.backward_stage(Position::EMBEDDING)?;
+            self.backward_stage(StagePosition::EMBEDDING)?;
             self.close_gradients(Layer::Embedding, open)?;
         }
         let work = &mut self.work;

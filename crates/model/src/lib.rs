@@ -32,10 +32,12 @@ mod linear;
 mod model;
 mod needed;
 mod offload;
+mod on_tiles;
 mod parameters;
 mod pass;
 mod patterns;
 mod policy;
+mod position;
 mod purpose;
 mod randomness;
 mod replays;
@@ -46,7 +48,7 @@ pub mod stages;
 mod statistics;
 mod tiles;
 
-pub use activation::{Activation, BatchShape, Extent, LayerActivation, Size};
+pub use activation::{Activation, BatchShape, Extent, Size};
 pub use architecture::Architecture;
 pub use batch::Batch;
 pub use beside::{Beside, Nothing};
@@ -54,13 +56,12 @@ pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
 pub use config::{ActivationFunction, ConfigError, Family, ModelConfig, NormKind, Positions};
 pub use error::ModelError;
-pub use forward_backward::StepLoss;
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
     WeightsError, encode, file_specs, import, loading_bytes, saving_bytes, write_model,
 };
 pub use init::{Fresh, InitialValues, initialise};
-pub use kv_cache::{CachedSequences, KvCache, LayerCache};
+pub use kv_cache::{CacheShape, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
 pub use model::{Computation, Model};
@@ -70,10 +71,11 @@ pub use patterns::NamePatterns;
 pub use policy::{
     Action, Actions, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError,
 };
-pub use purpose::{Purpose, Training};
-pub use randomness::{DropoutKeys, Randomness};
+pub use position::LayerActivation;
+pub use purpose::{Purpose, StepLoss, Training};
+pub use randomness::{DropoutKeys, DropoutSite, Randomness};
 pub use replays::ReplayCounts;
 pub use rope_scaling::RopeScaling;
 pub use saved::Saved;
-pub use stage::{Declared, DropoutSite, Io, Stage};
+pub use stage::{Declared, Io, Stage};
 pub use stages::Attention;

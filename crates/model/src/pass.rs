@@ -1,6 +1,6 @@
 //! One micro-batch on its way through the model: what a stage computes with, pulling and replaying.
 
-use crate::architecture::Position;
+use crate::position::StagePosition;
 use crate::stage::Declared;
 use crate::tiles::Tiles;
 use crate::{
@@ -33,7 +33,7 @@ pub struct Work<'a> {
 
 /// The stage that runs, in which direction, and what it has pulled of what it declared.
 struct Running<'a> {
-    at: Position,
+    at: StagePosition,
     is_backward: bool,
     parameters: &'a [ParameterId],
     /// A bit for each of what it declared.
@@ -49,7 +49,7 @@ pub struct Pass<'a> {
     pub(crate) replayed: ReplayCounts,
     running: Running<'a>,
     /// The stage whose backward pass runs; none during forward.
-    backward_at: Option<Position>,
+    backward_at: Option<StagePosition>,
     /// What that stage has let go of before its end.
     let_go: Vec<Activation>,
     /// Gradients of activations, until the stage that wrote these takes them.
@@ -66,7 +66,7 @@ impl<'a> Pass<'a> {
             model,
             work,
             running: Running {
-                at: Position::EMBEDDING,
+                at: StagePosition::EMBEDDING,
                 is_backward: false,
                 parameters: &[],
                 pulled: 0,
@@ -412,7 +412,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs a stage in one direction, and sees to it that it reads what it declares.
-    pub(crate) fn run(&mut self, at: Position, is_backward: bool) -> Result<(), ModelError> {
+    pub(crate) fn run(&mut self, at: StagePosition, is_backward: bool) -> Result<(), ModelError> {
         let Declared {
             stage,
             io,
@@ -449,7 +449,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Sees to it that the matrices that a stage reads in one direction are on the device.
-    fn use_matrices(&mut self, at: Position, is_backward: bool) -> Result<(), ModelError> {
+    fn use_matrices(&mut self, at: StagePosition, is_backward: bool) -> Result<(), ModelError> {
         let declared = self.stage(at);
         let reads = !is_backward || declared.stage.reads_matrices_backward();
         match self.unit_of(&declared.parameters) {
@@ -472,7 +472,7 @@ impl<'a> Pass<'a> {
         self.model.unit_of(parameters)
     }
 
-    fn stage(&self, at: Position) -> &'a Declared {
+    fn stage(&self, at: StagePosition) -> &'a Declared {
         self.model.architecture().stage(at)
     }
 
@@ -548,13 +548,13 @@ impl<'a> Pass<'a> {
 
     /// Runs a stage of the forward pass; of what no later stage reads, drops what is recomputed and sends away what is
     /// offloaded.
-    pub(crate) fn forward_stage(&mut self, at: Position) -> Result<(), ModelError> {
+    pub(crate) fn forward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.run(at, false)?;
         self.after_forward(at)
     }
 
     /// On a tile this is for what exists there alone; after the last tile for everything else.
-    pub(crate) fn after_forward(&mut self, at: Position) -> Result<(), ModelError> {
+    pub(crate) fn after_forward(&mut self, at: StagePosition) -> Result<(), ModelError> {
         for activation in self.model.architecture().last_used_by(at) {
             match self
                 .exists_here(activation)
@@ -581,7 +581,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs the backward pass of a stage and releases what it was the last to need.
-    pub(crate) fn backward_stage(&mut self, at: Position) -> Result<(), ModelError> {
+    pub(crate) fn backward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.backward_at = Some(at);
         self.let_go.clear();
         self.run(at, true)?;
@@ -590,7 +590,7 @@ impl<'a> Pass<'a> {
     }
 
     /// As [`Pass::after_forward`].
-    pub(crate) fn after_backward(&mut self, at: Position) {
+    pub(crate) fn after_backward(&mut self, at: StagePosition) {
         for activation in self.model.architecture().released_by(at) {
             if self.exists_here(activation) {
                 self.drop_activation(activation);

@@ -1,7 +1,7 @@
 //! What a micro-batch passes through the model for.
 
-use crate::{Beside, CachedSequences, StepLoss};
-use memory::Phase;
+use crate::{Beside, CachedSequences};
+use memory::{In, Out, Phase};
 use units::Gradients;
 
 /// What a micro-batch passes through the model for.
@@ -27,6 +27,16 @@ pub struct Training<'a> {
     pub loss: StepLoss<'a>,
     /// What else happens meanwhile.
     pub beside: &'a mut dyn Beside,
+}
+
+/// The loss that the micro-batches of one step add up.
+pub struct StepLoss<'a> {
+    /// `[1]` f32: sum of the losses of all targets so far.
+    pub sum: Out<'a>,
+    /// Whether nothing has been added yet.
+    pub is_first: bool,
+    /// `[1]` f32: gradients are multiplied by this, 1 / targets of the whole step.
+    pub gradient_scale: In<'a>,
 }
 
 impl<'a> Purpose<'a> {

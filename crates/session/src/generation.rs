@@ -116,9 +116,9 @@ impl Forward<'_> {
         wanted: &Generation,
         each: &mut dyn FnMut(usize, u32),
     ) -> Result<(), SessionError> {
-        let (architecture, dtype) = (self.model.architecture(), self.model.dtype());
+        let (shape, dtype) = (self.model.architecture().cache_shape(), self.model.dtype());
         let rooms = vec![wanted.window; sequences.len()];
-        let mut cache = KvCache::lease(self.memory, architecture, dtype, &rooms)?;
+        let mut cache = KvCache::lease(self.memory, shape, dtype, &rooms)?;
         for (number, sequence) in sequences.iter_mut().enumerate() {
             let logits = self.read(&mut cache, number, &sequence.tokens)?;
             if let Some(token) = sequence.grow(&logits, &wanted.ends)? {

@@ -78,7 +78,9 @@ impl Inference {
         let weights = Weights::lease(memory, &layout, dtype, &Homes::default(), None)?;
         let shape = BatchShape { rows: 1, seq };
         let policy = Policy::keep_all_of(model.architecture().labels(), model.layers());
-        let saved = Saved::lease(memory, model.architecture(), dtype, &policy, shape)?;
+        let saved = model
+            .architecture()
+            .lease_saved(memory, dtype, &policy, shape)?;
         Ok(Inference {
             memory: memory.clone(),
             kernels,

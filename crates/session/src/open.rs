@@ -12,7 +12,7 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Home, Homes, Layer, Memory, Phase};
-use model::{BatchShape, Computation, Model, Saved};
+use model::{BatchShape, Computation, Model};
 use optim::{Optimizer, Recipe};
 use settings::{BetweenSteps, Settings};
 use std::rc::Rc;
@@ -107,7 +107,9 @@ impl Session {
             seq: settings.seq,
         };
         let policy = &settings.policy;
-        let saved = Saved::lease(memory, model.architecture(), dtype, policy, shape)?;
+        let saved = model
+            .architecture()
+            .lease_saved(memory, dtype, policy, shape)?;
         let memory = memory.clone();
         Ok(Session {
             orders: orders(&settings, &model)?,

@@ -208,6 +208,7 @@ impl Session {
         let mut replayed = self.model.no_replays();
         let micro_batches: Vec<_> = own(&self.settings, step).collect();
         let count = micro_batches.len();
+        let dropout_sites = self.model.architecture().dropout_sites();
         self.losses.begin_step(&*self.kernels, targets)?;
         self.saved.begin_step();
         for (index, (number, micro)) in micro_batches.into_iter().enumerate() {
@@ -226,12 +227,9 @@ impl Session {
                 step: self.step as u64 + 1,
                 micro_batch: number as u64,
             };
-            let batch = upload(&self.memory, &*self.kernels, micro)?.with_dropout(
-                &self.memory,
-                &*self.kernels,
-                &self.model,
-                randomness,
-            )?;
+            let (memory, kernels) = (&self.memory, &*self.kernels);
+            let batch = upload(memory, kernels, micro)?;
+            let batch = batch.with_dropout(memory, kernels, &dropout_sites, randomness)?;
             let mut updating = Updating {
                 kernels: &*self.kernels,
                 memory: &self.memory,

@@ -225,7 +225,7 @@ fn generation_needs_what_it_needs_on_shapes() {
             let peak = memory.step_memory().peak;
             assert_eq!(peak, plan.peak, "{family}");
             let cache = KvCache::bytes(
-                measured.model().architecture(),
+                measured.model().architecture().cache_shape(),
                 settings.dtype,
                 &[WINDOW; 3],
             );

@@ -2,8 +2,8 @@
 
 use super::{Qkv, written};
 use crate::activation::Size;
-use crate::stage::{DropoutSite, Io, Stage};
-use crate::{Activation, AttentionSpec, Extent, Label, ModelError, Pass};
+use crate::stage::{Io, Stage};
+use crate::{Activation, AttentionSpec, DropoutSite, Extent, Label, ModelError, Pass};
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
 };

@@ -106,7 +106,10 @@ impl Run {
             computation,
         );
         let model = model.unwrap();
-        let saved = Saved::lease(&memory, model.architecture(), dtype, policy, SHAPE).unwrap();
+        let saved = model
+            .architecture()
+            .lease_saved(&memory, dtype, policy, SHAPE)
+            .unwrap();
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);
         let gradients = Gradients::lease(&memory, &layout, dtype, &Home::Device, None);
         let weights = Weights::lease(&memory, &layout, dtype, &Homes::default(), None);
@@ -144,7 +147,8 @@ impl Run {
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let mut batch = Batch::upload(memory, kernels, SHAPE, ids, targets).unwrap();
         if let Some(randomness) = randomness {
-            let dropped = batch.with_dropout(memory, kernels, &self.model, randomness);
+            let sites = self.model.architecture().dropout_sites();
+            let dropped = batch.with_dropout(memory, kernels, &sites, randomness);
             batch = dropped.unwrap();
         }
         let scale = scale_of(memory, kernels, targets.len());
