@@ -58,7 +58,7 @@ pub use config::{ActivationFunction, ConfigError, Family, ModelConfig, NormKind,
 pub use error::ModelError;
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
-    WeightsError, encode, file_specs, import, loading_bytes, saving_bytes, write_model,
+    WeightsError, file_specs, import, loading_bytes, saving_bytes, write_model,
 };
 pub use init::{Fresh, InitialValues, initialise};
 pub use kv_cache::{CacheShape, CachedSequences, KvCache, LayerCache};

@@ -38,6 +38,7 @@ mod values;
 pub use adafactor::Adafactor;
 pub use adamw::AdamW;
 pub use formats::{MasterFormat, MomentFormat, SMALLEST_QUANTISED};
+pub use master::weight_bytes;
 pub use muon::{LrAdjust, Muon};
 pub use named::NamedState;
 pub use numbers::{Hyperparameters, OptimizerKind};
@@ -45,26 +46,3 @@ pub use optimizer::{Optimizer, Recipe};
 pub use rule::{StepNumbers, WholeTensor};
 pub use saved::{RestoreError, SavedState};
 pub use schedule::{Schedule, ScheduleKind};
-
-use half::bf16;
-use kernels::{KernelError, Kernels};
-use memory::{DType, In};
-
-/// The elements of a flat f32 or bf16 tensor on the host, as f32.
-///
-/// # Errors
-/// [`KernelError`] if the device fails.
-pub fn download_f32(kernels: &dyn Kernels, x: In) -> Result<Vec<f32>, KernelError> {
-    let mut values = vec![0f32; x.elements()];
-    if x.dtype() == DType::BF16 {
-        let mut halves = vec![bf16::ZERO; x.elements()];
-        kernels.download(bytemuck::cast_slice_mut(&mut halves), x)?;
-        values
-            .iter_mut()
-            .zip(halves)
-            .for_each(|(value, half)| *value = half.to_f32());
-    } else {
-        kernels.download(bytemuck::cast_slice_mut(&mut values), x)?;
-    }
-    Ok(values)
-}

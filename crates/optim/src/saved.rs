@@ -1,7 +1,6 @@
 //! States by parameter and name, as a checkpoint holds them.
 
-use files::{FilesError, Parts};
-use half::bf16;
+use files::{FilesError, Parts, widen};
 use kernels::KernelError;
 use memory::{DType, Entry};
 use std::borrow::Cow;
@@ -96,13 +95,9 @@ impl<'a> SavedState<'a> {
 
     /// Some elements of f32 or bf16, as f32.
     pub(crate) fn widened(&self, elements: &Range<usize>) -> Result<Vec<f32>, FilesError> {
-        let bytes = self.part(elements)?;
-        if self.dtype == DType::BF16 {
-            let halves = bytes.as_chunks().0.iter().copied().map(bf16::from_le_bytes);
-            return Ok(halves.map(bf16::to_f32).collect());
-        }
-        let words = bytes.as_chunks().0.iter().copied();
-        Ok(words.map(f32::from_le_bytes).collect())
+        let mut values = Vec::with_capacity(elements.len());
+        widen(self.dtype.into(), &self.part(elements)?, &mut values);
+        Ok(values)
     }
 }
 

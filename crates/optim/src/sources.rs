@@ -6,9 +6,44 @@ use crate::numbers::Numbers;
 use crate::resident::Resident;
 use crate::rule::Update;
 use crate::segment::Segment;
+use crate::tensor_states::TensorStates;
 use memory::{In, Out, Rank};
 use std::ops::Range;
+use std::rc::Rc;
 use units::{Gradients, Weights};
+
+/// What an optimizer has on the device for good, and what describes it.
+pub(crate) struct States {
+    pub(crate) form: Rc<Form>,
+    pub(crate) numbers: Numbers,
+    /// States with an element for each parameter, or for each block of them.
+    pub(crate) resident: Resident,
+    pub(crate) tensor_states: TensorStates,
+    /// This rank, of those that divide what is updated; the only one where each updates everything.
+    pub(crate) rank: Rank,
+}
+
+impl States {
+    /// What updates read and write. `clip` is the norm and the factor on gradients; none: those of the step.
+    pub(crate) fn sources<'a>(
+        &'a mut self,
+        weights: &'a mut Weights,
+        gradients: &'a Gradients,
+        clip: Option<In<'a>>,
+    ) -> (Sources<'a>, &'a mut TensorStates) {
+        let sources = Sources {
+            form: &self.form,
+            numbers: &self.numbers,
+            rank: self.rank,
+            clip: clip.unwrap_or(self.numbers.clip.view()),
+            resident: &mut self.resident,
+            weights,
+            gradients,
+            came: None,
+        };
+        (sources, &mut self.tensor_states)
+    }
+}
 
 /// What updates read and write, but for what a tensor has as a whole.
 pub(crate) struct Sources<'a> {

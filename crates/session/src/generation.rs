@@ -3,9 +3,9 @@
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::sampling::{Sampler, Sampling};
+use crate::weights::widened;
 use memory::{Buffer, Layer, Phase};
 use model::{Batch, BatchShape, KvCache, ModelError};
-use optim::download_f32;
 
 /// Tokens of a prompt that are read at once, at most: what bounds the memory that a long one takes.
 pub const PROMPT_CHUNK: usize = 512;
@@ -213,7 +213,10 @@ impl Forward<'_> {
     }
 
     fn download(&self, logits: &Buffer) -> Result<Vec<f32>, SessionError> {
-        Ok(download_f32(self.kernels, logits.view())?)
+        let elements = logits.dims().elements();
+        Ok(widened(logits.dtype(), elements, |bytes| {
+            self.kernels.download(bytes, logits.view())
+        })?)
     }
 }
 

@@ -55,12 +55,7 @@ impl Gradients {
         ranks: Option<(&Ranks, usize)>,
     ) -> Result<Gradients, OutOfMemory> {
         let lease = |place, name, held| {
-            let category = Category::Gradient;
-            let lease = ArenaLease {
-                place,
-                category,
-                name,
-            };
+            let lease = ArenaLease::new(place, Category::Gradient, name);
             Arena::lease(memory, lease, layout, dtype, held)
         };
         let trained = layout.trained();

@@ -40,12 +40,7 @@ impl Weights {
         ranks: Option<&Ranks>,
     ) -> Result<Weights, OutOfMemory> {
         let lease = |place, name, held| {
-            let category = Category::Parameter;
-            let lease = ArenaLease {
-                place,
-                category,
-                name,
-            };
+            let lease = ArenaLease::new(place, Category::Parameter, name);
             Arena::lease(memory, lease, layout, layout.types(compute), held)
         };
         let divided = ranks.filter(|ranks| ranks.zero == Zero::Weights);

@@ -2,9 +2,7 @@
 
 use super::turned::Turned;
 use crate::parameters::{Parameter, Parameters, Stored};
-use bytemuck::cast_slice;
 use files::{TensorSource, TensorSpec, host_room, in_chunks};
-use half::bf16;
 use memory::DType;
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -79,23 +77,4 @@ pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
         shape: parameter.stored_shape(),
     };
     parameters.in_layout().map(spec).collect()
-}
-
-/// The bytes of f32 values in a compute type.
-///
-/// # Panics
-/// If weights are not written in that type.
-pub fn encode(values: &[f32], dtype: DType) -> Cow<'_, [u8]> {
-    match dtype {
-        DType::BF16 => {
-            let mut narrow = vec![0; 2 * values.len()];
-            let halves = narrow.as_chunks_mut().0.iter_mut();
-            for (half, value) in halves.zip(values) {
-                *half = bf16::from_f32(*value).to_le_bytes();
-            }
-            Cow::Owned(narrow)
-        }
-        DType::F32 => Cow::Borrowed(cast_slice(values)),
-        other => panic!("weights are written in f32 or bf16, not in {other:?}"),
-    }
 }

@@ -8,8 +8,8 @@ use kernels::operation::{
 };
 use memory::{DType, Layer};
 use model::stages::{
-    CoreAttention, Embedding, Head, Norm, NormStage, Projection, Qkv, ResidualProjection, Rotary,
-    Swiglu,
+    CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
+    ResidualProjection, Rotary,
 };
 use model::{
     Activation, Architecture, Attention, Block, DropoutSite, Extent, Initial, Io, Label, Labels,
@@ -439,7 +439,7 @@ fn block(
     if !has_experts || has_latent {
         let (up, act) = match has_experts {
             true => (SHARED_UP, SHARED_ACT),
-            false => (Swiglu::GATE_UP, Swiglu::ACT),
+            false => (MlpActivation::GATE_UP, MlpActivation::ACT),
         };
         stages.push(Box::new(Projection {
             name: "mlp_up",
