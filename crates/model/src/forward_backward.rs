@@ -256,3 +256,90 @@ impl Pass<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Beside;
+    use crate::test_model::TestModel;
+    use kernels::KernelError;
+    use units::{Gradients, Weights};
+
+    /// Notes what it is told, and stops the micro-batch before so many parts have run.
+    struct Noted {
+        calls: Vec<String>,
+        parts_until_stop: usize,
+    }
+
+    impl Noted {
+        fn until(parts_until_stop: usize) -> Noted {
+            Noted {
+                calls: Vec::new(),
+                parts_until_stop,
+            }
+        }
+    }
+
+    impl Beside for Noted {
+        fn before_forward(
+            &mut self,
+            part: Layer,
+            _: &mut Weights,
+            _: &Gradients,
+        ) -> Result<(), KernelError> {
+            self.calls.push(part.to_string());
+            Ok(())
+        }
+
+        fn before_backward(&mut self) -> Result<(), KernelError> {
+            self.calls.push("backward".into());
+            Ok(())
+        }
+
+        fn is_stopped(&self) -> bool {
+            self.calls.len() >= self.parts_until_stop
+        }
+    }
+
+    #[test]
+    fn parts_run_in_order_and_every_parameter_gets_a_gradient() {
+        let mut fixture = TestModel::new("none");
+        let mut noted = Noted::until(usize::MAX);
+        let mut replayed = fixture.model.no_replays();
+        let live = fixture.memory.live_leases();
+        let outcome = fixture.train(&mut noted, |model, work| {
+            model.forward_backward(work, &mut replayed)
+        });
+        outcome.unwrap();
+        let parts = [
+            Layer::Embedding,
+            Layer::Block(0),
+            Layer::Block(1),
+            Layer::Head,
+        ];
+        let expected = parts.map(|part| part.to_string());
+        assert_eq!(noted.calls[..4], expected);
+        assert_eq!(noted.calls[4..], ["backward"]);
+        assert_eq!(fixture.gradients.missing(), [""; 0]);
+        assert!(fixture.saved.is_empty());
+        assert_eq!(fixture.memory.live_leases(), live);
+    }
+
+    /// Stopped in the forward pass, before the head, and before the first block goes backward.
+    #[test]
+    fn a_micro_batch_that_is_stopped_leaves_nothing() {
+        for parts in [1, 3, 5] {
+            let mut fixture = TestModel::new("full");
+            let mut noted = Noted::until(parts);
+            let mut replayed = fixture.model.no_replays();
+            let live = fixture.memory.live_leases();
+            let outcome = fixture.train(&mut noted, |model, work| {
+                model.forward_backward(work, &mut replayed)
+            });
+            assert!(matches!(outcome, Err(ModelError::Stopped)), "{parts}");
+            assert_eq!(noted.calls.len(), parts);
+            assert!(fixture.saved.is_empty());
+            assert_eq!(fixture.memory.live_leases(), live);
+        }
+    }
+}

@@ -46,6 +46,8 @@ mod saved;
 mod stage;
 pub mod stages;
 mod statistics;
+#[cfg(test)]
+mod test_model;
 mod tiles;
 
 pub use activation::{Activation, BatchShape, Extent, Size};

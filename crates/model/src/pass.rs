@@ -635,3 +635,64 @@ impl<'a> Pass<'a> {
             .of_block(self.running.at, activation)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Nothing;
+    use crate::stages::NormStage;
+    use crate::test_model::TestModel;
+
+    const H1: LayerActivation = LayerActivation {
+        layer: 1,
+        activation: NormStage::H1,
+    };
+
+    /// The activation after the forward pass as bits, and how often a stage ran again for it.
+    fn pulled(recompute: &str) -> (Vec<u32>, usize) {
+        let mut fixture = TestModel::new(recompute);
+        fixture.train(&mut Nothing, |model, work| {
+            let mut pass = Pass::new(model, work);
+            pass.forward().unwrap();
+            pass.backward_at = Some(StagePosition::new(1, 1));
+            let buffer = pass.pull_whole(H1).unwrap();
+            let values = buffer.view().slice::<f32>().iter();
+            let bits = values.map(|value| value.to_bits()).collect();
+            drop(buffer);
+            let replayed = pass.replayed.total();
+            pass.abandon().unwrap();
+            (bits, replayed)
+        })
+    }
+
+    #[test]
+    fn what_was_dropped_is_made_again_with_the_same_bits() {
+        let (kept, no_replays) = pulled("none");
+        let (replayed, replays) = pulled("layernorm");
+        assert_eq!((no_replays, replays), (0, 1));
+        assert_eq!(kept, replayed);
+        assert!(kept.iter().any(|bits| *bits != 0));
+    }
+
+    /// Whether the first norm's output and its statistics are leased in the forward pass.
+    fn wanted(pass: &mut Pass) -> [bool; 2] {
+        pass.running.at = StagePosition::new(0, 0);
+        [NormStage::H1, NormStage::RSTD1].map(|of| pass.wants(of))
+    }
+
+    /// The backward pass alone reads statistics: without one, or where they are dropped, they are not made.
+    #[test]
+    fn an_output_that_nobody_needs_is_not_leased() {
+        let train = |recompute| {
+            let mut fixture = TestModel::new(recompute);
+            fixture.train(&mut Nothing, |model, work| {
+                wanted(&mut Pass::new(model, work))
+            })
+        };
+        assert_eq!(train("none"), [true, true]);
+        assert_eq!(train("full"), [true, false]);
+        let inferred =
+            TestModel::new("none").infer(|model, work| wanted(&mut Pass::new(model, work)));
+        assert_eq!(inferred, [true, false]);
+    }
+}

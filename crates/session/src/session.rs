@@ -346,3 +346,66 @@ fn own<'a>(
     let Rank { number, of } = settings.rank();
     step.micro.iter().enumerate().skip(number).step_by(of)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shapes::shape_of_a_step;
+    use kernels::Target;
+    use kernels::meta::FlopCounter;
+    use settings::Config;
+
+    fn settings() -> Settings {
+        let mut config = Config::default();
+        (config.data.seq, config.batch.micro, config.batch.accum) = (8, 2, 3);
+        Settings::new(&config).unwrap()
+    }
+
+    fn session(settings: &Settings) -> Session {
+        let mut session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
+        session.initialise(3).unwrap();
+        session
+    }
+
+    #[test]
+    fn a_step_is_as_planned_and_gives_back_what_it_leased() {
+        let settings = settings();
+        let batch = shape_of_a_step(&settings, settings.seq);
+        let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+        let plan = Session::on_shapes(settings.clone(), &memory, Target::Cpu, flops);
+        let planned = plan.unwrap().step(&batch).unwrap().memory;
+        let mut session = session(&settings);
+        let live = session.memory.live_leases();
+        let outcome = session.step(&batch).unwrap();
+        assert_eq!(outcome.memory.peak, planned.peak);
+        assert_eq!(outcome.memory.slab_bytes, planned.slab_bytes);
+        assert_eq!(outcome.tokens, 2 * settings.micro_batch * settings.seq);
+        assert_eq!(session.memory.live_leases(), live);
+        assert!(session.take_finished().is_none(), "`step` returned it");
+    }
+
+    #[test]
+    fn a_step_that_is_not_finite_is_made_and_is_no_update() {
+        let settings = settings();
+        let batch = shape_of_a_step(&settings, settings.seq);
+        let mut session = session(&settings);
+        let good = session.step(&batch).unwrap();
+        assert!(good.is_finite() && good.loss > 0.0);
+        assert_eq!(session.progress(), (1, 1));
+        session.set_values(0, &[f32::NAN]).unwrap();
+        let bad = session.step(&batch).unwrap();
+        assert!(!bad.is_finite());
+        assert_eq!(session.progress(), (2, 1));
+    }
+
+    #[test]
+    fn a_rank_makes_every_nth_micro_batch() {
+        let mut config = Config::default();
+        config.join(Rank { number: 1, of: 3 }).unwrap();
+        let settings = Settings::new(&config).unwrap();
+        let micro = shape_of_a_step(&settings, 1).micro[0].clone();
+        let step: StepBatch = (0..7).map(|_| micro.clone()).collect();
+        let numbers: Vec<usize> = own(&settings, &step).map(|(number, _)| number).collect();
+        assert_eq!(numbers, [1, 4]);
+    }
+}
