@@ -1,6 +1,6 @@
 //! What a model is made of: an embedding, blocks, a head, and the parameters that they declared.
 
-use crate::block::{Block, Facts, Run};
+use crate::block::{Block, Facts, StageRun};
 use crate::needed::{frozen_flops, lowest_trained};
 use crate::parameters::Parameters;
 use crate::position::StagePosition;
@@ -228,7 +228,7 @@ impl Architecture {
     }
 
     /// What a stage of a block runs with; nothing of the embedding.
-    pub(crate) fn run_of(&self, at: StagePosition) -> Option<&Run> {
+    pub(crate) fn run_of(&self, at: StagePosition) -> Option<&StageRun> {
         let mut runs = self.blocks[at.layer].runs().iter();
         runs.find(|run| at.stage.is_some_and(|stage| run.stages.contains(&stage)))
     }

@@ -32,7 +32,7 @@ impl Pass<'_> {
     fn forward_backward(&mut self) -> Result<(), ModelError> {
         self.forward()?;
         self.head()?;
-        self.work.purpose.training().beside.before_backward()?;
+        self.work.purpose.training().hooks.before_backward()?;
         self.backward()?;
         let Work {
             weights, kernels, ..
@@ -82,8 +82,8 @@ impl Pass<'_> {
         if let Some(unit) = unit {
             work.weights.use_unit(work.memory, work.kernels, unit)?;
         }
-        let (beside, gradients) = (&mut training.beside, &*training.gradients);
-        beside.before_forward(part, work.weights, gradients)?;
+        let (hooks, gradients) = (&mut training.hooks, &*training.gradients);
+        hooks.before_forward(part, work.weights, gradients)?;
         Ok(work.weights.look_ahead(work.memory, work.kernels)?)
     }
 
@@ -138,9 +138,9 @@ impl Pass<'_> {
             .gradients
             .close(work.kernels, open, (is_own, is_last))?;
         if is_own && is_last && is_released {
-            let beside = &mut training.beside;
+            let hooks = &mut training.hooks;
             let loss = training.loss.sum.as_in();
-            beside.after_backward(part, work.weights, training.gradients, loss)?;
+            hooks.after_backward(part, work.weights, training.gradients, loss)?;
         }
         Ok(())
     }
@@ -149,7 +149,7 @@ impl Pass<'_> {
     /// updated some of the weights already.
     fn go_on(&self) -> Result<(), ModelError> {
         match &self.work.purpose {
-            Purpose::Training(training) if training.beside.is_stopped() => Err(ModelError::Stopped),
+            Purpose::Training(training) if training.hooks.is_stopped() => Err(ModelError::Stopped),
             _ => Ok(()),
         }
     }
@@ -260,7 +260,7 @@ impl Pass<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Beside;
+    use crate::PassHooks;
     use crate::test_model::TestModel;
     use kernels::KernelError;
     use units::{Gradients, Weights};
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    impl Beside for Noted {
+    impl PassHooks for Noted {
         fn before_forward(
             &mut self,
             part: Layer,

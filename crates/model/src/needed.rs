@@ -4,7 +4,9 @@ use crate::parameters::{ParameterId, Parameters};
 use crate::policy::{Action, Policy};
 use crate::stage::Declared;
 use crate::statistics::Statistics;
-use crate::{Activation, Architecture, BatchShape, Block, Extent, LayerActivation, Saved};
+use crate::{
+    Activation, Architecture, BatchShape, Block, Extent, LayerActivation, SavedActivations,
+};
 use memory::{DType, Memory, OutOfMemory, Role};
 use std::collections::HashSet;
 
@@ -65,7 +67,7 @@ impl Architecture {
         dtype: DType,
         policy: &Policy,
         batch: BatchShape,
-    ) -> Result<Saved, OutOfMemory> {
+    ) -> Result<SavedActivations, OutOfMemory> {
         let blocks = self.blocks().iter().zip(self.actions(policy));
         let mut layers: Vec<Vec<_>> = blocks
             .map(|(block, actions)| {
@@ -77,7 +79,7 @@ impl Architecture {
         let of_head = policy.action(layers.len(), Activation::X);
         layers.push(vec![(Activation::X, Extent::tokens(self.width()), of_head)]);
         let statistics = Statistics::lease(memory, self.statistics())?;
-        Saved::lease(memory, layers, statistics, dtype, batch)
+        SavedActivations::lease(memory, layers, statistics, dtype, batch)
     }
 
     /// What backward passes read, and what replays of it read under a policy.

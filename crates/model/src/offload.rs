@@ -14,7 +14,7 @@
 //! since its downloads wait for computation that waited for the uploads of this one.
 
 use crate::host_places::{Arriving, Leaving};
-use crate::saved::{Saved, SlotState};
+use crate::saved::{SavedActivations, SlotState};
 use crate::{BatchShape, LayerActivation, ModelError};
 use kernels::{Event, KernelError, Kernels, Queue};
 use memory::{Category, Layer, Memory, Phase};
@@ -25,7 +25,7 @@ const LEFT: &str = "an activation has left before its memory is used again";
 const FREE: &str = "memory is not in use when an activation returns into it";
 const BACK: &str = "an activation is back before it is read";
 
-impl Saved {
+impl SavedActivations {
     /// Starts an activation on its way to the host, when no later stage of the forward pass reads it.
     pub(crate) fn send(
         &mut self,

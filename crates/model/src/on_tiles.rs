@@ -5,7 +5,7 @@
 //! others is there whole, or is made again so, and a tile sees its rows. The backward pass of a tile makes again all
 //! that it needs and that its forward pass made: nothing outlives a tile.
 
-use crate::block::Run;
+use crate::block::StageRun;
 use crate::pass::Pass;
 use crate::position::StagePosition;
 use crate::tiles::Tiles;
@@ -50,7 +50,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs neighbouring stages of the forward pass.
-    pub(crate) fn forward_run(&mut self, layer: usize, run: &Run) -> Result<(), ModelError> {
+    pub(crate) fn forward_run(&mut self, layer: usize, run: &StageRun) -> Result<(), ModelError> {
         let mut stages = run
             .stages
             .clone()
@@ -66,7 +66,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs the backward passes of neighbouring stages.
-    pub(crate) fn backward_run(&mut self, layer: usize, run: &Run) -> Result<(), ModelError> {
+    pub(crate) fn backward_run(&mut self, layer: usize, run: &StageRun) -> Result<(), ModelError> {
         let stages = run.stages.clone().rev();
         let stages = stages.map(|stage| StagePosition::new(layer, stage));
         self.on_tiles(run, None, |pass| {
@@ -89,7 +89,7 @@ impl<'a> Pass<'a> {
     /// Does something on every tile, or once where a run has none; files what leaves them.
     fn on_tiles(
         &mut self,
-        run: &Run,
+        run: &StageRun,
         replayed: Option<StagePosition>,
         mut on_tile: impl FnMut(&mut Pass<'a>) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {

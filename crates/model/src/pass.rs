@@ -5,7 +5,7 @@ use crate::stage::Declared;
 use crate::tiles::Tiles;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache, Model,
-    ModelError, ParameterId, Purpose, ReplayCounts, Saved,
+    ModelError, ParameterId, Purpose, ReplayCounts, SavedActivations,
 };
 use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
@@ -24,7 +24,7 @@ pub struct Work<'a> {
     /// In which order the pass uses units of them.
     pub order: &'a Rc<[usize]>,
     /// The table of activations; empty before and after, whatever happens.
-    pub saved: &'a mut Saved,
+    pub saved: &'a mut SavedActivations,
     /// The micro-batch.
     pub batch: &'a Batch,
     /// What it passes through the model for.
@@ -639,7 +639,7 @@ impl<'a> Pass<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Nothing;
+    use crate::NoHooks;
     use crate::stages::NormStage;
     use crate::test_model::TestModel;
 
@@ -651,7 +651,7 @@ mod tests {
     /// The activation after the forward pass as bits, and how often a stage ran again for it.
     fn pulled(recompute: &str) -> (Vec<u32>, usize) {
         let mut fixture = TestModel::new(recompute);
-        fixture.train(&mut Nothing, |model, work| {
+        fixture.train(&mut NoHooks, |model, work| {
             let mut pass = Pass::new(model, work);
             pass.forward().unwrap();
             pass.backward_at = Some(StagePosition::new(1, 1));
@@ -685,7 +685,7 @@ mod tests {
     fn an_output_that_nobody_needs_is_not_leased() {
         let train = |recompute| {
             let mut fixture = TestModel::new(recompute);
-            fixture.train(&mut Nothing, |model, work| {
+            fixture.train(&mut NoHooks, |model, work| {
                 wanted(&mut Pass::new(model, work))
             })
         };

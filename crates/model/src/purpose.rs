@@ -1,6 +1,6 @@
 //! What a micro-batch passes through the model for.
 
-use crate::{Beside, CachedSequences};
+use crate::{CachedSequences, PassHooks};
 use memory::{In, Out, Phase};
 use units::Gradients;
 
@@ -26,7 +26,7 @@ pub struct Training<'a> {
     /// The loss of the step so far.
     pub loss: StepLoss<'a>,
     /// What else happens meanwhile.
-    pub beside: &'a mut dyn Beside,
+    pub hooks: &'a mut dyn PassHooks,
 }
 
 /// The loss that the micro-batches of one step add up.

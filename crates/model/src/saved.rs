@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 /// Activations by layer, with what becomes of each. A live one is frozen while it is here: it is read through
 /// `Rc`s and written by nobody.
-pub struct Saved {
+pub struct SavedActivations {
     layers: Vec<Vec<Slot>>,
     pub(crate) host: HostPlaces,
     pub(crate) statistics: Statistics,
@@ -40,7 +40,7 @@ pub(crate) enum SlotState {
     Arriving(Arriving),
 }
 
-impl Saved {
+impl SavedActivations {
     /// An empty table of activations by layer, with pinned host memory for what is offloaded of a micro-batch of this shape.
     pub(crate) fn lease(
         memory: &Memory,
@@ -48,7 +48,7 @@ impl Saved {
         statistics: Statistics,
         dtype: DType,
         batch: BatchShape,
-    ) -> Result<Saved, OutOfMemory> {
+    ) -> Result<SavedActivations, OutOfMemory> {
         let numbered = layers.iter().enumerate();
         let offloaded = numbered.flat_map(|(layer, table)| {
             let offloaded = table
@@ -69,7 +69,7 @@ impl Saved {
             state: SlotState::Absent,
         };
         let slots = |table: Vec<_>| table.into_iter().map(slot).collect();
-        Ok(Saved {
+        Ok(SavedActivations {
             layers: layers.into_iter().map(slots).collect(),
             host,
             statistics,
@@ -158,7 +158,7 @@ impl Saved {
     /// Takes an activation out, to be overwritten; it is a temporary from then on.
     ///
     /// # Panics
-    /// As [`Saved::release`], and if it is not here.
+    /// As [`SavedActivations::release`], and if it is not here.
     pub(crate) fn take(&mut self, at: LayerActivation) -> Buffer {
         let mut buffer = self.take_unread(at);
         buffer.recategorize(Category::Temporary);

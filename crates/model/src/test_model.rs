@@ -1,8 +1,9 @@
 //! A small model on the processor, for tests of its passes.
 
 use crate::{
-    Architecture, Attention, Batch, BatchShape, Beside, CachedSequences, Computation, Fresh, Model,
-    ModelConfig, Policy, Purpose, Saved, StepLoss, Training, Work, initialise,
+    Architecture, Attention, Batch, BatchShape, CachedSequences, Computation, Fresh, Model,
+    ModelConfig, PassHooks, Policy, Purpose, SavedActivations, StepLoss, Training, Work,
+    initialise,
 };
 use kernels::Kernels;
 use kernels::cpu::Cpu;
@@ -18,7 +19,7 @@ pub(crate) struct TestModel {
     pub(crate) model: Model,
     pub(crate) weights: Weights,
     pub(crate) gradients: Gradients,
-    pub(crate) saved: Saved,
+    pub(crate) saved: SavedActivations,
     kernels: Box<dyn Kernels>,
     batch: Batch,
     loss: Buffer,
@@ -82,7 +83,7 @@ impl TestModel {
     /// Does something with the work of a training step, beside which these hooks run.
     pub(crate) fn train<T>(
         &mut self,
-        hooks: &mut dyn Beside,
+        hooks: &mut dyn PassHooks,
         run: impl for<'w> FnOnce(&'w Model, Work<'w>) -> T,
     ) -> T {
         self.gradients.begin_step();
@@ -94,7 +95,7 @@ impl TestModel {
                 is_first: true,
                 gradient_scale: self.scale.view(),
             },
-            beside: hooks,
+            hooks,
         };
         let work = Work {
             memory: &self.memory,

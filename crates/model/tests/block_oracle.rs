@@ -10,7 +10,7 @@ use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
     ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Model,
-    ModelConfig, NormKind, Policy, Positions, Purpose, RopeScaling, StepLoss, Training, Work,
+    ModelConfig, NormKind, Policy, PositionKind, Purpose, RopeScaling, StepLoss, Training, Work,
 };
 use std::rc::Rc;
 use units::{Gradients, Weights};
@@ -45,7 +45,7 @@ fn plain() -> ModelConfig {
         full_attention_layers: Vec::new(),
         norm: NormKind::Rms,
         activation: ActivationFunction::Swiglu,
-        positions: Positions::Rotary,
+        positions: PositionKind::Rotary,
         max_positions: None,
         biases: false,
         dropout: 0.0,
@@ -150,7 +150,7 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
                 gradients: &mut summed,
                 is_last_micro_batch: micro == 1,
                 loss,
-                beside: &mut model::Nothing,
+                hooks: &mut model::NoHooks,
             }),
         };
         model.forward_backward(work, &mut replayed).unwrap();

@@ -22,6 +22,7 @@ mod muon;
 mod named;
 mod numbers;
 mod optimizer;
+mod parameter_states;
 mod resident;
 mod rule;
 mod saved;
@@ -33,7 +34,6 @@ mod streamed;
 mod sums;
 mod tensor_states;
 mod update;
-mod values;
 
 pub use adafactor::Adafactor;
 pub use adamw::AdamW;

@@ -23,7 +23,7 @@ pub struct NamedState<'a> {
 pub(crate) enum ReadFrom<'a> {
     /// On the device.
     Device(In<'a>),
-    /// In pieces that lie in chunks.
+    /// In ranges of bytes that lie in chunks.
     Chunks(&'a Store, Vec<Range<usize>>),
 }
 
@@ -40,7 +40,7 @@ impl NamedState<'_> {
     pub fn read(&self, kernels: &dyn Kernels, bytes: &mut [u8]) -> Result<(), KernelError> {
         match &self.from {
             ReadFrom::Device(view) => kernels.download(bytes, *view),
-            ReadFrom::Chunks(store, pieces) => store.read(kernels, pieces, bytes),
+            ReadFrom::Chunks(store, ranges) => store.read(kernels, ranges, bytes),
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct Recipe {
 
 /// The optimizer and its states.
 ///
-/// Its methods for single parameters are in `values.rs`.
+/// Its methods for single parameters are in `parameter_states.rs`.
 pub struct Optimizer {
     memory: Memory,
     pub(crate) layout: Rc<Layout>,

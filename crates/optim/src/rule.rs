@@ -107,7 +107,7 @@ pub(crate) struct Summed<'a> {
     pub(crate) tensor: &'a WholeTensor,
     /// In the order of [`Keeps::tensor_states`].
     pub(crate) states: Vec<Out<'a>>,
-    /// [`BySums::scratch_bytes`] of u8, which stay over all rounds.
+    /// [`BySums::scratch_bytes`] of u8, which stay over all sweeps.
     pub(crate) scratch: Out<'a>,
     /// f64: sums of squares of its gradients, before clipping, by grains of the norm.
     pub(crate) norm_grains: In<'a>,
@@ -117,15 +117,16 @@ pub(crate) struct Summed<'a> {
     pub(crate) clip: In<'a>,
 }
 
-/// An optimizer whose update of a tensor goes by sums over all of it, made in rounds. Its ranges may be anywhere.
+/// An optimizer whose update of a tensor goes by sums over all of it. A sweep goes over all ranges, wherever they are, and adds up
+/// some of the sums; the next one may go by these.
 pub(crate) trait BySums: Keeps {
-    /// The sums of each round.
-    fn rounds(&self, tensor: &WholeTensor) -> Vec<Sums>;
+    /// The sums of each sweep.
+    fn sweeps(&self, tensor: &WholeTensor) -> Vec<Sums>;
 
     /// Bytes of scratch for a tensor, beside its sums.
     fn scratch_bytes(&self, tensor: &WholeTensor) -> usize;
 
-    /// Before the first round.
+    /// Before the first sweep.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -138,20 +139,20 @@ pub(crate) trait BySums: Keeps {
     fn sum(
         &self,
         on: &Asking,
-        round: usize,
+        sweep: usize,
         summed: &mut Summed,
         range: (usize, Update),
         sums: Vec<Out>,
     ) -> Result<(), KernelError>;
 
-    /// Ends a round, with all sums: exact ones in a row for each range, those of blocks in a row each.
+    /// Ends a sweep, with all sums: exact ones in a row for each range, those of blocks in a row each.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    fn end_round(
+    fn end_sweep(
         &self,
         on: &Asking,
-        round: usize,
+        sweep: usize,
         summed: &mut Summed,
         sums: In,
     ) -> Result<(), KernelError>;
@@ -223,7 +224,7 @@ impl WholeTensor {
 }
 
 /// Parameters that are updated by one rule.
-pub(crate) struct Group {
+pub(crate) struct ParameterGroup {
     pub(crate) rule: Rule,
     pub(crate) cover: Cover,
     /// The tensors of which the cover is, padding included, where the rule updates these as a whole.

@@ -170,7 +170,7 @@ impl Streamed {
     /// Asks for the first chunks of the next update.
     pub(crate) fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         if let Some(store) = &mut self.store {
-            store.settle()?;
+            store.end_host_access()?;
         }
         let all = self.chunks.all.len();
         self.due = (self.updated / all.max(1) + 1) * all;

@@ -10,7 +10,7 @@ use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target};
 use memory::{Homes, Layer, Memory, Phase};
-use model::{BatchShape, Computation, Model, Policy, Saved, import};
+use model::{BatchShape, Computation, Model, Policy, SavedActivations, import};
 use optim::weight_bytes;
 use settings::Settings;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub struct Inference {
     weights: Weights,
     /// All weights are on the device, so no unit has to come.
     no_order: Rc<[usize]>,
-    saved: Saved,
+    saved: SavedActivations,
 }
 
 impl Inference {

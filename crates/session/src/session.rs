@@ -1,6 +1,5 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
-use crate::crossed::{Count, Crossed, UpdateTraffic};
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::graphs::section;
@@ -9,12 +8,13 @@ use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
 use crate::snapshot::CopyPlace;
+use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use crate::updating::Updating;
 use crate::upload::upload;
 use data::{MicroBatch, StepBatch};
 use kernels::Kernels;
 use memory::{Layer, Memory, Phase, Rank};
-use model::{Model, Purpose, Randomness, ReplayCounts, Saved, StepLoss, Training, Work};
+use model::{Model, Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work};
 use optim::Optimizer;
 use scratch::ScratchFolder;
 use settings::Settings;
@@ -36,7 +36,7 @@ pub struct Session {
     /// Where a copy of the state waits to be written, if one is to be made.
     pub(crate) copy_place: Option<CopyPlace>,
     /// The table of activations, empty between micro-batches.
-    pub(crate) saved: Saved,
+    pub(crate) saved: SavedActivations,
     /// The sum of the step's losses.
     pub(crate) losses: Losses,
     pub(crate) step: usize,
@@ -203,8 +203,8 @@ impl Session {
         step: &StepBatch,
         targets: usize,
         beside: &mut UpdateTraffic,
-    ) -> Result<(ReplayCounts, Crossed), SessionError> {
-        let mut crossed = Crossed::default();
+    ) -> Result<(ReplayCounts, StepTraffic), SessionError> {
+        let mut crossed = StepTraffic::default();
         let mut replayed = self.model.no_replays();
         let micro_batches: Vec<_> = own(&self.settings, step).collect();
         let count = micro_batches.len();
@@ -252,7 +252,7 @@ impl Session {
                     gradients: &mut self.gradients,
                     is_last_micro_batch: index + 1 == count,
                     loss,
-                    beside: &mut updating,
+                    hooks: &mut updating,
                 }),
             };
             let section = section(&self.settings, (index, count), micro);

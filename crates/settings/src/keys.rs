@@ -11,7 +11,7 @@ use super::need;
 use super::size::Size;
 use data::{Format, Inputs, Packing};
 use memory::Window;
-use model::{ActivationFunction, NormKind, Positions, RopeScaling};
+use model::{ActivationFunction, NormKind, PositionKind, RopeScaling};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ keys! {
             .details("The families differ in this and the next five keys together; mixtures are refused."),
         key("model.activation", Kind::Choice(ActivationFunction::NAMES), "\"swiglu\"",
             "Activation function of the feed-forward layer; gelu_tanh has no gate"),
-        key("model.positions", Kind::Choice(Positions::NAMES), "\"rotary\"",
+        key("model.positions", Kind::Choice(PositionKind::NAMES), "\"rotary\"",
             "How tokens know where they stand: by the rotary embedding, or by learned vectors"),
         optional("model.max_positions", Kind::Whole(1), ("1024", "none"), "Learned positions: the longest sequence"),
         key("model.biases", Kind::Bool, "false", "All projections have a bias"),

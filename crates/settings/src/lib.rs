@@ -6,6 +6,7 @@
 //! questions becomes [`Settings`], which sessions and plans read.
 
 mod attention;
+mod by_key;
 pub mod check;
 mod checkpoints;
 mod choices;
@@ -31,7 +32,6 @@ mod size;
 #[cfg(test)]
 mod tests;
 mod unknown;
-mod values;
 
 pub use attention::{auto_attention, cudnn_fits, cudnn_misfit, cudnn_shape};
 pub use choices::{
@@ -39,7 +39,7 @@ pub use choices::{
 };
 pub use device::{Device, DeviceError};
 pub use error::ConfigError;
-pub use key::{Argument, Flag, Key, KeyDefault, Mark};
+pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, EvalConfig,
     HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig,

@@ -328,9 +328,9 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn settle(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn wait_until_gathered(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         match &mut self.gathered {
-            Some(gathered) => gathered.settle(kernels),
+            Some(gathered) => gathered.wait_until_gathered(kernels),
             None => Ok(()),
         }
     }

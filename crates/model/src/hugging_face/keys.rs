@@ -1,6 +1,6 @@
 //! Keys of a `config.json`, one value at a time, and what can be wrong with them.
 
-use crate::ConfigError;
+use crate::ModelConfigError;
 use serde_json::Value;
 
 /// A `config.json` that describes no model of this family.
@@ -34,7 +34,7 @@ pub enum HfConfigError {
     Unsupported(&'static str, String),
     /// The sizes make no model.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ModelConfigError),
 }
 
 /// The model types that are known, with the one class of each that has the language model's head.

@@ -6,8 +6,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target, Traffic};
 use memory::{Buffer, Category, DType, Home, Homes, Memory};
 use model::{
-    Architecture, Batch, BatchShape, Computation, Model, ModelConfig, Nothing, Policy, Purpose,
-    Randomness, ReplayCounts, Saved, StepLoss, Training, Work,
+    Architecture, Batch, BatchShape, Computation, Model, ModelConfig, NoHooks, Policy, Purpose,
+    Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
 };
 use std::rc::Rc;
 use units::{Gradients, Weights};
@@ -41,7 +41,7 @@ pub struct Run {
     pub model: Model,
     weights: Weights,
     gradients: Gradients,
-    saved: Saved,
+    saved: SavedActivations,
     loss: Buffer,
 }
 
@@ -168,7 +168,7 @@ impl Run {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: true,
                 loss,
-                beside: &mut Nothing,
+                hooks: &mut NoHooks,
             }),
         };
         self.model.forward_backward(work, &mut replayed).unwrap();

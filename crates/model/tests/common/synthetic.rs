@@ -12,8 +12,8 @@ use model::stages::{
     ResidualProjection, Rotary,
 };
 use model::{
-    Activation, Architecture, Attention, Block, DropoutSite, Extent, Initial, Io, Label, Labels,
-    Linear, ModelConfig, ModelError, ParameterId, Parameters, PartParameters, Pass, Size, Stage,
+    Activation, Architecture, Attention, Block, Dimension, DropoutSite, Extent, Initial, Io, Label,
+    Labels, Linear, ModelConfig, ModelError, ParameterId, Parameters, PartParameters, Pass, Stage,
 };
 
 const LATENT: Label = Label::new("mla_latent");
@@ -59,7 +59,7 @@ const EXPERTS: usize = 3;
 const CHOICES: usize = 2;
 
 fn rows(width: usize) -> Extent {
-    Extent::of(&[Size::TokensTimes(CHOICES), Size::Fixed(width)])
+    Extent::of(&[Dimension::TokensTimes(CHOICES), Dimension::Fixed(width)])
 }
 
 /// scores `[t, e]` = h2 W^T + correction (a buffer), all f32 whatever the model computes in, whose cross-entropy with what is
@@ -80,10 +80,13 @@ impl Stage for Router {
             writes: vec![
                 (
                     SCORES,
-                    Extent::of_f32(&[Size::Tokens, Size::Fixed(EXPERTS)]),
+                    Extent::of_f32(&[Dimension::Tokens, Dimension::Fixed(EXPERTS)]),
                 ),
-                (CHOSEN, Extent::of_i32(&[Size::Tokens])),
-                (ROW_TOKEN, Extent::of_i32(&[Size::TokensTimes(CHOICES)])),
+                (CHOSEN, Extent::of_i32(&[Dimension::Tokens])),
+                (
+                    ROW_TOKEN,
+                    Extent::of_i32(&[Dimension::TokensTimes(CHOICES)]),
+                ),
             ],
             backward_reads: [vec![SCORES, CHOSEN], self.linear.backward_reads(H2)].concat(),
         }

@@ -16,7 +16,7 @@ use crate::{
     RecomputeConfig, Release, Size, TrainConfig, dotted, preset, reference,
 };
 use data::{Format, Packing};
-use model::{ActivationFunction, NormKind, Positions};
+use model::{ActivationFunction, NormKind, PositionKind};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
 const REFERENCE: &str = include_str!("../../../../configs/reference.toml");
@@ -43,7 +43,7 @@ fn full() -> Config {
             full_attention_layers: vec![0, 2],
             norm: NormKind::Rms,
             activation: ActivationFunction::Swiglu,
-            positions: Positions::Rotary,
+            positions: PositionKind::Rotary,
             max_positions: Some(64),
             biases: false,
             dropout: 0.0,

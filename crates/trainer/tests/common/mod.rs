@@ -17,7 +17,7 @@ use kernels::{Target, Traffic};
 use memory::{DType, Homes, Memory};
 use model::{
     Activation, ActivationFunction, Architecture, Attention, ModelConfig, NormKind, OffloadLabels,
-    Positions,
+    PositionKind,
 };
 use optim::{Hyperparameters, Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
@@ -71,7 +71,7 @@ pub fn odd_model(layers: usize) -> ModelConfig {
         full_attention_layers: Vec::new(),
         norm: NormKind::Rms,
         activation: ActivationFunction::Swiglu,
-        positions: Positions::Rotary,
+        positions: PositionKind::Rotary,
         max_positions: None,
         biases: false,
         dropout: 0.0,
@@ -125,7 +125,7 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 4] {
         tie_embeddings: true,
         norm: NormKind::Layer,
         activation: ActivationFunction::GeluTanh,
-        positions: Positions::Learned,
+        positions: PositionKind::Learned,
         max_positions: Some(80),
         biases: true,
         dropout: 0.2,

@@ -5,7 +5,7 @@ use memory::{In, Layer};
 use units::{Gradients, Weights};
 
 /// Hooks that run while a micro-batch passes through the model. By default they do nothing.
-pub trait Beside {
+pub trait PassHooks {
     /// Just before a part of the model runs forward: its weights, which are on the device, may still be written.
     ///
     /// # Errors
@@ -50,6 +50,6 @@ pub trait Beside {
 }
 
 /// Nothing else happens.
-pub struct Nothing;
+pub struct NoHooks;
 
-impl Beside for Nothing {}
+impl PassHooks for NoHooks {}

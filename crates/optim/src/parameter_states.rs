@@ -1,6 +1,6 @@
 //! Weights and states of single parameters into the optimizer, and states out of it.
 
-use crate::form::{StateViews, Tensor};
+use crate::form::{StateTensor, StateViews};
 use crate::master::{SavedMaster, set_master, weight_bytes};
 use crate::moment::SavedMoment;
 use crate::named::{NamedState, ReadFrom};
@@ -74,7 +74,7 @@ impl Optimizer {
         assert!(!self.is_pending(), "an update is pending");
         let entry = &self.layout.entries()[index];
         let own = range.start - entry.offset..range.end - entry.offset;
-        let state = |tensor: Tensor, from| NamedState {
+        let state = |tensor: StateTensor, from| NamedState {
             name: state_name(entry, tensor.kind),
             dtype: tensor.dtype,
             elements: tensor.rows(&own),
@@ -94,9 +94,9 @@ impl Optimizer {
         let streamed = streamed.expect("states that are not on the device are in chunks");
         let store = streamed.store().expect("these states are in the store");
         let states = tensors.enumerate().map(|(number, tensor)| {
-            let pieces = streamed.chunks().pieces(range);
-            let places = pieces.filter_map(|(chunk, piece)| {
-                let place = self.states.form.places(&chunk.ranges, &piece)[number]
+            let held = streamed.chunks().holding(range);
+            let places = held.filter_map(|(chunk, range)| {
+                let place = self.states.form.places(&chunk.ranges, &range)[number]
                     .1
                     .clone();
                 let start = chunk.away.as_ref()?.place.start;
@@ -173,9 +173,9 @@ impl Optimizer {
         };
         let (chunks, store) = streamed.at_rest(kernels)?;
         let Some(store) = store else { return Ok(()) };
-        for (chunk, piece) in chunks.pieces(range) {
+        for (chunk, held) in chunks.holding(range) {
             let Some(away) = &chunk.away else { continue };
-            for own in in_chunks(piece) {
+            for own in in_chunks(held) {
                 let bytes = store.change(kernels, away)?;
                 let states = self.states.form.carve(&chunk.ranges, &own, bytes);
                 set(own, Space::Host, states)?;
