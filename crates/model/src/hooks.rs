@@ -1,4 +1,4 @@
-//! A hook for the optimizer, which updates while micro-batches pass.
+//! Hooks that run while micro-batches pass: by them the optimizer updates beside a pass.
 
 use kernels::KernelError;
 use memory::{In, Layer};
