@@ -47,9 +47,6 @@ pub(crate) trait Keeps {
 /// An optimizer that updates any range of its group by itself.
 pub(crate) trait ByRange: Keeps {
     /// Asks for the update of a range. If the clipping factor is not finite, nothing is changed.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError>;
 }
 
@@ -63,15 +60,9 @@ pub(crate) trait ByMatrix: Keeps {
     fn scratch_bytes(&self, shape: [usize; 2]) -> usize;
 
     /// Asks for the moments' step, and for the direction of a range, `out [n]`. It takes the moments out of the update.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn direct(&self, on: &Asking, update: &mut Update, out: Out) -> Result<(), KernelError>;
 
     /// Asks for the direction of a whole matrix to be made what weights move along. `rates` are those of the step.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn transform(
         &self,
         on: &Asking,
@@ -82,9 +73,6 @@ pub(crate) trait ByMatrix: Keeps {
     ) -> Result<(), KernelError>;
 
     /// Asks for the step of a range's weights. If the clipping factor is not finite, they stay as they are.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn apply(
         &self,
         on: &Asking,
@@ -127,15 +115,9 @@ pub(crate) trait BySums: Keeps {
     fn scratch_bytes(&self, tensor: &WholeTensor) -> usize;
 
     /// Before the first sweep.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn begin(&self, on: &Asking, summed: &mut Summed) -> Result<(), KernelError>;
 
     /// Asks for the sums (f64) of a range, which begins at this element of the tensor: all exact ones, or each of those of its blocks.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn sum(
         &self,
         on: &Asking,
@@ -146,9 +128,6 @@ pub(crate) trait BySums: Keeps {
     ) -> Result<(), KernelError>;
 
     /// Ends a sweep, with all sums: exact ones in a row for each range, those of blocks in a row each.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn end_sweep(
         &self,
         on: &Asking,
@@ -158,9 +137,6 @@ pub(crate) trait BySums: Keeps {
     ) -> Result<(), KernelError>;
 
     /// Asks for the step of a range. If the clipping factor is not finite, it stays as it is.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn apply(
         &self,
         on: &Asking,
@@ -275,18 +251,12 @@ impl<'a> Asking<'a> {
     }
 
     /// Asks for an operation.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     pub(crate) fn run<'b>(&self, operation: impl Into<Operation<'b>>) -> Result<(), KernelError> {
         // SAFETY: the promise of whoever made this.
         unsafe { self.kernels.start(self.queue, operation) }
     }
 
     /// Asks for an exchange, after what was asked for in this queue, and before what will be.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
     pub(crate) fn exchange<'b>(
         &self,
         bytes: ExchangeBytes,
