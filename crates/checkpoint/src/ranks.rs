@@ -43,9 +43,6 @@ impl StagedCheckpoint {
 }
 
 /// Makes the folder that ranks write into, and removes what earlier saves left half done: on one rank, before any writes.
-///
-/// # Errors
-/// [`CheckpointError::Files`].
 pub(crate) fn stage(
     disk: &dyn FileSystem,
     staging: &StagedCheckpoint,
@@ -59,9 +56,6 @@ pub(crate) fn stage(
 }
 
 /// Writes what a rank has, and makes it durable.
-///
-/// # Errors
-/// [`CheckpointError::Files`].
 pub(crate) fn write_part(
     disk: &dyn FileSystem,
     staging: &StagedCheckpoint,

@@ -39,6 +39,7 @@ mod tensor_file;
 mod tensor_files;
 mod tensors;
 mod unique;
+mod widths;
 mod write;
 mod write_tensors;
 
@@ -54,6 +55,7 @@ pub use pieces::{
 pub use safetensors::Dtype;
 pub use tensor_files::{TensorFiles, is_plain_name};
 pub use tensors::Tensors;
+pub use widths::{narrow, widen};
 pub use write::{WrittenFile, write_file};
 pub use write_tensors::{
     TensorSource, TensorSpec, tensor_file_bytes, write_tensors, writing_order,

@@ -32,6 +32,17 @@ pub struct ArenaLease {
     pub name: &'static str,
 }
 
+impl ArenaLease {
+    /// A lease of a place, under a category and a name.
+    pub const fn new(place: ArenaPlace, category: Category, name: &'static str) -> ArenaLease {
+        ArenaLease {
+            place,
+            category,
+            name,
+        }
+    }
+}
+
 /// Where an arena lives, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArenaPlace {
@@ -210,11 +221,7 @@ mod tests {
     use super::*;
     use crate::{Layer, LayoutBuilder, Role};
 
-    const LEASE: ArenaLease = ArenaLease {
-        place: ArenaPlace::Device,
-        category: Category::Parameter,
-        name: "x",
-    };
+    const LEASE: ArenaLease = ArenaLease::new(ArenaPlace::Device, Category::Parameter, "x");
 
     #[test]
     fn tensors_are_stored_in_types_of_their_own() {

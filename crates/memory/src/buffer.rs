@@ -1,6 +1,6 @@
 //! A leased tensor.
 
-use crate::memory::Held;
+use crate::state::HeldLease;
 use crate::view::Reach;
 use crate::{Category, DType, Dims, In, Out};
 use std::ops::Range;
@@ -20,13 +20,13 @@ pub struct Buffer {
 /// What keeps the memory of a tensor leased.
 enum Hold {
     /// The lease; shared with nobody but the one window that [`Windows`] lend.
-    Lease(Rc<Held>),
+    Lease(Rc<HeldLease>),
     /// The tensor of which these are rows, and which nobody writes as long as there are any.
     Frozen(Rc<Buffer>),
 }
 
 impl Buffer {
-    pub(crate) fn new(held: Held, pointer: *mut u8, dims: Dims, dtype: DType) -> Buffer {
+    pub(crate) fn new(held: HeldLease, pointer: *mut u8, dims: Dims, dtype: DType) -> Buffer {
         Buffer {
             pointer,
             reach: held.reach(),
@@ -73,7 +73,7 @@ impl Buffer {
         }
     }
 
-    fn held(&self) -> &Rc<Held> {
+    fn held(&self) -> &Rc<HeldLease> {
         match &self.hold {
             Hold::Lease(held) => held,
             Hold::Frozen(whole) => whole.held(),

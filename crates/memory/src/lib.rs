@@ -30,6 +30,8 @@ mod clock;
 mod cover;
 mod dims;
 mod dtype;
+mod each;
+mod entry;
 mod history;
 mod home;
 mod host;
@@ -54,17 +56,15 @@ pub use arena::{Arena, ArenaLease, ArenaPlace};
 pub use blocks::{Blocks, DeviceBytes, DeviceMarks, Refused, Stamp};
 pub use buffer::{Buffer, Windows};
 pub use bytes::format_bytes;
-pub use category::{ByCategory, Category, Space};
+pub use category::{ByCategory, Category, EachCategory, Space};
 pub use clock::PhaseTime;
 pub use cover::Cover;
 pub use dims::Dims;
 pub use dtype::{DType, Element};
+pub use entry::{Entry, GRAIN_ELEMENTS, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING};
 pub use history::{Address, History, MemoryChange, MemoryEvent};
 pub use home::{Home, Homes, Window};
-pub use layout::{
-    Entry, GRAIN_ELEMENTS, Layout, LayoutBuilder, PARAMETER_ALIGNMENT_BYTES, PARAMETER_PADDING,
-    Unit,
-};
+pub use layout::{Layout, LayoutBuilder, Unit};
 pub use ledger::{Lease, Ledger, LiveLease, Peak};
 pub use memory::{Memory, PlaceGuard, StepMemory};
 pub use out_of_memory::{Cause, OutOfMemory, Refusal};

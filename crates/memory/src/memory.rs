@@ -2,8 +2,7 @@
 
 use crate::clock::PhaseClock;
 use crate::history::{MemoryChange, Recorder};
-use crate::state::{Backing, Grant, Life, State, Storage};
-use crate::view::Reach;
+use crate::state::{Backing, HeldLease, Life, MemoryState};
 use crate::{
     Blocks, Buffer, ByPhase, Category, DType, DeviceMarks, Dims, History, Layer, LiveLease,
     OutOfMemory, Peak, Phase, PhaseTime, Place, Refused, Space,
@@ -17,7 +16,7 @@ use std::rc::Rc;
 /// kernels work on views in as many threads as they like.
 #[derive(Clone)]
 pub struct Memory {
-    state: Rc<RefCell<State>>,
+    state: Rc<RefCell<MemoryState>>,
 }
 
 /// What the ledger saw since [`Memory::begin_step`].
@@ -38,43 +37,10 @@ pub struct StepMemory {
     pub device: Option<DeviceMarks>,
 }
 
-/// A live lease: gives itself back when dropped. Owned by a [`Buffer`].
-pub(crate) struct Held {
-    memory: Memory,
-    grant: Grant,
-}
-
-impl Held {
-    pub(crate) fn bytes(&self) -> u64 {
-        self.grant.bytes
-    }
-
-    pub(crate) fn is_shape(&self) -> bool {
-        matches!(self.grant.storage, Storage::Nothing)
-    }
-
-    pub(crate) fn reach(&self) -> Reach {
-        self.grant.reach
-    }
-
-    pub(crate) fn recategorize(&self, category: Category) {
-        let mut state = self.memory.state.borrow_mut();
-        let number = self.grant.number;
-        state.ledger.recategorize(number, category);
-        state.note(MemoryChange::Recategorize { number, category });
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.memory.state.borrow_mut().give_back(&self.grant);
-    }
-}
-
 impl Memory {
     fn new(backing: Backing) -> Memory {
         Memory {
-            state: Rc::new(RefCell::new(State::new(backing))),
+            state: Rc::new(RefCell::new(MemoryState::new(backing))),
         }
     }
 
@@ -198,8 +164,8 @@ impl Memory {
             .state
             .borrow_mut()
             .take(category, name, dims, dtype, life)?;
-        let held = Held {
-            memory: self.clone(),
+        let held = HeldLease {
+            state: self.state.clone(),
             grant,
         };
         Ok(Buffer::new(held, pointer, dims, dtype))

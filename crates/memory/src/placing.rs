@@ -1,7 +1,6 @@
 //! Where each tensor of a layout is placed, and what pads bundles for ranks.
 
-use crate::layout::{Entry, GRAIN_ELEMENTS};
-use crate::{Layer, Role};
+use crate::{Entry, GRAIN_ELEMENTS, Layer, Role};
 use std::collections::HashMap;
 use std::ops::Range;
 

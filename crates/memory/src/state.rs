@@ -10,14 +10,15 @@ use crate::{
     Blocks, Category, Cause, DType, Dims, OutOfMemory, Place, Refusal, Refused, Slab, Space,
     round_up,
 };
+use std::cell::RefCell;
 use std::rc::Rc;
 
 /// The state that all clones of a [`crate::Memory`] share.
-pub(crate) struct State {
+pub(crate) struct MemoryState {
     pub(crate) ledger: Ledger,
     pub(crate) slab: Slab,
     /// What lies behind the slab, once it is reserved.
-    slab_block: Option<Block>,
+    slab_block: Option<OwnedBlock>,
     pub(crate) backing: Backing,
     pub(crate) limit: Option<u64>,
     /// Leases to grant before one is refused, for tests.
@@ -56,10 +57,10 @@ impl Backing {
     }
 
     /// A zeroed block; none behind shapes.
-    fn block(&self, space: Space, bytes: u64) -> Result<Option<Block>, Refused> {
+    fn block(&self, space: Space, bytes: u64) -> Result<Option<OwnedBlock>, Refused> {
         match self {
             Backing::Host => match HostBlock::new(bytes) {
-                Some(block) => Ok(Some(Block::Host(block))),
+                Some(block) => Ok(Some(OwnedBlock::Host(block))),
                 None => Err(Refused {
                     device_bytes: None,
                     error: None,
@@ -68,7 +69,7 @@ impl Backing {
             Backing::Device(blocks) => {
                 // A device has no blocks without a size.
                 let block = DeviceBlock::new(blocks, space, round_up(bytes.max(1)))?;
-                Ok(Some(Block::Device(block)))
+                Ok(Some(OwnedBlock::Device(block)))
             }
             Backing::Shapes => Ok(None),
         }
@@ -87,16 +88,16 @@ impl Backing {
 }
 
 /// Memory from one request to the system, freed when dropped.
-pub(crate) enum Block {
+pub(crate) enum OwnedBlock {
     Host(HostBlock),
     Device(DeviceBlock),
 }
 
-impl Block {
+impl OwnedBlock {
     fn pointer(&self) -> *mut u8 {
         match self {
-            Block::Host(block) => block.pointer(),
-            Block::Device(block) => block.pointer(),
+            OwnedBlock::Host(block) => block.pointer(),
+            OwnedBlock::Device(block) => block.pointer(),
         }
     }
 }
@@ -131,28 +132,61 @@ impl Life {
 }
 
 /// Where the physical bytes of a lease are, and how they are given back.
-pub(crate) enum Storage {
+enum Storage {
     /// A range of the slab.
     Slab,
     /// A block of its own, freed with the lease.
-    Own { _block: Block },
+    Own { _block: OwnedBlock },
     /// None: shapes only.
     Nothing,
 }
 
 /// A granted lease.
 pub(crate) struct Grant {
-    pub(crate) number: usize,
+    number: usize,
     /// Offset in the slab; none for what lives across steps.
     offset: Option<u64>,
-    pub(crate) bytes: u64,
-    pub(crate) reach: Reach,
-    pub(crate) storage: Storage,
+    bytes: u64,
+    reach: Reach,
+    storage: Storage,
 }
 
-impl State {
-    pub(crate) fn new(backing: Backing) -> State {
-        State {
+/// A live lease: gives itself back when dropped. Owned by a [`crate::Buffer`].
+pub(crate) struct HeldLease {
+    pub(crate) state: Rc<RefCell<MemoryState>>,
+    pub(crate) grant: Grant,
+}
+
+impl HeldLease {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.grant.bytes
+    }
+
+    pub(crate) fn is_shape(&self) -> bool {
+        matches!(self.grant.storage, Storage::Nothing)
+    }
+
+    pub(crate) fn reach(&self) -> Reach {
+        self.grant.reach
+    }
+
+    pub(crate) fn recategorize(&self, category: Category) {
+        let mut state = self.state.borrow_mut();
+        let number = self.grant.number;
+        state.ledger.recategorize(number, category);
+        state.note(MemoryChange::Recategorize { number, category });
+    }
+}
+
+impl Drop for HeldLease {
+    fn drop(&mut self) {
+        self.state.borrow_mut().give_back(&self.grant);
+    }
+}
+
+impl MemoryState {
+    pub(crate) fn new(backing: Backing) -> MemoryState {
+        MemoryState {
             ledger: Ledger::default(),
             slab: Slab::new(u64::MAX),
             slab_block: None,

@@ -1,6 +1,7 @@
 //! What stages read and write, by name, and what policies call it.
 
 use crate::Label;
+use crate::label::fnv;
 use memory::{DType, Dims};
 
 /// A named intermediate result of a block. Its name tells it apart from the block's others.
@@ -25,16 +26,6 @@ impl std::hash::Hash for Activation {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.id.hash(state);
     }
-}
-
-/// The 64-bit FNV-1a hash (Fowler, Noll, Vo).
-pub(crate) const fn fnv(text: &str) -> u64 {
-    let (bytes, mut hash, mut at) = (text.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
-    while at < bytes.len() {
-        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-        at += 1;
-    }
-    hash
 }
 
 impl Activation {
@@ -68,21 +59,6 @@ impl Activation {
     /// The smallest group that a policy names it by.
     pub fn label(self) -> Label {
         self.label
-    }
-}
-
-/// An activation of a certain block. The head's input counts as that of a block after the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LayerActivation {
-    /// The block, from 0.
-    pub layer: usize,
-    /// Which of its activations.
-    pub activation: Activation,
-}
-
-impl std::fmt::Display for LayerActivation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of layer {}", self.activation.name, self.layer)
     }
 }
 
@@ -123,7 +99,7 @@ impl BatchShape {
 
 /// A dimension of an activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub enum Dimension {
     /// Tokens of the micro-batch.
     Tokens,
     /// So many rows for each token of the micro-batch.
@@ -150,8 +126,8 @@ enum Element {
 /// Shape and type of an activation, before the micro-batch is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The dimensions there are; the others are [`Size::Fixed`] of 1.
-    sizes: [Size; 4],
+    /// The dimensions there are; the others are [`Dimension::Fixed`] of 1.
+    sizes: [Dimension; 4],
     rank: usize,
     element: Element,
 }
@@ -159,12 +135,12 @@ pub struct Extent {
 impl Extent {
     /// `[b s, width]` of the compute type.
     pub fn tokens(width: usize) -> Extent {
-        Extent::of(&[Size::Tokens, Size::Fixed(width)])
+        Extent::of(&[Dimension::Tokens, Dimension::Fixed(width)])
     }
 
     /// Dimensions, four at most, of the compute type.
-    pub fn of(sizes: &[Size]) -> Extent {
-        let mut all = [Size::Fixed(1); 4];
+    pub fn of(sizes: &[Dimension]) -> Extent {
+        let mut all = [Dimension::Fixed(1); 4];
         all[..sizes.len()].copy_from_slice(sizes);
         Extent {
             sizes: all,
@@ -174,7 +150,7 @@ impl Extent {
     }
 
     /// Dimensions in f32, whatever the compute type: statistics.
-    pub fn of_f32(sizes: &[Size]) -> Extent {
+    pub fn of_f32(sizes: &[Dimension]) -> Extent {
         Extent {
             element: Element::F32,
             ..Extent::of(sizes)
@@ -182,7 +158,7 @@ impl Extent {
     }
 
     /// Dimensions in i32: tables of what goes where.
-    pub fn of_i32(sizes: &[Size]) -> Extent {
+    pub fn of_i32(sizes: &[Dimension]) -> Extent {
         Extent {
             element: Element::I32,
             ..Extent::of(sizes)
@@ -192,29 +168,32 @@ impl Extent {
     /// Whether it is a row for each token.
     pub(crate) fn is_by_token(&self) -> bool {
         let (first, others) = (self.sizes[0], &self.sizes[1..]);
-        first == Size::Tokens && others.iter().all(|size| matches!(size, Size::Fixed(_)))
+        first == Dimension::Tokens
+            && others
+                .iter()
+                .all(|size| matches!(size, Dimension::Fixed(_)))
     }
 
     /// Elements for `rows` sequences of `seq` tokens, however many.
     pub fn elements(&self, rows: usize, seq: usize) -> f64 {
-        let size = |size: &Size| match *size {
-            Size::Tokens => rows as f64 * seq as f64,
-            Size::TokensTimes(count) => rows as f64 * seq as f64 * count as f64,
-            Size::Rows => rows as f64,
-            Size::Seq => seq as f64,
-            Size::Fixed(size) => size as f64,
+        let size = |size: &Dimension| match *size {
+            Dimension::Tokens => rows as f64 * seq as f64,
+            Dimension::TokensTimes(count) => rows as f64 * seq as f64 * count as f64,
+            Dimension::Rows => rows as f64,
+            Dimension::Seq => seq as f64,
+            Dimension::Fixed(size) => size as f64,
         };
         self.sizes.iter().map(size).product()
     }
 
     /// Shape and type for a micro-batch and a compute type.
     pub fn resolve(&self, batch: BatchShape, compute: DType) -> (Dims, DType) {
-        let size = |size: &Size| match *size {
-            Size::Tokens => batch.tokens(),
-            Size::TokensTimes(count) => batch.tokens() * count,
-            Size::Rows => batch.rows,
-            Size::Seq => batch.seq,
-            Size::Fixed(size) => size,
+        let size = |size: &Dimension| match *size {
+            Dimension::Tokens => batch.tokens(),
+            Dimension::TokensTimes(count) => batch.tokens() * count,
+            Dimension::Rows => batch.rows,
+            Dimension::Seq => batch.seq,
+            Dimension::Fixed(size) => size,
         };
         let sizes = self.sizes.each_ref().map(size);
         let dims = Dims::try_from(&sizes[..self.rank]);

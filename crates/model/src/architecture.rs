@@ -1,11 +1,12 @@
 //! What a model is made of: an embedding, blocks, a head, and the parameters that they declared.
 
-use crate::block::{Block, Facts, Run};
+use crate::block::{Block, Facts, StageRun};
 use crate::needed::{frozen_flops, lowest_trained};
 use crate::parameters::Parameters;
+use crate::position::StagePosition;
 use crate::stage::{Declared, Stage};
-use crate::stages::{Head, Rotary};
-use crate::{Activation, DropoutSite, Extent, Labels, LayerActivation, ParameterId};
+use crate::stages::{Head, Qkv, Rotary};
+use crate::{Activation, CacheShape, DropoutSite, Extent, Labels, LayerActivation, ParameterId};
 
 /// The structure of a model.
 pub struct Architecture {
@@ -19,27 +20,6 @@ pub struct Architecture {
     lowest_trained: Option<usize>,
     rotary: Option<Rotary>,
     tile_tokens: Option<usize>,
-}
-
-/// A stage of a certain block, by its number. The embedding, which has none, comes before block 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Position {
-    pub(crate) layer: usize,
-    pub(crate) stage: Option<usize>,
-}
-
-impl Position {
-    pub(crate) const EMBEDDING: Position = Position {
-        layer: 0,
-        stage: None,
-    };
-
-    pub(crate) fn new(layer: usize, stage: usize) -> Position {
-        Position {
-            layer,
-            stage: Some(stage),
-        }
-    }
 }
 
 impl Architecture {
@@ -130,7 +110,7 @@ impl Architecture {
     }
 
     /// Where something is dropped, by layer, in forward order.
-    pub(crate) fn dropout_sites(&self) -> Vec<(usize, DropoutSite)> {
+    pub fn dropout_sites(&self) -> Vec<(usize, DropoutSite)> {
         let embedding = self.embedding.stage.dropout().map(|site| (0, site));
         let blocks = self.blocks.iter().enumerate();
         let of_blocks = blocks.flat_map(|(layer, block)| {
@@ -139,6 +119,41 @@ impl Architecture {
             sites.map(move |site| (layer, site))
         });
         embedding.into_iter().chain(of_blocks).collect()
+    }
+
+    /// What a cache keeps of each token.
+    ///
+    /// # Panics
+    /// If layers differ in the widths of their keys or values.
+    pub fn cache_shape(&self) -> CacheShape {
+        let layers = self.blocks.len();
+        let width = |layer, activation| {
+            let extent = self.extent(LayerActivation { layer, activation });
+            extent.elements(1, 1) as usize
+        };
+        let widths = |layer| [Qkv::K, Qkv::V].map(|of| width(layer, of));
+        let first = widths(0);
+        assert!(
+            (1..layers).all(|layer| widths(layer) == first),
+            "keys and values of all layers are as wide"
+        );
+        CacheShape {
+            layers,
+            widths: first,
+        }
+    }
+
+    /// What stages count over a step: the stage, its name, and how many numbers.
+    pub(crate) fn statistics(&self) -> Vec<(StagePosition, &'static str, usize)> {
+        let blocks = self.blocks.iter().enumerate();
+        let of_blocks = blocks.flat_map(|(layer, block)| {
+            let stages = block.stages().iter().enumerate();
+            stages.filter_map(move |(number, Declared { stage, .. })| {
+                let at = StagePosition::new(layer, number);
+                Some((at, stage.name(), stage.statistics()?))
+            })
+        });
+        of_blocks.collect()
     }
 
     /// Width of the residual stream.
@@ -205,7 +220,7 @@ impl Architecture {
     }
 
     /// A stage.
-    pub(crate) fn stage(&self, at: Position) -> &Declared {
+    pub(crate) fn stage(&self, at: StagePosition) -> &Declared {
         match at.stage {
             None => &self.embedding,
             Some(stage) => &self.blocks[at.layer].stages()[stage],
@@ -213,7 +228,7 @@ impl Architecture {
     }
 
     /// What a stage of a block runs with; nothing of the embedding.
-    pub(crate) fn run_of(&self, at: Position) -> Option<&Run> {
+    pub(crate) fn run_of(&self, at: StagePosition) -> Option<&StageRun> {
         let mut runs = self.blocks[at.layer].runs().iter();
         runs.find(|run| at.stage.is_some_and(|stage| run.stages.contains(&stage)))
     }
@@ -224,7 +239,7 @@ impl Architecture {
     }
 
     /// What a stage means by an activation.
-    pub(crate) fn of_block(&self, at: Position, activation: Activation) -> LayerActivation {
+    pub(crate) fn of_block(&self, at: StagePosition, activation: Activation) -> LayerActivation {
         let is_next = activation == Activation::NEXT_X;
         LayerActivation {
             layer: at.layer + usize::from(is_next && at.stage.is_some()),
@@ -233,12 +248,14 @@ impl Architecture {
     }
 
     /// The stage that makes an activation.
-    pub(crate) fn producer(&self, of: LayerActivation) -> Position {
+    pub(crate) fn producer(&self, of: LayerActivation) -> StagePosition {
         let within = self.facts(of).and_then(|facts| facts.producer);
         match (within, of.layer.checked_sub(1)) {
-            (Some(stage), _) => Position::new(of.layer, stage),
-            (None, Some(before)) => Position::new(before, self.blocks[before].stages().len() - 1),
-            (None, None) => Position::EMBEDDING,
+            (Some(stage), _) => StagePosition::new(of.layer, stage),
+            (None, Some(before)) => {
+                StagePosition::new(before, self.blocks[before].stages().len() - 1)
+            }
+            (None, None) => StagePosition::EMBEDDING,
         }
     }
 
@@ -259,24 +276,24 @@ impl Architecture {
     }
 
     /// The stage after whose backward pass an activation is released.
-    pub(crate) fn released_after(&self, of: LayerActivation) -> Position {
+    pub(crate) fn released_after(&self, of: LayerActivation) -> StagePosition {
         let stage = self.facts(of).map_or(0, |facts| facts.released_after);
-        Position::new(of.layer, stage)
+        StagePosition::new(of.layer, stage)
     }
 
     /// What no stage after this one has to do with in the forward pass.
-    pub(crate) fn last_used_by(&self, at: Position) -> impl Iterator<Item = LayerActivation> {
+    pub(crate) fn last_used_by(&self, at: StagePosition) -> impl Iterator<Item = LayerActivation> {
         self.facts_where(at, |facts| facts.last_used_by)
     }
 
     /// What is released after a stage's backward pass.
-    pub(crate) fn released_by(&self, at: Position) -> impl Iterator<Item = LayerActivation> {
+    pub(crate) fn released_by(&self, at: StagePosition) -> impl Iterator<Item = LayerActivation> {
         self.facts_where(at, |facts| facts.released_after)
     }
 
     fn facts_where(
         &self,
-        at: Position,
+        at: StagePosition,
         stage: impl Fn(&Facts) -> usize,
     ) -> impl Iterator<Item = LayerActivation> {
         let table = at.stage.map_or(&[][..], |_| self.blocks[at.layer].table());

@@ -1,6 +1,6 @@
 //! The tokens of a micro-batch, uploaded.
 
-use crate::{BatchShape, DropoutKeys, Model, ModelError, Randomness};
+use crate::{BatchShape, DropoutKeys, DropoutSite, ModelError, Randomness};
 use kernels::{Kernels, Positions};
 use memory::{Buffer, Category, DType, Dims, Memory};
 
@@ -89,7 +89,7 @@ impl Batch {
         })
     }
 
-    /// Drops out as a model does in training.
+    /// Drops out as in training, at the sites of a model ([`crate::Architecture::dropout_sites`]).
     ///
     /// # Errors
     /// As [`Batch::upload`].
@@ -97,12 +97,11 @@ impl Batch {
         self,
         memory: &Memory,
         kernels: &dyn Kernels,
-        model: &Model,
+        sites: &[(usize, DropoutSite)],
         randomness: Randomness,
     ) -> Result<Batch, ModelError> {
-        let architecture = model.architecture();
         Ok(Batch {
-            dropout: DropoutKeys::upload(memory, kernels, architecture, randomness)?,
+            dropout: DropoutKeys::upload(memory, kernels, sites, randomness)?,
             ..self
         })
     }

@@ -8,12 +8,12 @@ use std::ops::Range;
 pub struct Block {
     stages: Vec<Declared>,
     table: Vec<Facts>,
-    runs: Vec<Run>,
+    runs: Vec<StageRun>,
 }
 
 /// Neighbouring stages that run together: on one tile of tokens after the other, or alone on whole micro-batches.
 #[derive(Clone, Debug)]
-pub(crate) struct Run {
+pub(crate) struct StageRun {
     pub(crate) stages: Range<usize>,
     /// Tokens in a tile; none: whole micro-batches.
     pub(crate) tile_tokens: Option<usize>,
@@ -67,7 +67,7 @@ impl Block {
                 }
             }
         }
-        let alone = |stage| Run {
+        let alone = |stage| StageRun {
             stages: stage..stage + 1,
             tile_tokens: None,
         };
@@ -91,7 +91,7 @@ impl Block {
             before.is_by_token() && next.is_by_token() && !before.io.writes_residual_stream()
         };
         let numbers: Vec<usize> = (0..self.stages.len()).collect();
-        let runs = numbers.chunk_by(run_on).map(|run| Run {
+        let runs = numbers.chunk_by(run_on).map(|run| StageRun {
             stages: run[0]..run[0] + run.len(),
             tile_tokens: self.stages[run[0]].is_by_token().then_some(tokens),
         });
@@ -109,7 +109,7 @@ impl Block {
     }
 
     /// Its stages, by what runs together, in forward order.
-    pub(crate) fn runs(&self) -> &[Run] {
+    pub(crate) fn runs(&self) -> &[StageRun] {
         &self.runs
     }
 

@@ -1,6 +1,6 @@
 //! What each block of a model is made of, as its configuration says it: a family makes stages of it.
 
-use crate::{ActivationFunction, ModelConfig, Positions};
+use crate::{ActivationFunction, ModelConfig, PositionKind};
 use kernels::{AttentionShape, ScoreScale};
 use std::rc::Rc;
 
@@ -107,7 +107,7 @@ impl ModelConfig {
                 scale: None,
                 window,
                 qk_norm: self.qk_norm,
-                is_rotary: self.positions == Positions::Rotary,
+                is_rotary: self.positions == PositionKind::Rotary,
                 qkv_bias: self.qkv_bias || self.biases,
                 o_bias: self.o_bias || self.biases,
                 is_fused: self.fused_projections,

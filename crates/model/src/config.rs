@@ -53,7 +53,7 @@ pub struct ModelConfig {
     pub activation: ActivationFunction,
     /// How tokens know where they stand.
     #[serde(default)]
-    pub positions: Positions,
+    pub positions: PositionKind,
     /// Rows of the table of learned positions: the longest sequence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_positions: Option<usize>,
@@ -103,7 +103,7 @@ pub enum ActivationFunction {
 /// How tokens know where they stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Positions {
+pub enum PositionKind {
     /// Queries and keys are turned by the rotary embedding.
     #[default]
     Rotary,
@@ -121,7 +121,7 @@ impl ActivationFunction {
     pub const NAMES: &'static [&'static str] = &["swiglu", "gelu_tanh"];
 }
 
-impl Positions {
+impl PositionKind {
     /// The names in settings.
     pub const NAMES: &'static [&'static str] = &["rotary", "learned"];
 }
@@ -155,7 +155,7 @@ const MOST_PARAMETERS: f64 = (1_u64 << 48) as f64;
 
 /// What is wrong with a model's shape.
 #[derive(Debug, thiserror::Error, PartialEq)]
-pub enum ConfigError {
+pub enum ModelConfigError {
     /// A size is zero.
     #[error("model.{0} is 0; every size of a model is at least 1")]
     Zero(&'static str),
@@ -226,7 +226,7 @@ impl ModelConfig {
         let of_gpt2 = [
             self.norm == NormKind::Layer,
             self.activation == ActivationFunction::GeluTanh,
-            self.positions == Positions::Learned,
+            self.positions == PositionKind::Learned,
             self.max_positions.is_some(),
             self.biases,
         ];
@@ -237,11 +237,11 @@ impl ModelConfig {
     }
 
     /// Refuses features of one family in a model of the other.
-    fn check_family(&self) -> Result<(), ConfigError> {
+    fn check_family(&self) -> Result<(), ModelConfigError> {
         let is_gpt2 = self.family() == Family::Gpt2;
         let expected = |llama, gpt2| if is_gpt2 { gpt2 } else { llama };
         let gelu = self.activation == ActivationFunction::GeluTanh;
-        let learned = self.positions == Positions::Learned;
+        let learned = self.positions == PositionKind::Learned;
         let square = self.kv_heads == self.heads && self.q_width() == self.hidden;
         let layer_norm = self.norm == NormKind::Layer;
         let mixed = [
@@ -299,7 +299,7 @@ impl ModelConfig {
         ];
         match mixed.into_iter().find(|(_, is_wrong, _)| *is_wrong) {
             None => Ok(()),
-            Some((key, _, what)) => Err(ConfigError::Mixed {
+            Some((key, _, what)) => Err(ModelConfigError::Mixed {
                 key,
                 family: expected("Llama", "GPT-2"),
                 expected: what,
@@ -314,7 +314,7 @@ impl ModelConfig {
     }
 
     /// Which of Llama and the families like it has these features, by Hugging Face's name.
-    pub(crate) fn llama_like(&self) -> Result<&'static str, ConfigError> {
+    pub(crate) fn llama_like(&self) -> Result<&'static str, ModelConfigError> {
         let (qkv, o, mlp) = (self.qkv_bias, self.o_bias, self.mlp_bias);
         let (window, some_full) = (self.sliding_window, !self.full_attention_layers.is_empty());
         let is_plain = !qkv && !o && !mlp && !self.qk_norm && !some_full;
@@ -344,7 +344,7 @@ impl ModelConfig {
         family.ok_or_else(|| {
             let present = features.iter().filter(|(_, is_there)| *is_there);
             let names: Vec<String> = present.map(|(key, _)| format!("model.{key}")).collect();
-            ConfigError::NoFamily(match &names[..] {
+            ModelConfigError::NoFamily(match &names[..] {
                 [one] => format!("{one} alone"),
                 several => several.join(" with "),
             })
@@ -352,7 +352,7 @@ impl ModelConfig {
     }
 
     /// Refuses layers without a window where there is none, that do not exist, or that are not in order.
-    fn check_full_layers(&self) -> Result<(), ConfigError> {
+    fn check_full_layers(&self) -> Result<(), ModelConfigError> {
         let layers = &self.full_attention_layers;
         let wrong = match layers.last() {
             None => return Ok(()),
@@ -368,7 +368,7 @@ impl ModelConfig {
             }
             _ => return Ok(()),
         };
-        Err(ConfigError::FullLayers(layers.clone(), wrong))
+        Err(ModelConfigError::FullLayers(layers.clone(), wrong))
     }
 
     /// Width of all query heads together.
@@ -382,9 +382,9 @@ impl ModelConfig {
     }
 
     /// Refuses sizes whose products could not be counted.
-    fn check_extent(&self) -> Result<(), ConfigError> {
+    fn check_extent(&self) -> Result<(), ModelConfigError> {
         if self.layers > MOST_LAYERS {
-            return Err(ConfigError::TooManyLayers(self.layers));
+            return Err(ModelConfigError::TooManyLayers(self.layers));
         }
         let real = |size: usize| size as f64;
         let heads = real(self.heads) + real(self.kv_heads);
@@ -392,7 +392,7 @@ impl ModelConfig {
         let rows = 2.0 * real(self.vocab) + real(self.max_positions.unwrap_or(0));
         let parameters = real(self.layers) * block + rows * real(self.hidden);
         match parameters > MOST_PARAMETERS {
-            true => Err(ConfigError::TooManyParameters(parameters)),
+            true => Err(ModelConfigError::TooManyParameters(parameters)),
             false => Ok(()),
         }
     }
@@ -401,7 +401,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// The first key that is wrong, with what it should be.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+    pub fn validate(&self) -> Result<(), ModelConfigError> {
         let sizes = [
             ("hidden", self.hidden),
             ("layers", self.layers),
@@ -414,11 +414,11 @@ impl ModelConfig {
             ("sliding_window", self.sliding_window.unwrap_or(1)),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(ConfigError::Zero(name));
+            return Err(ModelConfigError::Zero(name));
         }
         self.check_extent()?;
         if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(ConfigError::HeadGroups {
+            return Err(ModelConfigError::HeadGroups {
                 heads: self.heads,
                 kv_heads: self.kv_heads,
             });
@@ -428,11 +428,11 @@ impl ModelConfig {
         if self.family() == Family::Llama {
             self.llama_like()?;
         }
-        if self.positions == Positions::Rotary && !self.head_dim.is_multiple_of(2) {
-            return Err(ConfigError::OddHeadDim(self.head_dim));
+        if self.positions == PositionKind::Rotary && !self.head_dim.is_multiple_of(2) {
+            return Err(ModelConfigError::OddHeadDim(self.head_dim));
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            return Err(ConfigError::Dropout(self.dropout));
+            return Err(ModelConfigError::Dropout(self.dropout));
         }
         let reals = [
             ("norm_eps", self.norm_eps),
@@ -445,7 +445,7 @@ impl ModelConfig {
             .chain(scaling)
             .find(|(_, value)| !(value.is_finite() && *value > 0.0))
         {
-            Some((name, value)) => Err(ConfigError::NotPositive { name, value }),
+            Some((name, value)) => Err(ModelConfigError::NotPositive { name, value }),
             None => Ok(()),
         }
     }

@@ -13,7 +13,7 @@ pub enum ModelError {
     /// An operation was called wrongly, or the device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// It was broken off, as [`crate::Beside::is_stopped`] asked.
+    /// It was broken off, as [`crate::PassHooks::is_stopped`] asked.
     #[error("the pass was broken off")]
     Stopped,
 }

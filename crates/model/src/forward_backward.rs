@@ -1,20 +1,10 @@
 //! A micro-batch through the whole model: embedding, blocks, head, and back.
 
-use crate::architecture::Position;
 use crate::pass::{Pass, Work};
+use crate::position::StagePosition;
 use crate::{Activation, LayerActivation, Model, ModelError, Purpose, ReplayCounts};
-use memory::{Buffer, In, Layer, Out, Phase};
+use memory::{Buffer, Layer, Phase};
 use units::OpenUnit;
-
-/// The loss that the micro-batches of one step add up.
-pub struct StepLoss<'a> {
-    /// `[1]` f32: sum of the losses of all targets so far.
-    pub sum: Out<'a>,
-    /// Whether nothing has been added yet.
-    pub is_first: bool,
-    /// `[1]` f32: gradients are multiplied by this, 1 / targets of the whole step.
-    pub gradient_scale: In<'a>,
-}
 
 impl Model {
     /// Forward and backward of one micro-batch: adds its loss and its gradients to those of `work`, and its replays to those
@@ -42,7 +32,7 @@ impl Pass<'_> {
     fn forward_backward(&mut self) -> Result<(), ModelError> {
         self.forward()?;
         self.head()?;
-        self.work.purpose.training().beside.before_backward()?;
+        self.work.purpose.training().hooks.before_backward()?;
         self.backward()?;
         let Work {
             weights, kernels, ..
@@ -65,7 +55,7 @@ impl Pass<'_> {
         {
             let _place = self.enter(phase, Layer::Embedding);
             self.before_forward(Layer::Embedding)?;
-            self.forward_stage(Position::EMBEDDING)?;
+            self.forward_stage(StagePosition::EMBEDDING)?;
         }
         for (layer, block) in self.model.architecture().blocks().iter().enumerate() {
             let _place = self.enter(phase, Layer::Block(layer));
@@ -92,8 +82,8 @@ impl Pass<'_> {
         if let Some(unit) = unit {
             work.weights.use_unit(work.memory, work.kernels, unit)?;
         }
-        let (beside, gradients) = (&mut training.beside, &*training.gradients);
-        beside.before_forward(part, work.weights, gradients)?;
+        let (hooks, gradients) = (&mut training.hooks, &*training.gradients);
+        hooks.before_forward(part, work.weights, gradients)?;
         Ok(work.weights.look_ahead(work.memory, work.kernels)?)
     }
 
@@ -148,9 +138,9 @@ impl Pass<'_> {
             .gradients
             .close(work.kernels, open, (is_own, is_last))?;
         if is_own && is_last && is_released {
-            let beside = &mut training.beside;
+            let hooks = &mut training.hooks;
             let loss = training.loss.sum.as_in();
-            beside.after_backward(part, work.weights, training.gradients, loss)?;
+            hooks.after_backward(part, work.weights, training.gradients, loss)?;
         }
         Ok(())
     }
@@ -159,7 +149,7 @@ impl Pass<'_> {
     /// updated some of the weights already.
     fn go_on(&self) -> Result<(), ModelError> {
         match &self.work.purpose {
-            Purpose::Training(training) if training.beside.is_stopped() => Err(ModelError::Stopped),
+            Purpose::Training(training) if training.hooks.is_stopped() => Err(ModelError::Stopped),
             _ => Ok(()),
         }
     }
@@ -222,7 +212,7 @@ impl Pass<'_> {
         } else {
             let unit = self.model.unit_of_part(Layer::Embedding);
             let open = self.open_gradients(unit)?;
-            self.backward_stage(Position::EMBEDDING)?;
+            self.backward_stage(StagePosition::EMBEDDING)?;
             self.close_gradients(Layer::Embedding, open)?;
         }
         let work = &mut self.work;
@@ -264,5 +254,92 @@ impl Pass<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PassHooks;
+    use crate::test_model::TestModel;
+    use kernels::KernelError;
+    use units::{Gradients, Weights};
+
+    /// Notes what it is told, and stops the micro-batch before so many parts have run.
+    struct Noted {
+        calls: Vec<String>,
+        parts_until_stop: usize,
+    }
+
+    impl Noted {
+        fn until(parts_until_stop: usize) -> Noted {
+            Noted {
+                calls: Vec::new(),
+                parts_until_stop,
+            }
+        }
+    }
+
+    impl PassHooks for Noted {
+        fn before_forward(
+            &mut self,
+            part: Layer,
+            _: &mut Weights,
+            _: &Gradients,
+        ) -> Result<(), KernelError> {
+            self.calls.push(part.to_string());
+            Ok(())
+        }
+
+        fn before_backward(&mut self) -> Result<(), KernelError> {
+            self.calls.push("backward".into());
+            Ok(())
+        }
+
+        fn is_stopped(&self) -> bool {
+            self.calls.len() >= self.parts_until_stop
+        }
+    }
+
+    #[test]
+    fn parts_run_in_order_and_every_parameter_gets_a_gradient() {
+        let mut fixture = TestModel::new("none");
+        let mut noted = Noted::until(usize::MAX);
+        let mut replayed = fixture.model.no_replays();
+        let live = fixture.memory.live_leases();
+        let outcome = fixture.train(&mut noted, |model, work| {
+            model.forward_backward(work, &mut replayed)
+        });
+        outcome.unwrap();
+        let parts = [
+            Layer::Embedding,
+            Layer::Block(0),
+            Layer::Block(1),
+            Layer::Head,
+        ];
+        let expected = parts.map(|part| part.to_string());
+        assert_eq!(noted.calls[..4], expected);
+        assert_eq!(noted.calls[4..], ["backward"]);
+        assert_eq!(fixture.gradients.missing(), [""; 0]);
+        assert!(fixture.saved.is_empty());
+        assert_eq!(fixture.memory.live_leases(), live);
+    }
+
+    /// Stopped in the forward pass, before the head, and before the first block goes backward.
+    #[test]
+    fn a_micro_batch_that_is_stopped_leaves_nothing() {
+        for parts in [1, 3, 5] {
+            let mut fixture = TestModel::new("full");
+            let mut noted = Noted::until(parts);
+            let mut replayed = fixture.model.no_replays();
+            let live = fixture.memory.live_leases();
+            let outcome = fixture.train(&mut noted, |model, work| {
+                model.forward_backward(work, &mut replayed)
+            });
+            assert!(matches!(outcome, Err(ModelError::Stopped)), "{parts}");
+            assert_eq!(noted.calls.len(), parts);
+            assert!(fixture.saved.is_empty());
+            assert_eq!(fixture.memory.live_leases(), live);
+        }
     }
 }

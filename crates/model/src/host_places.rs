@@ -6,14 +6,14 @@ use memory::{Buffer, Category, DType, Memory, OutOfMemory, round_up};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Device memory that is being copied to the host. It is given back only by `Saved::give_back_left`, or when both
+/// Device memory that is being copied to the host. It is given back only by `SavedActivations::give_back_left`, or when both
 /// copy queues are done.
 pub(crate) struct Leaving {
     pub(crate) _buffer: Buffer,
     pub(crate) event: Event,
 }
 
-/// Device memory that is being filled from the host. Nobody reads it before `Saved::bring_back`.
+/// Device memory that is being filled from the host. Nobody reads it before `SavedActivations::bring_back`.
 pub(crate) struct Arriving {
     pub(crate) buffer: Buffer,
     pub(crate) event: Event,

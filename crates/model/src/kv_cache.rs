@@ -1,8 +1,7 @@
 //! The keys and values of sequences that are being generated, in blocks of [`CACHE_BLOCK`] tokens (Kwon et al. 2023).
 
+use crate::ModelError;
 use crate::batch::send;
-use crate::stages::Qkv;
-use crate::{Architecture, LayerActivation, ModelError};
 use kernels::Kernels;
 use kernels::operation::CACHE_BLOCK;
 use memory::{Buffer, Category, DType, In, Memory, Out};
@@ -17,6 +16,15 @@ pub struct KvCache {
     widths: [usize; 2],
     /// The blocks of each sequence, in order.
     tables: Vec<Vec<i32>>,
+}
+
+/// How much a cache keeps of each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Blocks of the model.
+    pub layers: usize,
+    /// Elements of the keys in one of them, and of its values.
+    pub widths: [usize; 2],
 }
 
 /// The sequences of a cache that a micro-batch continues, a row each.
@@ -48,30 +56,11 @@ fn blocks(tokens: &[usize]) -> usize {
         .sum()
 }
 
-/// Elements of the keys of a token in one layer, and of its values.
-///
-/// # Panics
-/// If layers differ in them.
-fn kv_widths(architecture: &Architecture) -> [usize; 2] {
-    let width = |layer, activation| {
-        let extent = architecture.extent(LayerActivation { layer, activation });
-        extent.elements(1, 1) as usize
-    };
-    let widths = |layer| [Qkv::K, Qkv::V].map(|of| width(layer, of));
-    let widths = (0..architecture.blocks().len()).map(widths);
-    let same = widths.reduce(|one, other| {
-        assert_eq!(one, other, "keys and values of all layers are as wide");
-        one
-    });
-    same.expect("a model has at least one block")
-}
-
 impl KvCache {
     /// Bytes for sequences of so many tokens: layers x KV heads x widths of a head x tokens x bytes, the tokens of each rounded up
     /// to blocks.
-    pub fn bytes(architecture: &Architecture, dtype: DType, tokens: &[usize]) -> u64 {
-        let each = kv_widths(architecture).iter().sum::<usize>();
-        let values = architecture.blocks().len() * each;
+    pub fn bytes(shape: CacheShape, dtype: DType, tokens: &[usize]) -> u64 {
+        let values = shape.layers * shape.widths.iter().sum::<usize>();
         (values * blocks(tokens) * CACHE_BLOCK * dtype.size_in_bytes()) as u64
     }
 
@@ -81,13 +70,13 @@ impl KvCache {
     /// [`ModelError::OutOfMemory`] if it is refused.
     pub fn lease(
         memory: &Memory,
-        architecture: &Architecture,
+        CacheShape { layers, widths }: CacheShape,
         dtype: DType,
         tokens: &[usize],
     ) -> Result<KvCache, ModelError> {
-        let (blocks, widths) = (blocks(tokens), kv_widths(architecture));
+        let blocks = blocks(tokens);
         let of_layer = blocks * CACHE_BLOCK * widths.iter().sum::<usize>();
-        let shape = [architecture.blocks().len(), of_layer];
+        let shape = [layers, of_layer];
         let mut free = 0..blocks as i32;
         let table = |tokens: &usize| free.by_ref().take(tokens.div_ceil(CACHE_BLOCK)).collect();
         Ok(KvCache {

@@ -1,7 +1,5 @@
 //! What policies call activations: an architecture declares its labels.
 
-use crate::activation::fnv;
-
 /// What a recompute policy calls a group of activations; Megatron's module names where it has one.
 #[derive(Clone, Copy, Debug)]
 pub struct Label {
@@ -153,6 +151,16 @@ impl Labels {
         let place = self.0.iter().position(|other| *other == label);
         place.unwrap_or_else(|| panic!("the architecture does not declare `{}`", label.name))
     }
+}
+
+/// The 64-bit FNV-1a hash (Fowler, Noll, Vo).
+pub(crate) const fn fnv(text: &str) -> u64 {
+    let (bytes, mut hash, mut at) = (text.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        at += 1;
+    }
+    hash
 }
 
 /// The names of labels, for messages.

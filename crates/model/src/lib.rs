@@ -2,7 +2,7 @@
 //!
 //! A [`Block`] is a list of [`Stage`]s, each of which says what named [`Activation`]s it reads and writes. A [`Policy`]
 //! says for every activation of every layer whether it is kept, waits on the host, or is made again. The backward pass
-//! pulls what it needs from the [`Saved`] table; what was dropped is replayed by running its stage again. Forward and
+//! pulls what it needs from the [`SavedActivations`] table; what was dropped is replayed by running its stage again. Forward and
 //! replay are the same code on the same inputs, so every policy gives the same bits.
 //!
 //! [`families`](Architecture::of) makes the blocks of Llama and its like; an [`Architecture`] can be put together from
@@ -14,7 +14,6 @@
 mod activation;
 mod architecture;
 mod batch;
-mod beside;
 mod block;
 mod block_spec;
 mod config;
@@ -22,6 +21,7 @@ mod error;
 mod families;
 mod flowing;
 mod forward_backward;
+mod hooks;
 mod host_places;
 mod hugging_face;
 mod inference;
@@ -32,10 +32,12 @@ mod linear;
 mod model;
 mod needed;
 mod offload;
+mod on_tiles;
 mod parameters;
 mod pass;
 mod patterns;
 mod policy;
+mod position;
 mod purpose;
 mod randomness;
 mod replays;
@@ -44,23 +46,26 @@ mod saved;
 mod stage;
 pub mod stages;
 mod statistics;
+#[cfg(test)]
+mod test_model;
 mod tiles;
 
-pub use activation::{Activation, BatchShape, Extent, LayerActivation, Size};
+pub use activation::{Activation, BatchShape, Dimension, Extent};
 pub use architecture::Architecture;
 pub use batch::Batch;
-pub use beside::{Beside, Nothing};
 pub use block::Block;
 pub use block_spec::{AttentionSpec, BlockSpec, FeedForwardSpec};
-pub use config::{ActivationFunction, ConfigError, Family, ModelConfig, NormKind, Positions};
+pub use config::{
+    ActivationFunction, Family, ModelConfig, ModelConfigError, NormKind, PositionKind,
+};
 pub use error::ModelError;
-pub use forward_backward::StepLoss;
+pub use hooks::{NoHooks, PassHooks};
 pub use hugging_face::{
     HfConfigError, MAX_SHARD_BYTES, ModelWeights, Origin, OriginError, OutgoingWeights,
-    WeightsError, encode, file_specs, import, loading_bytes, saving_bytes, write_model,
+    WeightsError, file_specs, import, loading_bytes, saving_bytes, write_model,
 };
 pub use init::{Fresh, InitialValues, initialise};
-pub use kv_cache::{CachedSequences, KvCache, LayerCache};
+pub use kv_cache::{CacheShape, CachedSequences, KvCache, LayerCache};
 pub use label::{Label, Labels};
 pub use linear::{Linear, PRODUCT_ELEMENTS_MAX};
 pub use model::{Computation, Model};
@@ -70,10 +75,11 @@ pub use patterns::NamePatterns;
 pub use policy::{
     Action, Actions, MegatronFlags, OffloadError, OffloadLabels, Policy, Spec, SpecError,
 };
-pub use purpose::{Purpose, Training};
-pub use randomness::{DropoutKeys, Randomness};
+pub use position::LayerActivation;
+pub use purpose::{Purpose, StepLoss, Training};
+pub use randomness::{DropoutKeys, DropoutSite, Randomness};
 pub use replays::ReplayCounts;
 pub use rope_scaling::RopeScaling;
-pub use saved::Saved;
-pub use stage::{Declared, DropoutSite, Io, Stage};
+pub use saved::SavedActivations;
+pub use stage::{Declared, Io, Stage};
 pub use stages::Attention;

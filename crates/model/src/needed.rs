@@ -3,8 +3,11 @@
 use crate::parameters::{ParameterId, Parameters};
 use crate::policy::{Action, Policy};
 use crate::stage::Declared;
-use crate::{Activation, Architecture, Block, LayerActivation};
-use memory::Role;
+use crate::statistics::Statistics;
+use crate::{
+    Activation, Architecture, BatchShape, Block, Extent, LayerActivation, SavedActivations,
+};
+use memory::{DType, Memory, OutOfMemory, Role};
 use std::collections::HashSet;
 
 /// The first block with a trained parameter, or with a stage that adds to the loss or counts, which it does in its backward pass:
@@ -51,6 +54,32 @@ impl Architecture {
                 activations.map(|(of, _)| action(layer, of)).collect()
             })
             .collect()
+    }
+
+    /// An empty table of the activations of a model that computes in `dtype`, and of the head's input after them, with pinned
+    /// host memory for what the policy offloads of a micro-batch of this shape.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if the host's memory is refused.
+    pub fn lease_saved(
+        &self,
+        memory: &Memory,
+        dtype: DType,
+        policy: &Policy,
+        batch: BatchShape,
+    ) -> Result<SavedActivations, OutOfMemory> {
+        let blocks = self.blocks().iter().zip(self.actions(policy));
+        let mut layers: Vec<Vec<_>> = blocks
+            .map(|(block, actions)| {
+                let activations = block.activations().zip(actions);
+                let row = |((of, extent), action): ((_, &Extent), _)| (of, *extent, action);
+                activations.map(row).collect()
+            })
+            .collect();
+        let of_head = policy.action(layers.len(), Activation::X);
+        layers.push(vec![(Activation::X, Extent::tokens(self.width()), of_head)]);
+        let statistics = Statistics::lease(memory, self.statistics())?;
+        SavedActivations::lease(memory, layers, statistics, dtype, batch)
     }
 
     /// What backward passes read, and what replays of it read under a policy.

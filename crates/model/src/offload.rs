@@ -14,7 +14,7 @@
 //! since its downloads wait for computation that waited for the uploads of this one.
 
 use crate::host_places::{Arriving, Leaving};
-use crate::saved::{Saved, State};
+use crate::saved::{SavedActivations, SlotState};
 use crate::{BatchShape, LayerActivation, ModelError};
 use kernels::{Event, KernelError, Kernels, Queue};
 use memory::{Category, Layer, Memory, Phase};
@@ -25,7 +25,7 @@ const LEFT: &str = "an activation has left before its memory is used again";
 const FREE: &str = "memory is not in use when an activation returns into it";
 const BACK: &str = "an activation is back before it is read";
 
-impl Saved {
+impl SavedActivations {
     /// Starts an activation on its way to the host, when no later stage of the forward pass reads it.
     pub(crate) fn send(
         &mut self,
@@ -38,7 +38,7 @@ impl Saved {
         // SAFETY: nobody reads or writes what is not in the table as live, and `give_back_left` waits before it ends.
         let sent = unsafe { self.host.send(kernels, at, &buffer) };
         // Filed even if the device failed: what was asked for is waited for before the buffer goes.
-        self.slot_mut(at).state = State::Leaving(Leaving {
+        self.slot_mut(at).state = SlotState::Leaving(Leaving {
             _buffer: buffer,
             event: *sent.as_ref().unwrap_or(&Event::PAST),
         });
@@ -54,7 +54,7 @@ impl Saved {
     ) -> Result<(), ModelError> {
         let slots = self.block(layer);
         let events = slots.iter().filter_map(|slot| match &slot.state {
-            State::Leaving(leaving) => Some(leaving.event),
+            SlotState::Leaving(leaving) => Some(leaving.event),
             _ => None,
         });
         let Some(last) = events.max_by_key(|event| event.position) else {
@@ -62,8 +62,8 @@ impl Saved {
         };
         kernels.wait(Queue::Compute, last, LEFT)?;
         for slot in slots {
-            if matches!(slot.state, State::Leaving(_)) {
-                slot.state = State::Away;
+            if matches!(slot.state, SlotState::Leaving(_)) {
+                slot.state = SlotState::Away;
             }
         }
         Ok(())
@@ -88,7 +88,7 @@ impl Saved {
         let fetched = unsafe { self.host.fetch(kernels, at, &mut buffer) };
         // As in `send`.
         let event = *fetched.as_ref().unwrap_or(&Event::PAST);
-        self.slot_mut(at).state = State::Arriving(Arriving { buffer, event });
+        self.slot_mut(at).state = SlotState::Arriving(Arriving { buffer, event });
         Ok(fetched.map(|_| ())?)
     }
 
@@ -106,9 +106,9 @@ impl Saved {
         }
         let state = &mut self.slot_mut(at).state;
         *state = match std::mem::take(state) {
-            State::Arriving(Arriving { buffer, event }) => {
+            SlotState::Arriving(Arriving { buffer, event }) => {
                 kernels.wait(Queue::Compute, event, BACK)?;
-                State::Live(Rc::new(buffer))
+                SlotState::Live(Rc::new(buffer))
             }
             other => other,
         };

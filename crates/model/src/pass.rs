@@ -1,11 +1,11 @@
 //! One micro-batch on its way through the model: what a stage computes with, pulling and replaying.
 
-use crate::architecture::Position;
+use crate::position::StagePosition;
 use crate::stage::Declared;
 use crate::tiles::Tiles;
 use crate::{
     Action, Activation, Batch, BatchShape, DropoutSite, Extent, LayerActivation, LayerCache, Model,
-    ModelError, ParameterId, Purpose, ReplayCounts, Saved,
+    ModelError, ParameterId, Purpose, ReplayCounts, SavedActivations,
 };
 use kernels::operation::Sum;
 use kernels::{Dropout, Init, Kernels};
@@ -24,7 +24,7 @@ pub struct Work<'a> {
     /// In which order the pass uses units of them.
     pub order: &'a Rc<[usize]>,
     /// The table of activations; empty before and after, whatever happens.
-    pub saved: &'a mut Saved,
+    pub saved: &'a mut SavedActivations,
     /// The micro-batch.
     pub batch: &'a Batch,
     /// What it passes through the model for.
@@ -33,7 +33,7 @@ pub struct Work<'a> {
 
 /// The stage that runs, in which direction, and what it has pulled of what it declared.
 struct Running<'a> {
-    at: Position,
+    at: StagePosition,
     is_backward: bool,
     parameters: &'a [ParameterId],
     /// A bit for each of what it declared.
@@ -49,7 +49,7 @@ pub struct Pass<'a> {
     pub(crate) replayed: ReplayCounts,
     running: Running<'a>,
     /// The stage whose backward pass runs; none during forward.
-    backward_at: Option<Position>,
+    backward_at: Option<StagePosition>,
     /// What that stage has let go of before its end.
     let_go: Vec<Activation>,
     /// Gradients of activations, until the stage that wrote these takes them.
@@ -66,7 +66,7 @@ impl<'a> Pass<'a> {
             model,
             work,
             running: Running {
-                at: Position::EMBEDDING,
+                at: StagePosition::EMBEDDING,
                 is_backward: false,
                 parameters: &[],
                 pulled: 0,
@@ -412,7 +412,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs a stage in one direction, and sees to it that it reads what it declares.
-    pub(crate) fn run(&mut self, at: Position, is_backward: bool) -> Result<(), ModelError> {
+    pub(crate) fn run(&mut self, at: StagePosition, is_backward: bool) -> Result<(), ModelError> {
         let Declared {
             stage,
             io,
@@ -449,7 +449,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Sees to it that the matrices that a stage reads in one direction are on the device.
-    fn use_matrices(&mut self, at: Position, is_backward: bool) -> Result<(), ModelError> {
+    fn use_matrices(&mut self, at: StagePosition, is_backward: bool) -> Result<(), ModelError> {
         let declared = self.stage(at);
         let reads = !is_backward || declared.stage.reads_matrices_backward();
         match self.unit_of(&declared.parameters) {
@@ -472,7 +472,7 @@ impl<'a> Pass<'a> {
         self.model.unit_of(parameters)
     }
 
-    fn stage(&self, at: Position) -> &'a Declared {
+    fn stage(&self, at: StagePosition) -> &'a Declared {
         self.model.architecture().stage(at)
     }
 
@@ -548,13 +548,13 @@ impl<'a> Pass<'a> {
 
     /// Runs a stage of the forward pass; of what no later stage reads, drops what is recomputed and sends away what is
     /// offloaded.
-    pub(crate) fn forward_stage(&mut self, at: Position) -> Result<(), ModelError> {
+    pub(crate) fn forward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.run(at, false)?;
         self.after_forward(at)
     }
 
     /// On a tile this is for what exists there alone; after the last tile for everything else.
-    pub(crate) fn after_forward(&mut self, at: Position) -> Result<(), ModelError> {
+    pub(crate) fn after_forward(&mut self, at: StagePosition) -> Result<(), ModelError> {
         for activation in self.model.architecture().last_used_by(at) {
             match self
                 .exists_here(activation)
@@ -581,7 +581,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs the backward pass of a stage and releases what it was the last to need.
-    pub(crate) fn backward_stage(&mut self, at: Position) -> Result<(), ModelError> {
+    pub(crate) fn backward_stage(&mut self, at: StagePosition) -> Result<(), ModelError> {
         self.backward_at = Some(at);
         self.let_go.clear();
         self.run(at, true)?;
@@ -590,7 +590,7 @@ impl<'a> Pass<'a> {
     }
 
     /// As [`Pass::after_forward`].
-    pub(crate) fn after_backward(&mut self, at: Position) {
+    pub(crate) fn after_backward(&mut self, at: StagePosition) {
         for activation in self.model.architecture().released_by(at) {
             if self.exists_here(activation) {
                 self.drop_activation(activation);
@@ -633,5 +633,66 @@ impl<'a> Pass<'a> {
         self.model
             .architecture()
             .of_block(self.running.at, activation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NoHooks;
+    use crate::stages::NormStage;
+    use crate::test_model::TestModel;
+
+    const H1: LayerActivation = LayerActivation {
+        layer: 1,
+        activation: NormStage::H1,
+    };
+
+    /// The activation after the forward pass as bits, and how often a stage ran again for it.
+    fn pulled(recompute: &str) -> (Vec<u32>, usize) {
+        let mut fixture = TestModel::new(recompute);
+        fixture.train(&mut NoHooks, |model, work| {
+            let mut pass = Pass::new(model, work);
+            pass.forward().unwrap();
+            pass.backward_at = Some(StagePosition::new(1, 1));
+            let buffer = pass.pull_whole(H1).unwrap();
+            let values = buffer.view().slice::<f32>().iter();
+            let bits = values.map(|value| value.to_bits()).collect();
+            drop(buffer);
+            let replayed = pass.replayed.total();
+            pass.abandon().unwrap();
+            (bits, replayed)
+        })
+    }
+
+    #[test]
+    fn what_was_dropped_is_made_again_with_the_same_bits() {
+        let (kept, no_replays) = pulled("none");
+        let (replayed, replays) = pulled("layernorm");
+        assert_eq!((no_replays, replays), (0, 1));
+        assert_eq!(kept, replayed);
+        assert!(kept.iter().any(|bits| *bits != 0));
+    }
+
+    /// Whether the first norm's output and its statistics are leased in the forward pass.
+    fn wanted(pass: &mut Pass) -> [bool; 2] {
+        pass.running.at = StagePosition::new(0, 0);
+        [NormStage::H1, NormStage::RSTD1].map(|of| pass.wants(of))
+    }
+
+    /// The backward pass alone reads statistics: without one, or where they are dropped, they are not made.
+    #[test]
+    fn an_output_that_nobody_needs_is_not_leased() {
+        let train = |recompute| {
+            let mut fixture = TestModel::new(recompute);
+            fixture.train(&mut NoHooks, |model, work| {
+                wanted(&mut Pass::new(model, work))
+            })
+        };
+        assert_eq!(train("none"), [true, true]);
+        assert_eq!(train("full"), [true, false]);
+        let inferred =
+            TestModel::new("none").infer(|model, work| wanted(&mut Pass::new(model, work)));
+        assert_eq!(inferred, [true, false]);
     }
 }

@@ -1,7 +1,7 @@
 //! What a micro-batch passes through the model for.
 
-use crate::{Beside, CachedSequences, StepLoss};
-use memory::Phase;
+use crate::{CachedSequences, PassHooks};
+use memory::{In, Out, Phase};
 use units::Gradients;
 
 /// What a micro-batch passes through the model for.
@@ -26,7 +26,17 @@ pub struct Training<'a> {
     /// The loss of the step so far.
     pub loss: StepLoss<'a>,
     /// What else happens meanwhile.
-    pub beside: &'a mut dyn Beside,
+    pub hooks: &'a mut dyn PassHooks,
+}
+
+/// The loss that the micro-batches of one step add up.
+pub struct StepLoss<'a> {
+    /// `[1]` f32: sum of the losses of all targets so far.
+    pub sum: Out<'a>,
+    /// Whether nothing has been added yet.
+    pub is_first: bool,
+    /// `[1]` f32: gradients are multiplied by this, 1 / targets of the whole step.
+    pub gradient_scale: In<'a>,
 }
 
 impl<'a> Purpose<'a> {

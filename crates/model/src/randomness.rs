@@ -1,6 +1,6 @@
 //! Where dropout's random numbers come from.
 
-use crate::{Architecture, DropoutSite, ModelError};
+use crate::ModelError;
 use kernels::{Dropout, Kernels, random};
 use memory::{Buffer, Category, DType, Memory};
 
@@ -28,6 +28,21 @@ impl Randomness {
     }
 }
 
+/// A place in a block where something is dropped, and how much of it. Sites of one block have different numbers: a mask
+/// is a function of seed, step, micro-batch, layer and site.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DropoutSite {
+    /// Tells the sites of a block apart.
+    pub site: u32,
+    /// The share that is dropped.
+    pub rate: f32,
+}
+
+impl DropoutSite {
+    /// Where nothing is dropped.
+    pub const NONE: DropoutSite = DropoutSite { site: 0, rate: 0.0 };
+}
+
 /// A place of the model where something is dropped: its layer, and its number in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
@@ -43,19 +58,18 @@ pub struct DropoutKeys {
 }
 
 impl DropoutKeys {
-    /// Leases and uploads the keys of a micro-batch; none for a model that drops nothing.
+    /// Leases and uploads the keys of a micro-batch for these sites, each with its layer; none where nothing is dropped.
     ///
     /// # Errors
     /// [`ModelError`] if memory is refused, or the device fails.
     pub(crate) fn upload(
         memory: &Memory,
         kernels: &dyn Kernels,
-        architecture: &Architecture,
+        sites: &[(usize, DropoutSite)],
         randomness: Randomness,
     ) -> Result<Option<DropoutKeys>, ModelError> {
-        let sites = architecture.dropout_sites().into_iter();
-        let sites = sites.filter(|(_, site)| site.rate > 0.0);
-        let places = sites.map(|(layer, DropoutSite { site, .. })| Place { layer, site });
+        let sites = sites.iter().filter(|(_, site)| site.rate > 0.0);
+        let places = sites.map(|&(layer, DropoutSite { site, .. })| Place { layer, site });
         let places: Vec<Place> = places.collect();
         if places.is_empty() {
             return Ok(None);

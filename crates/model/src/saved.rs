@@ -1,15 +1,15 @@
 //! The table of saved activations of one micro-batch, made once and used for every one.
 
 use crate::host_places::{Arriving, HostPlaces, Leaving};
-use crate::policy::{Action, Policy};
+use crate::policy::Action;
 use crate::statistics::Statistics;
-use crate::{Activation, Architecture, BatchShape, Block, Extent, LayerActivation};
+use crate::{Activation, BatchShape, Extent, LayerActivation};
 use memory::{Buffer, Category, DType, In, Memory, OutOfMemory};
 use std::rc::Rc;
 
 /// Activations by layer, with what becomes of each. A live one is frozen while it is here: it is read through
 /// `Rc`s and written by nobody.
-pub struct Saved {
+pub struct SavedActivations {
     layers: Vec<Vec<Slot>>,
     pub(crate) host: HostPlaces,
     pub(crate) statistics: Statistics,
@@ -21,12 +21,12 @@ pub(crate) struct Slot {
     pub(crate) activation: Activation,
     pub(crate) extent: Extent,
     action: Action,
-    pub(crate) state: State,
+    pub(crate) state: SlotState,
 }
 
 /// Where an activation is.
 #[derive(Default)]
-pub(crate) enum State {
+pub(crate) enum SlotState {
     /// Not made yet, dropped, or released.
     #[default]
     Absent,
@@ -40,50 +40,39 @@ pub(crate) enum State {
     Arriving(Arriving),
 }
 
-impl Saved {
-    /// An empty table for the blocks of a model that computes in `dtype`, and the head's input after them, with pinned
-    /// host memory for what the policy offloads of a micro-batch of this shape.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`] if the host's memory is refused.
-    pub fn lease(
+impl SavedActivations {
+    /// An empty table of activations by layer, with pinned host memory for what is offloaded of a micro-batch of this shape.
+    pub(crate) fn lease(
         memory: &Memory,
-        architecture: &Architecture,
+        layers: Vec<Vec<(Activation, Extent, Action)>>,
+        statistics: Statistics,
         dtype: DType,
-        policy: &Policy,
         batch: BatchShape,
-    ) -> Result<Saved, OutOfMemory> {
-        let slot = |((activation, extent), action): ((Activation, &Extent), Action)| Slot {
+    ) -> Result<SavedActivations, OutOfMemory> {
+        let numbered = layers.iter().enumerate();
+        let offloaded = numbered.flat_map(|(layer, table)| {
+            let offloaded = table
+                .iter()
+                .filter(|(.., action)| *action == Action::Offload);
+            offloaded.map(move |(activation, extent, _)| {
+                let activation = *activation;
+                let (dims, dtype) = extent.resolve(batch, dtype);
+                let bytes = dims.elements() * dtype.size_in_bytes();
+                (LayerActivation { layer, activation }, bytes)
+            })
+        });
+        let host = HostPlaces::lease(memory, offloaded)?;
+        let slot = |(activation, extent, action)| Slot {
             activation,
-            extent: *extent,
+            extent,
             action,
-            state: State::Absent,
+            state: SlotState::Absent,
         };
-        let of_block = |(block, actions): (&Block, Vec<Action>)| {
-            block.activations().zip(actions).map(slot).collect()
-        };
-        let blocks = architecture.blocks().iter();
-        let blocks = blocks.zip(architecture.actions(policy));
-        let mut layers: Vec<Vec<Slot>> = blocks.map(of_block).collect();
-        let head_input = Extent::tokens(architecture.width());
-        let of_head = policy.action(layers.len(), Activation::X);
-        layers.push(vec![slot(((Activation::X, &head_input), of_head))]);
-        let offloaded = |layer, slot: &Slot| {
-            let activation = slot.activation;
-            let is_offloaded = slot.action == Action::Offload;
-            let (dims, dtype) = slot.extent.resolve(batch, dtype);
-            let bytes = dims.elements() * dtype.size_in_bytes();
-            is_offloaded.then_some((LayerActivation { layer, activation }, bytes))
-        };
-        let of_layer = |(layer, slots): (usize, &Vec<Slot>)| {
-            let offloaded = slots.iter().filter_map(|slot| offloaded(layer, slot));
-            offloaded.collect::<Vec<_>>()
-        };
-        let offloaded = layers.iter().enumerate().flat_map(of_layer);
-        Ok(Saved {
-            host: HostPlaces::lease(memory, offloaded)?,
-            statistics: Statistics::lease(memory, architecture)?,
-            layers,
+        let slots = |table: Vec<_>| table.into_iter().map(slot).collect();
+        Ok(SavedActivations {
+            layers: layers.into_iter().map(slots).collect(),
+            host,
+            statistics,
             dtype,
         })
     }
@@ -120,7 +109,7 @@ impl Saved {
         slot.unwrap_or_else(|| panic!("there is no {at}"))
     }
 
-    fn state(&self, at: LayerActivation) -> &State {
+    fn state(&self, at: LayerActivation) -> &SlotState {
         &self.slot(at).state
     }
 
@@ -131,20 +120,20 @@ impl Saved {
 
     /// Whether the activation is neither in device memory nor on the host.
     pub(crate) fn is_absent(&self, at: LayerActivation) -> bool {
-        matches!(self.state(at), State::Absent)
+        matches!(self.state(at), SlotState::Absent)
     }
 
     /// Whether the activation is on the host alone; what exists on tiles alone never is.
     pub(crate) fn is_away(&self, at: LayerActivation) -> bool {
         let slot =
-            |slot: &Slot| slot.activation == at.activation && matches!(slot.state, State::Away);
+            |slot: &Slot| slot.activation == at.activation && matches!(slot.state, SlotState::Away);
         self.layers[at.layer].iter().any(slot)
     }
 
     /// The activation, if it is live.
     pub(crate) fn get(&self, at: LayerActivation) -> Option<&Rc<Buffer>> {
         match self.state(at) {
-            State::Live(buffer) => Some(buffer),
+            SlotState::Live(buffer) => Some(buffer),
             _ => None,
         }
     }
@@ -152,8 +141,8 @@ impl Saved {
     /// Files an activation.
     pub(crate) fn put(&mut self, at: LayerActivation, buffer: Buffer) {
         let state = &mut self.slot_mut(at).state;
-        let previous = std::mem::replace(state, State::Live(Rc::new(buffer)));
-        assert!(matches!(previous, State::Absent), "{at} was made twice");
+        let previous = std::mem::replace(state, SlotState::Live(Rc::new(buffer)));
+        assert!(matches!(previous, SlotState::Absent), "{at} was made twice");
     }
 
     /// Drops an activation.
@@ -169,7 +158,7 @@ impl Saved {
     /// Takes an activation out, to be overwritten; it is a temporary from then on.
     ///
     /// # Panics
-    /// As [`Saved::release`], and if it is not here.
+    /// As [`SavedActivations::release`], and if it is not here.
     pub(crate) fn take(&mut self, at: LayerActivation) -> Buffer {
         let mut buffer = self.take_unread(at);
         buffer.recategorize(Category::Temporary);
@@ -179,7 +168,7 @@ impl Saved {
     /// Takes a live activation out.
     pub(crate) fn take_unread(&mut self, at: LayerActivation) -> Buffer {
         let live = match std::mem::take(&mut self.slot_mut(at).state) {
-            State::Live(buffer) => Rc::into_inner(buffer),
+            SlotState::Live(buffer) => Rc::into_inner(buffer),
             _ => None,
         };
         live.unwrap_or_else(|| panic!("{at} leaves the table when it is live and nobody reads it"))
@@ -188,12 +177,12 @@ impl Saved {
     /// Drops everything, when no copy is under way.
     pub(crate) fn clear(&mut self) {
         let slots = self.layers.iter_mut().flatten();
-        slots.for_each(|slot| slot.state = State::Absent);
+        slots.for_each(|slot| slot.state = SlotState::Absent);
     }
 
     /// Whether there is nothing in it.
     pub fn is_empty(&self) -> bool {
         let mut slots = self.layers.iter().flatten();
-        slots.all(|slot| matches!(slot.state, State::Absent))
+        slots.all(|slot| matches!(slot.state, SlotState::Absent))
     }
 }

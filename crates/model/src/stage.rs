@@ -1,6 +1,6 @@
 //! A stage: a step of the forward pass that is run, and replayed, as one, with its backward pass.
 
-use crate::{Activation, Extent, ModelError, ParameterId, Pass};
+use crate::{Activation, DropoutSite, Extent, ModelError, ParameterId, Pass};
 
 /// A step of a model, in both directions.
 ///
@@ -102,21 +102,6 @@ impl Io {
         let written = self.writes.iter().find(|(other, _)| *other == activation);
         written.map(|(_, extent)| extent)
     }
-}
-
-/// A place in a block where something is dropped, and how much of it. Sites of one block have different numbers: a mask
-/// is a function of seed, step, micro-batch, layer and site.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DropoutSite {
-    /// Tells the sites of a block apart.
-    pub site: u32,
-    /// The share that is dropped.
-    pub rate: f32,
-}
-
-impl DropoutSite {
-    /// Where nothing is dropped.
-    pub const NONE: DropoutSite = DropoutSite { site: 0, rate: 0.0 };
 }
 
 /// A stage with what it declared.

@@ -1,7 +1,6 @@
 //! What stages count over a step.
 
-use crate::Architecture;
-use crate::architecture::Position;
+use crate::position::StagePosition;
 use kernels::Init;
 use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 
@@ -9,41 +8,35 @@ use memory::{Buffer, Category, DType, In, Memory, Out, OutOfMemory};
 pub(crate) struct Statistics(Vec<Counts>);
 
 struct Counts {
-    at: Position,
+    at: StagePosition,
     stage: &'static str,
     values: Buffer,
     is_stale: bool,
 }
 
 impl Statistics {
-    /// Room for what the stages of all blocks count.
+    /// Room for what these stages count ([`crate::Architecture::statistics`]).
     pub(crate) fn lease(
         memory: &Memory,
-        architecture: &Architecture,
+        stages: Vec<(StagePosition, &'static str, usize)>,
     ) -> Result<Statistics, OutOfMemory> {
-        let mut all = Vec::new();
-        for (layer, block) in architecture.blocks().iter().enumerate() {
-            for (number, declared) in block.stages().iter().enumerate() {
-                let Some(count) = declared.stage.statistics() else {
-                    continue;
-                };
-                let category = Category::Activation;
-                all.push(Counts {
-                    at: Position::new(layer, number),
-                    stage: declared.stage.name(),
-                    values: memory.lease_persistent(category, "statistics", [count], DType::F32)?,
-                    is_stale: true,
-                });
-            }
-        }
-        Ok(Statistics(all))
+        let category = Category::Activation;
+        let counts = stages.into_iter().map(|(at, stage, count)| {
+            Ok(Counts {
+                at,
+                stage,
+                values: memory.lease_persistent(category, "statistics", [count], DType::F32)?,
+                is_stale: true,
+            })
+        });
+        Ok(Statistics(counts.collect::<Result<_, OutOfMemory>>()?))
     }
 
     pub(crate) fn begin_step(&mut self) {
         self.0.iter_mut().for_each(|counts| counts.is_stale = true);
     }
 
-    pub(crate) fn accumulate(&mut self, at: Position) -> (Out<'_>, Init<'static>) {
+    pub(crate) fn accumulate(&mut self, at: StagePosition) -> (Out<'_>, Init<'static>) {
         let counts = self.0.iter_mut().find(|counts| counts.at == at);
         let counts = counts.expect("a stage that counts says how many numbers");
         let init = match std::mem::take(&mut counts.is_stale) {

@@ -10,8 +10,7 @@ use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{
     ActivationFunction, Architecture, Attention, Batch, BatchShape, Computation, Model,
-    ModelConfig, NormKind, Policy, Positions, Purpose, RopeScaling, Saved, StepLoss, Training,
-    Work,
+    ModelConfig, NormKind, Policy, PositionKind, Purpose, RopeScaling, StepLoss, Training, Work,
 };
 use std::rc::Rc;
 use units::{Gradients, Weights};
@@ -46,7 +45,7 @@ fn plain() -> ModelConfig {
         full_attention_layers: Vec::new(),
         norm: NormKind::Rms,
         activation: ActivationFunction::Swiglu,
-        positions: Positions::Rotary,
+        positions: PositionKind::Rotary,
         max_positions: None,
         biases: false,
         dropout: 0.0,
@@ -137,7 +136,9 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
         };
         let policy = Policy::parse("core_attn", config.layers).unwrap();
         let (architecture, dtype) = (model.architecture(), model.dtype());
-        let mut saved = Saved::lease(&memory, architecture, dtype, &policy, SHAPE).unwrap();
+        let mut saved = architecture
+            .lease_saved(&memory, dtype, &policy, SHAPE)
+            .unwrap();
         let work = Work {
             memory: &memory,
             kernels: &cpu,
@@ -149,7 +150,7 @@ fn assert_agrees_with(name: &str, config: &ModelConfig, attention: Attention) {
                 gradients: &mut summed,
                 is_last_micro_batch: micro == 1,
                 loss,
-                beside: &mut model::Nothing,
+                hooks: &mut model::NoHooks,
             }),
         };
         model.forward_backward(work, &mut replayed).unwrap();

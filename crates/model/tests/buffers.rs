@@ -12,7 +12,7 @@ use memory::{DType, Home, Homes, Layer, Layout, Memory, Rank, Role};
 use model::stages::{Embedding, Head, Norm};
 use model::{
     Activation, Architecture, Block, Extent, Initial, Io, Labels, Linear, ModelError, ModelWeights,
-    OutgoingWeights, ParameterId, Parameters, Pass, Policy, Stage, WeightsError, encode,
+    OutgoingWeights, ParameterId, Parameters, Pass, Policy, Stage, WeightsError,
 };
 use std::rc::Rc;
 use units::{Ranks, Reduce, Weights, Zero};
@@ -177,7 +177,7 @@ fn files_have_buffers_as_f32() {
         .collect();
     let source = OutgoingWeights::new(parameters, DType::BF16, |index, elements| {
         let values = &arena[layout.entries()[index].range()][elements];
-        Ok(encode(values, dtypes[index]))
+        Ok(files::narrow(values, dtypes[index].into()))
     });
     assert_eq!(source.tensors().len(), layout.entries().len());
     let folder = tempfile::tempdir().unwrap();

@@ -6,7 +6,8 @@ mod common;
 use common::harness::{Outcome, Run, VOCAB, assert_agrees};
 use memory::Layer;
 use model::stages::{
-    Attention, CoreAttention, Embedding, Head, Norm, NormStage, Projection, Qkv, Rotary, Swiglu,
+    Attention, CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
+    Rotary,
 };
 use model::{
     Activation, Architecture, Block, DropoutSite, Extent, Io, Label, Labels, Linear, ModelConfig,
@@ -42,9 +43,9 @@ impl Stage for ParallelOutput {
 
     fn io(&self) -> Io {
         Io {
-            reads: vec![Activation::X, CoreAttention::O, Swiglu::ACT],
+            reads: vec![Activation::X, CoreAttention::O, MlpActivation::ACT],
             writes: vec![(Activation::NEXT_X, Extent::tokens(self.width))],
-            backward_reads: vec![CoreAttention::O, Swiglu::ACT],
+            backward_reads: vec![CoreAttention::O, MlpActivation::ACT],
         }
     }
 
@@ -57,7 +58,8 @@ impl Stage for ParallelOutput {
     }
 
     fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
-        let [x, o, act] = [Activation::X, CoreAttention::O, Swiglu::ACT].map(|of| pass.pull(of));
+        let [x, o, act] =
+            [Activation::X, CoreAttention::O, MlpActivation::ACT].map(|of| pass.pull(of));
         let (x, o, act) = (x?, o?, act?);
         let mut out = pass.output(Activation::NEXT_X)?;
         if let Some(out) = &mut out {
@@ -74,7 +76,7 @@ impl Stage for ParallelOutput {
         let dy = pass.gradient(Activation::NEXT_X);
         let branches = [
             (CoreAttention::O, &self.attention),
-            (Swiglu::ACT, &self.feed_forward),
+            (MlpActivation::ACT, &self.feed_forward),
         ];
         for (of, linear) in branches {
             let x = pass.pull(of)?;
@@ -127,10 +129,13 @@ fn block(config: &ModelConfig, kind: Attention, layer: usize, own: &mut PartPara
         Box::new(Projection {
             name: "mlp_up",
             input: H,
-            output: Swiglu::GATE_UP,
+            output: MlpActivation::GATE_UP,
             linear: gate_up,
         }),
-        Box::new(Swiglu { width: ffn }),
+        Box::new(MlpActivation {
+            function: model::ActivationFunction::Swiglu,
+            width: ffn,
+        }),
         Box::new(ParallelOutput {
             width: hidden,
             attention: linear("self_attn.o_proj", [hidden, config.q_width()]),

@@ -2,8 +2,9 @@
 //! weights move by a part of their own size.
 
 use crate::moment::Moment;
-use crate::numbers::StepNumbers;
-use crate::rule::{Asking, BySums, Group, Keeps, Rule, Summed, Sums, Update, WholeTensor};
+use crate::rule::{
+    Asking, BySums, Keeps, ParameterGroup, Rule, StepNumbers, Summed, Sums, Update, WholeTensor,
+};
 use kernels::quantise::UNSIGNED;
 use kernels::{
     AdafactorRate, AdafactorStep, FactorVariance, KernelError, MatricesShape, MomentOperand,
@@ -53,7 +54,7 @@ struct Kept {
 
 impl Adafactor {
     /// Matrices, and vectors.
-    pub(crate) fn groups(self, layout: &Layout) -> Vec<Group> {
+    pub(crate) fn groups(self, layout: &Layout) -> Vec<ParameterGroup> {
         let entries = layout.entries();
         let trained = entries.iter().enumerate();
         let trained = trained.filter(|(_, entry)| entry.role.is_trained());
@@ -63,7 +64,7 @@ impl Adafactor {
             let tensors: Vec<WholeTensor> =
                 tensors.into_iter().map(WholeTensor::of_entry).collect();
             let ranges = tensors.iter().map(|one| entries[one.entry].padded_range());
-            Group {
+            ParameterGroup {
                 rule: Rule::Sums(Box::new(Kept {
                     numbers: self,
                     is_factored,
@@ -208,7 +209,7 @@ impl Kept {
 }
 
 impl BySums for Kept {
-    fn rounds(&self, tensor: &WholeTensor) -> Vec<Sums> {
+    fn sweeps(&self, tensor: &WholeTensor) -> Vec<Sums> {
         let of_squares = Sums::OfBlocks(2);
         match self.is_factored {
             true => vec![Sums::Exact(shape(tensor).sums()), of_squares],
@@ -235,12 +236,12 @@ impl BySums for Kept {
     fn sum(
         &self,
         on: &Asking,
-        round: usize,
+        sweep: usize,
         summed: &mut Summed,
         (first, update): (usize, Update),
         mut sums: Vec<Out>,
     ) -> Result<(), KernelError> {
-        if !self.is_factored || round > 0 {
+        if !self.is_factored || sweep > 0 {
             return self.sum_squares(on, summed, (first, update), sums);
         }
         let scratch = self.scratch(summed.tensor, summed.scratch.reborrow());
@@ -254,16 +255,16 @@ impl BySums for Kept {
         })
     }
 
-    fn end_round(
+    fn end_sweep(
         &self,
         on: &Asking,
-        round: usize,
+        sweep: usize,
         summed: &mut Summed,
         sums: In,
     ) -> Result<(), KernelError> {
         let (rates, clip, tensor) = (summed.rates, summed.clip, summed.tensor);
         let scratch = self.scratch(tensor, summed.scratch.reborrow());
-        if !self.is_factored || round > 0 {
+        if !self.is_factored || sweep > 0 {
             return on.run(AdafactorRate {
                 out: scratch.rate,
                 squares: sums,

@@ -1,8 +1,7 @@
 //! AdamW (Loshchilov and Hutter 2019).
 
 use crate::moment::Moment;
-use crate::numbers::StepNumbers;
-use crate::rule::{Asking, ByRange, Keeps, Update};
+use crate::rule::{Asking, ByRange, Keeps, StepNumbers, Update};
 use kernels::KernelError;
 use kernels::quantise::{SIGNED, UNSIGNED};
 

@@ -1,12 +1,14 @@
-//! The pieces in which an update goes over what is not on the device: which there are, and where their states lie.
+//! The chunks in which an update goes over what is not on the device: which there are, and where their states lie.
 
-use crate::disk::BLOCK_BYTES;
 use crate::form::{Form, holding};
 use crate::segment::{Round, Segment, rounds};
 use memory::{Cover, DType, Home, Homes, Layer, Layout, PARAMETER_PADDING, Rank, Unit};
 use std::ops::Range;
 
-/// One piece.
+/// What files are read and written in multiples of.
+pub(crate) const BLOCK_BYTES: usize = 4096;
+
+/// What comes to the device at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chunk {
     pub(crate) part: Layer,
@@ -49,7 +51,7 @@ impl Chunk {
     }
 }
 
-/// The pieces of a run.
+/// The chunks of a run.
 pub(crate) struct Chunks {
     /// In the order of updates.
     pub(crate) all: Vec<Chunk>,
@@ -171,7 +173,7 @@ impl Chunks {
     }
 
     /// The chunks with states that are not on the device that hold some of a range, each with what it holds.
-    pub(crate) fn pieces(
+    pub(crate) fn holding(
         &self,
         range: &Range<usize>,
     ) -> impl Iterator<Item = (&Chunk, Range<usize>)> {
@@ -219,15 +221,15 @@ fn cut(round: Round, most: impl Fn(Range<usize>) -> Option<usize>) -> Vec<Round>
         Some(blocks) if segment.whole.is_none() => blocks.max(1) * PARAMETER_PADDING,
         _ => end - start,
     };
-    let pieces = (end - start).div_ceil(most);
-    let size = (end - start).div_ceil(pieces);
+    let parts = (end - start).div_ceil(most);
+    let size = (end - start).div_ceil(parts);
     let size = size.next_multiple_of(PARAMETER_PADDING);
     let starts = (start..end).step_by(size);
-    let piece = |start: usize| Segment {
+    let part = |start: usize| Segment {
         range: start..(start + size).min(end),
         ..segment.clone()
     };
-    starts.map(|start| vec![piece(start)]).collect()
+    starts.map(|start| vec![part(start)]).collect()
 }
 
 #[cfg(test)]
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_of_about_equal_size() {
+    fn chunks_are_of_about_equal_size() {
         let all = chunks(&homes(Home::Pinned, 1.0), MomentFormat::F32);
         assert_eq!(ranges(&all), [0..256, 256..768, 768..1280, 1280..1536]);
         assert_eq!(all.part_ends, [(Layer::Block(0), 1), (Layer::Block(1), 4)]);
@@ -307,20 +309,20 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_a_range_are_found_in_any_order_of_updates() {
+    fn chunks_that_hold_a_range_are_found_in_any_order_of_updates() {
         let backward = Homes {
             gradients: Home::Released,
             ..homes(Home::Pinned, 1.0)
         };
         let all = chunks(&backward, MomentFormat::F32);
-        let pieces = all.pieces(&(100..900));
-        let pieces: Vec<_> = pieces.map(|(chunk, piece)| (chunk.part, piece)).collect();
+        let held = all.holding(&(100..900));
+        let held: Vec<_> = held.map(|(chunk, range)| (chunk.part, range)).collect();
         let [first, second] = [Layer::Block(0), Layer::Block(1)];
         assert_eq!(
-            pieces,
+            held,
             [(first, 100..256), (second, 256..768), (second, 768..900)]
         );
-        assert_eq!(all.pieces(&(1536..1700)).count(), 0);
+        assert_eq!(all.holding(&(1536..1700)).count(), 0);
     }
 
     /// Ranks update whole matrices together, so all have the same rounds, whatever they have of them.
@@ -366,7 +368,7 @@ mod tests {
         let first = form.chunk_bytes(slice::from_ref(&large));
         assert_eq!(places[0].1, first..first + 2 * wide.len());
         let both = large.start..wide.end;
-        let found = ranks[0].pieces(&both);
+        let found = ranks[0].holding(&both);
         assert!(found.map(|(_, range)| range).eq([large, wide]));
         let covers = Cover::joined(ranks.iter().map(Chunks::away_cover));
         let tails = Cover::new(layout.tails().iter().cloned());

@@ -12,7 +12,7 @@
 //!
 //! Between updates the host reads and changes states through one more buffer.
 
-use crate::chunks::Chunks;
+use crate::chunks::{BLOCK_BYTES, Chunks};
 use kernels::{BlockFile, DiskCopy, Event, HostSide, KernelError, Kernels, NoFile, Queue};
 use memory::{Buffer, Category, DType, Memory, Out, OutOfMemory};
 use std::cell::RefCell;
@@ -26,11 +26,8 @@ const BACK: &str = "states are back on the host before they are written";
 /// Chunks that are read before there are slots for them on the device, and as many that are written behind.
 const AHEAD: usize = 2;
 
-/// What files are read and written in multiples of.
-pub(crate) const BLOCK_BYTES: usize = 4096;
-
 /// A file of chunks.
-pub(crate) struct Disk {
+pub(crate) struct DiskStore {
     file: Arc<dyn BlockFile>,
     bytes: u64,
     /// Pinned, `chunk_bytes` for each buffer.
@@ -53,12 +50,12 @@ struct Between {
     is_changed: bool,
 }
 
-impl Disk {
+impl DiskStore {
     pub(crate) fn lease(
         memory: &Memory,
         chunks: &Chunks,
         slots: usize,
-    ) -> Result<Disk, OutOfMemory> {
+    ) -> Result<DiskStore, OutOfMemory> {
         let away = chunks.all.iter().filter_map(|chunk| chunk.away.as_ref());
         let chunk_bytes = away.map(|away| away.place.len()).max().unwrap_or(0);
         let buffers = (slots + 2 * AHEAD).min(chunks.away);
@@ -70,7 +67,7 @@ impl Disk {
             read: Event::PAST,
             written: Event::PAST,
         };
-        Ok(Disk {
+        Ok(DiskStore {
             file: Arc::new(NoFile),
             bytes: chunks.away_bytes as u64,
             staging: lease(buffers)?,
@@ -148,7 +145,7 @@ impl Disk {
     }
 
     /// Writes what the host has changed, and forgets what it has read: updates change the file.
-    pub(crate) fn settle(&mut self) -> Result<(), KernelError> {
+    pub(crate) fn end_host_access(&mut self) -> Result<(), KernelError> {
         let between = self.between.get_mut();
         between.write(&self.file)?;
         between.place = 0..0;
@@ -156,12 +153,12 @@ impl Disk {
     }
 
     /// Copies some bytes of the file. No writes are under way.
-    pub(crate) fn read(&self, piece: &Range<usize>, bytes: &mut [u8]) -> Result<(), KernelError> {
+    pub(crate) fn read(&self, range: &Range<usize>, bytes: &mut [u8]) -> Result<(), KernelError> {
         let mut between = self.between.borrow_mut();
-        let first = piece.start / BLOCK_BYTES * BLOCK_BYTES;
-        between.load(&self.file, first..piece.end.next_multiple_of(BLOCK_BYTES))?;
-        let start = piece.start - between.place.start;
-        let own = between.buffer.view().rows(start..start + piece.len());
+        let first = range.start / BLOCK_BYTES * BLOCK_BYTES;
+        between.load(&self.file, first..range.end.next_multiple_of(BLOCK_BYTES))?;
+        let start = range.start - between.place.start;
+        let own = between.buffer.view().rows(start..start + range.len());
         bytes.copy_from_slice(own.slice());
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What states a run keeps of its parameters, and how those of a range lie one behind the other.
 
 use crate::moment::Moment;
-use crate::rule::Group;
+use crate::rule::ParameterGroup;
 use crate::{MasterFormat, MomentFormat};
 use kernels::quantise::BLOCK;
 use kernels::{MasterOperand, MomentOperand};
@@ -10,16 +10,16 @@ use std::ops::Range;
 
 /// One state: what it is called, its type, and how many parameters share an element of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Tensor {
+pub(crate) struct StateTensor {
     pub(crate) kind: &'static str,
     pub(crate) dtype: DType,
     sharing: usize,
 }
 
-impl Tensor {
-    pub(crate) const fn new(kind: &'static str, dtype: DType) -> Tensor {
+impl StateTensor {
+    pub(crate) const fn new(kind: &'static str, dtype: DType) -> StateTensor {
         let sharing = 1;
-        Tensor {
+        StateTensor {
             kind,
             dtype,
             sharing,
@@ -27,9 +27,9 @@ impl Tensor {
     }
 
     /// One element for each block of quantised values.
-    pub(crate) const fn of_blocks(kind: &'static str, dtype: DType) -> Tensor {
+    pub(crate) const fn of_blocks(kind: &'static str, dtype: DType) -> StateTensor {
         let sharing = BLOCK;
-        Tensor {
+        StateTensor {
             kind,
             dtype,
             sharing,
@@ -59,17 +59,17 @@ impl Tensor {
 }
 
 /// The exact weights behind bf16 ones.
-pub(crate) const MASTER: Tensor = Tensor::new("master", DType::F32);
+pub(crate) const MASTER: StateTensor = StateTensor::new("master", DType::F32);
 /// What bf16 weights leave out of exact ones.
-pub(crate) const REMAINDER: Tensor = Tensor::new("remainder", DType::I16);
+pub(crate) const REMAINDER: StateTensor = StateTensor::new("remainder", DType::I16);
 
 /// The states of a run.
 pub(crate) struct Form {
-    groups: Vec<Group>,
+    groups: Vec<ParameterGroup>,
     /// The types that parameters are stored in.
     types: Types,
     /// What stands beside bf16 parameters; nothing if they are all there is.
-    master: Option<Tensor>,
+    master: Option<StateTensor>,
     /// The type of moments that are not quantised.
     plain: DType,
     /// The elements of the layout whose moments are.
@@ -88,7 +88,7 @@ impl Form {
         layout: &Layout,
         (moments, master): (MomentFormat, MasterFormat),
         weights: DType,
-        groups: Vec<Group>,
+        groups: Vec<ParameterGroup>,
     ) -> Form {
         Form {
             groups,
@@ -110,7 +110,7 @@ impl Form {
     }
 
     /// The parameters by what updates them.
-    pub(crate) fn groups(&self) -> &[Group] {
+    pub(crate) fn groups(&self) -> &[ParameterGroup] {
         &self.groups
     }
 
@@ -131,7 +131,7 @@ impl Form {
     }
 
     /// What stands beside the parameters of a range, all stored in one type: f32 ones are exact.
-    pub(crate) fn master(&self, range: &Range<usize>) -> Option<Tensor> {
+    pub(crate) fn master(&self, range: &Range<usize>) -> Option<StateTensor> {
         let is_exact = self.types.of(range.start) == DType::F32;
         self.master.filter(|_| !is_exact)
     }
@@ -142,7 +142,7 @@ impl Form {
     }
 
     /// What stands beside those parameters of a cover that are not exact, with their elements.
-    pub(crate) fn masters(&self, cover: &Cover) -> Option<(Tensor, Cover)> {
+    pub(crate) fn masters(&self, cover: &Cover) -> Option<(StateTensor, Cover)> {
         let runs = self.types.runs(cover).into_iter();
         let inexact = runs.filter(|(_, dtype)| *dtype != DType::F32);
         Some((self.master?, Cover::new(inexact.map(|(run, _)| run))))
@@ -153,19 +153,19 @@ impl Form {
         &self,
         moment: &Moment,
         is_quantised: bool,
-    ) -> impl Iterator<Item = Tensor> + use<> {
+    ) -> impl Iterator<Item = StateTensor> + use<> {
         let tensors = match is_quantised {
             true => [
-                Some(Tensor::new(moment.codes, DType::U8)),
-                Some(Tensor::of_blocks(moment.absmax, DType::F32)),
+                Some(StateTensor::new(moment.codes, DType::U8)),
+                Some(StateTensor::of_blocks(moment.absmax, DType::F32)),
             ],
-            false => [Some(Tensor::new(moment.plain, self.plain)), None],
+            false => [Some(StateTensor::new(moment.plain, self.plain)), None],
         };
         tensors.into_iter().flatten()
     }
 
     /// The states of a range of one group that is quantised as a whole or not at all, in their order.
-    pub(crate) fn tensors(&self, range: &Range<usize>) -> Vec<Tensor> {
+    pub(crate) fn tensors(&self, range: &Range<usize>) -> Vec<StateTensor> {
         let is_quantised = self.is_quantised(range);
         let moments = self.moments(range).iter();
         let moments = moments.flat_map(|moment| self.moment(moment, is_quantised));
@@ -219,11 +219,11 @@ impl Form {
         &self,
         chunk: &[Range<usize>],
         range: &Range<usize>,
-    ) -> Vec<(Tensor, Range<usize>)> {
+    ) -> Vec<(StateTensor, Range<usize>)> {
         let (before, own) = holding(chunk, range);
         let parameters = range.start - own.start..range.end - own.start;
         let mut start = self.chunk_bytes(before);
-        let place = |tensor: Tensor| {
+        let place = |tensor: StateTensor| {
             let first = start;
             start += tensor.placed_bytes(own.len());
             let (rows, size) = (tensor.rows(&parameters), tensor.dtype.size_in_bytes());

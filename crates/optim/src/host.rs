@@ -1,6 +1,6 @@
 //! Values from the host into states, wherever these are.
 
-use half::bf16;
+use files::narrow;
 use kernels::{KernelError, Kernels};
 use memory::{DType, Out, Space};
 
@@ -27,9 +27,6 @@ pub(crate) fn store_f32(
     out: Out,
     values: &[f32],
 ) -> Result<(), KernelError> {
-    if out.dtype() == DType::F32 {
-        return store(kernels, space, out, bytemuck::cast_slice(values));
-    }
-    let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-    store(kernels, space, out, bytemuck::cast_slice(&rounded))
+    let dtype = out.dtype().into();
+    store(kernels, space, out, &narrow(values, dtype))
 }

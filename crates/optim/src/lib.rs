@@ -22,46 +22,27 @@ mod muon;
 mod named;
 mod numbers;
 mod optimizer;
+mod parameter_states;
 mod resident;
 mod rule;
+mod saved;
 mod schedule;
 mod segment;
+mod sources;
 mod store;
 mod streamed;
 mod sums;
 mod tensor_states;
 mod update;
-mod values;
 
 pub use adafactor::Adafactor;
 pub use adamw::AdamW;
 pub use formats::{MasterFormat, MomentFormat, SMALLEST_QUANTISED};
+pub use master::weight_bytes;
 pub use muon::{LrAdjust, Muon};
-pub use named::{NamedState, RestoreError, SavedState};
-pub use numbers::{Hyperparameters, OptimizerKind, StepNumbers};
+pub use named::NamedState;
+pub use numbers::{Hyperparameters, OptimizerKind};
 pub use optimizer::{Optimizer, Recipe};
-pub use rule::WholeTensor;
+pub use rule::{StepNumbers, WholeTensor};
+pub use saved::{RestoreError, SavedState};
 pub use schedule::{Schedule, ScheduleKind};
-
-use half::bf16;
-use kernels::{KernelError, Kernels};
-use memory::{DType, In};
-
-/// The elements of a flat f32 or bf16 tensor on the host, as f32.
-///
-/// # Errors
-/// [`KernelError`] if the device fails.
-pub fn download_f32(kernels: &dyn Kernels, x: In) -> Result<Vec<f32>, KernelError> {
-    let mut values = vec![0f32; x.elements()];
-    if x.dtype() == DType::BF16 {
-        let mut halves = vec![bf16::ZERO; x.elements()];
-        kernels.download(bytemuck::cast_slice_mut(&mut halves), x)?;
-        values
-            .iter_mut()
-            .zip(halves)
-            .for_each(|(value, half)| *value = half.to_f32());
-    } else {
-        kernels.download(bytemuck::cast_slice_mut(&mut values), x)?;
-    }
-    Ok(values)
-}

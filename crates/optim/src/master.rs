@@ -2,7 +2,7 @@
 
 use crate::form::{MASTER, REMAINDER};
 use crate::host::{store, store_f32};
-use crate::named::{RestoreError, SavedState, state_name};
+use crate::saved::{RestoreError, SavedState, state_name};
 use files::FilesError;
 use half::bf16;
 use kernels::split::{join, split};
@@ -11,8 +11,8 @@ use memory::{DType, Entry, Space};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// The parameters of exact weights, as bytes.
-pub(crate) fn parameter_bytes(dtype: DType, values: &[f32]) -> Cow<'_, [u8]> {
+/// The bytes of exact weights as parameters in f32 or bf16, rounded as updates round them.
+pub fn weight_bytes(dtype: DType, values: &[f32]) -> Cow<'_, [u8]> {
     if dtype == DType::F32 {
         return Cow::Borrowed(bytemuck::cast_slice(values));
     }

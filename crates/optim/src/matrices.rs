@@ -3,7 +3,7 @@
 
 use crate::rule::{Asking, ByMatrix};
 use crate::segment::{Segment, Whole};
-use crate::update::Sources;
+use crate::sources::Sources;
 use kernels::{Exchange, ExchangeBytes, KernelError};
 use memory::{DType, GRANULARITY_BYTES, In, Out, Rank};
 use std::ops::Range;

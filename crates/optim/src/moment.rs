@@ -1,7 +1,7 @@
 //! A moment's values into its states, in whatever format they were saved.
 
 use crate::host::{store, store_f32};
-use crate::named::{RestoreError, SavedState, state_name};
+use crate::saved::{RestoreError, SavedState, state_name};
 use files::FilesError;
 use kernels::quantise::{BLOCK, Map};
 use kernels::{Kernels, MomentOperand};

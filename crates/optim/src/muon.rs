@@ -2,8 +2,7 @@
 //! iteration, is what its weights move along.
 
 use crate::moment::Moment;
-use crate::numbers::StepNumbers;
-use crate::rule::{Asking, ByMatrix, Keeps, Update, WholeTensor};
+use crate::rule::{Asking, ByMatrix, Keeps, StepNumbers, Update, WholeTensor};
 use choices::choices;
 use kernels::quantise::SIGNED;
 use kernels::{

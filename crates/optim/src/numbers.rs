@@ -4,7 +4,7 @@ use crate::adafactor::Adafactor;
 use crate::adamw::AdamW;
 use crate::form::Form;
 use crate::muon::Muon;
-use crate::rule::{Group, Rule, WholeTensor};
+use crate::rule::{ParameterGroup, Rule, StepNumbers, WholeTensor};
 use crate::segment::Segment;
 use choices::choices;
 use kernels::{KernelError, Kernels};
@@ -56,8 +56,8 @@ impl Default for Hyperparameters {
 
 impl Hyperparameters {
     /// Which parameters are updated by which rule; `hidden` are those matrices that some optimizers update as a whole.
-    pub(crate) fn groups(&self, layout: &Layout, hidden: &[WholeTensor]) -> Vec<Group> {
-        let adamw = |cover| Group {
+    pub(crate) fn groups(&self, layout: &Layout, hidden: &[WholeTensor]) -> Vec<ParameterGroup> {
+        let adamw = |cover| ParameterGroup {
             rule: Rule::Ranges(Box::new(self.adamw)),
             cover,
             tensors: Vec::new(),
@@ -71,7 +71,7 @@ impl Hyperparameters {
                 // Tails, which pad the layout for ranks, have no gradients.
                 let tails = Cover::new(layout.tails().iter().cloned());
                 let rest = layout.trained().without(&cover).without(&tails);
-                let muon = Group {
+                let muon = ParameterGroup {
                     rule: Rule::Matrices(Box::new(self.muon)),
                     cover,
                     tensors: hidden.to_vec(),
@@ -100,21 +100,6 @@ impl Hyperparameters {
             OptimizerKind::Muon => Some(self.muon.ns_dtype),
         }
     }
-}
-
-/// The numbers of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepNumbers {
-    /// The step, from 1: with `seed` the key of the step's random numbers.
-    pub step: usize,
-    /// The update, from 1: unlike `step` it does not count skipped steps. Decides bias corrections.
-    pub update: usize,
-    /// The learning rate.
-    pub learning_rate: f64,
-    /// That of matrices that are updated as a whole.
-    pub matrix_rate: f64,
-    /// The run's seed.
-    pub seed: u64,
 }
 
 /// What all updates of a step share, on the device.

@@ -1,14 +1,14 @@
 //! The optimizer of a run: its states, in any of their formats and wherever they live, and the updates of a step.
 
 use crate::form::Form;
-use crate::numbers::{Hyperparameters, Numbers, StepNumbers};
+use crate::numbers::{Hyperparameters, Numbers};
 use crate::resident::Resident;
-use crate::rule::Asking;
-use crate::rule::WholeTensor;
+use crate::rule::{Asking, StepNumbers, WholeTensor};
 use crate::segment::{Round, rounds};
+use crate::sources::States;
 use crate::streamed::Streamed;
 use crate::tensor_states::TensorStates;
-use crate::update::{Sources, room_bytes, update};
+use crate::update::{SCRATCH, room_bytes, update};
 use crate::{MasterFormat, MomentFormat};
 use kernels::{BlockFile, KernelError, Kernels, NormAndClip};
 use memory::{Buffer, Category, DType, Home, Homes, In, Layer, Layout, Memory, OutOfMemory, Rank};
@@ -30,22 +30,13 @@ pub struct Recipe {
     pub gradients: DType,
 }
 
-/// What scratch of an update is called.
-pub(crate) const SCRATCH: &str = "update_scratch";
-
 /// The optimizer and its states.
 ///
-/// Its methods for single parameters are in `values.rs`.
+/// Its methods for single parameters are in `parameter_states.rs`.
 pub struct Optimizer {
     memory: Memory,
     pub(crate) layout: Rc<Layout>,
-    pub(crate) form: Rc<Form>,
-    numbers: Numbers,
-    /// States on the device.
-    pub(crate) resident: Resident,
-    pub(crate) tensor_states: TensorStates,
-    /// This rank, of those that divide what is updated; the only one where each updates everything.
-    rank: Rank,
+    pub(crate) states: States,
     /// What is updated with the computation.
     rounds: Vec<Round>,
     /// What is updated in chunks.
@@ -96,14 +87,16 @@ impl Optimizer {
         Ok(Optimizer {
             memory: memory.clone(),
             room_bytes: rooms.max().unwrap_or(0),
-            rank,
-            tensor_states: TensorStates::lease(memory, &form)?,
-            resident: Resident::lease(memory, &form, &resident)?,
+            states: States {
+                rank,
+                tensor_states: TensorStates::lease(memory, &form)?,
+                resident: Resident::lease(memory, &form, &resident)?,
+                numbers: Numbers::lease(memory, &recipe.hyperparameters, &form)?,
+                form,
+            },
             rounds,
-            numbers: Numbers::lease(memory, &recipe.hyperparameters, &form)?,
             clips: clips.transpose()?,
             layout: layout.clone(),
-            form,
             streamed,
             is_pending: false,
         })
@@ -114,8 +107,8 @@ impl Optimizer {
         let slots = self.streamed.iter().map(Streamed::slot_bytes);
         let slots = slots.filter(|bytes| *bytes > 0);
         let slots = slots.map(|bytes| ("offload_slots", bytes));
-        let of_tensors = self.tensor_states.arena();
-        let arenas = self.resident.arenas().chain(of_tensors);
+        let of_tensors = self.states.tensor_states.arena();
+        let arenas = self.states.resident.arenas().chain(of_tensors);
         arenas.chain(slots).collect()
     }
 
@@ -140,7 +133,7 @@ impl Optimizer {
 
     /// Norm of the last step's gradients before clipping, and the clipping factor, `[2]` f32.
     pub fn norm_and_clip(&self) -> In<'_> {
-        self.numbers.clip.view()
+        self.states.numbers.clip.view()
     }
 
     /// Whether something still has to be updated with the gradients of the last step.
@@ -176,8 +169,10 @@ impl Optimizer {
     ) -> Result<(), UnitError> {
         assert!(!self.is_pending, "the update before is pending");
         let mut room = self.lease_room()?;
-        self.numbers.upload(kernels, &self.form, numbers)?;
-        let clip_norm = self.numbers.clip_norm();
+        self.states
+            .numbers
+            .upload(kernels, &self.states.form, numbers)?;
+        let clip_norm = self.states.numbers.clip_norm();
         let max_norm = clip_norm.is_finite().then_some(clip_norm as f32);
         self.update_at_once(kernels, weights, gradients, (loss, max_norm), room.as_mut())?;
         if let Some(streamed) = &mut self.streamed {
@@ -207,25 +202,16 @@ impl Optimizer {
     ) -> Result<(), KernelError> {
         gradients.sum_grains(kernels)?;
         kernels.run(NormAndClip {
-            out: self.numbers.clip.view_mut(),
+            out: self.states.numbers.clip.view_mut(),
             grains: gradients.grains(),
             loss,
             max_norm,
         })?;
-        let mut sources = Sources {
-            form: &self.form,
-            numbers: &self.numbers,
-            rank: self.rank,
-            clip: self.numbers.clip.view(),
-            resident: &mut self.resident,
-            weights,
-            gradients,
-            came: None,
-        };
+        let (mut sources, tensor_states) = self.states.sources(weights, gradients, None);
         let asking = Asking::in_computation(kernels);
         for round in &self.rounds {
             let room = room.as_mut().map(|room| room.view_mut());
-            update(&asking, round, &mut sources, &mut self.tensor_states, room)?;
+            update(&asking, round, &mut sources, tensor_states, room)?;
         }
         Ok(())
     }
@@ -245,17 +231,8 @@ impl Optimizer {
     ) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) if self.is_pending => {
-                let sources = Sources {
-                    form: &self.form,
-                    numbers: &self.numbers,
-                    rank: self.rank,
-                    clip: self.numbers.clip.view(),
-                    resident: &mut self.resident,
-                    weights,
-                    gradients,
-                    came: None,
-                };
-                streamed.update_part(kernels, (sources, &mut self.tensor_states), part)?;
+                let sources = self.states.sources(weights, gradients, None);
+                streamed.update_part(kernels, sources, part)?;
                 streamed.wait_for(kernels, part)?;
                 self.is_pending = !streamed.is_updated();
                 Ok(())
@@ -291,7 +268,9 @@ impl Optimizer {
         numbers: StepNumbers,
     ) -> Result<(), KernelError> {
         assert!(!self.is_pending, "the update before is pending");
-        self.numbers.upload(kernels, &self.form, numbers)?;
+        self.states
+            .numbers
+            .upload(kernels, &self.states.form, numbers)?;
         self.prefetch(kernels)
     }
 
@@ -322,17 +301,9 @@ impl Optimizer {
             max_norm: None,
         })?;
         streamed.begin_part(kernels)?;
-        let sources = Sources {
-            form: &self.form,
-            numbers: &self.numbers,
-            rank: self.rank,
-            clip: clips.view().rows(row..row + 1).reshape([2]),
-            resident: &mut self.resident,
-            weights,
-            gradients,
-            came: None,
-        };
-        streamed.update_part(kernels, (sources, &mut self.tensor_states), part)?;
+        let clip = clips.view().rows(row..row + 1).reshape([2]);
+        let sources = self.states.sources(weights, gradients, Some(clip));
+        streamed.update_part(kernels, sources, part)?;
         if let Some(before) = before {
             streamed.wait_for(kernels, before)?;
             gradients.release(before);

@@ -1,6 +1,6 @@
 //! States on the device: a buffer each, of some of the parameters.
 
-use crate::form::{Form, StateViews, Tensor};
+use crate::form::{Form, StateTensor, StateViews};
 use memory::{Buffer, Category, Cover, In, Memory, OutOfMemory};
 use std::ops::Range;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ pub(crate) struct Resident {
 
 /// A state, and which elements of the layout it is of.
 struct Held {
-    tensor: Tensor,
+    tensor: StateTensor,
     cover: Cover,
     buffer: Buffer,
 }
@@ -27,7 +27,7 @@ impl Resident {
         form: &Rc<Form>,
         cover: &Cover,
     ) -> Result<Resident, OutOfMemory> {
-        let mut needed: Vec<(Tensor, Cover)> = form.masters(cover).into_iter().collect();
+        let mut needed: Vec<(StateTensor, Cover)> = form.masters(cover).into_iter().collect();
         for group in form.groups() {
             let cover = cover.within_all(&group.cover);
             let quantised = cover.within(&form.quantised());
@@ -40,7 +40,7 @@ impl Resident {
             }
         }
         needed.retain(|(_, cover)| cover.elements() > 0);
-        let lease = |(tensor, cover): (Tensor, Cover)| {
+        let lease = |(tensor, cover): (StateTensor, Cover)| {
             let dims = [tensor.elements(cover.elements())];
             let category = Category::OptimizerState;
             Ok(Held {

@@ -2,7 +2,6 @@
 //! they come and go, is the same for all.
 
 use crate::moment::Moment;
-use crate::numbers::StepNumbers;
 use kernels::{
     Exchange, ExchangeBytes, KernelError, Kernels, MasterOperand, MomentOperand, Operation, Queue,
 };
@@ -11,6 +10,21 @@ use std::ops::Deref;
 
 const COMPLETE: &str = "what a rank has of a tensor is complete before it is sent";
 const CAME: &str = "what other ranks have of a tensor has come before it is used";
+
+/// The numbers of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepNumbers {
+    /// The step, from 1: with `seed` the key of the step's random numbers.
+    pub step: usize,
+    /// The update, from 1: unlike `step` it does not count skipped steps. Decides bias corrections.
+    pub update: usize,
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// That of matrices that are updated as a whole.
+    pub matrix_rate: f64,
+    /// The run's seed.
+    pub seed: u64,
+}
 
 /// What an optimizer keeps of the parameters of its group.
 pub(crate) trait Keeps {
@@ -33,9 +47,6 @@ pub(crate) trait Keeps {
 /// An optimizer that updates any range of its group by itself.
 pub(crate) trait ByRange: Keeps {
     /// Asks for the update of a range. If the clipping factor is not finite, nothing is changed.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn update(&self, on: &Asking, update: Update) -> Result<(), KernelError>;
 }
 
@@ -49,15 +60,9 @@ pub(crate) trait ByMatrix: Keeps {
     fn scratch_bytes(&self, shape: [usize; 2]) -> usize;
 
     /// Asks for the moments' step, and for the direction of a range, `out [n]`. It takes the moments out of the update.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn direct(&self, on: &Asking, update: &mut Update, out: Out) -> Result<(), KernelError>;
 
     /// Asks for the direction of a whole matrix to be made what weights move along. `rates` are those of the step.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn transform(
         &self,
         on: &Asking,
@@ -68,9 +73,6 @@ pub(crate) trait ByMatrix: Keeps {
     ) -> Result<(), KernelError>;
 
     /// Asks for the step of a range's weights. If the clipping factor is not finite, they stay as they are.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn apply(
         &self,
         on: &Asking,
@@ -93,7 +95,7 @@ pub(crate) struct Summed<'a> {
     pub(crate) tensor: &'a WholeTensor,
     /// In the order of [`Keeps::tensor_states`].
     pub(crate) states: Vec<Out<'a>>,
-    /// [`BySums::scratch_bytes`] of u8, which stay over all rounds.
+    /// [`BySums::scratch_bytes`] of u8, which stay over all sweeps.
     pub(crate) scratch: Out<'a>,
     /// f64: sums of squares of its gradients, before clipping, by grains of the norm.
     pub(crate) norm_grains: In<'a>,
@@ -103,49 +105,38 @@ pub(crate) struct Summed<'a> {
     pub(crate) clip: In<'a>,
 }
 
-/// An optimizer whose update of a tensor goes by sums over all of it, made in rounds. Its ranges may be anywhere.
+/// An optimizer whose update of a tensor goes by sums over all of it. A sweep goes over all ranges, wherever they are, and adds up
+/// some of the sums; the next one may go by these.
 pub(crate) trait BySums: Keeps {
-    /// The sums of each round.
-    fn rounds(&self, tensor: &WholeTensor) -> Vec<Sums>;
+    /// The sums of each sweep.
+    fn sweeps(&self, tensor: &WholeTensor) -> Vec<Sums>;
 
     /// Bytes of scratch for a tensor, beside its sums.
     fn scratch_bytes(&self, tensor: &WholeTensor) -> usize;
 
-    /// Before the first round.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
+    /// Before the first sweep.
     fn begin(&self, on: &Asking, summed: &mut Summed) -> Result<(), KernelError>;
 
     /// Asks for the sums (f64) of a range, which begins at this element of the tensor: all exact ones, or each of those of its blocks.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn sum(
         &self,
         on: &Asking,
-        round: usize,
+        sweep: usize,
         summed: &mut Summed,
         range: (usize, Update),
         sums: Vec<Out>,
     ) -> Result<(), KernelError>;
 
-    /// Ends a round, with all sums: exact ones in a row for each range, those of blocks in a row each.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    fn end_round(
+    /// Ends a sweep, with all sums: exact ones in a row for each range, those of blocks in a row each.
+    fn end_sweep(
         &self,
         on: &Asking,
-        round: usize,
+        sweep: usize,
         summed: &mut Summed,
         sums: In,
     ) -> Result<(), KernelError>;
 
     /// Asks for the step of a range. If the clipping factor is not finite, it stays as it is.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     fn apply(
         &self,
         on: &Asking,
@@ -209,7 +200,7 @@ impl WholeTensor {
 }
 
 /// Parameters that are updated by one rule.
-pub(crate) struct Group {
+pub(crate) struct ParameterGroup {
     pub(crate) rule: Rule,
     pub(crate) cover: Cover,
     /// The tensors of which the cover is, padding included, where the rule updates these as a whole.
@@ -260,18 +251,12 @@ impl<'a> Asking<'a> {
     }
 
     /// Asks for an operation.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
     pub(crate) fn run<'b>(&self, operation: impl Into<Operation<'b>>) -> Result<(), KernelError> {
         // SAFETY: the promise of whoever made this.
         unsafe { self.kernels.start(self.queue, operation) }
     }
 
     /// Asks for an exchange, after what was asked for in this queue, and before what will be.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device or another rank fails.
     pub(crate) fn exchange<'b>(
         &self,
         bytes: ExchangeBytes,

@@ -1,7 +1,7 @@
 //! What one call updates.
 
 use crate::form::Form;
-use crate::rule::{Group, Rule, WholeTensor};
+use crate::rule::{ParameterGroup, Rule, WholeTensor};
 use memory::{Cover, GRAIN_ELEMENTS, Layout, Rank};
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -75,7 +75,7 @@ pub(crate) fn rounds(layout: &Layout, form: &Form, cover: &Cover, rank: Rank) ->
 /// as much to do.
 fn tensors_of(
     layout: &Layout,
-    (number, group): (usize, &Group),
+    (number, group): (usize, &ParameterGroup),
     cover: &Cover,
     rank: Rank,
 ) -> Vec<Segment> {
@@ -153,17 +153,17 @@ fn segments_of(layout: &Layout, form: &Form, cover: &Cover, group: usize) -> Vec
     segments
 }
 
-/// The pieces of a range within which elements are numbered one after the other.
+/// The parts of a range within which elements are numbered one after the other.
 fn numbered(layout: &Layout, range: &Range<usize>) -> Vec<Range<usize>> {
     let tails = layout.tails().iter().map(|tail| tail.end);
     let cuts = tails.filter(|cut| range.start < *cut && *cut < range.end);
     let mut start = range.start;
-    let pieces = cuts.chain([range.end]).map(|end| {
-        let piece = start..end;
+    let parts = cuts.chain([range.end]).map(|end| {
+        let part = start..end;
         start = end;
-        piece
+        part
     });
-    pieces.collect()
+    parts.collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! States that are not on the device, a chunk at a time: in pinned host memory, or in a file.
 
 use crate::chunks::{Away, Chunks};
-use crate::disk::Disk;
+use crate::disk::DiskStore;
 use kernels::{BlockFile, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, DType, Home, Homes, Memory, Out, OutOfMemory};
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub(crate) enum Store {
     /// One behind the other in pinned host memory.
     Pinned(Buffer),
     /// In a file, from where they pass through pinned host memory.
-    Disk(Disk),
+    Disk(DiskStore),
 }
 
 impl Store {
@@ -23,7 +23,11 @@ impl Store {
         homes: &Homes,
     ) -> Result<Store, OutOfMemory> {
         if let Home::Disk(_) = homes.states {
-            return Ok(Store::Disk(Disk::lease(memory, chunks, homes.chunk_slots)?));
+            return Ok(Store::Disk(DiskStore::lease(
+                memory,
+                chunks,
+                homes.chunk_slots,
+            )?));
         }
         let (category, dims) = (Category::OptimizerState, [chunks.away_bytes]);
         let all = memory.lease_pinned(category, "offloaded_states", dims, DType::U8)?;
@@ -106,21 +110,21 @@ impl Store {
     }
 
     /// Ends what the host did between updates: before the first turn of one.
-    pub(crate) fn settle(&mut self) -> Result<(), KernelError> {
+    pub(crate) fn end_host_access(&mut self) -> Result<(), KernelError> {
         match self {
             Store::Pinned(_) => Ok(()),
-            Store::Disk(disk) => disk.settle(),
+            Store::Disk(disk) => disk.end_host_access(),
         }
     }
 
-    /// Copies pieces of the store, one behind the other, between updates.
+    /// Copies ranges of the store, one behind the other, between updates.
     pub(crate) fn read(
         &self,
         kernels: &dyn Kernels,
-        pieces: &[Range<usize>],
+        ranges: &[Range<usize>],
         mut bytes: &mut [u8],
     ) -> Result<(), KernelError> {
-        let needed: usize = pieces.iter().map(Range::len).sum();
+        let needed: usize = ranges.iter().map(Range::len).sum();
         if needed != bytes.len() {
             let sizes = format!(
                 "the state has {needed} bytes, the host side {}",
@@ -129,12 +133,12 @@ impl Store {
             return Err(KernelError::misfit("read", sizes));
         }
         self.finish(kernels)?;
-        for piece in pieces {
-            let (own, rest) = bytes.split_at_mut(piece.len());
+        for range in ranges {
+            let (own, rest) = bytes.split_at_mut(range.len());
             bytes = rest;
             match self {
-                Store::Pinned(all) => own.copy_from_slice(all.view().rows(piece.clone()).slice()),
-                Store::Disk(disk) => disk.read(piece, own)?,
+                Store::Pinned(all) => own.copy_from_slice(all.view().rows(range.clone()).slice()),
+                Store::Disk(disk) => disk.read(range, own)?,
             }
         }
         Ok(())

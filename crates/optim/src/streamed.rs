@@ -21,11 +21,11 @@
 
 use crate::chunks::{Chunk, Chunks};
 use crate::form::Form;
-use crate::optimizer::SCRATCH;
 use crate::rule::Asking;
+use crate::sources::{Came, Sources};
 use crate::store::Store;
 use crate::tensor_states::TensorStates;
-use crate::update::{Came, Sources, room_bytes, update};
+use crate::update::{SCRATCH, room_bytes, update};
 use kernels::{BlockFile, Event, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, DType, Home, Homes, Layer, Layout, Memory, Out, OutOfMemory, Rank};
 use std::rc::Rc;
@@ -170,7 +170,7 @@ impl Streamed {
     /// Asks for the first chunks of the next update.
     pub(crate) fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         if let Some(store) = &mut self.store {
-            store.settle()?;
+            store.end_host_access()?;
         }
         let all = self.chunks.all.len();
         self.due = (self.updated / all.max(1) + 1) * all;

@@ -2,8 +2,8 @@
 
 use crate::rule::{Asking, BySums, Summed, Sums, WholeTensor};
 use crate::segment::{Piece, Segment, Whole};
+use crate::sources::Sources;
 use crate::tensor_states::TensorStates;
-use crate::update::Sources;
 use kernels::quantise::BLOCK;
 use kernels::{Exchange, ExchangeBytes, KernelError};
 use memory::{DType, Out, Rank, one_behind_another};
@@ -39,11 +39,11 @@ impl Sums {
     }
 }
 
-/// Where the sums of each round are in the room for an update, in bytes, and behind them the rule's scratch.
+/// Where the sums of each sweep are in the room for an update, in bytes, and behind them the rule's scratch.
 fn places(rule: &dyn BySums, whole: &Whole) -> Vec<Range<usize>> {
     let tensor = &whole.tensor;
-    let rounds = rule.rounds(tensor).into_iter();
-    let sizes = rounds.map(|sums| {
+    let sweeps = rule.sweeps(tensor).into_iter();
+    let sizes = sweeps.map(|sums| {
         let [rows, columns] = sums.shape(tensor, whole.pieces.len());
         DType::F64.size_in_bytes() * rows * columns
     });
@@ -84,7 +84,7 @@ pub(crate) fn update(
     }
     let first = |range: &Range<usize>| range.start - segment.range.start;
     rule.begin(on, &mut summed)?;
-    for (round, (sums, room)) in rule.rounds(tensor).iter().zip(room).enumerate() {
+    for (sweep, (sums, room)) in rule.sweeps(tensor).iter().zip(room).enumerate() {
         let mut all = room.cast(DType::F64);
         let parts = sums.parts(segment, whole);
         if let Some(range) = &own {
@@ -92,13 +92,13 @@ pub(crate) fn update(
             let own: Vec<Range<usize>> = own.map(|(_, part)| part.clone()).collect();
             let update = sources.update(segment, range);
             let out = all.reborrow().disjoint_rows(&own);
-            rule.sum(on, round, &mut summed, (first(range), update), out)?;
+            rule.sum(on, sweep, &mut summed, (first(range), update), out)?;
         }
         if is_shared && rank.of > 1 {
             gather(on, all.reborrow(), parts, rank)?;
         }
         let shape = sums.shape(tensor, whole.pieces.len());
-        rule.end_round(on, round, &mut summed, all.as_in().reshape(shape))?;
+        rule.end_sweep(on, sweep, &mut summed, all.as_in().reshape(shape))?;
     }
     let Some(range) = own else { return Ok(()) };
     let update = sources.update(segment, &range);

@@ -1,8 +1,8 @@
 //! States that a tensor has as a whole, such as one for each row: small, on the device of every rank, f32 in every format.
 
 use crate::form::Form;
-use crate::named::{RestoreError, SavedState, state_name};
 use crate::rule::WholeTensor;
+use crate::saved::{RestoreError, SavedState, state_name};
 use kernels::Kernels;
 use memory::{
     Buffer, Category, DType, Entry, In, Memory, Out, OutOfMemory, Space, one_behind_another,

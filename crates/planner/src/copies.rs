@@ -7,7 +7,7 @@ use kernels::timeline::Measured;
 use kernels::{Target, Traffic};
 use memory::{Home, Homes, Window, format_bytes};
 use serde::Serialize;
-use session::{Crossed, SessionError};
+use session::{SessionError, StepTraffic};
 use settings::Settings;
 
 /// What offload costs in time: a step on shapes, in the order in which its queues would run it, at given rates.
@@ -51,7 +51,7 @@ impl PlannedOffload {
     pub(crate) fn new(
         settings: &Settings,
         target: Target,
-        crossed: Crossed,
+        crossed: StepTraffic,
         of_micro_batch: u64,
         forward_flops_per_token: u64,
     ) -> Result<Option<PlannedOffload>, SessionError> {

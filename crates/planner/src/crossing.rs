@@ -2,7 +2,7 @@
 
 use kernels::Traffic;
 use serde::Serialize;
-use session::Crossed;
+use session::StepTraffic;
 
 /// Bytes that cross in a step, by what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -41,8 +41,8 @@ impl From<Traffic> for WayBytes {
     }
 }
 
-impl From<Crossed> for Crossing {
-    fn from(crossed: Crossed) -> Crossing {
+impl From<StepTraffic> for Crossing {
+    fn from(crossed: StepTraffic) -> Crossing {
         Crossing {
             parameters: crossed.weights.into(),
             gradients: crossed.gradients.into(),

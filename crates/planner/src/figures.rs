@@ -3,7 +3,9 @@
 use kernels::Target;
 use kernels::meta::FlopCounter;
 use memory::{ByPhase, LiveLease, Memory, Peak};
-use session::{Crossed, MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, shape_of_a_step};
+use session::{
+    MICRO_BATCHES_MAX, PeaksBetween, Session, SessionError, StepTraffic, shape_of_a_step,
+};
 use settings::Settings;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +16,7 @@ pub(crate) struct Figures {
     pub(crate) slab_bytes: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) host_pinned_bytes: u64,
-    pub(crate) crossed: Crossed,
+    pub(crate) crossed: StepTraffic,
     pub(crate) persistent_bytes: u64,
     pub(crate) recompute_flops_fraction: f64,
     pub(crate) largest_at_peak: Vec<LiveLease>,
@@ -78,8 +80,8 @@ pub(crate) fn figures(settings: &Settings, target: Target) -> Result<Figures, Se
 fn another_of_a_rank(
     settings: &Settings,
     target: Target,
-    crossed: Crossed,
-) -> Result<Crossed, SessionError> {
+    crossed: StepTraffic,
+) -> Result<StepTraffic, SessionError> {
     let settings = Settings {
         accum: MICRO_BATCHES_MAX - 1,
         ..settings.clone()
@@ -88,7 +90,7 @@ fn another_of_a_rank(
     let mut session = Session::on_shapes(settings.clone(), &memory, target, flops)?;
     let fewer = session.step(&shape_of_a_step(&settings, settings.seq))?;
     let fewer = fewer.crossed;
-    Ok(Crossed {
+    Ok(StepTraffic {
         weights: crossed.weights.since(fewer.weights),
         gradients: crossed.gradients.since(fewer.gradients),
         update: crossed.update.since(fewer.update),
@@ -97,8 +99,8 @@ fn another_of_a_rank(
 }
 
 /// What crosses for so many micro-batches.
-fn times(one: Crossed, count: usize) -> Crossed {
-    Crossed {
+fn times(one: StepTraffic, count: usize) -> StepTraffic {
+    StepTraffic {
         weights: one.weights.times(count),
         gradients: one.gradients.times(count),
         update: one.update.times(count),

@@ -14,10 +14,10 @@ use kernels::Target;
 use kernels::timeline::Measured;
 use memory::Rank;
 use session::SessionError;
-use settings::{Config, HeadChunk, Release, Settings};
+use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Release, Settings};
 
 /// Chunks that are compared, in tokens. The first is taken where none fits.
-const CHUNKS: [usize; 5] = [HeadChunk::DEFAULT_TOKENS, 1024, 2048, 4096, 8192];
+const CHUNKS: [usize; 5] = [DEFAULT_HEAD_CHUNK, 1024, 2048, 4096, 8192];
 
 /// A micro-batch may take so much longer than with the fastest chunk for a smaller one.
 const NEXT_TO_NOTHING: f64 = 0.005;
@@ -57,9 +57,9 @@ impl ChosenHeadChunk {
             Target::Cpu => Vec::new(),
             Target::Cuda => compared(config)?,
         };
-        let wanted = smallest_of_the_fast(&compared).unwrap_or(HeadChunk::DEFAULT_TOKENS);
+        let wanted = smallest_of_the_fast(&compared).unwrap_or(DEFAULT_HEAD_CHUNK);
         let mut tokens = wanted;
-        while tokens > HeadChunk::DEFAULT_TOKENS {
+        while tokens > DEFAULT_HEAD_CHUNK {
             let of_first = of_first_rank(&with_chunk(config, tokens));
             let fits = match budget.filter(|_| config.chooses()) {
                 Some(budget) => some_policy_fits(&of_first, target, budget)?,
@@ -79,7 +79,7 @@ impl ChosenHeadChunk {
 
     /// The choice in a sentence; none where it is the smallest chunk, and no larger one was wanted.
     pub fn describe(&self) -> Option<String> {
-        if self.wanted == HeadChunk::DEFAULT_TOKENS {
+        if self.wanted == DEFAULT_HEAD_CHUNK {
             return None;
         }
         let of = |tokens| self.compared.iter().find(|chunk| chunk.tokens == tokens);
@@ -135,7 +135,7 @@ fn everything_kept(config: &Config) -> Config {
 
 fn with_chunk(config: &Config, tokens: usize) -> Config {
     let mut config = config.clone();
-    config.memory.head_chunk = HeadChunk::Tokens(tokens);
+    config.memory.head_chunk = AutoOr::Number(tokens);
     config
 }
 
@@ -223,7 +223,7 @@ mod tests {
     fn a_chunk_is_larger_where_that_is_faster_and_fits() {
         let config = config(&[]);
         let free = chosen(&config, None, None);
-        assert!(free > HeadChunk::DEFAULT_TOKENS, "{free}");
+        assert!(free > DEFAULT_HEAD_CHUNK, "{free}");
         // To the byte: the device has to hold what is reserved, beside what libraries take.
         let settings = Settings::new(&with_chunk(&config, free)).unwrap();
         let planned = figures(&settings, Target::Cuda).unwrap();
@@ -284,7 +284,7 @@ mod tests {
     fn under_automatic_recompute_some_policy_has_to_fit() {
         let config = config(&["recompute.spec=auto", "memory.budget=1TiB"]);
         let free = chosen(&config, None, Some(1 << 40));
-        assert!(free > HeadChunk::DEFAULT_TOKENS, "{free}");
+        assert!(free > DEFAULT_HEAD_CHUNK, "{free}");
         let least = match choose(&with_chunk(&config, free), Target::Cuda, 1) {
             Err(AutoError::Infeasible { smallest, .. }) => smallest,
             other => panic!("{other:?}"),

@@ -160,7 +160,7 @@ impl PlannedCache {
         PlannedCache {
             batch,
             tokens,
-            bytes: KvCache::bytes(architecture, dtype, &vec![tokens; batch]),
+            bytes: KvCache::bytes(architecture.cache_shape(), dtype, &vec![tokens; batch]),
             formula,
         }
     }

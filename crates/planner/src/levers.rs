@@ -10,8 +10,8 @@ use memory::{DType, Home};
 use model::{Attention, Policy, Spec};
 use optim::{MasterFormat, MomentFormat};
 use settings::{
-    AttentionBackend, Config, ConfigError, FloatType, HeadChunk, HostPlace, OptimizerPlace,
-    Release, Settings, Size,
+    AttentionBackend, AutoOr, Config, ConfigError, FloatType, HostPlace, OptimizerPlace, Release,
+    Settings, Size,
 };
 use std::collections::BTreeMap;
 use std::iter::successors;
@@ -208,7 +208,7 @@ impl Setup {
             changes.extend([split].into_iter().chain(both));
         }
         let chunk = settings.head_chunk.div_ceil(4);
-        changes.push(set!(memory.head_chunk = HeadChunk::Tokens(chunk), chunk));
+        changes.push(set!(memory.head_chunk = AutoOr::Number(chunk), chunk));
         changes.extend(self.smaller_evaluations());
         changes
     }
@@ -272,7 +272,7 @@ impl Setup {
     fn whole_logits(&self) -> Option<Change> {
         let tokens = self.settings.micro_batch * self.settings.seq;
         let helps = self.settings.head_chunk < tokens;
-        helps.then(|| set!(memory.head_chunk = HeadChunk::Tokens(tokens), tokens))
+        helps.then(|| set!(memory.head_chunk = AutoOr::Number(tokens), tokens))
     }
 
     /// Smaller micro-batches that divide this one, the largest first, and as many more of them.

@@ -123,11 +123,11 @@ pub fn memory_table(
         );
     }
     for phase in Phase::ALL {
-        let measured = measured.map(|measured| *measured.1.get(phase));
-        if *planned.1.get(phase) > 0 || measured.is_some_and(|bytes| bytes > 0) {
+        let measured = measured.map(|measured| measured.1.get(phase));
+        if planned.1.get(phase) > 0 || measured.is_some_and(|bytes| bytes > 0) {
             row(
                 format!("peak in {}", phase.name()),
-                *planned.1.get(phase),
+                planned.1.get(phase),
                 measured,
             );
         }

@@ -1,7 +1,7 @@
 //! What a step asks a GPU for, listed without one: for the rehearsal before the first step, and for estimates.
 
+use crate::shapes::shape_of_a_step;
 use crate::{Session, SessionError};
-use data::{MicroBatch, Packing, StepBatch, padded_lengths};
 use kernels::cuda::{Call, Cuda, Gemm, LibraryAttention, Listed, Listing};
 use memory::Home;
 use settings::Settings;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 /// The calls of a step, in order.
 #[derive(Debug)]
 pub struct StepCalls {
-    /// Those of each micro-batch, at most [`MICRO_BATCHES_MAX`]: all after the first compute the same.
+    /// Those of each micro-batch, at most [`crate::MICRO_BATCHES_MAX`]: all after the first compute the same.
     pub micro_batches: Vec<Vec<Listed>>,
     /// Those that follow: the norm of the gradients, and the update.
     pub update: Vec<Listed>,
@@ -89,50 +89,6 @@ fn listed(settings: &Settings) -> Result<(Session, Listing), SessionError> {
     let session = Session::on_kernels(settings, &memory, Box::new(kernels))?;
     listing.take();
     Ok((session, listing))
-}
-
-/// The second micro-batch meets what the first leaves behind; later ones meet the same.
-pub const MICRO_BATCHES_MAX: usize = 2;
-
-/// A step of sequences of `seq` tokens, of at most [`MICRO_BATCHES_MAX`] micro-batches, with nothing in it: for sessions
-/// that compute nothing. Those of other ranks have no rows.
-pub fn shape_of_a_step(settings: &Settings, seq: usize) -> StepBatch {
-    shape_of_micro_batches(settings, &vec![seq; settings.accum.min(MICRO_BATCHES_MAX)])
-}
-
-/// A step in which this rank's micro-batches have these lengths; else as [`shape_of_a_step`].
-pub fn shape_of_micro_batches(settings: &Settings, lengths: &[usize]) -> StepBatch {
-    let rank = settings.rank();
-    let rows = |number: usize| match number % rank.of == rank.number {
-        true => settings.micro_batch,
-        false => 0,
-    };
-    let numbers = 0..lengths.len() * rank.of;
-    let shape = |number| shape_of_a_micro_batch(settings, rows(number), lengths[number / rank.of]);
-    numbers.map(shape).collect()
-}
-
-/// The lengths of micro-batches, the longest first.
-pub(crate) fn lengths(settings: &Settings) -> Vec<usize> {
-    match settings.packing {
-        Packing::Pad => {
-            let mut lengths: Vec<usize> = padded_lengths(settings.seq).collect();
-            lengths.reverse();
-            lengths
-        }
-        Packing::Concatenate | Packing::FirstFit => vec![settings.seq],
-    }
-}
-
-/// A micro-batch of `rows` sequences of `seq` tokens, with nothing in it.
-pub fn shape_of_a_micro_batch(settings: &Settings, rows: usize, seq: usize) -> MicroBatch {
-    MicroBatch {
-        input_ids: vec![0; rows * seq],
-        targets: vec![0; rows * seq],
-        rows,
-        seq,
-        documents: (settings.packing == Packing::FirstFit).then(|| vec![0; rows * seq]),
-    }
 }
 
 #[cfg(test)]

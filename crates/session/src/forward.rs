@@ -2,7 +2,7 @@
 
 use kernels::Kernels;
 use memory::Memory;
-use model::{Batch, CachedSequences, Model, Purpose, Saved, Work};
+use model::{Batch, CachedSequences, Model, Purpose, SavedActivations, Work};
 use std::rc::Rc;
 use units::Weights;
 
@@ -14,7 +14,7 @@ pub(crate) struct Forward<'a> {
     pub(crate) weights: &'a mut Weights,
     /// The order in which a pass uses units of weights.
     pub(crate) order: &'a Rc<[usize]>,
-    pub(crate) saved: &'a mut Saved,
+    pub(crate) saved: &'a mut SavedActivations,
 }
 
 impl Forward<'_> {

@@ -3,9 +3,9 @@
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::sampling::{Sampler, Sampling};
+use crate::weights::widened;
 use memory::{Buffer, Layer, Phase};
 use model::{Batch, BatchShape, KvCache, ModelError};
-use optim::download_f32;
 
 /// Tokens of a prompt that are read at once, at most: what bounds the memory that a long one takes.
 pub const PROMPT_CHUNK: usize = 512;
@@ -116,9 +116,9 @@ impl Forward<'_> {
         wanted: &Generation,
         each: &mut dyn FnMut(usize, u32),
     ) -> Result<(), SessionError> {
-        let (architecture, dtype) = (self.model.architecture(), self.model.dtype());
+        let (shape, dtype) = (self.model.architecture().cache_shape(), self.model.dtype());
         let rooms = vec![wanted.window; sequences.len()];
-        let mut cache = KvCache::lease(self.memory, architecture, dtype, &rooms)?;
+        let mut cache = KvCache::lease(self.memory, shape, dtype, &rooms)?;
         for (number, sequence) in sequences.iter_mut().enumerate() {
             let logits = self.read(&mut cache, number, &sequence.tokens)?;
             if let Some(token) = sequence.grow(&logits, &wanted.ends)? {
@@ -213,7 +213,10 @@ impl Forward<'_> {
     }
 
     fn download(&self, logits: &Buffer) -> Result<Vec<f32>, SessionError> {
-        Ok(download_f32(self.kernels, logits.view())?)
+        let elements = logits.dims().elements();
+        Ok(widened(logits.dtype(), elements, |bytes| {
+            self.kernels.download(bytes, logits.view())
+        })?)
     }
 }
 

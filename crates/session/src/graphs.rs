@@ -1,6 +1,5 @@
 //! Micro-batches that are asked for again as they were: a device may launch each of them at once.
 
-use crate::session::Session;
 use data::MicroBatch;
 use kernels::Section;
 use memory::Home;
@@ -23,11 +22,4 @@ pub(crate) fn section(
     }
     let packed = usize::from(micro.documents.is_some());
     Some(Section([micro.rows, micro.seq, packed]))
-}
-
-impl Session {
-    /// Why the device has given up launching micro-batches at once, if it has tried and could not. Nothing else changes.
-    pub fn graphs_refusal(&self) -> Option<String> {
-        self.kernels.section_refusal()
-    }
 }

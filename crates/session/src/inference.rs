@@ -6,13 +6,12 @@ use crate::forward::Forward;
 use crate::generation::{Generated, Generation};
 use crate::session::Session;
 use data::MicroBatch;
-use half::bf16;
 use kernels::cpu::Cpu;
 use kernels::meta::{FlopCounter, Meta};
-use kernels::split::split;
 use kernels::{Kernels, Target};
-use memory::{DType, Homes, Layer, Memory, Phase};
-use model::{BatchShape, Computation, Model, Policy, Saved, import};
+use memory::{Homes, Layer, Memory, Phase};
+use model::{BatchShape, Computation, Model, Policy, SavedActivations, import};
+use optim::weight_bytes;
 use settings::Settings;
 use std::path::Path;
 use std::rc::Rc;
@@ -27,7 +26,7 @@ pub struct Inference {
     weights: Weights,
     /// All weights are on the device, so no unit has to come.
     no_order: Rc<[usize]>,
-    saved: Saved,
+    saved: SavedActivations,
 }
 
 impl Inference {
@@ -78,7 +77,9 @@ impl Inference {
         let weights = Weights::lease(memory, &layout, dtype, &Homes::default(), None)?;
         let shape = BatchShape { rows: 1, seq };
         let policy = Policy::keep_all_of(model.architecture().labels(), model.layers());
-        let saved = Saved::lease(memory, model.architecture(), dtype, &policy, shape)?;
+        let saved = model
+            .architecture()
+            .lease_saved(memory, dtype, &policy, shape)?;
         Ok(Inference {
             memory: memory.clone(),
             kernels,
@@ -105,12 +106,8 @@ impl Inference {
     /// Sets values from an element of the arena on, rounded as training rounds them.
     fn set_values(&mut self, offset: usize, values: &[f32]) -> Result<(), SessionError> {
         let range = offset..offset + values.len();
-        let (weights, kernels) = (&mut self.weights, &*self.kernels);
-        if weights.dtype_of(&range) == DType::BF16 {
-            let halves: Vec<bf16> = values.iter().map(|value| split(*value).0).collect();
-            return Ok(weights.store(kernels, range, bytemuck::cast_slice(&halves))?);
-        }
-        Ok(weights.store(kernels, range, bytemuck::cast_slice(values))?)
+        let bytes = weight_bytes(self.weights.dtype_of(&range), values);
+        Ok(self.weights.store(&*self.kernels, range, &bytes)?)
     }
 
     /// Evaluates on micro-batches, however many sequences each has.

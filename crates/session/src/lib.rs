@@ -3,10 +3,8 @@
 //! [`Session`] trains, and evaluates and generates between steps; it is the same code for a run and, on shapes, for its plan.
 //! Weights and optimizer states go into it and out of it by name. [`Inference`] has a model's weights alone.
 
-mod between;
 mod calls;
 mod copies;
-mod crossed;
 #[cfg(test)]
 mod disk_faults;
 mod error;
@@ -16,35 +14,41 @@ mod generation;
 mod graphs;
 mod inference;
 mod losses;
+mod open;
 mod optimizer_state;
 mod orders;
 mod outcome;
+mod peaks_between_steps;
 mod read_back;
 mod sampling;
+mod saving;
 #[allow(
     clippy::module_inception,
     reason = "the crate is named after its one idea"
 )]
 mod session;
+mod shapes;
 mod snapshot;
 mod states_file;
+mod step_traffic;
 mod update;
 mod updating;
 mod upload;
 mod weights;
 
-pub use between::{PeaksBetween, longest_and_shortest};
-pub use calls::{
-    LibraryCalls, MICRO_BATCHES_MAX, StepCalls, calls_of_a_step, library_calls,
-    shape_of_a_micro_batch, shape_of_a_step, shape_of_micro_batches,
-};
+pub use calls::{LibraryCalls, StepCalls, calls_of_a_step, library_calls};
 pub use copies::NamedStateCopy;
-pub use crossed::Crossed;
 pub use error::{OptimizerStateError, SessionError};
 pub use evaluation::Evaluation;
 pub use generation::{Generated, Generation, PROMPT_CHUNK};
 pub use inference::Inference;
 pub use outcome::StepOutcome;
+pub use peaks_between_steps::{PeaksBetween, longest_and_shortest};
 pub use sampling::Sampling;
+pub use saving::SavedBytes;
 pub use session::Session;
-pub use snapshot::{SavedBytes, State, StateOnHost};
+pub use shapes::{
+    MICRO_BATCHES_MAX, shape_of_a_micro_batch, shape_of_a_step, shape_of_micro_batches,
+};
+pub use snapshot::{SessionState, StateOnHost};
+pub use step_traffic::StepTraffic;

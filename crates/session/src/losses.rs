@@ -27,7 +27,7 @@ struct OfRanks {
 }
 
 /// What the head of a micro-batch works with.
-pub(crate) struct Current<'a> {
+pub(crate) struct CurrentLoss<'a> {
     /// `[1]` f32: what its loss is added to.
     pub(crate) loss: Out<'a>,
     /// Whether that is the micro-batch's own.
@@ -71,13 +71,13 @@ impl Losses {
     }
 
     /// What the head of the next micro-batch works with.
-    pub(crate) fn current(&mut self) -> Current<'_> {
+    pub(crate) fn current(&mut self) -> CurrentLoss<'_> {
         let (sum, scale) = self.sum_and_scale.view_mut().split_at(1);
         let (loss, is_alone) = match &mut self.of_ranks {
             Some(of_ranks) => (of_ranks.current.view_mut(), true),
             None => (sum, false),
         };
-        Current {
+        CurrentLoss {
             loss,
             is_alone,
             gradient_scale: scale.into_in(),

@@ -1,7 +1,7 @@
 //! What a step computed and used, and what the host knows of it while the device may still be at it.
 
-use crate::crossed::Crossed;
 use crate::read_back::PendingResults;
+use crate::step_traffic::StepTraffic;
 use kernels::{KernelError, Kernels, Traffic};
 use memory::StepMemory;
 use model::ReplayCounts;
@@ -15,8 +15,8 @@ pub(crate) struct InFlight {
     pub(crate) targets: usize,
     pub(crate) tokens: usize,
     pub(crate) memory: StepMemory,
-    pub(crate) crossed: Crossed,
-    pub(crate) micro_batch: Crossed,
+    pub(crate) crossed: StepTraffic,
+    pub(crate) micro_batch: StepTraffic,
     pub(crate) replayed: ReplayCounts,
     pub(crate) results: PendingResults,
     /// When it was made, where the host computes.
@@ -46,9 +46,9 @@ pub struct StepOutcome {
     /// the next forward pass, units of weights came for it that are not counted.
     pub traffic: Traffic,
     /// The same by what they are for.
-    pub crossed: Crossed,
+    pub crossed: StepTraffic,
     /// What crossed for the last micro-batch: every one but the first moves as much.
-    pub micro_batch: Crossed,
+    pub micro_batch: StepTraffic,
     /// Replays of each stage.
     pub replayed: ReplayCounts,
     /// When it was made, or known to be made.

@@ -1,6 +1,5 @@
 //! A training step, composed from model and optimizer: the same code for a run and, on shapes, for its plan.
 
-use crate::crossed::{Count, Crossed, UpdateTraffic};
 use crate::error::SessionError;
 use crate::forward::Forward;
 use crate::graphs::section;
@@ -8,25 +7,17 @@ use crate::losses::Losses;
 use crate::orders::Orders;
 use crate::outcome::{InFlight, StepOutcome};
 use crate::read_back::PendingResults;
-use crate::snapshot::{CopyPlace, Held};
-use crate::states_file::states_file;
+use crate::snapshot::CopyPlace;
+use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use crate::updating::Updating;
 use crate::upload::upload;
-use collectives::Alone;
 use data::{MicroBatch, StepBatch};
-use kernels::cpu::Cpu;
-use kernels::meta::{FlopCounter, Meta};
-use kernels::{Kernels, Target};
+use kernels::Kernels;
 use memory::{Layer, Memory, Phase, Rank};
-use model::{
-    BatchShape, Computation, Model, Purpose, Randomness, ReplayCounts, Saved, StepLoss, Training,
-    Work,
-};
-use optim::{Optimizer, Recipe};
+use model::{Model, Purpose, Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work};
+use optim::Optimizer;
 use scratch::ScratchFolder;
 use settings::Settings;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Instant;
 use units::{Gradients, Weights};
 
@@ -45,139 +36,27 @@ pub struct Session {
     /// Where a copy of the state waits to be written, if one is to be made.
     pub(crate) copy_place: Option<CopyPlace>,
     /// The table of activations, empty between micro-batches.
-    saved: Saved,
+    pub(crate) saved: SavedActivations,
     /// The sum of the step's losses.
     pub(crate) losses: Losses,
     pub(crate) step: usize,
     /// Steps that were not skipped, of those that are finished.
     pub(crate) updates: usize,
     /// Whether a step that is being made is to be broken off.
-    stop: Box<dyn Fn() -> bool>,
+    pub(crate) stop: Box<dyn Fn() -> bool>,
     /// Told how many of a step's micro-batches have been asked for.
-    each_micro_batch: Box<dyn Fn(usize, usize)>,
+    pub(crate) each_micro_batch: Box<dyn Fn(usize, usize)>,
     /// The step that was asked for last, if it is not known to be done.
     pub(crate) in_flight: Option<InFlight>,
     /// The outcome of the last step that is known to be done, until somebody takes it.
-    finished: Option<StepOutcome>,
+    pub(crate) finished: Option<StepOutcome>,
     /// Whether a step that releases gradients failed in its backward pass: some weights are a step ahead of others.
     pub(crate) is_half_updated: bool,
     /// Where optimizer states are on a disk; removed with all that is in it.
-    _scratch: Option<ScratchFolder>,
+    pub(crate) _scratch: Option<ScratchFolder>,
 }
 
 impl Session {
-    /// A session on the processor, alone or as the one rank of a group; its weights are zero until they are set.
-    ///
-    /// # Errors
-    /// [`SessionError::OutOfMemory`] if what lives across steps does not fit.
-    pub fn on_cpu(settings: Settings, memory: &Memory) -> Result<Session, SessionError> {
-        let _place = memory.enter(Phase::Load, Layer::Whole);
-        let dtype = settings.narrowest_dtype();
-        let kernels = match &settings.ranks {
-            Some(_) => Cpu::in_group(memory, dtype, Arc::new(Alone))?,
-            None => Cpu::new(memory, dtype)?,
-        };
-        Session::new(settings, memory, Box::new(kernels))
-    }
-
-    /// A session on shapes, which leases what the target would, computes nothing, and counts operations.
-    ///
-    /// # Errors
-    /// As [`Session::on_cpu`].
-    pub fn on_shapes(
-        settings: Settings,
-        memory: &Memory,
-        target: Target,
-        flops: FlopCounter,
-    ) -> Result<Session, SessionError> {
-        let _place = memory.enter(Phase::Load, Layer::Whole);
-        let dtype = settings.narrowest_dtype();
-        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.rank().number);
-        Session::new(settings, memory, Box::new(kernels))
-    }
-
-    /// A session on kernels that work in `memory`; its weights are zero until they are set.
-    ///
-    /// # Errors
-    /// As [`Session::on_cpu`].
-    pub fn on_kernels(
-        settings: Settings,
-        memory: &Memory,
-        kernels: Box<dyn Kernels>,
-    ) -> Result<Session, SessionError> {
-        let _place = memory.enter(Phase::Load, Layer::Whole);
-        Session::new(settings, memory, kernels)
-    }
-
-    fn new(
-        settings: Settings,
-        memory: &Memory,
-        kernels: Box<dyn Kernels>,
-    ) -> Result<Session, SessionError> {
-        let architecture = settings.architecture();
-        let layout = Rc::new(settings.layout(&architecture)?);
-        let dtype = settings.dtype;
-        let computation = Computation {
-            dtype,
-            seq: settings.seq,
-            head_chunk: settings.head_chunk,
-        };
-        let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
-        let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
-        let weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
-        let states = &settings.states;
-        let (gradients, home) = (states.gradients, &homes.gradients);
-        let adding = ranks.map(|ranks| (ranks, settings.accum));
-        let gradients = Gradients::lease(memory, &layout, gradients, home, adding)?;
-        let recipe = Recipe {
-            hyperparameters: settings.optimizer,
-            matrices: settings.matrices(model.architecture(), &layout)?,
-            formats: (states.moments, states.master),
-            weights: dtype,
-            gradients: states.gradients,
-        };
-        let mut optimizer = Optimizer::lease(memory, &layout, &recipe, homes, ranks)?;
-        let scratch = states_file(&homes.states, memory, &mut optimizer)?;
-        let copy_place = settings.checkpoint_copy.then(|| {
-            let declared = model.architecture().parameters();
-            let held = Held {
-                kernels: &*kernels,
-                weights: &weights,
-                optimizer: &optimizer,
-            };
-            CopyPlace::lease(memory, &settings, declared, held)
-        });
-        let losses = Losses::lease(memory, ranks, settings.accum)?;
-        let shape = BatchShape {
-            rows: settings.micro_batch,
-            seq: settings.seq,
-        };
-        let policy = &settings.policy;
-        let saved = Saved::lease(memory, model.architecture(), dtype, policy, shape)?;
-        let memory = memory.clone();
-        Ok(Session {
-            orders: Orders::new(&settings, &model)?,
-            memory,
-            kernels,
-            settings,
-            model,
-            weights,
-            gradients,
-            optimizer,
-            copy_place: copy_place.transpose()?,
-            saved,
-            losses,
-            step: 0,
-            updates: 0,
-            stop: Box::new(|| false),
-            each_micro_batch: Box::new(|_, _| {}),
-            in_flight: None,
-            finished: None,
-            is_half_updated: false,
-            _scratch: scratch,
-        })
-    }
-
     /// One training step, to its end: forward and backward of every micro-batch, then the update.
     ///
     /// # Errors
@@ -324,11 +203,12 @@ impl Session {
         step: &StepBatch,
         targets: usize,
         beside: &mut UpdateTraffic,
-    ) -> Result<(ReplayCounts, Crossed), SessionError> {
-        let mut crossed = Crossed::default();
+    ) -> Result<(ReplayCounts, StepTraffic), SessionError> {
+        let mut crossed = StepTraffic::default();
         let mut replayed = self.model.no_replays();
         let micro_batches: Vec<_> = own(&self.settings, step).collect();
         let count = micro_batches.len();
+        let dropout_sites = self.model.architecture().dropout_sites();
         self.losses.begin_step(&*self.kernels, targets)?;
         self.saved.begin_step();
         for (index, (number, micro)) in micro_batches.into_iter().enumerate() {
@@ -347,12 +227,9 @@ impl Session {
                 step: self.step as u64 + 1,
                 micro_batch: number as u64,
             };
-            let batch = upload(&self.memory, &*self.kernels, micro)?.with_dropout(
-                &self.memory,
-                &*self.kernels,
-                &self.model,
-                randomness,
-            )?;
+            let (memory, kernels) = (&self.memory, &*self.kernels);
+            let batch = upload(memory, kernels, micro)?;
+            let batch = batch.with_dropout(memory, kernels, &dropout_sites, randomness)?;
             let mut updating = Updating {
                 kernels: &*self.kernels,
                 memory: &self.memory,
@@ -375,7 +252,7 @@ impl Session {
                     gradients: &mut self.gradients,
                     is_last_micro_batch: index + 1 == count,
                     loss,
-                    beside: &mut updating,
+                    hooks: &mut updating,
                 }),
             };
             let section = section(&self.settings, (index, count), micro);
@@ -397,6 +274,11 @@ impl Session {
         }
         self.losses.add_up(&*self.kernels)?;
         Ok((replayed, crossed))
+    }
+
+    /// Why the device has given up launching micro-batches at once, if it has tried and could not. Nothing else changes.
+    pub fn graphs_refusal(&self) -> Option<String> {
+        self.kernels.section_refusal()
     }
 
     /// Steps made, and updates: steps that were not skipped.
@@ -463,4 +345,67 @@ fn own<'a>(
 ) -> impl Iterator<Item = (usize, &'a MicroBatch)> {
     let Rank { number, of } = settings.rank();
     step.micro.iter().enumerate().skip(number).step_by(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shapes::shape_of_a_step;
+    use kernels::Target;
+    use kernels::meta::FlopCounter;
+    use settings::Config;
+
+    fn settings() -> Settings {
+        let mut config = Config::default();
+        (config.data.seq, config.batch.micro, config.batch.accum) = (8, 2, 3);
+        Settings::new(&config).unwrap()
+    }
+
+    fn session(settings: &Settings) -> Session {
+        let mut session = Session::on_cpu(settings.clone(), &Memory::host()).unwrap();
+        session.initialise(3).unwrap();
+        session
+    }
+
+    #[test]
+    fn a_step_is_as_planned_and_gives_back_what_it_leased() {
+        let settings = settings();
+        let batch = shape_of_a_step(&settings, settings.seq);
+        let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+        let plan = Session::on_shapes(settings.clone(), &memory, Target::Cpu, flops);
+        let planned = plan.unwrap().step(&batch).unwrap().memory;
+        let mut session = session(&settings);
+        let live = session.memory.live_leases();
+        let outcome = session.step(&batch).unwrap();
+        assert_eq!(outcome.memory.peak, planned.peak);
+        assert_eq!(outcome.memory.slab_bytes, planned.slab_bytes);
+        assert_eq!(outcome.tokens, 2 * settings.micro_batch * settings.seq);
+        assert_eq!(session.memory.live_leases(), live);
+        assert!(session.take_finished().is_none(), "`step` returned it");
+    }
+
+    #[test]
+    fn a_step_that_is_not_finite_is_made_and_is_no_update() {
+        let settings = settings();
+        let batch = shape_of_a_step(&settings, settings.seq);
+        let mut session = session(&settings);
+        let good = session.step(&batch).unwrap();
+        assert!(good.is_finite() && good.loss > 0.0);
+        assert_eq!(session.progress(), (1, 1));
+        session.set_values(0, &[f32::NAN]).unwrap();
+        let bad = session.step(&batch).unwrap();
+        assert!(!bad.is_finite());
+        assert_eq!(session.progress(), (2, 1));
+    }
+
+    #[test]
+    fn a_rank_makes_every_nth_micro_batch() {
+        let mut config = Config::default();
+        config.join(Rank { number: 1, of: 3 }).unwrap();
+        let settings = Settings::new(&config).unwrap();
+        let micro = shape_of_a_step(&settings, 1).micro[0].clone();
+        let step: StepBatch = (0..7).map(|_| micro.clone()).collect();
+        let numbers: Vec<usize> = own(&settings, &step).map(|(number, _)| number).collect();
+        assert_eq!(numbers, [1, 4]);
+    }
 }

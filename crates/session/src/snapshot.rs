@@ -3,15 +3,10 @@
 //! memory first, from where it is written while training goes on. Of several ranks each has a part of it, whatever else it
 //! holds, so that all write at once.
 
-use crate::error::SessionError;
-use crate::session::Session;
-use files::{
-    PieceSource, PieceSpec, TensorSource, TensorSpec, host_room, in_chunks, piece_file_bytes,
-    tensor_file_bytes,
-};
+use files::{PieceSource, PieceSpec, TensorSource, TensorSpec, host_room, in_chunks};
 use kernels::{KernelError, Kernels};
 use memory::{Buffer, Category, DType, Memory, OutOfMemory};
-use model::{MAX_SHARD_BYTES, OutgoingWeights, Parameters};
+use model::{OutgoingWeights, Parameters};
 use optim::Optimizer;
 use settings::Settings;
 use std::borrow::Cow;
@@ -45,18 +40,29 @@ struct Item {
     bytes: Range<usize>,
 }
 
-/// What items are read from.
+/// What holds the state between steps.
 #[derive(Clone, Copy)]
-pub(crate) struct Held<'a> {
+pub(crate) struct StateOnDevice<'a> {
     pub(crate) kernels: &'a dyn Kernels,
     pub(crate) weights: &'a Weights,
     pub(crate) optimizer: &'a Optimizer,
 }
 
-/// The state of a session between steps, on the device. No update may be pending: see [`Session::finish_step`].
-pub struct State<'a> {
-    held: Held<'a>,
-    inventory: Inventory,
+/// The state of a session between steps, on its way into files: weights, optimizer states, or the pieces of both that are this
+/// rank's to save.
+pub struct SessionState<'a> {
+    inventory: Arc<Inventory>,
+    source: StateSource<'a>,
+}
+
+impl<'a> StateOnDevice<'a> {
+    /// The state, to be read from the device. No update may be pending: see [`crate::Session::finish_step`].
+    pub(crate) fn state(self, settings: &Settings, parameters: &Parameters) -> SessionState<'a> {
+        SessionState {
+            inventory: Arc::new(Inventory::new(settings, self, parameters)),
+            source: StateSource::Device(self),
+        }
+    }
 }
 
 /// A copy of the state in host memory, to be read from another thread. The session waits for its end before it makes the
@@ -71,15 +77,6 @@ pub struct StateOnHost {
 // SAFETY: the bytes belong to the session, which neither writes nor frees them until this reader is gone.
 unsafe impl Send for StateOnHost {}
 
-/// Bytes of the files of tensors that a session saves. Small files come beside them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SavedBytes {
-    /// Of a checkpoint; of several ranks, of the file that this one writes.
-    pub checkpoint: u64,
-    /// Of the model in Hugging Face layout, which the first rank writes.
-    pub model: u64,
-}
-
 /// Host memory for a copy of the state, leased for the whole run.
 pub(crate) struct CopyPlace {
     inventory: Arc<Inventory>,
@@ -90,7 +87,7 @@ pub(crate) struct CopyPlace {
 
 impl Inventory {
     /// Lists what this rank has to save, where there are several; else all.
-    fn new(settings: &Settings, held: Held, parameters: &Parameters) -> Inventory {
+    fn new(settings: &Settings, held: StateOnDevice, parameters: &Parameters) -> Inventory {
         let layout = held.weights.layout();
         let own = match several(settings) {
             Some(ranks) => layout.own(ranks.rank),
@@ -171,11 +168,11 @@ impl Inventory {
 }
 
 /// The ranks that save a checkpoint together, if they are several.
-fn several(settings: &Settings) -> Option<&Ranks> {
+pub(crate) fn several(settings: &Settings) -> Option<&Ranks> {
     settings.ranks.as_ref().filter(|ranks| ranks.rank.of > 1)
 }
 
-impl Held<'_> {
+impl StateOnDevice<'_> {
     fn read(&self, item: &Item, bytes: &mut [u8]) -> Result<(), KernelError> {
         match item.state {
             None => self.weights.read(self.kernels, item.range.clone(), bytes),
@@ -203,145 +200,98 @@ impl Held<'_> {
     }
 }
 
-/// An inventory on its way into files.
+/// Where the bytes of a state are.
 #[derive(Clone, Copy)]
-struct Outgoing<'a> {
-    inventory: &'a Inventory,
-    source: Source<'a>,
-}
-
-/// Where its bytes are.
-#[derive(Clone, Copy)]
-enum Source<'a> {
-    Session(Held<'a>),
-    Copy(&'a StateOnHost),
+enum StateSource<'a> {
+    Device(StateOnDevice<'a>),
+    Host(&'a StateOnHost),
 }
 
 /// The states of whole parameters.
-struct States<'a> {
-    outgoing: Outgoing<'a>,
+struct OptimizerStates<'a> {
+    state: &'a SessionState<'a>,
     specs: Vec<TensorSpec>,
 }
 
-impl<'a> Outgoing<'a> {
-    /// Writes an item.
-    fn write(&self, item: &Item, out: &mut dyn Write) -> io::Result<()> {
-        match self.source {
-            Source::Copy(copy) => out.write_all(copy.part(&item.bytes)),
-            Source::Session(held) => in_chunks(item.range.clone())
-                .try_for_each(|chunk| out.write_all(&held.chunk(item, chunk)?)),
-        }
-    }
-
-    /// The bytes of some elements of a parameter, whose weights are an item.
-    fn of_weights(&self, item: &Item, elements: Range<usize>) -> io::Result<Cow<'a, [u8]>> {
-        match self.source {
-            Source::Copy(copy) => {
-                let size = item.bytes.len() / item.range.len();
-                let place = |element| item.bytes.start + element * size;
-                let bytes = copy.part(&(place(elements.start)..place(elements.end)));
-                Ok(Cow::Borrowed(bytes))
-            }
-            Source::Session(held) => {
-                let first = item.range.start;
-                let chunk = first + elements.start..first + elements.end;
-                Ok(Cow::Owned(held.chunk(item, chunk)?))
-            }
-        }
-    }
-
-    /// The weights of whole parameters.
-    fn weights(self) -> impl TensorSource + 'a {
+impl SessionState<'_> {
+    /// The weights, of a process that has all.
+    pub fn weights(&self) -> impl TensorSource + '_ {
         let Inventory {
             parameters,
             dtype,
             items,
             ..
-        } = self.inventory;
+        } = &*self.inventory;
         OutgoingWeights::new(parameters, *dtype, move |entry, elements| {
-            self.of_weights(&items[entry], elements)
+            self.weights_of(&items[entry], elements)
         })
     }
 
-    fn states(self) -> States<'a> {
+    /// The optimizer's states, of a process that has all.
+    pub fn optimizer(&self) -> impl TensorSource + '_ {
         let specs = self.inventory.specs[self.inventory.weights..].iter();
         let specs = specs.map(|spec| TensorSpec {
             name: spec.name.clone(),
             dtype: spec.dtype,
             shape: spec.shape.clone(),
         });
-        States {
+        OptimizerStates {
             specs: specs.collect(),
-            outgoing: self,
+            state: self,
+        }
+    }
+
+    /// The bytes of some elements of a parameter, whose weights are an item.
+    fn weights_of(&self, item: &Item, elements: Range<usize>) -> io::Result<Cow<'_, [u8]>> {
+        match self.source {
+            StateSource::Host(copy) => {
+                let size = item.bytes.len() / item.range.len();
+                let place = |element| item.bytes.start + element * size;
+                let bytes = copy.part(&(place(elements.start)..place(elements.end)));
+                Ok(Cow::Borrowed(bytes))
+            }
+            StateSource::Device(state) => {
+                let first = item.range.start;
+                let chunk = first + elements.start..first + elements.end;
+                Ok(Cow::Owned(state.chunk(item, chunk)?))
+            }
         }
     }
 }
 
-impl PieceSource for Outgoing<'_> {
+/// What of weights and states is this rank's to save.
+impl PieceSource for SessionState<'_> {
     fn pieces(&self) -> &[PieceSpec] {
         &self.inventory.specs
     }
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        self.write(&self.inventory.items[index], out)
+        let item = &self.inventory.items[index];
+        match self.source {
+            StateSource::Host(copy) => out.write_all(copy.part(&item.bytes)),
+            StateSource::Device(state) => in_chunks(item.range.clone())
+                .try_for_each(|chunk| out.write_all(&state.chunk(item, chunk)?)),
+        }
     }
 }
 
-impl TensorSource for States<'_> {
+impl TensorSource for OptimizerStates<'_> {
     fn tensors(&self) -> &[TensorSpec] {
         &self.specs
     }
 
     fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        let index = self.outgoing.inventory.weights + index;
-        self.outgoing.write_to(index, out)
-    }
-}
-
-impl State<'_> {
-    /// The weights, of a process that has all.
-    pub fn weights(&self) -> impl TensorSource + '_ {
-        self.outgoing().weights()
-    }
-
-    /// The optimizer's states, of a process that has all.
-    pub fn optimizer(&self) -> impl TensorSource + '_ {
-        self.outgoing().states()
-    }
-
-    /// What of weights and states is this rank's to save.
-    pub fn pieces(&self) -> impl PieceSource + '_ {
-        self.outgoing()
-    }
-
-    fn outgoing(&self) -> Outgoing<'_> {
-        Outgoing {
-            inventory: &self.inventory,
-            source: Source::Session(self.held),
-        }
+        let index = self.state.inventory.weights + index;
+        self.state.write_to(index, out)
     }
 }
 
 impl StateOnHost {
-    /// As [`State::weights`].
-    pub fn weights(&self) -> impl TensorSource + '_ {
-        self.outgoing().weights()
-    }
-
-    /// As [`State::optimizer`].
-    pub fn optimizer(&self) -> impl TensorSource + '_ {
-        self.outgoing().states()
-    }
-
-    /// As [`State::pieces`].
-    pub fn pieces(&self) -> impl PieceSource + '_ {
-        self.outgoing()
-    }
-
-    fn outgoing(&self) -> Outgoing<'_> {
-        Outgoing {
-            inventory: &self.inventory,
-            source: Source::Copy(self),
+    /// The state that was copied.
+    pub fn state(&self) -> SessionState<'_> {
+        SessionState {
+            inventory: self.inventory.clone(),
+            source: StateSource::Host(self),
         }
     }
 
@@ -356,7 +306,7 @@ impl CopyPlace {
         memory: &Memory,
         settings: &Settings,
         parameters: &Parameters,
-        held: Held,
+        held: StateOnDevice,
     ) -> Result<CopyPlace, OutOfMemory> {
         let inventory = Inventory::new(settings, held, parameters);
         let (category, name) = (Category::Temporary, "checkpoint_copy");
@@ -379,7 +329,7 @@ impl CopyPlace {
         }
     }
 
-    fn fill(&mut self, held: Held) -> Result<StateOnHost, KernelError> {
+    pub(crate) fn fill(&mut self, held: StateOnDevice) -> Result<StateOnHost, KernelError> {
         self.wait();
         let bytes = self.buffer.view_mut().slice_mut::<u8>();
         for item in &self.inventory.items {
@@ -398,54 +348,5 @@ impl CopyPlace {
 impl Drop for CopyPlace {
     fn drop(&mut self) {
         self.wait();
-    }
-}
-
-impl Session {
-    /// The state as it is. No update may be pending: see [`Session::finish_step`].
-    pub fn state(&self) -> State<'_> {
-        let parameters = self.model.architecture().parameters();
-        State {
-            held: self.held(),
-            inventory: Inventory::new(&self.settings, self.held(), parameters),
-        }
-    }
-
-    /// Copies the state to the host memory that the settings asked for; none if they did not. Waits until the copy before is
-    /// gone, so that a thread that holds that itself never returns. No update may be pending.
-    ///
-    /// # Errors
-    /// [`SessionError::Kernel`] if the device failed.
-    pub fn copy_state(&mut self) -> Result<Option<StateOnHost>, SessionError> {
-        let Some(mut place) = self.copy_place.take() else {
-            return Ok(None);
-        };
-        let copy = place.fill(self.held());
-        self.copy_place = Some(place);
-        Ok(Some(copy?))
-    }
-
-    /// How large what is saved of it is. No update may be pending: see [`Session::finish_step`].
-    pub fn saved_bytes(&self) -> SavedBytes {
-        let state = self.state();
-        let whole = |source: &dyn TensorSource, stem| {
-            tensor_file_bytes(source.tensors(), stem, MAX_SHARD_BYTES)
-        };
-        let model = whole(&state.weights(), "model");
-        SavedBytes {
-            checkpoint: match several(&self.settings) {
-                Some(_) => piece_file_bytes(state.pieces().pieces()),
-                None => model + whole(&state.optimizer(), "optimizer"),
-            },
-            model,
-        }
-    }
-
-    fn held(&self) -> Held<'_> {
-        Held {
-            kernels: &*self.kernels,
-            weights: &self.weights,
-            optimizer: &self.optimizer,
-        }
     }
 }

@@ -1,8 +1,8 @@
 //! The update of a step: at its end, in its backward pass, or what a forward pass to come would have made, finished early.
 
-use crate::crossed::{Count, Crossed};
 use crate::error::SessionError;
 use crate::session::Session;
+use crate::step_traffic::{Count, StepTraffic};
 use kernels::Queue;
 use memory::{Layer, Phase};
 use optim::StepNumbers;
@@ -20,7 +20,7 @@ impl Session {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.crossed = in_flight.crossed.plus(crossed);
         }
-        self.weights.settle(&*self.kernels)?;
+        self.weights.wait_until_gathered(&*self.kernels)?;
         // What other ranks need of this one has gone, too, whatever comes next.
         for queue in [Queue::Download, Queue::Collective] {
             self.kernels.finish(self.kernels.record(queue)?)?;
@@ -67,7 +67,7 @@ impl Session {
     }
 
     /// The update of the step whose gradients are there: what is not made in the next forward pass.
-    pub(crate) fn update(&mut self, crossed: &mut Crossed) -> Result<(), SessionError> {
+    pub(crate) fn update(&mut self, crossed: &mut StepTraffic) -> Result<(), SessionError> {
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();
         let numbers = self.next_numbers();
@@ -92,7 +92,7 @@ impl Session {
 
     /// Sends the numbers of the update that the backward pass is to make. The step before is done: they depend on how many
     /// updates there were.
-    pub(crate) fn begin_released(&mut self, crossed: &mut Crossed) -> Result<(), SessionError> {
+    pub(crate) fn begin_released(&mut self, crossed: &mut StepTraffic) -> Result<(), SessionError> {
         self.finish_in_flight()?;
         let _place = self.memory.enter(Phase::Optimizer, Layer::Whole);
         let before = self.count();

@@ -1,9 +1,9 @@
 //! The optimizer beside the passes of a step.
 
-use crate::crossed::{Count, Crossed, UpdateTraffic};
+use crate::step_traffic::{Count, StepTraffic, UpdateTraffic};
 use kernels::{KernelError, Kernels};
 use memory::{In, Layer, Memory, Phase};
-use model::Beside;
+use model::PassHooks;
 use optim::Optimizer;
 use units::{Gradients, Weights};
 
@@ -23,7 +23,7 @@ pub(crate) struct Updating<'a> {
     pub(crate) traffic: &'a mut UpdateTraffic,
 }
 
-impl Beside for Updating<'_> {
+impl PassHooks for Updating<'_> {
     fn before_forward(
         &mut self,
         layer: Layer,
@@ -48,9 +48,9 @@ impl Beside for Updating<'_> {
         if self.is_last_micro_batch && !self.is_released {
             let before = self.kernels.traffic();
             self.optimizer.prefetch(self.kernels)?;
-            let prefetched = Crossed {
+            let prefetched = StepTraffic {
                 update: self.kernels.traffic().since(before),
-                ..Crossed::default()
+                ..StepTraffic::default()
             };
             self.traffic.own = self.traffic.own.plus(prefetched);
         }

@@ -2,13 +2,12 @@
 
 use crate::error::SessionError;
 use crate::session::Session;
-use files::{Disk, TensorSource, host_room, writing_order};
-use half::bf16;
+use files::{Disk, TensorSource, host_room, narrow, widen, writing_order};
 use kernels::{KernelError, Kernels};
 use memory::{DType, Layer, Memory, Phase};
 use model::{
-    Fresh, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, encode, file_specs,
-    import, initialise, write_model,
+    Fresh, MAX_SHARD_BYTES, Origin, OutgoingWeights, Parameters, WeightsError, file_specs, import,
+    initialise, write_model,
 };
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -109,7 +108,7 @@ impl Session {
         let trained: Vec<usize> = trained.map(|(index, _)| index).collect();
         let bytes = |index: usize, elements| {
             let values = self.gradient_of(trained[index], elements)?;
-            Ok(encode(&values, DType::F32).into_owned())
+            Ok(narrow(&values, DType::F32.into()).into_owned())
         };
         write_chunks(&parameters, bytes, DType::F32, |gradients| {
             let one_file = u64::MAX;
@@ -264,12 +263,9 @@ pub(crate) fn widened(
     elements: usize,
     read: impl FnOnce(&mut [u8]) -> Result<(), KernelError>,
 ) -> Result<Vec<f32>, KernelError> {
-    if dtype == DType::F32 {
-        let mut values = vec![0.0; elements];
-        read(bytemuck::cast_slice_mut(&mut values))?;
-        return Ok(values);
-    }
-    let mut halves = vec![bf16::ZERO; elements];
-    read(bytemuck::cast_slice_mut(&mut halves))?;
-    Ok(halves.into_iter().map(bf16::to_f32).collect())
+    let mut bytes = vec![0; elements * dtype.size_in_bytes()];
+    read(&mut bytes)?;
+    let mut values = Vec::with_capacity(elements);
+    widen(dtype.into(), &bytes, &mut values);
+    Ok(values)
 }

@@ -10,7 +10,7 @@ use session::{
     Evaluation, Generated, Generation, Inference, PROMPT_CHUNK, Sampling, Session, SessionError,
     shape_of_a_micro_batch, shape_of_a_step,
 };
-use settings::{Config, HeadChunk, Settings};
+use settings::{AutoOr, Config, Settings};
 use std::path::{Path, PathBuf};
 
 #[path = "../../trainer/tests/golden/transformers/families.rs"]
@@ -36,7 +36,7 @@ fn settings(family: &str, set: &[&str]) -> Settings {
         config.batch.micro,
         config.batch.accum,
         config.memory.head_chunk,
-    ) = (2, 2, HeadChunk::Tokens(50));
+    ) = (2, 2, AutoOr::Number(50));
     let set: Vec<String> = ["train.device=cpu", "train.dtype=f32"]
         .iter()
         .chain(set)
@@ -225,7 +225,7 @@ fn generation_needs_what_it_needs_on_shapes() {
             let peak = memory.step_memory().peak;
             assert_eq!(peak, plan.peak, "{family}");
             let cache = KvCache::bytes(
-                measured.model().architecture(),
+                measured.model().architecture().cache_shape(),
                 settings.dtype,
                 &[WINDOW; 3],
             );

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::choices::{AttentionBackend, HostPlace, Release};
+use super::choices::{AUTO, AttentionBackend, AutoOr, HostPlace, Release};
 use super::device::Device;
 use super::error::ConfigError;
 use super::keys::OptimConfig;
 use super::ranks;
-use super::schema::{AUTO, AutoOr, Config};
+use super::schema::Config;
 use data::{Format, Packing};
 use memory::{Home, Layer, Window};
 use model::{Architecture, Attention, Parameter, Parameters};

@@ -1,8 +1,10 @@
-//! The closed sets of values that belong to settings alone; others stand with what they choose.
+//! The types of values that belong to settings alone; others stand with what they choose.
 
 use choices::choices;
 use memory::DType;
 use model::Attention;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 choices! {
     /// A type that is computed in, or in which gradients are accumulated.
@@ -74,5 +76,102 @@ choices! {
         Step = "step",
         /// As soon as it is there: the unit is updated in the backward pass.
         Backward = "backward",
+    }
+}
+
+choices! {
+    /// What moves bytes between ranks.
+    RankEngine {
+        /// NCCL between GPUs, MPI between processors.
+        Auto = "auto",
+        /// An MPI library.
+        Mpi = "mpi",
+        /// NVIDIA's NCCL.
+        Nccl = "nccl",
+        /// Nothing: a process is a group of its own, whatever launched it.
+        Alone = "alone",
+    }
+}
+
+/// Where the optimizer's states are to live, as `offload.optimizer` says it: a name, or else a folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum OptimizerPlace {
+    /// On the device, unless `offload.path` names a folder.
+    None,
+    /// In pinned host memory.
+    Pinned,
+    /// In the folder that `offload.path` names.
+    Disk,
+    /// In this folder on a disk.
+    Folder(PathBuf),
+}
+
+impl OptimizerPlace {
+    /// The values that are no folders.
+    pub const NAMES: &'static [&'static str] = &["none", "pinned", "disk"];
+}
+
+impl From<String> for OptimizerPlace {
+    fn from(text: String) -> OptimizerPlace {
+        match &text[..] {
+            "none" => OptimizerPlace::None,
+            "pinned" => OptimizerPlace::Pinned,
+            "disk" => OptimizerPlace::Disk,
+            _ => OptimizerPlace::Folder(text.into()),
+        }
+    }
+}
+
+impl From<OptimizerPlace> for String {
+    fn from(place: OptimizerPlace) -> String {
+        match place {
+            OptimizerPlace::None => "none".into(),
+            OptimizerPlace::Pinned => "pinned".into(),
+            OptimizerPlace::Disk => "disk".into(),
+            // It was read from a text, and nothing else makes one.
+            OptimizerPlace::Folder(folder) => folder.to_string_lossy().into_owned(),
+        }
+    }
+}
+
+/// What asks for an automatic choice, of [`crate::RecomputeConfig::spec`], of [`crate::OffloadConfig::activations`], and of numbers.
+pub(crate) const AUTO: &str = "auto";
+
+/// A number, or `auto` for one that is chosen where it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum AutoOr<T> {
+    /// That choice.
+    #[serde(with = "auto")]
+    Auto,
+    /// This number.
+    Number(T),
+}
+
+impl<T> AutoOr<T> {
+    /// The number, or what `auto` stands for.
+    pub fn or(self, default: T) -> T {
+        match self {
+            AutoOr::Auto => default,
+            AutoOr::Number(number) => number,
+        }
+    }
+}
+
+/// The word `auto` in a file.
+mod auto {
+    use super::AUTO;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(AUTO)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+        match &String::deserialize(deserializer)?[..] {
+            AUTO => Ok(()),
+            other => Err(D::Error::custom(format!("`{other}` is not {AUTO}"))),
+        }
     }
 }

@@ -116,7 +116,7 @@ pub enum ConfigError {
     },
     /// Sizes that make no model.
     #[error(transparent)]
-    Model(#[from] model::ConfigError),
+    Model(#[from] model::ModelConfigError),
     /// The configuration cannot be written.
     #[error("the configuration cannot be written as TOML: {0}")]
     Unwritable(#[from] toml::ser::Error),

@@ -1,53 +1,9 @@
 //! Where a configuration lets weights, gradients and optimizer states live.
 
-use super::choices::{HostPlace, Release};
+use super::choices::{HostPlace, OptimizerPlace, Release};
 use super::error::ConfigError;
 use super::schema::Config;
 use memory::{Home, Homes, Rank, Window};
-use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
-
-/// Where the optimizer's states are to live, as `offload.optimizer` says it: a name, or else a folder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
-pub enum OptimizerPlace {
-    /// On the device, unless `offload.path` names a folder.
-    None,
-    /// In pinned host memory.
-    Pinned,
-    /// In the folder that `offload.path` names.
-    Disk,
-    /// In this folder on a disk.
-    Folder(PathBuf),
-}
-
-impl OptimizerPlace {
-    /// The values that are no folders.
-    pub const NAMES: &'static [&'static str] = &["none", "pinned", "disk"];
-}
-
-impl From<String> for OptimizerPlace {
-    fn from(text: String) -> OptimizerPlace {
-        match &text[..] {
-            "none" => OptimizerPlace::None,
-            "pinned" => OptimizerPlace::Pinned,
-            "disk" => OptimizerPlace::Disk,
-            _ => OptimizerPlace::Folder(text.into()),
-        }
-    }
-}
-
-impl From<OptimizerPlace> for String {
-    fn from(place: OptimizerPlace) -> String {
-        match place {
-            OptimizerPlace::None => "none".into(),
-            OptimizerPlace::Pinned => "pinned".into(),
-            OptimizerPlace::Disk => "disk".into(),
-            // It was read from a text, and nothing else makes one.
-            OptimizerPlace::Folder(folder) => folder.to_string_lossy().into_owned(),
-        }
-    }
-}
 
 impl From<HostPlace> for Home {
     fn from(place: HostPlace) -> Home {

@@ -54,14 +54,14 @@ pub struct Flag {
     /// The flag, with its dashes.
     pub name: &'static str,
     /// What it takes.
-    pub argument: Argument,
+    pub argument: FlagArgument,
     /// Where help lists it; none: it does not.
     pub heading: Option<&'static str>,
 }
 
 /// What a flag takes.
 #[derive(Clone, Copy, Debug)]
-pub enum Argument {
+pub enum FlagArgument {
     /// A value, under this name in help.
     Value(&'static str),
     /// `true` or `false` behind a `=`; nothing is `true`.
@@ -136,7 +136,7 @@ impl Key {
         value: &'static str,
         heading: &'static str,
     ) -> Key {
-        let argument = Argument::Value(value);
+        let argument = FlagArgument::Value(value);
         self.with(name, argument, Some(heading))
     }
 
@@ -147,18 +147,18 @@ impl Key {
         (sets, about): (bool, &'static str),
         heading: Option<&'static str>,
     ) -> Key {
-        self.with(name, Argument::None { sets, about }, heading)
+        self.with(name, FlagArgument::None { sets, about }, heading)
     }
 
     /// Adds a flag that turns a key on, or with `=false` off.
     pub(crate) const fn toggle(self, name: &'static str, heading: &'static str) -> Key {
-        self.with(name, Argument::Toggle, Some(heading))
+        self.with(name, FlagArgument::Toggle, Some(heading))
     }
 
     const fn with(
         self,
         name: &'static str,
-        argument: Argument,
+        argument: FlagArgument,
         heading: Option<&'static str>,
     ) -> Key {
         let flag = Some(Flag {
@@ -172,8 +172,8 @@ impl Key {
     /// What the flag does, for help.
     pub fn help(&self) -> String {
         match (self.flag.map(|flag| flag.argument), self.default) {
-            (Some(Argument::None { about, .. }), _) => about.to_owned(),
-            (Some(Argument::Toggle), KeyDefault::Value(default)) => {
+            (Some(FlagArgument::None { about, .. }), _) => about.to_owned(),
+            (Some(FlagArgument::Toggle), KeyDefault::Value(default)) => {
                 format!("{} [default: {default}]", self.about())
             }
             (_, KeyDefault::Absent { instead, .. }) if !instead.is_empty() => {

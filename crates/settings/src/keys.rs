@@ -1,19 +1,17 @@
 //! Every key, in the order of the reference and of help, and the struct of each section, which its rows make.
 
-use super::choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release};
+use super::choices::{
+    AttentionBackend, AutoOr, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine, Release,
+};
 use super::device::Device;
-use super::head_chunk::HeadChunk;
-use super::homes::OptimizerPlace;
 use super::key::Mark::{ComparedApart, KeepsBits, PerRank};
 use super::key::{Key, key, optional};
 use super::kind::{Kind, Range};
 use super::need;
-use super::ranks::Engine;
-use super::schema::AutoOr;
 use super::size::Size;
 use data::{Format, Inputs, Packing};
 use memory::Window;
-use model::{ActivationFunction, NormKind, Positions, RopeScaling};
+use model::{ActivationFunction, NormKind, PositionKind, RopeScaling};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -87,7 +85,7 @@ keys! {
             .details("The families differ in this and the next five keys together; mixtures are refused."),
         key("model.activation", Kind::Choice(ActivationFunction::NAMES), "\"swiglu\"",
             "Activation function of the feed-forward layer; gelu_tanh has no gate"),
-        key("model.positions", Kind::Choice(Positions::NAMES), "\"rotary\"",
+        key("model.positions", Kind::Choice(PositionKind::NAMES), "\"rotary\"",
             "How tokens know where they stand: by the rotary embedding, or by learned vectors"),
         optional("model.max_positions", Kind::Whole(1), ("1024", "none"), "Learned positions: the longest sequence"),
         key("model.biases", Kind::Bool, "false", "All projections have a bias"),
@@ -208,7 +206,7 @@ keys! {
             .details("match_rms_adamw: 0.2 x the root of the longer side; original: the root of rows / columns, at least 1.").needs(need::MUON),
         matrices: Option<Vec<String>> = optional(Kind::Texts, ("[\"*proj*\"]", "all matrices of the blocks"),
             "Muon: name patterns of the matrices that it updates").needs(need::MUON),
-        adafactor_eps: (AutoOr, f64) = key(Kind::AutoAndReal, "[\"auto\", 1e-3]",
+        adafactor_eps: (AutoOr<f64>, f64) = key(Kind::AutoAndReal, "[\"auto\", 1e-3]",
             "Adafactor: the least root of a variance, and the least root mean square of weights that steps go by")
             .details("auto is the epsilon of f32, 1.19e-7, whatever the weights' type.").needs(need::ADAFACTOR),
         beta2_decay: f64 = key(Kind::Real(Range::NotPositive), "-0.8", "Adafactor: variances move by t^this towards step t's squares")
@@ -327,7 +325,7 @@ keys! {
             .flag("--memory-budget", "SIZE", MEMORY).marks(&[KeepsBits, PerRank]).needs(need::AUTO),
         force: bool = key(Kind::Bool, "false", "A run is tried although its plan does not fit the device, the limit or the host")
             .switch("--force", (true, "Try a run whose plan does not fit"), Some(MEMORY)).marks(&[KeepsBits, PerRank]),
-        head_chunk: HeadChunk = key(Kind::WholeOrAuto(1), "\"auto\"", "Tokens in a chunk of the output head")
+        head_chunk: AutoOr<usize> = key(Kind::WholeOrAuto(1), "\"auto\"", "Tokens in a chunk of the output head")
             .details("Changes the order of sums, so also the gradients' last bits. auto is 512 on cpu; on cuda the smallest of 512 to \
                       8192 that is within 0.5 % of the fastest on paper, or else the largest below it that memory holds. A run writes \
                       down the number, and goes on with it."),
@@ -364,7 +362,7 @@ keys! {
 
     /// `[collectives]`
     collectives: CollectivesConfig {
-        engine: Engine = key(Kind::Choice(Engine::NAMES), "\"auto\"", "What moves bytes between ranks")
+        engine: RankEngine = key(Kind::Choice(RankEngine::NAMES), "\"auto\"", "What moves bytes between ranks")
             .details("auto is NCCL between GPUs and MPI between processors; alone makes a process a group of its own, whatever \
                       launched it. Never changes results.").marks(&[KeepsBits]),
         zero: Option<Zero> = optional(Kind::WholeUpTo(0, 3), ("1", "1 under a launcher; without one there is no group"),

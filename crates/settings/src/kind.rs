@@ -2,9 +2,9 @@
 
 use toml::Value;
 
+use super::choices::AUTO;
 use super::device::Device;
 use super::error::ConfigError;
-use super::schema::AUTO;
 use super::size::{Size, SizeError};
 use data::Inputs;
 

@@ -5,15 +5,15 @@
 //! merged ([`load`]); what the merged configuration may not contain is in [`check`]. A configuration without open
 //! questions becomes [`Settings`], which sessions and plans read.
 
+mod attention;
+mod by_key;
 pub mod check;
 mod checkpoints;
 mod choices;
-mod cudnn;
 mod defaults;
 mod device;
 pub mod dotted;
 mod error;
-mod head_chunk;
 mod hints;
 mod homes;
 mod key;
@@ -32,25 +32,23 @@ mod size;
 #[cfg(test)]
 mod tests;
 mod unknown;
-mod values;
 
-pub use choices::{AttentionBackend, FloatType, Graphs, HostPlace, Release};
-pub use cudnn::{cudnn_fits, cudnn_misfit, cudnn_shape};
+pub use attention::{auto_attention, cudnn_fits, cudnn_misfit, cudnn_shape};
+pub use choices::{
+    AttentionBackend, AutoOr, FloatType, Graphs, HostPlace, OptimizerPlace, RankEngine, Release,
+};
 pub use device::{Device, DeviceError};
 pub use error::ConfigError;
-pub use head_chunk::HeadChunk;
-pub use homes::OptimizerPlace;
-pub use key::{Argument, Flag, Key, KeyDefault, Mark};
+pub use key::{Flag, FlagArgument, Key, KeyDefault, Mark};
 pub use keys::{
     AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, DataConfig, EvalConfig,
     HardwareConfig, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, RecomputeConfig,
     TrainConfig,
 };
-pub use ranks::Engine;
 pub use reference::reference;
 pub use resolve::{Given, Resolved, Resume, RunOptions, Task, resolve};
-pub use schema::{Auto, AutoOr, Config, HEURISTIC};
+pub use schema::{Config, HEURISTIC};
 pub use settings::{
-    BetweenSteps, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices, auto_attention,
+    BetweenSteps, DEFAULT_HEAD_CHUNK, GRAPHS_FROM_ACCUM, Settings, StateFormats, WholeMatrices,
 };
 pub use size::{Size, SizeError};

@@ -1,26 +1,11 @@
 //! The ranks that a step is divided among, as a configuration says it.
 
-use super::choices::{HostPlace, Release};
+use super::choices::{HostPlace, RankEngine, Release};
 use super::error::ConfigError;
 use super::schema::Config;
 use super::size::Size;
-use choices::choices;
 use memory::Rank;
 use units::{Ranks, Reduce, Zero};
-
-choices! {
-    /// What moves bytes between ranks.
-    Engine {
-        /// NCCL between GPUs, MPI between processors.
-        Auto = "auto",
-        /// An MPI library.
-        Mpi = "mpi",
-        /// NVIDIA's NCCL.
-        Nccl = "nccl",
-        /// Nothing: a process is a group of its own, whatever launched it.
-        Alone = "alone",
-    }
-}
 
 impl Config {
     /// Makes this the configuration of one of several ranks, unless `collectives.engine` is `alone`.
@@ -35,7 +20,7 @@ impl Config {
                 if of == 1 { "rank" } else { "ranks" }
             )));
         }
-        let is_alone = self.collectives.engine == Engine::Alone;
+        let is_alone = self.collectives.engine == RankEngine::Alone;
         self.rank = (!is_alone).then_some(rank);
         check(self)
     }

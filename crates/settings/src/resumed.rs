@@ -9,7 +9,7 @@ use units::Reduce;
 
 /// A key whose change alters what is computed, or what stands for several.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
+pub struct ResumedChange {
     /// The key.
     pub key: &'static str,
     /// What it was, as TOML.
@@ -18,7 +18,7 @@ pub struct Change {
     pub now: String,
 }
 
-impl std::fmt::Display for Change {
+impl std::fmt::Display for ResumedChange {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(f, "{}: {} before, {} now", self.key, self.before, self.now)
     }
@@ -30,12 +30,12 @@ impl Config {
     ///
     /// # Errors
     /// A value that TOML cannot express.
-    pub fn changes_since(&self, before: &Config) -> Result<Vec<Change>, ConfigError> {
+    pub fn changes_since(&self, before: &Config) -> Result<Vec<ResumedChange>, ConfigError> {
         let show = |value: Option<Value>| value.map_or("not set".into(), |value| value.to_string());
         let decided = self.differences(before)?.into_iter();
         let decided =
             decided.filter(|(key, ..)| !key.is(Mark::KeepsBits) && !key.is(Mark::ComparedApart));
-        let decided = decided.map(|(key, now, before)| Change {
+        let decided = decided.map(|(key, now, before)| ResumedChange {
             key: key.name,
             before: show(before),
             now: show(now),
@@ -46,9 +46,9 @@ impl Config {
     }
 
     /// What follows from keys that are not compared themselves.
-    fn compared_apart(&self, before: &Config) -> Vec<Change> {
+    fn compared_apart(&self, before: &Config) -> Vec<ResumedChange> {
         let has_ranks = self.rank.is_some() || before.rank.is_some();
-        let change = |key, of: &dyn Fn(&Config) -> String| Change {
+        let change = |key, of: &dyn Fn(&Config) -> String| ResumedChange {
             key,
             before: of(before),
             now: of(self),

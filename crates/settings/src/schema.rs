@@ -3,7 +3,7 @@
 use model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-use super::choices::FloatType;
+use super::choices::{AUTO, FloatType};
 use super::device::Device;
 use super::error::ConfigError;
 use super::keys::{
@@ -58,40 +58,8 @@ pub struct Config {
     pub engine_bytes: Option<u64>,
 }
 
-/// A number, or `auto` for a default that the place where it is used has.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum AutoOr {
-    /// That default.
-    Auto(Auto),
-    /// This number.
-    Number(f64),
-}
-
-/// The word `auto`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Auto {
-    /// The word.
-    Auto,
-}
-
-impl AutoOr {
-    /// The number, or the default.
-    pub fn or(self, default: f64) -> f64 {
-        match self {
-            AutoOr::Auto(Auto::Auto) => default,
-            AutoOr::Number(number) => number,
-        }
-    }
-}
-
 /// What [`HardwareConfig::algorithms`] says for the library's first choice.
 pub const HEURISTIC: &str = "heuristic";
-
-/// What asks for an automatic choice, of [`RecomputeConfig::spec`], of [`OffloadConfig::activations`] and of
-/// [`MemoryConfig::head_chunk`].
-pub(crate) const AUTO: &str = "auto";
 
 impl Config {
     /// Whether what to recompute is still to be chosen.

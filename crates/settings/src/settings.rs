@@ -1,7 +1,7 @@
 //! What a step is made of: the configuration, read by those who compute.
 
-use super::choices::{AttentionBackend, Graphs};
-use super::cudnn::cudnn_misfit;
+use super::attention::{attention, cudnn_misfit};
+use super::choices::Graphs;
 use super::error::ConfigError;
 use super::keys::HardwareConfig;
 use super::schema::Config;
@@ -156,7 +156,7 @@ impl Settings {
             micro_batch: config.batch.micro,
             accum: config.batch.accum,
             policy,
-            head_chunk: config.memory.head_chunk.tokens(),
+            head_chunk: config.memory.head_chunk.or(DEFAULT_HEAD_CHUNK),
             tile_tokens: config.memory.tile_tokens,
             packing: config.data.packing,
             between: between_steps(config),
@@ -383,6 +383,9 @@ fn check_patterns<'a>(
     })
 }
 
+/// What `memory.head_chunk = "auto"` stands for where nothing was chosen: on the processor, and where no chunk is known to fit.
+pub const DEFAULT_HEAD_CHUNK: usize = 512;
+
 /// Fewest micro-batches of a step of which some become graphs: the first is none, and one that is captured is worth it when
 /// it comes again.
 pub const GRAPHS_FROM_ACCUM: usize = 3;
@@ -426,7 +429,7 @@ fn between_steps(config: &Config) -> BetweenSteps {
 /// Refuses a chunk of the output head whose logits are too many for one product.
 fn check_logits(config: &Config) -> Result<(), ConfigError> {
     let (vocab, tokens) = (config.model.vocab, config.batch.micro * config.data.seq);
-    let chunk = config.memory.head_chunk.tokens().min(tokens);
+    let chunk = config.memory.head_chunk.or(DEFAULT_HEAD_CHUNK).min(tokens);
     let most = PRODUCT_ELEMENTS_MAX / vocab;
     if chunk <= most {
         return Ok(());
@@ -471,40 +474,4 @@ fn check_offloaded(
             label.name()
         ))),
     }
-}
-
-/// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
-const FLASH_FROM_SEQ: usize = 256;
-
-/// The kind of attention of a configuration. Whether that of `auto` is cuDNN's is for those to decide who have the device
-/// ([`crate::cudnn_fits`]).
-pub(crate) fn attention(config: &Config) -> Attention {
-    match config.attention.backend {
-        AttentionBackend::Auto => auto_attention(config).0,
-        AttentionBackend::Eager => Attention::Eager,
-        AttentionBackend::Flash => Attention::Flash,
-        AttentionBackend::Cudnn => Attention::Cudnn,
-    }
-}
-
-/// What `auto` stands for without a device to ask, and why: flash for packed documents and from 256 tokens on, else eager.
-pub fn auto_attention(config: &Config) -> (Attention, String) {
-    let (seq, packing) = (config.data.seq, config.data.packing);
-    if packing == Packing::FirstFit {
-        let reason = format!(
-            "data.packing is {packing}, and eager attention cannot keep documents from seeing each other"
-        );
-        return (Attention::Flash, reason);
-    }
-    let attention = match seq >= FLASH_FROM_SEQ {
-        true => Attention::Flash,
-        false => Attention::Eager,
-    };
-    let mut reason =
-        format!("auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}");
-    let is_windowed = config.model.sliding_window.is_some_and(|keys| keys < seq);
-    if is_windowed && attention == Attention::Flash {
-        reason += "; cuDNN's attention has no sliding window here";
-    }
-    (attention, reason)
 }

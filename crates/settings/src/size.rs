@@ -3,10 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
 /// An amount of memory, absolute or relative to a device.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "String")]
 pub enum Size {
     /// That many bytes, at least 1.
     Bytes(u64),
@@ -118,35 +119,28 @@ impl fmt::Display for Size {
     }
 }
 
-impl Serialize for Size {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+/// A size in a file: a text, or bytes.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Text(String),
+    Bytes(i64),
+}
+
+impl TryFrom<Written> for Size {
+    type Error = SizeError;
+
+    fn try_from(written: Written) -> Result<Size, SizeError> {
+        match written {
+            Written::Text(text) => text.parse(),
+            Written::Bytes(bytes) => bytes.to_string().parse(),
+        }
     }
 }
 
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Size;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size such as 24GiB, 80GB, 1500000 or 95%")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
-                self.visit_str(&bytes.to_string())
-            }
-
-            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Size, E> {
-                self.visit_str(&bytes.to_string())
-            }
-        }
-        deserializer.deserialize_any(Visitor)
+impl From<Size> for String {
+    fn from(size: Size) -> String {
+        size.to_string()
     }
 }
 

@@ -11,7 +11,7 @@ use memory::{Home, Layer};
 use planner::ChosenHeadChunk;
 use serde_json::{Value, json};
 use session::{StepCalls, calls_of_a_step};
-use settings::{HeadChunk, Settings};
+use settings::{AutoOr, Settings};
 use std::error::Error;
 use trainer::{Target, configuration};
 
@@ -29,9 +29,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
     let set: Vec<&str> = arguments.set.iter().map(String::as_str).collect();
     let mut config = configuration(&arguments.config, &set)?;
-    if config.memory.head_chunk == HeadChunk::Auto {
+    if config.memory.head_chunk == AutoOr::Auto {
         let chosen = ChosenHeadChunk::new(&config, Target::Cuda, None, None)?;
-        config.memory.head_chunk = HeadChunk::Tokens(chosen.tokens);
+        config.memory.head_chunk = AutoOr::Number(chosen.tokens);
     }
     let settings = Settings::new(&config)?;
     let homes = &settings.homes;

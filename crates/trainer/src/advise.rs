@@ -7,7 +7,7 @@ use crate::limits::limit_of_plan;
 use clap::Args;
 use planner::{Advice, Largest, Plan, Room, Sought, gpu_memory_bytes};
 use settings::load::Override;
-use settings::{Config, HeadChunk, Resolved, Size};
+use settings::{AutoOr, Config, DEFAULT_HEAD_CHUNK, Resolved, Size};
 use std::collections::BTreeSet;
 
 /// Flags of `plan` that look for other settings.
@@ -48,8 +48,8 @@ pub(crate) fn answer(
     }
     // The largest is looked for with the smallest chunk that a choice would take: it takes that where a larger one does not fit.
     let mut smallest = config.clone();
-    if resolved.config.memory.head_chunk == HeadChunk::Auto {
-        smallest.memory.head_chunk = HeadChunk::Tokens(HeadChunk::DEFAULT_TOKENS);
+    if resolved.config.memory.head_chunk == AutoOr::Auto {
+        smallest.memory.head_chunk = AutoOr::Number(DEFAULT_HEAD_CHUNK);
     }
     match (largest, device_memory, limit_of_plan(resolved)) {
         (None, None, _) => {}

@@ -4,11 +4,10 @@ use crate::failure::Failure;
 use crate::limits::refuse_model_without_room;
 use crate::run_dir::{make_folder, refuse_non_empty};
 use crate::stdout::print;
-use files::Disk;
+use files::{Disk, narrow};
 use memory::DType;
 use model::{
-    Architecture, Attention, Fresh, Initial, MAX_SHARD_BYTES, Origin, OutgoingWeights, encode,
-    write_model,
+    Architecture, Attention, Fresh, Initial, MAX_SHARD_BYTES, Origin, OutgoingWeights, write_model,
 };
 use settings::Resolved;
 use std::cell::RefCell;
@@ -45,7 +44,7 @@ pub(crate) fn initialise(resolved: &Resolved) -> Result<(), Failure> {
         assert_eq!(*next, elements.start, "elements are asked for in order");
         *next = elements.end;
         let values: Vec<f32> = values.take(elements.len()).collect();
-        Ok(encode(&values, dtype).into_owned().into())
+        Ok(narrow(&values, dtype.into()).into_owned().into())
     });
     let files = Origin::default().files(&config.model, config.data.seq, dtype);
     let is_forced = config.memory.force;

@@ -4,7 +4,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 use settings::keys::KEYS;
 use settings::kind::Kind;
 use settings::load::Override;
-use settings::{Argument, Flag, Key};
+use settings::{Flag, FlagArgument, Key};
 
 /// Flags that stand for keys. Their values are read and checked as those of `--set` are.
 #[derive(Clone, Debug, Default)]
@@ -25,16 +25,16 @@ fn argument(key: &Key, flag: Flag) -> Arg {
         .hide(flag.heading.is_none())
         .help_heading(flag.heading);
     match flag.argument {
-        Argument::None { .. } => argument.action(ArgAction::SetTrue),
-        Argument::Toggle => argument
+        FlagArgument::None { .. } => argument.action(ArgAction::SetTrue),
+        FlagArgument::Toggle => argument
             .value_name("true|false")
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true"),
-        Argument::Value(name) if key.kind == Kind::Inputs => {
+        FlagArgument::Value(name) if key.kind == Kind::Inputs => {
             argument.value_name(name).action(ArgAction::Append)
         }
-        Argument::Value(name) => argument
+        FlagArgument::Value(name) => argument
             .value_name(name)
             .allow_negative_numbers(matches!(key.kind, Kind::Whole(_) | Kind::Real(_)))
             .allow_hyphen_values(key.kind == Kind::Size),
@@ -54,23 +54,23 @@ impl Args for KeyFlags {
 impl FromArgMatches for KeyFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let read = |(key, flag): (&Key, Flag)| match flag.argument {
-            Argument::Value(_) if key.kind == Kind::Inputs => {
+            FlagArgument::Value(_) if key.kind == Kind::Inputs => {
                 let texts = matches.get_many::<String>(flag.name)?.cloned();
                 let texts: Vec<String> = texts.collect();
                 Some(Override::from_flags(flag.name, key.name, &texts))
             }
-            Argument::Value(_) => {
+            FlagArgument::Value(_) => {
                 let text = matches.get_one::<String>(flag.name)?;
                 Some(Override::from_flag(flag.name, key.name, text))
             }
-            Argument::Toggle => {
+            FlagArgument::Toggle => {
                 let text = matches.get_one::<String>(flag.name)?;
                 Some(Override {
                     place: format!("{}={text}", flag.name),
                     ..Override::from_flag(flag.name, key.name, text)
                 })
             }
-            Argument::None { sets, .. } => {
+            FlagArgument::None { sets, .. } => {
                 let is_given = matches.get_flag(flag.name);
                 is_given.then(|| Override::from_switch(flag.name, key.name, sets))
             }

@@ -17,7 +17,7 @@ use memory::format_bytes;
 use model::ModelConfig;
 use planner::Plan;
 use settings::load::{Source, load};
-use settings::{Config, ConfigError, HeadChunk, Resolved, Resume, Size, Task, check};
+use settings::{AutoOr, Config, ConfigError, Resolved, Resume, Size, Task, check};
 use std::path::Path;
 
 /// Trains; as one of several ranks, if a launcher started this process so.
@@ -196,7 +196,7 @@ fn keep_head_chunk(resolved: &mut Resolved) -> Result<(), Failure> {
             "--resume names no run with a checkpoint, so there is nothing to plan; name one, or leave it out".into(),
         ));
     };
-    if *chunk == HeadChunk::Auto {
+    if *chunk == AutoOr::Auto {
         let source = Source::open(&file.to_string_lossy())?;
         *chunk = load(&source, &[], false)?.config.memory.head_chunk;
     }

@@ -11,7 +11,7 @@ use data::Dataset;
 use kernels::Target;
 use planner::{ChosenHeadChunk, choose};
 use report::Busy;
-use settings::{Config, Device, HeadChunk, Resolved, Size, Task};
+use settings::{AutoOr, Config, Device, Resolved, Size, Task};
 use std::sync::Arc;
 
 /// What the measured memory of an engine is rounded up to.
@@ -92,7 +92,7 @@ fn for_holder(
         true => Some(budget(resolved, holder)?),
         false => None,
     };
-    if config.memory.head_chunk == HeadChunk::Auto {
+    if config.memory.head_chunk == AutoOr::Auto {
         // Not `memory.limit`, which acts at leases alone: a run has the same plan with it and without.
         let device_bytes = match (target, holder) {
             (Target::Cpu, _) => None,
@@ -106,7 +106,7 @@ fn for_holder(
         if let Some(choice) = chosen.describe() {
             holder.tell(&choice);
         }
-        config.memory.head_chunk = HeadChunk::Tokens(chosen.tokens);
+        config.memory.head_chunk = AutoOr::Number(chosen.tokens);
     }
     let Some(budget) = budget else {
         return Ok(config);

@@ -8,7 +8,7 @@ use model::{Attention, ModelConfig};
 use optim::{MasterFormat, MomentFormat};
 use planner::Plan;
 use settings::load::{Source, load};
-use settings::{HeadChunk, Settings, StateFormats};
+use settings::{AutoOr, Settings, StateFormats};
 use std::time::Duration;
 use units::Zero;
 
@@ -196,7 +196,7 @@ fn the_largest_model_is_planned_in_under_a_second() {
         ..dense(16_384, 126, 53_248, 128_256)
     };
     let mut config = common::config(model, DType::BF16, "full:uniform:2");
-    (config.data.seq, config.memory.head_chunk) = (4096, HeadChunk::Tokens(512));
+    (config.data.seq, config.memory.head_chunk) = (4096, AutoOr::Number(512));
     (config.batch.micro, config.batch.accum) = (1, 1);
     let plan = || {
         let start = processor_time();

@@ -63,7 +63,7 @@ impl GatheredWeights {
         }
         match self.is_overlapped {
             true => Ok(()),
-            false => self.settle(kernels),
+            false => self.wait_until_gathered(kernels),
         }
     }
 
@@ -79,7 +79,7 @@ impl GatheredWeights {
     }
 
     /// Lets the computation wait for everything.
-    pub(crate) fn settle(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn wait_until_gathered(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         let mut came = self.came.iter_mut().filter_map(Option::take);
         came.try_for_each(|came| kernels.wait(Queue::Compute, came, GATHERED))
     }

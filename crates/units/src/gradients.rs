@@ -55,12 +55,7 @@ impl Gradients {
         ranks: Option<(&Ranks, usize)>,
     ) -> Result<Gradients, OutOfMemory> {
         let lease = |place, name, held| {
-            let category = Category::Gradient;
-            let lease = ArenaLease {
-                place,
-                category,
-                name,
-            };
+            let lease = ArenaLease::new(place, Category::Gradient, name);
             Arena::lease(memory, lease, layout, dtype, held)
         };
         let trained = layout.trained();
@@ -482,5 +477,80 @@ impl Gradients {
             .into_iter()
             .chain(host)
             .all(Arena::padding_is_zero)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::SumInOrder;
+    use kernels::cpu::Cpu;
+    use memory::LayoutBuilder;
+
+    /// Two units of a matrix each.
+    fn layout() -> Rc<Layout> {
+        let mut builder = LayoutBuilder::default();
+        builder.add(Layer::Block(0), "first", &[2, 128]);
+        builder.add(Layer::Block(1), "second", &[40, 128]);
+        Rc::new(builder.build())
+    }
+
+    fn contribute(
+        (memory, kernels): (&Memory, &dyn Kernels),
+        gradients: &mut Gradients,
+        unit: usize,
+        (value, is_last): (f32, bool),
+    ) {
+        let elements = layout().entries()[unit].elements();
+        let lease = memory.lease(Category::Temporary, "x", [1, elements], DType::F32);
+        let mut x = lease.unwrap();
+        x.view_mut().slice_mut::<f32>().fill(value);
+        let open = gradients.open(memory, kernels, unit).unwrap();
+        let (out, init) = gradients.accumulate(unit);
+        let (out, x) = (out.reshape([elements]), x.view());
+        kernels.run(SumInOrder { out, x, init }).unwrap();
+        gradients.close(kernels, open, (true, is_last)).unwrap();
+    }
+
+    /// Two micro-batches that add 1 and 2 in the second of two steps: the gradients, and the sums of their squares by grains.
+    fn accumulated(home: &Home) -> ([Vec<f32>; 2], Vec<f64>) {
+        let memory = Memory::host();
+        let kernels: Box<dyn Kernels> = Box::new(Cpu::new(&memory, DType::F32).unwrap());
+        let gradients = Gradients::lease(&memory, &layout(), DType::F32, home, None);
+        let mut gradients = gradients.unwrap();
+        for values in [[100.0, 200.0], [1.0, 2.0]] {
+            gradients.begin_step();
+            assert_eq!(gradients.missing(), ["first", "second"]);
+            for (value, is_last) in values.into_iter().zip([false, true]) {
+                gradients.begin_micro_batch();
+                for unit in [1, 0] {
+                    let of = (value, is_last);
+                    contribute((&memory, &*kernels), &mut gradients, unit, of);
+                }
+                gradients.end_micro_batch(&*kernels, is_last).unwrap();
+            }
+            assert_eq!(gradients.missing(), [""; 0]);
+            gradients.sum_grains(&*kernels).unwrap();
+        }
+        let read = |unit: usize| {
+            let range = layout().entries()[unit].range();
+            let mut bytes = vec![0; 4 * range.len()];
+            gradients.read(&*kernels, &range, &mut bytes).unwrap();
+            let values = bytes.as_chunks().0.iter().copied();
+            values.map(f32::from_le_bytes).collect()
+        };
+        let grains = gradients.grains().slice::<f64>().to_vec();
+        ([read(0), read(1)], grains)
+    }
+
+    #[test]
+    fn contributions_replace_those_of_the_last_step_and_add_up_wherever_they_live() {
+        let on_device = accumulated(&Home::Device);
+        let [first, second] = &on_device.0;
+        assert_eq!((first.len(), second.len()), (256, 5120));
+        assert!(first.iter().chain(second).all(|value| *value == 3.0));
+        let grains = [256, 4096, 1024].map(|elements| 9.0 * f64::from(elements));
+        assert_eq!(on_device.1, grains);
+        assert_eq!(accumulated(&Home::Pinned), on_device);
     }
 }

@@ -80,11 +80,7 @@ impl Reducing {
         // Sums are kept apart from what is staged where there are several micro-batches to add up, or no arena of all.
         let are_apart = ranks.stages_by_unit() || (ranks.adds_every_micro_batch() && accum > 1);
         let sums = are_apart.then(|| {
-            let lease = ArenaLease {
-                place: ArenaPlace::Device,
-                category,
-                name: "reduced_gradients",
-            };
+            let lease = ArenaLease::new(ArenaPlace::Device, category, "reduced_gradients");
             Arena::lease(memory, lease, layout, dtype, layout.own_trained(ranks.rank))
         });
         Ok(Reducing {

@@ -25,11 +25,7 @@ impl OnDevice {
         (category, name): (Category, &'static str),
         like: &Arena,
     ) -> Result<OnDevice, OutOfMemory> {
-        let lease = ArenaLease {
-            place: ArenaPlace::Step,
-            category,
-            name,
-        };
+        let lease = ArenaLease::new(ArenaPlace::Step, category, name);
         Ok(OnDevice {
             unit,
             arena: Arena::lease(memory, lease, like.layout(), like.types().clone(), cover)?,

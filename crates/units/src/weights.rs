@@ -40,12 +40,7 @@ impl Weights {
         ranks: Option<&Ranks>,
     ) -> Result<Weights, OutOfMemory> {
         let lease = |place, name, held| {
-            let category = Category::Parameter;
-            let lease = ArenaLease {
-                place,
-                category,
-                name,
-            };
+            let lease = ArenaLease::new(place, Category::Parameter, name);
             Arena::lease(memory, lease, layout, layout.types(compute), held)
         };
         let divided = ranks.filter(|ranks| ranks.zero == Zero::Weights);
@@ -333,9 +328,9 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn settle(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn wait_until_gathered(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
         match &mut self.gathered {
-            Some(gathered) => gathered.settle(kernels),
+            Some(gathered) => gathered.wait_until_gathered(kernels),
             None => Ok(()),
         }
     }
@@ -367,5 +362,71 @@ impl Weights {
     pub fn padding_is_zero(&self) -> bool {
         let mut arenas = [&self.resident].into_iter().chain(self.host());
         arenas.all(Arena::padding_is_zero)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::cpu::Cpu;
+    use memory::LayoutBuilder;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Three units of a matrix each, and a vector, of which element `n` is `n`; matrices live in pinned host memory.
+    fn weights(memory: &Memory) -> (Box<dyn Kernels>, Weights) {
+        let mut builder = LayoutBuilder::default();
+        for block in 0..3 {
+            builder.add(Layer::Block(block), format!("matrix {block}"), &[2, 128]);
+        }
+        builder.add(Layer::Whole, "vector", &[256]);
+        let layout = Rc::new(builder.build());
+        let homes = Homes {
+            weights: Home::Pinned,
+            ..Homes::default()
+        };
+        let kernels: Box<dyn Kernels> = Box::new(Cpu::new(memory, DType::F32).unwrap());
+        let mut weights = Weights::lease(memory, &layout, DType::F32, &homes, None).unwrap();
+        for entry in layout.entries() {
+            let values: Vec<f32> = entry.range().map(|element| element as f32).collect();
+            let bytes = bytemuck::cast_slice(&values);
+            weights.store(&*kernels, entry.range(), bytes).unwrap();
+        }
+        (kernels, weights)
+    }
+
+    #[test]
+    fn units_come_for_their_use_and_go_after_it() {
+        let memory = Memory::host();
+        let (kernels, mut weights) = weights(&memory);
+        assert!(weights.is_on_host());
+        let (live, unit_bytes) = (memory.live_bytes(), 4 * 256);
+        weights.begin_pass(&[0, 1, 2].into());
+        for unit in 0..3 {
+            assert!(weights.use_unit(&memory, &*kernels, unit).unwrap());
+            assert!(!weights.use_unit(&memory, &*kernels, unit).unwrap());
+            let found = weights.view(unit).slice::<f32>();
+            let expected = 256 * unit..256 * (unit + 1);
+            assert!(
+                expected
+                    .map(|element| element as f32)
+                    .eq(found.iter().copied())
+            );
+            weights.look_ahead(&memory, &*kernels).unwrap();
+            let slots = Homes::default().unit_slots.min(3 - unit) as u64;
+            assert_eq!(memory.live_bytes(), live + slots * unit_bytes);
+        }
+        weights.end_pass(&*kernels).unwrap();
+        assert_eq!(memory.live_bytes(), live);
+        assert_eq!(weights.traffic().h2d_bytes, 3 * unit_bytes);
+        assert_eq!(weights.view(3).slice::<f32>()[1], 769.0, "vectors stay");
+    }
+
+    #[test]
+    fn a_unit_out_of_order_is_a_defect() {
+        let memory = Memory::host();
+        let (kernels, mut weights) = weights(&memory);
+        weights.begin_pass(&[1, 0].into());
+        let use_other = || weights.use_unit(&memory, &*kernels, 0);
+        assert!(catch_unwind(AssertUnwindSafe(use_other)).is_err());
     }
 }

@@ -2,11 +2,12 @@
 
 use crate::parameters::{Parameters, PartParameters, Stored};
 use crate::stages::{
-    Attention, CoreAttention, Embedding, Gelu, Head, Norm, NormStage, Projection, Qkv,
+    Attention, CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
     ResidualProjection,
 };
 use crate::{
-    Activation, Architecture, Block, BlockSpec, DropoutSite, Labels, Linear, ModelConfig, Stage,
+    Activation, ActivationFunction, Architecture, Block, BlockSpec, DropoutSite, Labels, Linear,
+    ModelConfig, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -88,13 +89,16 @@ fn stages(
         Box::new(Projection {
             name: "mlp_up",
             input: H2,
-            output: Gelu::FC,
+            output: MlpActivation::FC,
             linear: Linear::declare(own, "mlp.c_fc", [ffn, hidden], true),
         }),
-        Box::new(Gelu { width: ffn }),
+        Box::new(MlpActivation {
+            function: ActivationFunction::GeluTanh,
+            width: ffn,
+        }),
         Box::new(ResidualProjection {
             name: "mlp_down",
-            input: Gelu::ACT,
+            input: MlpActivation::ACT,
             residual: X2,
             output: Activation::NEXT_X,
             linear: Linear::declare(own, "mlp.c_proj", [hidden, ffn], true),

@@ -3,12 +3,12 @@
 
 use crate::parameters::{Parameters, PartParameters};
 use crate::stages::{
-    Attention, CoreAttention, Embedding, Head, HeadNorms, Norm, NormStage, Projection, Qkv,
-    ResidualProjection, Rotary, Swiglu,
+    Attention, CoreAttention, Embedding, Head, HeadNorms, MlpActivation, Norm, NormStage,
+    Projection, Qkv, ResidualProjection, Rotary,
 };
 use crate::{
-    Activation, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite, Labels, Linear,
-    ModelConfig, Stage,
+    Activation, ActivationFunction, Architecture, AttentionSpec, Block, BlockSpec, DropoutSite,
+    Labels, Linear, ModelConfig, Stage,
 };
 use memory::Layer;
 use std::rc::Rc;
@@ -94,7 +94,7 @@ fn stages(
         Box::new(Projection {
             name: "mlp_up",
             input: H2,
-            output: Swiglu::GATE_UP,
+            output: MlpActivation::GATE_UP,
             linear: match feed_forward.is_fused {
                 true => Linear::declare(own, "mlp.gate_up_proj", [2 * ffn, hidden], mlp_bias),
                 false => Linear::declare_together(
@@ -105,10 +105,13 @@ fn stages(
                 ),
             },
         }),
-        Box::new(Swiglu { width: ffn }),
+        Box::new(MlpActivation {
+            function: ActivationFunction::Swiglu,
+            width: ffn,
+        }),
         Box::new(ResidualProjection {
             name: "mlp_down",
-            input: Swiglu::ACT,
+            input: MlpActivation::ACT,
             residual: X2,
             output: Activation::NEXT_X,
             linear: Linear::declare(own, "mlp.down_proj", [hidden, ffn], mlp_bias),

@@ -1,43 +1,10 @@
 //! `config.json` as Hugging Face writes it.
 
+use super::keys::{HfConfigError, causal_lm};
 use super::{gpt2, llama};
-use crate::{ConfigError, Family, ModelConfig};
+use crate::{Family, ModelConfig};
 use memory::DType;
 use serde_json::Value;
-
-/// A `config.json` that describes no model of this family.
-#[derive(Debug, thiserror::Error)]
-pub enum HfConfigError {
-    /// Not JSON.
-    #[error("it is not valid JSON: {0}")]
-    Json(#[from] serde_json::Error),
-    /// A key is missing or has the wrong type.
-    #[error("`{0}` is missing or is not {1}")]
-    Key(&'static str, &'static str),
-    /// Another architecture.
-    #[error(
-        "model_type `{0}` is not supported; this trainer knows llama, mistral, qwen2, qwen3, phi3 and gpt2"
-    )]
-    Family(String),
-    /// The same blocks under another head, or none.
-    #[error(
-        "architectures has `{found}`, which is not supported; a {family} model is trained as {known}"
-    )]
-    Architecture {
-        /// What the file says.
-        found: String,
-        /// The model type.
-        family: String,
-        /// What it would have to say.
-        known: &'static str,
-    },
-    /// A feature that would change the arithmetic.
-    #[error("`{0}` = {1} is not supported")]
-    Unsupported(&'static str, String),
-    /// The sizes make no model.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-}
 
 impl ModelConfig {
     /// Reads the text of a `config.json`.
@@ -77,22 +44,6 @@ pub(super) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// The model types that are known, with the one class of each that has the language model's head.
-const ARCHITECTURES: [(&str, &str); 6] = [
-    ("llama", "LlamaForCausalLM"),
-    ("mistral", "MistralForCausalLM"),
-    ("qwen2", "Qwen2ForCausalLM"),
-    ("qwen3", "Qwen3ForCausalLM"),
-    ("phi3", "Phi3ForCausalLM"),
-    ("gpt2", "GPT2LMHeadModel"),
-];
-
-/// The class of a model type that has the language model's head, if the type is known.
-pub(super) fn causal_lm(family: &str) -> Option<&'static str> {
-    let known = ARCHITECTURES.iter().find(|(name, _)| *name == family);
-    known.map(|(_, class)| *class)
-}
-
 /// Refuses model types, and heads, that are not known.
 fn check_architecture(json: &Value, family: &str) -> Result<(), HfConfigError> {
     let known = causal_lm(family).ok_or_else(|| HfConfigError::Family(family.into()))?;
@@ -108,41 +59,6 @@ fn check_architecture(json: &Value, family: &str) -> Result<(), HfConfigError> {
             family: family.into(),
             known,
         }),
-    }
-}
-
-/// A number that may be left out.
-pub(super) fn number(json: &Value, key: &'static str) -> Result<Option<f64>, HfConfigError> {
-    match &json[key] {
-        Value::Null => Ok(None),
-        value => value
-            .as_f64()
-            .map(Some)
-            .ok_or(HfConfigError::Key(key, "a number")),
-    }
-}
-
-/// A whole number.
-pub(super) fn size(json: &Value, key: &'static str) -> Result<usize, HfConfigError> {
-    let size = json[key].as_u64().map(|size| size as usize);
-    size.ok_or(HfConfigError::Key(key, "a positive whole number"))
-}
-
-/// A whole number that may be left out.
-pub(super) fn size_or(json: &Value, key: &'static str, or: usize) -> Result<usize, HfConfigError> {
-    match json[key].is_null() {
-        true => Ok(or),
-        false => size(json, key),
-    }
-}
-
-/// A switch that may be left out.
-pub(super) fn flag(json: &Value, key: &'static str) -> Result<bool, HfConfigError> {
-    match &json[key] {
-        Value::Null => Ok(false),
-        value => value
-            .as_bool()
-            .ok_or(HfConfigError::Key(key, "true or false")),
     }
 }
 

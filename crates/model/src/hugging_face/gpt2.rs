@@ -1,8 +1,8 @@
 //! GPT-2's `config.json`, whose keys are its own.
 
-use super::config::{HfConfigError, flag, number, size, size_or};
+use super::keys::{HfConfigError, flag, number, size, size_or};
 use crate::ModelConfig;
-use crate::config::{ActivationFunction, NormKind, Positions};
+use crate::config::{ActivationFunction, NormKind, PositionKind};
 use serde_json::{Value, json};
 
 /// The shape that the keys say.
@@ -28,7 +28,7 @@ pub(super) fn read(json: &Value) -> Result<ModelConfig, HfConfigError> {
         full_attention_layers: Vec::new(),
         norm: NormKind::Layer,
         activation: ActivationFunction::GeluTanh,
-        positions: Positions::Learned,
+        positions: PositionKind::Learned,
         max_positions: Some(size("n_positions")?),
         biases: true,
         dropout: dropout(json)?,

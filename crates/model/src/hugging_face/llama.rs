@@ -1,9 +1,9 @@
 //! The `config.json` of Llama, and of its like: Mistral, Qwen2, Qwen3, Phi-3.
 
-use super::config::{HfConfigError, causal_lm, flag, number, size, size_or};
+use super::keys::{HfConfigError, causal_lm, flag, number, size, size_or};
 use super::rope;
 use crate::ModelConfig;
-use crate::config::{ActivationFunction, NormKind, Positions};
+use crate::config::{ActivationFunction, NormKind, PositionKind};
 use serde_json::{Value, json};
 
 /// The window that transformers assumes where a file does not mention one. Phi-3 has none then.
@@ -45,7 +45,7 @@ pub(super) fn read(json: &Value, family: &str) -> Result<ModelConfig, HfConfigEr
         full_attention_layers,
         norm: NormKind::Rms,
         activation: ActivationFunction::Swiglu,
-        positions: Positions::Rotary,
+        positions: PositionKind::Rotary,
         max_positions: None,
         biases: false,
         dropout: 0.0,

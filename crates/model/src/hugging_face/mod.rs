@@ -2,8 +2,10 @@
 
 mod config;
 mod gpt2;
+mod keys;
 mod llama;
 mod origin;
+mod outgoing;
 mod rope;
 mod turned;
 mod weights;
@@ -13,10 +15,11 @@ use crate::parameters::{Parameters, Stored};
 use files::CHUNK_BYTES;
 use turned::Turned;
 
-pub use config::HfConfigError;
+pub use keys::HfConfigError;
 pub use origin::{Origin, OriginError};
-pub use weights::{ModelWeights, WeightsError, encode, file_specs, import};
-pub use write::{MAX_SHARD_BYTES, OutgoingWeights, write_model};
+pub use outgoing::{OutgoingWeights, file_specs};
+pub use weights::{ModelWeights, WeightsError, import};
+pub use write::{MAX_SHARD_BYTES, write_model};
 
 /// The most host memory that loading takes beside leases: chunks of values as they are read, in f32, and as they are kept. A test
 /// holds the resident set to it.

@@ -1,6 +1,6 @@
 //! The rotary embedding in a `config.json`: `rope_theta` and `rope_scaling`, or both as `rope_parameters` in newer files.
 
-use super::config::{HfConfigError, number};
+use super::keys::{HfConfigError, number};
 use crate::rope_scaling::yarn_attention_factor;
 use crate::{ModelConfig, RopeScaling};
 use serde_json::{Value, json};

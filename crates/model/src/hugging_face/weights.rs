@@ -1,15 +1,13 @@
 //! Weights from a folder in Hugging Face layout: safetensors, one file or sharded; or from a checkpoint of several ranks, which
 //! has them in pieces, in the order of their use.
 
+use super::outgoing::OutgoingWeights;
 use super::turned::Turned;
-use super::write::OutgoingWeights;
 use crate::parameters::{Parameter, Parameters, Stored};
-use bytemuck::cast_slice;
 use files::{
-    CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, TensorSpec, Tensors, host_room,
-    in_chunks,
+    CHUNK_ELEMENTS, Dtype, FilesError, TensorParts, TensorSource, Tensors, host_room, in_chunks,
+    narrow, widen,
 };
-use half::{bf16, f16};
 use memory::{Cover, DType, Layout};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -145,19 +143,19 @@ impl<'a> ModelWeights<'a> {
     /// The same weights on their way into other files, under the parameters' names and in one type.
     pub fn converted(&self, dtype: DType) -> impl TensorSource {
         let parameters = self.parameters.in_layout();
-        let dtypes: Vec<DType> = parameters.map(|one| one.dtype(dtype)).collect();
+        let dtypes: Vec<Dtype> = parameters.map(|one| one.dtype(dtype).into()).collect();
         let bytes = move |index: usize, elements: Range<usize>| {
             let (tensor, dtype) = (self.tensor(index), dtypes[index]);
             let bytes = bytes_of(&tensor, elements.clone()).map_err(|error| match error {
                 WeightsError::Read(error) => error.into(),
                 other => std::io::Error::other(other),
             })?;
-            if tensor.dtype == Dtype::from(dtype) {
+            if tensor.dtype == dtype {
                 return Ok(bytes);
             }
             let mut values = Vec::with_capacity(elements.len());
             widen(tensor.dtype, &bytes, &mut values);
-            Ok(Cow::Owned(encode(&values, dtype).into_owned()))
+            Ok(Cow::Owned(narrow(&values, dtype).into_owned()))
         };
         match &self.tensors {
             Tensors::Whole(_) => OutgoingWeights::as_stored(self.parameters, dtype, bytes),
@@ -269,44 +267,4 @@ fn bytes_of<'a>(
     Ok(tensor
         .bytes
         .get(elements.start * size..elements.end * size)?)
-}
-
-/// Appends little-endian elements as f32.
-fn widen(dtype: Dtype, data: &[u8], values: &mut Vec<f32>) {
-    let halves = || data.as_chunks().0.iter().copied();
-    match dtype {
-        Dtype::BF16 => values.extend(halves().map(|bytes| bf16::from_le_bytes(bytes).to_f32())),
-        Dtype::F16 => values.extend(halves().map(|bytes| f16::from_le_bytes(bytes).to_f32())),
-        Dtype::F32 => values.extend(data.as_chunks().0.iter().copied().map(f32::from_le_bytes)),
-        other => unreachable!("{other:?} was refused when the files were opened"),
-    }
-}
-
-/// What files of this type say of the parameters, in the order of their layout.
-pub fn file_specs(parameters: &Parameters, dtype: DType) -> Vec<TensorSpec> {
-    let spec = |parameter: &Parameter| TensorSpec {
-        name: parameter.name.clone(),
-        dtype: parameter.dtype(dtype).into(),
-        shape: parameter.stored_shape(),
-    };
-    parameters.in_layout().map(spec).collect()
-}
-
-/// The bytes of f32 values in a compute type.
-///
-/// # Panics
-/// If weights are not written in that type.
-pub fn encode(values: &[f32], dtype: DType) -> Cow<'_, [u8]> {
-    match dtype {
-        DType::BF16 => {
-            let mut narrow = vec![0; 2 * values.len()];
-            let halves = narrow.as_chunks_mut().0.iter_mut();
-            for (half, value) in halves.zip(values) {
-                *half = bf16::from_f32(*value).to_le_bytes();
-            }
-            Cow::Owned(narrow)
-        }
-        DType::F32 => Cow::Borrowed(cast_slice(values)),
-        other => panic!("weights are written in f32 or bf16, not in {other:?}"),
-    }
 }

@@ -1,16 +1,8 @@
 //! A model's folder in Hugging Face layout, written so that half of one is never taken for a model.
 
-use super::turned::Turned;
-use super::weights::{WeightsError, file_specs};
-use crate::parameters::{Parameters, Stored};
-use files::{
-    FileSystem, FilesError, TensorSource, TensorSpec, host_room, in_chunks, remove_tree,
-    write_file, write_tensors,
-};
-use memory::DType;
-use std::borrow::Cow;
-use std::io::{self, Write};
-use std::ops::Range;
+use super::weights::WeightsError;
+use files::{FileSystem, FilesError, TensorSource, remove_tree, write_file, write_tensors};
+use std::io;
 use std::path::Path;
 
 /// Bytes of weights that a file has at most, unless a tensor alone has more.
@@ -18,67 +10,6 @@ pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Where a model is written until it is whole, within its folder.
 const UNFINISHED: &str = ".unfinished";
-
-/// A model's weights on their way from arenas into files.
-pub struct OutgoingWeights<F> {
-    specs: Vec<TensorSpec>,
-    stored: Vec<Stored>,
-    bytes: F,
-}
-
-impl<'a, F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>> OutgoingWeights<F> {
-    /// `bytes(index, elements)` gives some little-endian elements, in `dtype`, of the parameter with this index in the layout,
-    /// as they are used. It is called for a chunk at a time, when that is written, and in order. Where files have a transpose,
-    /// it may be called for all elements several times.
-    pub fn new(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
-        let stored = parameters.in_layout().map(|parameter| parameter.stored);
-        OutgoingWeights {
-            specs: file_specs(parameters, dtype),
-            stored: stored.collect(),
-            bytes,
-        }
-    }
-
-    /// The same, where `bytes` has all parameters as files have them.
-    pub(super) fn as_stored(parameters: &Parameters, dtype: DType, bytes: F) -> Self {
-        let specs = file_specs(parameters, dtype);
-        OutgoingWeights {
-            stored: vec![Stored::AsUsed; specs.len()],
-            specs,
-            bytes,
-        }
-    }
-}
-
-impl<'a, F> TensorSource for OutgoingWeights<F>
-where
-    F: Fn(usize, Range<usize>) -> io::Result<Cow<'a, [u8]>>,
-{
-    fn tensors(&self) -> &[TensorSpec] {
-        &self.specs
-    }
-
-    fn write_to(&self, index: usize, out: &mut dyn Write) -> io::Result<()> {
-        let TensorSpec { dtype, shape, .. } = &self.specs[index];
-        let bytes = |elements| (self.bytes)(index, elements);
-        if self.stored[index] == Stored::AsUsed {
-            let mut chunks = in_chunks(0..shape.iter().product());
-            return chunks.try_for_each(|chunk| out.write_all(&bytes(chunk)?));
-        }
-        let used = Turned {
-            rows: shape[1],
-            columns: shape[0],
-            size: dtype.bitsize() / 8,
-        };
-        let mut room = host_room(used.room())?;
-        used.each(
-            &mut room,
-            |_| true,
-            bytes,
-            |_, turned| out.write_all(turned),
-        )
-    }
-}
 
 /// Writes weights and the other files of a model ([`Origin::files`](crate::Origin::files)) into an existing folder. All is
 /// written and made durable in a folder within it, and then moved, `config.json` last: what a crash leaves has no

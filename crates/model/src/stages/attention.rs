@@ -1,9 +1,9 @@
 //! Causal attention over whole sequences, with stored scores or without.
 
 use super::{Qkv, written};
-use crate::activation::Size;
-use crate::stage::{DropoutSite, Io, Stage};
-use crate::{Activation, AttentionSpec, Extent, Label, ModelError, Pass};
+use crate::activation::Dimension;
+use crate::stage::{Io, Stage};
+use crate::{Activation, AttentionSpec, DropoutSite, Extent, Label, ModelError, Pass};
 use kernels::operation::{
     self, AttentionBackward, CachedAttention, FlashAttention, FlashAttentionBackward, StoreInCache,
 };
@@ -233,12 +233,16 @@ impl Stage for CoreAttention {
     }
 
     fn io(&self) -> Io {
-        let by_head = [Size::Rows, Size::Fixed(self.attention.heads), Size::Seq];
+        let by_head = [
+            Dimension::Rows,
+            Dimension::Fixed(self.attention.heads),
+            Dimension::Seq,
+        ];
         let o = (Self::O, Extent::tokens(self.attention.o_width()));
         let inputs = [Qkv::Q, Qkv::K, Qkv::V];
         let (writes, kept) = match self.kind {
             Attention::Eager => {
-                let sizes = [&by_head[..], &[Size::Seq]].concat();
+                let sizes = [&by_head[..], &[Dimension::Seq]].concat();
                 let probs = (Self::PROBS, Extent::of(&sizes));
                 (vec![probs, o], &[Self::PROBS][..])
             }

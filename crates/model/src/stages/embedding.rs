@@ -1,8 +1,8 @@
 //! The embedding: before the first block.
 
 use crate::parameters::{ParameterId, PartParameters};
-use crate::stage::{DropoutSite, Io, Stage};
-use crate::{Activation, Extent, ModelError, Pass};
+use crate::stage::{Io, Stage};
+use crate::{Activation, DropoutSite, Extent, ModelError, Pass};
 use kernels::operation::{
     self, AddPositions, AddPositionsBackward, BiasDropoutAdd, EmbeddingBackward,
 };

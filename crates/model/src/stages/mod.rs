@@ -3,25 +3,23 @@
 
 mod attention;
 mod embedding;
-mod gelu;
 mod head;
+mod mlp_activation;
 mod norm;
 mod projection;
 mod qkv;
 mod residual;
 mod rotary;
-mod swiglu;
 
 pub use attention::{Attention, CoreAttention};
 pub use embedding::Embedding;
-pub use gelu::Gelu;
 pub use head::Head;
+pub use mlp_activation::MlpActivation;
 pub use norm::{Norm, NormStage};
 pub use projection::Projection;
 pub use qkv::{HeadNorms, Qkv};
 pub use residual::ResidualProjection;
 pub use rotary::Rotary;
-pub use swiglu::Swiglu;
 
 use memory::{Buffer, Out};
 

@@ -1,6 +1,6 @@
 //! Norms over the last dimension: RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016).
 
-use crate::activation::Size;
+use crate::activation::Dimension;
 use crate::parameters::{Initial, ParameterId, PartParameters};
 use crate::stage::{Io, Stage};
 use crate::{Activation, Extent, Label, ModelError, Pass};
@@ -170,7 +170,7 @@ impl Stage for NormStage {
 
     fn io(&self) -> Io {
         let statistics = self.statistics.iter();
-        let statistics = statistics.map(|of| (*of, Extent::of_f32(&[Size::Tokens])));
+        let statistics = statistics.map(|of| (*of, Extent::of_f32(&[Dimension::Tokens])));
         let output = (self.output, Extent::tokens(self.norm.width));
         Io {
             reads: vec![self.input],

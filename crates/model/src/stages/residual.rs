@@ -1,7 +1,7 @@
 //! A linear layer whose result is added to the residual stream.
 
-use crate::stage::{DropoutSite, Io, Stage};
-use crate::{Activation, Extent, Label, Linear, ModelError, ParameterId, Pass};
+use crate::stage::{Io, Stage};
+use crate::{Activation, DropoutSite, Extent, Label, Linear, ModelError, ParameterId, Pass};
 use kernels::Init;
 use kernels::operation::{BiasDropoutAdd, DropoutBackward};
 use memory::{In, Out};

@@ -6,8 +6,8 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::{Kernels, Target, Traffic};
 use memory::{Buffer, Category, DType, Home, Homes, Memory};
 use model::{
-    Architecture, Batch, BatchShape, Computation, Model, ModelConfig, Nothing, Policy, Purpose,
-    Randomness, ReplayCounts, Saved, StepLoss, Training, Work,
+    Architecture, Batch, BatchShape, Computation, Model, ModelConfig, NoHooks, Policy, Purpose,
+    Randomness, ReplayCounts, SavedActivations, StepLoss, Training, Work,
 };
 use std::rc::Rc;
 use units::{Gradients, Weights};
@@ -41,7 +41,7 @@ pub struct Run {
     pub model: Model,
     weights: Weights,
     gradients: Gradients,
-    saved: Saved,
+    saved: SavedActivations,
     loss: Buffer,
 }
 
@@ -106,7 +106,10 @@ impl Run {
             computation,
         );
         let model = model.unwrap();
-        let saved = Saved::lease(&memory, model.architecture(), dtype, policy, SHAPE).unwrap();
+        let saved = model
+            .architecture()
+            .lease_saved(&memory, dtype, policy, SHAPE)
+            .unwrap();
         let loss = memory.lease_persistent(Category::OptimizerState, "loss", [1], dtype);
         let gradients = Gradients::lease(&memory, &layout, dtype, &Home::Device, None);
         let weights = Weights::lease(&memory, &layout, dtype, &Homes::default(), None);
@@ -144,7 +147,8 @@ impl Run {
         let (memory, kernels) = (&self.memory, &*self.kernels);
         let mut batch = Batch::upload(memory, kernels, SHAPE, ids, targets).unwrap();
         if let Some(randomness) = randomness {
-            let dropped = batch.with_dropout(memory, kernels, &self.model, randomness);
+            let sites = self.model.architecture().dropout_sites();
+            let dropped = batch.with_dropout(memory, kernels, &sites, randomness);
             batch = dropped.unwrap();
         }
         let scale = scale_of(memory, kernels, targets.len());
@@ -164,7 +168,7 @@ impl Run {
                 gradients: &mut self.gradients,
                 is_last_micro_batch: true,
                 loss,
-                beside: &mut Nothing,
+                hooks: &mut NoHooks,
             }),
         };
         self.model.forward_backward(work, &mut replayed).unwrap();

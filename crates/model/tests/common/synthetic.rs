@@ -8,12 +8,12 @@ use kernels::operation::{
 };
 use memory::{DType, Layer};
 use model::stages::{
-    CoreAttention, Embedding, Head, Norm, NormStage, Projection, Qkv, ResidualProjection, Rotary,
-    Swiglu,
+    CoreAttention, Embedding, Head, MlpActivation, Norm, NormStage, Projection, Qkv,
+    ResidualProjection, Rotary,
 };
 use model::{
-    Activation, Architecture, Attention, Block, DropoutSite, Extent, Initial, Io, Label, Labels,
-    Linear, ModelConfig, ModelError, ParameterId, Parameters, PartParameters, Pass, Size, Stage,
+    Activation, Architecture, Attention, Block, Dimension, DropoutSite, Extent, Initial, Io, Label,
+    Labels, Linear, ModelConfig, ModelError, ParameterId, Parameters, PartParameters, Pass, Stage,
 };
 
 const LATENT: Label = Label::new("mla_latent");
@@ -59,7 +59,7 @@ const EXPERTS: usize = 3;
 const CHOICES: usize = 2;
 
 fn rows(width: usize) -> Extent {
-    Extent::of(&[Size::TokensTimes(CHOICES), Size::Fixed(width)])
+    Extent::of(&[Dimension::TokensTimes(CHOICES), Dimension::Fixed(width)])
 }
 
 /// scores `[t, e]` = h2 W^T + correction (a buffer), all f32 whatever the model computes in, whose cross-entropy with what is
@@ -80,10 +80,13 @@ impl Stage for Router {
             writes: vec![
                 (
                     SCORES,
-                    Extent::of_f32(&[Size::Tokens, Size::Fixed(EXPERTS)]),
+                    Extent::of_f32(&[Dimension::Tokens, Dimension::Fixed(EXPERTS)]),
                 ),
-                (CHOSEN, Extent::of_i32(&[Size::Tokens])),
-                (ROW_TOKEN, Extent::of_i32(&[Size::TokensTimes(CHOICES)])),
+                (CHOSEN, Extent::of_i32(&[Dimension::Tokens])),
+                (
+                    ROW_TOKEN,
+                    Extent::of_i32(&[Dimension::TokensTimes(CHOICES)]),
+                ),
             ],
             backward_reads: [vec![SCORES, CHOSEN], self.linear.backward_reads(H2)].concat(),
         }
@@ -439,7 +442,7 @@ fn block(
     if !has_experts || has_latent {
         let (up, act) = match has_experts {
             true => (SHARED_UP, SHARED_ACT),
-            false => (Swiglu::GATE_UP, Swiglu::ACT),
+            false => (MlpActivation::GATE_UP, MlpActivation::ACT),
         };
         stages.push(Box::new(Projection {
             name: "mlp_up",

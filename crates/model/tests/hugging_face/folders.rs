@@ -4,7 +4,7 @@ use files::{Disk, Dtype, TensorFiles, TensorSource, TensorSpec};
 use memory::{DType, Layout};
 use model::{
     Architecture, Attention, ModelConfig, ModelWeights, Origin, OutgoingWeights, Parameters,
-    WeightsError, encode,
+    WeightsError,
 };
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -59,7 +59,7 @@ impl Shape {
     pub fn outgoing<'a>(&'a self, arena: &'a [f32], dtype: DType) -> impl TensorSource + 'a {
         OutgoingWeights::new(&self.parameters, dtype, move |index, elements| {
             let values = &arena[self.layout.entries()[index].range()][elements];
-            Ok(encode(values, dtype))
+            Ok(files::narrow(values, dtype.into()))
         })
     }
 }

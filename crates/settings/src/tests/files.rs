@@ -10,13 +10,13 @@ use super::{config, file};
 use crate::keys::KEYS;
 use crate::load::Source;
 use crate::{
-    AttentionBackend, AttentionConfig, BatchConfig, CheckpointConfig, CollectivesConfig, Config,
-    DataConfig, Device, Engine, EvalConfig, FloatType, Graphs, HardwareConfig, HeadChunk,
-    HostPlace, LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace,
+    AttentionBackend, AttentionConfig, AutoOr, BatchConfig, CheckpointConfig, CollectivesConfig,
+    Config, DataConfig, Device, EvalConfig, FloatType, Graphs, HardwareConfig, HostPlace,
+    LogConfig, LrConfig, MemoryConfig, OffloadConfig, OptimConfig, OptimizerPlace, RankEngine,
     RecomputeConfig, Release, Size, TrainConfig, dotted, preset, reference,
 };
 use data::{Format, Packing};
-use model::{ActivationFunction, NormKind, Positions};
+use model::{ActivationFunction, NormKind, PositionKind};
 use optim::{LrAdjust, MasterFormat, MomentFormat, OptimizerKind, ScheduleKind};
 
 const REFERENCE: &str = include_str!("../../../../configs/reference.toml");
@@ -43,7 +43,7 @@ fn full() -> Config {
             full_attention_layers: vec![0, 2],
             norm: NormKind::Rms,
             activation: ActivationFunction::Swiglu,
-            positions: Positions::Rotary,
+            positions: PositionKind::Rotary,
             max_positions: Some(64),
             biases: false,
             dropout: 0.0,
@@ -149,7 +149,7 @@ fn full() -> Config {
             limit: Some(Size::Bytes(24 << 30)),
             budget: Some(Size::Percent(95.0)),
             force: true,
-            head_chunk: HeadChunk::Tokens(100),
+            head_chunk: AutoOr::Number(100),
             tile_tokens: Some(300),
         },
         hardware: HardwareConfig {
@@ -163,7 +163,7 @@ fn full() -> Config {
             algorithms: Some("algorithms.json".into()),
         },
         collectives: CollectivesConfig {
-            engine: Engine::Mpi,
+            engine: RankEngine::Mpi,
             zero: Some(Zero::Gradients),
             bucket_size: Size::Bytes(1 << 20),
             reduce: Reduce::Step,

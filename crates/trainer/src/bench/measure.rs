@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::gpu_watch::{GpuFigures, watched};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use settings::{Engine, Resolved};
+use settings::{RankEngine, Resolved};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -68,7 +68,7 @@ pub(crate) fn measure(
     config.without_between_steps();
     // Whatever launched bench, a run of it is no rank of that; a group of one it may be.
     config.collectives.zero = config.ranks().map(|ranks| ranks.zero);
-    config.collectives.engine = Engine::Alone;
+    config.collectives.engine = RankEngine::Alone;
     let file = folder.with_extension("toml");
     std::fs::write(&file, config.to_toml()?).map_err(Failure::file(&file))?;
     let program = std::env::current_exe().map_err(Failure::file("the path of this program"))?;

@@ -13,7 +13,7 @@ pub(crate) use steps::Begun;
 use crate::failure::Failure;
 use collectives::{Alone, Group, GroupError, Launch};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use settings::{Config, Device, Engine};
+use settings::{Config, Device, RankEngine};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -278,9 +278,9 @@ impl Job {
 
 fn start(config: &Config, device: Device, launch: &Launch) -> Result<Arc<dyn Group>, Failure> {
     let engine = match config.collectives.engine {
-        Engine::Mpi => collectives::Engine::Mpi,
-        Engine::Nccl => collectives::Engine::Nccl,
-        Engine::Auto | Engine::Alone => collectives::Engine::Auto,
+        RankEngine::Mpi => collectives::Engine::Mpi,
+        RankEngine::Nccl => collectives::Engine::Nccl,
+        RankEngine::Auto | RankEngine::Alone => collectives::Engine::Auto,
     };
     let device = match device {
         Device::Cpu => collectives::Device::Cpu,

@@ -79,7 +79,7 @@ impl Used {
         }
         for phase in Phase::ALL {
             let most = self.by_phase.get_mut(phase);
-            *most = (*most).max(*step.phase_peaks.get(phase));
+            *most = (*most).max(step.phase_peaks.get(phase));
         }
         self.host_pinned_bytes = self.host_pinned_bytes.max(step.host_pinned_bytes);
     }

@@ -11,7 +11,7 @@ use files::Disk;
 use memory::Rank;
 use session::Session;
 use settings::load::{Source, load};
-use settings::{Config, Given, HEURISTIC, HeadChunk, Resolved, Resume, resolve};
+use settings::{AutoOr, Config, Given, HEURISTIC, Resolved, Resume, resolve};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -138,7 +138,7 @@ impl Resumed {
 
     /// A chunk of the output head that is left to a choice is the one that the run had: another would change bits.
     pub(super) fn keep_head_chunk(&self, config: &mut Config) -> Result<(), Failure> {
-        if config.memory.head_chunk == HeadChunk::Auto {
+        if config.memory.head_chunk == AutoOr::Auto {
             config.memory.head_chunk = self.config()?.memory.head_chunk;
         }
         Ok(())

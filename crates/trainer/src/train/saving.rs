@@ -8,11 +8,11 @@ use checkpoint::{
     JointCheckpoint, JointSaver, OptimizerForm, TrainerState, keep, save,
 };
 use collectives::Group;
-use files::{Disk, TensorSource};
+use files::Disk;
 use memory::format_bytes;
 use model::{MAX_SHARD_BYTES, Origin};
 use report::{CheckpointRecord, milliseconds};
-use session::Session;
+use session::{Session, SessionState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -143,11 +143,11 @@ impl Saver {
 }
 
 impl Checkpointing {
-    fn write(&self, model: &dyn TensorSource, optimizer: &dyn TensorSource) -> Outcome {
+    fn write(&self, state: &SessionState) -> Outcome {
         let contents = Contents {
             state: &self.state,
-            model,
-            optimizer,
+            model: &state.weights(),
+            optimizer: &state.optimizer(),
             files: &self.files,
             max_shard_bytes: MAX_SHARD_BYTES,
         };
@@ -215,17 +215,17 @@ impl Run {
     ) -> Result<(), Failure> {
         let Some(copy) = session.copy_state()? else {
             let state = session.state();
-            let outcome = checkpointing.write(&state.weights(), &state.optimizer());
+            let outcome = checkpointing.write(&state);
             return self.saver.note(Some(outcome));
         };
-        let job = move || checkpointing.write(&copy.weights(), &copy.optimizer());
+        let job = move || checkpointing.write(&copy.state());
         if let Ok(before) = self.saver.writer.start(job) {
             return self.saver.note(before);
         }
         // Where the system has no thread left, training waits.
         self.saver.wait()?;
         let (checkpointing, state) = (self.checkpointing(session)?, session.state());
-        let outcome = checkpointing.write(&state.weights(), &state.optimizer());
+        let outcome = checkpointing.write(&state);
         self.saver.note(Some(outcome))
     }
 
@@ -244,10 +244,10 @@ impl Run {
         );
         let outcome = match copy {
             Some(copy) => {
-                let begun = joint.begin(checkpoint, move |part| part.write(&copy.pieces()));
+                let begun = joint.begin(checkpoint, move |part| part.write(&copy.state()));
                 begun.err().map(Err)
             }
-            None => Some(joint.save(checkpoint, &session.state().pieces())),
+            None => Some(joint.save(checkpoint, &session.state())),
         };
         self.saver.note(outcome)
     }
@@ -280,8 +280,8 @@ impl Run {
         let checkpointing = self.checkpointing(session)?;
         let state = session.state();
         let outcome = match &mut self.saver.joint {
-            Some(joint) => joint.save(checkpointing.of_ranks(), &state.pieces()),
-            None => checkpointing.write(&state.weights(), &state.optimizer()),
+            Some(joint) => joint.save(checkpointing.of_ranks(), &state),
+            None => checkpointing.write(&state),
         };
         Ok(outcome?)
     }

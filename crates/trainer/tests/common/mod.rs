@@ -17,12 +17,12 @@ use kernels::{Target, Traffic};
 use memory::{DType, Homes, Memory};
 use model::{
     Activation, ActivationFunction, Architecture, Attention, ModelConfig, NormKind, OffloadLabels,
-    Positions,
+    PositionKind,
 };
 use optim::{Hyperparameters, Schedule, ScheduleKind};
 use planner::{Fix, Plan, choose};
 use session::{Session, StepOutcome};
-use settings::{AttentionBackend, Config, Device, FloatType, HeadChunk, Settings};
+use settings::{AttentionBackend, AutoOr, Config, Device, FloatType, Settings};
 use side_by_side::side_by_side;
 
 /// Recompute modes of every form.
@@ -71,7 +71,7 @@ pub fn odd_model(layers: usize) -> ModelConfig {
         full_attention_layers: Vec::new(),
         norm: NormKind::Rms,
         activation: ActivationFunction::Swiglu,
-        positions: Positions::Rotary,
+        positions: PositionKind::Rotary,
         max_positions: None,
         biases: false,
         dropout: 0.0,
@@ -125,7 +125,7 @@ pub fn variants(layers: usize) -> [(&'static str, ModelConfig); 4] {
         tie_embeddings: true,
         norm: NormKind::Layer,
         activation: ActivationFunction::GeluTanh,
-        positions: Positions::Learned,
+        positions: PositionKind::Learned,
         max_positions: Some(80),
         biases: true,
         dropout: 0.2,
@@ -153,7 +153,7 @@ pub fn config(model: ModelConfig, dtype: DType, mode: &str) -> Config {
     });
     config.recompute.spec = mode.into();
     config.attention.backend = AttentionBackend::Eager;
-    (config.data.seq, config.memory.head_chunk) = (71, HeadChunk::Tokens(100));
+    (config.data.seq, config.memory.head_chunk) = (71, AutoOr::Number(100));
     (config.batch.micro, config.batch.accum) = (2, 2);
     (config.lr.peak, config.train.steps) = (3e-3, 100);
     config.optim.f32_states = Vec::new();

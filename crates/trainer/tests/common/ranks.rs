@@ -118,10 +118,9 @@ pub fn each(
         }
         let sent_bytes = group.sent_bytes();
         let state = session.state();
-        let source = state.pieces();
-        let pieces = source.pieces().iter().enumerate().map(|(index, piece)| {
+        let pieces = state.pieces().iter().enumerate().map(|(index, piece)| {
             let mut bytes = Vec::new();
-            source.write_to(index, &mut bytes).unwrap();
+            state.write_to(index, &mut bytes).unwrap();
             let name = (piece.stem.clone(), piece.name.clone());
             (name, piece.elements.start, bytes)
         });

@@ -3,7 +3,7 @@
 use super::{assert_refused, config, file, resolve};
 use clap::Parser;
 use memory::Rank;
-use settings::{Config, Engine, Size};
+use settings::{Config, RankEngine, Size};
 use trainer::cli::Cli;
 use units::{Ranks, Reduce, Zero};
 
@@ -76,7 +76,7 @@ fn every_flag_of_ranks_sets_its_key() {
                  --overlap-param-gather=false --reshard-after-forward=false";
     let given = config(&flags.split_whitespace().collect::<Vec<_>>()).collectives;
     let mut expected = Config::default().collectives;
-    assert_eq!(expected.engine, Engine::Auto);
+    assert_eq!(expected.engine, RankEngine::Auto);
     assert!(expected.overlap_grad_reduce && expected.overlap_param_gather);
     assert!(expected.reshard_after_forward);
     expected.zero = Some(Zero::Gradients);

@@ -1,6 +1,6 @@
 //! What is computed between steps, with nothing in it: for plans, and for rehearsals of matrix products.
 
-use crate::calls::{lengths, shape_of_a_micro_batch, shape_of_a_step};
+use crate::shapes::{lengths, shape_of_a_micro_batch, shape_of_a_step};
 use crate::{Generation, Sampling, Session, SessionError};
 
 /// Most live device bytes of what is computed between steps.

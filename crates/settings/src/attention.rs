@@ -1,11 +1,46 @@
-//! Where cuDNN's attention can be taken.
+//! Which attention a configuration takes, and where that can be cuDNN's.
 
 use super::choices::{AttentionBackend, FloatType};
 use super::schema::Config;
-use super::settings::attention;
 use data::Packing;
 use kernels::AttentionShape;
 use model::Attention;
+
+/// Sequences from which flash attention is faster than eager attention on the CPU (`benches/results/`).
+const FLASH_FROM_SEQ: usize = 256;
+
+/// The kind of attention of a configuration. Whether that of `auto` is cuDNN's is for those to decide who have the device
+/// ([`cudnn_fits`]).
+pub(crate) fn attention(config: &Config) -> Attention {
+    match config.attention.backend {
+        AttentionBackend::Auto => auto_attention(config).0,
+        AttentionBackend::Eager => Attention::Eager,
+        AttentionBackend::Flash => Attention::Flash,
+        AttentionBackend::Cudnn => Attention::Cudnn,
+    }
+}
+
+/// What `auto` stands for without a device to ask, and why: flash for packed documents and from 256 tokens on, else eager.
+pub fn auto_attention(config: &Config) -> (Attention, String) {
+    let (seq, packing) = (config.data.seq, config.data.packing);
+    if packing == Packing::FirstFit {
+        let reason = format!(
+            "data.packing is {packing}, and eager attention cannot keep documents from seeing each other"
+        );
+        return (Attention::Flash, reason);
+    }
+    let attention = match seq >= FLASH_FROM_SEQ {
+        true => Attention::Flash,
+        false => Attention::Eager,
+    };
+    let mut reason =
+        format!("auto takes flash from {FLASH_FROM_SEQ} tokens on, and these sequences have {seq}");
+    let is_windowed = config.model.sliding_window.is_some_and(|keys| keys < seq);
+    if is_windowed && attention == Attention::Flash {
+        reason += "; cuDNN's attention has no sliding window here";
+    }
+    (attention, reason)
+}
 
 /// Why cuDNN does not compute what a configuration without open questions asks for; none: it does.
 pub fn cudnn_misfit(config: &Config) -> Option<String> {

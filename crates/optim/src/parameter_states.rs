@@ -1,12 +1,13 @@
 //! Weights and states of single parameters into the optimizer, and states out of it.
 
-use crate::form::{StateViews, Tensor};
-use crate::master::{SavedMaster, parameter_bytes, set_master};
+use crate::form::{StateTensor, StateViews};
+use crate::master::{SavedMaster, set_master, weight_bytes};
 use crate::moment::SavedMoment;
-use crate::named::{NamedState, ReadFrom, RestoreError, SavedState, state_name};
+use crate::named::{NamedState, ReadFrom};
 use crate::optimizer::Optimizer;
+use crate::saved::{RestoreError, SavedState, state_name};
 use crate::tensor_states::share;
-use files::{Parts, in_chunks};
+use files::{in_chunks, widen};
 use kernels::{KernelError, Kernels};
 use memory::{Cover, Entry, Space};
 use std::ops::Range;
@@ -26,9 +27,9 @@ impl Optimizer {
         values: &[f32],
     ) -> Result<(), KernelError> {
         let range = offset..offset + values.len();
-        let bytes = parameter_bytes(weights.dtype_of(&range), values);
+        let bytes = weight_bytes(weights.dtype_of(&range), values);
         weights.store(kernels, range.clone(), &bytes)?;
-        if self.form.master(&range).is_none() {
+        if self.states.form.master(&range).is_none() {
             return Ok(());
         }
         self.each_chunk(kernels, &range, |chunk, space, states| {
@@ -55,7 +56,7 @@ impl Optimizer {
     ) -> impl Iterator<Item = NamedState<'_>> {
         let entry = &self.layout.entries()[index];
         let own = range.start - entry.offset..range.end - entry.offset;
-        let states = self.tensor_states.tensors(index);
+        let states = self.states.tensor_states.tensors(index);
         states.map(move |(kind, view)| {
             let elements = share(entry, &own, view.elements());
             NamedState {
@@ -73,16 +74,16 @@ impl Optimizer {
         assert!(!self.is_pending(), "an update is pending");
         let entry = &self.layout.entries()[index];
         let own = range.start - entry.offset..range.end - entry.offset;
-        let state = |tensor: Tensor, from| NamedState {
+        let state = |tensor: StateTensor, from| NamedState {
             name: state_name(entry, tensor.kind),
             dtype: tensor.dtype,
             elements: tensor.rows(&own),
             whole: tensor.elements(entry.elements()),
             from,
         };
-        let tensors = self.form.tensors(range).into_iter();
-        if self.resident.cover().rows(range).is_some() {
-            let views = self.resident.tensors(range);
+        let tensors = self.states.form.tensors(range).into_iter();
+        if self.states.resident.cover().rows(range).is_some() {
+            let views = self.states.resident.tensors(range);
             let views = views.map(|(_, view)| ReadFrom::Device(view));
             return tensors
                 .zip(views)
@@ -93,9 +94,11 @@ impl Optimizer {
         let streamed = streamed.expect("states that are not on the device are in chunks");
         let store = streamed.store().expect("these states are in the store");
         let states = tensors.enumerate().map(|(number, tensor)| {
-            let pieces = streamed.chunks().pieces(range);
-            let places = pieces.filter_map(|(chunk, piece)| {
-                let place = self.form.places(&chunk.ranges, &piece)[number].1.clone();
+            let held = streamed.chunks().holding(range);
+            let places = held.filter_map(|(chunk, range)| {
+                let place = self.states.form.places(&chunk.ranges, &range)[number]
+                    .1
+                    .clone();
                 let start = chunk.away.as_ref()?.place.start;
                 Some(start + place.start..start + place.end)
             });
@@ -119,7 +122,7 @@ impl Optimizer {
         let layout = self.layout.clone();
         let entry = &layout.entries()[index];
         let master = SavedMaster::find(entry, find)?;
-        let moments = self.form.moments(&entry.padded_range()).iter();
+        let moments = self.states.form.moments(&entry.padded_range()).iter();
         let moments = moments.map(|moment| SavedMoment::find(moment, entry, find));
         let moments = moments.collect::<Result<Vec<_>, _>>()?;
         let mut restored = Vec::new();
@@ -134,7 +137,9 @@ impl Optimizer {
             restored.push(own);
             Ok::<_, RestoreError>(())
         })?;
-        self.tensor_states.restore(kernels, (index, entry), find)?;
+        self.states
+            .tensor_states
+            .restore(kernels, (index, entry), find)?;
         if master.refines(weights.dtype_of(&entry.range())) {
             // Weights whose states other ranks keep.
             let held = weights.held().within(&entry.range());
@@ -154,9 +159,9 @@ impl Optimizer {
         range: &Range<usize>,
         mut set: impl FnMut(Range<usize>, Space, StateViews) -> Result<(), E>,
     ) -> Result<(), E> {
-        let resident = self.resident.cover().within(range);
+        let resident = self.states.resident.cover().within(range);
         for own in resident.ranges().iter().cloned().flat_map(in_chunks) {
-            let states = self.resident.views(&own);
+            let states = self.states.resident.views(&own);
             set(own, Space::Device, states)?;
         }
         if resident.elements() == range.len() {
@@ -168,11 +173,11 @@ impl Optimizer {
         };
         let (chunks, store) = streamed.at_rest(kernels)?;
         let Some(store) = store else { return Ok(()) };
-        for (chunk, piece) in chunks.pieces(range) {
+        for (chunk, held) in chunks.holding(range) {
             let Some(away) = &chunk.away else { continue };
-            for own in in_chunks(piece) {
+            for own in in_chunks(held) {
                 let bytes = store.change(kernels, away)?;
-                let states = self.form.carve(&chunk.ranges, &own, bytes);
+                let states = self.states.form.carve(&chunk.ranges, &own, bytes);
                 set(own, Space::Host, states)?;
             }
         }
@@ -190,7 +195,7 @@ fn set_exact(
 ) -> Result<Vec<f32>, RestoreError> {
     let elements = own.start - entry.offset..own.end - entry.offset;
     let values = master.values(&elements, parameters(kernels, weights, own)?)?;
-    let bytes = parameter_bytes(weights.dtype_of(own), &values);
+    let bytes = weight_bytes(weights.dtype_of(own), &values);
     weights.store(kernels, own.clone(), &bytes)?;
     Ok(values)
 }
@@ -205,13 +210,11 @@ fn parameters(
     kernels: &dyn Kernels,
     weights: &Weights,
     range: &Range<usize>,
-) -> Result<Vec<f32>, RestoreError> {
+) -> Result<Vec<f32>, KernelError> {
     let dtype = weights.dtype_of(range);
     let mut bytes = vec![0; range.len() * dtype.size_in_bytes()];
     weights.read(kernels, range.clone(), &mut bytes)?;
-    let read = SavedState {
-        dtype,
-        bytes: Parts::new([&bytes[..]]),
-    };
-    Ok(read.widened(&(0..range.len()))?)
+    let mut values = Vec::with_capacity(range.len());
+    widen(dtype.into(), &bytes, &mut values);
+    Ok(values)
 }

@@ -1,11 +1,11 @@
-//! A hook for the optimizer, which updates while micro-batches pass.
+//! Hooks that run while micro-batches pass: by them the optimizer updates beside a pass.
 
 use kernels::KernelError;
 use memory::{In, Layer};
 use units::{Gradients, Weights};
 
 /// Hooks that run while a micro-batch passes through the model. By default they do nothing.
-pub trait Beside {
+pub trait PassHooks {
     /// Just before a part of the model runs forward: its weights, which are on the device, may still be written.
     ///
     /// # Errors
@@ -50,6 +50,6 @@ pub trait Beside {
 }
 
 /// Nothing else happens.
-pub struct Nothing;
+pub struct NoHooks;
 
-impl Beside for Nothing {}
+impl PassHooks for NoHooks {}

@@ -5,7 +5,7 @@ use units::{Gradients, Weights};
 
 /// What crosses in a step, by what it is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Crossed {
+pub struct StepTraffic {
     /// Units of weights, which come to be used, and go back when they were updated.
     pub weights: Traffic,
     /// Units of gradients, between micro-batches.
@@ -16,7 +16,7 @@ pub struct Crossed {
     pub passes: Traffic,
 }
 
-impl Crossed {
+impl StepTraffic {
     /// All of it.
     pub fn total(&self) -> Traffic {
         self.weights
@@ -26,16 +26,20 @@ impl Crossed {
     }
 
     /// The sum of two.
-    pub fn plus(self, other: Crossed) -> Crossed {
+    pub fn plus(self, other: StepTraffic) -> StepTraffic {
         self.with(other, Traffic::plus)
     }
 
-    fn since(self, earlier: Crossed) -> Crossed {
+    fn since(self, earlier: StepTraffic) -> StepTraffic {
         self.with(earlier, Traffic::since)
     }
 
-    fn with(self, other: Crossed, combine: impl Fn(Traffic, Traffic) -> Traffic) -> Crossed {
-        Crossed {
+    fn with(
+        self,
+        other: StepTraffic,
+        combine: impl Fn(Traffic, Traffic) -> Traffic,
+    ) -> StepTraffic {
+        StepTraffic {
             weights: combine(self.weights, other.weights),
             gradients: combine(self.gradients, other.gradients),
             update: combine(self.update, other.update),
@@ -44,8 +48,8 @@ impl Crossed {
     }
 
     /// The same without what was for the update alone.
-    pub(crate) fn without_update(self) -> Crossed {
-        Crossed {
+    pub(crate) fn without_update(self) -> StepTraffic {
+        StepTraffic {
             update: Traffic::default(),
             ..self
         }
@@ -78,8 +82,8 @@ impl Count {
     }
 
     /// What crossed while there was nothing but updates.
-    pub(crate) fn of_update(self) -> Crossed {
-        Crossed {
+    pub(crate) fn of_update(self) -> StepTraffic {
+        StepTraffic {
             weights: self.weights,
             gradients: self.gradients,
             update: self.all.since(self.weights).since(self.gradients),
@@ -88,11 +92,11 @@ impl Count {
     }
 
     /// Tells what crossed for passes from what crossed for the updates beside them.
-    pub(crate) fn split(self, beside: &UpdateTraffic) -> Crossed {
+    pub(crate) fn split(self, beside: &UpdateTraffic) -> StepTraffic {
         let all = self.all.since(beside.before.total());
         let (weights, gradients) = (self.weights.since(beside.before.weights), self.gradients);
         let update = beside.own.update;
-        Crossed {
+        StepTraffic {
             weights,
             gradients,
             update,
@@ -105,9 +109,9 @@ impl Count {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct UpdateTraffic {
     /// What the update of the step before moves.
-    pub(crate) before: Crossed,
+    pub(crate) before: StepTraffic,
     /// What this step's update moves: what it fetches ahead, and all of it where it is made within the step.
-    pub(crate) own: Crossed,
+    pub(crate) own: StepTraffic,
 }
 
 impl UpdateTraffic {

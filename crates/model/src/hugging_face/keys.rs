@@ -1,0 +1,89 @@
+//! Keys of a `config.json`, one value at a time, and what can be wrong with them.
+
+use crate::ModelConfigError;
+use serde_json::Value;
+
+/// A `config.json` that describes no model of this family.
+#[derive(Debug, thiserror::Error)]
+pub enum HfConfigError {
+    /// Not JSON.
+    #[error("it is not valid JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A key is missing or has the wrong type.
+    #[error("`{0}` is missing or is not {1}")]
+    Key(&'static str, &'static str),
+    /// Another architecture.
+    #[error(
+        "model_type `{0}` is not supported; this trainer knows llama, mistral, qwen2, qwen3, phi3 and gpt2"
+    )]
+    Family(String),
+    /// The same blocks under another head, or none.
+    #[error(
+        "architectures has `{found}`, which is not supported; a {family} model is trained as {known}"
+    )]
+    Architecture {
+        /// What the file says.
+        found: String,
+        /// The model type.
+        family: String,
+        /// What it would have to say.
+        known: &'static str,
+    },
+    /// A feature that would change the arithmetic.
+    #[error("`{0}` = {1} is not supported")]
+    Unsupported(&'static str, String),
+    /// The sizes make no model.
+    #[error(transparent)]
+    Config(#[from] ModelConfigError),
+}
+
+/// The model types that are known, with the one class of each that has the language model's head.
+const ARCHITECTURES: [(&str, &str); 6] = [
+    ("llama", "LlamaForCausalLM"),
+    ("mistral", "MistralForCausalLM"),
+    ("qwen2", "Qwen2ForCausalLM"),
+    ("qwen3", "Qwen3ForCausalLM"),
+    ("phi3", "Phi3ForCausalLM"),
+    ("gpt2", "GPT2LMHeadModel"),
+];
+
+/// The class of a model type that has the language model's head, if the type is known.
+pub(super) fn causal_lm(family: &str) -> Option<&'static str> {
+    let known = ARCHITECTURES.iter().find(|(name, _)| *name == family);
+    known.map(|(_, class)| *class)
+}
+
+/// A number that may be left out.
+pub(super) fn number(json: &Value, key: &'static str) -> Result<Option<f64>, HfConfigError> {
+    match &json[key] {
+        Value::Null => Ok(None),
+        value => value
+            .as_f64()
+            .map(Some)
+            .ok_or(HfConfigError::Key(key, "a number")),
+    }
+}
+
+/// A whole number.
+pub(super) fn size(json: &Value, key: &'static str) -> Result<usize, HfConfigError> {
+    let size = json[key].as_u64().map(|size| size as usize);
+    size.ok_or(HfConfigError::Key(key, "a positive whole number"))
+}
+
+/// A whole number that may be left out.
+pub(super) fn size_or(json: &Value, key: &'static str, or: usize) -> Result<usize, HfConfigError> {
+    match json[key].is_null() {
+        true => Ok(or),
+        false => size(json, key),
+    }
+}
+
+/// A switch that may be left out.
+pub(super) fn flag(json: &Value, key: &'static str) -> Result<bool, HfConfigError> {
+    match &json[key] {
+        Value::Null => Ok(false),
+        value => value
+            .as_bool()
+            .ok_or(HfConfigError::Key(key, "true or false")),
+    }
+}

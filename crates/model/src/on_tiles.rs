@@ -1,0 +1,128 @@
+//! Stages that run on a tile of tokens at a time.
+//!
+//! What the stages of a run alone make and read exists for the tile on which they run. What leaves the run, an output or
+//! a gradient, is leased whole before its first tile, which is lent its own rows of it ([`Windows`]); what the run reads of
+//! others is there whole, or is made again so, and a tile sees its rows. The backward pass of a tile makes again all
+//! that it needs and that its forward pass made: nothing outlives a tile.
+
+use crate::block::StageRun;
+use crate::pass::Pass;
+use crate::position::StagePosition;
+use crate::tiles::Tiles;
+use crate::{BatchShape, LayerActivation, ModelError};
+use kernels::Positions;
+use memory::Buffer;
+use std::rc::Rc;
+
+impl<'a> Pass<'a> {
+    /// Tokens of the tile on which the stage runs, or of the micro-batch.
+    pub fn tokens(&self) -> usize {
+        self.shape_of_tile().tokens()
+    }
+
+    /// The number, within the micro-batch, of the first of these tokens.
+    pub fn first_token(&self) -> usize {
+        self.tiles.as_ref().map_or(0, |tiles| tiles.tokens.start)
+    }
+
+    /// Where these tokens stand.
+    pub fn positions(&self) -> Positions<'a> {
+        let batch = self.work.batch;
+        let Some(tiles) = &self.tiles else {
+            return batch.positions();
+        };
+        let (tokens, seq) = (&tiles.tokens, batch.shape.seq);
+        match &batch.positions {
+            Some(positions) => Positions::Given(positions.view().rows(tokens.clone())),
+            None if tiles.shape.seq == seq => Positions::Sequences(seq),
+            None => {
+                let first = tokens.start % seq;
+                let places = self.model.places().rows(first..first + tokens.len());
+                Positions::Given(places)
+            }
+        }
+    }
+
+    /// Sequences of the tile on which the stage runs, or of the micro-batch.
+    pub(crate) fn shape_of_tile(&self) -> BatchShape {
+        let tiles = self.tiles.as_ref();
+        tiles.map_or(self.work.batch.shape, |tiles| tiles.shape)
+    }
+
+    /// Runs neighbouring stages of the forward pass.
+    pub(crate) fn forward_run(&mut self, layer: usize, run: &StageRun) -> Result<(), ModelError> {
+        let mut stages = run
+            .stages
+            .clone()
+            .map(|stage| StagePosition::new(layer, stage));
+        let of_tile = stages.clone();
+        self.on_tiles(run, None, |pass| {
+            of_tile.clone().try_for_each(|at| pass.forward_stage(at))
+        })?;
+        match run.tile_tokens {
+            Some(_) => stages.try_for_each(|at| self.after_forward(at)),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the backward passes of neighbouring stages.
+    pub(crate) fn backward_run(&mut self, layer: usize, run: &StageRun) -> Result<(), ModelError> {
+        let stages = run.stages.clone().rev();
+        let stages = stages.map(|stage| StagePosition::new(layer, stage));
+        self.on_tiles(run, None, |pass| {
+            stages.clone().try_for_each(|at| pass.backward_stage(at))
+        })?;
+        if run.tile_tokens.is_some() {
+            stages.for_each(|at| self.after_backward(at));
+        }
+        Ok(())
+    }
+
+    /// Makes the outputs of a stage again, for whole micro-batches.
+    pub(crate) fn replay_whole(&mut self, at: StagePosition) -> Result<(), ModelError> {
+        match self.model.architecture().run_of(at) {
+            Some(run) => self.on_tiles(run, Some(at), |pass| pass.run(at, false)),
+            None => self.run(at, false),
+        }
+    }
+
+    /// Does something on every tile, or once where a run has none; files what leaves them.
+    fn on_tiles(
+        &mut self,
+        run: &StageRun,
+        replayed: Option<StagePosition>,
+        mut on_tile: impl FnMut(&mut Pass<'a>) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let Some(tokens) = run.tile_tokens else {
+            return on_tile(self);
+        };
+        let mut tiles = Tiles::new(replayed);
+        for (first, shape) in self.work.batch.shape.tiles(tokens) {
+            tiles.begin(first, shape);
+            self.tiles = Some(tiles);
+            on_tile(self)?;
+            tiles = self
+                .tiles
+                .take()
+                .expect("whoever takes the tiles brings them back");
+            tiles.end();
+        }
+        for (at, windows) in tiles.outputs {
+            self.work.saved.put(at, windows.into_whole());
+        }
+        for lent in tiles.gradients {
+            if let Some(at) = lent.becomes {
+                self.file_gradient_at(at, lent.windows.into_whole());
+            }
+        }
+        Ok(())
+    }
+
+    /// An activation that is not the tile's own, whole, whatever that takes.
+    pub(crate) fn pull_outside(&mut self, at: LayerActivation) -> Result<Rc<Buffer>, ModelError> {
+        let tiles = self.tiles.take();
+        let whole = self.pull_whole(at);
+        self.tiles = tiles;
+        whole
+    }
+}

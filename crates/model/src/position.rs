@@ -1,0 +1,39 @@
+//! Where in a model: a stage, or an activation, of a certain block.
+
+use crate::Activation;
+
+/// A stage of a certain block, by its number. The embedding, which has none, comes before block 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StagePosition {
+    pub(crate) layer: usize,
+    pub(crate) stage: Option<usize>,
+}
+
+impl StagePosition {
+    pub(crate) const EMBEDDING: StagePosition = StagePosition {
+        layer: 0,
+        stage: None,
+    };
+
+    pub(crate) fn new(layer: usize, stage: usize) -> StagePosition {
+        StagePosition {
+            layer,
+            stage: Some(stage),
+        }
+    }
+}
+
+/// An activation of a certain block. The head's input counts as that of a block after the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerActivation {
+    /// The block, from 0.
+    pub layer: usize,
+    /// Which of its activations.
+    pub activation: Activation,
+}
+
+impl std::fmt::Display for LayerActivation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of layer {}", self.activation.name(), self.layer)
+    }
+}

@@ -1,0 +1,76 @@
+//! The activation function of the feed-forward layer: SwiGLU (Shazeer 2020), or without a gate GELU (Hendrycks and Gimpel 2016) by
+//! its tanh form.
+
+use crate::config::ActivationFunction;
+use crate::stage::{Io, Stage};
+use crate::{Activation, Extent, Label, ModelError, Pass};
+use kernels::operation::{Gelu, GeluBackward, Swiglu, SwigluBackward};
+
+/// act `[b s, f]` = silu(gate) up, or gelu(fc).
+pub struct MlpActivation {
+    /// Which of the two.
+    pub function: ActivationFunction,
+    /// Width of act.
+    pub width: usize,
+}
+
+impl MlpActivation {
+    /// `[b s, 2 f]`: the gate, and beside it what it lets through.
+    pub const GATE_UP: Activation = Activation::new("gate_up", "d_gate_up", Label::MLP);
+    /// `[b s, f]`: what the first product of a feed-forward layer without a gate writes.
+    pub const FC: Activation = Activation::new("fc", "d_fc", Label::MLP);
+    /// What comes of either.
+    pub const ACT: Activation = Activation::new("act", "d_act", Label::MLP_ACT);
+
+    fn input(&self) -> Activation {
+        match self.function {
+            ActivationFunction::Swiglu => MlpActivation::GATE_UP,
+            ActivationFunction::GeluTanh => MlpActivation::FC,
+        }
+    }
+}
+
+impl Stage for MlpActivation {
+    fn name(&self) -> &'static str {
+        "mlp_act"
+    }
+
+    fn io(&self) -> Io {
+        Io {
+            reads: vec![self.input()],
+            writes: vec![(MlpActivation::ACT, Extent::tokens(self.width))],
+            backward_reads: vec![self.input()],
+        }
+    }
+
+    fn is_by_token(&self) -> bool {
+        true
+    }
+
+    fn forward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let x = pass.pull(self.input())?;
+        let mut out = pass.output(MlpActivation::ACT)?;
+        if let Some(out) = &mut out {
+            let (act, x) = (out.view_mut(), x.view());
+            match self.function {
+                ActivationFunction::Swiglu => pass.kernels().run(Swiglu { act, gate_up: x }),
+                ActivationFunction::GeluTanh => pass.kernels().run(Gelu { act, x }),
+            }?;
+        }
+        pass.put(MlpActivation::ACT, out);
+        Ok(())
+    }
+
+    /// The gradient takes the place of what was read.
+    fn backward(&self, pass: &mut Pass) -> Result<(), ModelError> {
+        let gradient = pass.gradient(MlpActivation::ACT);
+        let mut input = pass.take(self.input())?;
+        let (x, dact) = (input.view_mut(), gradient.view());
+        match self.function {
+            ActivationFunction::Swiglu => pass.kernels().run(SwigluBackward { gate_up: x, dact }),
+            ActivationFunction::GeluTanh => pass.kernels().run(GeluBackward { x, dact }),
+        }?;
+        pass.file_gradient(self.input(), input);
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! What updates read and write, wherever that is.
+
+use crate::chunks::Chunk;
+use crate::form::Form;
+use crate::numbers::Numbers;
+use crate::resident::Resident;
+use crate::rule::Update;
+use crate::segment::Segment;
+use crate::tensor_states::TensorStates;
+use memory::{In, Out, Rank};
+use std::ops::Range;
+use std::rc::Rc;
+use units::{Gradients, Weights};
+
+/// What an optimizer has on the device for good, and what describes it.
+pub(crate) struct States {
+    pub(crate) form: Rc<Form>,
+    pub(crate) numbers: Numbers,
+    /// States with an element for each parameter, or for each block of them.
+    pub(crate) resident: Resident,
+    pub(crate) tensor_states: TensorStates,
+    /// This rank, of those that divide what is updated; the only one where each updates everything.
+    pub(crate) rank: Rank,
+}
+
+impl States {
+    /// What updates read and write. `clip` is the norm and the factor on gradients; none: those of the step.
+    pub(crate) fn sources<'a>(
+        &'a mut self,
+        weights: &'a mut Weights,
+        gradients: &'a Gradients,
+        clip: Option<In<'a>>,
+    ) -> (Sources<'a>, &'a mut TensorStates) {
+        let sources = Sources {
+            form: &self.form,
+            numbers: &self.numbers,
+            rank: self.rank,
+            clip: clip.unwrap_or(self.numbers.clip.view()),
+            resident: &mut self.resident,
+            weights,
+            gradients,
+            came: None,
+        };
+        (sources, &mut self.tensor_states)
+    }
+}
+
+/// What updates read and write, but for what a tensor has as a whole.
+pub(crate) struct Sources<'a> {
+    pub(crate) form: &'a Form,
+    pub(crate) numbers: &'a Numbers,
+    /// This rank, of those that divide what is updated.
+    pub(crate) rank: Rank,
+    /// `[2]` f32: the norm and the factor on gradients.
+    pub(crate) clip: In<'a>,
+    pub(crate) resident: &'a mut Resident,
+    pub(crate) weights: &'a mut Weights,
+    pub(crate) gradients: &'a Gradients,
+    /// What is not on the device for good.
+    pub(crate) came: Option<Came<'a>>,
+}
+
+/// What came to the device with a chunk, u8.
+pub(crate) struct Came<'a> {
+    pub(crate) chunk: &'a Chunk,
+    pub(crate) states: Out<'a>,
+    pub(crate) gradients: In<'a>,
+}
+
+impl Sources<'_> {
+    /// The same, with what came.
+    pub(crate) fn with<'b>(&'b mut self, came: Option<Came<'b>>) -> Sources<'b> {
+        Sources {
+            resident: &mut *self.resident,
+            weights: &mut *self.weights,
+            came,
+            ..*self
+        }
+    }
+
+    /// What the update of a range of a segment reads and writes.
+    pub(crate) fn update(&mut self, segment: &Segment, range: &Range<usize>) -> Update<'_> {
+        let (form, numbers, gradients) = (self.form, self.numbers, self.gradients);
+        let gradients = match (gradients.on_host(range), &self.came) {
+            (Some(x), Some(came)) => came.gradients.cast(x.dtype()).rows(came.chunk.rows(range)),
+            _ => gradients.flat(range),
+        };
+        let states = match &mut self.came {
+            Some(came) if came.chunk.away.is_some() => {
+                form.carve(&came.chunk.ranges, range, came.states.reborrow())
+            }
+            _ => self.resident.views(range),
+        };
+        Update {
+            first_index: self.weights.layout().untailed(range.start) as u64,
+            weights: self.weights.flat_mut(range.clone()),
+            master: states.master,
+            moments: states.moments,
+            gradients,
+            rates: numbers.rates(segment.group),
+            clip: self.clip,
+            key: numbers.key(),
+            weight_decay: numbers.weight_decay(segment),
+        }
+    }
+}

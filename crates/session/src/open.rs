@@ -1,0 +1,170 @@
+//! Sessions before their first step: what lives across steps is leased.
+
+use crate::error::SessionError;
+use crate::losses::Losses;
+use crate::orders::Orders;
+use crate::session::Session;
+use crate::shapes::shape_of_a_step;
+use crate::snapshot::{CopyPlace, StateOnDevice};
+use crate::states_file::states_file;
+use collectives::Alone;
+use kernels::cpu::Cpu;
+use kernels::meta::{FlopCounter, Meta};
+use kernels::{Kernels, Target};
+use memory::{Home, Homes, Layer, Memory, Phase};
+use model::{BatchShape, Computation, Model};
+use optim::{Optimizer, Recipe};
+use settings::{BetweenSteps, Settings};
+use std::rc::Rc;
+use std::sync::Arc;
+use units::{Gradients, Weights, Zero};
+
+impl Session {
+    /// A session on the processor, alone or as the one rank of a group; its weights are zero until they are set.
+    ///
+    /// # Errors
+    /// [`SessionError::OutOfMemory`] if what lives across steps does not fit.
+    pub fn on_cpu(settings: Settings, memory: &Memory) -> Result<Session, SessionError> {
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        let dtype = settings.narrowest_dtype();
+        let kernels = match &settings.ranks {
+            Some(_) => Cpu::in_group(memory, dtype, Arc::new(Alone))?,
+            None => Cpu::new(memory, dtype)?,
+        };
+        Session::new(settings, memory, Box::new(kernels))
+    }
+
+    /// A session on shapes, which leases what the target would, computes nothing, and counts operations.
+    ///
+    /// # Errors
+    /// As [`Session::on_cpu`].
+    pub fn on_shapes(
+        settings: Settings,
+        memory: &Memory,
+        target: Target,
+        flops: FlopCounter,
+    ) -> Result<Session, SessionError> {
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        let dtype = settings.narrowest_dtype();
+        let kernels = Meta::new(memory, target, dtype, flops)?.of_rank(settings.rank().number);
+        Session::new(settings, memory, Box::new(kernels))
+    }
+
+    /// A session on kernels that work in `memory`; its weights are zero until they are set.
+    ///
+    /// # Errors
+    /// As [`Session::on_cpu`].
+    pub fn on_kernels(
+        settings: Settings,
+        memory: &Memory,
+        kernels: Box<dyn Kernels>,
+    ) -> Result<Session, SessionError> {
+        let _place = memory.enter(Phase::Load, Layer::Whole);
+        Session::new(settings, memory, kernels)
+    }
+
+    fn new(
+        settings: Settings,
+        memory: &Memory,
+        kernels: Box<dyn Kernels>,
+    ) -> Result<Session, SessionError> {
+        let architecture = settings.architecture();
+        let layout = Rc::new(settings.layout(&architecture)?);
+        let dtype = settings.dtype;
+        let computation = Computation {
+            dtype,
+            seq: settings.seq,
+            head_chunk: settings.head_chunk,
+        };
+        let model = Model::new(architecture, layout.clone(), memory, &*kernels, computation)?;
+        let (homes, ranks) = (&settings.homes, settings.ranks.as_ref());
+        let weights = Weights::lease(memory, &layout, dtype, homes, ranks)?;
+        let states = &settings.states;
+        let (gradients, home) = (states.gradients, &homes.gradients);
+        let adding = ranks.map(|ranks| (ranks, settings.accum));
+        let gradients = Gradients::lease(memory, &layout, gradients, home, adding)?;
+        let recipe = Recipe {
+            hyperparameters: settings.optimizer,
+            matrices: settings.matrices(model.architecture(), &layout)?,
+            formats: (states.moments, states.master),
+            weights: dtype,
+            gradients: states.gradients,
+        };
+        let mut optimizer = Optimizer::lease(memory, &layout, &recipe, homes, ranks)?;
+        let scratch = states_file(&homes.states, memory, &mut optimizer)?;
+        let copy_place = settings.checkpoint_copy.then(|| {
+            let declared = model.architecture().parameters();
+            let held = StateOnDevice {
+                kernels: &*kernels,
+                weights: &weights,
+                optimizer: &optimizer,
+            };
+            CopyPlace::lease(memory, &settings, declared, held)
+        });
+        let losses = Losses::lease(memory, ranks, settings.accum)?;
+        let shape = BatchShape {
+            rows: settings.micro_batch,
+            seq: settings.seq,
+        };
+        let policy = &settings.policy;
+        let saved = model
+            .architecture()
+            .lease_saved(memory, dtype, policy, shape)?;
+        let memory = memory.clone();
+        Ok(Session {
+            orders: orders(&settings, &model)?,
+            memory,
+            kernels,
+            settings,
+            model,
+            weights,
+            gradients,
+            optimizer,
+            copy_place: copy_place.transpose()?,
+            saved,
+            losses,
+            step: 0,
+            updates: 0,
+            stop: Box::new(|| false),
+            each_micro_batch: Box::new(|_, _| {}),
+            in_flight: None,
+            finished: None,
+            is_half_updated: false,
+            _scratch: scratch,
+        })
+    }
+}
+
+/// The order in which passes use units of weights that come and go.
+fn orders(settings: &Settings, model: &Model) -> Result<Orders, SessionError> {
+    let ranks = settings.ranks.as_ref();
+    let is_divided = ranks.is_some_and(|ranks| ranks.zero == Zero::Weights);
+    if settings.homes.weights == Home::Device && !is_divided {
+        return Ok(Orders::default());
+    }
+    Ok(Orders::new(model, units_of_a_step(settings)?))
+}
+
+/// The units that a micro-batch uses, replays included. They depend on the policy alone: one micro-batch on shapes, with all
+/// weights on the device, shows them.
+fn units_of_a_step(settings: &Settings) -> Result<Vec<usize>, SessionError> {
+    let settings = Settings {
+        accum: 1,
+        between: BetweenSteps::default(),
+        checkpoint_copy: false,
+        ranks: None,
+        homes: Homes {
+            states: Home::Device,
+            weights: Home::Device,
+            ..settings.homes.clone()
+        },
+        ..settings.clone()
+    };
+    let batch = shape_of_a_step(&settings, settings.seq);
+    let (memory, flops) = (Memory::shapes(), FlopCounter::default());
+    // The order is the same on every device, but not every device has every attention: cuDNN's is a GPU's alone.
+    let mut session = Session::on_shapes(settings, &memory, Target::Cuda, flops)?;
+    session.weights.keep_record();
+    session.step(&batch)?;
+    Ok(session.weights.take_record())
+}

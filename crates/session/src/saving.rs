@@ -1,0 +1,62 @@
+//! The state of a session, for a checkpoint.
+
+use crate::error::SessionError;
+use crate::session::Session;
+use crate::snapshot::{SessionState, StateOnDevice, StateOnHost, several};
+use files::{PieceSource, TensorSource, piece_file_bytes, tensor_file_bytes};
+use model::MAX_SHARD_BYTES;
+
+/// Bytes of the files of tensors that a session saves. Small files come beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedBytes {
+    /// Of a checkpoint; of several ranks, of the file that this one writes.
+    pub checkpoint: u64,
+    /// Of the model in Hugging Face layout, which the first rank writes.
+    pub model: u64,
+}
+
+impl Session {
+    /// The state as it is. No update may be pending: see [`Session::finish_step`].
+    pub fn state(&self) -> SessionState<'_> {
+        let parameters = self.model.architecture().parameters();
+        self.on_device().state(&self.settings, parameters)
+    }
+
+    /// Copies the state to the host memory that the settings asked for; none if they did not. Waits until the copy before is
+    /// gone, so a thread that keeps that copy must not call this. No update may be pending.
+    ///
+    /// # Errors
+    /// [`SessionError::Kernel`] if the device failed.
+    pub fn copy_state(&mut self) -> Result<Option<StateOnHost>, SessionError> {
+        let Some(mut place) = self.copy_place.take() else {
+            return Ok(None);
+        };
+        let copy = place.fill(self.on_device());
+        self.copy_place = Some(place);
+        Ok(Some(copy?))
+    }
+
+    /// How large what is saved of it is. No update may be pending: see [`Session::finish_step`].
+    pub fn saved_bytes(&self) -> SavedBytes {
+        let state = self.state();
+        let whole = |source: &dyn TensorSource, stem| {
+            tensor_file_bytes(source.tensors(), stem, MAX_SHARD_BYTES)
+        };
+        let model = whole(&state.weights(), "model");
+        SavedBytes {
+            checkpoint: match several(&self.settings) {
+                Some(_) => piece_file_bytes(state.pieces()),
+                None => model + whole(&state.optimizer(), "optimizer"),
+            },
+            model,
+        }
+    }
+
+    fn on_device(&self) -> StateOnDevice<'_> {
+        StateOnDevice {
+            kernels: &*self.kernels,
+            weights: &self.weights,
+            optimizer: &self.optimizer,
+        }
+    }
+}
