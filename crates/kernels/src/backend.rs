@@ -1,4 +1,4 @@
-//! What a device is to [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels).
+//! What a device is to [`Kernels`](crate::Kernels).
 
 use crate::{
     DiskCopy, Event, Exchange, ExchangeBytes, KernelError, Operation, Queue, Reading, Section,
@@ -7,16 +7,16 @@ use crate::{
 use memory::{In, Out};
 use std::cell::Cell;
 
-/// A device that carries out what [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels) have checked.
+/// A device that carries out what [`Kernels`](crate::Kernels) has checked.
 ///
-/// Whatever is a backend has both of these, and nothing else can have them: every call is checked and counted there,
-/// once, whichever the device. A backend checks nothing again. It refuses what the device cannot do, and reports what
+/// It is made inside a `Kernels`, where every call is checked and counted, once, whichever the device. A backend checks
+/// nothing again. It refuses what the device cannot do, and reports what
 /// fails; both are [`crate::Fault::Device`], but for a file that fails, [`crate::Fault::Disk`], and for other ranks that
 /// cannot be reached, [`crate::Fault::Collective`].
 ///
 /// All but [`Backend::copy_beside`], [`Backend::disk`], [`Backend::exchange`], and what is executed in [`Queue::Update`],
-/// runs in [`Queue::Compute`], in the order in which it was asked for. What an operation writes is borrowed exclusively, so it overlaps nothing else that the
-/// operation views; what it reads may overlap.
+/// runs in [`Queue::Compute`], in the order in which it was asked for. What an operation writes is borrowed exclusively, so
+/// it overlaps nothing else that the operation views; what it reads may overlap.
 ///
 /// A device that runs ahead uses these views after the call is over. It may: leases are given out in the order of
 /// [`Queue::Compute`], so what an operation was handed is its own until it has run.
@@ -41,7 +41,7 @@ pub trait Backend {
     ///
     /// # Safety
     /// The operation was checked for this backend, and in another queue than the computation's its caller promises what
-    /// [`crate::Run::start`] asks for.
+    /// [`crate::Kernels::start`] asks for.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or cannot do this.
@@ -77,7 +77,7 @@ pub trait Backend {
     /// Asks for a copy in [`Queue::Upload`], whose `x` is pinned host memory, or in [`Queue::Download`], whose `out` is.
     ///
     /// # Safety
-    /// As for [`crate::Queues::start_upload`]; both sides are contiguous and have as many bytes.
+    /// As for [`crate::Kernels::start_upload`]; both sides are contiguous and have as many bytes.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -86,7 +86,7 @@ pub trait Backend {
     /// Asks for a copy between a file and pinned host memory, in [`Queue::DiskRead`] or [`Queue::DiskWrite`].
     ///
     /// # Safety
-    /// As for [`crate::Queues::start_disk_read`] and [`crate::Queues::start_disk_write`]; the memory is contiguous.
+    /// As for [`crate::Kernels::start_disk_read`] and [`crate::Kernels::start_disk_write`]; the memory is contiguous.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or a file has failed.
@@ -95,7 +95,7 @@ pub trait Backend {
     /// Asks for an exchange with other ranks, in [`Queue::Collective`].
     ///
     /// # Safety
-    /// As for [`crate::Queues::start_exchange`]; the pieces are contiguous, and those of this rank to itself are as large
+    /// As for [`crate::Kernels::start_exchange`]; the pieces are contiguous, and those of this rank to itself are as large
     /// where they go as where they come.
     ///
     /// # Errors
@@ -107,25 +107,25 @@ pub trait Backend {
         false
     }
 
-    /// As [`crate::Queues::record`].
+    /// As [`crate::Kernels::record`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
     fn record(&self, queue: Queue) -> Result<Event, KernelError>;
 
-    /// As [`crate::Queues::wait`].
+    /// As [`crate::Kernels::wait`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
     fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError>;
 
-    /// As [`crate::Queues::finish`].
+    /// As [`crate::Kernels::finish`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
     fn finish(&self, event: Event) -> Result<(), KernelError>;
 
-    /// As [`crate::Queues::begin_section`].
+    /// As [`crate::Kernels::begin_section`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -133,7 +133,7 @@ pub trait Backend {
         Ok(())
     }
 
-    /// As [`crate::Queues::end_section`].
+    /// As [`crate::Kernels::end_section`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -141,7 +141,7 @@ pub trait Backend {
         Ok(())
     }
 
-    /// As [`crate::Queues::section_refusal`].
+    /// As [`crate::Kernels::section_refusal`].
     fn section_refusal(&self) -> Option<String> {
         None
     }

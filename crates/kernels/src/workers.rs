@@ -199,7 +199,7 @@ impl Workers {
     }
 
     /// # Safety
-    /// As for [`crate::Queues::start_upload`]; both sides are contiguous and have as many bytes.
+    /// As for [`crate::Kernels::start_upload`]; both sides are contiguous and have as many bytes.
     pub(crate) unsafe fn copy(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
         // SAFETY: the caller keeps both alive until the copy is done.
         let (out, x) = unsafe { (out.outliving(), x.outliving()) };

@@ -49,7 +49,7 @@ impl DropoutKeys {
     /// [`ModelError`] if memory is refused, or the device fails.
     pub(crate) fn upload(
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         architecture: &Architecture,
         randomness: Randomness,
     ) -> Result<Option<DropoutKeys>, ModelError> {

@@ -106,7 +106,7 @@ impl Disk {
 
     pub(crate) fn fetch(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         turn: usize,
         place: &Range<usize>,
     ) -> Result<(), KernelError> {
@@ -120,7 +120,7 @@ impl Disk {
         Ok(())
     }
 
-    pub(crate) fn fetched(&self, kernels: &dyn Kernels, turn: usize) -> Result<(), KernelError> {
+    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result<(), KernelError> {
         let read = self.in_turn[turn % self.in_turn.len()].read;
         kernels.wait(Queue::Upload, read, READ)
     }
@@ -132,7 +132,7 @@ impl Disk {
 
     pub(crate) fn put_back(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         turn: usize,
         place: &Range<usize>,
     ) -> Result<(), KernelError> {

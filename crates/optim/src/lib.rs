@@ -51,7 +51,7 @@ use memory::{DType, In};
 ///
 /// # Errors
 /// [`KernelError`] if the device fails.
-pub fn download_f32(kernels: &dyn Kernels, x: In) -> Result<Vec<f32>, KernelError> {
+pub fn download_f32(kernels: &Kernels, x: In) -> Result<Vec<f32>, KernelError> {
     let mut values = vec![0f32; x.elements()];
     if x.dtype() == DType::BF16 {
         let mut halves = vec![bf16::ZERO; x.elements()];

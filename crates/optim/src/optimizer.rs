@@ -152,7 +152,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
-    pub fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn prefetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) => streamed.prefetch(kernels),
             None => Ok(()),
@@ -168,7 +168,7 @@ impl Optimizer {
     /// [`UnitError`] if the scratch of an update is refused, or the device or a disk fails.
     pub fn begin(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         loss: In,
@@ -199,7 +199,7 @@ impl Optimizer {
     /// Norm and clipping factor of all gradients, and what is updated with the computation.
     fn update_at_once(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         (loss, max_norm): (In, Option<f32>),
@@ -238,7 +238,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn update_part(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &Gradients,
         part: Layer,
@@ -270,7 +270,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn finish(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &Gradients,
     ) -> Result<(), KernelError> {
@@ -287,7 +287,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn begin_released(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         numbers: StepNumbers,
     ) -> Result<(), KernelError> {
         assert!(!self.is_pending, "the update before is pending");
@@ -304,7 +304,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn update_released(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         part: Layer,
@@ -346,7 +346,7 @@ impl Optimizer {
     /// As [`Optimizer::begin`].
     pub fn end_released(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         loss: In,

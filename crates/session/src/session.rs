@@ -34,7 +34,7 @@ use units::{Gradients, Weights};
 pub struct Session {
     pub(crate) memory: Memory,
     /// Dropped before everything below, with all work that is under way, which may use it. Stays above it.
-    pub(crate) kernels: Box<dyn Kernels>,
+    pub(crate) kernels: Box<Kernels>,
     pub(crate) settings: Settings,
     pub(crate) model: Model,
     pub(crate) weights: Weights,
@@ -103,7 +103,7 @@ impl Session {
     pub fn on_kernels(
         settings: Settings,
         memory: &Memory,
-        kernels: Box<dyn Kernels>,
+        kernels: Box<Kernels>,
     ) -> Result<Session, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         Session::new(settings, memory, kernels)
@@ -112,7 +112,7 @@ impl Session {
     fn new(
         settings: Settings,
         memory: &Memory,
-        kernels: Box<dyn Kernels>,
+        kernels: Box<Kernels>,
     ) -> Result<Session, SessionError> {
         let architecture = settings.architecture();
         let layout = Rc::new(settings.layout(&architecture)?);

@@ -48,7 +48,7 @@ struct Item {
 /// What items are read from.
 #[derive(Clone, Copy)]
 pub(crate) struct Held<'a> {
-    pub(crate) kernels: &'a dyn Kernels,
+    pub(crate) kernels: &'a Kernels,
     pub(crate) weights: &'a Weights,
     pub(crate) optimizer: &'a Optimizer,
 }

@@ -207,7 +207,7 @@ impl Gradients {
     pub fn fetch(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
     ) -> Result<(), UnitError> {
         let layout = self.resident.layout().clone();
@@ -228,7 +228,7 @@ impl Gradients {
     pub fn open(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
     ) -> Result<OpenUnit, UnitError> {
         self.fetch(memory, kernels, unit)?;
@@ -253,7 +253,7 @@ impl Gradients {
     /// [`KernelError`] if the device or another rank fails.
     pub fn close(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         OpenUnit(unit): OpenUnit,
         of: (bool, bool),
     ) -> Result<(), KernelError> {
@@ -266,7 +266,7 @@ impl Gradients {
     /// Sums what is complete of a unit, and sends it to the host or to other ranks.
     fn send(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
         (is_own, is_last_micro_batch): (bool, bool),
     ) -> Result<(), KernelError> {
@@ -293,7 +293,7 @@ impl Gradients {
     /// Begins to add up a bundle over ranks, if that is due.
     fn add_up(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         bundle: usize,
         is_last_micro_batch: bool,
     ) -> Result<(), KernelError> {
@@ -316,11 +316,7 @@ impl Gradients {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn end_micro_batch(
-        &mut self,
-        kernels: &dyn Kernels,
-        is_last: bool,
-    ) -> Result<(), KernelError> {
+    pub fn end_micro_batch(&mut self, kernels: &Kernels, is_last: bool) -> Result<(), KernelError> {
         if let Some(reducing) = &self.reducing {
             self.add_up(kernels, reducing.vectors(), is_last)?;
         }
@@ -331,7 +327,7 @@ impl Gradients {
     }
 
     /// Gives back the memory of units that were sent, but of this one.
-    fn give_back(&mut self, kernels: &dyn Kernels, but: Option<usize>) -> Result<(), KernelError> {
+    fn give_back(&mut self, kernels: &Kernels, but: Option<usize>) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) => streamed.give_back(kernels, but),
             None => Ok(()),
@@ -352,7 +348,7 @@ impl Gradients {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is on the device then either.
-    pub fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) if !streamed.here.is_empty() => {
                 let finished = finish_all(kernels);
@@ -372,7 +368,7 @@ impl Gradients {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn sum_grains(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn sum_grains(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let layout = self.resident.layout().clone();
         if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.shares_sums()) {
             gathered(kernels, || reducing.share(kernels, &mut self.resident))?;
@@ -395,7 +391,7 @@ impl Gradients {
         }
     }
 
-    fn sum_unit(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
+    fn sum_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
         let cover = &self.resident.layout().units()[unit].trained;
         let streamed = self.streamed.as_ref().expect("the unit is open");
         let on_device = streamed.of(unit);
@@ -439,7 +435,7 @@ impl Gradients {
     /// [`KernelError`] if the device fails, or `bytes` have another size.
     pub fn read(
         &self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: &Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
@@ -458,7 +454,7 @@ impl Gradients {
     /// As [`Gradients::read`].
     pub fn store(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), KernelError> {

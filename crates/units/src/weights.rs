@@ -176,7 +176,7 @@ impl Weights {
     /// [`KernelError`] if the device fails, or `bytes` have another size.
     pub fn read(
         &self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
@@ -195,7 +195,7 @@ impl Weights {
     /// As [`Weights::read`].
     pub fn store(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), KernelError> {
@@ -255,7 +255,7 @@ impl Weights {
     pub fn use_unit(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
     ) -> Result<bool, UnitError> {
         if let Some(record) = &mut self.record
@@ -276,7 +276,7 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Weights::use_unit`].
-    pub fn look_ahead(&mut self, memory: &Memory, kernels: &dyn Kernels) -> Result<(), UnitError> {
+    pub fn look_ahead(&mut self, memory: &Memory, kernels: &Kernels) -> Result<(), UnitError> {
         match &mut self.streamed {
             Some(streamed) => streamed.look_ahead(memory, kernels, &self.resident),
             None => Ok(()),
@@ -287,12 +287,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn ready(
-        &self,
-        kernels: &dyn Kernels,
-        queue: Queue,
-        part: Layer,
-    ) -> Result<(), KernelError> {
+    pub fn ready(&self, kernels: &Kernels, queue: Queue, part: Layer) -> Result<(), KernelError> {
         let streamed = self.streamed.as_ref().filter(|_| self.is_on_host());
         match (streamed, self.layout().unit_of_part(part)) {
             (Some(streamed), Some(unit)) => {
@@ -306,11 +301,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn updated(
-        &mut self,
-        kernels: &dyn Kernels,
-        range: &Range<usize>,
-    ) -> Result<(), KernelError> {
+    pub fn updated(&mut self, kernels: &Kernels, range: &Range<usize>) -> Result<(), KernelError> {
         let unit = self.comes_with(range);
         match (&mut self.streamed, unit) {
             (Some(streamed), Some(unit)) => streamed.updated(kernels, unit, range),
@@ -322,7 +313,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn gather_updated(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn gather_updated(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.gathered {
             Some(gathered) => gathered.start(kernels, &mut self.resident),
             None => Ok(()),
@@ -333,7 +324,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn settle(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn settle(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.gathered {
             Some(gathered) => gathered.settle(kernels),
             None => Ok(()),
@@ -344,7 +335,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn end_pass(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn end_pass(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) => streamed.end_pass(kernels),
             None => Ok(()),
@@ -356,7 +347,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is on the device then either.
-    pub fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) if !streamed.is_empty() => streamed.abandon(kernels),
             _ => Ok(()),

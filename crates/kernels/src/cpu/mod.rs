@@ -34,8 +34,8 @@ use crate::queue::bytes_of;
 use crate::workers::Workers;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, Init, KernelError, Operation, Queue, Reading, Target,
-    Traffic,
+    Backend, DiskCopy, Event, Exchange, Init, KernelError, Kernels, Operation, Queue, Reading,
+    Target, Traffic,
 };
 use collectives::Group;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -59,7 +59,7 @@ impl Cpu {
     ///
     /// # Errors
     /// [`OutOfMemory`] if a limit refuses the workspace.
-    pub fn new(memory: &Memory, dtype: DType) -> Result<Cpu, OutOfMemory> {
+    pub fn new(memory: &Memory, dtype: DType) -> Result<Kernels<Cpu>, OutOfMemory> {
         Cpu::with(memory, dtype, None)
     }
 
@@ -71,42 +71,44 @@ impl Cpu {
         memory: &Memory,
         dtype: DType,
         group: Arc<dyn Group>,
-    ) -> Result<Cpu, OutOfMemory> {
+    ) -> Result<Kernels<Cpu>, OutOfMemory> {
         Cpu::with(memory, dtype, Some(group))
-    }
-
-    /// The same kernels with other instructions for products with bf16, which this processor must have
-    /// ([`Instructions::are_here`]). [`Cpu::new`] takes the best.
-    ///
-    /// # Panics
-    /// If this processor does not have them.
-    pub fn multiplying_by(self, instructions: Instructions) -> Cpu {
-        assert!(
-            instructions.are_here(),
-            "this processor does not have {instructions:?}"
-        );
-        Cpu {
-            instructions,
-            ..self
-        }
-    }
-
-    /// The instructions that multiply bf16.
-    pub fn instructions(&self) -> Instructions {
-        self.instructions
     }
 
     fn with(
         memory: &Memory,
         dtype: DType,
         group: Option<Arc<dyn Group>>,
-    ) -> Result<Cpu, OutOfMemory> {
-        Ok(Cpu {
+    ) -> Result<Kernels<Cpu>, OutOfMemory> {
+        Ok(Kernels::new(Cpu {
             workspace: lease_workspace(memory, Target::Cpu, dtype)?.map(RefCell::new),
             instructions: Instructions::best(),
             workers: Workers::new(Box::new(|_, _| {}), group),
             traffic: Cell::default(),
+        }))
+    }
+}
+
+impl Kernels<Cpu> {
+    /// The same kernels with other instructions for products with bf16, which this processor must have
+    /// ([`Instructions::are_here`]). [`Cpu::new`] takes the best.
+    ///
+    /// # Panics
+    /// If this processor does not have them.
+    pub fn multiplying_by(self, instructions: Instructions) -> Kernels<Cpu> {
+        assert!(
+            instructions.are_here(),
+            "this processor does not have {instructions:?}"
+        );
+        Kernels::new(Cpu {
+            instructions,
+            ..self.backend
         })
+    }
+
+    /// The instructions that multiply bf16.
+    pub fn instructions(&self) -> Instructions {
+        self.backend.instructions
     }
 }
 

@@ -48,8 +48,8 @@ pub use listing::{Call, Listed, Listing};
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, Flash, Init, KernelError, Operation, Queue, Reading,
-    Section, Target, Traffic,
+    Backend, DiskCopy, Event, Exchange, Flash, Init, KernelError, Kernels, Operation, Queue,
+    Reading, Section, Target, Traffic,
 };
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -106,15 +106,15 @@ impl<D: Driver> Cuda<D> {
     ///
     /// # Errors
     /// [`OutOfMemory`] if a limit refuses the workspace.
-    pub fn new(driver: D, memory: &Memory, dtype: DType) -> Result<Cuda<D>, OutOfMemory> {
+    pub fn new(driver: D, memory: &Memory, dtype: DType) -> Result<Kernels<Cuda<D>>, OutOfMemory> {
         let workspace = lease_workspace(memory, Target::Cuda, dtype)?
             .expect("every compute type has a workspace on CUDA");
-        Ok(Cuda {
+        Ok(Kernels::new(Cuda {
             driver,
             workspace,
             queue: Cell::new(Queue::Compute),
             traffic: Cell::default(),
-        })
+        }))
     }
 
     /// Launches a kernel on tensors of an operation that was checked, in its queue: in another than the computation's, the
@@ -157,9 +157,7 @@ impl<D: Driver> Cuda<D> {
         // is this product's alone since the stream runs one operation after the other.
         unsafe { self.driver.gemm(gemm, workspace) }
     }
-}
 
-impl<D: Driver> Cuda<D> {
     /// Computes attention of tensors of an operation that was checked.
     fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
         // SAFETY: the tensors come from views, which borrow live memory, the outputs and the scratch exclusively.

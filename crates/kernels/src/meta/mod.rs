@@ -5,8 +5,8 @@ pub mod timeline;
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, ExchangeBytes, KernelError, Operation, Queue, Reading,
-    Target, Traffic,
+    Backend, DiskCopy, Event, Exchange, ExchangeBytes, KernelError, Kernels, Operation, Queue,
+    Reading, Target, Traffic,
 };
 use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -49,8 +49,8 @@ impl Meta {
         target: Target,
         dtype: DType,
         flops: FlopCounter,
-    ) -> Result<Meta, OutOfMemory> {
-        Ok(Meta {
+    ) -> Result<Kernels<Meta>, OutOfMemory> {
+        Ok(Kernels::new(Meta {
             target,
             memory: memory.clone(),
             flops,
@@ -58,20 +58,25 @@ impl Meta {
             traffic: Cell::default(),
             rank: 0,
             timeline: None,
+        }))
+    }
+}
+
+impl Kernels<Meta> {
+    /// As a rank of a group, of which there is nothing else.
+    pub fn of_rank(self, rank: usize) -> Kernels<Meta> {
+        Kernels::new(Meta {
+            rank,
+            ..self.backend
         })
     }
 
-    /// As a rank of a group, of which there is nothing else.
-    pub fn of_rank(self, rank: usize) -> Meta {
-        Meta { rank, ..self }
-    }
-
     /// Keeps time as well.
-    pub fn on(self, timeline: &Timeline) -> Meta {
-        Meta {
+    pub fn on(self, timeline: &Timeline) -> Kernels<Meta> {
+        Kernels::new(Meta {
             timeline: Some(timeline.clone()),
-            ..self
-        }
+            ..self.backend
+        })
     }
 }
 

@@ -8,7 +8,8 @@
 use crate::queue::bytes_of;
 use crate::random::random_u32;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target, Traffic,
+    Backend, DiskCopy, Event, Exchange, KernelError, Kernels, Operation, Queue, Reading, Target,
+    Traffic,
 };
 use memory::{DType, In, Out};
 use std::cell::{Cell, RefCell};
@@ -128,21 +129,20 @@ impl Schedule {
 impl<B: Backend> Scheduled<B> {
     /// Kernels under a schedule. All waits for the reason `ignored` are left out, so that tests can show that each is
     /// needed.
-    pub fn new(backend: B, seed: u64, ignored: Option<&'static str>) -> Scheduled<B> {
-        Scheduled {
-            backend,
+    pub fn new(
+        kernels: Kernels<B>,
+        seed: u64,
+        ignored: Option<&'static str>,
+    ) -> Kernels<Scheduled<B>> {
+        Kernels::new(Scheduled {
+            backend: kernels.backend,
             ignored,
             schedule: RefCell::new(Schedule::new(seed)),
             reasons: Reasons::default(),
             traffic: Cell::default(),
             failed: RefCell::default(),
             readings: RefCell::default(),
-        }
-    }
-
-    /// Why queues wait for one another, also after these kernels have been given away.
-    pub fn reasons(&self) -> Reasons {
-        self.reasons.clone()
+        })
     }
 
     /// Puts a task into a queue, and runs some of what the queues hold.
@@ -215,6 +215,13 @@ impl<B: Backend> Scheduled<B> {
             queue,
             position: self.schedule.borrow().asked[queue as usize],
         }
+    }
+}
+
+impl<B: Backend> Kernels<Scheduled<B>> {
+    /// Why queues wait for one another, also after these kernels have been given away.
+    pub fn reasons(&self) -> Reasons {
+        self.backend.reasons.clone()
     }
 }
 

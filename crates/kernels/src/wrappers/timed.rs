@@ -2,8 +2,8 @@
 
 use crate::timeline::{COPY, EXCHANGE, Measured, Rates, Timeline};
 use crate::{
-    Backend, Cost, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target,
-    Traffic,
+    Backend, Cost, DiskCopy, Event, Exchange, KernelError, Kernels, Operation, Queue, Reading,
+    Target, Traffic,
 };
 use memory::{In, Memory, Out};
 use std::cell::{Cell, RefCell};
@@ -56,24 +56,12 @@ impl Timings {
 
 impl<B: Backend> Timed<B> {
     /// Times a device's operations.
-    pub fn new(backend: B, timings: &Timings) -> Timed<B> {
-        Timed {
-            backend,
+    pub fn new(kernels: Kernels<B>, timings: &Timings) -> Kernels<Timed<B>> {
+        Kernels::new(Timed {
+            backend: kernels.backend,
             timings: timings.clone(),
             beside: None,
-        }
-    }
-
-    /// Lays what is timed out on a timeline too, copies included; `memory` is what its operands are leased from.
-    pub fn beside(self, timeline: &Timeline, memory: &Memory) -> Timed<B> {
-        Timed {
-            beside: Some(Beside {
-                timeline: timeline.clone(),
-                memory: memory.clone(),
-                events: RefCell::default(),
-            }),
-            ..self
-        }
+        })
     }
 
     /// Waits for a queue, does something in it, and waits for that.
@@ -96,6 +84,20 @@ impl<B: Backend> Timed<B> {
             timeline.took(queue, name, memory.place(), time.as_secs_f64());
         }
         Ok(time)
+    }
+}
+
+impl<B: Backend> Kernels<Timed<B>> {
+    /// Lays what is timed out on a timeline too, copies included; `memory` is what its operands are leased from.
+    pub fn beside(self, timeline: &Timeline, memory: &Memory) -> Kernels<Timed<B>> {
+        Kernels::new(Timed {
+            beside: Some(Beside {
+                timeline: timeline.clone(),
+                memory: memory.clone(),
+                events: RefCell::default(),
+            }),
+            ..self.backend
+        })
     }
 }
 
