@@ -1,9 +1,6 @@
 //! What a device is to [`Kernels`](crate::Kernels).
 
-use crate::{
-    DiskCopy, Event, Exchange, ExchangeBytes, KernelError, Operation, Queue, Reading, Section,
-    Target, Traffic,
-};
+use crate::{Event, ExchangeBytes, KernelError, Queue, Reading, Request, Section, Target, Traffic};
 use memory::{In, Out};
 use std::cell::Cell;
 
@@ -14,8 +11,7 @@ use std::cell::Cell;
 /// fails; both are [`crate::Fault::Device`], but for a file that fails, [`crate::Fault::Disk`], and for other ranks that
 /// cannot be reached, [`crate::Fault::Collective`].
 ///
-/// All but [`Backend::copy_beside`], [`Backend::disk`], [`Backend::exchange`], and what is executed in [`Queue::Update`],
-/// runs in [`Queue::Compute`], in the order in which it was asked for. What an operation writes is borrowed exclusively, so
+/// All but what [`Backend::ask`] asks for in another queue runs in [`Queue::Compute`], in the order in which it was asked for. What an operation writes is borrowed exclusively, so
 /// it overlaps nothing else that the operation views; what it reads may overlap.
 ///
 /// A device that runs ahead uses these views after the call is over. It may: leases are given out in the order of
@@ -36,16 +32,16 @@ pub trait Backend {
     /// The count of what has crossed. A backend keeps it and does not change it.
     fn traffic(&self) -> &Cell<Traffic>;
 
-    /// Carries out an operation in a queue: [`Queue::Compute`], or [`Queue::Update`] for one that may run beside the
-    /// computation ([`Operation::runs_beside`]).
+    /// Asks for an operation, a copy or an exchange in the queue where it belongs.
     ///
     /// # Safety
-    /// The operation was checked for this backend, and in another queue than the computation's its caller promises what
-    /// [`crate::Kernels::start`] asks for.
+    /// It was checked for this backend. In another queue than [`Queue::Compute`], until an event recorded after this in the
+    /// queue is over, all memory of the request stays alive, nothing else writes it, and nothing else reads what it writes.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails, or cannot do this.
-    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError>;
+    /// [`KernelError`] if the device fails or cannot do this, if a file or an exchange has failed, or if there is no group or
+    /// no such rank.
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError>;
 
     /// Copies host bytes, which may change when this returns, into a tensor.
     ///
@@ -73,34 +69,6 @@ pub trait Backend {
     /// # Errors
     /// [`KernelError`] if the device fails.
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError>;
-
-    /// Asks for a copy in [`Queue::Upload`], whose `x` is pinned host memory, or in [`Queue::Download`], whose `out` is.
-    ///
-    /// # Safety
-    /// As for [`crate::Kernels::start_upload`]; both sides are contiguous and have as many bytes.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError>;
-
-    /// Asks for a copy between a file and pinned host memory, in [`Queue::DiskRead`] or [`Queue::DiskWrite`].
-    ///
-    /// # Safety
-    /// As for [`crate::Kernels::start_disk_read`] and [`crate::Kernels::start_disk_write`]; the memory is contiguous.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails, or a file has failed.
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError>;
-
-    /// Asks for an exchange with other ranks, in [`Queue::Collective`].
-    ///
-    /// # Safety
-    /// As for [`crate::Kernels::start_exchange`]; the pieces are contiguous, and those of this rank to itself are as large
-    /// where they go as where they come.
-    ///
-    /// # Errors
-    /// [`KernelError`] if there is no group or no such rank, the device fails, or an exchange has failed.
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError>;
 
     /// Notes an exchange of so many bytes without its pieces, of which none moves here. False for a backend that moves them.
     fn counts_exchange(&self, _bytes: ExchangeBytes) -> bool {

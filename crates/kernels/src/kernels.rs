@@ -3,7 +3,7 @@
 use crate::queue::bytes_of;
 use crate::{
     Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
-    Queue, READING_BYTES_MAX, Reading, Section, Target, Traffic,
+    Queue, READING_BYTES_MAX, Reading, Request, Section, Target, Traffic,
 };
 use memory::{In, Out};
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         })?;
         operation.check(self.backend.target(), self.backend.widens())?;
         // SAFETY: it was checked for this backend; the caller's promise.
-        unsafe { self.backend.execute(queue, operation) }
+        unsafe { self.backend.ask(queue, Request::Operation(operation)) }
     }
 
     /// Whether operations may still have to be done when the call that asks for them returns.
@@ -123,7 +123,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         start_copy("start_upload", &out, &x)?;
         self.count(Queue::Upload, bytes_of(&x));
         // SAFETY: the caller's promise, and the sides fit.
-        unsafe { self.backend.copy_beside(Queue::Upload, out, x) }
+        unsafe { self.backend.ask(Queue::Upload, Request::Copy(out, x)) }
     }
 
     /// Asks for a copy of device memory to pinned host memory, in [`Queue::Download`]; else as
@@ -138,7 +138,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         start_copy("start_download", &out, &x)?;
         self.count(Queue::Download, bytes_of(&x));
         // SAFETY: the caller's promise, and the sides fit.
-        unsafe { self.backend.copy_beside(Queue::Download, out, x) }
+        unsafe { self.backend.ask(Queue::Download, Request::Copy(out, x)) }
     }
 
     /// Asks for bytes of a file, from `offset` on, in [`Queue::DiskRead`]. `out` is contiguous pinned host memory.
@@ -193,7 +193,10 @@ impl<B: Backend + ?Sized> Kernels<B> {
         exchange.check(rank)?;
         let bytes = exchange.bytes(rank).sent as usize;
         // SAFETY: the caller's promise, and the pieces were checked.
-        unsafe { self.backend.exchange(exchange) }?;
+        unsafe {
+            self.backend
+                .ask(Queue::Collective, Request::Exchange(exchange))
+        }?;
         self.count(Queue::Collective, bytes);
         Ok(())
     }
@@ -324,7 +327,7 @@ impl<B: Backend + ?Sized> Kernels<B> {
         };
         self.count(copy.queue(), copy.bytes());
         // SAFETY: the caller's promise, and the memory is contiguous.
-        unsafe { self.backend.disk(copy) }
+        unsafe { self.backend.ask(copy.queue(), Request::Disk(copy)) }
     }
 
     fn count(&self, queue: Queue, bytes: usize) {

@@ -34,8 +34,7 @@ use crate::queue::bytes_of;
 use crate::workers::Workers;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, Init, KernelError, Kernels, Operation, Queue, Reading,
-    Target, Traffic,
+    Backend, Event, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Target, Traffic,
 };
 use collectives::Group;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -73,6 +72,66 @@ impl Cpu {
         group: Arc<dyn Group>,
     ) -> Result<Kernels<Cpu>, OutOfMemory> {
         Cpu::with(memory, dtype, Some(group))
+    }
+
+    /// Carries out an operation that was checked, in this thread.
+    fn compute(&self, operation: Operation) {
+        match operation {
+            Operation::Fill(operation) => elementwise::fill(operation),
+            Operation::Copy(operation) => elementwise::copy(operation),
+            Operation::Matmul(operation) => {
+                matmul::matmul(self.workspace.as_ref(), self.instructions, operation)
+            }
+            Operation::Gram(operation) => {
+                matmul::gram(self.workspace.as_ref(), self.instructions, operation)
+            }
+            Operation::AddBias(operation) => elementwise::add_bias(operation),
+            Operation::BiasBackward(operation) => elementwise::bias_backward(operation),
+            Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(operation),
+            Operation::DropoutBackward(operation) => dropout::dropout_backward(operation),
+            Operation::Embedding(operation) => embedding::embedding(operation),
+            Operation::EmbeddingBackward(operation) => embedding::embedding_backward(operation),
+            Operation::AddPositions(operation) => positions::add_positions(operation),
+            Operation::AddPositionsBackward(operation) => {
+                positions::add_positions_backward(operation)
+            }
+            Operation::RmsNorm(operation) => rms_norm::rms_norm(operation),
+            Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(operation),
+            Operation::LayerNorm(operation) => layer_norm::layer_norm(operation),
+            Operation::LayerNormBackward(operation) => layer_norm::layer_norm_backward(operation),
+            Operation::Rotary(operation) => rotary::rotary(operation),
+            Operation::SplitQkv(operation) => qkv::split_qkv(operation),
+            Operation::JoinQkv(operation) => qkv::join_qkv(operation),
+            Operation::Attention(operation) => attention::attention(operation),
+            Operation::AttentionBackward(operation) => attention::attention_backward(operation),
+            Operation::FlashAttention(operation) => flash::flash_attention(operation),
+            Operation::FlashAttentionBackward(operation) => {
+                flash::flash_attention_backward(operation)
+            }
+            Operation::StoreInCache(operation) => cache::store_in_cache(operation),
+            Operation::CachedAttention(operation) => cache::cached_attention(operation),
+            Operation::Swiglu(operation) => swiglu::swiglu(operation),
+            Operation::SwigluBackward(operation) => swiglu::swiglu_backward(operation),
+            Operation::Gelu(operation) => gelu::gelu(operation),
+            Operation::GeluBackward(operation) => gelu::gelu_backward(operation),
+            Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(operation),
+            Operation::Sum(operation) => norm::sum(operation),
+            Operation::NormGrains(operation) => norm::norm_grains(operation),
+            Operation::NormAndClip(operation) => norm::norm_and_clip(operation),
+            Operation::SumInOrder(operation) => sum_in_order::sum_in_order(operation),
+            Operation::AdamW(update) => adamw::adamw(update),
+            Operation::Momentum(operation) => muon::momentum(operation),
+            Operation::DivideByNorm(operation) => muon::divide_by_norm(operation),
+            Operation::Combine(operation) => muon::combine(operation),
+            Operation::StepAlong(operation) => muon::step_along(operation),
+            Operation::VarianceScale(operation) => adafactor::variance_scale(operation),
+            Operation::VarianceSums(operation) => adafactor::variance_sums(operation),
+            Operation::FactorVariance(operation) => adafactor::factor_variance(operation),
+            Operation::UpdateSquares(operation) => adafactor::update_squares(operation),
+            Operation::WeightSquares(operation) => adafactor::weight_squares(operation),
+            Operation::AdafactorRate(operation) => adafactor::adafactor_rate(operation),
+            Operation::AdafactorStep(operation) => adafactor::adafactor_step(operation),
+        }
     }
 
     fn with(
@@ -139,62 +198,15 @@ impl Backend for Cpu {
         &self.traffic
     }
 
-    unsafe fn execute(&self, _queue: Queue, operation: Operation) -> Result<(), KernelError> {
-        match operation {
-            Operation::Fill(operation) => elementwise::fill(operation),
-            Operation::Copy(operation) => elementwise::copy(operation),
-            Operation::Matmul(operation) => {
-                matmul::matmul(self.workspace.as_ref(), self.instructions, operation)
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match request {
+                Request::Operation(operation) => self.compute(operation),
+                Request::Copy(out, x) => self.workers.copy(queue, out, x)?,
+                Request::Disk(copy) => self.workers.disk(copy)?,
+                Request::Exchange(exchange) => self.workers.exchange(exchange)?,
             }
-            Operation::Gram(operation) => {
-                matmul::gram(self.workspace.as_ref(), self.instructions, operation)
-            }
-            Operation::AddBias(operation) => elementwise::add_bias(operation),
-            Operation::BiasBackward(operation) => elementwise::bias_backward(operation),
-            Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(operation),
-            Operation::DropoutBackward(operation) => dropout::dropout_backward(operation),
-            Operation::Embedding(operation) => embedding::embedding(operation),
-            Operation::EmbeddingBackward(operation) => embedding::embedding_backward(operation),
-            Operation::AddPositions(operation) => positions::add_positions(operation),
-            Operation::AddPositionsBackward(operation) => {
-                positions::add_positions_backward(operation)
-            }
-            Operation::RmsNorm(operation) => rms_norm::rms_norm(operation),
-            Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(operation),
-            Operation::LayerNorm(operation) => layer_norm::layer_norm(operation),
-            Operation::LayerNormBackward(operation) => layer_norm::layer_norm_backward(operation),
-            Operation::Rotary(operation) => rotary::rotary(operation),
-            Operation::SplitQkv(operation) => qkv::split_qkv(operation),
-            Operation::JoinQkv(operation) => qkv::join_qkv(operation),
-            Operation::Attention(operation) => attention::attention(operation),
-            Operation::AttentionBackward(operation) => attention::attention_backward(operation),
-            Operation::FlashAttention(operation) => flash::flash_attention(operation),
-            Operation::FlashAttentionBackward(operation) => {
-                flash::flash_attention_backward(operation)
-            }
-            Operation::StoreInCache(operation) => cache::store_in_cache(operation),
-            Operation::CachedAttention(operation) => cache::cached_attention(operation),
-            Operation::Swiglu(operation) => swiglu::swiglu(operation),
-            Operation::SwigluBackward(operation) => swiglu::swiglu_backward(operation),
-            Operation::Gelu(operation) => gelu::gelu(operation),
-            Operation::GeluBackward(operation) => gelu::gelu_backward(operation),
-            Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(operation),
-            Operation::Sum(operation) => norm::sum(operation),
-            Operation::NormGrains(operation) => norm::norm_grains(operation),
-            Operation::NormAndClip(operation) => norm::norm_and_clip(operation),
-            Operation::SumInOrder(operation) => sum_in_order::sum_in_order(operation),
-            Operation::AdamW(update) => adamw::adamw(update),
-            Operation::Momentum(operation) => muon::momentum(operation),
-            Operation::DivideByNorm(operation) => muon::divide_by_norm(operation),
-            Operation::Combine(operation) => muon::combine(operation),
-            Operation::StepAlong(operation) => muon::step_along(operation),
-            Operation::VarianceScale(operation) => adafactor::variance_scale(operation),
-            Operation::VarianceSums(operation) => adafactor::variance_sums(operation),
-            Operation::FactorVariance(operation) => adafactor::factor_variance(operation),
-            Operation::UpdateSquares(operation) => adafactor::update_squares(operation),
-            Operation::WeightSquares(operation) => adafactor::weight_squares(operation),
-            Operation::AdafactorRate(operation) => adafactor::adafactor_rate(operation),
-            Operation::AdafactorStep(operation) => adafactor::adafactor_step(operation),
         }
         Ok(())
     }
@@ -219,21 +231,6 @@ impl Backend for Cpu {
         // SAFETY: the caller's promise, and there are as many bytes.
         unsafe { self.read(&mut bytes, x)? };
         Ok(Reading::done(bytes))
-    }
-
-    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.workers.copy(queue, out, x) }
-    }
-
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.workers.disk(copy) }
-    }
-
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.workers.exchange(exchange) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

@@ -105,7 +105,7 @@ pub trait Driver {
     /// Asks for an exchange of device memory with other ranks, in their queue.
     ///
     /// # Safety
-    /// As for [`crate::Backend::exchange`].
+    /// As for [`crate::Backend::ask`].
     ///
     /// # Errors
     /// [`KernelError`] if there is no group or no such rank, the device refuses, or an exchange failed: then every later

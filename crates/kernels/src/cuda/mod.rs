@@ -48,8 +48,8 @@ pub use listing::{Call, Listed, Listing};
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, Flash, Init, KernelError, Kernels, Operation, Queue,
-    Reading, Section, Target, Traffic,
+    Backend, Event, Flash, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
+    Target, Traffic,
 };
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -115,6 +115,74 @@ impl<D: Driver> Cuda<D> {
             queue: Cell::new(Queue::Compute),
             traffic: Cell::default(),
         }))
+    }
+
+    /// Asks the driver for all that an operation takes, which was checked.
+    fn launch_operation(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
+        self.driver.begin_operation(&operation);
+        self.queue.set(queue);
+        match operation {
+            Operation::Fill(operation) => elementwise::fill(self, operation),
+            Operation::Copy(operation) => elementwise::copy(self, operation),
+            Operation::Matmul(operation) => matmul::matmul(self, operation),
+            Operation::Gram(operation) => matmul::gram(self, operation),
+            Operation::AddBias(operation) => elementwise::add_bias(self, operation),
+            Operation::BiasBackward(operation) => elementwise::bias_backward(self, operation),
+            Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(self, operation),
+            Operation::DropoutBackward(operation) => dropout::dropout_backward(self, operation),
+            Operation::Embedding(operation) => embedding::embedding(self, operation),
+            Operation::EmbeddingBackward(operation) => {
+                embedding::embedding_backward(self, operation)
+            }
+            Operation::AddPositions(operation) => positions::add_positions(self, operation),
+            Operation::AddPositionsBackward(operation) => {
+                positions::add_positions_backward(self, operation)
+            }
+            Operation::RmsNorm(operation) => rms_norm::rms_norm(self, operation),
+            Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(self, operation),
+            Operation::LayerNorm(operation) => layer_norm::layer_norm(self, operation),
+            Operation::LayerNormBackward(operation) => {
+                layer_norm::layer_norm_backward(self, operation)
+            }
+            Operation::Rotary(operation) => rotary::rotary(self, operation),
+            Operation::SplitQkv(operation) => qkv::split_qkv(self, operation),
+            Operation::JoinQkv(operation) => qkv::join_qkv(self, operation),
+            Operation::Attention(operation) => attention::attention(self, operation),
+            Operation::AttentionBackward(operation) => {
+                attention::attention_backward(self, operation)
+            }
+            Operation::FlashAttention(operation) => match operation.options.by {
+                Flash::Own => flash::flash_attention(self, operation),
+                Flash::Cudnn => cudnn::attention(self, operation),
+            },
+            Operation::FlashAttentionBackward(operation) => match operation.options.by {
+                Flash::Own => flash::flash_attention_backward(self, operation),
+                Flash::Cudnn => cudnn::attention_backward(self, operation),
+            },
+            Operation::StoreInCache(operation) => cache::store_in_cache(self, operation),
+            Operation::CachedAttention(operation) => cache::cached_attention(self, operation),
+            Operation::Swiglu(operation) => swiglu::swiglu(self, operation),
+            Operation::SwigluBackward(operation) => swiglu::swiglu_backward(self, operation),
+            Operation::Gelu(operation) => gelu::gelu(self, operation),
+            Operation::GeluBackward(operation) => gelu::gelu_backward(self, operation),
+            Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(self, operation),
+            Operation::Sum(operation) => norm::sum(self, operation),
+            Operation::NormGrains(operation) => norm::norm_grains(self, operation),
+            Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),
+            Operation::SumInOrder(operation) => sum_in_order::sum_in_order(self, operation),
+            Operation::AdamW(update) => adamw::adamw(self, update),
+            Operation::Momentum(operation) => muon::momentum(self, operation),
+            Operation::DivideByNorm(operation) => muon::divide_by_norm(self, operation),
+            Operation::Combine(operation) => muon::combine(self, operation),
+            Operation::StepAlong(operation) => muon::step_along(self, operation),
+            Operation::VarianceScale(operation) => adafactor::variance_scale(self, operation),
+            Operation::VarianceSums(operation) => adafactor::variance_sums(self, operation),
+            Operation::FactorVariance(operation) => adafactor::factor_variance(self, operation),
+            Operation::UpdateSquares(operation) => adafactor::update_squares(self, operation),
+            Operation::WeightSquares(operation) => adafactor::weight_squares(self, operation),
+            Operation::AdafactorRate(operation) => adafactor::adafactor_rate(self, operation),
+            Operation::AdafactorStep(operation) => adafactor::adafactor_step(self, operation),
+        }
     }
 
     /// Launches a kernel on tensors of an operation that was checked, in its queue: in another than the computation's, the
@@ -186,70 +254,18 @@ impl<D: Driver> Backend for Cuda<D> {
         &self.traffic
     }
 
-    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
-        self.driver.begin_operation(&operation);
-        self.queue.set(queue);
-        match operation {
-            Operation::Fill(operation) => elementwise::fill(self, operation),
-            Operation::Copy(operation) => elementwise::copy(self, operation),
-            Operation::Matmul(operation) => matmul::matmul(self, operation),
-            Operation::Gram(operation) => matmul::gram(self, operation),
-            Operation::AddBias(operation) => elementwise::add_bias(self, operation),
-            Operation::BiasBackward(operation) => elementwise::bias_backward(self, operation),
-            Operation::BiasDropoutAdd(operation) => dropout::bias_dropout_add(self, operation),
-            Operation::DropoutBackward(operation) => dropout::dropout_backward(self, operation),
-            Operation::Embedding(operation) => embedding::embedding(self, operation),
-            Operation::EmbeddingBackward(operation) => {
-                embedding::embedding_backward(self, operation)
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match request {
+                Request::Operation(operation) => self.launch_operation(queue, operation),
+                Request::Copy(out, x) => {
+                    let (to, from) = (out.pointer(), x.pointer());
+                    self.driver.start_copy(queue, to, from, bytes_of(&x))
+                }
+                Request::Disk(copy) => self.driver.start_disk(copy),
+                Request::Exchange(exchange) => self.driver.start_exchange(exchange),
             }
-            Operation::AddPositions(operation) => positions::add_positions(self, operation),
-            Operation::AddPositionsBackward(operation) => {
-                positions::add_positions_backward(self, operation)
-            }
-            Operation::RmsNorm(operation) => rms_norm::rms_norm(self, operation),
-            Operation::RmsNormBackward(operation) => rms_norm::rms_norm_backward(self, operation),
-            Operation::LayerNorm(operation) => layer_norm::layer_norm(self, operation),
-            Operation::LayerNormBackward(operation) => {
-                layer_norm::layer_norm_backward(self, operation)
-            }
-            Operation::Rotary(operation) => rotary::rotary(self, operation),
-            Operation::SplitQkv(operation) => qkv::split_qkv(self, operation),
-            Operation::JoinQkv(operation) => qkv::join_qkv(self, operation),
-            Operation::Attention(operation) => attention::attention(self, operation),
-            Operation::AttentionBackward(operation) => {
-                attention::attention_backward(self, operation)
-            }
-            Operation::FlashAttention(operation) => match operation.options.by {
-                Flash::Own => flash::flash_attention(self, operation),
-                Flash::Cudnn => cudnn::attention(self, operation),
-            },
-            Operation::FlashAttentionBackward(operation) => match operation.options.by {
-                Flash::Own => flash::flash_attention_backward(self, operation),
-                Flash::Cudnn => cudnn::attention_backward(self, operation),
-            },
-            Operation::StoreInCache(operation) => cache::store_in_cache(self, operation),
-            Operation::CachedAttention(operation) => cache::cached_attention(self, operation),
-            Operation::Swiglu(operation) => swiglu::swiglu(self, operation),
-            Operation::SwigluBackward(operation) => swiglu::swiglu_backward(self, operation),
-            Operation::Gelu(operation) => gelu::gelu(self, operation),
-            Operation::GeluBackward(operation) => gelu::gelu_backward(self, operation),
-            Operation::CrossEntropy(operation) => cross_entropy::cross_entropy(self, operation),
-            Operation::Sum(operation) => norm::sum(self, operation),
-            Operation::NormGrains(operation) => norm::norm_grains(self, operation),
-            Operation::NormAndClip(operation) => norm::norm_and_clip(self, operation),
-            Operation::SumInOrder(operation) => sum_in_order::sum_in_order(self, operation),
-            Operation::AdamW(update) => adamw::adamw(self, update),
-            Operation::Momentum(operation) => muon::momentum(self, operation),
-            Operation::DivideByNorm(operation) => muon::divide_by_norm(self, operation),
-            Operation::Combine(operation) => muon::combine(self, operation),
-            Operation::StepAlong(operation) => muon::step_along(self, operation),
-            Operation::VarianceScale(operation) => adafactor::variance_scale(self, operation),
-            Operation::VarianceSums(operation) => adafactor::variance_sums(self, operation),
-            Operation::FactorVariance(operation) => adafactor::factor_variance(self, operation),
-            Operation::UpdateSquares(operation) => adafactor::update_squares(self, operation),
-            Operation::WeightSquares(operation) => adafactor::weight_squares(self, operation),
-            Operation::AdafactorRate(operation) => adafactor::adafactor_rate(self, operation),
-            Operation::AdafactorStep(operation) => adafactor::adafactor_step(self, operation),
         }
     }
 
@@ -268,22 +284,6 @@ impl<D: Driver> Backend for Cuda<D> {
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
         // SAFETY: the view covers as many bytes.
         unsafe { self.driver.start_read(x.pointer(), bytes_of(&x)) }
-    }
-
-    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
-        let (to, from) = (out.pointer(), x.pointer());
-        // SAFETY: the caller's promise.
-        unsafe { self.driver.start_copy(queue, to, from, bytes_of(&x)) }
-    }
-
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.driver.start_disk(copy) }
-    }
-
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.driver.start_exchange(exchange) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {
