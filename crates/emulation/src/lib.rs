@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use emulation::Emulation;
-//! use kernels::{Fill, Run, cuda::Cuda};
+//! use kernels::{Fill, cuda::Cuda};
 //! use memory::{Category, DType, Memory};
 //!
 //! let memory = Memory::host();

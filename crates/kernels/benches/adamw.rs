@@ -7,7 +7,7 @@ use half::bf16;
 use kernels::cpu::Cpu;
 use kernels::quantise::{BLOCK, SIGNED, UNSIGNED};
 use kernels::random::random_u32;
-use kernels::{AdamW, MasterOperand, MomentOperand, Run};
+use kernels::{AdamW, Kernels, MasterOperand, MomentOperand};
 use memory::{DType, Element, In, Memory, Out};
 use rayon::prelude::*;
 use std::time::Instant;
@@ -88,7 +88,7 @@ impl Form {
 
 /// Everything that the forms use, each its part.
 struct Room {
-    cpu: Cpu,
+    cpu: Kernels<Cpu>,
     f32_weights: Vec<f32>,
     bf16_weights: Vec<bf16>,
     remainders: Vec<i16>,

@@ -7,7 +7,7 @@
 use kernels::cpu::Cpu;
 use kernels::{
     Attention, AttentionBackward, AttentionShape, FlashAttention, FlashAttentionBackward,
-    FlashOptions, Run, Target,
+    FlashOptions, Kernels, Target,
 };
 use memory::{Buffer, Category, DType, Memory};
 use std::time::Instant;
@@ -41,7 +41,7 @@ fn main() {
 
 /// Everything that both ways read and write.
 struct Bench {
-    kernels: Cpu,
+    kernels: Kernels<Cpu>,
     shape: AttentionShape,
     /// q, k, v, dout.
     inputs: [Buffer; 4],

@@ -4,7 +4,7 @@
 //! threads as `RAYON_NUM_THREADS` says.
 
 use kernels::cpu::{Cpu, Instructions};
-use kernels::{Init, Matmul, Run};
+use kernels::{Init, Matmul};
 use memory::{Buffer, Category, DType, In, Memory};
 use std::time::Instant;
 

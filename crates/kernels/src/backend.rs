@@ -1,22 +1,18 @@
-//! What a device is to [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels).
+//! What a device is to [`Kernels`](crate::Kernels).
 
-use crate::{
-    DiskCopy, Event, Exchange, ExchangeBytes, KernelError, Operation, Queue, Reading, Section,
-    Target, Traffic,
-};
+use crate::{Event, ExchangeBytes, KernelError, Queue, Reading, Request, Section, Target, Traffic};
 use memory::{In, Out};
 use std::cell::Cell;
 
-/// A device that carries out what [`Queues`](crate::Queues) and [`Kernels`](crate::Kernels) have checked.
+/// A device that carries out what [`Kernels`](crate::Kernels) has checked.
 ///
-/// Whatever is a backend has both of these, and nothing else can have them: every call is checked and counted there,
-/// once, whichever the device. A backend checks nothing again. It refuses what the device cannot do, and reports what
+/// It is made inside a `Kernels`, where every call is checked and counted, once, whichever the device. A backend checks
+/// nothing again. It refuses what the device cannot do, and reports what
 /// fails; both are [`crate::Fault::Device`], but for a file that fails, [`crate::Fault::Disk`], and for other ranks that
 /// cannot be reached, [`crate::Fault::Collective`].
 ///
-/// All but [`Backend::copy_beside`], [`Backend::disk`], [`Backend::exchange`], and what is executed in [`Queue::Update`],
-/// runs in [`Queue::Compute`], in the order in which it was asked for. What an operation writes is borrowed exclusively, so it overlaps nothing else that the
-/// operation views; what it reads may overlap.
+/// All but what [`Backend::ask`] asks for in another queue runs in [`Queue::Compute`], in the order in which it was asked for. What an operation writes is borrowed exclusively, so
+/// it overlaps nothing else that the operation views; what it reads may overlap.
 ///
 /// A device that runs ahead uses these views after the call is over. It may: leases are given out in the order of
 /// [`Queue::Compute`], so what an operation was handed is its own until it has run.
@@ -36,16 +32,16 @@ pub trait Backend {
     /// The count of what has crossed. A backend keeps it and does not change it.
     fn traffic(&self) -> &Cell<Traffic>;
 
-    /// Carries out an operation in a queue: [`Queue::Compute`], or [`Queue::Update`] for one that may run beside the
-    /// computation ([`Operation::runs_beside`]).
+    /// Asks for an operation, a copy or an exchange in the queue where it belongs.
     ///
     /// # Safety
-    /// The operation was checked for this backend, and in another queue than the computation's its caller promises what
-    /// [`crate::Run::start`] asks for.
+    /// It was checked for this backend. In another queue than [`Queue::Compute`], until an event recorded after this in the
+    /// queue is over, all memory of the request stays alive, nothing else writes it, and nothing else reads what it writes.
     ///
     /// # Errors
-    /// [`KernelError`] if the device fails, or cannot do this.
-    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError>;
+    /// [`KernelError`] if the device fails or cannot do this, if a file or an exchange has failed, or if there is no group or
+    /// no such rank.
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError>;
 
     /// Copies host bytes, which may change when this returns, into a tensor.
     ///
@@ -74,58 +70,30 @@ pub trait Backend {
     /// [`KernelError`] if the device fails.
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError>;
 
-    /// Asks for a copy in [`Queue::Upload`], whose `x` is pinned host memory, or in [`Queue::Download`], whose `out` is.
-    ///
-    /// # Safety
-    /// As for [`crate::Queues::start_upload`]; both sides are contiguous and have as many bytes.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails.
-    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError>;
-
-    /// Asks for a copy between a file and pinned host memory, in [`Queue::DiskRead`] or [`Queue::DiskWrite`].
-    ///
-    /// # Safety
-    /// As for [`crate::Queues::start_disk_read`] and [`crate::Queues::start_disk_write`]; the memory is contiguous.
-    ///
-    /// # Errors
-    /// [`KernelError`] if the device fails, or a file has failed.
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError>;
-
-    /// Asks for an exchange with other ranks, in [`Queue::Collective`].
-    ///
-    /// # Safety
-    /// As for [`crate::Queues::start_exchange`]; the pieces are contiguous, and those of this rank to itself are as large
-    /// where they go as where they come.
-    ///
-    /// # Errors
-    /// [`KernelError`] if there is no group or no such rank, the device fails, or an exchange has failed.
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError>;
-
     /// Notes an exchange of so many bytes without its pieces, of which none moves here. False for a backend that moves them.
     fn counts_exchange(&self, _bytes: ExchangeBytes) -> bool {
         false
     }
 
-    /// As [`crate::Queues::record`].
+    /// As [`crate::Kernels::record`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
     fn record(&self, queue: Queue) -> Result<Event, KernelError>;
 
-    /// As [`crate::Queues::wait`].
+    /// As [`crate::Kernels::wait`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
     fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError>;
 
-    /// As [`crate::Queues::finish`].
+    /// As [`crate::Kernels::finish`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
     fn finish(&self, event: Event) -> Result<(), KernelError>;
 
-    /// As [`crate::Queues::begin_section`].
+    /// As [`crate::Kernels::begin_section`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -133,7 +101,7 @@ pub trait Backend {
         Ok(())
     }
 
-    /// As [`crate::Queues::end_section`].
+    /// As [`crate::Kernels::end_section`].
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
@@ -141,7 +109,7 @@ pub trait Backend {
         Ok(())
     }
 
-    /// As [`crate::Queues::section_refusal`].
+    /// As [`crate::Kernels::section_refusal`].
     fn section_refusal(&self) -> Option<String> {
         None
     }

@@ -100,7 +100,7 @@ impl DiskCopy<'_> {
     /// Copies, in this thread.
     ///
     /// # Safety
-    /// The memory can be reached, and is as [`crate::Queues::start_disk_read`] asks for.
+    /// The memory can be reached, and is as [`crate::Kernels::start_disk_read`] asks for.
     ///
     /// # Errors
     /// [`KernelError`] of the disk, if the file cannot be read or written.

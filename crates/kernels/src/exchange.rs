@@ -101,7 +101,7 @@ impl Exchange<'_> {
     /// Exchanges, in this thread.
     ///
     /// # Safety
-    /// The memory can be reached, and is as [`crate::Queues::start_exchange`] asks for.
+    /// The memory can be reached, and is as [`crate::Kernels::start_exchange`] asks for.
     ///
     /// # Errors
     /// [`KernelError`] if there is no group or no such rank, or the exchange fails.

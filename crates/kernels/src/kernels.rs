@@ -3,29 +3,20 @@
 use crate::queue::bytes_of;
 use crate::{
     Backend, BlockFile, DiskCopy, Event, Exchange, ExchangeBytes, HostSide, KernelError, Operation,
-    Queue, READING_BYTES_MAX, Reading, Section, Target, Traffic,
+    Queue, READING_BYTES_MAX, Reading, Request, Section, Target, Traffic,
 };
 use memory::{In, Out};
 use std::sync::Arc;
 
-/// Kernels with a backend below them: every [`Backend`], and nothing else.
+/// A device, behind the one place where every call is checked and counted.
 ///
-/// It stands between [`Backend`] and [`Queues`](crate::Queues), instead of the one being a supertrait of the other, so
-/// that what is unchecked is no method of `dyn Kernels`. It is not exported: outside this crate nothing can have it but
-/// by being a backend.
-pub trait Backed {
-    /// The backend, which carries out the calls.
-    fn backend(&self) -> &dyn Backend;
-}
-
-impl<B: Backend> Backed for B {
-    fn backend(&self) -> &dyn Backend {
-        self
-    }
-}
-
-/// Copies beside the computation, and the events that order them.
+/// [`cpu::Cpu`](crate::cpu::Cpu), [`cuda::Cuda`](crate::cuda::Cuda) and [`meta::Meta`](crate::meta::Meta) are made as one of
+/// these. `Kernels` without a type is whichever device it is: `&Kernels<Cpu>` becomes `&Kernels`, and so do `Box` and `Rc`.
 ///
+/// # Operations
+/// Each is a value of [`crate::operation`], which [`Kernels::run`] carries out.
+///
+/// # Copies beside the computation, and the events that order them
 /// A copy reads and writes at any time between the call that asks for it and the end of an event recorded after it in
 /// its queue. Leases are given out in the order of [`Queue::Compute`]: device memory of a copy may be given back only
 /// after that queue was told to wait for such an event, and newly leased memory may be copied into only after the
@@ -35,11 +26,88 @@ impl<B: Backend> Backed for B {
 /// any queue. When an exchange fails, so does every later call ([`crate::Fault::Collective`]), but what other ranks send may
 /// still come: its memory must stay until the process ends.
 ///
-/// What a [`Backend`] has, and nothing else: here calls are checked and counted.
-pub trait Queues: Backed {
+/// # Errors
+/// Every call returns [`KernelError`] if a shape or type does not fit ([`crate::Fault::Caller`]), before anything is
+/// written, or if the device fails ([`crate::Fault::Device`]).
+pub struct Kernels<B: Backend + ?Sized = dyn Backend> {
+    pub(crate) backend: B,
+}
+
+impl<B: Backend> Kernels<B> {
+    /// Kernels of a device that carries out what has been checked.
+    pub fn new(backend: B) -> Kernels<B> {
+        Kernels { backend }
+    }
+}
+
+impl<B: Backend + ?Sized> Kernels<B> {
+    /// The device whose scratch sizes apply.
+    pub fn target(&self) -> Target {
+        self.backend.target()
+    }
+
+    /// Copies host bytes into a contiguous tensor of as many bytes.
+    ///
+    /// # Errors
+    /// [`KernelError`] if they do not fit, or the device fails.
+    pub fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
+        transfer("upload", &out.as_in(), bytes.len())?;
+        self.count(Queue::Upload, bytes.len());
+        // SAFETY: the tensor is contiguous and has as many bytes.
+        unsafe { self.backend.write(out, bytes) }
+    }
+
+    /// Copies a contiguous tensor into as many host bytes, when all work before it is done.
+    ///
+    /// # Errors
+    /// [`KernelError`] if they do not fit, or the device fails or failed in earlier work.
+    pub fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
+        transfer("download", &x, bytes.len())?;
+        self.count(Queue::Download, bytes.len());
+        // SAFETY: as in `upload`.
+        unsafe { self.backend.read(bytes, x) }
+    }
+
+    /// Checks an operation and carries it out.
+    ///
+    /// # Errors
+    /// [`KernelError`] if a shape or type does not fit, before anything is written, or if the device fails.
+    pub fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
+        // SAFETY: in the queue of the computation nothing is promised.
+        unsafe { self.start(Queue::Compute, operation) }
+    }
+
+    /// Asks for an operation in a queue: in [`Queue::Update`] one that may run beside the computation
+    /// ([`Operation::runs_beside`]); else as [`Kernels::run`].
+    ///
+    /// # Safety
+    /// In [`Queue::Compute`] there is nothing to promise. In [`Queue::Update`], until an event recorded after this in it is
+    /// over, everything in `operation` stays alive, nothing else writes it, and nothing else reads what it writes.
+    ///
+    /// # Errors
+    /// As [`Kernels::run`], and if the operation does not run in that queue.
+    pub unsafe fn start<'a>(
+        &self,
+        queue: Queue,
+        operation: impl Into<Operation<'a>>,
+    ) -> Result<(), KernelError> {
+        let operation = operation.into();
+        let runs_here = match queue {
+            Queue::Compute => true,
+            Queue::Update => operation.runs_beside(),
+            _ => false,
+        };
+        KernelError::unless(runs_here, operation.name(), || {
+            format!("it does not run in the queue `{}`", queue.name())
+        })?;
+        operation.check(self.backend.target(), self.backend.widens())?;
+        // SAFETY: it was checked for this backend; the caller's promise.
+        unsafe { self.backend.ask(queue, Request::Operation(operation)) }
+    }
+
     /// Whether operations may still have to be done when the call that asks for them returns.
-    fn runs_ahead(&self) -> bool {
-        self.backend().runs_ahead()
+    pub fn runs_ahead(&self) -> bool {
+        self.backend.runs_ahead()
     }
 
     /// Asks for a copy of pinned host memory to the device, in [`Queue::Upload`]. Both sides are contiguous and of
@@ -51,26 +119,26 @@ pub trait Queues: Backed {
     ///
     /// # Errors
     /// [`KernelError`] if the sides do not fit, or the device fails.
-    unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
+    pub unsafe fn start_upload(&self, out: Out, x: In) -> Result<(), KernelError> {
         start_copy("start_upload", &out, &x)?;
-        count(self.backend(), Queue::Upload, bytes_of(&x));
+        self.count(Queue::Upload, bytes_of(&x));
         // SAFETY: the caller's promise, and the sides fit.
-        unsafe { self.backend().copy_beside(Queue::Upload, out, x) }
+        unsafe { self.backend.ask(Queue::Upload, Request::Copy(out, x)) }
     }
 
     /// Asks for a copy of device memory to pinned host memory, in [`Queue::Download`]; else as
-    /// [`Queues::start_upload`].
+    /// [`Kernels::start_upload`].
     ///
     /// # Safety
-    /// As for [`Queues::start_upload`].
+    /// As for [`Kernels::start_upload`].
     ///
     /// # Errors
-    /// As for [`Queues::start_upload`].
-    unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
+    /// As for [`Kernels::start_upload`].
+    pub unsafe fn start_download(&self, out: Out, x: In) -> Result<(), KernelError> {
         start_copy("start_download", &out, &x)?;
-        count(self.backend(), Queue::Download, bytes_of(&x));
+        self.count(Queue::Download, bytes_of(&x));
         // SAFETY: the caller's promise, and the sides fit.
-        unsafe { self.backend().copy_beside(Queue::Download, out, x) }
+        unsafe { self.backend.ask(Queue::Download, Request::Copy(out, x)) }
     }
 
     /// Asks for bytes of a file, from `offset` on, in [`Queue::DiskRead`]. `out` is contiguous pinned host memory.
@@ -80,7 +148,7 @@ pub trait Queues: Backed {
     ///
     /// # Errors
     /// [`KernelError`] if `out` is strided, or the device or a file fails.
-    unsafe fn start_disk_read(
+    pub unsafe fn start_disk_read(
         &self,
         out: Out,
         file: &Arc<dyn BlockFile>,
@@ -88,15 +156,7 @@ pub trait Queues: Backed {
     ) -> Result<(), KernelError> {
         let contiguous = out.is_contiguous();
         // SAFETY: the caller's promise.
-        unsafe {
-            start_disk(
-                self.backend(),
-                contiguous,
-                HostSide::Read(out),
-                file,
-                offset,
-            )
-        }
+        unsafe { self.start_disk(file, offset, (HostSide::Read(out), contiguous)) }
     }
 
     /// Asks for bytes of a file to be replaced, from `offset` on, in [`Queue::DiskWrite`]. `x` is contiguous pinned host
@@ -106,8 +166,8 @@ pub trait Queues: Backed {
     /// Until an event recorded after this in the queue is over, `x` stays alive, and nothing writes it.
     ///
     /// # Errors
-    /// As for [`Queues::start_disk_read`].
-    unsafe fn start_disk_write(
+    /// As for [`Kernels::start_disk_read`].
+    pub unsafe fn start_disk_write(
         &self,
         file: &Arc<dyn BlockFile>,
         offset: u64,
@@ -115,7 +175,7 @@ pub trait Queues: Backed {
     ) -> Result<(), KernelError> {
         let contiguous = x.is_contiguous();
         // SAFETY: the caller's promise.
-        unsafe { start_disk(self.backend(), contiguous, HostSide::Write(x), file, offset) }
+        unsafe { self.start_disk(file, offset, (HostSide::Write(x), contiguous)) }
     }
 
     /// Asks for an exchange with other ranks, in [`Queue::Collective`]. All ranks ask for the same exchanges in the same
@@ -128,35 +188,38 @@ pub trait Queues: Backed {
     /// # Errors
     /// [`KernelError`] if a piece is strided, what a rank sends itself is not what it receives, the device was made without
     /// a group, or the device or an exchange fails.
-    unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        let rank = self.backend().rank();
+    pub unsafe fn start_exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
+        let rank = self.backend.rank();
         exchange.check(rank)?;
         let bytes = exchange.bytes(rank).sent as usize;
         // SAFETY: the caller's promise, and the pieces were checked.
-        unsafe { self.backend().exchange(exchange) }?;
-        count(self.backend(), Queue::Collective, bytes);
+        unsafe {
+            self.backend
+                .ask(Queue::Collective, Request::Exchange(exchange))
+        }?;
+        self.count(Queue::Collective, bytes);
         Ok(())
     }
 
-    /// As [`Queues::start_exchange`], where it is known beforehand how many bytes cross. `list` names the pieces, and is called
+    /// As [`Kernels::start_exchange`], where it is known beforehand how many bytes cross. `list` names the pieces, and is called
     /// only where they move: a plan counts bytes, and takes no longer for more ranks.
     ///
     /// # Safety
-    /// As for [`Queues::start_exchange`].
+    /// As for [`Kernels::start_exchange`].
     ///
     /// # Errors
-    /// As for [`Queues::start_exchange`], and if the pieces have other bytes.
-    unsafe fn start_exchange_of<'a>(
+    /// As for [`Kernels::start_exchange`], and if the pieces have other bytes.
+    pub unsafe fn start_exchange_of<'a>(
         &self,
         bytes: ExchangeBytes,
         list: Box<dyn FnOnce() -> Exchange<'a> + 'a>,
     ) -> Result<(), KernelError> {
-        if self.backend().counts_exchange(bytes) {
-            count(self.backend(), Queue::Collective, bytes.sent as usize);
+        if self.backend.counts_exchange(bytes) {
+            self.count(Queue::Collective, bytes.sent as usize);
             return Ok(());
         }
         let exchange = list();
-        exchange.check_bytes(self.backend().rank(), bytes)?;
+        exchange.check_bytes(self.backend.rank(), bytes)?;
         // SAFETY: the caller's promise.
         unsafe { self.start_exchange(exchange) }
     }
@@ -165,22 +228,22 @@ pub trait Queues: Backed {
     ///
     /// # Errors
     /// [`KernelError`] if the tensor is strided or larger than [`READING_BYTES_MAX`], or the device fails.
-    fn start_read(&self, x: In) -> Result<Reading, KernelError> {
+    pub fn start_read(&self, x: In) -> Result<Reading, KernelError> {
         let bytes = bytes_of(&x);
         let fits = x.is_contiguous() && bytes <= READING_BYTES_MAX;
         KernelError::unless(fits, "start_read", || {
             format!("a reading is contiguous and at most {READING_BYTES_MAX} bytes, not {bytes}")
         })?;
-        count(self.backend(), Queue::Download, bytes);
+        self.count(Queue::Download, bytes);
         // SAFETY: the tensor is contiguous and small.
-        unsafe { self.backend().start_reading(x) }
+        unsafe { self.backend.start_reading(x) }
     }
 
-    /// Waits for what [`Queues::start_read`] asked for. At most [`crate::READINGS_MAX`] may be under way.
+    /// Waits for what [`Kernels::start_read`] asked for. At most [`crate::READINGS_MAX`] may be under way.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
-    fn finish_read(&self, reading: Reading) -> Result<Vec<u8>, KernelError> {
+    pub fn finish_read(&self, reading: Reading) -> Result<Vec<u8>, KernelError> {
         self.finish(reading.event())?;
         Ok(reading.bytes())
     }
@@ -189,8 +252,8 @@ pub trait Queues: Backed {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    fn record(&self, queue: Queue) -> Result<Event, KernelError> {
-        self.backend().record(queue)
+    pub fn record(&self, queue: Queue) -> Result<Event, KernelError> {
+        self.backend.record(queue)
     }
 
     /// Everything that is asked for in `queue` from now on waits for an event; the caller does not. `reason` says
@@ -198,19 +261,24 @@ pub trait Queues: Backed {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    fn wait(&self, queue: Queue, event: Event, reason: &'static str) -> Result<(), KernelError> {
-        self.backend().wait(queue, event, reason)
+    pub fn wait(
+        &self,
+        queue: Queue,
+        event: Event,
+        reason: &'static str,
+    ) -> Result<(), KernelError> {
+        self.backend.wait(queue, event, reason)
     }
 
     /// Waits until an event is over.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
-    fn finish(&self, event: Event) -> Result<(), KernelError> {
-        self.backend().finish(event)
+    pub fn finish(&self, event: Event) -> Result<(), KernelError> {
+        self.backend.finish(event)
     }
 
-    /// What is asked for from here on, until [`Queues::end_section`], will be asked for again, under the same name: the same
+    /// What is asked for from here on, until [`Kernels::end_section`], will be asked for again, under the same name: the same
     /// operations and copies, in the same order, on the same addresses. A device may keep it back until the end, and ask
     /// for all of it at once where it was asked for before. Whether it is the same is compared, so what differs is slower
     /// and never wrong. What cannot be kept back (uploads from memory that may change, readings, disks, exchanges, waits of
@@ -218,141 +286,54 @@ pub trait Queues: Backed {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    fn begin_section(&self, section: Section) -> Result<(), KernelError> {
-        self.backend().begin_section(section)
+    pub fn begin_section(&self, section: Section) -> Result<(), KernelError> {
+        self.backend.begin_section(section)
     }
 
     /// The end of the section that was begun last; not whole if it was broken off, and is not to be kept.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails, or failed in earlier work.
-    fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
-        self.backend().end_section(is_whole)
+    pub fn end_section(&self, is_whole: bool) -> Result<(), KernelError> {
+        self.backend.end_section(is_whole)
     }
 
     /// Why the device has given up asking for sections at once, if it has. They are carried out as if they were none.
-    fn section_refusal(&self) -> Option<String> {
-        self.backend().section_refusal()
+    pub fn section_refusal(&self) -> Option<String> {
+        self.backend.section_refusal()
     }
 
-    /// What has crossed, uploads and downloads of [`crate::Kernels`] included.
-    fn traffic(&self) -> Traffic {
-        self.backend().traffic().get()
+    /// What has crossed, uploads and downloads included.
+    pub fn traffic(&self) -> Traffic {
+        self.backend.traffic().get()
     }
-}
-
-impl<B: Backend> Queues for B {}
-
-/// The operations of a training step, each a value of [`crate::operation`] that [`Run::run`] carries out.
-///
-/// # Errors
-/// Every operation returns [`KernelError`] if a shape or type does not fit ([`crate::Fault::Caller`]), before anything
-/// is written, or if the device fails ([`crate::Fault::Device`]).
-pub trait Kernels: Queues {
-    /// The device whose scratch sizes apply.
-    fn target(&self) -> Target {
-        self.backend().target()
-    }
-
-    /// Copies host bytes into a contiguous tensor of as many bytes.
-    fn upload(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
-        transfer("upload", &out.as_in(), bytes.len())?;
-        count(self.backend(), Queue::Upload, bytes.len());
-        // SAFETY: the tensor is contiguous and has as many bytes.
-        unsafe { self.backend().write(out, bytes) }
-    }
-
-    /// Copies a contiguous tensor into as many host bytes, when all work before it is done.
-    fn download(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
-        transfer("download", &x, bytes.len())?;
-        count(self.backend(), Queue::Download, bytes.len());
-        // SAFETY: as in `upload`.
-        unsafe { self.backend().read(bytes, x) }
-    }
-}
-
-impl<B: Backend> Kernels for B {}
-
-impl dyn Kernels + '_ {
-    /// As [`Run::run`].
-    pub fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
-        // SAFETY: in the queue of the computation nothing is promised.
-        unsafe { run_in(self.backend(), Queue::Compute, operation.into()) }
-    }
-
-    /// As [`Run::start`].
+    /// Refuses host memory that is strided, then counts the copy and asks for it.
     ///
     /// # Safety
-    /// As for [`Run::start`].
-    pub unsafe fn start<'a>(
+    /// As for [`Kernels::start_disk_read`] or [`Kernels::start_disk_write`].
+    unsafe fn start_disk(
         &self,
-        queue: Queue,
-        operation: impl Into<Operation<'a>>,
+        file: &Arc<dyn BlockFile>,
+        offset: u64,
+        (host, contiguous): (HostSide, bool),
     ) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { run_in(self.backend(), queue, operation.into()) }
-    }
-}
-
-/// What [`dyn Kernels`](Kernels) has without this trait, for kernels of a known type.
-pub trait Run {
-    /// Checks an operation and carries it out.
-    ///
-    /// # Errors
-    /// [`KernelError`] if a shape or type does not fit, before anything is written, or if the device fails.
-    fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError>;
-
-    /// Asks for an operation in a queue: in [`Queue::Update`] one that may run beside the computation
-    /// ([`Operation::runs_beside`]); else as [`Run::run`].
-    ///
-    /// # Safety
-    /// In [`Queue::Compute`] there is nothing to promise. In [`Queue::Update`], until an event recorded after this in it is
-    /// over, everything in `operation` stays alive, nothing else writes it, and nothing else reads what it writes.
-    ///
-    /// # Errors
-    /// As [`Run::run`], and if the operation does not run in that queue.
-    unsafe fn start<'a>(
-        &self,
-        queue: Queue,
-        operation: impl Into<Operation<'a>>,
-    ) -> Result<(), KernelError>;
-}
-
-impl<B: Backend> Run for B {
-    fn run<'a>(&self, operation: impl Into<Operation<'a>>) -> Result<(), KernelError> {
-        (self as &dyn Kernels).run(operation)
+        KernelError::unless(contiguous, "start_disk", || {
+            "the host side is strided, expected contiguous".into()
+        })?;
+        let copy = DiskCopy {
+            file: file.clone(),
+            offset,
+            host,
+        };
+        self.count(copy.queue(), copy.bytes());
+        // SAFETY: the caller's promise, and the memory is contiguous.
+        unsafe { self.backend.ask(copy.queue(), Request::Disk(copy)) }
     }
 
-    unsafe fn start<'a>(
-        &self,
-        queue: Queue,
-        operation: impl Into<Operation<'a>>,
-    ) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { (self as &dyn Kernels).start(queue, operation) }
+    fn count(&self, queue: Queue, bytes: usize) {
+        let counter = self.backend.traffic();
+        counter.set(counter.get().plus(Traffic::of(queue, bytes as u64)));
     }
-}
-
-/// Checks an operation and carries it out in a queue.
-///
-/// # Safety
-/// As for [`Run::start`].
-unsafe fn run_in(
-    backend: &dyn Backend,
-    queue: Queue,
-    operation: Operation,
-) -> Result<(), KernelError> {
-    let runs_here = match queue {
-        Queue::Compute => true,
-        Queue::Update => operation.runs_beside(),
-        _ => false,
-    };
-    KernelError::unless(runs_here, operation.name(), || {
-        format!("it does not run in the queue `{}`", queue.name())
-    })?;
-    operation.check(backend.target(), backend.widens())?;
-    // SAFETY: it was checked for this backend; the caller's promise.
-    unsafe { backend.execute(queue, operation) }
 }
 
 /// Refuses a tensor that is strided or has not as many bytes as the host side.
@@ -376,33 +357,4 @@ fn start_copy(operation: &'static str, out: &Out, x: &In) -> Result<(), KernelEr
     KernelError::unless(sides[0] == sides[1], operation, || {
         format!("`out` has {:?}, `x` {:?}", sides[0], sides[1])
     })
-}
-
-/// Refuses host memory that is strided, then counts the copy and asks for it.
-///
-/// # Safety
-/// As for [`Queues::start_disk_read`] or [`Queues::start_disk_write`].
-unsafe fn start_disk(
-    backend: &dyn Backend,
-    contiguous: bool,
-    host: HostSide,
-    file: &Arc<dyn BlockFile>,
-    offset: u64,
-) -> Result<(), KernelError> {
-    let copy = DiskCopy {
-        file: file.clone(),
-        offset,
-        host,
-    };
-    KernelError::unless(contiguous, "start_disk", || {
-        "the host side is strided, expected contiguous".into()
-    })?;
-    count(backend, copy.queue(), copy.bytes());
-    // SAFETY: the caller's promise, and the memory is contiguous.
-    unsafe { backend.disk(copy) }
-}
-
-fn count(backend: &dyn Backend, queue: Queue, bytes: usize) {
-    let counter = backend.traffic();
-    counter.set(counter.get().plus(Traffic::of(queue, bytes as u64)));
 }

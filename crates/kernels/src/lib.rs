@@ -3,7 +3,7 @@
 //! An operation is a value with named operands ([`operation`]), which is run by [`Kernels`]:
 //!
 //! ```
-//! use kernels::{AddBias, Fill, Run, cpu::Cpu};
+//! use kernels::{AddBias, Fill, cpu::Cpu};
 //! use memory::{Category, DType, Memory};
 //!
 //! let memory = Memory::host();
@@ -19,15 +19,15 @@
 //!
 //! It is checked and then handed to a [`Backend`]: to [`cpu::Cpu`] or [`cuda::Cuda`], which compute, or to
 //! [`meta::Meta`], which counts operations, no more; that is how a step is planned for a device that is not there. A
-//! backend has no way around the check, and no check of its own.
+//! backend is made inside [`Kernels`], so nothing reaches it unchecked, and it has no check of its own.
 //!
 //! An operation writes into what it is handed and never allocates device memory; scratch comes from one constant
 //! workspace, leased when the kernels are made, or is leased by the caller in the size that
 //! `scratch_elements` of that operation tells. Operations are deterministic: the order of every
 //! sum is fixed, for any number of threads. Nothing returns a number to the host but [`Kernels::download`] and
-//! [`Queues::finish_read`]. Copies between device and pinned host memory, between that and
+//! [`Kernels::finish_read`]. Copies between device and pinned host memory, between that and
 //! files ([`BlockFile`]), and to and from other ranks ([`Exchange`]), run beside the operations, in queues of their own
-//! ([`Queues`]).
+//! ([`Queue`]).
 //!
 //! This crate knows no model and no policy.
 
@@ -42,6 +42,7 @@ pub mod meta;
 mod numerics;
 pub mod operation;
 mod queue;
+mod request;
 mod workers;
 mod workspace;
 mod wrappers;
@@ -50,10 +51,11 @@ pub use backend::Backend;
 pub use block_file::{BlockFile, DiskCopy, HostSide, NoFile};
 pub use error::{Fault, KernelError};
 pub use exchange::{Exchange, ExchangeBytes};
-pub use kernels::{Kernels, Queues, Run};
+pub use kernels::Kernels;
 pub use meta::timeline;
 pub use numerics::{quantise, random, split};
 pub use operation::*;
 pub use queue::{Event, Queue, READING_BYTES_MAX, READINGS_MAX, Reading, Section, Traffic};
+pub use request::Request;
 pub use workspace::{Target, workspace_bytes};
 pub use wrappers::{scheduled, timed};

@@ -199,7 +199,7 @@ impl Workers {
     }
 
     /// # Safety
-    /// As for [`crate::Queues::start_upload`]; both sides are contiguous and have as many bytes.
+    /// As for [`crate::Kernels::start_upload`]; both sides are contiguous and have as many bytes.
     pub(crate) unsafe fn copy(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
         // SAFETY: the caller keeps both alive until the copy is done.
         let (out, x) = unsafe { (out.outliving(), x.outliving()) };
@@ -207,7 +207,7 @@ impl Workers {
     }
 
     /// # Safety
-    /// As for [`crate::Backend::disk`].
+    /// As for [`crate::Backend::ask`].
     pub(crate) unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
         // SAFETY: the caller keeps the memory alive until the copy is done.
         let copy = unsafe { copy.outliving() };
@@ -215,7 +215,7 @@ impl Workers {
     }
 
     /// # Safety
-    /// As for [`crate::Backend::exchange`].
+    /// As for [`crate::Backend::ask`].
     pub(crate) unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
         let group = self.progress.group.as_ref().ok_or_else(without_group)?;
         let (sends, receives) = exchange.pieces(&**group)?;

@@ -3,7 +3,7 @@
 use half::bf16;
 use kernels::cpu::Cpu;
 use kernels::quantise::{BLOCK, Map, SIGNED, UNSIGNED};
-use kernels::{AdamW, Kernels, MasterOperand, MomentOperand, NormAndClip, NormGrains, Run as _};
+use kernels::{AdamW, Kernels, MasterOperand, MomentOperand, NormAndClip, NormGrains};
 use memory::{Buffer, Category, DType, GRAIN_ELEMENTS, Memory};
 
 /// A file of golden vectors, or the part of it behind a key. Lists are found by their key: this needs no JSON library.
@@ -178,7 +178,7 @@ const DECAY: f64 = 0.01;
 /// A run of 8-bit AdamW in the order of bitsandbytes: decay comes after the update, as a factor of its own.
 struct Run {
     memory: Memory,
-    kernels: Cpu,
+    kernels: Kernels<Cpu>,
     dtype: DType,
     /// f32 weights, or the master of bf16 weights: this project has no bf16 weights that are rounded to nearest.
     parameters: Vec<f32>,

@@ -6,8 +6,7 @@ use emulation::load_stand_in;
 use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
 use kernels::random::random_u32;
 use kernels::{
-    AddBias, BlockFile, Fault, Fill, Init, KernelError, Kernels, Matmul, Queue, Queues, Run,
-    Section,
+    AddBias, BlockFile, Fault, Fill, Init, KernelError, Kernels, Matmul, Queue, Section,
 };
 use memory::{Blocks, Buffer, Category, DType, DeviceMarks, Memory};
 use std::io::{self, ErrorKind};
@@ -23,7 +22,7 @@ const MIB: usize = 1 << 20;
 static DRIVER: Once = Once::new();
 
 /// The first GPU, with 32 MiB of its memory leased as a workspace.
-fn open() -> (Rc<CudaDevice>, Memory, Cuda<CudaDriver>) {
+fn open() -> (Rc<CudaDevice>, Memory, Kernels<Cuda<CudaDriver>>) {
     DRIVER.call_once(|| {
         // A process finds one driver, so it cannot be asked whether it has a device.
         let devices = ["/dev/nvidiactl", "/dev/dxg"].map(std::path::Path::new);
@@ -256,7 +255,7 @@ const ROUNDS: usize = 50;
 /// Sends the numbers of a file to the device and back, each time one more. The processor never waits before the end, so
 /// it is far ahead of the disk.
 fn disk_round_trips(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     memory: &Memory,
     file: &Arc<dyn BlockFile>,
 ) -> Result<(), KernelError> {
@@ -337,7 +336,7 @@ const WIDTH: usize = 1000;
 struct Round {
     device: Rc<CudaDevice>,
     memory: Memory,
-    kernels: Cuda<CudaDriver>,
+    kernels: Kernels<Cuda<CudaDriver>>,
     x: Buffer,
     /// Another of its size, for the same round elsewhere.
     other: Buffer,

@@ -3,7 +3,7 @@
 use kernels::cuda::{Cuda, Driver, Gemm, Launch, Workspace};
 use kernels::{
     AdamW, DiskCopy, Event, Exchange, Fill, Init, KernelError, MasterOperand, MomentOperand, Queue,
-    Reading, Run, SumInOrder,
+    Reading, SumInOrder,
 };
 use memory::{Buffer, Category, DType, Memory};
 use std::cell::RefCell;

@@ -2,7 +2,7 @@
 
 use kernels::cpu::Cpu;
 use kernels::scheduled::Scheduled;
-use kernels::{AddBias, BlockFile, Fault, Fill, KernelError, Kernels, Queue, Queues, Run, Traffic};
+use kernels::{AddBias, BlockFile, Fault, Fill, KernelError, Kernels, Queue, Traffic};
 use memory::{Category, DType, Memory};
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -14,7 +14,7 @@ const ROUNDS: usize = 40;
 
 /// Sends numbers through a slot of device memory and back, each time one more, as offload does. Returns what came
 /// back last: [`ROUNDS`], if nothing overtook anything.
-fn round_trips(kernels: &dyn Kernels, memory: &Memory) -> Vec<f32> {
+fn round_trips(kernels: &Kernels, memory: &Memory) -> Vec<f32> {
     let lease = || memory.lease_persistent(Category::Temporary, "slot", [SIZE], DType::F32);
     let pinned = || memory.lease_pinned(Category::OptimizerState, "state", [SIZE], DType::F32);
     let (mut slot, mut one, mut host) = (lease().unwrap(), lease().unwrap(), pinned().unwrap());
@@ -171,7 +171,7 @@ const DISK_REASONS: [&str; 5] = [
 /// Sends the numbers of a file through staging buffers and the device and back, each time one more. Both buffers are free
 /// again when a round's numbers are written, for which the next one waits.
 fn disk_round_trips(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     memory: &Memory,
     file: &Arc<TestFile>,
 ) -> Result<(), KernelError> {
@@ -262,7 +262,7 @@ fn a_file_that_fails_is_told_by_every_later_call() {
     for fails_at in [0, 1, 2, 2 * ROUNDS - 1] {
         let memory = Memory::host();
         let cpu = || Cpu::new(&memory, DType::F32).unwrap();
-        let devices: [Box<dyn Kernels>; 3] = [
+        let devices: [Box<Kernels>; 3] = [
             Box::new(cpu()),
             Box::new(Scheduled::new(cpu(), 1, None)),
             Box::new(Scheduled::new(cpu(), 2, None)),

@@ -28,7 +28,7 @@ impl Batch {
     /// [`ModelError`] if memory is refused or the slices have other lengths.
     pub fn upload(
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         shape: BatchShape,
         input_ids: &[i32],
         targets: &[i32],
@@ -50,7 +50,7 @@ impl Batch {
     /// As [`Batch::upload`].
     pub fn without_targets(
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         shape: BatchShape,
         input_ids: &[i32],
         positions: &[i32],
@@ -74,7 +74,7 @@ impl Batch {
     pub fn with_documents(
         self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         starts: &[i32],
     ) -> Result<Batch, ModelError> {
         let BatchShape { rows, seq } = self.shape;
@@ -96,7 +96,7 @@ impl Batch {
     pub fn with_dropout(
         self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         sites: &[(usize, DropoutSite)],
         randomness: Randomness,
     ) -> Result<Batch, ModelError> {
@@ -117,7 +117,7 @@ impl Batch {
 
 pub(crate) fn send(
     memory: &Memory,
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     name: &'static str,
     shape: impl Into<Dims>,
     data: &[i32],

@@ -78,7 +78,7 @@ impl HostPlaces {
     /// `x` stays alive and as it is until the event is over, or the computation was told to wait for it.
     pub(crate) unsafe fn send(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         at: LayerActivation,
         x: &Buffer,
     ) -> Result<Event, KernelError> {
@@ -96,7 +96,7 @@ impl HostPlaces {
     /// `out` stays alive and untouched until the event is over, or the computation was told to wait for it.
     pub(crate) unsafe fn fetch(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         at: LayerActivation,
         out: &mut Buffer,
     ) -> Result<Event, KernelError> {

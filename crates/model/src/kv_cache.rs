@@ -94,7 +94,7 @@ impl KvCache {
     pub fn sequences(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         sequences: Range<usize>,
         lengths: &[usize],
     ) -> Result<CachedSequences<'_>, ModelError> {

@@ -289,7 +289,7 @@ impl Linear {
 
 /// `dW = init + dy^T x`.
 fn weight_gradient(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     (out, init): (Out, Init),
     dy: In,
     x: In,

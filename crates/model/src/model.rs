@@ -38,7 +38,7 @@ impl Model {
         architecture: Architecture,
         layout: Rc<Layout>,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         computation: Computation,
     ) -> Result<Model, ModelError> {
         let rotary = architecture.rotary();
@@ -141,7 +141,7 @@ impl Model {
 }
 
 /// The numbers of the tokens of a sequence, in memory that lives across steps.
-fn places(memory: &Memory, kernels: &dyn Kernels, seq: usize) -> Result<Buffer, ModelError> {
+fn places(memory: &Memory, kernels: &Kernels, seq: usize) -> Result<Buffer, ModelError> {
     let mut places = memory.lease_persistent(Category::Parameter, "places", [seq], DType::I32)?;
     if !places.is_shape() {
         let numbers: Vec<i32> = (0..seq as i32).collect();

@@ -29,7 +29,7 @@ impl SavedActivations {
     /// Starts an activation on its way to the host, when no later stage of the forward pass reads it.
     pub(crate) fn send(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         at: LayerActivation,
     ) -> Result<(), ModelError> {
         let computed = kernels.record(Queue::Compute)?;
@@ -49,7 +49,7 @@ impl SavedActivations {
     /// copies have had as long.
     pub(crate) fn give_back_left(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         layer: usize,
     ) -> Result<(), ModelError> {
         let slots = self.block(layer);
@@ -73,7 +73,7 @@ impl SavedActivations {
     pub(crate) fn fetch(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         at: LayerActivation,
         batch: BatchShape,
     ) -> Result<(), ModelError> {
@@ -97,7 +97,7 @@ impl SavedActivations {
     pub(crate) fn bring_back(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         at: LayerActivation,
         batch: BatchShape,
     ) -> Result<(), ModelError> {
@@ -117,7 +117,7 @@ impl SavedActivations {
 
     /// Drops everything: a pass ended early. Copies may be under way, so the host waits for their queues; a failure of
     /// that is the device's.
-    pub(crate) fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let finish = |queue| kernels.finish(kernels.record(queue)?);
         let finished = match self.host.is_empty() {
             false => [Queue::Upload, Queue::Download].map(finish),

@@ -18,7 +18,7 @@ pub struct Work<'a> {
     /// What leases come from.
     pub memory: &'a Memory,
     /// What computes.
-    pub kernels: &'a dyn Kernels,
+    pub kernels: &'a Kernels,
     /// Weights.
     pub weights: &'a mut Weights,
     /// In which order the pass uses units of them.
@@ -79,7 +79,7 @@ impl<'a> Pass<'a> {
     }
 
     /// What computes.
-    pub fn kernels(&self) -> &'a dyn Kernels {
+    pub fn kernels(&self) -> &'a Kernels {
         self.work.kernels
     }
 

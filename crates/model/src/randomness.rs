@@ -64,7 +64,7 @@ impl DropoutKeys {
     /// [`ModelError`] if memory is refused, or the device fails.
     pub(crate) fn upload(
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         sites: &[(usize, DropoutSite)],
         randomness: Randomness,
     ) -> Result<Option<DropoutKeys>, ModelError> {

@@ -20,7 +20,7 @@ pub(crate) struct TestModel {
     pub(crate) weights: Weights,
     pub(crate) gradients: Gradients,
     pub(crate) saved: SavedActivations,
-    kernels: Box<dyn Kernels>,
+    kernels: Box<Kernels>,
     batch: Batch,
     loss: Buffer,
     scale: Buffer,
@@ -34,7 +34,7 @@ impl TestModel {
         let policy = Policy::with_layers(config.labels(), recompute, &Default::default(), 2);
         let architecture = Architecture::of(&config, Attention::Eager);
         let (memory, dtype) = (Memory::host(), DType::F32);
-        let kernels: Box<dyn Kernels> = Box::new(Cpu::new(&memory, dtype).unwrap());
+        let kernels: Box<Kernels> = Box::new(Cpu::new(&memory, dtype).unwrap());
         let layout = Rc::new(architecture.parameters().layout(|_, _| false));
         let parameters = architecture.parameters().clone();
         let mut weights = Weights::lease(&memory, &layout, dtype, &Homes::default(), None).unwrap();

@@ -5,7 +5,6 @@ mod common;
 use candle_core::Tensor;
 use common::harness::noise;
 use common::oracle::{Oracle, Vars, gradients, var};
-use kernels::Kernels;
 use kernels::cpu::Cpu;
 use memory::{Category, DType, Home, Homes, Memory};
 use model::{

@@ -103,7 +103,7 @@ impl DiskStore {
 
     pub(crate) fn fetch(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         turn: usize,
         place: &Range<usize>,
     ) -> Result<(), KernelError> {
@@ -117,7 +117,7 @@ impl DiskStore {
         Ok(())
     }
 
-    pub(crate) fn fetched(&self, kernels: &dyn Kernels, turn: usize) -> Result<(), KernelError> {
+    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result<(), KernelError> {
         let read = self.in_turn[turn % self.in_turn.len()].read;
         kernels.wait(Queue::Upload, read, READ)
     }
@@ -129,7 +129,7 @@ impl DiskStore {
 
     pub(crate) fn put_back(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         turn: usize,
         place: &Range<usize>,
     ) -> Result<(), KernelError> {

@@ -6,7 +6,7 @@ use memory::{DType, Out, Space};
 
 /// Writes bytes into a state.
 pub(crate) fn store(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     space: Space,
     out: Out,
     bytes: &[u8],
@@ -22,7 +22,7 @@ pub(crate) fn store(
 
 /// Writes f32 values into an f32 tensor, or rounded to nearest into one of bf16.
 pub(crate) fn store_f32(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     space: Space,
     out: Out,
     values: &[f32],

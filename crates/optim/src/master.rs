@@ -26,7 +26,7 @@ pub fn weight_bytes(dtype: DType, values: &[f32]) -> Cow<'_, [u8]> {
 
 /// Sets what stands beside the parameters of exact weights: the first ones, as many as there are values.
 pub(crate) fn set_master(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     space: Space,
     master: MasterOperand,
     values: &[f32],

@@ -62,7 +62,7 @@ impl<'a> SavedMoment<'a> {
     /// them: bit by bit if they were saved in their format, else through f32.
     pub(crate) fn store(
         &self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         space: Space,
         out: MomentOperand,
         elements: &Range<usize>,

@@ -37,7 +37,7 @@ impl NamedState<'_> {
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails, or `bytes` have another size.
-    pub fn read(&self, kernels: &dyn Kernels, bytes: &mut [u8]) -> Result<(), KernelError> {
+    pub fn read(&self, kernels: &Kernels, bytes: &mut [u8]) -> Result<(), KernelError> {
         match &self.from {
             ReadFrom::Device(view) => kernels.download(bytes, *view),
             ReadFrom::Chunks(store, ranges) => store.read(kernels, ranges, bytes),

@@ -143,7 +143,7 @@ impl Numbers {
     /// Sends what changes from step to step.
     pub(crate) fn upload(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         form: &Form,
         numbers: StepNumbers,
     ) -> Result<(), KernelError> {

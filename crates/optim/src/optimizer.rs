@@ -145,7 +145,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// [`KernelError`] if the device or a disk fails.
-    pub fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn prefetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) => streamed.prefetch(kernels),
             None => Ok(()),
@@ -161,7 +161,7 @@ impl Optimizer {
     /// [`UnitError`] if the scratch of an update is refused, or the device or a disk fails.
     pub fn begin(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         loss: In,
@@ -194,7 +194,7 @@ impl Optimizer {
     /// Norm and clipping factor of all gradients, and what is updated with the computation.
     fn update_at_once(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         (loss, max_norm): (In, Option<f32>),
@@ -224,7 +224,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn update_part(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &Gradients,
         part: Layer,
@@ -247,7 +247,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn finish(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &Gradients,
     ) -> Result<(), KernelError> {
@@ -264,7 +264,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn begin_released(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         numbers: StepNumbers,
     ) -> Result<(), KernelError> {
         assert!(!self.is_pending, "the update before is pending");
@@ -283,7 +283,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn update_released(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         part: Layer,
@@ -317,7 +317,7 @@ impl Optimizer {
     /// As [`Optimizer::begin`].
     pub fn end_released(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         gradients: &mut Gradients,
         loss: In,

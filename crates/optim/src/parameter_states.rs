@@ -21,7 +21,7 @@ impl Optimizer {
     /// [`KernelError`] if the device or a disk fails.
     pub fn set_weights(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         offset: usize,
         values: &[f32],
@@ -114,7 +114,7 @@ impl Optimizer {
     /// [`RestoreError`] if a moment is missing, something has another size, or a file cannot be read.
     pub fn restore<'s>(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         weights: &mut Weights,
         index: usize,
         find: &dyn Fn(&str) -> Option<SavedState<'s>>,
@@ -155,7 +155,7 @@ impl Optimizer {
     /// the first begins at a block.
     fn each_chunk<E: From<KernelError>>(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: &Range<usize>,
         mut set: impl FnMut(Range<usize>, Space, StateViews) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -187,7 +187,7 @@ impl Optimizer {
 
 /// Sets the parameters of some of a tensor's elements from the exact weights that were saved; returns these.
 fn set_exact(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     weights: &mut Weights,
     entry: &Entry,
     own: &Range<usize>,
@@ -207,7 +207,7 @@ fn without_padding(entry: &Entry, range: Range<usize>) -> Range<usize> {
 
 /// Parameters, widened to f32.
 fn parameters(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     weights: &Weights,
     range: &Range<usize>,
 ) -> Result<Vec<f32>, KernelError> {

@@ -231,7 +231,7 @@ pub(crate) struct Update<'a> {
 
 /// Whom the operations of an update are asked of.
 pub(crate) struct Asking<'a> {
-    kernels: &'a dyn Kernels,
+    kernels: &'a Kernels,
     queue: Queue,
 }
 
@@ -239,13 +239,13 @@ impl<'a> Asking<'a> {
     /// Asks in a queue.
     ///
     /// # Safety
-    /// What is asked for keeps the promise of [`kernels::Run::start`].
-    pub(crate) unsafe fn new(kernels: &'a dyn Kernels, queue: Queue) -> Asking<'a> {
+    /// What is asked for keeps the promise of [`kernels::Kernels::start`].
+    pub(crate) unsafe fn new(kernels: &'a Kernels, queue: Queue) -> Asking<'a> {
         Asking { kernels, queue }
     }
 
     /// Asks in the queue of the computation.
-    pub(crate) fn in_computation(kernels: &'a dyn Kernels) -> Asking<'a> {
+    pub(crate) fn in_computation(kernels: &'a Kernels) -> Asking<'a> {
         // SAFETY: there is nothing to promise there.
         unsafe { Asking::new(kernels, Queue::Compute) }
     }

@@ -70,7 +70,7 @@ impl Store {
     /// update; they come in turn.
     pub(crate) fn fetch(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         turn: usize,
         away: &Away,
     ) -> Result<(), KernelError> {
@@ -81,7 +81,7 @@ impl Store {
     }
 
     /// Lets the upload queue wait until a chunk has come into host memory.
-    pub(crate) fn fetched(&self, kernels: &dyn Kernels, turn: usize) -> Result<(), KernelError> {
+    pub(crate) fn fetched(&self, kernels: &Kernels, turn: usize) -> Result<(), KernelError> {
         match self {
             Store::Pinned(_) => Ok(()),
             Store::Disk(disk) => disk.fetched(kernels, turn),
@@ -99,7 +99,7 @@ impl Store {
     /// Ends a chunk's turn: it goes where it belongs when the downloads that have been asked for are over.
     pub(crate) fn put_back(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         turn: usize,
         away: &Away,
     ) -> Result<(), KernelError> {
@@ -120,7 +120,7 @@ impl Store {
     /// Copies ranges of the store, one behind the other, between updates.
     pub(crate) fn read(
         &self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         ranges: &[Range<usize>],
         mut bytes: &mut [u8],
     ) -> Result<(), KernelError> {
@@ -147,7 +147,7 @@ impl Store {
     /// A chunk's bytes, for the host to write between updates.
     pub(crate) fn change(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         away: &Away,
     ) -> Result<Out<'_>, KernelError> {
         self.finish(kernels)?;
@@ -158,7 +158,7 @@ impl Store {
     }
 
     /// Waits until all that was put back is where it belongs.
-    fn finish(&self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    fn finish(&self, kernels: &Kernels) -> Result<(), KernelError> {
         let queue = match self {
             Store::Pinned(_) => Queue::Download,
             Store::Disk(_) => Queue::DiskWrite,

@@ -146,7 +146,7 @@ impl Streamed {
     /// fetched again.
     pub(crate) fn at_rest(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
     ) -> Result<(&Chunks, Option<&mut Store>), KernelError> {
         for queue in [Queue::DiskRead, Queue::Upload] {
             kernels.finish(kernels.record(queue)?)?;
@@ -168,7 +168,7 @@ impl Streamed {
     }
 
     /// Asks for the first chunks of the next update.
-    pub(crate) fn prefetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn prefetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         if let Some(store) = &mut self.store {
             store.end_host_access()?;
         }
@@ -180,7 +180,7 @@ impl Streamed {
     /// Begins an update with gradients and numbers that the computation has been asked for.
     pub(crate) fn begin(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         gradients: &Gradients,
     ) -> Result<(), KernelError> {
         let asked = kernels.record(Queue::Compute)?;
@@ -194,7 +194,7 @@ impl Streamed {
     }
 
     /// Begins the update of a part whose gradients the computation has been asked for.
-    pub(crate) fn begin_part(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn begin_part(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let asked = kernels.record(Queue::Compute)?;
         kernels.wait(Queue::Update, asked, FINAL)
     }
@@ -203,7 +203,7 @@ impl Streamed {
     /// [`Layer::Whole`].
     pub(crate) fn update_part(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         (mut sources, tensor_states): (Sources, &mut TensorStates),
         part: Layer,
     ) -> Result<(), KernelError> {
@@ -216,11 +216,7 @@ impl Streamed {
     }
 
     /// Lets the computation wait for the updates of the chunks up to the end of a part, which have been asked for.
-    pub(crate) fn wait_for(
-        &mut self,
-        kernels: &dyn Kernels,
-        part: Layer,
-    ) -> Result<(), KernelError> {
+    pub(crate) fn wait_for(&mut self, kernels: &Kernels, part: Layer) -> Result<(), KernelError> {
         let end = self.end_of(part);
         assert!(end <= self.updated, "the part's update has been asked for");
         if self.awaited < end {
@@ -268,7 +264,7 @@ impl Streamed {
     /// Asks for chunks to come as far as there is room. Gradients can come only when they are final.
     fn advance(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         gradients: Option<&Gradients>,
     ) -> Result<(), KernelError> {
         let ahead = self.store.as_ref().map_or(0, Store::ahead);
@@ -285,7 +281,7 @@ impl Streamed {
     }
 
     /// Asks for the next chunk's states in host memory.
-    fn fetch(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    fn fetch(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let turn = self.chunks.turn(self.fetched);
         let away = &self.chunks.at(self.fetched).away;
         if let (Some(away), Some(store)) = (away, &mut self.store) {
@@ -298,7 +294,7 @@ impl Streamed {
     /// Asks for what the next chunk needs to come onto the device.
     fn bring(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         gradients: Option<&Gradients>,
     ) -> Result<(), KernelError> {
         let turn = self.chunks.turn(self.brought);
@@ -330,7 +326,7 @@ impl Streamed {
     /// Asks for the next chunk's update, and for what it wrote to go back.
     fn update_chunk(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         sources: &mut Sources,
         tensor_states: &mut TensorStates,
     ) -> Result<(), KernelError> {
@@ -368,11 +364,7 @@ impl Streamed {
     }
 
     /// Asks for what the update of a chunk wrote to go back.
-    fn send_back(
-        &mut self,
-        kernels: &dyn Kernels,
-        weights: &mut Weights,
-    ) -> Result<(), KernelError> {
+    fn send_back(&mut self, kernels: &Kernels, weights: &mut Weights) -> Result<(), KernelError> {
         let turn = self.chunks.turn(self.updated);
         let chunk = self.chunks.at(self.updated);
         for range in &chunk.ranges {

@@ -83,7 +83,7 @@ impl TensorStates {
     /// Sets the states of a tensor from those that `find` has by name.
     pub(crate) fn restore<'s>(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         (index, entry): (usize, &Entry),
         find: &dyn Fn(&str) -> Option<SavedState<'s>>,
     ) -> Result<(), RestoreError> {

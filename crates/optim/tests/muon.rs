@@ -57,7 +57,7 @@ fn updates(shape: [usize; 2], muon: Muon) -> [Vec<f64>; 2] {
     let mut builder = LayoutBuilder::default();
     builder.add(Layer::Block(0), "matrix", &shape);
     let layout = Rc::new(builder.build());
-    let kernels: Box<dyn kernels::Kernels> = Box::new(Cpu::new(&memory, DType::BF16).unwrap());
+    let kernels: Box<kernels::Kernels> = Box::new(Cpu::new(&memory, DType::BF16).unwrap());
     let recipe = Recipe {
         hyperparameters: Hyperparameters {
             muon,

@@ -29,7 +29,7 @@ fn by(kind: OptimizerKind) -> Hyperparameters {
 
 /// A rank with all weights, and the states of what is its own.
 struct Rank {
-    kernels: Cpu,
+    kernels: Kernels<Cpu>,
     layout: Rc<Layout>,
     own: Cover,
     weights: Weights,
@@ -113,7 +113,7 @@ impl Rank {
         let size = self.weights.dtype().size_in_bytes();
         let read = |range: std::ops::Range<usize>| {
             let mut bytes = vec![0; range.len() * size];
-            let kernels: &dyn Kernels = &self.kernels;
+            let kernels: &Kernels = &self.kernels;
             self.weights.read(kernels, range, &mut bytes).unwrap();
             bytes
         };

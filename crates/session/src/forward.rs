@@ -9,7 +9,7 @@ use units::Weights;
 /// What a forward pass takes of a session.
 pub(crate) struct Forward<'a> {
     pub(crate) memory: &'a Memory,
-    pub(crate) kernels: &'a dyn Kernels,
+    pub(crate) kernels: &'a Kernels,
     pub(crate) model: &'a Model,
     pub(crate) weights: &'a mut Weights,
     /// The order in which a pass uses units of weights.

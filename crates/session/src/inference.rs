@@ -21,7 +21,7 @@ use units::Weights;
 pub struct Inference {
     memory: Memory,
     /// Dropped before everything that its work may use. Stays above it.
-    kernels: Box<dyn Kernels>,
+    kernels: Box<Kernels>,
     model: Model,
     weights: Weights,
     /// All weights are on the device, so no unit has to come.
@@ -62,7 +62,7 @@ impl Inference {
     pub fn on_kernels(
         settings: &Settings,
         memory: &Memory,
-        kernels: Box<dyn Kernels>,
+        kernels: Box<Kernels>,
     ) -> Result<Inference, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         let architecture = settings.architecture();

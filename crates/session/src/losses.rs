@@ -62,7 +62,7 @@ impl Losses {
     /// A step of so many targets begins.
     pub(crate) fn begin_step(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         targets: usize,
     ) -> Result<(), KernelError> {
         let scale = [1.0 / targets as f32];
@@ -87,7 +87,7 @@ impl Losses {
     /// A rank's micro-batch has its loss: the others get it.
     pub(crate) fn made(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         micro_batch: usize,
     ) -> Result<(), KernelError> {
         match &mut self.of_ranks {
@@ -97,7 +97,7 @@ impl Losses {
     }
 
     /// All micro-batches are made: their losses are added up.
-    pub(crate) fn add_up(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn add_up(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let Some(of_ranks) = &self.of_ranks else {
             return Ok(());
         };
@@ -118,7 +118,7 @@ impl Losses {
 }
 
 impl OfRanks {
-    fn made(&mut self, kernels: &dyn Kernels, micro_batch: usize) -> Result<(), KernelError> {
+    fn made(&mut self, kernels: &Kernels, micro_batch: usize) -> Result<(), KernelError> {
         let place = micro_batch..micro_batch + 1;
         kernels.run(SumInOrder {
             out: self.own.view_mut().rows(place.clone()),

@@ -57,7 +57,7 @@ impl Session {
     pub fn on_kernels(
         settings: Settings,
         memory: &Memory,
-        kernels: Box<dyn Kernels>,
+        kernels: Box<Kernels>,
     ) -> Result<Session, SessionError> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         Session::new(settings, memory, kernels)
@@ -66,7 +66,7 @@ impl Session {
     fn new(
         settings: Settings,
         memory: &Memory,
-        kernels: Box<dyn Kernels>,
+        kernels: Box<Kernels>,
     ) -> Result<Session, SessionError> {
         let architecture = settings.architecture();
         let layout = Rc::new(settings.layout(&architecture)?);

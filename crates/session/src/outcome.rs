@@ -65,7 +65,7 @@ impl StepOutcome {
 
 impl InFlight {
     /// Waits for it.
-    pub(crate) fn finish(self, kernels: &dyn Kernels) -> Result<StepOutcome, KernelError> {
+    pub(crate) fn finish(self, kernels: &Kernels) -> Result<StepOutcome, KernelError> {
         let results = self.results.finish(kernels)?;
         Ok(StepOutcome {
             step: self.step,

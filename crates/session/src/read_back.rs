@@ -19,7 +19,7 @@ pub(crate) struct PendingResults {
 impl PendingResults {
     /// Sends for `loss [1]` and `norm_and_clip [2]`, both f32.
     pub(crate) fn start(
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         loss: In,
         norm_and_clip: In,
     ) -> Result<PendingResults, KernelError> {
@@ -30,7 +30,7 @@ impl PendingResults {
     }
 
     /// Waits for the results.
-    pub(crate) fn finish(self, kernels: &dyn Kernels) -> Result<Results, KernelError> {
+    pub(crate) fn finish(self, kernels: &Kernels) -> Result<Results, KernelError> {
         let first = |bytes: Vec<u8>| bytemuck::pod_read_unaligned(&bytes[..size_of::<f32>()]);
         Ok(Results {
             loss_sum: first(kernels.finish_read(self.loss)?),

@@ -25,7 +25,7 @@ use units::{Gradients, Weights};
 pub struct Session {
     pub(crate) memory: Memory,
     /// Dropped before everything below, with all work that is under way, which may use it. Stays above it.
-    pub(crate) kernels: Box<dyn Kernels>,
+    pub(crate) kernels: Box<Kernels>,
     pub(crate) settings: Settings,
     pub(crate) model: Model,
     pub(crate) weights: Weights,

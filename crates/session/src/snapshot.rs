@@ -43,7 +43,7 @@ struct Item {
 /// What holds the state between steps.
 #[derive(Clone, Copy)]
 pub(crate) struct StateOnDevice<'a> {
-    pub(crate) kernels: &'a dyn Kernels,
+    pub(crate) kernels: &'a Kernels,
     pub(crate) weights: &'a Weights,
     pub(crate) optimizer: &'a Optimizer,
 }

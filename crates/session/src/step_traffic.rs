@@ -65,7 +65,7 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    pub(crate) fn of(kernels: &dyn Kernels, weights: &Weights, gradients: &Gradients) -> Count {
+    pub(crate) fn of(kernels: &Kernels, weights: &Weights, gradients: &Gradients) -> Count {
         Count {
             all: kernels.traffic(),
             weights: weights.traffic(),

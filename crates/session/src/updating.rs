@@ -9,7 +9,7 @@ use units::{Gradients, Weights};
 
 /// The optimizer beside the passes of a step: updates what the step before has left, and fetches what this one needs.
 pub(crate) struct Updating<'a> {
-    pub(crate) kernels: &'a dyn Kernels,
+    pub(crate) kernels: &'a Kernels,
     pub(crate) memory: &'a Memory,
     pub(crate) optimizer: &'a mut Optimizer,
     /// Whether what is offloaded is updated in forward passes at all.

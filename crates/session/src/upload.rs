@@ -8,7 +8,7 @@ use model::{Batch, BatchShape, ModelError};
 /// Leases and uploads a micro-batch, and where its documents begin if they are packed.
 pub(crate) fn upload(
     memory: &Memory,
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     micro: &MicroBatch,
 ) -> Result<Batch, ModelError> {
     let MicroBatch { rows, seq, .. } = *micro;

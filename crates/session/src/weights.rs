@@ -134,7 +134,7 @@ impl Session {
 /// read the same parameters.
 struct Reader<'a> {
     memory: &'a Memory,
-    kernels: &'a dyn Kernels,
+    kernels: &'a Kernels,
     weights: &'a mut Weights,
     /// Whether units are gathered from ranks; else all is here.
     gathers: bool,

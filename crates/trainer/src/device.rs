@@ -138,7 +138,7 @@ impl OpenDevice {
         &self,
         step: &DeviceStep,
         memory: &Memory,
-    ) -> Result<Box<dyn Kernels>, Failure> {
+    ) -> Result<Box<Kernels>, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
             OpenDevice::Cpu(ranks) => Ok(Box::new(cpu(ranks, &step.settings, memory)?)),
@@ -159,7 +159,7 @@ impl OpenDevice {
         memory: &Memory,
         timings: &Timings,
         timeline: Option<&Timeline>,
-    ) -> Result<Box<dyn Kernels>, Failure> {
+    ) -> Result<Box<Kernels>, Failure> {
         let _place = memory.enter(Phase::Load, Layer::Whole);
         match self {
             OpenDevice::Cpu(ranks) => {
@@ -300,7 +300,7 @@ fn with_ranks(ranks: &Ranks, settings: &Settings) -> Ranks {
     ranks.clone().or_else(alone)
 }
 
-fn cpu(ranks: &Ranks, settings: &Settings, memory: &Memory) -> Result<Cpu, OutOfMemory> {
+fn cpu(ranks: &Ranks, settings: &Settings, memory: &Memory) -> Result<Kernels<Cpu>, OutOfMemory> {
     let narrowest = settings.narrowest_dtype();
     match with_ranks(ranks, settings) {
         None => Cpu::new(memory, narrowest),
@@ -309,12 +309,12 @@ fn cpu(ranks: &Ranks, settings: &Settings, memory: &Memory) -> Result<Cpu, OutOf
 }
 
 fn timed<B: Backend + 'static>(
-    backend: B,
+    kernels: Kernels<B>,
     memory: &Memory,
     timings: &Timings,
     timeline: Option<&Timeline>,
-) -> Box<dyn Kernels> {
-    let timed = Timed::new(backend, timings);
+) -> Box<Kernels> {
+    let timed = Timed::new(kernels, timings);
     match timeline {
         None => Box::new(timed),
         Some(timeline) => Box::new(timed.beside(timeline, memory)),
@@ -383,7 +383,7 @@ pub(crate) fn rehearsed(
     ranks: &Ranks,
     step: &DeviceStep,
     memory: &Memory,
-) -> Result<Cuda<CudaDriver>, Failure> {
+) -> Result<Kernels<Cuda<CudaDriver>>, Failure> {
     let DeviceStep {
         settings, calls, ..
     } = step;

@@ -80,7 +80,7 @@ impl Tracer {
         &self,
         device: &OpenDevice,
         step: &DeviceStep,
-    ) -> Result<Box<dyn Kernels>, Failure> {
+    ) -> Result<Box<Kernels>, Failure> {
         device.timed_kernels(step, &self.memory, &self.timings, Some(&self.timeline))
     }
 

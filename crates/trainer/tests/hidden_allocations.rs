@@ -9,7 +9,7 @@ mod common;
 use common::allocations::{SMALLEST, Watched, Watching, watch};
 use common::{DTYPES, odd_model, plan, session, settings, step_batch};
 use kernels::cpu::{Cpu, untracked_bytes_max};
-use kernels::{Init, Matmul, Run};
+use kernels::{Init, Matmul};
 use memory::{DType, Homes, In, Memory, Out};
 use model::{ModelConfig, OffloadLabels};
 use optim::OptimizerKind;

@@ -9,7 +9,7 @@ const ALL_CAME: &str = "what all ranks have has come before it is read";
 
 /// Lets the computation wait for gatherings that `ask` asks for, and these for the computation so far.
 pub(crate) fn gathered(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     ask: impl FnOnce() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, COMPLETE)?;
@@ -31,7 +31,7 @@ fn pieces(bundle: &Cover, rank: Rank) -> Vec<(usize, Range<usize>)> {
 /// # Safety
 /// As for [`gather`].
 pub(crate) unsafe fn gather_bundle<'a>(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     rank: Rank,
     (bundle, types): (&'a Cover, &Types),
     own: Option<Vec<In<'a>>>,
@@ -58,7 +58,7 @@ pub(crate) unsafe fn gather_bundle<'a>(
 /// Until an event recorded after this in [`Queue::Collective`] is over, everything stays alive, nothing writes it, and nothing
 /// reads what comes.
 pub(crate) unsafe fn gather<'a>(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     rank: Rank,
     bytes: ExchangeBytes,
     own: Option<Vec<In<'a>>>,

@@ -40,7 +40,7 @@ impl GatheredWeights {
     /// Asks for all bundles, the vectors first, then units in the order of their use.
     pub(crate) fn start(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         arena: &mut Arena,
     ) -> Result<(), KernelError> {
         kernels.wait(Queue::Collective, kernels.record(Queue::Compute)?, UPDATED)?;
@@ -68,7 +68,7 @@ impl GatheredWeights {
     }
 
     /// Lets the computation wait for a unit, and for the vectors.
-    pub(crate) fn used(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
+    pub(crate) fn used(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
         let vectors = self.came.len() - 1;
         for index in [vectors, unit] {
             if let Some(came) = self.came[index].take() {
@@ -79,7 +79,7 @@ impl GatheredWeights {
     }
 
     /// Lets the computation wait for everything.
-    pub(crate) fn wait_until_gathered(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn wait_until_gathered(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let mut came = self.came.iter_mut().filter_map(Option::take);
         came.try_for_each(|came| kernels.wait(Queue::Compute, came, GATHERED))
     }

@@ -202,7 +202,7 @@ impl Gradients {
     pub fn fetch(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
     ) -> Result<(), UnitError> {
         let layout = self.resident.layout().clone();
@@ -223,7 +223,7 @@ impl Gradients {
     pub fn open(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
     ) -> Result<OpenUnit, UnitError> {
         self.fetch(memory, kernels, unit)?;
@@ -248,7 +248,7 @@ impl Gradients {
     /// [`KernelError`] if the device or another rank fails.
     pub fn close(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         OpenUnit(unit): OpenUnit,
         of: (bool, bool),
     ) -> Result<(), KernelError> {
@@ -261,7 +261,7 @@ impl Gradients {
     /// Sums what is complete of a unit, and sends it to the host or to other ranks.
     fn send(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
         (is_own, is_last_micro_batch): (bool, bool),
     ) -> Result<(), KernelError> {
@@ -288,7 +288,7 @@ impl Gradients {
     /// Begins to add up a bundle over ranks, if that is due.
     fn add_up(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         bundle: usize,
         is_last_micro_batch: bool,
     ) -> Result<(), KernelError> {
@@ -311,11 +311,7 @@ impl Gradients {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn end_micro_batch(
-        &mut self,
-        kernels: &dyn Kernels,
-        is_last: bool,
-    ) -> Result<(), KernelError> {
+    pub fn end_micro_batch(&mut self, kernels: &Kernels, is_last: bool) -> Result<(), KernelError> {
         if let Some(reducing) = &self.reducing {
             self.add_up(kernels, reducing.vectors(), is_last)?;
         }
@@ -326,7 +322,7 @@ impl Gradients {
     }
 
     /// Gives back the memory of units that were sent, but of this one.
-    fn give_back(&mut self, kernels: &dyn Kernels, but: Option<usize>) -> Result<(), KernelError> {
+    fn give_back(&mut self, kernels: &Kernels, but: Option<usize>) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) => streamed.give_back(kernels, but),
             None => Ok(()),
@@ -347,7 +343,7 @@ impl Gradients {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is on the device then either.
-    pub fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) if !streamed.here.is_empty() => {
                 let finished = finish_all(kernels);
@@ -367,7 +363,7 @@ impl Gradients {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn sum_grains(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn sum_grains(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let layout = self.resident.layout().clone();
         if let Some(reducing) = self.reducing.as_mut().filter(|one| one.ranks.shares_sums()) {
             gathered(kernels, || reducing.share(kernels, &mut self.resident))?;
@@ -390,7 +386,7 @@ impl Gradients {
         }
     }
 
-    fn sum_unit(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
+    fn sum_unit(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
         let cover = &self.resident.layout().units()[unit].trained;
         let streamed = self.streamed.as_ref().expect("the unit is open");
         let on_device = streamed.of(unit);
@@ -434,7 +430,7 @@ impl Gradients {
     /// [`KernelError`] if the device fails, or `bytes` have another size.
     pub fn read(
         &self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: &Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
@@ -453,7 +449,7 @@ impl Gradients {
     /// As [`Gradients::read`].
     pub fn store(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), KernelError> {
@@ -496,7 +492,7 @@ mod tests {
     }
 
     fn contribute(
-        (memory, kernels): (&Memory, &dyn Kernels),
+        (memory, kernels): (&Memory, &Kernels),
         gradients: &mut Gradients,
         unit: usize,
         (value, is_last): (f32, bool),
@@ -515,7 +511,7 @@ mod tests {
     /// Two micro-batches that add 1 and 2 in the second of two steps: the gradients, and the sums of their squares by grains.
     fn accumulated(home: &Home) -> ([Vec<f32>; 2], Vec<f64>) {
         let memory = Memory::host();
-        let kernels: Box<dyn Kernels> = Box::new(Cpu::new(&memory, DType::F32).unwrap());
+        let kernels: Box<Kernels> = Box::new(Cpu::new(&memory, DType::F32).unwrap());
         let gradients = Gradients::lease(&memory, &layout(), DType::F32, home, None);
         let mut gradients = gradients.unwrap();
         for values in [[100.0, 200.0], [1.0, 2.0]] {

@@ -31,7 +31,7 @@ impl Grains {
     /// Sums the squares of what a cover has; `of` says where a range of it is.
     pub(crate) fn sum<'a>(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         cover: &Cover,
         of: impl Fn(Range<usize>) -> In<'a>,
     ) -> Result<(), KernelError> {
@@ -44,7 +44,7 @@ impl Grains {
     }
 
     /// All ranks get the grains of all, of which each has summed those of its own elements.
-    pub(crate) fn gather(&mut self, kernels: &dyn Kernels, rank: Rank) -> Result<(), KernelError> {
+    pub(crate) fn gather(&mut self, kernels: &Kernels, rank: Rank) -> Result<(), KernelError> {
         let layout = self.layout.clone();
         let of = move |rank| grains_of(&layout, &layout.own_trained(rank));
         let own: usize = of(rank).iter().map(|(_, grains)| grains.len()).sum();

@@ -123,7 +123,7 @@ impl Reducing {
     /// Lets the computation wait until what was staged of a bundle has been sent: others may be staged there.
     pub(crate) fn wait_until_sent(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         bundle: usize,
     ) -> Result<(), KernelError> {
         match self.sent[bundle].take() {
@@ -136,7 +136,7 @@ impl Reducing {
     /// stage; none where the computation was told to wait for it.
     pub(crate) fn add(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         bundle: usize,
         (arena, unit): (&mut Arena, Option<&OnDevice>),
     ) -> Result<Event, KernelError> {
@@ -169,7 +169,7 @@ impl Reducing {
     /// Asks for some elements of every rank's piece to go where they are added up.
     fn exchange<'a>(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         bundle: usize,
         rows: &Range<usize>,
         stage: impl Fn(&Range<usize>) -> In<'a>,
@@ -218,7 +218,7 @@ impl Reducing {
     }
 
     /// Adds up the bucket that was asked for first.
-    fn sum_oldest(&mut self, kernels: &dyn Kernels, arena: &mut Arena) -> Result<(), KernelError> {
+    fn sum_oldest(&mut self, kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
         let number = (self.asked - self.in_flight.len()) % self.slots.len();
         let Some(bucket) = self.in_flight.pop_front() else {
             return Ok(());
@@ -251,7 +251,7 @@ impl Reducing {
     /// Lets the computation wait for all sums that were asked for.
     pub(crate) fn finish(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         arena: &mut Arena,
     ) -> Result<(), KernelError> {
         while !self.in_flight.is_empty() {
@@ -263,7 +263,7 @@ impl Reducing {
     /// The step's sums are complete, and the computation has been told to wait for them: gives them to all ranks.
     pub(crate) fn share(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         arena: &mut Arena,
     ) -> Result<(), KernelError> {
         let bundles = self.bundles.iter();

@@ -47,7 +47,7 @@ impl OnDevice {
     /// Asks for what the host has of it, in a lease that was just taken.
     pub(crate) fn fetch(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         host: &Arena,
         cover: &Cover,
     ) -> Result<(), KernelError> {
@@ -63,7 +63,7 @@ impl OnDevice {
     }
 
     /// Lets a queue wait until the memory, which was just leased, is not in use any more.
-    pub(crate) fn free(&self, kernels: &dyn Kernels, queue: Queue) -> Result<(), KernelError> {
+    pub(crate) fn free(&self, kernels: &Kernels, queue: Queue) -> Result<(), KernelError> {
         kernels.wait(queue, kernels.record(Queue::Compute)?, FREE)
     }
 
@@ -75,7 +75,7 @@ impl OnDevice {
     /// Asks for a range of the layout to be sent to the host, when what the download queue was told to wait for is over.
     pub(crate) fn send(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         host: &mut Arena,
         range: &Range<usize>,
     ) -> Result<(), KernelError> {
@@ -97,7 +97,7 @@ impl OnDevice {
     }
 
     /// Lets the computation wait for what is being sent: the memory may be used again then.
-    pub(crate) fn wait_until_left(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn wait_until_left(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match self.left.take() {
             Some(left) => kernels.wait(Queue::Compute, left, LEFT),
             None => Ok(()),
@@ -105,20 +105,20 @@ impl OnDevice {
     }
 
     /// Ends the lease. The computation has waited for what came, or everything was waited for.
-    pub(crate) fn leave(mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn leave(mut self, kernels: &Kernels) -> Result<(), KernelError> {
         self.wait_until_left(kernels)
     }
 }
 
 /// Waits for everything on this side of the links that may read or write units.
-pub(crate) fn finish_all(kernels: &dyn Kernels) -> Result<(), KernelError> {
+pub(crate) fn finish_all(kernels: &Kernels) -> Result<(), KernelError> {
     let queues = [Queue::Update, Queue::Upload, Queue::Download];
     let finished = queues.map(|queue| kernels.finish(kernels.record(queue)?));
     finished.into_iter().collect()
 }
 
 /// The bytes of something on the host, between steps: when all that was sent has arrived.
-pub(crate) fn host_bytes<'a>(kernels: &dyn Kernels, x: In<'a>) -> Result<&'a [u8], KernelError> {
+pub(crate) fn host_bytes<'a>(kernels: &Kernels, x: In<'a>) -> Result<&'a [u8], KernelError> {
     kernels.finish(kernels.record(Queue::Download)?)?;
     Ok(x.cast(DType::U8).slice())
 }

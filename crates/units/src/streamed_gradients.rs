@@ -49,7 +49,7 @@ impl StreamedGradients {
     pub(crate) fn lease(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
         like: &Arena,
         is_begun: bool,
@@ -82,7 +82,7 @@ impl StreamedGradients {
     pub(crate) fn open(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
         like: &Arena,
     ) -> Result<(), UnitError> {
@@ -99,7 +99,7 @@ impl StreamedGradients {
     }
 
     /// Sends a unit to the host, if there is a place for it.
-    pub(crate) fn send(&mut self, kernels: &dyn Kernels, unit: usize) -> Result<(), KernelError> {
+    pub(crate) fn send(&mut self, kernels: &Kernels, unit: usize) -> Result<(), KernelError> {
         let StreamedGradients {
             host,
             here,
@@ -130,7 +130,7 @@ impl StreamedGradients {
     /// Ends the leases of units that have been sent, but of this one.
     pub(crate) fn give_back(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         but: Option<usize>,
     ) -> Result<(), KernelError> {
         let has_left = |open: &Open| {
@@ -145,7 +145,7 @@ impl StreamedGradients {
 }
 
 /// Zeroes what stands behind a unit's tensors: the norm and the update read it.
-fn clear_padding(kernels: &dyn Kernels, arena: &mut Arena) -> Result<(), KernelError> {
+fn clear_padding(kernels: &Kernels, arena: &mut Arena) -> Result<(), KernelError> {
     let padding = Cover::new(arena.layout().padding()).within_all(arena.held());
     padding.ranges().iter().try_for_each(|range| {
         let out = arena.flat_mut(range.clone());

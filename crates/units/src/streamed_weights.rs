@@ -76,7 +76,7 @@ impl StreamedWeights {
     /// A range goes back to the host, where it lives there.
     pub(crate) fn updated(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
         range: &Range<usize>,
     ) -> Result<(), KernelError> {
@@ -113,7 +113,7 @@ impl StreamedWeights {
     pub(crate) fn use_unit(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         resident: &Arena,
         unit: usize,
     ) -> Result<bool, UnitError> {
@@ -135,7 +135,7 @@ impl StreamedWeights {
     pub(crate) fn look_ahead(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         resident: &Arena,
     ) -> Result<(), UnitError> {
         self.keep_only_wanted(kernels)?;
@@ -147,13 +147,13 @@ impl StreamedWeights {
         Ok(())
     }
 
-    pub(crate) fn end_pass(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn end_pass(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         (self.order, self.used) = (Rc::new([]), 0);
         self.keep_only_wanted(kernels)
     }
 
     /// As [`crate::Weights::abandon`].
-    pub(crate) fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub(crate) fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let finished = finish_all(kernels);
         match self.rank {
             None => self.here.clear(),
@@ -163,7 +163,7 @@ impl StreamedWeights {
         finished
     }
 
-    fn keep_only_wanted(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    fn keep_only_wanted(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let wanted = match self.is_kept {
             true => self.order[self.used.saturating_sub(1).min(self.order.len())..].to_vec(),
             false => self.wanted(),
@@ -179,7 +179,7 @@ impl StreamedWeights {
     fn bring(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         resident: &Arena,
         unit: usize,
     ) -> Result<(), UnitError> {
@@ -228,7 +228,7 @@ impl Pieces<'_> {
     /// to be updated.
     fn bring(
         &self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         here: &mut OnDevice,
         only_updated: bool,
     ) -> Result<Traffic, KernelError> {

@@ -171,7 +171,7 @@ impl Weights {
     /// [`KernelError`] if the device fails, or `bytes` have another size.
     pub fn read(
         &self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: Range<usize>,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
@@ -190,7 +190,7 @@ impl Weights {
     /// As [`Weights::read`].
     pub fn store(
         &mut self,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         range: Range<usize>,
         bytes: &[u8],
     ) -> Result<(), KernelError> {
@@ -250,7 +250,7 @@ impl Weights {
     pub fn use_unit(
         &mut self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         unit: usize,
     ) -> Result<bool, UnitError> {
         if let Some(record) = &mut self.record
@@ -271,7 +271,7 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Weights::use_unit`].
-    pub fn look_ahead(&mut self, memory: &Memory, kernels: &dyn Kernels) -> Result<(), UnitError> {
+    pub fn look_ahead(&mut self, memory: &Memory, kernels: &Kernels) -> Result<(), UnitError> {
         match &mut self.streamed {
             Some(streamed) => streamed.look_ahead(memory, kernels, &self.resident),
             None => Ok(()),
@@ -282,12 +282,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn ready(
-        &self,
-        kernels: &dyn Kernels,
-        queue: Queue,
-        part: Layer,
-    ) -> Result<(), KernelError> {
+    pub fn ready(&self, kernels: &Kernels, queue: Queue, part: Layer) -> Result<(), KernelError> {
         let streamed = self.streamed.as_ref().filter(|_| self.is_on_host());
         match (streamed, self.layout().unit_of_part(part)) {
             (Some(streamed), Some(unit)) => {
@@ -301,11 +296,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn updated(
-        &mut self,
-        kernels: &dyn Kernels,
-        range: &Range<usize>,
-    ) -> Result<(), KernelError> {
+    pub fn updated(&mut self, kernels: &Kernels, range: &Range<usize>) -> Result<(), KernelError> {
         let unit = self.comes_with(range);
         match (&mut self.streamed, unit) {
             (Some(streamed), Some(unit)) => streamed.updated(kernels, unit, range),
@@ -317,7 +308,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn gather_updated(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn gather_updated(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.gathered {
             Some(gathered) => gathered.start(kernels, &mut self.resident),
             None => Ok(()),
@@ -328,7 +319,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device or another rank fails.
-    pub fn wait_until_gathered(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn wait_until_gathered(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.gathered {
             Some(gathered) => gathered.wait_until_gathered(kernels),
             None => Ok(()),
@@ -339,7 +330,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.
-    pub fn end_pass(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn end_pass(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) => streamed.end_pass(kernels),
             None => Ok(()),
@@ -351,7 +342,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`KernelError`] if the device fails. Nothing is on the device then either.
-    pub fn abandon(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn abandon(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         match &mut self.streamed {
             Some(streamed) if !streamed.is_empty() => streamed.abandon(kernels),
             _ => Ok(()),
@@ -373,7 +364,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// Three units of a matrix each, and a vector, of which element `n` is `n`; matrices live in pinned host memory.
-    fn weights(memory: &Memory) -> (Box<dyn Kernels>, Weights) {
+    fn weights(memory: &Memory) -> (Box<Kernels>, Weights) {
         let mut builder = LayoutBuilder::default();
         for block in 0..3 {
             builder.add(Layer::Block(block), format!("matrix {block}"), &[2, 128]);
@@ -384,7 +375,7 @@ mod tests {
             weights: Home::Pinned,
             ..Homes::default()
         };
-        let kernels: Box<dyn Kernels> = Box::new(Cpu::new(memory, DType::F32).unwrap());
+        let kernels: Box<Kernels> = Box::new(Cpu::new(memory, DType::F32).unwrap());
         let mut weights = Weights::lease(memory, &layout, DType::F32, &homes, None).unwrap();
         for entry in layout.entries() {
             let values: Vec<f32> = entry.range().map(|element| element as f32).collect();

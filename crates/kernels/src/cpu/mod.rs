@@ -34,8 +34,7 @@ use crate::queue::bytes_of;
 use crate::workers::Workers;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, Init, KernelError, Operation, Queue, Reading, Target,
-    Traffic,
+    Backend, Event, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Target, Traffic,
 };
 use collectives::Group;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -59,7 +58,7 @@ impl Cpu {
     ///
     /// # Errors
     /// [`OutOfMemory`] if a limit refuses the workspace.
-    pub fn new(memory: &Memory, dtype: DType) -> Result<Cpu, OutOfMemory> {
+    pub fn new(memory: &Memory, dtype: DType) -> Result<Kernels<Cpu>, OutOfMemory> {
         Cpu::with(memory, dtype, None)
     }
 
@@ -71,73 +70,12 @@ impl Cpu {
         memory: &Memory,
         dtype: DType,
         group: Arc<dyn Group>,
-    ) -> Result<Cpu, OutOfMemory> {
+    ) -> Result<Kernels<Cpu>, OutOfMemory> {
         Cpu::with(memory, dtype, Some(group))
     }
 
-    /// The same kernels with other instructions for products with bf16, which this processor must have
-    /// ([`Instructions::are_here`]). [`Cpu::new`] takes the best.
-    ///
-    /// # Panics
-    /// If this processor does not have them.
-    pub fn multiplying_by(self, instructions: Instructions) -> Cpu {
-        assert!(
-            instructions.are_here(),
-            "this processor does not have {instructions:?}"
-        );
-        Cpu {
-            instructions,
-            ..self
-        }
-    }
-
-    /// The instructions that multiply bf16.
-    pub fn instructions(&self) -> Instructions {
-        self.instructions
-    }
-
-    fn with(
-        memory: &Memory,
-        dtype: DType,
-        group: Option<Arc<dyn Group>>,
-    ) -> Result<Cpu, OutOfMemory> {
-        Ok(Cpu {
-            workspace: lease_workspace(memory, Target::Cpu, dtype)?.map(RefCell::new),
-            instructions: Instructions::best(),
-            workers: Workers::new(Box::new(|_, _| {}), group),
-            traffic: Cell::default(),
-        })
-    }
-}
-
-/// The most bytes of packing buffers that the GEMM library allocates behind the ledger's back, for `threads`
-/// threads: the one exception to the rule that no operation allocates. Held by a test.
-pub fn untracked_bytes_max(threads: usize) -> u64 {
-    gemm::packing_bytes_max(threads)
-}
-
-impl Backend for Cpu {
-    fn target(&self) -> Target {
-        Target::Cpu
-    }
-
-    fn runs_ahead(&self) -> bool {
-        false
-    }
-
-    fn widens(&self) -> bool {
-        self.workspace.is_some()
-    }
-
-    fn rank(&self) -> usize {
-        self.workers.rank()
-    }
-
-    fn traffic(&self) -> &Cell<Traffic> {
-        &self.traffic
-    }
-
-    unsafe fn execute(&self, _queue: Queue, operation: Operation) -> Result<(), KernelError> {
+    /// Carries out an operation that was checked, in this thread.
+    fn compute(&self, operation: Operation) {
         match operation {
             Operation::Fill(operation) => elementwise::fill(operation),
             Operation::Copy(operation) => elementwise::copy(operation),
@@ -194,6 +132,82 @@ impl Backend for Cpu {
             Operation::AdafactorRate(operation) => adafactor::adafactor_rate(operation),
             Operation::AdafactorStep(operation) => adafactor::adafactor_step(operation),
         }
+    }
+
+    fn with(
+        memory: &Memory,
+        dtype: DType,
+        group: Option<Arc<dyn Group>>,
+    ) -> Result<Kernels<Cpu>, OutOfMemory> {
+        Ok(Kernels::new(Cpu {
+            workspace: lease_workspace(memory, Target::Cpu, dtype)?.map(RefCell::new),
+            instructions: Instructions::best(),
+            workers: Workers::new(Box::new(|_, _| {}), group),
+            traffic: Cell::default(),
+        }))
+    }
+}
+
+impl Kernels<Cpu> {
+    /// The same kernels with other instructions for products with bf16, which this processor must have
+    /// ([`Instructions::are_here`]). [`Cpu::new`] takes the best.
+    ///
+    /// # Panics
+    /// If this processor does not have them.
+    pub fn multiplying_by(self, instructions: Instructions) -> Kernels<Cpu> {
+        assert!(
+            instructions.are_here(),
+            "this processor does not have {instructions:?}"
+        );
+        Kernels::new(Cpu {
+            instructions,
+            ..self.backend
+        })
+    }
+
+    /// The instructions that multiply bf16.
+    pub fn instructions(&self) -> Instructions {
+        self.backend.instructions
+    }
+}
+
+/// The most bytes of packing buffers that the GEMM library allocates behind the ledger's back, for `threads`
+/// threads: the one exception to the rule that no operation allocates. Held by a test.
+pub fn untracked_bytes_max(threads: usize) -> u64 {
+    gemm::packing_bytes_max(threads)
+}
+
+impl Backend for Cpu {
+    fn target(&self) -> Target {
+        Target::Cpu
+    }
+
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
+    fn widens(&self) -> bool {
+        self.workspace.is_some()
+    }
+
+    fn rank(&self) -> usize {
+        self.workers.rank()
+    }
+
+    fn traffic(&self) -> &Cell<Traffic> {
+        &self.traffic
+    }
+
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match request {
+                Request::Operation(operation) => self.compute(operation),
+                Request::Copy(out, x) => self.workers.copy(queue, out, x)?,
+                Request::Disk(copy) => self.workers.disk(copy)?,
+                Request::Exchange(exchange) => self.workers.exchange(exchange)?,
+            }
+        }
         Ok(())
     }
 
@@ -217,21 +231,6 @@ impl Backend for Cpu {
         // SAFETY: the caller's promise, and there are as many bytes.
         unsafe { self.read(&mut bytes, x)? };
         Ok(Reading::done(bytes))
-    }
-
-    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.workers.copy(queue, out, x) }
-    }
-
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.workers.disk(copy) }
-    }
-
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.workers.exchange(exchange) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

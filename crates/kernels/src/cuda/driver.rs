@@ -77,7 +77,7 @@ pub trait Driver {
     /// Asks for a copy between the device and pinned host memory in a copy queue: the queue says which side is which.
     ///
     /// # Safety
-    /// As for [`crate::Queues::start_upload`]; both pointers start as many bytes.
+    /// As for [`crate::Kernels::start_upload`]; both pointers start as many bytes.
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
@@ -92,7 +92,7 @@ pub trait Driver {
     /// Asks for a copy between a file and pinned host memory, in the queue that it belongs to.
     ///
     /// # Safety
-    /// As for [`crate::Queues::start_disk_read`] and [`crate::Queues::start_disk_write`].
+    /// As for [`crate::Kernels::start_disk_read`] and [`crate::Kernels::start_disk_write`].
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses, or a file failed: then every later call that can wait fails too, when
@@ -105,7 +105,7 @@ pub trait Driver {
     /// Asks for an exchange of device memory with other ranks, in their queue.
     ///
     /// # Safety
-    /// As for [`crate::Backend::exchange`].
+    /// As for [`crate::Backend::ask`].
     ///
     /// # Errors
     /// [`KernelError`] if there is no group or no such rank, the device refuses, or an exchange failed: then every later
@@ -140,7 +140,7 @@ pub trait Driver {
     /// [`KernelError`] if the device failed.
     fn finish(&self, event: Event) -> Result<(), KernelError>;
 
-    /// As [`crate::Queues::begin_section`]: on a driver without graphs, nothing.
+    /// As [`crate::Kernels::begin_section`]: on a driver without graphs, nothing.
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
@@ -148,7 +148,7 @@ pub trait Driver {
         Ok(())
     }
 
-    /// As [`crate::Queues::end_section`].
+    /// As [`crate::Kernels::end_section`].
     ///
     /// # Errors
     /// [`KernelError`] if the device refuses.
@@ -156,7 +156,7 @@ pub trait Driver {
         Ok(())
     }
 
-    /// As [`crate::Queues::section_refusal`].
+    /// As [`crate::Kernels::section_refusal`].
     fn section_refusal(&self) -> Option<String> {
         None
     }

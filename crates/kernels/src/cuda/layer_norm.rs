@@ -1,7 +1,7 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016).
 
 use super::extent::Extent;
-use super::norm_backward::{Kernels, NormBackward, norm_backward};
+use super::norm_backward::{ByWidth, NormBackward, norm_backward};
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::{LayerNorm, LayerNormBackward};
@@ -56,7 +56,7 @@ pub(super) fn layer_norm_backward<D: Driver>(
     let dtype = x.dtype();
     let of = NormBackward {
         operation: "layer_norm_backward",
-        kernels: Kernels {
+        kernels: ByWidth {
             narrow: kernel!("layer_norm", "layer_norm_backward", dtype),
             wide: kernel!("layer_norm", "layer_norm_backward_wide", dtype),
             widest: kernel!("layer_norm", "layer_norm_backward_widest", dtype),

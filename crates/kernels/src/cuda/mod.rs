@@ -48,8 +48,8 @@ pub use listing::{Call, Listed, Listing};
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, Flash, Init, KernelError, Operation, Queue, Reading,
-    Section, Target, Traffic,
+    Backend, Event, Flash, Init, KernelError, Kernels, Operation, Queue, Reading, Request, Section,
+    Target, Traffic,
 };
 use extent::Extent;
 use memory::{Buffer, DType, In, Memory, Out, OutOfMemory};
@@ -106,89 +106,19 @@ impl<D: Driver> Cuda<D> {
     ///
     /// # Errors
     /// [`OutOfMemory`] if a limit refuses the workspace.
-    pub fn new(driver: D, memory: &Memory, dtype: DType) -> Result<Cuda<D>, OutOfMemory> {
+    pub fn new(driver: D, memory: &Memory, dtype: DType) -> Result<Kernels<Cuda<D>>, OutOfMemory> {
         let workspace = lease_workspace(memory, Target::Cuda, dtype)?
             .expect("every compute type has a workspace on CUDA");
-        Ok(Cuda {
+        Ok(Kernels::new(Cuda {
             driver,
             workspace,
             queue: Cell::new(Queue::Compute),
             traffic: Cell::default(),
-        })
+        }))
     }
 
-    /// Launches a kernel on tensors of an operation that was checked, in its queue: in another than the computation's, the
-    /// operation's caller answers for the order. Nothing if there are no blocks.
-    fn launch(
-        &self,
-        kernel: Kernel,
-        extent: Extent,
-        arguments: &[Argument],
-    ) -> Result<(), KernelError> {
-        if extent.is_empty() {
-            return Ok(());
-        }
-        let (grid, block) = extent.checked(kernel.name)?;
-        let launch = Launch {
-            queue: self.queue.get(),
-            kernel,
-            grid,
-            block,
-            shared_bytes: extent.shared_bytes as u32,
-            arguments,
-        };
-        // SAFETY: the arguments come from views, which borrow live tensors, the outputs exclusively; each operation
-        // passes its kernel's parameters, which the emulation verifies.
-        unsafe { self.driver.launch(&launch) }
-    }
-
-    /// What products are given beside their matrices.
-    fn workspace(&self) -> Workspace {
-        Workspace {
-            pointer: self.workspace.view().pointer(),
-            bytes: self.workspace.bytes() as usize,
-        }
-    }
-
-    /// Computes products of tensors of an operation that was checked.
-    fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
-        let workspace = self.workspace();
-        // SAFETY: the matrices come from views, which borrow live tensors, the outputs exclusively; the workspace
-        // is this product's alone since the stream runs one operation after the other.
-        unsafe { self.driver.gemm(gemm, workspace) }
-    }
-}
-
-impl<D: Driver> Cuda<D> {
-    /// Computes attention of tensors of an operation that was checked.
-    fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
-        // SAFETY: the tensors come from views, which borrow live memory, the outputs and the scratch exclusively.
-        unsafe { self.driver.attention(attention) }
-    }
-}
-
-impl<D: Driver> Backend for Cuda<D> {
-    fn target(&self) -> Target {
-        Target::Cuda
-    }
-
-    fn runs_ahead(&self) -> bool {
-        true
-    }
-
-    fn widens(&self) -> bool {
-        true
-    }
-
-    fn rank(&self) -> usize {
-        self.driver.rank()
-    }
-
-    fn traffic(&self) -> &Cell<Traffic> {
-        &self.traffic
-    }
-
-    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
+    /// Asks the driver for all that an operation takes, which was checked.
+    fn launch_operation(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
         self.driver.begin_operation(&operation);
         self.queue.set(queue);
         match operation {
@@ -255,6 +185,90 @@ impl<D: Driver> Backend for Cuda<D> {
         }
     }
 
+    /// Launches a kernel on tensors of an operation that was checked, in its queue: in another than the computation's, the
+    /// operation's caller answers for the order. Nothing if there are no blocks.
+    fn launch(
+        &self,
+        kernel: Kernel,
+        extent: Extent,
+        arguments: &[Argument],
+    ) -> Result<(), KernelError> {
+        if extent.is_empty() {
+            return Ok(());
+        }
+        let (grid, block) = extent.checked(kernel.name)?;
+        let launch = Launch {
+            queue: self.queue.get(),
+            kernel,
+            grid,
+            block,
+            shared_bytes: extent.shared_bytes as u32,
+            arguments,
+        };
+        // SAFETY: the arguments come from views, which borrow live tensors, the outputs exclusively; each operation
+        // passes its kernel's parameters, which the emulation verifies.
+        unsafe { self.driver.launch(&launch) }
+    }
+
+    /// What products are given beside their matrices.
+    fn workspace(&self) -> Workspace {
+        Workspace {
+            pointer: self.workspace.view().pointer(),
+            bytes: self.workspace.bytes() as usize,
+        }
+    }
+
+    /// Computes products of tensors of an operation that was checked.
+    fn gemm(&self, gemm: &Gemm) -> Result<(), KernelError> {
+        let workspace = self.workspace();
+        // SAFETY: the matrices come from views, which borrow live tensors, the outputs exclusively; the workspace
+        // is this product's alone since the stream runs one operation after the other.
+        unsafe { self.driver.gemm(gemm, workspace) }
+    }
+
+    /// Computes attention of tensors of an operation that was checked.
+    fn attention(&self, attention: &LibraryAttention) -> Result<(), KernelError> {
+        // SAFETY: the tensors come from views, which borrow live memory, the outputs and the scratch exclusively.
+        unsafe { self.driver.attention(attention) }
+    }
+}
+
+impl<D: Driver> Backend for Cuda<D> {
+    fn target(&self) -> Target {
+        Target::Cuda
+    }
+
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
+    fn widens(&self) -> bool {
+        true
+    }
+
+    fn rank(&self) -> usize {
+        self.driver.rank()
+    }
+
+    fn traffic(&self) -> &Cell<Traffic> {
+        &self.traffic
+    }
+
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match request {
+                Request::Operation(operation) => self.launch_operation(queue, operation),
+                Request::Copy(out, x) => {
+                    let (to, from) = (out.pointer(), x.pointer());
+                    self.driver.start_copy(queue, to, from, bytes_of(&x))
+                }
+                Request::Disk(copy) => self.driver.start_disk(copy),
+                Request::Exchange(exchange) => self.driver.start_exchange(exchange),
+            }
+        }
+    }
+
     unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
         assert!(!out.pointer().is_null(), "a shape has no data");
         // SAFETY: the view covers as many bytes as `bytes`.
@@ -270,22 +284,6 @@ impl<D: Driver> Backend for Cuda<D> {
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
         // SAFETY: the view covers as many bytes.
         unsafe { self.driver.start_read(x.pointer(), bytes_of(&x)) }
-    }
-
-    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
-        let (to, from) = (out.pointer(), x.pointer());
-        // SAFETY: the caller's promise.
-        unsafe { self.driver.start_copy(queue, to, from, bytes_of(&x)) }
-    }
-
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.driver.start_disk(copy) }
-    }
-
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.driver.start_exchange(exchange) }
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

@@ -24,7 +24,7 @@ const NARROW_MAX: usize = PACK * ROW_THREADS_MAX;
 const WIDE_MAX: usize = PACK * HELD * HELD_THREADS_MAX;
 
 /// Kernels for rows of a pack a thread, of some, and of any number.
-pub(super) struct Kernels {
+pub(super) struct ByWidth {
     pub(super) narrow: Kernel,
     pub(super) wide: Kernel,
     pub(super) widest: Kernel,
@@ -33,7 +33,7 @@ pub(super) struct Kernels {
 /// What the rows are, and what is made of them. `gradients` are the weight's and, where there is one, the bias's.
 pub(super) struct NormBackward<'a, const GRADIENTS: usize> {
     pub(super) operation: &'static str,
-    pub(super) kernels: Kernels,
+    pub(super) kernels: ByWidth,
     pub(super) dx: (Out<'a>, Init<'a>),
     pub(super) gradients: [(Out<'a>, Init<'a>); GRADIENTS],
     pub(super) dy: In<'a>,
@@ -72,7 +72,7 @@ pub(super) fn norm_backward<D: Driver, const GRADIENTS: usize>(
     Ok(())
 }
 
-impl Kernels {
+impl ByWidth {
     /// The kernel for rows of a width, and its blocks: threads of a row along x, rows at a time along y.
     fn for_rows_of(self, width: usize) -> (Kernel, [usize; 3]) {
         if width <= NARROW_MAX {

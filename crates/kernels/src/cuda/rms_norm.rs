@@ -1,7 +1,7 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019).
 
 use super::extent::Extent;
-use super::norm_backward::{Kernels, NormBackward, norm_backward};
+use super::norm_backward::{ByWidth, NormBackward, norm_backward};
 use super::{Argument, Cuda, Driver, Kernel, kernel, no_kernel};
 use crate::KernelError;
 use crate::operation::{RmsNorm, RmsNormBackward};
@@ -46,7 +46,7 @@ pub(super) fn rms_norm_backward<D: Driver>(
     let dtype = x.dtype();
     let of = NormBackward {
         operation: "rms_norm_backward",
-        kernels: Kernels {
+        kernels: ByWidth {
             narrow: kernel!("rms_norm", "rms_norm_backward", dtype),
             wide: kernel!("rms_norm", "rms_norm_backward_wide", dtype),
             widest: kernel!("rms_norm", "rms_norm_backward_widest", dtype),

@@ -5,8 +5,7 @@ pub mod timeline;
 use crate::queue::bytes_of;
 use crate::workspace::lease_workspace;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, ExchangeBytes, KernelError, Operation, Queue, Reading,
-    Target, Traffic,
+    Backend, Event, ExchangeBytes, KernelError, Kernels, Queue, Reading, Request, Target, Traffic,
 };
 use memory::{Buffer, ByPhase, DType, In, Memory, Out, OutOfMemory};
 use std::cell::Cell;
@@ -49,8 +48,8 @@ impl Meta {
         target: Target,
         dtype: DType,
         flops: FlopCounter,
-    ) -> Result<Meta, OutOfMemory> {
-        Ok(Meta {
+    ) -> Result<Kernels<Meta>, OutOfMemory> {
+        Ok(Kernels::new(Meta {
             target,
             memory: memory.clone(),
             flops,
@@ -58,20 +57,25 @@ impl Meta {
             traffic: Cell::default(),
             rank: 0,
             timeline: None,
+        }))
+    }
+}
+
+impl Kernels<Meta> {
+    /// As a rank of a group, of which there is nothing else.
+    pub fn of_rank(self, rank: usize) -> Kernels<Meta> {
+        Kernels::new(Meta {
+            rank,
+            ..self.backend
         })
     }
 
-    /// As a rank of a group, of which there is nothing else.
-    pub fn of_rank(self, rank: usize) -> Meta {
-        Meta { rank, ..self }
-    }
-
     /// Keeps time as well.
-    pub fn on(self, timeline: &Timeline) -> Meta {
-        Meta {
+    pub fn on(self, timeline: &Timeline) -> Kernels<Meta> {
+        Kernels::new(Meta {
             timeline: Some(timeline.clone()),
-            ..self
-        }
+            ..self.backend
+        })
     }
 }
 
@@ -105,10 +109,20 @@ impl Backend for Meta {
         &self.traffic
     }
 
-    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
-        self.count(operation.multiplications());
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+        if let Request::Operation(operation) = &request {
+            self.count(operation.multiplications());
+        }
         if let Some(timeline) = &self.timeline {
-            timeline.execute(queue, &operation, self.memory.place());
+            let place = self.memory.place();
+            match request {
+                Request::Operation(operation) => timeline.execute(queue, &operation, place),
+                Request::Copy(_, x) => timeline.copy(queue, bytes_of(&x), place),
+                Request::Disk(copy) => timeline.copy(queue, copy.bytes(), place),
+                Request::Exchange(exchange) => {
+                    self.counts_exchange(exchange.bytes(self.rank));
+                }
+            }
         }
         Ok(())
     }
@@ -123,25 +137,6 @@ impl Backend for Meta {
 
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
         Ok(Reading::done(vec![0; bytes_of(&x)]))
-    }
-
-    unsafe fn copy_beside(&self, queue: Queue, _out: Out, x: In) -> Result<(), KernelError> {
-        if let Some(timeline) = &self.timeline {
-            timeline.copy(queue, bytes_of(&x), self.memory.place());
-        }
-        Ok(())
-    }
-
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
-        if let Some(timeline) = &self.timeline {
-            timeline.copy(copy.queue(), copy.bytes(), self.memory.place());
-        }
-        Ok(())
-    }
-
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        self.counts_exchange(exchange.bytes(self.rank));
-        Ok(())
     }
 
     fn counts_exchange(&self, bytes: ExchangeBytes) -> bool {

@@ -8,7 +8,7 @@
 use crate::queue::bytes_of;
 use crate::random::random_u32;
 use crate::{
-    Backend, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target, Traffic,
+    Backend, Event, Exchange, KernelError, Kernels, Queue, Reading, Request, Target, Traffic,
 };
 use memory::{DType, In, Out};
 use std::cell::{Cell, RefCell};
@@ -46,11 +46,8 @@ impl Reasons {
 
 /// What a queue holds.
 enum Task {
-    Execute(Box<Operation<'static>>),
+    Request(Box<Request<'static>>),
     Write(Out<'static>, Vec<u8>),
-    Copy(Out<'static>, In<'static>),
-    Disk(DiskCopy<'static>),
-    Exchange(Exchange<'static>),
     Wait(Event),
 }
 
@@ -128,25 +125,24 @@ impl Schedule {
 impl<B: Backend> Scheduled<B> {
     /// Kernels under a schedule. All waits for the reason `ignored` are left out, so that tests can show that each is
     /// needed.
-    pub fn new(backend: B, seed: u64, ignored: Option<&'static str>) -> Scheduled<B> {
-        Scheduled {
-            backend,
+    pub fn new(
+        kernels: Kernels<B>,
+        seed: u64,
+        ignored: Option<&'static str>,
+    ) -> Kernels<Scheduled<B>> {
+        Kernels::new(Scheduled {
+            backend: kernels.backend,
             ignored,
             schedule: RefCell::new(Schedule::new(seed)),
             reasons: Reasons::default(),
             traffic: Cell::default(),
             failed: RefCell::default(),
             readings: RefCell::default(),
-        }
-    }
-
-    /// Why queues wait for one another, also after these kernels have been given away.
-    pub fn reasons(&self) -> Reasons {
-        self.reasons.clone()
+        })
     }
 
     /// Puts a task into a queue, and runs some of what the queues hold.
-    fn ask(&self, queue: Queue, task: Task) -> Result<(), KernelError> {
+    fn hold(&self, queue: Queue, task: Task) -> Result<(), KernelError> {
         self.check()?;
         let tasks = {
             let mut schedule = self.schedule.borrow_mut();
@@ -173,12 +169,18 @@ impl<B: Backend> Scheduled<B> {
         // what is read is wrong, which is what the test is for.
         unsafe {
             match task {
-                Task::Execute(operation) => self.backend.execute(Queue::Compute, *operation)?,
                 Task::Write(out, bytes) => self.backend.write(out, &bytes)?,
-                Task::Copy(out, x) => std::ptr::copy(x.pointer(), out.pointer(), bytes_of(&x)),
-                Task::Disk(copy) => self.noted(copy.carry_out())?,
-                Task::Exchange(exchange) => self.noted(self.exchange_now(exchange))?,
                 Task::Wait(_) => {}
+                Task::Request(request) => match *request {
+                    Request::Copy(out, x) => {
+                        std::ptr::copy(x.pointer(), out.pointer(), bytes_of(&x));
+                    }
+                    Request::Disk(copy) => self.noted(copy.carry_out())?,
+                    Request::Exchange(exchange) => self.noted(self.exchange_now(exchange))?,
+                    operation @ Request::Operation(_) => {
+                        self.backend.ask(Queue::Compute, operation)?;
+                    }
+                },
             }
         }
         Ok(true)
@@ -194,10 +196,11 @@ impl<B: Backend> Scheduled<B> {
     /// Waits for the other ranks, as a queue does that has come to the exchange.
     ///
     /// # Safety
-    /// As for [`Backend::exchange`].
+    /// As for [`Backend::ask`].
     unsafe fn exchange_now(&self, exchange: Exchange) -> Result<(), KernelError> {
+        let exchange = Request::Exchange(exchange);
         // SAFETY: the caller's promise.
-        unsafe { self.backend.exchange(exchange) }?;
+        unsafe { self.backend.ask(Queue::Collective, exchange) }?;
         let done = self.backend.record(Queue::Collective)?;
         self.backend.finish(done)
     }
@@ -215,6 +218,13 @@ impl<B: Backend> Scheduled<B> {
             queue,
             position: self.schedule.borrow().asked[queue as usize],
         }
+    }
+}
+
+impl<B: Backend> Kernels<Scheduled<B>> {
+    /// Why queues wait for one another, also after these kernels have been given away.
+    pub fn reasons(&self) -> Reasons {
+        self.backend.reasons.clone()
     }
 }
 
@@ -239,17 +249,17 @@ impl<B: Backend> Backend for Scheduled<B> {
         &self.traffic
     }
 
-    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
         // SAFETY: leases are given out in the order of the queue of computation, so what an operation is handed holds
         // for it until it runs; in another queue its caller has promised that.
-        let operation = unsafe { operation.outliving() };
-        self.ask(queue, Task::Execute(Box::new(operation)))
+        let request = unsafe { request.outliving() };
+        self.hold(queue, Task::Request(Box::new(request)))
     }
 
     unsafe fn write(&self, out: Out, bytes: &[u8]) -> Result<(), KernelError> {
         // SAFETY: as for operations.
         let out = unsafe { out.outliving() };
-        self.ask(Queue::Compute, Task::Write(out, bytes.to_vec()))
+        self.hold(Queue::Compute, Task::Write(out, bytes.to_vec()))
     }
 
     unsafe fn read(&self, bytes: &mut [u8], x: In) -> Result<(), KernelError> {
@@ -266,27 +276,9 @@ impl<B: Backend> Backend for Scheduled<B> {
         // SAFETY: the landing place lives as long as `self`, and is written by this copy alone.
         unsafe {
             let out = Out::of_slice(std::slice::from_raw_parts_mut(pointer, bytes), [bytes]);
-            self.copy_beside(Queue::Compute, out, x.cast(DType::U8))?;
+            self.ask(Queue::Compute, Request::Copy(out, x.cast(DType::U8)))?;
             Ok(Reading::after(self.end_of(Queue::Compute), pointer, bytes))
         }
-    }
-
-    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        let (out, x) = unsafe { (out.outliving(), x.outliving()) };
-        self.ask(queue, Task::Copy(out, x))
-    }
-
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        let copy = unsafe { copy.outliving() };
-        self.ask(copy.queue(), Task::Disk(copy))
-    }
-
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        let exchange = unsafe { exchange.outliving() };
-        self.ask(Queue::Collective, Task::Exchange(exchange))
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

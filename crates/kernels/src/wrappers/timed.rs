@@ -1,10 +1,7 @@
 //! A device that waits for every operation, and notes how long it took.
 
 use crate::timeline::{COPY, EXCHANGE, Measured, Rates, Timeline};
-use crate::{
-    Backend, Cost, DiskCopy, Event, Exchange, KernelError, Operation, Queue, Reading, Target,
-    Traffic,
-};
+use crate::{Backend, Cost, Event, KernelError, Kernels, Queue, Reading, Request, Target, Traffic};
 use memory::{In, Memory, Out};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -56,24 +53,12 @@ impl Timings {
 
 impl<B: Backend> Timed<B> {
     /// Times a device's operations.
-    pub fn new(backend: B, timings: &Timings) -> Timed<B> {
-        Timed {
-            backend,
+    pub fn new(kernels: Kernels<B>, timings: &Timings) -> Kernels<Timed<B>> {
+        Kernels::new(Timed {
+            backend: kernels.backend,
             timings: timings.clone(),
             beside: None,
-        }
-    }
-
-    /// Lays what is timed out on a timeline too, copies included; `memory` is what its operands are leased from.
-    pub fn beside(self, timeline: &Timeline, memory: &Memory) -> Timed<B> {
-        Timed {
-            beside: Some(Beside {
-                timeline: timeline.clone(),
-                memory: memory.clone(),
-                events: RefCell::default(),
-            }),
-            ..self
-        }
+        })
     }
 
     /// Waits for a queue, does something in it, and waits for that.
@@ -96,6 +81,20 @@ impl<B: Backend> Timed<B> {
             timeline.took(queue, name, memory.place(), time.as_secs_f64());
         }
         Ok(time)
+    }
+}
+
+impl<B: Backend> Kernels<Timed<B>> {
+    /// Lays what is timed out on a timeline too, copies included; `memory` is what its operands are leased from.
+    pub fn beside(self, timeline: &Timeline, memory: &Memory) -> Kernels<Timed<B>> {
+        Kernels::new(Timed {
+            beside: Some(Beside {
+                timeline: timeline.clone(),
+                memory: memory.clone(),
+                events: RefCell::default(),
+            }),
+            ..self.backend
+        })
     }
 }
 
@@ -135,18 +134,24 @@ impl<B: Backend> Backend for Timed<B> {
         self.backend.traffic()
     }
 
-    unsafe fn execute(&self, queue: Queue, operation: Operation) -> Result<(), KernelError> {
-        let (name, sizes, cost) = (operation.name(), operation.sizes(), operation.cost());
+    unsafe fn ask(&self, queue: Queue, request: Request) -> Result<(), KernelError> {
+        let (name, operation) = match &request {
+            Request::Operation(of) => (of.name(), Some((of.sizes(), of.cost()))),
+            Request::Copy(..) | Request::Disk(_) => (COPY, None),
+            Request::Exchange(_) => (EXCHANGE, None),
+        };
         // SAFETY: the caller's promise.
         let time = self.time(queue, name, |backend| unsafe {
-            backend.execute(queue, operation)
+            backend.ask(queue, request)
         })?;
-        self.timings.0.borrow_mut().push(Timing {
-            operation: name,
-            sizes,
-            cost,
-            time,
-        });
+        if let Some((sizes, cost)) = operation {
+            self.timings.0.borrow_mut().push(Timing {
+                operation: name,
+                sizes,
+                cost,
+                time,
+            });
+        }
         Ok(())
     }
 
@@ -163,24 +168,6 @@ impl<B: Backend> Backend for Timed<B> {
     unsafe fn start_reading(&self, x: In) -> Result<Reading, KernelError> {
         // SAFETY: the caller's promise.
         unsafe { self.backend.start_reading(x) }
-    }
-
-    unsafe fn copy_beside(&self, queue: Queue, out: Out, x: In) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        let copy = |backend: &B| unsafe { backend.copy_beside(queue, out, x) };
-        self.time(queue, COPY, copy).map(|_| ())
-    }
-
-    unsafe fn disk(&self, copy: DiskCopy) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        self.time(copy.queue(), COPY, |backend| unsafe { backend.disk(copy) })
-            .map(|_| ())
-    }
-
-    unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise.
-        let work = |backend: &B| unsafe { backend.exchange(exchange) };
-        self.time(Queue::Collective, EXCHANGE, work).map(|_| ())
     }
 
     fn record(&self, queue: Queue) -> Result<Event, KernelError> {

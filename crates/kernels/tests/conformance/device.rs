@@ -14,7 +14,7 @@ use std::ops::Range;
 pub struct Device {
     pub name: String,
     pub memory: Memory,
-    pub kernels: Box<dyn Kernels>,
+    pub kernels: Box<Kernels>,
     /// Elements by which every tensor is off an aligned address.
     pub shift: usize,
 }
@@ -65,7 +65,7 @@ pub fn computing(dtype: DType) -> Vec<Device> {
     devices.collect()
 }
 
-fn on_host(name: &str, dtype: DType, kernels: impl Fn(&Memory) -> Box<dyn Kernels>) -> Device {
+fn on_host(name: &str, dtype: DType, kernels: impl Fn(&Memory) -> Box<Kernels>) -> Device {
     let memory = Memory::host();
     let kernels = kernels(&memory);
     let name = format!("{name} for {dtype:?}");

@@ -6,7 +6,7 @@ use collectives::{Alone, DeviceGroup, Group, GroupError, Incoming, Outgoing};
 use emulation::load_stand_in;
 use fakes::Threads;
 use kernels::cuda::{Cuda, CudaDevice, CudaDriver};
-use kernels::{Exchange, Fault, Fill, Kernels, Queue, Queues, Run};
+use kernels::{Exchange, Fault, Fill, Kernels, Queue};
 use memory::{DType, Memory};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use std::time::Duration;
 const LATE: usize = 3;
 
 /// The first GPU, as a rank of a group.
-fn open(group: Arc<dyn Group>) -> (Memory, Cuda<CudaDriver>) {
+fn open(group: Arc<dyn Group>) -> (Memory, Kernels<Cuda<CudaDriver>>) {
     static STAND_IN: Once = Once::new();
     STAND_IN.call_once(|| {
         // SAFETY: nothing but the stand-in reads it, which is not loaded yet.

@@ -13,26 +13,25 @@ use kernels::meta::{FlopCounter, Meta};
 use kernels::scheduled::Scheduled;
 use kernels::timeline::{Rates, Timeline};
 use kernels::{
-    Event, Exchange, ExchangeBytes, Fault, Fill, KernelError, Kernels, Queue, Queues, Run, Target,
-    Traffic,
+    Event, Exchange, ExchangeBytes, Fault, Fill, KernelError, Kernels, Queue, Target, Traffic,
 };
 use memory::{DType, Memory};
 use std::sync::Arc;
 use std::time::Duration;
 use step::{ENDS, REASONS, SEEN, SIZE, Step, lease, on_ranks, rounds, sent_bytes};
 
-fn cpu(memory: &Memory, group: &Arc<dyn Group>) -> Cpu {
+fn cpu(memory: &Memory, group: &Arc<dyn Group>) -> Kernels<Cpu> {
     Cpu::in_group(memory, DType::F32, group.clone()).unwrap()
 }
 
-fn emulated(memory: &Memory, group: &Arc<dyn Group>) -> Cuda<Emulation> {
+fn emulated(memory: &Memory, group: &Arc<dyn Group>) -> Kernels<Cuda<Emulation>> {
     let group = Some(group.clone());
     Cuda::new(Emulation { group }, memory, DType::F32).unwrap()
 }
 
 #[test]
 fn ranks_exchange_and_count_what_they_send() {
-    type Device = fn(&Memory, &Arc<dyn Group>) -> Box<dyn Kernels>;
+    type Device = fn(&Memory, &Arc<dyn Group>) -> Box<Kernels>;
     let devices: [Device; 2] = [
         |memory, group| Box::new(cpu(memory, group)),
         |memory, group| Box::new(emulated(memory, group)),
@@ -91,7 +90,7 @@ fn launches_keep_the_order_under_every_schedule() {
 /// and nobody waits for ever.
 #[test]
 fn an_exchange_that_fails_is_told_by_every_later_call() {
-    let devices: [fn(Cpu) -> Box<dyn Kernels>; 3] = [
+    let devices: [fn(Kernels<Cpu>) -> Box<Kernels>; 3] = [
         |cpu| Box::new(cpu),
         |cpu| Box::new(Scheduled::new(cpu, 1, None)),
         |cpu| Box::new(Scheduled::new(cpu, 2, None)),
@@ -109,7 +108,7 @@ fn an_exchange_that_fails_is_told_by_every_later_call() {
 
 /// Rank 2 makes one round, and then leaves the others, or ends the job. They wait for it so long that they do not miss each
 /// other, however busy the machine is.
-fn fails_without_rank_2(device: fn(Cpu) -> Box<dyn Kernels>, ends: bool, says: &str) {
+fn fails_without_rank_2(device: fn(Kernels<Cpu>) -> Box<Kernels>, ends: bool, says: &str) {
     let groups = Threads::with_deadline(ENDS.len(), Duration::from_secs(2));
     on_ranks(groups, |group| {
         let memory = Memory::host();
@@ -136,7 +135,7 @@ fn fails_without_rank_2(device: fn(Cpu) -> Box<dyn Kernels>, ends: bool, says: &
 }
 
 /// Everything that is asked for fails as something before did.
-fn assert_refused(kernels: &dyn Kernels, step: &mut Step, failed: &KernelError) {
+fn assert_refused(kernels: &Kernels, step: &mut Step, failed: &KernelError) {
     for queue in Queue::ALL {
         assert_eq!(kernels.record(queue).unwrap_err(), *failed);
     }
@@ -155,7 +154,7 @@ fn what_does_not_fit_is_refused_when_it_is_asked_for() {
     let memory = Memory::host();
     let (x, mut out) = (lease(&memory, 12), lease(&memory, 12));
     let group: Arc<dyn Group> = Arc::new(Alone);
-    let devices: [Box<dyn Kernels>; 3] = [
+    let devices: [Box<Kernels>; 3] = [
         Box::new(cpu(&memory, &group)),
         Box::new(Scheduled::new(cpu(&memory, &group), 1, None)),
         Box::new(emulated(&memory, &group)),
@@ -198,7 +197,7 @@ fn ranks_that_are_not_there_are_refused() {
     let in_group = || cpu(&memory, &group);
     let without = || Cpu::new(&memory, DType::F32).unwrap();
     let alone = Emulation::default();
-    let cases: [(Box<dyn Kernels>, usize, &str); 5] = [
+    let cases: [(Box<Kernels>, usize, &str); 5] = [
         (Box::new(in_group()), 3, "there is no rank 3"),
         (Box::new(emulated(&memory, &group)), 3, "there is no rank 3"),
         (

@@ -44,7 +44,7 @@ pub struct Step {
 }
 
 impl Step {
-    pub fn new(kernels: &dyn Kernels, memory: &Memory, rank: usize) -> Step {
+    pub fn new(kernels: &Kernels, memory: &Memory, rank: usize) -> Step {
         let own = piece(rank).len();
         let mut step = Step {
             rank,
@@ -61,7 +61,7 @@ impl Step {
     }
 
     /// Sends every rank its piece of the numbers.
-    pub fn reduce(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn reduce(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let own = piece(self.rank).len();
         let numbers = self.numbers.view();
         let sends = (0..ENDS.len()).map(|to| (to, numbers.rows(piece(to))));
@@ -80,7 +80,7 @@ impl Step {
     }
 
     /// Adds the pieces up.
-    fn sum(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    fn sum(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let sum = SumInOrder {
             x: self
                 .rows
@@ -94,7 +94,7 @@ impl Step {
     }
 
     /// Sends every rank the sums, and receives all.
-    fn gather(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    fn gather(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let sums = self.sums.view();
         let (mut receives, mut rest) = (Vec::new(), self.gathered.view_mut());
         for from in 0..ENDS.len() {
@@ -110,7 +110,7 @@ impl Step {
         unsafe { kernels.start_exchange(exchange) }
     }
 
-    pub fn round(&mut self, kernels: &dyn Kernels) -> Result<(), KernelError> {
+    pub fn round(&mut self, kernels: &Kernels) -> Result<(), KernelError> {
         let [computed, came, summed, gathered] = REASONS;
         let after = |queue, event, reason| kernels.wait(queue, kernels.record(event)?, reason);
         let add = |out: &mut Buffer, x: &Buffer| {
@@ -131,11 +131,7 @@ impl Step {
 
 /// As a trainer does it: numbers are computed, exchanged, summed by their owners in the order of ranks, gathered and used.
 /// Returns what was seen: [`SEEN`] everywhere, if nothing overtook anything.
-pub fn rounds(
-    kernels: &dyn Kernels,
-    memory: &Memory,
-    rank: usize,
-) -> Result<Vec<f32>, KernelError> {
+pub fn rounds(kernels: &Kernels, memory: &Memory, rank: usize) -> Result<Vec<f32>, KernelError> {
     let mut step = Step::new(kernels, memory, rank);
     for _ in 0..ROUNDS {
         step.round(kernels)?;

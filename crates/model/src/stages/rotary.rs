@@ -20,7 +20,7 @@ impl Rotary {
     pub(crate) fn lease(
         &self,
         memory: &Memory,
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         seq: usize,
     ) -> Result<Buffer, ModelError> {
         let shape = [2, seq, self.head_dim / 2];

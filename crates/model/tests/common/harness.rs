@@ -36,7 +36,7 @@ pub struct Outcome {
 /// A model with everything that a step needs.
 pub struct Run {
     memory: Memory,
-    kernels: Box<dyn Kernels>,
+    kernels: Box<Kernels>,
     /// The model.
     pub model: Model,
     weights: Weights,
@@ -46,7 +46,7 @@ pub struct Run {
 }
 
 /// 1 / targets, on the device.
-pub fn scale_of(memory: &Memory, kernels: &dyn Kernels, targets: usize) -> Buffer {
+pub fn scale_of(memory: &Memory, kernels: &Kernels, targets: usize) -> Buffer {
     let lease = memory.lease(Category::Input, "gradient_scale", [1], DType::F32);
     let mut scale = lease.unwrap();
     let value = [1.0 / targets as f32];
@@ -89,7 +89,7 @@ impl Run {
         architecture: Architecture,
         policy: &Policy,
         memory: Memory,
-        kernels: Box<dyn Kernels>,
+        kernels: Box<Kernels>,
     ) -> Run {
         let dtype = DType::F32;
         let layout = Rc::new(architecture.parameters().layout(|_, _| false));

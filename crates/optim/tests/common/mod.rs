@@ -121,7 +121,7 @@ impl BlockFile for MemoryFile {
 /// An optimizer with its weights.
 pub struct Training {
     /// Dropped first, with all work that is under way.
-    pub kernels: Box<dyn Kernels>,
+    pub kernels: Box<Kernels>,
     pub layout: Rc<Layout>,
     pub weights: Weights,
     pub gradients: Gradients,
@@ -175,7 +175,7 @@ impl Training {
     }
 
     fn on(
-        kernels: Box<dyn Kernels>,
+        kernels: Box<Kernels>,
         memory: Memory,
         hyperparameters: Hyperparameters,
         ((dtype, moments, master), homes): (Formats, &Homes),

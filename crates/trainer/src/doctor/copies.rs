@@ -1,8 +1,7 @@
 //! How fast the processor copies beside its computation: what offloaded bytes cost on the CPU device.
 
 use crate::failure::Failure;
-use kernels::cpu::Cpu;
-use kernels::{KernelError, Queue, Queues};
+use kernels::{KernelError, Kernels, Queue};
 use memory::{Buffer, Category, DType, Memory};
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -45,7 +44,7 @@ impl Copies {
     ///
     /// # Errors
     /// [`Failure::OutOfMemory`] if half a GiB is not to be had.
-    pub(super) fn measure(cpu: &Cpu, memory: &Memory) -> Result<Copies, Failure> {
+    pub(super) fn measure(cpu: &Kernels, memory: &Memory) -> Result<Copies, Failure> {
         let (mut up, mut down) = (Lane::lease(memory)?, Lane::lease(memory)?);
         let mut best = |queues: &[Queue]| -> Result<f64, Failure> {
             let mut least = Duration::MAX;
@@ -69,7 +68,12 @@ impl Copies {
 }
 
 /// Makes a copy in each of the queues, and waits for all of them.
-fn copy(cpu: &Cpu, up: &mut Lane, down: &mut Lane, queues: &[Queue]) -> Result<(), KernelError> {
+fn copy(
+    cpu: &Kernels,
+    up: &mut Lane,
+    down: &mut Lane,
+    queues: &[Queue],
+) -> Result<(), KernelError> {
     for queue in queues {
         // SAFETY: the lanes live on, are different ones, and are left alone until both copies are over.
         unsafe {

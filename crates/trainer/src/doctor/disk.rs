@@ -4,7 +4,7 @@ use super::rates::random_bytes;
 use super::rows;
 use crate::failure::Failure;
 use kernels::cpu::Cpu;
-use kernels::{BlockFile, KernelError, Kernels, Queue, Queues};
+use kernels::{BlockFile, KernelError, Kernels, Queue};
 use memory::{Buffer, Category, DType, Memory, format_bytes};
 use report::Table;
 use scratch::ScratchFolder;
@@ -45,7 +45,7 @@ const TIME: Duration = Duration::from_secs(2);
 
 /// What is measured on.
 struct Bench {
-    cpu: Cpu,
+    cpu: Kernels<Cpu>,
     file: Arc<dyn BlockFile>,
     incoming: Buffer,
     outgoing: Buffer,

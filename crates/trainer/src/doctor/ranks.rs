@@ -87,7 +87,7 @@ impl Ranks {
 }
 
 /// Seconds of the fastest exchange in which this rank sends as much to each of the others; none where it is alone.
-fn exchanges(job: &Job, kernels: &dyn Kernels, memory: &Memory) -> Result<Option<f64>, Failure> {
+fn exchanges(job: &Job, kernels: &Kernels, memory: &Memory) -> Result<Option<f64>, Failure> {
     let Some(rank) = job.rank().filter(|rank| rank.of > 1) else {
         return Ok(None);
     };
@@ -112,7 +112,7 @@ fn exchanges(job: &Job, kernels: &dyn Kernels, memory: &Memory) -> Result<Option
 
 /// Sends the same to all, and waits.
 fn exchange(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     outgoing: &Buffer,
     incoming: &mut [(usize, Buffer)],
 ) -> Result<(), KernelError> {

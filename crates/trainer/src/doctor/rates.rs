@@ -65,7 +65,7 @@ impl Rates {
     /// # Errors
     /// [`Failure::OutOfMemory`] if the operands do not fit; [`Failure::Device`] if an operation fails.
     pub(crate) fn measure(
-        kernels: &dyn Kernels,
+        kernels: &Kernels,
         memory: &Memory,
         dtype: DType,
         work: Work,
@@ -166,7 +166,7 @@ fn timed(operation: &mut dyn FnMut() -> Result<(), Failure>) -> Result<Duration,
 }
 
 /// Waits for all work before, by reading one element of its result.
-fn wait(kernels: &dyn Kernels, result: &Buffer) -> Result<(), Failure> {
+fn wait(kernels: &Kernels, result: &Buffer) -> Result<(), Failure> {
     let element = result.view().rows(0..1);
     let mut bytes = vec![0; element.dtype().size_in_bytes()];
     Ok(kernels.download(&mut bytes, element)?)

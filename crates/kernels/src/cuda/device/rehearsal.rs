@@ -8,7 +8,7 @@ use super::block::Block;
 use super::problem::Problem;
 use super::{CudaDevice, CudaDriver, error};
 use crate::cuda::{Cuda, Gemm, Matrix};
-use crate::{Fault, KernelError};
+use crate::{Fault, KernelError, Kernels};
 use memory::{GRANULARITY_BYTES, Space, round_up};
 use std::collections::HashSet;
 
@@ -29,14 +29,14 @@ pub struct Rehearsal {
     pub refused: usize,
 }
 
-impl Cuda<CudaDriver> {
+impl Kernels<Cuda<CudaDriver>> {
     /// Loads all kernels, and runs each of `products` once, on zeros in a block of its own, which goes back to the
     /// driver.
     ///
     /// # Errors
     /// [`Fault::DeviceFull`] where memory is short; else as the products.
     pub fn rehearse(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
-        let device = &self.driver.device;
+        let device = &self.backend.driver.device;
         let rehearsed = device
             .load_kernels()
             .and_then(|()| self.run_each(&distinct(products)?));
@@ -48,7 +48,7 @@ impl Cuda<CudaDriver> {
 
     /// Runs products that all differ.
     fn run_each(&self, products: &[Gemm]) -> Result<Rehearsal, KernelError> {
-        let device = &self.driver.device;
+        let device = &self.backend.driver.device;
         let bytes = products.iter().map(|gemm| Operands::of(gemm).bytes()).max();
         let block = match bytes {
             Some(bytes) => Some(Block::new(device, "rehearsal", Space::Device, bytes)?),
@@ -59,17 +59,18 @@ impl Cuda<CudaDriver> {
             let gemm = Operands::of(gemm).placed(gemm, start);
             // SAFETY: the block covers the operands; nothing but this stream uses block and workspace.
             unsafe {
-                self.driver
+                self.backend
+                    .driver
                     .products
-                    .compute(&gemm, self.workspace(), device.stream)
+                    .compute(&gemm, self.backend.workspace(), device.stream)
             }?;
         }
         let done = device.synchronize();
         done.map_err(|error| error::of_driver("rehearsal", error))?;
-        let (tuned, refused) = self.driver.products.tuned();
+        let (tuned, refused) = self.backend.driver.products.tuned();
         Ok(Rehearsal {
             products: products.len(),
-            rounded: self.driver.products.rounded(),
+            rounded: self.backend.driver.products.rounded(),
             tuned,
             refused,
         })

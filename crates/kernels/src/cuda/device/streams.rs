@@ -166,7 +166,7 @@ impl Streams {
     }
 
     /// # Safety
-    /// As for [`crate::Backend::exchange`].
+    /// As for [`crate::Backend::ask`].
     pub(super) unsafe fn exchange(&self, exchange: Exchange) -> Result<(), KernelError> {
         self.check()?;
         let group = self.group.borrow();
@@ -189,7 +189,7 @@ impl Streams {
     /// Copies what the only rank sends itself: no library is needed for that.
     ///
     /// # Safety
-    /// As for [`crate::Backend::exchange`].
+    /// As for [`crate::Backend::ask`].
     unsafe fn copy_own(&self, exchange: &Exchange) -> Result<(), DriverError> {
         let stream = self.of(Queue::Collective);
         for ((_, x), (_, out)) in exchange.sends.iter().zip(&exchange.receives) {

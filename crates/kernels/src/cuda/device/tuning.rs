@@ -7,8 +7,8 @@ use super::products::Plan;
 use super::random_data::RandomData;
 use super::rehearsal::{Operands, distinct};
 use super::{CudaDriver, error};
-use crate::KernelError;
 use crate::cuda::{Cuda, Gemm};
+use crate::{KernelError, Kernels};
 use memory::Space;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const ROUNDS: usize = 5;
 /// would change bits for nothing.
 const GAIN_MIN: f64 = 0.01;
 
-impl Cuda<CudaDriver> {
+impl Kernels<Cuda<CudaDriver>> {
     /// Measures the algorithms of each of `products`, once for those that are the same problem, and tells the fastest.
     ///
     /// Operands are random numbers, in a block as a rehearsal has it: no larger than what a run holds when it computes the
@@ -35,7 +35,7 @@ impl Cuda<CudaDriver> {
     /// [`crate::Fault::DeviceFull`] where memory is short; else as the products.
     pub fn tune(&self, products: &[Gemm]) -> Result<Vec<TunedProduct>, KernelError> {
         let products = distinct(products)?;
-        let device = &self.driver.device;
+        let device = &self.backend.driver.device;
         let bytes = products.iter().map(|gemm| Operands::of(gemm).bytes()).max();
         let Some(bytes) = bytes else {
             return Ok(Vec::new());
@@ -43,7 +43,7 @@ impl Cuda<CudaDriver> {
         let block = Block::new(device, OPERATION, Space::Device, bytes)?;
         let data = RandomData::new();
         // SAFETY: the block is alive, and nothing but this stream uses it.
-        let fill = || unsafe { data.fill(&self.driver, block.pointer(), bytes) };
+        let fill = || unsafe { data.fill(&self.backend.driver, block.pointer(), bytes) };
         let tune = |gemm: &Gemm| {
             let gemm = Operands::of(gemm).placed(gemm, block.pointer());
             // SAFETY: the block covers the operands; nothing but this stream uses block and workspace.
@@ -63,7 +63,10 @@ impl Cuda<CudaDriver> {
         fill: &dyn Fn() -> Result<(), KernelError>,
     ) -> Result<TunedProduct, KernelError> {
         let (problem, pointers) = Problem::new(gemm)?;
-        let (handle, workspace) = (self.driver.products.handle, self.workspace());
+        let (handle, workspace) = (
+            self.backend.driver.products.handle,
+            self.backend.workspace(),
+        );
         let refused = |error| error::of_library(format!("{:?}: {problem:?}", gemm.sizes), error);
         let mut plan = Plan::new(&problem).map_err(refused)?;
         let choices = plan.choices(handle, &problem, workspace.bytes, ALGORITHMS_MAX);
@@ -111,14 +114,14 @@ impl Cuda<CudaDriver> {
         pointers: Pointers,
         gemm: &Gemm,
     ) -> Result<Duration, KernelError> {
-        let (device, workspace) = (&self.driver.device, self.workspace());
+        let (device, workspace) = (&self.backend.driver.device, self.backend.workspace());
         let beta = if gemm.init.is_some() { 1.0 } else { 0.0 };
         let of_driver = |error| error::of_driver(OPERATION, error);
         let from = device.stamps.put(device.stream).map_err(of_driver)?;
         // SAFETY: the caller's promise.
         let computed = unsafe {
             plan.compute(
-                self.driver.products.handle,
+                self.backend.driver.products.handle,
                 pointers,
                 [gemm.alpha, beta],
                 workspace,

@@ -19,7 +19,7 @@ enum Beside {
 /// Outputs in the order of `outs`: weights, what stands beside them, first moment, second moment.
 fn call(
     (beside, quantised): (Beside, bool),
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     outs: &mut [Out],
     ins: &[In],
 ) -> Result<(), KernelError> {

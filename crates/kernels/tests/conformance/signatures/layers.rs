@@ -364,7 +364,7 @@ pub fn signatures(dtype: DType) -> Vec<Signature> {
 
 /// The call of its signature, with what dx, dweight and dbias are added to.
 pub fn layer_norm_backward(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     outs: &mut [Out],
     ins: &[In],
     [dx_init, dweight_init, dbias_init]: [Init; 3],
@@ -389,7 +389,7 @@ pub fn layer_norm_backward(
 
 /// The call of its signature, for keys of some columns and tokens at some places.
 pub fn split_qkv(
-    kernels: &dyn Kernels,
+    kernels: &Kernels,
     outs: &mut [Out],
     ins: &[In],
     kv_widths: [usize; 2],

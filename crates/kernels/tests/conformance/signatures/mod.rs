@@ -83,7 +83,7 @@ pub struct Signature {
 }
 
 /// The operation on outputs and inputs in the order of their arguments.
-pub type Call = fn(&dyn Kernels, &mut [Out], &[In]) -> Result<(), KernelError>;
+pub type Call = fn(&Kernels, &mut [Out], &[In]) -> Result<(), KernelError>;
 
 /// A call of every operation but the transfers.
 pub fn signatures(dtype: DType, device: &Device) -> Vec<Signature> {

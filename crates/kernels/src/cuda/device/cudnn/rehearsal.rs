@@ -10,7 +10,7 @@ use crate::cuda::{
     AttentionPass, AttentionTensors, BackwardTensors, Cuda, CudaDriver, Driver, LibraryAttention,
     Workspace, cudnn_workspace_bytes,
 };
-use crate::{AttentionShape, KernelError};
+use crate::{AttentionShape, KernelError, Kernels};
 use memory::{Space, round_up};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
@@ -21,7 +21,7 @@ const REPEATS: usize = 4;
 /// Bytes of a result that are looked at at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-impl Cuda<CudaDriver> {
+impl Kernels<Cuda<CudaDriver>> {
     /// Runs each of `attentions` several times, on random data in a block of its own, which goes back to the driver. Says how
     /// many differ.
     ///
@@ -57,7 +57,7 @@ impl Cuda<CudaDriver> {
             Ok(false) => Some(Ok(varies(shape))),
             Err(error) => Some(Err(error)),
         });
-        let trimmed = self.driver.device.trim();
+        let trimmed = self.backend.driver.device.trim();
         trimmed.map_err(|error| error::of_driver("rehearsal", error))?;
         varying.transpose()
     }
@@ -69,16 +69,16 @@ impl Cuda<CudaDriver> {
         pass: AttentionPass,
         data: &RandomData,
     ) -> Result<bool, KernelError> {
-        let device = &self.driver.device;
+        let device = &self.backend.driver.device;
         let bytes = Places::of(shape, pass, std::ptr::null_mut()).used;
         let block = Block::new(device, "rehearsal", Space::Device, bytes)?;
         let placed = Places::of(shape, pass, block.pointer());
         // SAFETY: the block has as many bytes; nothing but this stream uses it.
-        unsafe { data.fill(&self.driver, block.pointer(), bytes) }?;
+        unsafe { data.fill(&self.backend.driver, block.pointer(), bytes) }?;
         let mut first = None;
         for _ in 0..REPEATS {
             // SAFETY: the block covers all tensors and the workspace; nothing but this stream uses it.
-            let attended = unsafe { self.driver.attention(&placed.attention) };
+            let attended = unsafe { self.backend.driver.attention(&placed.attention) };
             // Judged while the block is there.
             attended.map_err(|error| blamed_on_memory(device, error))?;
             let bits = self.bits_of(&placed.written)?;
@@ -97,7 +97,11 @@ impl Cuda<CudaDriver> {
             for from in (0..*bytes).step_by(PIECE_BYTES) {
                 piece.resize(PIECE_BYTES.min(bytes - from), 0);
                 // SAFETY: a part of a result, within its block.
-                unsafe { self.driver.copy_to_host(&mut piece, start.add(from)) }?;
+                unsafe {
+                    self.backend
+                        .driver
+                        .copy_to_host(&mut piece, start.add(from))
+                }?;
                 bits.write(&piece);
             }
         }

@@ -78,7 +78,12 @@ impl CudaDevice {
         let kernels = kernels.map_err(full)?;
         // Judged while the trial has its memory.
         let blamed = |error| blamed_on_memory(self, error);
-        kernels.driver.cudnn()?.prepare(shape).map_err(blamed)?;
+        kernels
+            .backend
+            .driver
+            .cudnn()?
+            .prepare(shape)
+            .map_err(blamed)?;
         let results = |by: Flash| {
             let trial = Trial::new(&memory, small)?;
             trial.results(&kernels, by).map_err(blamed)
@@ -125,7 +130,7 @@ impl Trial {
         })
     }
 
-    fn results(mut self, kernels: &dyn Kernels, by: Flash) -> Result<Results, KernelError> {
+    fn results(mut self, kernels: &Kernels, by: Flash) -> Result<Results, KernelError> {
         for (key, input) in self.inputs.iter_mut().enumerate() {
             let elements = 0..input.view().elements() as u64;
             let bytes: Vec<u8> = elements.flat_map(|at| uniform(key as u64, at)).collect();
