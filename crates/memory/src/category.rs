@@ -1,46 +1,25 @@
 //! What a lease is for, and which memory it is in.
 
+use crate::indexed::indexed;
 use serde::{Deserialize, Serialize};
 
-/// What a lease is for. The names of PyTorch's memory timeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Category {
-    /// Weights.
-    Parameter,
-    /// Gradients of weights.
-    Gradient,
-    /// Moments and master weights.
-    OptimizerState,
-    /// Kept for backward by the recompute policy.
-    Activation,
-    /// All else within a step, a dropped activation included, in forward and in replay.
-    Temporary,
-    /// Token ids and targets.
-    Input,
-}
-
-impl Category {
-    /// All categories, in the order of every report.
-    pub const ALL: [Category; 6] = [
-        Category::Parameter,
-        Category::Gradient,
-        Category::OptimizerState,
-        Category::Activation,
-        Category::Temporary,
-        Category::Input,
-    ];
-
-    /// The name used in files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Category::Parameter => "parameter",
-            Category::Gradient => "gradient",
-            Category::OptimizerState => "optimizer_state",
-            Category::Activation => "activation",
-            Category::Temporary => "temporary",
-            Category::Input => "input",
-        }
+indexed! {
+    /// What a lease is for. The names of PyTorch's memory timeline.
+    Category,
+    /// A value for each category: bytes.
+    ByCategory {
+        /// Weights.
+        Parameter, parameter = "parameter";
+        /// Gradients of weights.
+        Gradient, gradient = "gradient";
+        /// Moments and master weights.
+        OptimizerState, optimizer_state = "optimizer_state";
+        /// Kept for backward by the recompute policy.
+        Activation, activation = "activation";
+        /// All else within a step, a dropped activation included, in forward and in replay.
+        Temporary, temporary = "temporary";
+        /// Token ids and targets.
+        Input, input = "input";
     }
 }
 
@@ -59,53 +38,12 @@ impl Space {
     pub const ALL: [Space; 2] = [Space::Device, Space::Host];
 }
 
-/// Bytes for each category.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ByCategory {
-    /// Weights.
-    pub parameter: u64,
-    /// Gradients of weights.
-    pub gradient: u64,
-    /// Moments and master weights.
-    pub optimizer_state: u64,
-    /// Kept for backward.
-    pub activation: u64,
-    /// All else within a step.
-    pub temporary: u64,
-    /// Token ids and targets.
-    pub input: u64,
-}
-
 impl ByCategory {
-    /// The bytes of one category.
-    pub fn get(&self, category: Category) -> u64 {
-        match category {
-            Category::Parameter => self.parameter,
-            Category::Gradient => self.gradient,
-            Category::OptimizerState => self.optimizer_state,
-            Category::Activation => self.activation,
-            Category::Temporary => self.temporary,
-            Category::Input => self.input,
-        }
-    }
-
-    /// The bytes of one category, to change.
-    pub fn get_mut(&mut self, category: Category) -> &mut u64 {
-        match category {
-            Category::Parameter => &mut self.parameter,
-            Category::Gradient => &mut self.gradient,
-            Category::OptimizerState => &mut self.optimizer_state,
-            Category::Activation => &mut self.activation,
-            Category::Temporary => &mut self.temporary,
-            Category::Input => &mut self.input,
-        }
-    }
-
     /// Sum over the categories.
     pub fn total(&self) -> u64 {
         Category::ALL
+            .map(|category| self.get(category))
             .iter()
-            .map(|category| self.get(*category))
             .sum()
     }
 }

@@ -132,7 +132,7 @@ fn shared_out(alone: ByPhase<Duration>, at_once: &[(Vec<Phase>, Duration)]) -> B
         let taken_part = Phase::ALL
             .into_iter()
             .filter(|phase| phases.contains(phase));
-        let whole: Duration = taken_part.clone().map(|phase| *alone.get(phase)).sum();
+        let whole: Duration = taken_part.clone().map(|phase| alone.get(phase)).sum();
         if whole.is_zero() {
             let last = phases.last().expect("time has phases that took it");
             *spent.get_mut(*last) += *time;

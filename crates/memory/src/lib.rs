@@ -33,6 +33,7 @@ mod dtype;
 mod history;
 mod home;
 mod host;
+mod indexed;
 mod layout;
 mod ledger;
 mod memory;

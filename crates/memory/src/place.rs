@@ -1,50 +1,27 @@
 //! Where in a step, and where in the model, something happens.
 
-use serde::{Deserialize, Serialize, Serializer};
+use crate::indexed::indexed;
+use serde::{Serialize, Serializer};
 
-/// What the trainer is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// Arenas are leased and filled, before step 1.
-    Load,
-    /// Forward pass.
-    Forward,
-    /// A dropped activation is made again.
-    Recompute,
-    /// Backward pass.
-    Backward,
-    /// Gradient norm, clipping and the update.
-    Optimizer,
-    /// Loss on held-out data.
-    Eval,
-    /// State is written to disk.
-    Checkpoint,
-}
-
-impl Phase {
-    /// All phases, in the order of every report.
-    pub const ALL: [Phase; 7] = [
-        Phase::Load,
-        Phase::Forward,
-        Phase::Recompute,
-        Phase::Backward,
-        Phase::Optimizer,
-        Phase::Eval,
-        Phase::Checkpoint,
-    ];
-
-    /// The name used in files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Load => "load",
-            Phase::Forward => "forward",
-            Phase::Recompute => "recompute",
-            Phase::Backward => "backward",
-            Phase::Optimizer => "optimizer",
-            Phase::Eval => "eval",
-            Phase::Checkpoint => "checkpoint",
-        }
+indexed! {
+    /// What the trainer is doing.
+    Phase,
+    /// A value for each phase.
+    ByPhase {
+        /// Arenas are leased and filled, before step 1.
+        Load, load = "load";
+        /// Forward pass.
+        Forward, forward = "forward";
+        /// A dropped activation is made again.
+        Recompute, recompute = "recompute";
+        /// Backward pass.
+        Backward, backward = "backward";
+        /// Gradient norm, clipping and the update.
+        Optimizer, optimizer = "optimizer";
+        /// Loss on held-out data.
+        Eval, eval = "eval";
+        /// State is written to disk.
+        Checkpoint, checkpoint = "checkpoint";
     }
 }
 
@@ -101,52 +78,5 @@ pub struct Place {
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, {}", self.layer, self.phase.name())
-    }
-}
-
-/// One value for each phase.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ByPhase<T> {
-    /// Value for [`Phase::Load`].
-    pub load: T,
-    /// Value for [`Phase::Forward`].
-    pub forward: T,
-    /// Value for [`Phase::Recompute`].
-    pub recompute: T,
-    /// Value for [`Phase::Backward`].
-    pub backward: T,
-    /// Value for [`Phase::Optimizer`].
-    pub optimizer: T,
-    /// Value for [`Phase::Eval`].
-    pub eval: T,
-    /// Value for [`Phase::Checkpoint`].
-    pub checkpoint: T,
-}
-
-impl<T> ByPhase<T> {
-    /// The value of one phase.
-    pub fn get(&self, phase: Phase) -> &T {
-        match phase {
-            Phase::Load => &self.load,
-            Phase::Forward => &self.forward,
-            Phase::Recompute => &self.recompute,
-            Phase::Backward => &self.backward,
-            Phase::Optimizer => &self.optimizer,
-            Phase::Eval => &self.eval,
-            Phase::Checkpoint => &self.checkpoint,
-        }
-    }
-
-    /// The value of one phase, to change.
-    pub fn get_mut(&mut self, phase: Phase) -> &mut T {
-        match phase {
-            Phase::Load => &mut self.load,
-            Phase::Forward => &mut self.forward,
-            Phase::Recompute => &mut self.recompute,
-            Phase::Backward => &mut self.backward,
-            Phase::Optimizer => &mut self.optimizer,
-            Phase::Eval => &mut self.eval,
-            Phase::Checkpoint => &mut self.checkpoint,
-        }
     }
 }
