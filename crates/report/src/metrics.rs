@@ -78,7 +78,7 @@ impl Timing {
         let mut phase_ms = ByPhase::default();
         Phase::ALL
             .iter()
-            .for_each(|phase| *phase_ms.get_mut(*phase) = milliseconds(*phases.get(*phase)));
+            .for_each(|phase| *phase_ms.get_mut(*phase) = milliseconds(phases.get(*phase)));
         let tokens_per_s = tokens as f64 / elapsed.as_secs_f64();
         let tflops = tokens_per_s * flops_per_token as f64 / 1e12;
         Timing {
