@@ -8,6 +8,9 @@ const LETTERS_BEFORE: usize = 7;
 /// Pixels for each tick, across and up.
 const TICK: (f64, f64) = (66.0, 48.0);
 
+/// Places on each stretch of a line that names keep off.
+const STEPS_OF_A_LINE: u32 = 50;
+
 /// Where a picture has its axes.
 pub(crate) struct Frame {
     pub(crate) size: (f64, f64),
@@ -122,47 +125,66 @@ impl Frame {
         svg.text((corner.0, cross.1 + 2.0 * line), "tick", "end", x_label);
     }
 
-    /// Finds room for names beside their points, those of the first ones first; none where there is none. Each is where the text
-    /// goes, and which way.
-    pub(crate) fn place_names(&self, dots: &[Dot]) -> Vec<Option<(f64, f64, &'static str)>> {
-        let around = |dot: &Dot| {
-            let (x, y) = dot.at;
-            [x - 4.0, x + 4.0, y - 4.0, y + 4.0]
-        };
-        let mut taken: Vec<[f64; 4]> = dots.iter().map(around).collect();
-        let (letter, line) = self.letter;
-        let mut place = |dot: &Dot| {
-            let ((x, y), width) = (dot.at, letter * dot.name.chars().count() as f64);
-            let beside = if dot.is_chosen { 12.0 } else { 7.0 };
-            let places = [0.0, -0.8, 0.8, -1.6, 1.6].into_iter().flat_map(|lines| {
-                let y = y + lines * line;
-                [
-                    (x + beside, y, "start", x + beside),
-                    (x - beside, y, "end", x - beside - width),
-                ]
-            });
-            places
-                .filter(|_| width > 0.0)
-                .find_map(|(at, y, anchor, left)| {
-                    let [right, top, bottom] = [left + width, y - 0.5 * line, y + 0.5 * line];
-                    let (cross, corner) = (self.cross, self.corner);
-                    let inside =
-                        left > cross.0 && right < corner.0 && top > corner.1 && bottom < cross.1;
-                    let mut others = taken.iter();
-                    let is_free = others
-                        .all(|[l, r, t, b]| right < *l || left > *r || bottom < *t || top > *b);
-                    (inside && is_free).then(|| {
-                        taken.push([left, right, top, bottom]);
-                        (at, y + 4.0, anchor)
-                    })
-                })
-        };
-        dots.iter().map(&mut place).collect()
+    /// Finds room for names beside their points, those of the first points first; over a line only where there is none off it.
+    fn place_names(&self, dots: &[Dot], line: &[(f64, f64)]) -> Vec<Option<NamePlace>> {
+        let around = |(x, y): (f64, f64), room: f64| [x - room, x + room, y - room, y + room];
+        let line: Vec<Area> = line
+            .windows(2)
+            .flat_map(|ends| {
+                let at = move |step: u32| {
+                    let share = f64::from(step) / f64::from(STEPS_OF_A_LINE);
+                    let between = |from: f64, to: f64| from + (to - from) * share;
+                    (between(ends[0].0, ends[1].0), between(ends[0].1, ends[1].1))
+                };
+                (0..=STEPS_OF_A_LINE).map(move |step| around(at(step), 1.0))
+            })
+            .collect();
+        let mut taken: Vec<Area> = dots.iter().map(|dot| around(dot.at, 4.0)).collect();
+        let mut placed = Vec::new();
+        for dot in dots {
+            let inside = |[left, right, top, bottom]: Area| {
+                let (cross, corner) = (self.cross, self.corner);
+                left > cross.0 && right < corner.0 && top > corner.1 && bottom < cross.1
+            };
+            let places = self.places_of_name(dot).into_iter();
+            let mut free = places.filter(|(_, area)| inside(*area) && is_free(*area, &taken));
+            let first = free.clone().next();
+            let chosen = free.find(|(_, area)| is_free(*area, &line)).or(first);
+            taken.extend(chosen.map(|(_, area)| area));
+            placed.push(chosen.map(|(place, _)| place));
+        }
+        placed
     }
 
-    /// Draws points with their names.
-    pub(crate) fn draw_dots(&self, svg: &mut Svg, dots: &[Dot]) {
-        for (dot, label) in dots.iter().zip(self.place_names(dots)) {
+    /// Where a name may go, the best places first, and the area that it then takes; nowhere if it is empty.
+    fn places_of_name(&self, dot: &Dot) -> Vec<(NamePlace, Area)> {
+        let (letter, height) = self.letter;
+        let ((x, y), width) = (dot.at, letter * dot.name.chars().count() as f64);
+        if width == 0.0 {
+            return Vec::new();
+        }
+        let beside = if dot.is_chosen { 12.0 } else { 7.0 };
+        let right = (x + beside, "start", x + beside);
+        let left = (x - beside, "end", x - beside - width);
+        let middle = (x, "middle", x - 0.5 * width);
+        let before = (x + 4.0, "end", x + 4.0 - width);
+        let near = [0.0, -0.8, 0.8].map(|lines| [(lines, right), (lines, left)]);
+        let far = [-1.0, 1.0, -1.8, 1.8, -2.6, 2.6].map(|lines| (lines, middle));
+        let farther = [-1.6, 1.6, -2.4, 2.4, -3.2, 3.2];
+        let farther = farther.map(|lines| [(lines, right), (lines, left), (lines, before)]);
+        let places = near.into_iter().flatten().chain(far);
+        let places = places.chain(farther.into_iter().flatten());
+        let place = |(lines, (at, anchor, left)): (f64, (f64, &'static str, f64))| {
+            let y = y + lines * height;
+            let area = [left, left + width, y - 0.5 * height, y + 0.5 * height];
+            ((at, y + 4.0, anchor), area)
+        };
+        places.map(place).collect()
+    }
+
+    /// Draws points with their names, which keep off a line.
+    pub(crate) fn draw_dots(&self, svg: &mut Svg, dots: &[Dot], line: &[(f64, f64)]) {
+        for (dot, label) in dots.iter().zip(self.place_names(dots, line)) {
             let dominated = if dot.is_dominated { " dominated" } else { "" };
             let chosen = if dot.is_chosen { " chosen" } else { "" };
             svg.group(&format!("class=\"dot {}{dominated}{chosen}\"", dot.class));
@@ -177,6 +199,18 @@ impl Frame {
             svg.end();
         }
     }
+}
+
+/// Where a text goes, and which way.
+type NamePlace = (f64, f64, &'static str);
+
+/// Left, right, top and bottom.
+type Area = [f64; 4];
+
+/// Whether an area lies on none of others.
+fn is_free([left, right, top, bottom]: Area, others: &[Area]) -> bool {
+    let mut others = others.iter();
+    others.all(|[l, r, t, b]| right < *l || left > *r || bottom < *t || top > *b)
 }
 
 /// A point with a name.

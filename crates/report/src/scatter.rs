@@ -59,12 +59,13 @@ impl Scatter {
     /// Draws axes, front and points; nothing where there are no points.
     pub(crate) fn draw(&self, svg: &mut Svg, frame: &Frame) {
         let axis = |of: fn(&ScatterPoint) -> f64| {
-            let axis = Axis::over(self.points.iter().map(of))?.widened();
-            Some(if self.from_zero {
+            let axis = Axis::over(self.points.iter().map(of))?;
+            let axis = if self.from_zero {
                 axis.from_zero()
             } else {
                 axis
-            })
+            };
+            Some(axis.widened())
         };
         let (Some(x), Some(y)) = (axis(|point| point.at.0), axis(|point| point.at.1)) else {
             return;
@@ -78,14 +79,14 @@ impl Scatter {
         };
         let mut dots: Vec<Dot> = self.points.iter().map(dot).collect();
         frame.draw(svg, (&x, &y), &self.x_label);
-        let mut front: Vec<_> = dots.iter().filter(|dot| !dot.is_dominated).collect();
-        front.sort_by(|one, other| one.at.0.total_cmp(&other.at.0));
-        let places = front.iter().map(|dot| format!("{},{}", dot.at.0, dot.at.1));
-        let places: Vec<String> = places.collect();
+        let front = dots.iter().filter(|dot| !dot.is_dominated);
+        let mut front: Vec<(f64, f64)> = front.map(|dot| dot.at).collect();
+        front.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let places: Vec<String> = front.iter().map(|(x, y)| format!("{x},{y}")).collect();
         svg.path("front", &format!("M{}", places.join("L")));
         // Names of what matters most find room first.
         dots.sort_by_key(|dot| (!dot.is_chosen, dot.is_dominated));
-        frame.draw_dots(svg, &dots);
+        frame.draw_dots(svg, &dots, &front);
     }
 }
 

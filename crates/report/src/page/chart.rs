@@ -108,7 +108,7 @@ pub(super) fn curves(
         draw_curve(&mut svg, axes, line, |at| text(line, at));
     }
     let best: Vec<Dot> = lines.iter().filter_map(|line| best(line, axes)).collect();
-    FRAME.draw_dots(&mut svg, &best);
+    FRAME.draw_dots(&mut svg, &best, &[]);
     let name = |line: &Line| CurveName {
         name: line.name.clone(),
         class: line.look.class(),

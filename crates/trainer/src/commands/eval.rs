@@ -1,6 +1,7 @@
 //! The `eval` command: loss, perplexity and bits per byte of a model on data.
 
 use super::trained::{Trained, TrainedArgs, settings};
+use crate::args::overrides;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
 use crate::samples::{evaluation_options, refuse_nothing};
@@ -47,15 +48,12 @@ struct Record {
 
 /// Evaluates a model.
 pub(crate) fn eval(args: &EvalArgs) -> Result<(), Failure> {
-    let flags = [
-        ("--data", "data.path", Some(&args.data)),
-        ("--micro-batch", "batch.micro", args.micro_batch.as_ref()),
-        ("--seq", "data.seq", args.seq.as_ref()),
-    ];
-    let flags = flags
-        .into_iter()
-        .filter_map(|(flag, key, text)| Some(Override::from_flag(flag, key, text?)));
-    let mut trained = Trained::open(&args.trained, flags.collect())?;
+    let mut flags = overrides(&[
+        ("--micro-batch", "batch.micro", &args.micro_batch),
+        ("--seq", "data.seq", &args.seq),
+    ]);
+    flags.push(Override::from_flag("--data", "data.path", &args.data));
+    let mut trained = Trained::open(&args.trained, flags)?;
     if !trained.resolved.seq_is_explicit {
         trained.resolved.config.data.seq = trained.seq();
     }

@@ -1,5 +1,6 @@
 //! Folders of models that were trained: what `eval` and `generate` compute with, `export` copies, and a run goes on from.
 
+use crate::args::overrides;
 use crate::checkpoints::model_folder;
 use crate::device::OpenDevice;
 use crate::failure::Failure;
@@ -57,11 +58,8 @@ impl Trained {
             ("--dtype", "train.dtype", &args.dtype),
             ("--threads", "train.threads", &args.threads),
         ];
-        let shared = shared
-            .into_iter()
-            .filter_map(|(flag, key, text)| Some(Override::from_flag(flag, key, text.as_deref()?)));
         let given = Given {
-            flags: shared.chain(flags).collect(),
+            flags: [overrides(&shared), flags].concat(),
             set: args.set.clone(),
             ..Given::default()
         };
