@@ -91,7 +91,7 @@ impl Svg {
 /// Text that can stand in an element or an attribute.
 pub(crate) fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
-    text.replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('"', "&quot;")
 }
 
 /// To tenths of a pixel.
