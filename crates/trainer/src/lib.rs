@@ -81,8 +81,8 @@ fn train(cli: &Cli) -> Result<(), Ended> {
 }
 
 fn doctor(cli: &Cli, path: Option<&Path>) -> Result<(), Ended> {
-    let launch = launch()?;
     let mut resolved = cli.resolve()?;
+    let launch = launch()?;
     begin::begin(&mut resolved)?;
     commands::doctor(&resolved, path, launch.as_ref())
 }
